@@ -21,7 +21,7 @@ from ropelens.comparison.table import (
 )
 from ropelens.figures import style
 from ropelens.figures.text import mean_count, plotly_text, short_count
-from ropelens.figures.wavelengths import AXIS_TITLE, mark_wavelengths
+from ropelens.figures.wavelengths import AXIS_TITLE, NO_PLANES, mark_wavelengths
 from ropelens.measure.truncation_table import best_head
 from ropelens.statistics.variables import NEEDLES
 
@@ -78,7 +78,7 @@ def _lines(
     x is the coordinate of the dimension that is left. Whiskers reach from the lowest entry to
     the highest, if there are several.
     """
-    figure = style.stacked(title, len(panels), **size)
+    figure = style.stacked(title, max(1, len(panels)), **size)
     for row, (unit, values_of) in enumerate(panels.items(), start=1):
         for group, look in looks(comparison).items():
             values = _averaged(values_of(group)).transpose("entry", ...)
@@ -96,7 +96,8 @@ def _lines(
                 **data, **marks, **legend, line=look.line, hovertemplate=text, row=row, col=1
             )
         figure.update_yaxes(title_text=unit, row=row)
-    return figure
+    drawn = np.concatenate([[], *(trace.y for trace in figure.data)])
+    return style.note_missing(figure, drawn, "no entry has these numbers")
 
 
 def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
@@ -125,7 +126,8 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     title = "difference in loss (nats per token; right is worse)"
     figure.update_xaxes(title_text=title, exponentformat="none")
     figure.update_yaxes(range=[-0.6, len(rows) - 0.4], showgrid=False, type="category")
-    return figure.update_layout(showlegend=False)
+    figure.update_layout(showlegend=False)
+    return style.note_missing(figure, rows["loss_change"], "no two losses are of the same text")
 
 
 def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
@@ -202,6 +204,7 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     title, hover = "What the planes carry", "%{y:.3f}, wavelength %{x:.3~s} tokens"
     figure = _lines(title, comparison, panels, hover=hover, height=560, spacing=0.05)
     every = np.concatenate([place for place, _ in places.values()])
+    every = every if np.isfinite(every).any() else NO_PLANES
     ends = np.log10([np.nanmin(every) / 1.3, np.nanmax(every) * 1.3]).tolist()
     powers = style.log_axis(
         {power: short_count(power) for power in 10.0 ** np.arange(9)}, range=ends
@@ -294,7 +297,7 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
     for row, unit in enumerate(panels, start=1):
         figure.update_yaxes(rangemode="normal" if "loss" in unit else "tozero", row=row)
     figure.update_yaxes(nticks=4, exponentformat="none")
-    figure.add_hline(y=1 / NEEDLES, line=style.DOTTED, row=len(panels))
+    figure.add_hline(y=1 / NEEDLES, line=style.DOTTED, row=max(1, len(panels)))
     longest = int(comparison["step"].max())
     ticks = 4 ** np.arange(0, int(np.log2(max(2, longest))) // 2 + 1)
     axis = style.log_axis({int(tick): f"{tick:,}" for tick in ticks})

@@ -254,11 +254,10 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     grey), the kind of `tokens`, and `change`, `low`, `high`.
     """
     kinds, sets = list(dict.fromkeys(table["tokens"])), list(dict.fromkeys(table["what"]))
-    panels = {"rows": 1, "cols": len(kinds), "shared_yaxes": True, "subplot_titles": kinds}
+    panels: dict[str, Any] = {"rows": 1, "cols": max(1, len(kinds)), "shared_yaxes": True}
+    panels |= {"subplot_titles": kinds, "horizontal_spacing": 0.03}
     title = "Change of loss where heads are silenced"
-    figure = style.new_figure(
-        title, height=130 + 34 * len(sets), **panels, horizontal_spacing=0.03
-    )
+    figure = style.new_figure(title, height=130 + 34 * len(sets), **panels)
     for row in table.to_dict("records"):
         color = style.COLORS.get(row["label"], style.MUTED)
         change, low, high = row["change"], row["low"], row["high"]
@@ -274,4 +273,5 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(categoryorder="array", categoryarray=sets[::-1], showgrid=False)
     figure.update_yaxes(title_text="what is silenced (heads)", col=1)
-    return figure.update_layout(margin_t=90)
+    figure.update_layout(margin_t=90)
+    return style.note_missing(figure, table["change"], "no change of loss was measured")

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import get_colorscale
 
-from ropelens.errors import BadArgument, Count, public
+from ropelens.errors import Count, public
 from ropelens.figures import style
 from ropelens.figures.comparison import variant_looks
 from ropelens.figures.inputs import check_head, kv_heads
@@ -63,7 +63,8 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     figure.update_yaxes(range=[-0.03, 1.03], tickvals=[0, 0.5, 1], row=3)
     set_wavelengths(figure, wavelength)
     mark_context(figure, profile)
-    return figure
+    drawn = [trace.y for trace in figure.data]
+    return style.note_missing(figure, drawn, "no plane of this head was measured")
 
 
 def of_head(profile: xr.Dataset, name: str, *, layer: int, head: int) -> np.ndarray:
@@ -107,7 +108,9 @@ def plot_kernel(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
     style.set_x(figure, axis, "offset: tokens looked back (tokens, log scale)")
     title = "weight of one offset (% of attention)"
     figure.update_yaxes(title_text=title, tickformat=".0%", rangemode="tozero")
-    return figure.update_layout(hovermode="x unified", meta=style.DRAWN_FROM_ONE)
+    figure.update_layout(hovermode="x unified", meta=style.DRAWN_FROM_ONE)
+    drawn = arrays["kernel_measured"][layer, head]
+    return style.note_missing(figure, drawn, "no kernel was fitted to this head")
 
 
 def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
@@ -174,7 +177,8 @@ def plot_attention(
     axis |= {"tickvals": keys, "ticktext": ticks}
     figure.update_xaxes(title_text="key (token)", tickangle=-90, **axis)
     figure.update_yaxes(title_text="query (token)", **axis)
-    return figure.update_yaxes(range=[len(keys) - 0.5, -0.5])
+    figure.update_yaxes(range=[len(keys) - 0.5, -0.5])
+    return style.note_missing(figure, weights, "this head has no attention on the excerpt")
 
 
 def square_root_scale(name: str) -> list[list]:
@@ -216,7 +220,9 @@ def farthest(profile: xr.Dataset, layer: int) -> int:
     """
     context = int(profile.attrs["context"])
     whole = max(profile.sizes["excerpt_key"], min(context, FARTHEST)) - 1
-    seen = int(profile["farthest_offset"][layer]) if "farthest_offset" in profile else context
+    seen = context
+    if "farthest_offset" in profile:  # NaN of a layer that does not attend
+        seen = int(np.nan_to_num(profile["farthest_offset"].values[layer], nan=context))
     return min(whole, seen) if seen < context - 1 else whole
 
 
@@ -252,10 +258,6 @@ def plot_reach(
     if several:
         wins, horizon, found = wins.mean(several), horizon.median(several), found.mean(several)
     where = ", ".join(f"{name} {number}" for name, number in at.items())
-    if bool(wins.isnull().all()):
-        raise BadArgument(
-            f"The reach of {where} was not measured.", attempt="reach(model, tokens, heads=...)"
-        )
     title = f"Reach of {where}" if at else "How often heads find a key, by distance"
     figure = style.new_figure(title, height=400)
     distance = reach["distance"].values
@@ -290,7 +292,8 @@ def plot_reach(
     axis = style.log_axis({tick + 1: short_count(tick) for tick in ticks}, range=ends)
     style.set_x(figure, axis, "distance (tokens, log scale)")
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}  # it may take several rows
-    return figure.update_layout(legend=below, meta=style.DRAWN_FROM_ONE)
+    figure.update_layout(legend=below, meta=style.DRAWN_FROM_ONE)
+    return style.note_missing(figure, wins, "the reach of these heads was not measured")
 
 
 def reach_arrays(reach: xr.Dataset) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,14 @@ import xarray as xr
 
 from ropelens.errors import Count, public
 from ropelens.figures import style
-from ropelens.figures.inputs import head_grid, head_table, hover_lines, numbers, row_of
+from ropelens.figures.inputs import (
+    head_grid,
+    head_table,
+    hover_lines,
+    idle_layers,
+    numbers,
+    row_of,
+)
 from ropelens.figures.text import number, short_count
 from ropelens.measure.heads import claim_numbers
 from ropelens.statistics.budget.claim import correlations
@@ -20,6 +28,7 @@ from ropelens.statistics.budget.claim import correlations
 SIGNS_FIT = 24
 """Up to so many heads a layer, a cell has a sign of its label, or names its offset."""
 
+IDLE = "no attention"  # layers of a hybrid model
 STRONG = 2.0  # bits of a head that is drawn at full strength
 
 
@@ -34,7 +43,8 @@ def plot_head_map(
 
     One heat map a label: z is `total_bits` [layer, head] where the head has that label, else
     NaN; from 2 bits on colours are full. The number in a positional cell is the head's offset
-    in tokens; other cells have their label's sign. `selected` (layer, head) gets a frame.
+    in tokens; other cells have their label's sign. Layers that do not attend are grey.
+    `selected` (layer, head) gets a frame.
     """
     heads = head_table(profile, heads)
     layers, count = profile.sizes["layer"], profile.sizes["head"]
@@ -68,21 +78,21 @@ def plot_head_map(
             xgap=2 if count <= SIGNS_FIT else 1,
             ygap=2 if layers <= SIGNS_FIT else 1,
         )
-    if "layer_type" in profile.coords:
-        empty = np.isnan(bits).all(axis=1)
-        figure.add_heatmap(
-            z=np.where(empty[:, None], np.zeros(bits.shape), np.nan),
-            colorscale=[[0, style.faded(style.MUTED, 0.3)], [1, style.MUTED]],
-            showscale=False,
-            name="no attention",
-            customdata=np.tile(profile["layer_type"].values[:, None], (1, count)),
-            hovertemplate="Layer %{y}: %{customdata}, no attention here<extra></extra>",
-        )
-    for label in style.LABELS:  # heat maps have no entries in a legend; empty scatters do
-        if (heads["label"] == label).any():
-            marker = {"color": style.COLORS[label], "symbol": "square", "size": 11}
-            legend = {"mode": "markers", "name": label, "marker": marker, "hoverinfo": "skip"}
-            figure.add_scatter(x=[None], y=[None], **legend)
+    entries = [one for one in style.COLORS.items() if (heads["label"] == one[0]).any()]
+    if idle := idle_layers(profile):
+        entries.append((IDLE, style.MUTED))
+        z = np.full((layers, count), np.nan)
+        z[idle] = 1.0
+        look: dict[str, Any] = {"colorscale": [[0, style.SHADE], [1, style.SHADE]]}
+        look["showscale"] = False
+        if "layer_type" in profile.coords:
+            look["customdata"] = np.tile(profile["layer_type"].values[:, None], (1, count))
+        hover = f"layer %{{y}}: %{{customdata}}, {IDLE}<extra></extra>"
+        figure.add_heatmap(z=z, **look, name=IDLE, meta={"role": "idle"}, hovertemplate=hover)
+    for name, color in entries:  # heat maps have none in a legend; empty scatters do
+        marker = {"color": color, "symbol": "square", "size": 11}
+        legend = {"mode": "markers", "name": name, "marker": marker, "hoverinfo": "skip"}
+        figure.add_scatter(x=[None], y=[None], **legend)
     # Room at both ends of an axis for a frame's stroke.
     across, down = (
         style.index_axis(cells, what, most=16, room=max(0.05, 0.006 * cells))
@@ -95,7 +105,7 @@ def plot_head_map(
         corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
         fill = {"line_width": 3, "fillcolor": "rgba(0,0,0,0)"}
         figure.add_shape(name="selected", type="rect", **corners, **fill)
-    return figure
+    return style.note_missing(figure, bits, "no head has bits")
 
 
 RING = {
@@ -174,11 +184,12 @@ def plot_budget_triangle(
     _add_points(figure, heads, shares, selected)
     axis = {"tickvals": [1 / 3, 2 / 3], "tickformat": ".0%", "ticks": ""}
     axes = {name: axis | {"title_text": title} for name, title in CORNERS.items()}
-    return figure.update_layout(
+    figure.update_layout(
         ternary={"sum": 1} | axes,
         legend={"itemsizing": "constant", "orientation": "v", "y": 1, "yanchor": "top"},
         margin={"l": 56, "r": 56, "t": 80, "b": 56},
     )
+    return style.note_missing(figure, shares["a"], "no head has bits that sinks do not explain")
 
 
 def bit_shares(heads: pd.DataFrame, parts: Sequence[str] = BITS) -> np.ndarray:
@@ -229,7 +240,8 @@ def plot_claim(
     ticks = {"range": [-1.05, 1.05], "tickvals": [-1, -0.5, 0, 0.5, 1]}
     figure.update_xaxes(title_text="rank correlation (−1 to 1)", **ticks, row=2)
     figure.update_yaxes(visible=False, range=[-1, 1], row=2)
-    return figure.update_layout(legend_itemsizing="constant")
+    figure.update_layout(legend_itemsizing="constant")
+    return style.note_missing(figure, x * y, "no head has a wavelength and a share")
 
 
 def claim_title(claim: dict | None) -> str:

@@ -66,6 +66,11 @@ def head_grid(
     return grid
 
 
+def idle_layers(profile: xr.Dataset) -> list[int]:
+    """The layers of a hybrid model that do not attend: no head of theirs has numbers."""
+    return np.flatnonzero(profile["total_bits"].isnull().all("head")).tolist()
+
+
 def kv_heads(profile: xr.Dataset) -> np.ndarray:
     """The key-value head that each query head reads, [layer, head] (grouped queries).
 

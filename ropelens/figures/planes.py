@@ -51,7 +51,7 @@ def plot_head_wavelengths(
     wavelength = profile["wavelength"].values
     cells = plane_map(wavelength, shares[layer, head].astype(np.float32), layer)
     edges = cells["x"]
-    below = int(np.clip(9 * len(order), 120, 560))
+    below = int(np.clip(13 * len(order), 120, 560))
     panels: dict[str, Any] = {"spacing": 0.03, "row_heights": [MEANS, below]}
     figure = style.stacked(
         "Push toward keys by wavelength", 2, height=2 * MEANS + below, **panels
@@ -75,7 +75,7 @@ def plot_head_wavelengths(
     shown = names[:: -(-len(order) // NAMED)] if len(order) else names
     axis = {"title_text": "head (layer, head)", "type": "category", "showgrid": False}
     axis |= {"range": [len(order) - 0.4, -0.6], "categoryarray": names}
-    figure.update_yaxes(**axis, tickvals=shown, tickfont_size=9, row=2)
+    figure.update_yaxes(**axis, tickvals=shown, tickfont_size=11, row=2)
     mark_context(figure, profile)
     if selected is not None:
         here = np.flatnonzero(order == row_of(heads, selected))
@@ -83,7 +83,7 @@ def plot_head_wavelengths(
         box = {"x0": edges[0], "x1": edges[-1], "y0": at - 0.5, "y1": at + 0.5}
         line = {"color": "#ffffff", "width": 2}
         figure.add_shape(name="selected", type="rect", **box, line=line, row=2, col=1)
-    return figure
+    return style.note_missing(figure, cells["z"], "no head prefers any key but sinks")
 
 
 def _add_label_lines(
@@ -105,8 +105,10 @@ def _add_label_lines(
         layers, columns = rows["layer"].to_numpy(int), rows["head"].to_numpy(int)
         points = {"y": shares[layers, columns], "wavelength": wavelength[layers]}
         points["place"] = places[layers].round(4)  # measured layers differ in the last digits
-        flat = pd.DataFrame({name: values.ravel() for name, values in points.items()})
-        mean = flat.dropna().groupby("place").mean()
+        flat = pd.DataFrame({name: values.ravel() for name, values in points.items()}).dropna()
+        mean = flat.groupby("place").mean()
+        if mean.empty:  # all their keys are sinks, or alike
+            continue
         breaks = np.flatnonzero(np.isinf(mean["wavelength"]))
         data = {"x": np.exp(mean.index.to_numpy()), "y": mean["y"].to_numpy()}
         data = {name: np.insert(values, breaks, np.nan) for name, values in data.items()}
@@ -158,7 +160,7 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
         bar = {"thickness": 10, "nticks": 4, "len": 0.46, "yanchor": "top"}
         bar["y"] = 1.0 if row == 1 else 0.46
         look: dict[str, Any] = {"colorscale": style.SEQUENTIAL, "name": f"{side} norm"}
-        look |= {"zmin": 0, "zmax": float(np.nanmax(cells["z"])), "colorbar": bar}
+        look |= {"zmin": 0, "zmax": float(np.nanmax(cells["z"], initial=0)), "colorbar": bar}
         hover = f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>{side} norm %{{z:.3f}}"
         look["hovertemplate"] = f"{hover}<extra></extra>"
         figure.add_heatmap(**cells, y=np.arange(len(norms)), **look, row=row, col=1)
@@ -172,4 +174,5 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10(figure.data[0].x[[0, -1]]), showgrid=False)
     mark_context(figure, profile, color="#ffffff", below=True)
-    return figure
+    drawn = np.concatenate([trace.z.ravel() for trace in figure.data])
+    return style.note_missing(figure, drawn, "no queries and keys were measured here")

@@ -54,6 +54,7 @@ DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}
 DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}  # the line that marks a place on an axis
 DRAWN_FROM_ONE = {"drawn_from": 1}
 """The layout's `meta` where x is drawn at x + 1, so that 0 has a place on a log axis."""
+NO_DATA = "no data"  # the name of the words in a figure that has no number to draw
 SHADE = "rgba(128,132,140,0.22)"
 TEXT_ONLY = "%{text}<extra></extra>"  # the `hovertemplate` of a trace whose `text` is its hover
 
@@ -166,6 +167,14 @@ def mark(
     at = float(np.log10(x)) if figure.layout.xaxis.type == "log" else x
     place = {"x": at, "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}
     figure.add_annotation(place | {"text": words, "name": name} | note)
+
+
+def note_missing(figure: go.Figure, values: Any, why: str) -> go.Figure:
+    """`figure`, with the words "no data: `why`" where none of the `values` is finite."""
+    if not np.isfinite(np.asarray(values, float)).any():
+        place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "name": NO_DATA}
+        figure.add_annotation(place | {"text": f"no data: {why}", "font_size": 13})
+    return figure
 
 
 def faded(color: str, opacity: float) -> str:

@@ -52,7 +52,7 @@ def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
         )
     steps = head_steps(truncation)
     changes = {end: steps[f"attention_change_{end}"] for end in ends}
-    largest = np.nanmax([np.nanmax(change, axis=-1) for change in changes.values()], axis=0)
+    largest = np.fmax.reduce([np.fmax.reduce(one, axis=-1) for one in changes.values()])
     order = np.argsort(-np.nan_to_num(largest, nan=-1.0), axis=None, kind="stable")[:MOST]
     heads = np.unravel_index(order, largest.shape)
     names = [f"L{layer} H{head}" for layer, head in zip(*heads, strict=True)]
@@ -73,7 +73,7 @@ def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
             y=names,
             z=change[:, 1:],
             zmin=0,
-            zmax=float(np.nanmax(largest)) or 1.0,
+            zmax=float(np.nanmax(largest, initial=0)) or 1.0,
             colorscale=square_root_scale(style.SEQUENTIAL),
             showscale=column == len(ends),
             colorbar={"thickness": 10, "title": {"text": "change<br>(bits)"}},
@@ -93,7 +93,8 @@ def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
     figure.update_yaxes(showgrid=False, autorange="reversed", type="category")
     ticks = [f"{name} {of[0]}".strip() for name, of in zip(names, labels, strict=True)]
     title = "head, and its label as it is"
-    return figure.update_yaxes(title_text=title, tickvals=names, ticktext=ticks, col=1)
+    figure.update_yaxes(title_text=title, tickvals=names, ticktext=ticks, col=1)
+    return style.note_missing(figure, largest, "no change of attention was measured")
 
 
 def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:
@@ -136,7 +137,8 @@ def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go
             figure.add_scatter(x=x, y=y, **trace, row=row, col=1)
         figure.update_yaxes(title_text=PANELS[name], rangemode="tozero", nticks=5, row=row)
     style.set_x(figure, KEPT_AXIS, KEPT_TITLE)
-    return figure
+    drawn = np.concatenate([trace.y for trace in figure.data])
+    return style.note_missing(figure, drawn, "the sweep did not measure this head")
 
 
 def kinds_of(truncation: xr.Dataset) -> list[str]:

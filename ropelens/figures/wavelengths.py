@@ -18,6 +18,8 @@ ALONE = 0.35  # half the breadth, in log tokens, of a plane without neighbours
 NARROWEST = 1e-3
 """The least half breadth: planes that turn alike (a base of almost 1) still take up room."""
 
+NO_PLANES = np.array([1.0, 10.0])  # where an axis ends that has no plane to hold, in tokens
+
 BAND_RATIO = 3.657
 """Oka et al. 2026: queries are longest at plane (D/2) log_base(context / 3.657)."""
 
@@ -51,6 +53,7 @@ def set_wavelengths(figure: go.Figure, wavelength: np.ndarray) -> None:
     """Give x the range of wavelengths, a log scale, ticks at powers of ten and one at "∞"."""
     positions = wavelength_positions(wavelength)
     everything = positions[np.isfinite(positions)]
+    everything = everything if everything.size else NO_PLANES
     turning = positions[np.isfinite(wavelength)]
     powers: range | tuple[()] = ()
     if turning.size:
@@ -106,7 +109,7 @@ def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     low, high = plane_borders(wavelength)
     borders = np.log(np.concatenate([low[np.isfinite(low)], high[np.isfinite(high)]]))
-    borders = np.sort(borders)
+    borders = np.sort(borders) if borders.size else np.log(NO_PLANES)
     # Measured frequencies of two layers differ in the sixth digit; that is no new column.
     edges = np.exp(borders[np.append(True, np.diff(borders) > 1e-4)])
     centres = np.sqrt(edges[1:] * edges[:-1])

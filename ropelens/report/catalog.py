@@ -90,13 +90,13 @@ PROFILE = (
         layout={"height": 330, "margin_t": 12}),
     PageFigure("kernel",
         lambda profile, _, at: head.plot_kernel(profile, layer=at[0], head=at[1]),
-        "How much of its attention one token gets, by how many tokens back it is. Dashed: what "
-        "the head's average query and key alone would do.",
+        "How much of its attention a token gets by how far back it is, whatever stands there, "
+        "fitted to all rows. Dashed: what the head's mean query and key alone would do.",
         title="Kernel: how far it looks back", section="head", tab="Distance",
         layout={"height": 450, "margin_t": 36}),
     PageFigure("norms", lambda profile, *_: planes.plot_norms(profile),
         "Bright cells are planes with long queries or keys, which can push most. Fast planes "
-        "are on the left, slow ones on the right; the dotted line is the context's length.",
+        "are on the left, slow ones on the right; the dotted line is the text's length.",
         title="Query and key norms, by layer and wavelength", section="model"),
 )
 

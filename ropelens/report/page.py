@@ -14,7 +14,7 @@ import xarray as xr
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, public
 from ropelens.figures.heads import claim_title
-from ropelens.figures.inputs import head_table
+from ropelens.figures.inputs import head_table, idle_layers
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.files.folder import write_whole
 from ropelens.measure.truncation_table import summarize_truncation
@@ -100,6 +100,8 @@ def render_page(
         pinned=catalog.BESIDE,
         colors=COLORS,
         glyphs=SIGNS,
+        idle_layers=idle_layers(profile),
+        idle=words.idle_words(profile),
         counts=words.label_counts(heads),
         beside=other,
         cautions=words.cautions(profile, heads),

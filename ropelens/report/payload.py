@@ -111,6 +111,9 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
     there are many.
     """
     layout = {"margin_t": 24, "showlegend": row.name not in ("map", "triangle", "claim")}
+    if row.section == "head":  # the script says so of each head
+        notes = [note for note in figure.layout.annotations if note.name != style.NO_DATA]
+        figure = go.Figure(figure).update_layout(annotations=notes)
     if row.name == "map":
         layout["height"] = max(420, 13 * profile.sizes["layer"] + 90)
     return bare(figure, **(layout | row.layout))
@@ -227,7 +230,8 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     and keys, to `LARGEST_MISS`. It gets the weights instead where the profile holds none, or
     where a soft-cap, a window or a learned sink stands between scores and weights.
     """
-    planes, scale = profile["excerpt_planes"].values, profile["excerpt_scale"].values
+    planes, scale = (np.nan_to_num(profile[f"excerpt_{n}"].values) for n in ("planes", "scale"))
+    planes = planes.astype(int)
     inv_freq, reads = profile["inv_freq"].values, kv_heads(profile)
     live = np.ones(reads.shape, bool)
     excerpts, measured = [], []
@@ -261,7 +265,7 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         "live": live.tolist(),
         "planes": planes.tolist(),
         "frequencies": np.nan_to_num(inv_freq).tolist(),
-        "scale": np.nan_to_num(scale).tolist(),
+        "scale": scale.tolist(),
     }
 
 

@@ -197,7 +197,9 @@ def short_facts(profile: xr.Dataset) -> list[str]:
     if "tokens" in attrs:
         facts.append(f"{int(attrs['tokens']):,} tokens")
     if "context" in attrs:
-        facts.append(f"context {int(attrs['context']):,}")
+        trained = int(attrs.get("trained_context", 0))
+        more = f" (trained on {trained:,})" if trained > attrs["context"] else ""
+        facts.append(f"context {int(attrs['context']):,}{more}")
     if "loss" in attrs:
         facts.append(f"loss {_loss(attrs)}")
     return facts

@@ -22,6 +22,7 @@ import xarray as xr
 from ropelens.comparison.table import entries_of, summarize_comparison
 from ropelens.errors import public
 from ropelens.figures import text
+from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import LABELS, OUTSIDE
 from ropelens.figures.text import change_and_interval, short_count
 from ropelens.measure.heads import classify_heads
@@ -40,7 +41,6 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
     """What results show, in sentences with numbers, the most important first.
 
     `results`: a profile or its table of heads, or what `truncate`, `reach` or `compare` gave.
-    Without sentences about what was not measured.
     """
     if isinstance(results, pd.DataFrame):
         return heads_sentences(results)
@@ -51,14 +51,12 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
         return reach_sentences(results)
     if kind == "comparison":
         return comparison_sentences(results)
-    return [*heads_sentences(classify_heads(results)), *attention_on(results)]
+    said = [*heads_sentences(classify_heads(results)), *attention_on(results)]
+    return [*said, *filter(None, [idle_words(results)])]
 
 
 def say(subject: str, sentence: str, /, **record: object) -> str:
-    """The sentence that a macro of `subject` makes of a record; "" where it says nothing.
-
-    The text is plain: HTML needs it escaped.
-    """
+    """The sentence, no HTML, that a macro of `subject` makes; "" where it says nothing."""
     macros = _environment().get_template(f"{subject}.txt").module
     words = str(getattr(macros, sentence)(**record)).split()
     return re.sub(r" (?=[,;.:)])", "", " ".join(words))
@@ -106,11 +104,9 @@ def label_counts(heads: pd.DataFrame) -> dict[str, int]:
 
 
 def head_words(heads: pd.DataFrame) -> dict[str, str]:
-    """Sentences about a table of heads, by their names; without those that say nothing.
+    """Sentences about a table of heads, by their macros; without those that say nothing.
 
-    "headline": how many heads have each label. "claim": whether positional heads use short
-    wavelengths here, unknown of a table that was read from a file. "where_positional": their
-    layers and offsets. "through_wavelengths": the strongest planes of either kind.
+    The claim is unknown of a table that was read from a file.
     """
     counts = sorted(label_counts(heads).items(), key=lambda pair: -pair[1])
     positional = heads[heads["label"] == "positional"]
@@ -156,13 +152,21 @@ def attention_on(profile: xr.Dataset) -> list[str]:
     return sentences
 
 
+def idle_words(profile: xr.Dataset) -> str:
+    """How many layers of a hybrid model do not attend, and which; "" where all do."""
+    idle = idle_layers(profile)
+    return say("profile", "idle", idle=idle, layers=profile.sizes["layer"]) if idle else ""
+
+
 def scope(attrs: Mapping[Any, Any]) -> str:
-    """That results of few documents hold for this text alone; "" where there are enough.
+    """Of which lengths and documents results speak; "" where they are those of the model.
 
     `attrs` are those of the results.
     """
+    trained = int(attrs.get("trained_context", 0))
+    record = {"context": int(attrs.get("context", trained)), "trained": trained}
     documents = int(attrs.get("documents", ENOUGH_DOCUMENTS))
-    return "" if documents >= ENOUGH_DOCUMENTS else say("profile", "scope", documents=documents)
+    return say("profile", "scope", documents=documents, enough=ENOUGH_DOCUMENTS, **record)
 
 
 def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
@@ -186,13 +190,14 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
 def slow_planes(profile: xr.Dataset) -> str:
     """How many planes never turn within the context; "" where all do."""
     context = int(profile.attrs.get("context", 0))
-    wavelength = profile["wavelength"].values[0]
+    of_layers = profile["wavelength"].dropna("layer", how="all")
+    wavelength = of_layers.values[0]
     slow = int((wavelength > context).sum())
     if not context or not slow:
         return ""
-    planes = int((~pd.isna(wavelength)).sum())
-    alike = np.allclose(profile["wavelength"], wavelength, rtol=1e-3, equal_nan=True)
-    return say("profile", "slow_planes", slow=slow, planes=planes, context=context, alike=alike)
+    alike = np.allclose(of_layers, wavelength, rtol=1e-3, equal_nan=True)
+    record = {"slow": slow, "planes": int((~pd.isna(wavelength)).sum()), "context": context}
+    return say("profile", "slow_planes", alike=alike, **record)
 
 
 # ---- a sweep
@@ -311,9 +316,6 @@ def copies_sentence(every: xr.Dataset, run: str) -> str:
     )
 
 
-FAR = 10  # distances from a tenth of the farthest on are called far
-
-
 def reach_sentences(reach: xr.Dataset) -> list[str]:
     """How far back heads find a copy that was run; then what is extrapolated, by variant."""
     every = reach.stack(one=("layer", "head")).dropna("one", how="all", subset=["horizon"])
@@ -321,7 +323,7 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
     sentences = [copies_sentence(every, name) for name in _runs(reach)]
     for name in every["variant"].values.tolist():
         of_variant = every.sel(variant=name)
-        horizon, far = of_variant["horizon"].values, slice(farthest / FAR, None)
+        horizon, far = of_variant["horizon"].values, slice(farthest / 10, None)
         lost = horizon[np.isfinite(horizon) & (horizon > 0)]
         record = {
             "variant": name,
@@ -334,7 +336,7 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
             "trained": trained,
             "still": float(of_variant["unmoved_win_share"].mean()),
             "moved": float(of_variant["win_share"].sel(distance=far).mean()),
-            "begin": farthest // FAR,
+            "begin": farthest // 10,
             "farthest": farthest,
         }
         sentences.append(say("reach", "lost", own=OWN, **record))
@@ -344,7 +346,6 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
 
 # ---- a comparison
 
-# The units of an interval that is not over seeds.
 OVER_TEXT = {"sequences": "over the text of one seed", "groups": "over the text, paired"}
 
 

@@ -5,28 +5,44 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
 from scipy.stats import spearmanr
+from synthetic_comparison import synthetic_comparison
 from synthetic_profile import synthetic_profile
+from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
+from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
-from ropelens.figures.comparison import variant_looks
+from ropelens.figures.comparison import (
+    plot_comparison_planes,
+    plot_copying,
+    plot_growth,
+    plot_label_counts,
+    plot_loss_change,
+    plot_position_loss,
+    variant_looks,
+)
 from ropelens.figures.head import kernel_arrays, pair_figure
 from ropelens.figures.heads import claim_title, plot_budget_triangle
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.planes import PANELS
 from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, VARIANT_COLORS
 from ropelens.figures.text import number, plotly_text, short_count, visible_token
+from ropelens.figures.truncated_heads import plot_head_truncation
 from ropelens.figures.wavelengths import common_columns, set_wavelengths, wavelength_positions
+from ropelens.report.words import idle_words
 
+SILENCED = ("what", "label", "tokens", "change", "low", "high")
 Draw = Callable[[xr.Dataset, pd.DataFrame], go.Figure]
 
 AT = {"layer": 1, "head": 2}
@@ -192,6 +208,75 @@ def test_attention_names_tokens_and_leaves_the_future_empty(small):
     assert np.isnan(figure.data[0].z[~below]).all()
     assert figure.layout.xaxis.ticktext[:3] == ("&lt;s&gt;", "␣Once", "␣upon")
     assert figure.layout.yaxis.ticktext == figure.layout.xaxis.ticktext
+
+
+def missing(data: xr.Dataset, names: Sequence[str], layers: Sequence[int]) -> xr.Dataset:
+    """NaN in place of the numbers of some variables, and of all variables in some layers."""
+    data = data.copy(deep=True)
+    for name in {*data.data_vars, "wavelength", "inv_freq"} & {*data.variables}:
+        if data[name].dtype.kind == "f":
+            kept = name not in names
+            gone = xr.DataArray(np.isin(np.arange(data.sizes["layer"]), layers), dims="layer")
+            data[name] = data[name].where(kept & ~gone if "layer" in data[name].dims else kept)
+    return data
+
+
+SMALL = synthetic_profile(layers=3, heads=3, kv_heads=3, frequencies=5, excerpt=6)
+SWEEP = synthetic_truncation(layers=3, heads=3, frequencies=8)
+RUNS = synthetic_comparison()
+OTHERS: dict[str, tuple[xr.Dataset, Callable[[xr.Dataset], go.Figure]]] = {
+    "heads of a sweep": (SWEEP, lambda ds: rl.plot_truncation(ds, by="head")),
+    "head of a sweep": (SWEEP, lambda ds: plot_head_truncation(ds, **AT)),
+    "position": (RUNS, plot_position_loss),
+    "copying": (RUNS, plot_copying),
+    "planes": (RUNS, plot_comparison_planes),
+    "growth": (RUNS, plot_growth),
+    "losses": (RUNS, lambda ds: plot_loss_change(ds, summarize_comparison(ds))),
+    "labels": (RUNS, lambda ds: plot_label_counts(summarize_comparison(ds))),
+    "silenced": (RUNS, lambda _: rl.plot_silenced(pd.DataFrame(columns=SILENCED))),
+}
+PLOTS = {name: (SMALL[0], lambda ds, f=f: f(ds, heads_of(ds))) for name, f in FAMILIES.items()}
+PLOTS |= OTHERS
+
+
+def heads_of(profile: xr.Dataset) -> pd.DataFrame:
+    """The table, with no number of what the profile lacks; head 1.2 stays, for it is chosen."""
+    heads, bits = SMALL[1].copy(), profile["total_bits"].values
+    known = np.isfinite(bits[heads["layer"], heads["head"]])
+    numbers = heads.columns.drop(["layer", "head", "label"])
+    heads.loc[~known, numbers] = np.nan
+    return heads
+
+
+@pytest.mark.parametrize("name", PLOTS)
+@hypothesis.settings(max_examples=4)
+@hypothesis.given(drawn=st.data())
+def test_what_is_missing_is_no_error(name: str, drawn: st.DataObject):
+    """Of any variables, of any layers, or all of it, in which case the figure says so."""
+    data, plot = PLOTS[name]
+    names = sorted(map(str, data.data_vars))
+    layers = range(data.sizes["layer"])
+    gone = drawn.draw(st.lists(st.sampled_from(names), max_size=9))
+    figure = plot(missing(data, gone, drawn.draw(st.sets(st.sampled_from(layers)))))
+    assert "NaN" not in figure.to_json(engine="json")
+    empty = plot(missing(data, names, layers))
+    words = [note.text for note in empty.layout.annotations if note.text]
+    counted = name in ("labels", "pair")  # no heads; drawn by the script
+    assert counted or [text for text in words if text.startswith("no data: ")], words
+
+
+def test_layers_that_do_not_attend_are_grey():
+    kinds = ("layer", ["conv", "full_attention", "conv"])
+    profile = missing(SMALL[0], [], [0, 2]).assign_coords(layer_type=kinds)
+    heads = SMALL[1][SMALL[1]["layer"] == 1].reset_index(drop=True)
+    figure = rl.plot_head_map(profile, heads, selected=(1, 0))
+    (grey,) = figure.select_traces({"name": "no attention", "type": "heatmap"})
+    assert grey.customdata[0].tolist() == ["conv"] * 3
+    assert np.isfinite(grey.z).tolist() == [[True] * 3, [False] * 3, [True] * 3]
+    assert grey.hovertemplate.startswith("layer %{y}: %{customdata}, no attention")
+    assert "no attention" in [t.name for t in figure.select_traces("scatter")]
+    assert (rl.describe(heads)[0]).startswith("Of 3 heads, ")
+    assert idle_words(profile) == "2 of 3 layers do not attend (0 and 2)."
 
 
 def test_tokens_are_shown_letter_by_letter():

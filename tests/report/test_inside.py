@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from in_browser import Opened, idle, serious, values, view
+from in_browser import Opened, broken, idle, values, view
 from oracles.tiny import random_tokens, tiny
 from torch import nn
 
@@ -183,7 +183,7 @@ def test_numbers_are_saved_as_csv(opened, looked: Looked):
         assert float(row["value"]) == pytest.approx(weights[at], abs=1e-3)
 
 
-def test_on_a_phone_the_head_is_a_sheet_and_axe_finds_nothing_serious(browser, opened):
+def test_on_a_phone_the_head_is_a_sheet_and_axe_finds_nothing(browser, opened):
     size = {"width": 400, "height": 800}
     more = {"has_touch": True, "bypass_csp": True, "color_scheme": "dark"}
     with Opened(browser, opened.path, viewport=size, **more) as phone:
@@ -202,11 +202,11 @@ def test_on_a_phone_the_head_is_a_sheet_and_axe_finds_nothing_serious(browser, o
         phone.at("#L2H3&tab=pair&stop=12-15")
         panels = "(all) => all.forEach((one) => { one.hidden = false; })"
         page.locator("#head [role=tabpanel]").evaluate_all(panels)
-        assert serious(page, "#head") == set()
+        assert broken(page, "#head") == set()
         page.set_viewport_size({"width": 1280, "height": 800})
         page.emulate_media(color_scheme="light")
         phone.at("#L2H3&tab=pair&view=list")
-        assert serious(page) == set()
+        assert broken(page) == set()
 
 
 def test_a_rotation_that_follows_the_length_is_not_taken_apart():

@@ -302,23 +302,75 @@ def test_without_figures_the_table_is_there(browser, report, why, tmp_path):
 
 
 def test_missing_heads_are_stepped_over(browser, tmp_path):
-    """Layers of unequal width: what is not there cannot be chosen."""
-    profile, heads = synthetic_profile(layers=3, heads=4, kv_heads=2, unrotated=True)
+    """Layers of unequal width, and one that does not attend: what lacks is not chosen."""
+    profile, heads = synthetic_profile(layers=4, heads=4, kv_heads=2, unrotated=True)
     profile["q_norm"][1, 2:] = np.nan
     profile["k_norm"][1, 1:] = np.nan
-    kept = heads[(heads.layer != 1) | (heads["head"] < 2)].reset_index(drop=True)
-    kept.attrs = heads.attrs
-    path = write_report(profile, tmp_path / "page.html", heads=kept)
+    profile["kernel"][2, 1] = np.nan
+    profile["predicted_kernel"][2, 1] = np.nan
+    attends = xr.DataArray(np.arange(4) < 3, dims="layer")
+    for name, variable in profile.variables.items():
+        if "layer" in variable.dims and variable.dtype.kind == "f":
+            profile[name] = profile[name].where(attends)
+    profile = profile.assign_coords(layer_type=("layer", ["full_attention"] * 3 + ["conv"]))
+    kept = heads[(heads.layer % 2 == 0) | (heads.layer == 1) & (heads["head"] < 2)]
+    kept = kept.assign(label=np.where(kept.index == 1, "untested", kept.label))
+    path = write_report(profile, tmp_path / "page.html", heads=kept.reset_index(drop=True))
     with Opened(browser, path) as opened:
-        page = opened.load("#L1H1")
+        page = opened.load("#L1H1&view=map&tab=kernel")
+        assert "1 of 4 layers does not attend (3)" in page.inner_text(".legend")
+        assert "? 1 untested" in " ".join(page.inner_text(".legend").split())
+        assert page.is_disabled("#pick-layer option:nth-child(4)")
+        page.select_option("#map-by", "total_bits")
+        page.mouse.click(*place(page, "plot-map", 2, 3))
+        page.wait_for_selector("#plot-map .hoverlayer text")
+        assert "layer 3: conv, no attention" in page.text_content("#plot-map .hoverlayer")
         page.click("#next")
         shown(page, 2, 0)
+        assert page.get_attribute("#plot-kernel", "data-empty") == ""
         page.evaluate("location.hash = '#L1H3'")
         assert page.inner_text("#head-title").startswith("Layer 2, head 0")
+        page.click("#next")
+        shown(page, 2, 1)
+        assert page.get_attribute("#plot-kernel", "data-empty").startswith("no data: ")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         idle(page)
-        z = np.array(page.evaluate(NORMS), float)[:, :15]
-        np.testing.assert_allclose(z, np.nanmean(profile.q_norm.values, 1)[:, :15], rtol=1e-5)
+        z = np.array(page.evaluate(NORMS), float)[:3, :15]
+        norms = profile.q_norm.values[:3, :, :15]
+        np.testing.assert_allclose(z, np.nanmean(norms, 1), rtol=1e-5)
+
+
+def test_keys_open_the_first_and_the_last_tab(opened):
+    page = opened.at("#L0H0")
+    page.focus("#all-tab-wavelengths")
+    for key, name in (("ArrowLeft", "list"), ("Home", "wavelengths"), ("End", "list")):
+        page.keyboard.press(key)
+        assert page.get_attribute(f"#all-tab-{name}", "aria-selected") == "true"
+        assert page.evaluate("document.activeElement.id") == f"all-tab-{name}"
+    idle(page)
+
+
+def test_on_paper_nothing_is_cut_and_all_is_light(opened):
+    page = opened.at("#L0H0&view=list")
+    page.set_viewport_size({"width": 718, "height": 1000})  # A4 between margins of a centimetre
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_function("() => document.querySelectorAll('#list [data-row]').length === 40")
+    page.wait_for_function("() => document.querySelector('#plot-norms [viewBox]')")
+    page.emulate_media(media="print", color_scheme="dark", reduced_motion="reduce")
+    for what in (
+        "!element.closest('svg') && element.getBoundingClientRect().right > innerWidth + 1",
+        "style.overflowX !== 'visible' && element.scrollWidth > element.clientWidth",
+        "parseFloat(style.transitionDuration) + parseFloat(style.animationDuration) > 0",
+    ):
+        found = page.evaluate(f"""() => [...document.querySelectorAll("body, body *")].filter(
+            (element) => element.getClientRects().length && !element.closest(".modebar"))
+          .filter((element) => {{ const style = getComputedStyle(element); return {what}; }})
+          .map((element) => element.outerHTML.slice(0, 99))""")
+        assert found == [], what
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(29, 33, 38)"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen", color_scheme="light", reduced_motion="no-preference")
+    page.set_viewport_size({"width": 1280, "height": 800})
 
 
 @pytest.fixture(scope="module")
@@ -364,10 +416,12 @@ def test_a_thousand_heads_are_quick(large):
     large.load("#L0H0&view=map")
     assert spent() < 2 * slow
     large.at("#L5H3&view=map")  # once, for what is compiled and cached
-    begin = spent()
-    for head in ("#L20H30", "#L1H1"):
+    clicks = []
+    for head in ("#L20H30", "#L1H1", "#L8H2", "#L31H31", "#L16H5"):
+        begin = spent()
         large.at(f"{head}&view=map")
-    assert (spent() - begin) / 2 < 0.2 * slow  # 0.06 on an idle machine
+        clicks.append(spent() - begin)
+    assert np.median(clicks) < 0.1 * slow  # 0.04 on an idle machine
 
 
 def test_of_a_thousand_rows_those_in_sight_are_there(large):

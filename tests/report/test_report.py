@@ -91,7 +91,9 @@ def test_words_tell_of_what_text_they_speak():
     only = "numbers and intervals hold for this text alone, not for other text like it."
     assert words.scope({"documents": 0}) == f"The text was not split into documents: {only}"
     assert words.scope({"documents": 7}) == f"All text is from 7 documents: {only}"
-    assert words.scope({"documents": 8}) == ""
+    assert words.scope({"documents": 8, "context": 64, "trained_context": 64}) == ""
+    short = words.scope({"context": 256, "trained_context": 8192})
+    assert short.startswith("Sequences have up to 256 tokens, and the model was trained on 8,")
 
 
 def test_words_warn(small):
@@ -108,6 +110,14 @@ def test_words_warn(small):
     (_, faint) = words.cautions(profile, heads)
     assert faint.startswith(f"2 of {len(named)} heads labelled positional, semantic or mixed")
     assert "8 of 16 planes have wavelengths longer" in words.slow_planes(profile)
+
+
+def test_a_text_of_one_repeated_token_has_a_page(tmp_path, small):
+    """No head prefers any key to the others: the figure says so, and nothing is lost."""
+    profile = small[0].assign(selectivity_keys=0 * small[0]["selectivity_keys"])
+    path = write_report(profile, tmp_path / "page.html")
+    packed = re.search('id="payload">([^<]+)', path.read_text())[1]
+    assert b"no data: no head prefers" in gzip.decompress(base64.b64decode(packed))
 
 
 def test_facts_of_the_run(small):

@@ -5,6 +5,27 @@ function save(name, text, type) {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60000);  // Firefox reads it later
 }
+
+/** On paper a figure shrinks with its place, as it is drawn. */
+let printing = false;
+function fitPaper() {
+  for (const element of document.querySelectorAll(".js-plotly-plot")) {
+    if (dark.matches) Plotly.relayout(element, { template: page.templates.light });
+    const { width, height } = element._fullLayout;
+    element.style.setProperty("--shape", `${width} / ${height}`);
+    for (const svg of element.querySelectorAll(".main-svg")) svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  }
+}
+addEventListener("beforeprint", () => {
+  printing = true;
+  fitPaper();
+});
+addEventListener("afterprint", () => {
+  printing = false;
+  for (const element of document.querySelectorAll(".js-plotly-plot")) if (dark.matches) Plotly.relayout(element, { template: theme() });
+  for (const svg of document.querySelectorAll(".main-svg")) svg.removeAttribute("viewBox");
+});
+
 const csv = (rows) => rows.map((row) => row.map((cell) => {
   const formula = typeof cell === "string" && /^[=+\-@\t\r]/.test(cell); // to a spreadsheet
   const text = cell === null || cell === undefined || Number.isNaN(cell) ? "" : (formula ? "'" : "") + cell;

@@ -103,9 +103,13 @@ async function refresh() {
     }
     if (SCALED.includes(name)) await oneScale(panes);
   }
+  for (const element of $("head").querySelectorAll(".plot")) {
+    if (drawn(element)) tellIfEmpty(element);
+  }
   if (seen($("tokens"))) showText();
   if (seen($("pair-words"))) tellPair(state.query, keyOf(state.query));
   showList(true);
+  if (printing) fitPaper();
   $("explore").setAttribute("aria-busy", "false");
   document.documentElement.dataset.shown = `L${state.layer}H${state.head}`;
 }
@@ -198,8 +202,10 @@ for (const [key, pane] of Object.values(PANES)) {
   tabs.forEach((tab, i) => {
     tab.addEventListener("click", () => open(tab));
     tab.addEventListener("keydown", (event) => {
-      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (by) open(tabs[(i + by + tabs.length) % tabs.length]);
+      const to = { ArrowRight: i + 1, ArrowLeft: i - 1, Home: 0, End: -1 }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      open(tabs.at(to % tabs.length));
     });
   });
 }
@@ -253,7 +259,10 @@ async function start() {
     far.add(plot(name));
     nearing.observe(plot(name));
   }
-  addEventListener("beforeprint", () => comeNear([...far]));
+  addEventListener("beforeprint", () => {
+    showList(false);
+    comeNear([...far]);
+  });
   dark.addEventListener("change", () => document.querySelectorAll(".plot").forEach((element) =>
     drawn(element) && Plotly.relayout(element, { template: theme() })));
   recall();

@@ -46,6 +46,12 @@ function refill(element, layer, head, model = page) {
   return Plotly.restyle(element, { x: of("x"), y: of("y"), customdata: of("customdata") }, traces);
 }
 
+/** Say so where a figure of the chosen head has no number to show. */
+const hasNumber = (values) => Array.from(values ?? []).some((value) => value?.length === undefined ? Number.isFinite(value) : hasNumber(value));
+function tellIfEmpty(element) {
+  element.dataset.empty = element._fullData.some(({ z, y }) => hasNumber(z ?? y)) ? "" : "no data: nothing was measured here of this head";
+}
+
 /** A ring around the chosen head; none where the figure has no point of it. */
 function ring(element) {
   const data = element._fullData;
@@ -81,7 +87,7 @@ function colorMap() {
   plot("map").dataset.by = state.by;
   const { value: column, selectedOptions: [{ textContent: words }] } = $("map-by");
   const data = plot("map").data, last = data.length - 1;
-  const labels = data.map((_, i) => i).filter((i) => i < last);
+  const labels = data.map((_, i) => i).filter((i) => i < last && data[i].meta?.role !== "idle");
   Plotly.restyle(plot("map"), { visible: !column }, labels);
   if (!column) return Plotly.restyle(plot("map"), { visible: false }, [last]);
   const log = column === "top_wavelength";

@@ -25,13 +25,13 @@ table.tHead.rows[0].setAttribute("aria-rowindex", 1);
 
 let order = lines.map((_, row) => row), shown = order, current = rowAt(0);
 
-/** The rows in sight; `follow` brings the chosen one there. */
+/** The rows in sight, or on paper all; `follow` brings the chosen one there. */
 function showList(follow) {
   if (!seen(list)) return;
   const height = list.clientHeight - table.tHead.offsetHeight, at = ROW * shown.indexOf(rowOf(state.layer, state.head));
   if (follow && (at < list.scrollTop || at + ROW > list.scrollTop + height)) list.scrollTop = at - height / 2;
   const screen = Math.ceil(height / ROW), top = Math.floor(list.scrollTop / ROW), focused = document.activeElement;
-  const begin = Math.max(0, top - screen), end = Math.min(shown.length, top + 2 * screen);
+  const begin = printing ? 0 : Math.max(0, top - screen), end = printing ? shown.length : Math.min(shown.length, top + 2 * screen);
   const rows = shown.slice(begin, end);
   gaps[0].cells[0].style.height = `${begin * ROW}px`;
   gaps[1].cells[0].style.height = `${(shown.length - end) * ROW}px`;

@@ -128,7 +128,7 @@ function tokenAxes(ticks, wide) {
   const every = Math.ceil(ticks.length / (wide ? 50 : 24));
   const kept = (_, i) => i % every === 0;
   const at = ticks.map((_, i) => i).filter(kept), named = ticks.filter(kept);
-  const size = wide ? 10 : 9, last = ticks.length - 0.5;
+  const size = wide ? 10 : 11, last = ticks.length - 0.5;
   return { "xaxis.tickvals": at, "xaxis.ticktext": named, "xaxis.tickfont.size": size, "xaxis.range": [-0.5, last],
     "yaxis.tickvals": at, "yaxis.ticktext": named, "yaxis.tickfont.size": size, "yaxis.range": [last, -0.5] };
 }
