@@ -180,7 +180,7 @@ def test_warnings_of_libraries_are_kept_to_them(
 def test_the_plan_says_what_would_run_and_measures_nothing(
     ropelens: Command, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("ropelens.models.load.AutoModelForCausalLM")  # no weights
+    monkeypatch.delattr("ropelens.models.load.Opened.read")  # no weights
     options = ("--rows", 7, "--batch-size", 5)
     ended = ropelens("analyze", model, "--text", text, *options, "--plan")
     assert (ended.code, ended.err) == (0, "")
