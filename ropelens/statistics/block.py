@@ -160,7 +160,7 @@ class CallRows:
     ) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
         """The mean of the keys `among` those that each row sees, from their running sums."""
         count = self._sum_seen(among[..., None].to(self.k.dtype))
-        return self._sum_seen(self.k[:, :, None] * among[..., None]) / count.clamp(min=1)
+        return self._sum_seen(self.k[:, :, None] * among[..., None]).div_(count.clamp_(min=1))
 
     def _sum_seen(self, x: Float[Tensor, "*head position value"]) -> Tensor:
         if self.visible is not None:

@@ -34,7 +34,9 @@ def sum_attention(rows: CallRows, statistics: Sequence[Statistic]) -> SequenceSu
     padding = rows.places >= rows.rows.length.to(rows.places.device)[:, None]
     for statistic in statistics:
         if statistic.over == "tokens":
-            of_tokens = statistic.of(rows).masked_fill(padding[:, None, :, None], 0)
+            of_tokens = statistic.of(rows)
+            if padding.any():
+                of_tokens = of_tokens.masked_fill(padding[:, None, :, None], 0)
             sums[statistic.name] = of_tokens.sum(2).double()
     by_row = [statistic for statistic in statistics if statistic.over != "tokens"]
     heads, keys = rows.q.shape[1], rows.k.shape[2]

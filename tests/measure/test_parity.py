@@ -275,6 +275,17 @@ def test_the_excerpt_is_transformers_attention(name: str):
     assert np.isnan(kept.values[1, ..., 30:, :]).all()
 
 
+def test_an_excerpt_holds_queries_of_any_size():
+    """Beyond 65,504, where a float16 ends, to the same 11 bits."""
+    model, tokens = tiny("llama_gqa"), torch.from_numpy(random_tokens(sequences=3, length=40))
+    small = rl.profile(model, tokens, excerpts=[tokens[0]], surrogates=0)["excerpt_query_still"]
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight *= 2.0**16
+    large = rl.profile(model, tokens, excerpts=[tokens[0]], surrogates=0)["excerpt_query_still"]
+    assert abs(large[:, 0]).max() > 65_504
+    np.testing.assert_allclose(large[:, 0], small[:, 0] * 2.0**16, rtol=1e-3, atol=1)
+
+
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss"])
 def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name, max_position_embeddings=20)
