@@ -210,7 +210,7 @@ def _sweep(
         return in_time and pass_bytes(config, sequences=1, **one) < free_bytes(device)
 
     while not (options.context or context <= LONGEST_DEFAULT_CONTEXT or fits(context)):
-        context //= 2
+        context = max(context // 2, LONGEST_DEFAULT_CONTEXT)
     count = options.sequences or max(2, 2**14 // context)
     return OF_LONG | asked, replace(options, context=context, sequences=count)
 
