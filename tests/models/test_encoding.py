@@ -96,7 +96,7 @@ def test_a_capture_is_of_the_tokens_that_the_mask_shows() -> None:
     seen = rl.capture(model, {"input_ids": ids, "attention_mask": mask}, heads="1.2")
     alone = rl.capture(model, SEQUENCES[1], heads="1.2")
     np.testing.assert_array_equal(seen["attention"], alone["attention"])
-    with pytest.raises(BadArgument, match="one sequence"):
+    with pytest.raises(BadArgument, match="One sequence"):
         rl.capture(model, left_padded()["tokens"])
 
 
