@@ -161,7 +161,7 @@ def test_a_working_directory_that_is_gone(
 def test_a_disk_that_runs_full(
     ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    analyze = ("analyze", model, "--text", text, "--out")
+    analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out")
     with unharmed(out), full_disk(200_000):
         ended = ropelens(*analyze, out)
     assert (ended.code, "File too large" in ended.problem) == (1, True)
