@@ -293,7 +293,8 @@ def plot_reach(
     style.set_x(figure, axis, "distance (tokens, log scale)")
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}  # it may take several rows
     figure.update_layout(legend=below, meta=style.DRAWN_FROM_ONE)
-    return style.note_missing(figure, wins, "the reach of these heads was not measured")
+    drawn = [*wins.values.ravel(), *found.values.ravel()]
+    return style.note_missing(figure, drawn, "the reach of these heads was not measured")
 
 
 def reach_arrays(reach: xr.Dataset) -> dict[str, np.ndarray]:

@@ -85,7 +85,7 @@ def test_reach_is_that_of_the_figure(opened, reach):
     of_head = reach.isel(layer=0, head=2)
     figure = rl.plot_reach(reach, layer=0, head=2)
     for trace, expected in enumerate(figure.data):
-        axis = "y" if expected.mode == "lines" else "x"
+        axis = "y" if "y" in expected.meta else "x"
         np.testing.assert_allclose(values(page, "plot-reach", axis, trace), expected[axis])
     assert f" is {of_head['picked_distance']:.1f} tokens back" in page.inner_text("#told-reach")
     rows = table(page, "reach")
@@ -123,7 +123,7 @@ def test_a_line_a_variant_with_its_horizon(reach: xr.Dataset, at: dict[str, int]
     for axis in [*figure.select_xaxes(), *figure.select_yaxes()]:
         assert re.search(r"\(.+\)$", axis.title.text)
     names = reach["variant"].values.tolist()
-    lines, diamonds = figure.data[::2], figure.data[1::2]
+    lines, diamonds = ([*figure.select_traces({"mode": mode})] for mode in ("lines", "markers"))
     for line, diamond, name in zip(lines, diamonds, names, strict=True):
         of_variant = reach.sel(variant=name)
         wins, horizon = (of_variant[n].isel(at) for n in ("win_share", "horizon"))

@@ -270,12 +270,14 @@ def test_hostile_names_are_text(opened):
     ticks = page.locator("#plot-attention .ytick text").all_text_contents()
     assert ticks[:2] == ["<script>ale…", "<b>bold</b>…"]
     assert page.locator("#plot-attention a, #plot-attention tspan[style*=bold]").count() == 0
-    at = place(page, "plot-attention", 0, 1)
-    page.mouse.move(*at)
+    page.evaluate("Plotly.Fx.hover('plot-attention', { xval: 0, yval: 1 })")
     page.wait_for_selector("#plot-attention .hoverlayer text")
     assert "<b>bold</b>" in page.text_content("#plot-attention .hoverlayer")
+    emit = "(event) => document.getElementById('plot-attention').emit(event, "
+    emit += "{ points: [{ x: 0, y: 1 }] })"
+    page.evaluate(emit, "plotly_hover")
     assert "<b>bold</b>" in page.inner_text("#pair-words")
-    page.mouse.click(*at)
+    page.evaluate(emit, "plotly_click")
     page.wait_for_selector("#one-tab-pair[aria-selected=true]")
     assert "<b>bold</b>" in page.inner_text("#pair-query")
     view(page, "text")
