@@ -398,9 +398,8 @@ def test_sequences_that_turn_otherwise_alone_are_counted():
     """Those of another length, past the trained one; with longrope those within it."""
     tokens, lengths = torch.arange(120).view(3, 40) % 90, [40, 30, 10]
     for name, count in (("llama_dynamic", 2), ("llama_longrope", 1), ("llama_gqa", 0)):
-        model = tiny(name, max_position_embeddings=16)
-        if name == "llama_longrope":
-            model.config.rope_parameters["original_max_position_embeddings"] = 16
+        rope = tiny(name).config.rope_parameters | {"original_max_position_embeddings": 16}
+        model = tiny(name, max_position_embeddings=16, rope_parameters=rope)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             rl.evaluate(model, tokens, lengths=lengths, edits={}, measures=["loss"])
