@@ -19,7 +19,7 @@ from .measure.profile import profile as profile
 from .statistics.variables import Statistic as Statistic
 from .measure.token_sets import attention_on as attention_on
 from .measure.heads import classify_heads as classify_heads
-from .measure.claims import test_claims as test_claims
+from .measure.tried_claims import test_claims as test_claims
 from .measure.reach import reach as reach
 from .measure.evaluate import evaluate as evaluate
 from .measure.needs import needed_planes as needed_planes

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ropelens.analysis.options import Options, Out, Text, Tokenizer, with_options
 from ropelens.commands.terminal import finish
 from ropelens.files.progress import opening, show_progress
+from ropelens.models.loading import option
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+
+TRIED = 8
+"""Sequences on which planes stop, at most."""
 
 
 @with_options(Options, only=Options.__dataclass_fields__.keys() - {"prompts", "attention_on"})
@@ -30,6 +34,12 @@ def claims(
     out: Out = Path("out"),
     text: Text = None,
     tokenizer: Tokenizer = None,
+    quick: Annotated[
+        bool,
+        option(
+            None, "Leave out the claims for which planes of the model stop.", name="--quick"
+        ),
+    ] = False,
     options: Options,
 ) -> None:
     """Test published claims about RoPE on a model: which of them hold here?
@@ -51,14 +61,15 @@ def claims(
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         import pandas as pd
 
-        from ropelens.measure.claims import test_claims
+        from ropelens.measure.tried_claims import test_claims
         from ropelens.models.paths import name_checkpoints
     tables, profiles = {}, {}
     for name, place in name_checkpoints(models or ["bundled"]).items():
         saved = read_record(place).get("kind") in ("analysis", "truncation", "answer")
-        profiles[name] = _profile(place, saved, text, tokenizer, options)
+        profiles[name], more = _measured(place, saved, text, tokenizer, options)
         with opening(show_progress, "testing"):
-            tables[name] = test_claims(profiles[name], seed=options.seed)
+            more = {} if quick else more
+            tables[name] = test_claims(profiles[name], seed=options.seed, **more)
     table = pd.concat(tables, names=["model", None]).reset_index("model")
     shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
     for name, rows in shown.groupby(table["model"], sort=False):
@@ -92,14 +103,14 @@ def _write(folder: Path, table: pd.DataFrame, profiles: dict[str, xr.Dataset]) -
     )
 
 
-def _profile(
+def _measured(
     place: str, saved: bool, text: list[Path] | None, tokenizer: str | None, options: Options
-) -> xr.Dataset:
-    """The profile of a folder of results, or of a model that is measured now."""
+) -> tuple[xr.Dataset, dict[str, Any]]:
+    """The profile of a folder of results; or of a model, with what claims try on it."""
     from ropelens.files.results import open_results
 
     if saved:
-        return open_results(Path(place) / "profile.nc", "profile")
+        return open_results(Path(place) / "profile.nc", "profile"), {}
     from ropelens.analysis.analyze import run_plan
     from ropelens.analysis.plan import plan_analysis
     from ropelens.models.paths import check_text
@@ -107,4 +118,8 @@ def _profile(
     check_text(place, text or ())
     with opening(show_progress, "reading"):
         plan = plan_analysis(place, text, options, tokenizer=tokenizer)
-    return run_plan(plan, folder=None, progress=show_progress).profile
+    analysis, read = run_plan(plan, folder=None, progress=show_progress), plan.text
+    some = slice(None, None, -(-len(read.tokens) // TRIED))
+    documents = None if read.documents is None else read.documents[some]
+    more = {"tokens": read.tokens[some], "lengths": read.lengths[some], "documents": documents}
+    return analysis.profile, more | {"model": analysis.model}

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
-from ropelens.errors import Positive, Whole, public
 from ropelens.measure.heads import claim_numbers
 from ropelens.statistics.budget.claim import TAIL, correlations, judge, rank_correlation
 from ropelens.statistics.intervals import LEVEL
@@ -27,7 +25,7 @@ from ropelens.statistics.labels import Thresholds
 
 VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
 SAME = 1e-9  # numbers closer than this are equal but for rounding
-EVEN = 0.1  # sd over mean of the planes' lengths below which none is long
+EVEN = 0.1  # sd over mean of the planes' lengths below which they are alike
 MOST = 0.5  # less is not most: of heads, or of a curve
 FIXED = 0.95  # coherence of a plane that carries a fixed vector (TriAttention)
 TRIFLING = 0.2  # a rank correlation below this is none
@@ -227,9 +225,10 @@ def predicted_share(agreement: Float[np.ndarray, "layer head of_head"]) -> float
 
 
 def more_than_values(*by_layer: Float[np.ndarray, " layer"]) -> float:
-    """Mean of queries and keys less that of values."""
+    """Mean of queries and keys less that of values; 0 where it is trifling."""
     queries, keys, values = by_layer
-    return float(((queries + keys) / 2 - values).mean())
+    more = float(((queries + keys) / 2 - values).mean())
+    return 0.0 if abs(more) < EVEN else more
 
 
 def weight_of(place: int) -> Callable[[Float[np.ndarray, "layer head offset"]], float]:
@@ -318,45 +317,6 @@ CLAIMS: tuple[Claim, ...] = (
         OFFSETS, ("kernel",), weight_of(0), floor=Thresholds.offset),
 )
 # fmt: on
-
-
-@public
-def test_claims(
-    profile: xr.Dataset,
-    *,
-    draws: Positive = 1000,  # noqa: PT028  # no test, but for its name
-    seed: Whole = 0,  # noqa: PT028
-) -> pd.DataFrame:
-    """Which published claims about RoPE hold in the model of a profile; a row a claim.
-
-    `number` is what the claim speaks of (`what`), `low` to `high` its 95 % interval by the
-    jackknife (`over` layers or documents; NaN where there are too few). `null` says how the
-    same number is drawn where only chance and geometry speak; `null_low` to `null_high` holds
-    95 % of the `null_draws`. At most `draws` are made, with `seed`. `p_value` is the share of
-    the number and its draws that are as far on the claimed side, `q_value` the false discovery
-    rate at which the claim would count among all that are tested (Benjamini and Hochberg 1995).
-
-    `verdict` is "holds" where at most 2.5 % are as far, "contradicted" where at most 2.5 % are
-    as far on the other side, "unresolved" between, and "not testable" where no number could be
-    so rare; `why` says it in words. `call` shows what the number is made of. docs/measures.md
-    defines each number.
-    """
-    arrays, rows = claim_arrays(profile), []
-    for claim in CLAIMS:
-        random = np.random.default_rng([int(seed) % 2**64, *claim.name.encode()])
-        rows.append(judged(claim, measured(claim, profile, arrays, random, draws)))
-    return ledger(rows)
-
-
-test_claims.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
-
-
-def ledger(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
-    """The table of claims, with the false discovery rate of each."""
-    table = pd.DataFrame(rows)
-    known = table["verdict"] != "not testable"
-    table.loc[known, "q_value"] = stats.false_discovery_control(table.loc[known, "p_value"])
-    return table
 
 
 def measured(

@@ -163,14 +163,13 @@ def test_without_values_claims_about_them_are_not_testable(profile: xr.Dataset) 
         assert (row["verdict"] != "not testable") == testable, row["why"]
 
 
-def random_profile(seed: int) -> xr.Dataset:
-    """A profile of a LLaMA of random weights: four sizes, four initial scales."""
-    layers, heads, kv_heads, size = (
-        (4, 4, 2, 16),
-        (6, 4, 4, 32),
-        (12, 4, 2, 16),
-        (8, 6, 3, 32),
-    )[seed % 4]
+SIZES = ((4, 4, 2, 16), (6, 4, 4, 32), (12, 4, 2, 16), (8, 6, 3, 32))
+"""Layers, heads, kv heads and coordinates of a head."""
+
+
+def random_model(seed: int) -> LlamaForCausalLM:
+    """A LLaMA of random weights: four sizes, four initial scales."""
+    layers, heads, kv_heads, size = SIZES[seed % 4]
     config = LlamaConfig(
         vocab_size=96,
         hidden_size=heads * size,
@@ -184,17 +183,40 @@ def random_profile(seed: int) -> xr.Dataset:
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).eval()
+        return LlamaForCausalLM(config).eval()
+
+
+def random_tokens(seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(3, 96, (16, 96), generator=generator)
     tokens[:, 0] = 1
-    return rl.profile(model, tokens, documents=list(range(16)))
+    return tokens
+
+
+def random_profile(seed: int) -> xr.Dataset:
+    return rl.profile(random_model(seed), random_tokens(seed), documents=list(range(16)))
 
 
 @pytest.mark.parametrize("seed", [0, 4])
 def test_random_weights_earn_nothing(seed: int) -> None:
     table = rl.test_claims(random_profile(seed), draws=400)
     assert not (table["verdict"] == "holds").any(), table[table["verdict"] == "holds"]
+
+
+def test_few_planes_are_not_tried() -> None:
+    profile = random_profile(0)
+    made = rl.test_claims(profile, draws=50, model=random_model(0), tokens=random_tokens())
+    tried = made.set_index("claim").loc[["slow_stop", "fast_stop", "long_planes"]]
+    assert tried["why"].str.contains("it takes 9 or more").all()
+
+
+@pytest.mark.slow
+def test_the_bundled_model_needs_its_fastest_planes_and_not_its_slowest() -> None:
+    made = rl.analyze("bundled", options=rl.Options(context=128, sequences=8))
+    read = {"tokens": made.sequences.tokens, "lengths": made.sequences.lengths}
+    rows = rl.test_claims(made.profile, draws=50, model=made.model, **read).set_index("claim")
+    assert rows.loc[["slow_stop", "fast_stop"], "verdict"].tolist() == ["holds", "holds"]
+    assert rows.loc["slow_induction", "null_draws"] == 40
 
 
 @pytest.mark.slow
