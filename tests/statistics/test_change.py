@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from oracles.handmade import call_of
 from oracles.tiny import random_tokens, tiny
 from torch.distributions import Categorical, kl_divergence
 from transformers import PreTrainedModel
@@ -12,6 +15,8 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.edit.rope import Edit
 from ropelens.statistics import memory
+from ropelens.statistics.rows import all_rows
+from ropelens.statistics.sums import attention_change
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 P_ROPE = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.25}
@@ -82,3 +87,13 @@ def test_a_learned_sink_is_one_key_more():
 
 def test_an_edit_of_nothing_changes_nothing():
     assert not measured(tiny("gemma2"), rl.stop_slowest(0.0)).any()
+
+
+def test_rows_that_see_other_keys_afterwards_have_no_divergence():
+    x = torch.randn(1, 2, 6, 4, generator=torch.manual_seed(0))
+    mask = torch.rand(1, 6, 6, generator=torch.manual_seed(1)) < 0.5
+    seen, other = (mask | torch.eye(6).bool(), mask | torch.ones(6, 6).tril().bool())
+    before, after = (replace(call_of(x, x), interval=None, visible=m) for m in (seen, other))
+    rows = all_rows(torch.tensor([6]))
+    assert attention_change(before, after, rows).isnan().all()
+    assert not attention_change(before, before, rows).any()
