@@ -35,8 +35,10 @@ from ropelens.models.paths import (
 )
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import (
+    PIECE,
     Sequences,
     check_tokens,
+    encode,
     prompt_tokens,
     read_documents,
     tokenize,
@@ -109,7 +111,7 @@ def plan_analysis(
             source = source if tokenizer is None else replace(source, tokenizer=tokenizer)
         tokenizer, config = source.tokenizer, source.config
         if truncation is not None and isinstance(documents, list):
-            truncation, options = _sweep(truncation, options, source)
+            truncation, options = _sweep(truncation, options, source, documents)
         read = _sequences(documents, lengths, source, options)
         texts = names["text"] or [sample_path(names["model"].partition(":")[2] or "rope")]
         if writers := {writer_of(Path(path)) for path in texts} - {""}:
@@ -185,11 +187,14 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
 
 
 def _sweep(
-    asked: Mapping[str, Any], options: Options, source: Opened | Subject
+    asked: Mapping[str, Any],
+    options: Options,
+    source: Opened | Subject,
+    documents: Sequence[str],
 ) -> tuple[dict[str, Any], Options]:
     """The options of a sweep and of its text, which is as long as the trained context.
 
-    Or half as long, a quarter, ..., as memory and time allow.
+    Or half as long, a quarter, ..., as memory, time and the text allow.
     """
     asked = {name: value for name, value in asked.items() if value is not None}
     context = options.context or stated_context(source.config) or LONGEST_DEFAULT_CONTEXT
@@ -200,6 +205,7 @@ def _sweep(
     else:
         parameters, device = source.model.num_parameters(), source.device
     config, sizes = source.config, ("hidden_size", "num_hidden_layers")
+    held = sum(len(encode(text[:PIECE], source.tokenizer)[1]) for text in documents)
     scores = math.prod(stated_number(config, size, 1) for size in sizes)
 
     def fits(context: int) -> bool:
@@ -207,7 +213,8 @@ def _sweep(
         tokens = 11 * (max(2**14, 2 * context) + 11 * context)
         one: dict[str, Any] = {"context": context, "width": 4, "device": device.type}
         in_time = 2 * tokens * (parameters + scores * context) < OPERATIONS[device.type]
-        return in_time and pass_bytes(config, sequences=1, **one) < free_bytes(device)
+        in_memory = pass_bytes(config, sequences=1, **one) < free_bytes(device)
+        return in_time and in_memory and 2 * context <= held
 
     while not (options.context or context <= LONGEST_DEFAULT_CONTEXT or fits(context)):
         context = max(context // 2, LONGEST_DEFAULT_CONTEXT)
