@@ -25,6 +25,7 @@ import pandas as pd
 import xarray as xr
 
 import ropelens as rl
+from ropelens.statistics.intervals import paired_interval
 
 KINDS = {"positional": "position", "semantic": "content"}
 FRACTIONS = {"positional": "positional_fraction", "semantic": "content_fraction"}
@@ -174,7 +175,7 @@ def changes(before: xr.Dataset, after: xr.Dataset) -> list[Change]:
         a, b = (one.isel(tokens=kind) for one in (before, after))
         change = ((b["loss"] - a["loss"]) / a["count"]).where(a["count"] > 0, 0)
         weight = a["count"].values.astype(float)
-        intervals.append(rl.paired_interval(change.values, weight, a["group"].values))
+        intervals.append(paired_interval(change.values, weight, a["group"].values))
     return intervals
 
 
@@ -190,7 +191,7 @@ def changes_beyond(random: list[xr.Dataset], silent: xr.Dataset, left: float) ->
     for kind, (mean, _, high) in enumerate(changes(sum(random) / len(random), silent)):
         half = high - mean
         if left:
-            middle, _, end = rl.paired_interval(each[:, kind])
+            middle, _, end = paired_interval(each[:, kind])
             half = math.hypot(half, math.sqrt(left) * (end - middle))
         intervals.append((mean, mean - half, mean + half))
     return intervals

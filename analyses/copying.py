@@ -32,6 +32,7 @@ from scipy import stats
 import ropelens as rl
 from ropelens.commands.terminal import run_script
 from ropelens.report import write_index
+from ropelens.statistics.intervals import paired_interval
 
 REPORTS = Path(__file__).parent.parent / "reports"
 RUN = ["variant", "seed"]
@@ -387,7 +388,7 @@ def say(change: np.ndarray) -> str:
     """The mean change with its interval over seeds, and whether the interval excludes 0."""
     if not len(change):
         return "not testable"
-    mean, low, high = rl.paired_interval(change)
+    mean, low, high = paired_interval(change)
     if len(change) == 1:
         return f"not testable ({mean:+.3f}, of one seed)".replace("-", "−")
     word = "more" if low > 0 else "less" if high < 0 else "unresolved"

@@ -24,7 +24,6 @@ from .measure.reach import reach as reach
 from .measure.evaluate import evaluate as evaluate
 from .measure.needs import needed_planes as needed_planes
 from .measure.tasks import Retrieval as Retrieval
-from .statistics.intervals import paired_interval as paired_interval
 from .measure.truncate import truncate as truncate
 
 # edit
