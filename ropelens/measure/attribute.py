@@ -124,7 +124,7 @@ def attribute_planes(
         for (layer, head), parts in of_pairs.items():
             part = _by_pair(calls[layer], head, planes[layer], of_output[layer])
             parts.append(part / (size * steps))
-        return float(value), list(gradients[: len(opened)])
+        return float(value.detach()), list(gradients[: len(opened)])
 
     sizes = [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
     total = [torch.zeros(subject.heads, at.terms) for at in planes]

@@ -37,7 +37,7 @@ def axes_noted(model: nn.Module, attention: list[nn.Module]) -> Iterator[None]:
         if given.ndim == 3 and len(given) == 3 and not given.is_floating_point():
             _axes.update({id(module): given.movedim(0, -1) for module in attention})
 
-    rotary = [module for module in model.modules() if "inv_freq" in module._buffers]
+    rotary = [module for module in model.modules() if "mrope_section" in vars(module)]
     notes = [module.register_forward_pre_hook(note, with_kwargs=True) for module in rotary]
     try:
         yield

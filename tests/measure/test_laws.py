@@ -159,6 +159,7 @@ LENGTH_DEPENDENT = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:2 of 3 sequences are measured with the RoPE")
 @pytest.mark.parametrize("name", LENGTH_DEPENDENT)
 def test_batches_change_nothing_where_rope_depends_on_the_length(name: str):
     """Short sequences run with the frequencies of the longest one, whoever is beside them."""

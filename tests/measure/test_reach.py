@@ -311,7 +311,7 @@ def test_copies_are_found_as_loops_over_a_run_find_them(name: str) -> None:
 
 
 def test_turned_to_where_it_stands_a_copy_wins_as_it_does() -> None:
-    model, seen = tiny("phi"), []
+    model = tiny("phi")
     subject = as_subject(model)
     sequence = copies(Measurement.of(model, torch.arange(40)[None]), 12, 12, 0)
 
@@ -321,9 +321,9 @@ def test_turned_to_where_it_stands_a_copy_wins_as_it_does() -> None:
         return won(call, planes, copied=12, distance=12, further=there)
 
     seen = look(subject, sequence, see)
-    for share in seen:
+    for share in seen.values():
         torch.testing.assert_close(share[:, 0], share[:, 1])
-    assert max(float(share.max()) for share in seen) > 0
+    assert max(float(share.max()) for share in seen.values()) > 0
 
 
 def test_the_induction_head_finds_copies() -> None:

@@ -350,13 +350,6 @@ def test_keys_that_are_no_interval_are_those_of_the_mask(
         torch.testing.assert_close(output[:, shown], call.output[:, shown], rtol=0, atol=1e-5)
 
 
-def test_statistics_are_not_taken_over_keys_that_are_no_interval():
-    """The top 8 of 40 keys: what a row sees is no stretch of keys."""
-    model = small("deepseek_v32", TOP_K, "eager")
-    with pytest.raises(UnsupportedModel, match="see all keys from a first one"):
-        rl.profile(model, tokens(), surrogates=0)
-
-
 def test_a_silent_layer_is_refused(llama: LlamaForCausalLM):
     llama.config.num_hidden_layers = 3  # of which the model has two
     with pytest.raises(UnsupportedModel, match="2 of 3 layers showed") as refused:
