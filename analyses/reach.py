@@ -60,7 +60,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
             reach, layer=int(first["layer"]), head=int(first["head"])
         ),
     }  # fmt: skip
-    question = "How far back do heads that go by content find the key that they picked?"
+    question = "How far back do heads that go by content find a key?"
     return rl.Answer(question, [*rl.describe(reach), about], figures, more={"reach.nc": reach})
 
 
