@@ -7,7 +7,7 @@ with rl.patch_planes(model, other_tokens, heads="2.3", of="key", planes=rl.Slowe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,11 +81,7 @@ def patch_planes(
     patch = _Patch(
         subject, chosen, rotations, planes, of, _pairs(positions, taken.length), taken
     )
-    with ExitStack() as stack:
-        if of == "output":
-            stack.enter_context(subject.silence(patch.outputs))
-        else:
-            stack.enter_context(subject.patch(patch))
+    with subject.silence(patch.outputs) if of == "output" else subject.patch(patch):
         yield
 
 
@@ -188,6 +184,9 @@ class _Patch:
     ) -> Tensor:
         wanted = ("query", "key") if self.of == "both" else (self.of,)
         heads = self.chosen[layer]
+        if side == "query" and self.rotations:  # refused where keys in a cache turned otherwise
+            planes = self.rotations[layer]
+            planes_now(self.subject, layer, planes, continued=places.start > 0)
         if side not in wanted or not heads.any():
             return x
         by_key = heads.unflatten(0, (x.shape[1], -1))

@@ -200,3 +200,16 @@ def test_what_does_not_exist_is_refused(
 ) -> None:
     with pytest.raises(BadArgument, match=message), rl.patch_planes(llama, tokens(), **options):
         pass
+
+
+def test_keys_in_a_cache_that_turned_otherwise_are_refused() -> None:
+    """Dynamic RoPE, past the length that it was trained for."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    model = tiny("llama_dynamic", rope_parameters=rope, max_position_embeddings=16)
+    with torch.no_grad():
+        cache = model(tokens(length=18), use_cache=True).past_key_values
+        with (
+            rl.patch_planes(model, tokens(1), heads="0.*", of="key"),
+            pytest.raises(UnsupportedModel, match="how the keys in this cache were rotated"),
+        ):
+            model(tokens(2, length=4), past_key_values=cache)
