@@ -167,7 +167,8 @@ def attribute_planes(
         values["patched"] = patched - facts["answer"]
         other = one_sequence(subject, source, tokenizer or subject.tokenizer).text.tokens
         facts["source_answer"] = _answer(subject, other, number)
-    dataset = xr.Dataset(labelled(values, ATTRIBUTION))
+    indices = {"layer": range(subject.layers), "head": range(subject.heads)}
+    dataset = xr.Dataset(labelled(values, ATTRIBUTION), coords=indices)
     dataset.attrs = {"kind": "attribution", "steps": steps} | measurement.facts | facts
     return dataset.set_coords(["inv_freq", "wavelength"])
 
