@@ -20,7 +20,7 @@ from scipy import stats
 
 from ropelens.measure.heads import claim_numbers
 from ropelens.statistics.budget.claim import TAIL, correlations, judge, rank_correlation
-from ropelens.statistics.intervals import LEVEL
+from ropelens.statistics.intervals import jackknife_half
 from ropelens.statistics.labels import Thresholds
 
 VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
@@ -339,19 +339,14 @@ def measured(
         layers = range(0 if claim.null in (OFFSETS, LAYERS) else len(of[0]))
         without = [claim.number(*(np.delete(x, layer, 0) for x in of)) for layer in layers]
     number = claim.number(*of)
-    return Tested(number, np.array(null), jackknife(number, without), "layers")
+    return Tested(number, np.array(null), _interval(number, without), "layers")
 
 
-def jackknife(value: float, without: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of `value`, from what it is without each of its units.
-
-    Student's t with the jackknife's standard error (Efron and Tibshirani 1993, *An Introduction
-    to the Bootstrap*, eq. 11.5); NaN for fewer than 3 units.
-    """
-    count = len(without)
-    if count < 3 or not np.isfinite(without).all():
+def _interval(value: float, without: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of `value` by the jackknife; NaN for fewer than 3 units."""
+    if len(without) < 3 or not np.isfinite(without).all():
         return math.nan, math.nan
-    half = stats.t.ppf((1 + LEVEL) / 2, count - 1) * np.sqrt((count - 1) * np.var(without))
+    half = float(jackknife_half(np.array(without)))
     return value - half, value + half
 
 
@@ -445,16 +440,14 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."
     nearness = _correlate(stats.rankdata(predicted, axis=-1), near)
     none = np.full(wavelength.shape, np.nan)
     values = by_plane("v_norm") if "v_norm" in of else np.full(k.shape, np.nan)
-    of_planes = {}
+    of_planes, massive = {}, {}
     for name, x in (("q", q), ("k", k), ("v", values)):
         spread, mean = x.std(-1), x.mean(-1, keepdims=True)
+        massive[name] = x > MASSIVE * mean
         of_planes[f"{name}_uneven"] = _mean(spread / mean[..., 0])
-        of_planes[f"{name}_count"] = _mean(
-            np.where(mean > 0, x > MASSIVE * mean, np.nan).sum(-1)
-        )
-    massive = [np.nansum(x > MASSIVE * x.mean(-1, keepdims=True), 1) for x in (q, k)]
+        of_planes[f"{name}_count"] = _mean(np.where(mean > 0, massive[name], np.nan).sum(-1))
     return of_planes | {
-        "massive": sum(massive).astype(float),
+        "massive": (massive["q"].sum(1) + massive["k"].sum(1)).astype(float),
         "length": np.nanmean(q, 1) * np.nanmean(k, 1),
         "band": np.array([np.interp(wanted, np.log(w), np.arange(len(w))) for w in wavelength]),
         "slow": (wavelength > context).astype(float),

@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from jaxtyping import Float
-from scipy import stats
 
 from ropelens.errors import Count, Whole, public
 from ropelens.statistics.budget.claim import judge
-from ropelens.statistics.intervals import LEVEL
+from ropelens.statistics.intervals import jackknife_half
 from ropelens.statistics.labels import (
     GAINS,
     Thresholds,
@@ -138,18 +137,15 @@ def share_interval(
 ) -> tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]]:
     """The ends of the 95 % interval of each head's largest fraction; NaN with one group.
 
-    Student's t around it with the jackknife's standard error: each group of sequences left
-    out in turn (Efron and Tibshirani 1993, *An Introduction to the Bootstrap*, eq. 11.5).
+    By `jackknife_half`: each group of sequences is left out in turn.
     """
-    count = profile.sizes["group"]
     fractions = np.stack([table[name] for name in FRACTIONS])
     largest = np.nan_to_num(fractions).argmax(0)[None]
     rows = profile["group_scored"].values
     sums = [profile[f"group_{name}"].values * rows[:, None, None] for name in GAINS]
     bits = attention_budget(*(x.sum(0) - x for x in sums))  # shares need no mean
     shares = np.take_along_axis(_fractions(bits), largest[:, None], 0)[0]
-    error = np.sqrt((count - 1) * shares.var(0))
-    half = stats.t.ppf((1 + LEVEL) / 2, count - 1) * error
+    half = jackknife_half(shares)
     share = np.take_along_axis(fractions, largest, 0)[0]
     return (share - half).clip(0, 1), (share + half).clip(0, 1)
 

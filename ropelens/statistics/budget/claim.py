@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-from ropelens.statistics.intervals import LEVEL
+from ropelens.statistics.intervals import jackknife_half
 
 LEAST_HEADS = 3
 """Heads that a verdict takes of either sort: the offset explains more than half, or less."""
@@ -151,7 +151,6 @@ def _interval(
     rest = [np.delete(np.arange(len(counts)), layer) for layer in layers]
     without = correlations(fraction[rest], wavelength[rest])
     z, *others = np.arctanh(np.clip([rho, *without], -most, most))
-    count = len(layers)
-    half = stats.t.ppf((1 + LEVEL) / 2, count - 1) * np.sqrt((count - 1) * np.var(others))
+    half = jackknife_half(np.array(others))
     low, high = np.tanh([z - half, z + half])
     return float(min(low, rho)), float(max(high, rho))
