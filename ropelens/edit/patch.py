@@ -77,9 +77,9 @@ def patch_planes(
     else:
         _, chosen = placed(subject, stop(planes or _none, heads=heads))
         rotations = [layer.planes for layer in subject.rotations()]
-    taken = _run(subject, _read(subject, source), chosen, rotations)
-    patch = _Patch(
-        subject, chosen, rotations, planes, of, _pairs(positions, taken.length), taken
+    taken = take(subject, _read(subject, source), chosen, rotations)
+    patch = Patch(
+        subject, chosen, rotations, planes, of, places_of(positions, taken.length), taken
     )
     with subject.silence(patch.outputs) if of == "output" else subject.patch(patch):
         yield
@@ -103,7 +103,7 @@ def _read(subject: Subject, source: Source) -> Int[Tensor, "sequence position"]:
 
 
 @dataclass(frozen=True)
-class _Taken:
+class Taken:
     """What chosen layers were given in the source, and what their heads put out.
 
     `vectors` are [sequence, head, place, coordinate], outputs among them, by layer and what
@@ -115,17 +115,17 @@ class _Taken:
     turned: dict[int, Tensor]
 
 
-def _run(
+def take(
     subject: Subject,
     tokens: Int[Tensor, "sequence position"],
     chosen: Bool[Tensor, "layer head"],
     rotations: Sequence[Planes],
-) -> _Taken:
-    """One pass over the source, in which nothing changes."""
-    taken = _Taken(tokens.shape[1], {}, {})
+) -> Taken:
+    """What chosen heads have in the source: one pass, in which nothing changes."""
+    taken = Taken(tokens.shape[1], {}, {})
     seen: set[int] = set()
 
-    def take(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
+    def note(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
         if chosen[layer].any():
             taken.vectors[layer, side] = x.detach()
             if side == "query" and rotations:
@@ -137,7 +137,7 @@ def _run(
         if chosen[call.layer].any():
             taken.vectors[call.layer, "output"] = call.output.transpose(1, 2)
 
-    with torch.no_grad(), subject.patch(take), subject.observe(see):
+    with torch.no_grad(), subject.patch(note), subject.observe(see):
         subject.forward(tokens, last=1)
     subject.check_layers(seen)
     return taken
@@ -152,7 +152,7 @@ def _angles(
     return by_plane(positions, planes).float() * inv_freq
 
 
-def _pairs(
+def places_of(
     positions: Sequence[int] | Mapping[int, int] | None, length: int
 ) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
     """Places that are patched, and the place in the source for each."""
@@ -168,7 +168,7 @@ def _pairs(
 
 
 @dataclass(frozen=True)
-class _Patch:
+class Patch:
     """What was `taken` of the source, put where `pairs` say; see `doorway.Patch`."""
 
     subject: Subject
@@ -177,7 +177,7 @@ class _Patch:
     select: Selection | None
     of: Of
     pairs: tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
-    taken: _Taken
+    taken: Taken
 
     def __call__(
         self, layer: int, side: Side, x: Tensor, places: range, positions: Tensor

@@ -20,13 +20,13 @@ from jaxtyping import Float, Int, Integer
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from ropelens.edit.patch import Source, patch_planes
+from ropelens.edit.patch import Patch, Source, places_of, take
 from ropelens.edit.rope import drop, stack_edits
 from ropelens.errors import BadArgument, Count, Positive, public
 from ropelens.measure.capture import one_sequence
 from ropelens.models.doorway import Side
 from ropelens.models.subject import Model, Subject, as_subject
-from ropelens.models.texts import prompt_tokens
+from ropelens.models.texts import encode
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 from ropelens.statistics.call import AttentionCall, attention_map
@@ -97,8 +97,8 @@ def attribute_planes(
         (layer, head): [] for layer, head in looked_at.nonzero().tolist()
     }
 
-    def run(size: float) -> tuple[float, list[Tensor]]:
-        """The answer, and its gradient along a gate of this size on every plane."""
+    def gradients(size: float) -> list[Tensor]:
+        """The gradient of the answer along a gate of this size on every plane."""
         gates = [torch.full((subject.heads, at.terms), size) for at in planes]
         opened = [gate.requires_grad_() for gate in gates]
         calls: dict[int, AttentionCall] = {}
@@ -119,17 +119,17 @@ def attribute_planes(
                 stack.enter_context(subject.silence(keep))
             value = number(_logits(subject, tokens))
         wanted = [*opened, *outputs.values()]
-        gradients = torch.autograd.grad(value, wanted, materialize_grads=True)
-        of_output = dict(zip(outputs, gradients[len(opened) :], strict=True))
+        found = torch.autograd.grad(value, wanted, materialize_grads=True)
+        of_output = dict(zip(outputs, found[len(opened) :], strict=True))
         for (layer, head), parts in of_pairs.items():
             part = _by_pair(calls[layer], head, planes[layer], of_output[layer])
             parts.append(part / (size * steps))
-        return float(value.detach()), list(gradients[: len(opened)])
+        return list(found[: len(opened)])
 
     sizes = [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
     total = [torch.zeros(subject.heads, at.terms) for at in planes]
     for size in sizes:
-        total = [t + g / steps for t, g in zip(total, run(size)[1], strict=True)]
+        total = [t + g / steps for t, g in zip(total, gradients(size), strict=True)]
     total = [t.where(of[:, None], torch.nan) for t, of in zip(total, chosen, strict=True)]
     values = {
         "attribution": stack(total),
@@ -159,13 +159,17 @@ def attribute_planes(
             ranks = spearmanr(foretold.flat[others], -dropped.flat[others])
             facts["rank_correlation"] = float(ranks.statistic)
     if check and source is not None:
+        other = one_sequence(subject, source, tokenizer or subject.tokenizer).text.tokens
+        rotations = [layer.planes for layer in subject.rotations()]
+        taken = take(subject, other, chosen, rotations)  # once, for all planes
+        pairs_of = places_of(None, taken.length)
 
         def patching(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
-            return patch_planes(subject, source, planes=plane, heads=heads)
+            of = subject.heads_of(heads)
+            return subject.patch(Patch(subject, of, rotations, plane, "both", pairs_of, taken))
 
         patched = _answers(places, foretold.shape, answer_of, patching)
         values["patched"] = patched - facts["answer"]
-        other = one_sequence(subject, source, tokenizer or subject.tokenizer).text.tokens
         facts["source_answer"] = _answer(subject, other, number)
     indices = {"layer": range(subject.layers), "head": range(subject.heads)}
     dataset = xr.Dataset(labelled(values, ATTRIBUTION), coords=indices)
@@ -206,8 +210,8 @@ def _by_pair(
     if call.softcap is not None:
         slope = slope * (1 - (call.scale * q @ k.mT / call.softcap).tanh().square())
     slope = slope.masked_fill(~call.seen_by(torch.arange(len(q)))[0].to(q.device), torch.nan)
-    of_term = [planes.term_of == term for term in range(planes.terms)]
-    return torch.stack([slope * (call.scale * q[:, c] @ k[:, c].mT) for c in of_term])
+    parts = planes.sum_coordinates(call.scale * q[:, None] * k)
+    return (slope[..., None] * parts).movedim(-1, 0)
 
 
 def _number_of(
@@ -227,8 +231,7 @@ def _number_of(
 
 def _id_of(token: Token, tokenizer: Any, vocabulary: int) -> int:
     if isinstance(token, str):
-        bos = tokenizer is not None and tokenizer.bos_token_id is not None
-        ids = prompt_tokens(token, tokenizer)[int(bos) :].tolist()
+        _, ids = encode(token, tokenizer)
         if len(ids) != 1:
             raise BadArgument(f"{token!r} is not one token of the model.", seen=f"{len(ids)}")
         return ids[0]
