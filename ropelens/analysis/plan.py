@@ -205,7 +205,6 @@ def _sweep(
     else:
         parameters, device = source.model.num_parameters(), source.device
     config, sizes = source.config, ("hidden_size", "num_hidden_layers")
-    held = sum(len(encode(text[:PIECE], source.tokenizer)[1]) for text in documents)
     scores = math.prod(stated_number(config, size, 1) for size in sizes)
 
     def fits(context: int) -> bool:
@@ -214,10 +213,12 @@ def _sweep(
         one: dict[str, Any] = {"context": context, "width": 4, "device": device.type}
         in_time = 2 * tokens * (parameters + scores * context) < OPERATIONS[device.type]
         in_memory = pass_bytes(config, sequences=1, **one) < free_bytes(device)
-        return in_time and in_memory and 2 * context <= held
+        return in_time and in_memory and 2 * context <= held  # tokens of the text
 
-    while not (options.context or context <= LONGEST_DEFAULT_CONTEXT or fits(context)):
-        context = max(context // 2, LONGEST_DEFAULT_CONTEXT)
+    if options.context is None:
+        held = sum(len(encode(text[:PIECE], source.tokenizer)[1]) for text in documents)
+        while context > LONGEST_DEFAULT_CONTEXT and not fits(context):
+            context = max(context // 2, LONGEST_DEFAULT_CONTEXT)
     count = options.sequences or max(2, 2**14 // context)
     return OF_LONG | asked, replace(options, context=context, sequences=count)
 

@@ -97,10 +97,7 @@ def plot_replication(table: pd.DataFrame) -> go.Figure:
         xgap=2,
         ygap=2,
     )
-    for verdict in VERDICTS:  # heat maps have no entries in a legend; empty scatters do
-        marker = {"color": COLORS[verdict], "symbol": "square", "size": 11}
-        name = f"{GLYPHS[verdict]} {verdict}"
-        figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=name)
+    style.add_squares(figure, {f"{GLYPHS[v]} {v}": COLORS[v] for v in VERDICTS})
     _claim_axis(figure, table.drop_duplicates("claim")["statement"])
     return figure
 

@@ -89,10 +89,7 @@ def plot_head_map(
             look["customdata"] = np.tile(profile["layer_type"].values[:, None], (1, count))
         hover = f"layer %{{y}}: %{{customdata}}, {IDLE}<extra></extra>"
         figure.add_heatmap(z=z, **look, name=IDLE, meta={"role": "idle"}, hovertemplate=hover)
-    for name, color in entries:  # heat maps have none in a legend; empty scatters do
-        marker = {"color": color, "symbol": "square", "size": 11}
-        legend = {"mode": "markers", "name": name, "marker": marker, "hoverinfo": "skip"}
-        figure.add_scatter(x=[None], y=[None], **legend)
+    style.add_squares(figure, dict(entries))
     # Room at both ends of an axis for a frame's stroke.
     across, down = (
         style.index_axis(cells, what, most=16, room=max(0.05, 0.006 * cells))

@@ -27,12 +27,17 @@ COPIED = 48
 """Random tokens that come twice, where the context holds so many."""
 
 
+def tokens_copied(context: int) -> int:
+    """How many random tokens come twice in a context."""
+    return max(2, min(COPIED, (context - 1) // 3))
+
+
 def run_distances(context: int, given: Sequence[int] | None) -> tuple[int, ...]:
     """The distances of copies: by default doublings, as far as the context holds.
 
     Raises `BadArgument` for copies that overlap, or reach out of the context.
     """
-    copied = max(2, min(COPIED, (context - 1) // 3))
+    copied = tokens_copied(context)
     if given is None:
         return doublings(copied, context - 1 - copied)
     if not all(copied <= distance < context - copied for distance in given):
@@ -62,7 +67,7 @@ def find_copies(
     farthest run says of distances `beyond` it. NaN where no row sees the right key.
     """
     subject = measurement.subject
-    copied = max(2, min(COPIED, (subject.context - 1) // 3))
+    copied = tokens_copied(subject.context)
     layers = [(layer, heads.numpy()) for layer, heads in enumerate(chosen) if len(heads)]
     shape = (subject.layers, subject.heads, len(distances))
     share, foretold = np.full((draws, *shape), np.nan), np.full((draws, *shape), np.nan)

@@ -20,7 +20,7 @@ from ropelens.edit.rope import Layer, ModelEdit, placed, stack_edits
 from ropelens.errors import BadArgument, Count, Number, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, silent
 from ropelens.measure.capture import look
-from ropelens.measure.copied import COPIED, find_copies, run_distances
+from ropelens.measure.copied import find_copies, run_distances, tokens_copied
 from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
 from ropelens.models.subject import Model, Subject
 from ropelens.rope.planes import Planes
@@ -189,8 +189,8 @@ def _run(
     """What `find_copies` says of the model under each variant."""
     subject = measurement.subject
     found = []
-    length = COPIED * draws + draws * sum(apart)
-    with show("running copies", total=len(runs) * length, unit="tokens") as step:
+    tokens = sum(1 + distance + tokens_copied(subject.context) for distance in apart)
+    with show("running copies", total=len(runs) * draws * tokens, unit="tokens") as step:
         for name in runs:
             edits = [] if name == OWN else [name]
             with subject.edit(stack_edits(subject, edits)) if edits else nullcontext():

@@ -128,7 +128,9 @@ def _sum_block(
     choice = choice[:, None]
     picked = own.scores[:, :, 0].masked_fill(~choice, -torch.inf).argmax(-1)
     others = choice & (column != picked[..., None])
-    count, product = others.sum(-1), _products(own, picked)
+    query, count = own.q_still[:, :, 0].double(), others.sum(-1)
+    key = own.k_still.gather(2, picked[..., None].expand(query.shape)).double()
+    product = plane_products(query, key, own.planes)  # s q~ conj(k~), s in q
     picks = own.scores[:, :, 0].gather(-1, picked[..., None])[..., 0]
     acts = others.any(-1)
     if own.keys.start == 0:  # rows that would rather have the first key pick none
@@ -160,13 +162,3 @@ def _sum_block(
         wins=torch.stack(wins, dim=2),
         kept=torch.stack(kept, dim=-1),
     )
-
-
-def _products(
-    block: Block, picked: Int[Tensor, "batch head row"]
-) -> Complex[Tensor, "batch head row term"]:
-    """s q~ conj(k~) of every row and its picked key, by term."""
-    planes, query = block.planes, block.q_still[:, :, 0].double()
-    at = picked[..., None].expand(query.shape)
-    key = block.k_still.gather(2, at).double()
-    return plane_products(query, key, planes)
