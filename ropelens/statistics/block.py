@@ -246,9 +246,11 @@ class Block:
     @cached_property
     def scores(self) -> Float[Tensor, "batch kv_head group row key"]:
         """L_ij = s q_i k_j, after a soft-cap; so low where row i does not see j that A is 0."""
+        return self._scores(self.buffer("scores"))
+
+    def _scores(self, out: Float[Tensor, "batch kv_head group row key"]) -> Tensor:
         k = self.of_call.k_scaled[:, self.heads, self._columns]  # s k
-        scores = memory.products(self.q, k, out=self.buffer("scores"))
-        return self.hide(self.call.squash(scores))
+        return self.hide(self.call.squash(memory.products(self.q, k, out=out)))
 
     @property
     def attention(self) -> Float[Tensor, "batch kv_head group row key"]:
@@ -262,7 +264,10 @@ class Block:
 
     @cached_property
     def _softmax(self) -> tuple[Tensor, Tensor]:
-        return memory.softmax(self.scores, out=self.buffer("attention"))
+        out = self.buffer("attention")
+        if self.call.softcap is None and "scores" not in vars(self):
+            return memory.softmax(self._scores(out))  # one matrix in the caches, not two
+        return memory.softmax(self.scores, out=out)
 
     @cached_property
     def read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
@@ -284,7 +289,8 @@ class Block:
     @property
     def information(self) -> Float[Tensor, "batch kv_head group row"]:
         """KL(A_i || U_i): log of the keys that row i sees, less the entropy of A_i."""
-        expected = torch.linalg.vecdot(self.attention, self.scores)
+        scores = self.scores  # before A, which then leaves them as they are
+        expected = torch.linalg.vecdot(self.attention, scores)
         return self.log_keys - (self.log_norm - expected)
 
     @property
