@@ -59,7 +59,7 @@ def test_an_attribution_is_the_slope_along_a_plane(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "phi"])
 def test_over_many_steps_they_sum_to_what_even_attention_lacks(name: str) -> None:
     model = tiny(name)
-    found = rl.attribute_planes(model, TOKENS, (3, 5), heads="0.*,1.1", steps=200)
+    found = rl.attribute_planes(model, TOKENS, (3, 5), heads="0.*,1.1", steps=40)
     whole = found.attrs["answer"] - found.attrs["answer_without"]
     assert float(found["attribution"].sum()) == pytest.approx(whole, rel=0.02, abs=0.02)
     assert abs(whole) > 0.1

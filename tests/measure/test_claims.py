@@ -18,6 +18,7 @@ LAYERS, HEADS, PLANES, OFFSETS = 12, 4, 16, 64
 RAMP, PLACE = np.linspace(1, 4, PLANES), np.arange(PLANES)
 OWN = np.broadcast_to(np.eye(HEADS), (LAYERS, HEADS, HEADS))
 OF_ARRAYS = [claim for claim in CLAIMS if claim.of]
+DRAWN_ALIKE = {(one.null.how, one.number.__qualname__): one for one in OF_ARRAYS}.values()
 
 
 def by_plane(row: np.ndarray) -> np.ndarray:
@@ -83,7 +84,7 @@ def test_what_is_planted_holds_and_its_opposite_is_contradicted(claim: Claim) ->
     assert verdict(claim, *contradicted)["verdict"] == "contradicted"
 
 
-@pytest.mark.parametrize("claim", OF_ARRAYS, ids=lambda claim: claim.name)
+@pytest.mark.parametrize("claim", DRAWN_ALIKE, ids=lambda claim: claim.name)
 def test_where_chance_alone_speaks_a_claim_holds_in_a_fortieth_of_cases(claim: Claim) -> None:
     random = np.random.default_rng(1)
     shapes = [array.shape for array in PLANTED[claim.name][0]]
@@ -91,10 +92,10 @@ def test_where_chance_alone_speaks_a_claim_holds_in_a_fortieth_of_cases(claim: C
 
     def drawn(seed: int) -> dict:
         arrays = (random.gamma(4, 0.25, shape) - centre for shape in shapes)
-        return verdict(claim, *arrays, seed=seed, draws=100)
+        return verdict(claim, *arrays, seed=seed, draws=79)
 
-    rows = [drawn(seed) for seed in range(120)]
-    for word in ("holds", "contradicted"):  # 2.5 %, and three standard errors of 120 cases
+    rows = [drawn(seed) for seed in range(80)]
+    for word in ("holds", "contradicted"):  # 2.5 %, and 2.5 standard errors of 80 cases
         assert np.mean([row["verdict"] == word for row in rows]) <= 0.025 + 0.043
 
 

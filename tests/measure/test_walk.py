@@ -39,10 +39,18 @@ def visits(model: object, call: Callable[[], object]) -> list[tuple[str, str]]:
     return places
 
 
-@pytest.mark.parametrize("measure", [rl.truncate, rl.analyze, rl.reach])
-def test_a_model_visits_few_places(measure: Callable[..., object]) -> None:
+@pytest.mark.parametrize(
+    ("measure", "few"),
+    [
+        (rl.truncate, {"keep": [0.5], "controls": 0}),
+        (rl.analyze, {}),
+        (rl.reach, {"distances": [0, 40], "copies": [48]}),
+    ],
+)
+def test_a_model_visits_few_places(
+    measure: Callable[..., object], few: dict[str, object]
+) -> None:
     model = tiny("llama_gqa")
-    few = {"keep": [0.5], "controls": 0} if measure is rl.truncate else {}
     places = visits(model, lambda: measure(model, TOKENS, **few))
     assert 5 < len(set(places)) < 25
     assert places.count(("as_subject", "model")) == 1
