@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import transformers.modeling_utils  # noqa: F401  # of what is imported under the hook no bytecode is kept
-from jaxtyping import install_import_hook
+from shapes import check_shapes
 
 # Shapes stand in signatures, and tests hold every call to them. Before ropelens is imported.
 ROOMS = ["rope", "statistics", "models", "edit", "measure", "comparison", "analysis"]
@@ -20,13 +20,13 @@ TAKES_ANY |= {f"ropelens.measure.{name}" for name in ("needs", "token_sets")}
 TAKES_ANY |= {"ropelens.models.texts", "ropelens.edit.silence", "ropelens.analysis.analyze"}
 TAKES_ANY |= {"ropelens.analysis.options"}
 UNCHECKED = TAKES_ANY | {"ropelens.models.texts"}
-if "slow" not in sys.argv:  # called by thousands: checked where minutes do not matter
+if "slow" not in sys.argv and "ALLSHAPES" not in os.environ:
     BUDGET = "ropelens.statistics.budget"
     UNCHECKED |= {f"{BUDGET}.{name}" for name in ("logit", "offsets", "solver")}
 PACKAGE = Path(__file__).parents[1] / "ropelens"
 FILES = [file for room in ROOMS for file in (PACKAGE / room).rglob("*.py")]
 CHECKED = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in FILES}
-install_import_hook(sorted(CHECKED - UNCHECKED), "beartype.beartype")
+check_shapes(sorted(CHECKED - UNCHECKED))
 
 # The same examples everywhere, and no deadline: neither luck nor a loaded machine is a failure.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)

@@ -1,0 +1,109 @@
+"""Shapes in signatures, held for every call by jaxtyping and beartype: once for each kind.
+
+Whether a call keeps to its signature is a matter of the types, dtypes and shapes of what goes
+in and comes out, and of the values of what is no array. Calls alike in all of these are checked
+once, for a check costs more than most of the functions do.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from types import FunctionType
+from typing import Any
+
+import jaxtyping
+import numpy as np
+from jaxtyping import jaxtyped
+from torch import Tensor
+
+
+def kind(value: object) -> object:
+    """What a check of `value` depends on."""
+    if isinstance(value, Tensor | np.ndarray):
+        return type(value), value.dtype, value.shape
+    if isinstance(value, tuple):
+        return tuple, tuple(map(kind, value))
+    if isinstance(value, list | set | frozenset):
+        return type(value), frozenset(map(kind, value))
+    if isinstance(value, dict):
+        return type(value), frozenset((kind(key), kind(at)) for key, at in value.items())
+    if isinstance(value, str | int | float | None):
+        return type(value), value
+    return type(value)
+
+
+class Checks:
+    """The checks of one function, and the kinds of calls that passed."""
+
+    def __init__(self, function: FunctionType, typechecker: Callable[..., Any]) -> None:
+        self.passed: set[object] = set()
+        result: list[object] = []
+        signature = inspect.signature(function)
+
+        def stand_in(*_: object, **__: object) -> object:
+            return result.pop()
+
+        def checked(signature: inspect.Signature) -> Callable[..., object]:
+            names = (function.__globals__, function.__name__, None, stand_in.__closure__)
+            copy = functools.wraps(function)(FunctionType(stand_in.__code__, *names))
+            copy.__signature__ = signature
+            return jaxtyped(copy, typechecker=typechecker)
+
+        self.result = result
+        self.of_given = checked(signature.replace(return_annotation=signature.empty))
+        self.of_all = checked(signature)
+
+    def call(self, function: FunctionType, args: tuple, kwargs: dict[str, object]) -> object:
+        given = kind((args, kwargs))
+        if given not in self.passed:
+            self.check(self.of_given, args, kwargs, None)
+            self.passed.add(given)
+        result = function(*args, **kwargs)
+        both = given, kind(result)
+        if both not in self.passed:
+            self.check(self.of_all, args, kwargs, result)
+            self.passed.add(both)
+        return result
+
+    def check(
+        self, by: Callable[..., object], args: tuple, kwargs: dict[str, object], result: object
+    ) -> None:
+        self.result.append(result)
+        try:
+            by(*args, **kwargs)
+        finally:
+            self.result.clear()
+
+
+CHECKS: dict[object, Checks] = {}
+
+
+def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
+    """As `jaxtyping.jaxtyped`; of a function within a function the checks are made once."""
+
+    def decorate(what: Any) -> Any:
+        if inspect.isclass(what):
+            if is_dataclass(what):
+                what.__init__ = decorate(what.__init__)
+            return what
+        key = what.__module__, what.__qualname__, what.__code__
+        if key not in CHECKS:
+            CHECKS[key] = Checks(what, typechecker)
+        checks = CHECKS[key]
+
+        @functools.wraps(what)
+        def call(*args: object, **kwargs: object) -> object:
+            return checks.call(what, args, kwargs)
+
+        return call
+
+    return decorate
+
+
+def check_shapes(modules: list[str]) -> None:
+    """Check all calls of functions of these modules, which are not imported yet."""
+    jaxtyping.jaxtyped = checked  # what the code of a module that is imported asks for
+    jaxtyping.install_import_hook(modules, "beartype.beartype")
