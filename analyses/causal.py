@@ -8,9 +8,12 @@ Method: a ninth of all heads output their mean over the text (Wang et al. 2023, 
 many random other heads of each layer are silenced for comparison, in up to eight draws.
 Intervals cover the documents and the draws. Then planes of the most positional heads stop: the
 strongest planes of each head, with about half of its push toward keys, or all its other planes.
+Last, heads with half of their attention or more on the previous token are silenced while random
+tokens are repeated: induction heads are built on them (Olsson et al. 2022, arXiv 2209.11895).
 
 Expectation: either kind costs more than random heads of its layers. Heads that go by content
 cost most on tokens that the text has had before. The strongest planes cost more than the rest.
+Without previous-token heads there is no induction.
 
     python analyses/causal.py [MODEL] [--text FILE]... [--context N]
 
@@ -18,7 +21,7 @@ Writes reports/causal/<model>/. Takes minutes for the bundled checkpoint.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -30,6 +33,8 @@ from ropelens.statistics.intervals import paired_interval
 KINDS = {"positional": "position", "semantic": "content"}
 FRACTIONS = {"positional": "positional_fraction", "semantic": "content_fraction"}
 TOKENS = ("all tokens", "tokens had before", "new tokens")
+REPEATED = ("random tokens, repeated",)
+PREVIOUS = 0.5
 DRAWS = 8
 COSTS = {
     "holds": "costs more",
@@ -85,6 +90,8 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
             )
     if short:
         findings.insert(0, f"Against random heads of their layers, {', and '.join(short)}.")
+    sentence, of_repeats = without_previous(analysis)
+    findings.insert(1, sentence)
     question = "Are the labels true of what the model does?"
     if not rows:
         return rl.Answer(question, findings, {})
@@ -94,15 +101,64 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         "their planes stop. Grey: as many random heads of the same layers.":
             rl.plot_silenced(table)
     }  # fmt: skip
+    if of_repeats:
+        repeats = pd.DataFrame(of_repeats)
+        figures[
+            "The same for random tokens that come again, where heads that attend to the "
+            "previous token are silenced."
+        ] = rl.plot_silenced(repeats)
+        table = pd.concat([table, repeats])
     return rl.Answer(question, findings, figures, {"causal.csv": table})
+
+
+def without_previous(analysis: rl.Analysis) -> tuple[str, list[dict[str, object]]]:
+    """What is left of induction without the previous-token heads: a sentence, and rows."""
+    heads = analysis.heads
+    chosen = at_most_half(heads[heads["previous_token"] >= PREVIOUS], heads)
+    if chosen.empty:
+        return f"No head has {PREVIOUS:.0%} of its attention on the previous token.", []
+    plain, silent = repeats(analysis), silenced(analysis, chosen, repeats)
+    sets, possible = draws(heads, chosen)
+    random = [silenced(analysis, drawn, repeats) for drawn in sets]
+    rows = rows_of(
+        "previous-token heads", "positional", chosen, changes(plain, silent), REPEATED
+    )
+    for n, (drawn, one) in enumerate(zip(sets, random, strict=True), start=1):
+        what = f"random of their layers, draw {n}"
+        rows += rows_of(what, "", drawn, changes(plain, one), REPEATED)
+    best = plain["induction"].argmax(("layer", "head"))
+    before, after, *others = (float(one["induction"][best]) for one in (plain, silent, *random))
+    beyond = changes_beyond(random, silent, 1 - len(sets) / possible)[0]
+    sentence = (
+        f"Silencing the heads with {PREVIOUS:.0%} or more of their attention on the previous "
+        f"token ({names(chosen)}) takes the best induction head, "
+        f"{int(best['layer'])}.{int(best['head'])}, from {before:.2f} to {after:.2f}; as many "
+        f"random heads of their layers leave it {np.mean(others):.2f} ({min(others):.2f} to "
+        f"{max(others):.2f} in {len(sets)} draws). That this costs repeated random tokens more "
+        f"than silencing random heads: it {say(beyond)}."
+    )
+    return sentence, rows
+
+
+def repeats(analysis: rl.Analysis) -> xr.Dataset:
+    """Losses of random tokens that come again, as `losses`, and each head's induction score."""
+    measured = rl.evaluate(analysis.model, analysis.sequences.tokens, measures=["induction"])
+    loss = measured["repeat_loss"].isel(edit=0).rename(trial="sequence").expand_dims("tokens")
+    loss = loss.assign_coords(group=("sequence", np.arange(loss.sizes["sequence"])))
+    one = xr.Dataset({"loss": loss, "count": xr.ones_like(loss)})
+    return one.assign(induction=measured["induction"].isel(edit=0))
 
 
 def most(heads: pd.DataFrame, fraction: str) -> pd.DataFrame:
     """A ninth of all heads, highest `fraction` first; no diffuse ones, at most half a layer."""
     named = heads[heads["label"] != "diffuse"].dropna(subset=fraction)
     named = named.sort_values(fraction, ascending=False, kind="stable")
-    half = len(heads) // heads["layer"].nunique() // 2
-    return named.groupby("layer").head(half).head(max(1, round(len(heads) / 9)))
+    return at_most_half(named, heads).head(max(1, round(len(heads) / 9)))
+
+
+def at_most_half(chosen: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
+    """The first of the `chosen`, at most half of a layer."""
+    return chosen.groupby("layer").head(len(heads) // heads["layer"].nunique() // 2)
 
 
 def draws(heads: pd.DataFrame, chosen: pd.DataFrame) -> tuple[list[pd.DataFrame], int]:
@@ -139,11 +195,15 @@ def losses(analysis: rl.Analysis, edits: Sequence = ()) -> xr.Dataset:
     )
 
 
-def silenced(analysis: rl.Analysis, chosen: pd.DataFrame) -> xr.Dataset:
+def silenced(
+    analysis: rl.Analysis,
+    chosen: pd.DataFrame,
+    measure: Callable[[rl.Analysis], xr.Dataset] = losses,
+) -> xr.Dataset:
     text = analysis.sequences
     reference = {"tokens": text.tokens, "lengths": text.lengths}
     with rl.silence_heads(analysis.model, names(chosen), to="mean", **reference):
-        return losses(analysis)
+        return measure(analysis)
 
 
 def planes_of(analysis: rl.Analysis, chosen: pd.DataFrame) -> tuple[list, list, float]:
@@ -171,7 +231,7 @@ def planes_of(analysis: rl.Analysis, chosen: pd.DataFrame) -> tuple[list, list, 
 def changes(before: xr.Dataset, after: xr.Dataset) -> list[Change]:
     """The change of loss by kind of tokens (nats/token), with its 95 % interval."""
     intervals = []
-    for kind in range(len(TOKENS)):
+    for kind in range(before.sizes["tokens"]):
         a, b = (one.isel(tokens=kind) for one in (before, after))
         change = ((b["loss"] - a["loss"]) / a["count"]).where(a["count"] > 0, 0)
         weight = a["count"].values.astype(float)
@@ -198,12 +258,16 @@ def changes_beyond(random: list[xr.Dataset], silent: xr.Dataset, left: float) ->
 
 
 def rows_of(
-    what: str, label: str, heads: pd.DataFrame, intervals: list[Change]
+    what: str,
+    label: str,
+    heads: pd.DataFrame,
+    intervals: list[Change],
+    tokens: Sequence[str] = TOKENS,
 ) -> list[dict[str, object]]:
     """Rows of the table, with the heads that were silenced or lost planes."""
     numbers = [dict(zip(("change", "low", "high"), one, strict=True)) for one in intervals]
     named = {"what": what, "label": label, "heads": names(heads)}
-    return [named | {"tokens": kind} | one for kind, one in zip(TOKENS, numbers, strict=True)]
+    return [named | {"tokens": kind} | one for kind, one in zip(tokens, numbers, strict=True)]
 
 
 def names(heads: pd.DataFrame) -> str:

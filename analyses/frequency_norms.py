@@ -7,7 +7,8 @@ every layer, and the fastest are used in the first and last layers.
 Expectation: if the base is large beside the trained context, a band of planes has long queries
 and keys. Slower planes never turn within the context, so training has no use for them, and
 their queries and keys stay short. Oka et al. (ICLR 2026) put the band at plane
-(D/2) log_base(L / 3.657) for a trained context of L tokens.
+(D/2) log_base(L / 3.657) for a trained context of L tokens. Values do not rotate: cut into the
+same planes they are the control, and should be as long in each.
 
     python analyses/frequency_norms.py [MODEL] [--text FILE]... [--context N]
 
@@ -27,9 +28,9 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     product = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
     loudest = int(product.max("frequency").argmax("layer"))
     figures = {
-        "The mean over heads, a row a layer, queries above keys. Fast planes are on the "
-        "left; planes right of the dotted line turn less than once in the context.":
-            rl.plot_norms(profile),
+        "The mean over heads, a row a layer: queries, keys, and values, which do not rotate. "
+        "Fast planes are on the left; planes right of the dotted line turn less than once in "
+        "the context.": rl.plot_norms(profile),
         "The layer with the longest queries, a row a head: heads of one layer need not "
         "agree.": rl.plot_norms(profile, layer=loudest),
     }  # fmt: skip
@@ -53,6 +54,9 @@ def findings(profile: xr.Dataset, share: xr.DataArray) -> list[str]:
         f"{mean[wavelength > context].sum():.0%} of |q||k|; "
         f"the slowest quarter of all planes holds {slow:.0%}, the fastest {fast:.0%}.",
         f"The fastest quarter's share by layer: {by_layer}.",
+        "The lengths of a head's planes vary (sd over mean, a mean over heads) by "
+        f"{uneven(profile['q_norm']):.0%} in queries and {uneven(profile['k_norm']):.0%} in "
+        f"keys; in values, which do not rotate, by {uneven(profile['v_norm']):.0%}.",
     ]
     inv_freq = profile["inv_freq"].values[0]
     steps = np.diff(np.log(inv_freq[inv_freq > 0]))
@@ -60,9 +64,14 @@ def findings(profile: xr.Dataset, share: xr.DataArray) -> list[str]:
         band = np.log(trained / 3.657) / -steps.mean()
         sentences.append(
             f"The band was predicted at plane {band:.1f} (Oka et al., for a trained "
-            f"context of {trained}); measured over predicted: {peak / band:.2f}."
+            f"context of {trained:,} tokens); measured over predicted: {peak / band:.2f}."
         )
     return sentences
+
+
+def uneven(norm: xr.DataArray) -> float:
+    """How much the lengths of a head's planes vary: sd over mean, a mean over heads."""
+    return float((norm.std("frequency") / norm.mean("frequency")).mean())
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ import ropelens as rl
 # At random, for even steps might keep time with a plane.
 FAR = np.random.default_rng(0).integers(100_000, 1_000_000, 200, endpoint=True)
 DISTANCES = np.unique([0, *np.geomspace(1, 1_000_000, 49).round(), *FAR])
+MOST = 24
+"""Heads that are asked, at most: those that act most on a match."""
 
 
 def answer(analysis: rl.Analysis) -> rl.Answer:
@@ -35,9 +37,10 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     asked = heads[(heads["content_fraction"] > others) & (heads["label"] != "diffuse")]
     semantic = (asked["label"] == "semantic").sum()
     about = (
-        f"Measured: the {len(asked)} heads whose bits, without sinks, content explains most; "
-        f"{semantic} of them are semantic."
+        f"Of {len(asked)} heads content explains most bits, without sinks; {semantic} of them "
+        f"are semantic. Measured: {min(len(asked), MOST)}, by their induction scores."
     )
+    asked = asked.nlargest(MOST, "induction")
     if not len(asked):
         asked = heads.nlargest(1, "content_fraction")
         about = "Content explains most of no head; measured: the one it explains best."
@@ -49,14 +52,15 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         heads=",".join(f"{row.layer}.{row.head}" for row in asked.itertuples()),
         distances=DISTANCES,
         runs=("own", "p-rope:0.75"),
+        draws=4 if analysis.profile.attrs["trained_context"] <= 2048 else 2,
     )
-    first = asked.loc[asked["content_bits"].idxmax()]
+    first = asked.loc[asked["induction"].idxmax()]
     figures = {
         "Circles: how often heads find a copy that stands that far back, a mean over these "
         "heads. Thin lines, extrapolated: how often the key that they picked in the text, "
         "moved that far back, scores above every other key. Diamond: the median horizon, where "
         "a key's mean score falls to the mean of the other keys.": rl.plot_reach(reach),
-        "The same for the head with most content bits.": rl.plot_reach(
+        "The same for the head with the highest induction score.": rl.plot_reach(
             reach, layer=int(first["layer"]), head=int(first["head"])
         ),
     }  # fmt: skip

@@ -144,6 +144,7 @@ def _planes(
     return {
         "q_norm": (PLANE, q_norm),
         "k_norm": (("layer", "kv_head", "frequency"), k_norm),
+        "v_norm": (("layer", "kv_head", "frequency"), np.ones_like(k_norm)),
         "q_coherence": (PLANE, q_coherence),
         "k_coherence": (("layer", "kv_head", "frequency"), by_key(q_coherence)),
         "selectivity": (PLANE, 1.1 * selectivity),

@@ -131,34 +131,36 @@ def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
     return order[known[order]]
 
 
-PANELS = {"query": ("q_norm", "head"), "key": ("k_norm", "kv_head")}
+PANELS = {"query": "q_norm", "key": "k_norm", "value": "v_norm"}
 
 
 @public
 def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
-    """Mean norm of every plane by wavelength, queries above keys; brighter is longer.
+    """Mean norm of every plane by wavelength, queries above keys above values.
 
-    A row a layer, the mean over heads; with `layer`, a row a head of that layer. In the units
-    of the model's queries and keys. Source: Barbero et al. 2024 (arXiv 2410.06205), its
-    figures of norms.
+    Values do not rotate and are the control; those of another size than keys have no panel. A
+    row a layer, the mean over heads; with `layer`, a row a head of that layer. In the model's
+    units; brighter is longer. Source: Barbero et al. 2024 (arXiv 2410.06205), its figures.
     """
     check_head(profile, layer=layer or 0, head=0)
     what = "layer" if layer is None else "head"
     whose = "mean over heads" if layer is None else f"heads of layer {layer}"
     rows, wavelength = profile.sizes[what], profile["wavelength"].values
+    panels = [*PANELS.items()][: 2 + bool(profile["v_norm"].notnull().any())]
     figure = style.stacked(
-        f"Query and key norms by wavelength, {whose}",
-        2,
-        height=170 + 2 * int(np.clip(rows * 30, 120, max(220, rows * 9))),
-        spacing=0.14 if rows <= 16 else 0.07,
+        f"Norms by wavelength, {whose}",
+        len(panels),
+        height=170 + len(panels) * int(np.clip(rows * 30, 120, max(220, rows * 9))),
+        spacing=0.1 if rows <= 16 else 0.05,
     )
-    for row, (side, (name, dim)) in enumerate(PANELS.items(), start=1):
+    for row, (side, name) in enumerate(panels, start=1):
+        dim = "head" if side == "query" else "kv_head"
         values = profile[name].transpose("layer", dim, "frequency")
         norms = (values.mean(dim) if layer is None else values[layer]).values
         layers = np.arange(len(norms)) if layer is None else np.full(len(norms), layer)
         cells = plane_map(wavelength, norms, layers)
-        bar = {"thickness": 10, "nticks": 4, "len": 0.46, "yanchor": "top"}
-        bar["y"] = 1.0 if row == 1 else 0.46
+        bottom, top = figure.layout[f"yaxis{row}"].domain
+        bar = {"thickness": 10, "nticks": 4, "len": top - bottom, "yanchor": "top", "y": top}
         look: dict[str, Any] = {"colorscale": style.SEQUENTIAL, "name": f"{side} norm"}
         look |= {"zmin": 0, "zmax": float(np.nanmax(cells["z"], initial=0)), "colorbar": bar}
         hover = f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>{side} norm %{{z:.3f}}"
@@ -167,10 +169,9 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
         # A colour bar's title would widen the margin.
         place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
         words = {"text": f"{side} norm (model units)", "font_size": 12}
-        figure.add_annotation(place | words, yref="y domain" if row == 1 else "y2 domain")
-        of_keys = layer is not None and side == "key"
-        axis = style.index_axis(len(norms), "key-value head" if of_keys else what)
-        figure.update_yaxes(**axis, row=row)
+        figure.add_annotation(place | words, yref=f"y{row} domain".replace("y1", "y"))
+        of_row = what if layer is None or side == "query" else "key-value head"
+        figure.update_yaxes(**style.index_axis(len(norms), of_row), row=row)
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10(figure.data[0].x[[0, -1]]), showgrid=False)
     mark_context(figure, profile, color="#ffffff", below=True)

@@ -96,8 +96,9 @@ PROFILE = (
         layout={"height": 450, "margin_t": 36}),
     PageFigure("norms", lambda profile, *_: planes.plot_norms(profile),
         "Bright cells are planes with long queries or keys, which can push most. Fast planes "
-        "are on the left, slow ones on the right; the dotted line is the text's length.",
-        title="Query and key norms, by layer and wavelength", section="model"),
+        "are on the left, slow ones on the right; the dotted line is the text's length. Values "
+        "do not rotate: what they show too is not of RoPE.",
+        title="Query, key and value norms, by layer and wavelength", section="model"),
 )
 
 BESIDE = ("selectivity", "attention", "pair", "kernel")

@@ -32,12 +32,17 @@ def write_index(folder: str | Path) -> Path:
 
     The picture is the page's first figure, drawn small. Model and sentence (the first of
     "findings") are from the run.json beside the page; without one the page has its place alone.
+    In each analysis the model with most heads comes first.
     """
     folder = Path(folder)
     analyses: dict[str, list[dict[str, Any]]] = {}
     pages = sorted(page for page in folder.glob("*/*/index.html") if page.is_file())
+    records = {page: read_record(page.parent) for page in pages}
+    pages.sort(
+        key=lambda page: (page.parents[1], -sum(records[page].get("labels", {}).values()))
+    )
     for page in pages:
-        record = read_record(page.parent)
+        record = records[page]
         entry = {
             "model": record.get("model", {}).get("name") or page.parent.name,
             "link": quote(page.relative_to(folder).as_posix()),

@@ -156,13 +156,16 @@ def test_norms_of_layers_or_of_a_layers_heads(measured, layer):
     profile, _ = measured
     finite = np.isfinite(profile.wavelength.values[0])
     figure = rl.plot_norms(profile, layer=layer)
-    for trace, (name, dim) in zip(figure.data, PANELS.values(), strict=True):
+    for trace, (side, name) in zip(figure.data, PANELS.items(), strict=True):
+        dim = "head" if side == "query" else "kv_head"
         values = profile[name].transpose("layer", dim, "frequency")
         expected = (values.mean(dim) if layer is None else values[layer]).values
         np.testing.assert_allclose(trace.z[:, : finite.sum()], expected[:, finite])
         np.testing.assert_allclose(trace.z[:, -1], expected[:, -1])
         assert len(trace.x) == trace.z.shape[1] + 1
-    assert figure.layout.xaxis.type == figure.layout.xaxis2.type == "log"
+    assert figure.layout.xaxis.type == figure.layout.xaxis3.type == "log"
+    unlike = rl.plot_norms(profile.assign(v_norm=profile["v_norm"] * np.nan), layer=layer)
+    assert len(unlike.data) == 2, "values of another size than keys"
 
 
 def test_kernel_is_measured_and_predicted_with_the_same_total(measured):
