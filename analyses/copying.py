@@ -8,7 +8,6 @@ Expectation: previous-token heads come first, induction heads after them. Varian
 fast planes learn both; nope learns neither, or late. The planes that p-rope:0.75 stops carry
 more of its induction heads than they carry of rope's, and it copies farther past the context.
 Silencing induction heads costs copying; silencing as many random heads as deep does not.
-Needles are no longer found beyond the horizon of a head (`rl.reach`).
 
     python analyses/copying.py [--runs runs/copying]...
 
@@ -27,7 +26,6 @@ import pandas as pd
 import torch
 import typer
 import xarray as xr
-from scipy import stats
 
 import ropelens as rl
 from ropelens.commands.terminal import run_script
@@ -39,10 +37,8 @@ RUN = ["variant", "seed"]
 ROLES = {"induction": 3, "previous_token": 2}  # heads of each role, at most
 LEAST = 0.3  # score of a head that has a role
 COPIES = 0.5  # best induction score of a model that copies
-HALF = 0.5  # of the needles, found
 NO_ROLE = 0.1  # scores of a head that has none
 DRAWS = 3  # of random heads
-CHANCE = 0.05
 INDUCTION = "induction heads silent"
 RANDOM = "as many random heads as deep, without a role, silent"
 TASKS = {
@@ -59,14 +55,14 @@ def main(
     cache = runs[0] / "measured"
     comparison = rl.compare(runs, cache=cache, sequences=sequences)
     weights = comparison["fingerprint"].set_index(entry=RUN).to_series()
-    lengths, looks = comparison["prompt_length"].values, []
+    looks = []
     for folder in sorted(run for study in runs for run in study.glob("*/*/seed-*")):
         record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         if "finished" in record:
             run = {name: record["settings"][name] for name in RUN}
             file = cache / f"{folder.parent.name}-{folder.name}.json"
             model = {"folder": folder, "data": folder / record["data"], "run": run}
-            looks.append(look(file, weights[*run.values()], lengths=lengths, **model))
+            looks.append(look(file, weights[*run.values()], **model))
     tables = {
         f"{name}.csv": pd.DataFrame([row for rows in looks for row in rows[name]])
         for name in ("heads", "costs")
@@ -77,7 +73,6 @@ def main(
             *what_comes_first(comparison),
             *how_far(comparison),
             *which_planes(tables["heads.csv"]),
-            *what_horizons_foretell(tables["heads.csv"], comparison),
             *what_it_costs(tables["costs.csv"]),
         ],
         figures={},
@@ -100,8 +95,8 @@ def look(file: Path, weights: str, **model: Any) -> dict:
     return rows
 
 
-def look_into(folder: Path, *, data: Path, lengths: np.ndarray, run: dict) -> dict[str, list]:
-    """Rows of heads.csv, with how often heads find their key at `lengths`, and of costs.csv."""
+def look_into(folder: Path, *, data: Path, run: dict) -> dict[str, list]:
+    """Rows of heads.csv and of costs.csv."""
     model, _ = rl.load(folder)
     held_out = np.load(data / "valid.npy")
     tokens = torch.from_numpy(held_out[-16:].astype(np.int64))
@@ -110,7 +105,7 @@ def look_into(folder: Path, *, data: Path, lengths: np.ndarray, run: dict) -> di
     scores = np.maximum(*(profile[role].values for role in ROLES))
     turns = np.isfinite(profile["wavelength"]).any("layer").values
     rows = {
-        "heads": heads_of(model, tokens, names, profile, lengths),
+        "heads": heads_of(names, profile),
         "costs": costs_of(model, tokens, names, scores, turns),
     }
     return {name: [run | row for row in of] for name, of in rows.items()}
@@ -123,15 +118,8 @@ def best_heads(scores: np.ndarray, most: int) -> list[str]:
     return [f"{layer}.{head}" for layer, head in best if scores[layer, head] >= LEAST]
 
 
-def heads_of(
-    model, tokens, names: dict[str, list[str]], profile: xr.Dataset, lengths: np.ndarray
-) -> Iterator[dict]:
-    """Each head that has a role: the slow planes' share of it, and how far it finds its key."""
-    chosen = ",".join(name for of_role in names.values() for name in of_role)
-    if not chosen:
-        return
-    options = {"variants": ("own",), "distances": (*lengths, 1_000_000), "resamples": 0}
-    far = rl.reach(model, tokens, heads=chosen, copies=(), **options).isel(variant=0)
+def heads_of(names: dict[str, list[str]], profile: xr.Dataset) -> Iterator[dict]:
+    """Each head that has a role, and the slow planes' share of it."""
     push = profile["selectivity_keys"].clip(min=0)
     share = push[..., push.sizes["frequency"] * 3 // 4 :].sum("frequency") / push.sum(
         "frequency"
@@ -144,10 +132,6 @@ def heads_of(
                 "head": name,
                 "score": float(profile[role].sel(at)),
                 "share_of_slow_quarter": float(share.sel(at)),
-                "horizon": float(far["horizon"].sel(at)),
-            } | {
-                f"wins_at_{length}": float(far["win_share"].sel(at | {"distance": length}))
-                for length in lengths
             }
 
 
@@ -290,9 +274,9 @@ def against_baseline(name: str, values: xr.DataArray) -> list[str]:
 
 def which_planes(heads: pd.DataFrame) -> list[str]:
     """How much of the induction heads' push the planes carry that are slowest in rope."""
-    induction = with_role(heads, "induction")
+    induction = heads if heads.empty else heads[heads["role"] == "induction"]
     if induction.empty:
-        return ["No run has an induction head, so planes and horizons of one are not testable."]
+        return ["No run has an induction head, so the planes of one are not testable."]
     by_run = induction.groupby(["variant", "seed"], sort=False)["share_of_slow_quarter"].mean()
     parts = []
     for variant, shares in by_run.groupby("variant", sort=False):
@@ -309,57 +293,6 @@ def which_planes(heads: pd.DataFrame) -> list[str]:
             f"More of it in p-rope:0.75, where they stand still, than in rope: {say(change)}."
         )
     return sentences
-
-
-def what_horizons_foretell(heads: pd.DataFrame, comparison: xr.Dataset) -> list[str]:
-    """Whether variants whose induction heads reach farther find needles in longer prompts."""
-    induction = with_role(heads, "induction")
-    if induction.empty:
-        return []
-    needles = comparison["far_retrieval"].transpose("entry", "prompt_length")
-    lengths = needles["prompt_length"].values
-    answered = needles.set_index(entry=RUN).to_pandas()
-    farthest = induction.groupby(RUN).max(numeric_only=True)
-    farthest = farthest[answered.loc[farthest.index].max(axis="columns") >= HALF]
-    answered = answered.loc[farthest.index]
-    longest = (answered >= HALF).mul(lengths, axis="columns").max(axis="columns").to_frame()
-    wins = farthest[[f"wins_at_{length}" for length in lengths]]
-    return [
-        "Rank correlation of the farthest horizon of the induction heads with the longest "
-        "prompt in which half of the needles are found: "
-        f"{agree(farthest[['horizon']], longest)}; of how often one still finds its key at a "
-        f"distance with the needles found in prompts of that length: {agree(wins, answered)}."
-    ]
-
-
-def with_role(heads: pd.DataFrame, role: str) -> pd.DataFrame:
-    return heads if heads.empty else heads[heads["role"] == role]
-
-
-def agree(one: pd.DataFrame, other: pd.DataFrame) -> str:
-    """Spearman's rank correlation over variants, a mean over columns, and its chance.
-
-    By permutation of the variants, whose runs are much alike; what columns have in common (that
-    longer is harder) counts for nothing.
-    """
-    known = one.dropna().index.intersection(other.dropna().index)
-    each = (table.loc[known].groupby("variant").mean().rank() for table in (one, other))
-    x, y = (ranks.to_numpy() for ranks in each)
-    varied = (x != x[:1]).any(axis=0) & (y != y[:1]).any(axis=0)
-    if not varied.any():
-        return f"not testable ({len(x)} variants, all alike)"
-    x, y = stats.zscore(x[:, varied]), stats.zscore(y[:, varied])
-    test = stats.permutation_test(
-        (np.arange(len(x)),),
-        lambda order: (x[order] * y).mean(),
-        permutation_type="pairings",
-        rng=0,
-    )
-    word = "holds" if test.statistic > 0 else "contradicted"
-    if test.pvalue >= CHANCE:  # as the ranks of four always are
-        word = "unresolved" if len(x) > 4 else "not testable"
-    numbers = f"{test.statistic:+.2f}, p {test.pvalue:.2f}, of {len(x)} variants"
-    return f"{word} ({numbers})".replace("-", "−")
 
 
 def what_it_costs(costs: pd.DataFrame) -> list[str]:

@@ -131,7 +131,7 @@ def measure(name: str, text: Path | None, out: Path) -> None:
         "evaluate": rl.evaluate(model, tokens, **of_text, edits=EDITS),
         "silent": silent,
         "capture": rl.capture(model, tokens[0, : int(lengths[0])], heads="1.2", values=True),
-        "reach": rl.reach(model, tokens, **of_text, distances=[0, 3, 50, 700], copies=()),
+        "reach": rl.reach(model, tokens, lengths=lengths, distances=[700, 5000]),
         "rope": rl.measure_rope(model),
         "rope-edited": edited,
         "rope-compared": rl.compare_rope(model, model),

@@ -232,84 +232,58 @@ def excerpt_tokens(profile: xr.Dataset, excerpt: int) -> list[str]:
     return profile["excerpt_token"].values[excerpt, :length].astype(str).tolist()
 
 
-TOLD = ("picked_distance", "horizon", "horizon_low", "horizon_high", "unmoved_win_share")
-"""The variables of a reach that a page writes beside the figure of a head."""
-
-
 @public
 def plot_reach(
     reach: xr.Dataset, *, layer: Count | None = None, head: Count | None = None
 ) -> go.Figure:
-    """How often heads find a key, by its distance: copies that were run, and what moving says.
+    """How often heads find a key, by its distance: copies that were run, and what turning says.
 
-    Circles: `found_share`, a line a run, of copies that stand so far back. Thin lines:
-    `win_share`, the share of rows whose picked key, moved that far back, scores above every
-    other key. Of one head, or the mean over all measured heads, of `layer` or of the model.
-    Diamond: `horizon`, where the mean score falls to the mean of the other keys (of several
-    heads, the median). x: distance (tokens), drawn at distance + 1 on a log axis, so that 0
-    has a place. Trace `meta` names the array of `reach_arrays` behind each line and diamond.
+    Circles: `found_share` of copies that stand so far back. Dotted: `extrapolated_share`, what
+    the farthest run says of distances beyond it. Of one head, or the mean over all measured
+    heads, of `layer` or of the model. x: distance (tokens, log scale). Trace `meta` names the
+    array of `reach_arrays` behind each line.
     """
     chosen = {"layer": layer, "head": head}
     at = {name: number for name, number in chosen.items() if number is not None}
     check_head(reach, layer=layer or 0, head=head or 0)
     several = [name for name in chosen if name not in at]
-    wins, horizon = (reach[name].isel(at) for name in ("win_share", "horizon"))
-    found = reach["found_share"].isel(at)
-    if several:
-        wins, horizon, found = wins.mean(several), horizon.median(several), found.mean(several)
     where = ", ".join(f"{name} {number}" for name, number in at.items())
     title = f"Reach of {where}" if at else "How often heads find a key, by distance"
     figure = style.new_figure(title, height=400)
-    distance = reach["distance"].values
     names = reach["variant"].values.tolist()
     looks = variant_looks([name for name in names if name != OWN])
+    thin = {"mode": "lines", "showlegend": False}
+    marked = {"mode": "lines+markers", "marker": {"size": 9}}
+    of = reach[["found_share", "extrapolated_share"]].isel(at).mean(several)
     for name in names:  # the model's own rotation is drawn in ink
-        line = looks[name].line if name in looks else {"width": 1.5}
-        hover = f"{name}<br>%{{y:.0%}} of rows won %{{customdata:,.0f}} tokens back"
-        data = {"x": distance + 1, "y": wins.sel(variant=name).values, "customdata": distance}
-        trace = {"name": name, "meta": {"y": f"win_share {name}"}, "line": line}
-        trace |= {"mode": "lines", "legendgroup": name}
-        figure.add_scatter(**data, **trace, hovertemplate=f"{hover}<extra></extra>")
-        diamond = {"symbol": "diamond", "size": 11, "color": line.get("color")}
-        trace = {"mode": "markers", "marker": diamond, "meta": {"x": f"horizon {name}"}}
-        trace |= {"legendgroup": name, "showlegend": False, "cliponaxis": False}
-        x = 1 + _drawable(horizon.sel(variant=name).values.reshape(1))
-        hover = f"{name}<br>horizon<extra></extra>"
-        figure.add_scatter(x=x, y=[0], **trace, hovertemplate=hover)
-    for name in reach["run"].values.tolist() if reach["run_distance"].size else ():
-        line = looks[name].line if name in looks else {"width": 2.5}
-        back = reach["run_distance"].values
-        hover = f"{name}, run<br>%{{y:.0%}} of copies found %{{customdata:,.0f}} tokens back"
-        data = {"x": back + 1, "y": found.sel(run=name).values, "customdata": back}
-        trace = {"name": f"{name}, run", "meta": {"y": f"found_share {name}"}}
-        trace |= {"mode": "lines+markers", "line": line | {"width": 4}, "marker": {"size": 10}}
-        figure.add_scatter(**data, **trace, hovertemplate=f"{hover}<extra></extra>")
-    figure.update_yaxes(title_text="rows won (% of rows)", tickformat=".0%")
+        line = dict(looks[name].line) if name in looks else {"width": 2.5}
+        for variable, dim, words, look in (
+            ("found_share", "run_distance", "of copies found", marked | {"line": line}),
+            ("extrapolated_share", "distance", "foretold by turning keys",
+                thin | {"line": line | {"dash": "dot", "width": 1.5}}),
+        ):  # fmt: skip
+            hover = f"{name}<br>%{{y:.0%}} {words} %{{x:,.0f}} tokens back<extra></extra>"
+            data = {"x": reach[dim].values, "y": of[variable].sel(variant=name).values}
+            meta = {"name": name, "legendgroup": name, "meta": {"y": f"{variable} {name}"}}
+            figure.add_scatter(**data, **look, **meta, hovertemplate=hover)
+    figure.update_yaxes(title_text="copies found (% of rows)", tickformat=".0%")
     figure.update_yaxes(range=[-0.03, 1.03])
-    farthest = max(float(distance.max()), 1.0)
-    ticks = [0, *(10**power for power in range(int(np.log10(farthest)) + 1))]
-    ends = [-0.03, float(np.log10(farthest + 1)) + 0.03]
-    axis = style.log_axis({tick + 1: short_count(tick) for tick in ticks}, range=ends)
+    distances = [*reach["run_distance"].values, *reach["distance"].values]
+    ends = np.log10([min(distances), max(distances)])
+    ticks = [10**power for power in range(int(ends[0]), int(ends[1]) + 1)]
+    ends = [float(ends[0]) - 0.05, float(ends[1]) + 0.05]
+    axis = style.log_axis({tick: short_count(tick) for tick in ticks}, range=ends)
     style.set_x(figure, axis, "distance (tokens, log scale)")
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}  # it may take several rows
     figure.update_layout(legend=below, meta=style.DRAWN_FROM_ONE)
-    drawn = [*wins.values.ravel(), *found.values.ravel()]
+    drawn = of["found_share"].values
     return style.note_missing(figure, drawn, "the reach of these heads was not measured")
 
 
 def reach_arrays(reach: xr.Dataset) -> dict[str, np.ndarray]:
-    """What `plot_reach` draws of every head, and a page tells, [layer, head, ...]."""
-    reach = reach.transpose("layer", "head", ...)
-    arrays = {name: reach[name].values for name in TOLD}
-    for name in reach["run"].values if reach["run_distance"].size else ():
-        arrays[f"found_share {name}"] = reach["found_share"].sel(run=name).values
-    for name in reach["variant"].values:
-        of_variant = reach.sel(variant=name)
-        arrays[f"win_share {name}"] = of_variant["win_share"].values
-        arrays[f"horizon {name}"] = 1 + _drawable(of_variant["horizon"].values[..., None])
-    return arrays
-
-
-def _drawable(horizon: np.ndarray) -> np.ndarray:
-    """Horizons that lie in the figure; NaN for others."""
-    return np.where(np.isfinite(horizon) & (horizon > 0), horizon, np.nan)
+    """What a page draws and tells of the reach of every head, [layer, head, distance]."""
+    return {
+        f"{name} {variant}": reach[name].sel(variant=variant).values
+        for name in map(str, reach.data_vars)
+        for variant in reach["variant"].values
+    }

@@ -119,11 +119,10 @@ SWEEP_OF_HEAD = (
 
 REACH = (
     PageFigure("reach", head.plot_reach,
-        "How often the key that the head picks still scores above every other key when it is "
-        "moved that far back, under several rotations. Diamond: the horizon, where its mean "
-        "score falls to the mean of the other keys.",
-        title="Reach: how far back it finds its key", section="head", tab="Reach",
-        known=lambda reach: bool(reach["horizon"].notnull().any()),
+        "How often the head finds the copy of a token that stands so far back, with text "
+        "between. Dotted: farther than was run, by turning the keys of the farthest run.",
+        title="Reach: how far back it finds a copy", section="head", tab="Reach",
+        known=lambda reach: bool(reach["found_share"].notnull().any()),
         layout={"margin_t": 12, "height": 360, "showlegend": True}),
 )
 

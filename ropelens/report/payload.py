@@ -63,8 +63,10 @@ def build_payload(
         payload["stopped"] = _stopped(table, int(truncation.attrs["context"]))
     if reach is not None:
         more |= reach_arrays(reach)
-        variants, longest = reach["variant"].values.tolist(), int(reach["distance"].max())
-        payload["reach"] = {"variants": variants, "farthest": longest}
+        payload["reach"] = {
+            "variants": reach["variant"].values.tolist(),
+            "distances": reach["run_distance"].values.tolist(),
+        }
     payload["arrays"] |= {name: packed(values, dims=BY_HEAD) for name, values in more.items()}
     return payload
 

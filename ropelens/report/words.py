@@ -291,57 +291,30 @@ def _is_free(row: Record) -> bool:
 # ---- the reach of heads
 
 
-def _runs(reach: xr.Dataset) -> list[str]:
-    return reach["run"].values.tolist() if reach.sizes.get("run_distance") else []
-
-
-def copies_sentence(every: xr.Dataset, run: str) -> str:
-    """How many heads find copies, and the best of them at every distance that was run."""
-    found = every.sel(run=run)
-    near = found["found_share"].isel(run_distance=0).fillna(0)
-    best = found.isel(one=int(np.argmax(near.values)))
-    off = 100 * abs(best["foretold_share"] - best["found_share"]).max().item()
-    return say(
-        "reach",
-        "found",
-        run=run,
-        own=OWN,
-        distances=every["run_distance"].values.tolist(),
-        shares=best["found_share"].values.tolist(),
-        low=best["found_low"].values.tolist(),
-        high=best["found_high"].values.tolist(),
-        finders=int((near >= 0.5).sum()),
-        heads=every.sizes["one"],
-        foretold=off if np.isfinite(off) else None,
-    )
-
-
 def reach_sentences(reach: xr.Dataset) -> list[str]:
-    """How far back heads find a copy that was run; then what is extrapolated, by variant."""
-    every = reach.stack(one=("layer", "head")).dropna("one", how="all", subset=["horizon"])
-    trained, farthest = every.attrs["trained_context"], int(every["distance"].max())
-    sentences = [copies_sentence(every, name) for name in _runs(reach)]
+    """How many heads find copies, and the best of them at every distance, by variant."""
+    every = reach.stack(one=("layer", "head")).dropna("one", how="all", subset=["found_share"])
+    distance = every["distance"].values
+    far = distance[distance >= max(distance, default=0) / 10]
+    sentences = []
     for name in every["variant"].values.tolist():
-        of_variant = every.sel(variant=name)
-        horizon, far = of_variant["horizon"].values, slice(farthest / 10, None)
-        lost = horizon[np.isfinite(horizon) & (horizon > 0)]
-        record = {
-            "variant": name,
-            "lost": lost.tolist(),
-            "median": np.median(lost) if len(lost) else None,
-            "heads": len(horizon),
-            "never": int((horizon == 0).sum()),
-            "certain": int((of_variant["lowest_score"] > of_variant["others_level"]).sum()),
-            "within": int((lost <= trained).sum()) if name == OWN else None,
-            "trained": trained,
-            "still": float(of_variant["unmoved_win_share"].mean()),
-            "moved": float(of_variant["win_share"].sel(distance=far).mean()),
-            "begin": farthest // 10,
-            "farthest": farthest,
+        found = every.sel(variant=name)
+        near = found["found_share"].isel(run_distance=0).fillna(0)
+        best = found.isel(one=int(np.argmax(near.values)))
+        off = 100 * abs(best["foretold_share"] - best["found_share"]).max().item()
+        numbers = {
+            "distances": every["run_distance"].values.tolist(),
+            "shares": best["found_share"].values.tolist(),
+            "low": best["found_low"].values.tolist(),
+            "high": best["found_high"].values.tolist(),
+            "finders": int((near >= 0.5).sum()),
+            "heads": every.sizes["one"],
+            "foretold": off if np.isfinite(off) else None,
+            "beyond": [far.min(), far.max()] if len(far) else None,
+            "extrapolated": float(best["extrapolated_share"].sel(distance=far).mean()),
         }
-        sentences.append(say("reach", "lost", own=OWN, **record))
-    distance = float(every["picked_distance"].mean())
-    return [*sentences, say("reach", "near", rows=every.attrs["rows"], distance=distance)]
+        sentences.append(say("reach", "copies", variant=name, own=OWN, **numbers))
+    return sentences
 
 
 # ---- a comparison

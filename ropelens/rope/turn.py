@@ -17,9 +17,6 @@ from torch import Tensor
 
 from ropelens.rope.planes import Planes
 
-BLOCK_ELEMENTS = 2**21  # scores of a block
-BISECTIONS = 60  # of a token: more than float64 resolves
-
 
 @dataclass(frozen=True)
 class Side:
@@ -134,51 +131,3 @@ def moved_scores(
     angle = inv_freq.double()[:, None] * distance.double()
     waves = torch.cat([angle.cos(), -angle.sin()]).to(product.real.dtype)
     return torch.cat([product.real, product.imag], dim=-1) @ waves
-
-
-def lowest_scores(
-    product: Complex[Tensor, "*curve term"], inv_freq: Float[Tensor, " term"]
-) -> Float[Tensor, "*curve"]:
-    """A lower bound at all distances, sharp for frequencies independent over the rationals."""
-    still = inv_freq == 0
-    return (product.real * still).sum(-1) - (product.abs() * ~still).sum(-1)
-
-
-def horizons(
-    product: Complex[Tensor, "curve term"],
-    inv_freq: Float[Tensor, " term"],
-    level: Float[Tensor, " curve"],
-    *,
-    within: int,
-    farthest: int,
-) -> Float[Tensor, " curve"]:
-    """The distance in tokens at which each moved score first falls to `level`.
-
-    Every whole distance from 0 to `farthest` is tried. In the token before the first one that
-    is not above the level, after one that is, the root is found by bisection. The horizon is 0
-    where the score is above the level nowhere below `within`, infinite where it never falls.
-    """
-    result = torch.where(lowest_scores(product, inv_freq) > level, torch.inf, 0.0).double()
-    curve = (result == 0).nonzero().flatten()  # those that may still cross
-    above = torch.zeros(len(curve), dtype=torch.bool)
-    begin = 0
-    while len(curve) and begin <= farthest:
-        size = max(64, min(BLOCK_ELEMENTS // len(curve), begin))  # most cross early
-        end = min(begin + size, farthest + 1, within if begin < within else farthest + 1)
-        distance = torch.arange(begin, end, dtype=torch.float64)
-        higher = moved_scores(product[curve], inv_freq, distance) > level[curve, None]
-        falls = torch.cat([above[:, None], higher[:, :-1]], dim=1) & ~higher
-        crossed, at = falls.any(1), begin + falls.byte().argmax(1)
-        done, high = curve[crossed], at[crossed].double()
-        low = high - 1
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            angle, c = middle[:, None] * inv_freq.double(), product[done]
-            score = (c.real * angle.cos() - c.imag * angle.sin()).sum(-1)
-            wins = score > level[done]
-            low, high = middle.where(wins, low), high.where(wins, middle)
-        result[done] = high
-        going_on = ~crossed & (higher[:, -1] | (end < within))
-        curve, above, begin = curve[going_on], higher[going_on, -1], end
-    result[curve[above]] = torch.inf
-    return result

@@ -329,38 +329,20 @@ NEEDLES = 8
 """Needles of a prompt, of which one is asked for: chance is 1 in 8."""
 
 OWN = "own"
-"""The variant of a reach that is the model's own rotation, as it was measured."""
+"""The variant of a reach that is the model as it rotates by itself."""
 
 REACH = _table("""
-found_share (run, layer, head, run_distance) 1: share of rows that find the key after the
+found_share (variant, layer, head, run_distance) 1: share of rows that find the key after the
     token's first place, so many tokens back
-found_low (run, layer, head, run_distance) 1: lower end of its 95 % interval over draws
-found_high (run, layer, head, run_distance) 1: upper end of its 95 % interval over draws
-foretold_share (run, layer, head, run_distance) 1: the same, as the run at the distance before
-    says, its key turned to this distance
-extrapolated_share (run, layer, head, distance) 1: the same, as the farthest run says of
+found_low (variant, layer, head, run_distance) 1: lower end of its 95 % interval over draws
+found_high (variant, layer, head, run_distance) 1: upper end of its 95 % interval over draws
+foretold_share (variant, layer, head, run_distance) 1: the same, as the run at the distance
+    before says, its key turned to this distance
+extrapolated_share (variant, layer, head, distance) 1: the same, as the farthest run says of
     distances beyond it
-moved_score (variant, layer, head, distance) nat: mean score of the picked key, moved to a
-    distance
-win_share (variant, layer, head, distance) 1: share of rows whose picked key, moved, scores
-    above all others
-unmoved_win_share (variant, layer, head) 1: share of rows whose picked key, where it stands,
-    scores above all others
-others_level (variant, layer, head) nat: mean score of the other keys, at their own places
-lowest_score (variant, layer, head) nat: what no distance takes the mean moved score below
-horizon (variant, layer, head) token: distance at which the moved score falls to the level of
-    the others
-horizon_low (variant, layer, head) token: lower end of the 95 % interval of the horizon
-horizon_high (variant, layer, head) token: upper end of the 95 % interval of the horizon
-acting_share (layer, head) 1: share of rows in which a key scores above the first
-picked_distance (layer, head) token: mean distance at which the picked key stands
-product_real (layer, head, frequency) nat: mean of s Re(q~ conj(k~)) of row and picked key
-product_imag (layer, head, frequency) nat: mean of s Im(q~ conj(k~)) of row and picked key
 """)
 REACH_INDICES = _table("""
-variant_inv_freq (variant, layer, frequency) rad/token: angular frequency under the variant
-variant_gain (variant, layer, frequency) 1: factor of the variant on a term of a score
-distance (distance) token: distance that the picked key is moved to
+distance (distance) token: distance that the key is turned to, beyond the farthest run
 run_distance (run_distance) token: distance between the copies that were run
 """)
 

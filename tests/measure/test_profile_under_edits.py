@@ -89,9 +89,7 @@ def test_what_heads_attend_to_and_pick_keys_through_is_what_a_capture_shows():
     np.testing.assert_allclose(mean, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "measure", [rl.measure_rope, lambda model: rl.reach(model, tokens(), copies=())]
-)
+@pytest.mark.parametrize("measure", [rl.measure_rope, lambda model: rl.reach(model, tokens())])
 def test_what_is_of_whole_layers_is_refused(measure):
     model = tiny("llama_gqa")
     edit = rl.stop(rl.PlaneNumbers(PLANES), heads="1.2")

@@ -44,7 +44,7 @@ def visits(model: object, call: Callable[[], object]) -> list[tuple[str, str]]:
     [
         (rl.truncate, {"keep": [0.5], "controls": 0}),
         (rl.analyze, {}),
-        (rl.reach, {"distances": [0, 40], "copies": [48]}),
+        (rl.reach, {"copies": [48]}),
     ],
 )
 def test_a_model_visits_few_places(

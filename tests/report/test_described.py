@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from oracles.tiny import random_tokens, tiny
 from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
@@ -76,28 +75,24 @@ def test_planes_are_free_up_to_the_first_that_is_not() -> None:
 
 
 def test_reach_is_told_by_variant() -> None:
-    tokens = torch.from_numpy(random_tokens(sequences=4, length=16))
-    options = {"rows": "all", "distances": np.geomspace(1, 10_000, 40).round()}
-    found = rl.reach(
-        tiny("llama_gqa"), tokens, variants=["nope", "own"], copies=[48], **options
+    model, _ = rl.load("bundled")
+    text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
+    found = rl.reach(model, text, heads="4.*", variants=["own", "nope"], draws=2)
+    told, still = rl.describe(found)
+    of_model = found.sel(variant="own", layer=4)
+    near = of_model["found_share"].isel(run_distance=0)
+    best = of_model.isel(head=int(near.argmax()))
+    begin = (
+        f"Copies of random tokens with text between them: {(near >= 0.5).sum():.0f} of 5 heads"
     )
-    said = rl.describe(found)
-    trained, far = found.attrs["trained_context"], slice(1000, None)
-    for variant, under in (("nope", "nope"), ("own", "the model's rotation")):
-        of_variant = found.sel(variant=variant)
-        horizon = of_variant["horizon"].values
-        lost = horizon[np.isfinite(horizon) & (horizon > 0)]
-        begin = f"Extrapolated with {under}, {len(lost)} of {horizon.size} heads lose the key"
-        told = sentence(said, f"{begin} they picked within 10,000 tokens")
-        assert not len(lost) or f"at {np.median(lost):,.0f} tokens" in told
-        assert (" tokens in the median (" in told) == (len(lost) > 1)
-        never = int((horizon == 0).sum())
-        assert (f"{never} never score it" in told) == bool(never)
-        within = f"; {(lost <= trained).sum()} within the trained context of {trained:,} tokens"
-        assert (within in told) == (variant == "own")
-        moved = float(of_variant["win_share"].sel(distance=far).mean())
-        still = float(of_variant["unmoved_win_share"].mean())
-        assert f"in {still:.0%} of rows where it stands, and in {moved:.0%} when moved" in told
+    assert told.startswith(begin)
+    for distance, share in zip(best["run_distance"], best["found_share"], strict=True):
+        assert re.search(rf" {share:.0%} \(\d+% to \d+%\) {distance:,}[ ,]", told)
+    off = 100 * abs(best["foretold_share"] - best["found_share"]).max()
+    assert f"foretells this within {off:.0f} points" in told
+    far = best["extrapolated_share"].sel(distance=slice(100_000, None)).mean()
+    assert f"it finds {far:.0%} of those that stand 100,000 to 1,000,000 tokens back" in told
+    assert still.endswith("with nope: none of 5 heads finds half of them 48 tokens back.")
 
 
 def test_heads_with_a_new_label_are_counted_with_their_interval() -> None:

@@ -25,9 +25,7 @@ def reach() -> xr.Dataset:
     tokens = torch.from_numpy(random_tokens(sequences=8, length=16))
     heads, variants = f"0.*,{LAYER}.{HEAD}", ("own", "p-rope:0.5", "nope")
     model = tiny("llama_gqa")
-    return rl.reach(
-        model, tokens, heads=heads, variants=variants, distances=[0, 2000], copies=[48]
-    )
+    return rl.reach(model, tokens, heads=heads, variants=variants, copies=[48, 60])
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +83,15 @@ def test_reach_is_that_of_the_figure(opened, reach):
     of_head = reach.isel(layer=0, head=2)
     figure = rl.plot_reach(reach, layer=0, head=2)
     for trace, expected in enumerate(figure.data):
-        axis = "y" if "y" in expected.meta else "x"
-        np.testing.assert_allclose(values(page, "plot-reach", axis, trace), expected[axis])
-    assert f" is {of_head['picked_distance']:.1f} tokens back" in page.inner_text("#told-reach")
+        np.testing.assert_allclose(values(page, "plot-reach", "y", trace), expected.y)
+    shares = of_head["found_share"].sel(variant="own").values
+    words = [f"{float(f'{100 * share:.3g}'):g}%" for share in shares]
+    told = f"It finds {words[0]} of copies that stand 48 tokens back, and {words[1]} at 60."
+    assert page.inner_text("#told-reach") == told
     rows = table(page, "reach")
-    assert [row[0] for row in rows] == ["own", "p-rope:0.5", "nope"]
-    for row, wins in zip(rows, of_head["unmoved_win_share"].values, strict=True):
-        assert float(row[4].removesuffix("%")) == pytest.approx(100 * wins, rel=5.1e-3)
+    assert [row[0] for row in rows] == [n for n in ("own", "p-rope:0.5", "nope") for _ in "ab"]
+    assert rows[1][1:3] == ["60", words[1]]
+    assert rows[0][5] == "–"
     page = opened.at(f"#L{LAYER}H0&tab=reach")
     assert page.inner_text("#told-reach") == "The reach of this head was not measured."
 
@@ -110,7 +110,7 @@ def test_a_reach_beside_a_profile_is_of_its_model(profile, reach, tmp_path):
     named = reach.assign_attrs(model=profile.attrs["model"])
     rl.save(named, tmp_path / "reach.nc")
     analysis = rl.open(tmp_path)
-    xr.testing.assert_identical(analysis.reach["horizon"], named["horizon"])
+    xr.testing.assert_identical(analysis.reach["found_share"], named["found_share"])
     assert 'id="plot-reach"' in analysis.page()
     rl.save(reach, tmp_path / "reach.nc")
     with pytest.raises(BadArgument, match="and the profile beside it of toy"):
@@ -118,20 +118,20 @@ def test_a_reach_beside_a_profile_is_of_its_model(profile, reach, tmp_path):
 
 
 @pytest.mark.parametrize("at", [{}, {"layer": LAYER, "head": HEAD}])
-def test_a_line_a_variant_with_its_horizon(reach: xr.Dataset, at: dict[str, int]) -> None:
+def test_two_lines_a_variant(reach: xr.Dataset, at: dict[str, int]) -> None:
     figure = rl.plot_reach(reach, **at)
     for axis in [*figure.select_xaxes(), *figure.select_yaxes()]:
         assert re.search(r"\(.+\)$", axis.title.text)
     names = reach["variant"].values.tolist()
-    lines, diamonds = ([*figure.select_traces({"mode": mode})] for mode in ("lines", "markers"))
-    for line, diamond, name in zip(lines, diamonds, names, strict=True):
-        of_variant = reach.sel(variant=name)
-        wins, horizon = (of_variant[n].isel(at) for n in ("win_share", "horizon"))
-        if not at:
-            wins, horizon = wins.mean(("layer", "head")), np.nanmedian(horizon)
-        assert line.name == name
-        np.testing.assert_array_equal(line.x, reach["distance"] + 1)
-        np.testing.assert_allclose(line.y, wins)
-        drawn = float(horizon) + 1 if 0 < float(horizon) < np.inf else np.nan
-        np.testing.assert_allclose(diamond.x, [drawn])
+    for name, measured, beyond in zip(names, figure.data[::2], figure.data[1::2], strict=True):
+        for line, variable, dim in (
+            (measured, "found_share", "run_distance"),
+            (beyond, "extrapolated_share", "distance"),
+        ):
+            of_variant = reach[variable].sel(variant=name).isel(at)
+            expected = of_variant if at else of_variant.mean(("layer", "head"))
+            assert line.name == name
+            np.testing.assert_array_equal(line.x, reach[dim])
+            np.testing.assert_allclose(line.y, expected)
+    lines = figure.data[::2]
     assert len({(line.line.color, line.line.dash) for line in lines}) == len(lines)

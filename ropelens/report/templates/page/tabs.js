@@ -31,17 +31,19 @@ function showStopped(element, layer, head) {
     "marker.symbol": of((label) => page.symbols[label] ?? "circle-open") }, marked.map(([i]) => i));
 }
 
-// ---- reach: how often the key it picks still wins, moved away
+// ---- reach: how often it finds a copy, by distance
 
-const tokensBack = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
 function showReach(element, layer, head) {
-  const { variants, farthest } = page.reach, { arrays } = page;
-  const of = (name, at) => part(arrays[name], layer, head)[at];
-  const measured = variants.map((_, at) => at).filter((at) => !Number.isNaN(of("horizon", at)));
-  $("told-reach").textContent = measured.length ? `The key it picks is ${tokensBack(of("picked_distance", 0))} tokens back on average.`
-    : "The reach of this head was not measured.";
-  const end = (value) => Number.isNaN(value) ? "–" : Number.isFinite(value) ? tokensBack(value) : `beyond ${tokensBack(farthest)}`;
-  fold("reach", measured.map((at) =>
-    [variants[at], ...["horizon", "horizon_low", "horizon_high"].map((name) => end(of(name, at))), percent(of("unmoved_win_share", at))]));
+  const { variants, distances } = page.reach;
+  const rows = variants.flatMap((variant) => {
+    const of = Object.fromEntries(["share", "low", "high"].map((end) => [end, part(page.arrays[`found_${end} ${variant}`], layer, head)]));
+    const foretold = part(page.arrays[`foretold_share ${variant}`], layer, head);
+    const words = (share) => Number.isNaN(share) ? "–" : percent(share);
+    return distances.map((distance, i) => [variant, distance.toLocaleString("en"), ...[of.share[i], of.low[i], of.high[i], foretold[i]].map(words)]);
+  });
+  const [first, last] = [rows[0], rows[distances.length - 1]];
+  $("told-reach").textContent = first[2] === "–" ? "The reach of this head was not measured."
+    : `It finds ${first[2]} of copies that stand ${first[1]} tokens back, and ${last[2]} at ${last[1]}.`;
+  fold("reach", rows);
   return refill(element, layer, head);
 }
