@@ -269,9 +269,9 @@ def plot_reach(
     figure.update_yaxes(title_text="copies found (% of rows)", tickformat=".0%")
     figure.update_yaxes(range=[-0.03, 1.03])
     distances = [*reach["run_distance"].values, *reach["distance"].values]
-    ends = np.log10([min(distances), max(distances)])
-    ticks = [10**power for power in range(int(ends[0]), int(ends[1]) + 1)]
-    ends = [float(ends[0]) - 0.05, float(ends[1]) + 0.05]
+    low, high = np.log10([min(distances), max(distances)]).tolist()
+    ticks = [10**power for power in range(int(low), int(high) + 1)]
+    ends = [low - 0.05, high + 0.05]
     axis = style.log_axis({tick: short_count(tick) for tick in ticks}, range=ends)
     style.set_x(figure, axis, "distance (tokens, log scale)")
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}  # it may take several rows

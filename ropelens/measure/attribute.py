@@ -23,16 +23,14 @@ from torch import Tensor
 from ropelens.edit.patch import Patch, Source, places_of, take
 from ropelens.edit.rope import drop, stack_edits
 from ropelens.errors import BadArgument, Count, Positive, public
-from ropelens.measure.capture import one_sequence
+from ropelens.measure.capture import Token, one_sequence, token_id
 from ropelens.models.doorway import Side
 from ropelens.models.subject import Model, Subject, as_subject
-from ropelens.models.texts import encode
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.variables import ATTRIBUTION, labelled, stack
 
-Token = str | int
 Answer = Token | tuple[Token, Token] | Callable[[Tensor], Tensor]
 
 
@@ -221,23 +219,12 @@ def _number_of(
     if callable(answer):
         return answer
     pair = answer if isinstance(answer, tuple) else (answer,)
-    ids = [_id_of(token, tokenizer, vocabulary) for token in pair]
+    ids = [token_id(token, tokenizer, vocabulary) for token in pair]
 
     def number(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
         return logits[-1, ids[0]] - (logits[-1, ids[1]] if len(ids) > 1 else 0)
 
     return number
-
-
-def _id_of(token: Token, tokenizer: Any, vocabulary: int) -> int:
-    if isinstance(token, str):
-        _, ids = encode(token, tokenizer)
-        if len(ids) != 1:
-            raise BadArgument(f"{token!r} is not one token of the model.", seen=f"{len(ids)}")
-        return ids[0]
-    if not 0 <= token < vocabulary:
-        raise BadArgument(f"The model has no token {token}.", seen=f"{vocabulary} tokens")
-    return token
 
 
 @torch.no_grad()

@@ -17,15 +17,17 @@ from ropelens.errors import BadArgument, Count, UnsupportedModel, public
 from ropelens.measure.measurement import Measurement
 from ropelens.models.paths import check_document
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
-from ropelens.models.texts import check_tokens, prompt_tokens, warn_beyond
+from ropelens.models.texts import check_tokens, encode, prompt_tokens, warn_beyond
+from ropelens.models.writing import logit_directions, output_projections
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.rope.select import ALL_HEADS
-from ropelens.statistics.call import AttentionCall, attention_map, write_head
+from ropelens.statistics.call import AttentionCall, attention_map, write_head, write_values
 from ropelens.statistics.rows import generator_of
 from ropelens.statistics.variables import (
     AXES,
     CAPTURE,
     CAPTURE_INDICES,
+    Variable,
     by_layer,
     labelled,
     stack,
@@ -43,6 +45,9 @@ CANDIDATES = 16
 
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS = 2**24, 2**20
 """Most attention weights, and numbers of queries, that a profile holds."""
+
+Token = str | int
+"""A token by its id, or by its text."""
 
 Seen = TypeVar("Seen")
 
@@ -83,6 +88,7 @@ def capture(
     tokenizer: TokenNames | None = None,
     runner_up: Count | None = None,
     values: bool = False,
+    logits_of: Sequence[Token] = (),
     max_bytes: Count = LARGEST,
 ) -> xr.Dataset:
     """All that some heads compute on one sequence, by plane and by pair of tokens.
@@ -111,14 +117,21 @@ def capture(
       to the key at the position `runner_up`, against which contrasts sum to the log-odds.
     - `attention` (head, query, key), after the soft-cap; 0 where the key is not seen. Rows sum
       to less than 1 where a sink logit takes part.
-    - `value_norm` (head, key), model units, with `values`.
+    - with `values`, in model units: `value_norm` (head, key); `write_norm` (head, key), the
+      length of v W_O, which a head writes where it reads the key alone; `written_norm` (head,
+      query), the length of what it writes, sum_j attention_ij v_j W_O.
+    - `logit` (head, answer, query, key), with tokens `logits_of` (ids, or texts of one token):
+      attention_ij v_j W_O through the final norm, its scale frozen, onto the unembedding of the
+      answer. Its sum over keys is the head's direct part of the logit (Elhage et al. 2021, "A
+      Mathematical Framework for Transformer Circuits"), before logits are scaled or capped.
     - coordinates `inv_freq` (rad/token), `wavelength` (tokens), both (head, frequency), and
       `scale` (head).
 
     Layers of fewer planes than others end in NaN.
     12 heads of 64 planes and 500 tokens take 1.6 GB. More than `max_bytes` is refused with
     `BadArgument`, before anything is allocated. Raises `BadText` for a text of fewer than 3
-    tokens, or one that is the name of a file, and what `profile` raises.
+    tokens, or one that is the name of a file, `UnsupportedModel` where a gate stands behind the
+    heads or, for `logits_of`, a norm, and what `profile` raises.
     """
     subject = as_subject(model, tokenizer)
     tokenizer = tokenizer or subject.tokenizer
@@ -126,6 +139,11 @@ def capture(
     text, length = measurement.text, measurement.text.context
     chosen = subject.heads_of(heads)
     planes = subject.planes(length)
+    answers = [token_id(token, tokenizer, subject.vocabulary) for token in logits_of]
+    projections = output_projections(subject) if values or answers else {}
+    toward: list[Tensor] = []
+    if answers:
+        toward = [*logit_directions(subject, projections, text.tokens, answers)]
     places = {(layer, head): at for at, (layer, head) in enumerate(chosen.nonzero().tolist())}
     sizes = {
         "head": len(places),
@@ -133,9 +151,13 @@ def capture(
         "key": length,
         "frequency": max(planes[layer].terms for layer, _ in places),
         "part": 2,
+        "answer": len(answers),
     }
     dtype = torch.promote_types(subject.model.dtype, torch.float32)
-    arrays = _allocate(sizes, dtype, values=values, max_bytes=max_bytes)
+    unasked = () if projections else ("value_norm", "write_norm", "written_norm")
+    unasked = unasked if answers else (*unasked, "logit")
+    rows = [row for row in CAPTURE if row.name not in unasked]
+    arrays = _allocate(rows, sizes, dtype, max_bytes=max_bytes)
 
     def see(call: AttentionCall) -> None:
         turning = planes[call.layer]
@@ -144,6 +166,9 @@ def capture(
             into = {name: array[places[call.layer, head]] for name, array in arrays.items()}
             of_head = replace(turning, inv_freq=inv_freq[head])
             write_head(call, head, of_head, into, runner_up=runner_up)
+            if projections:
+                weight = projections[call.layer].weight.unflatten(1, (subject.heads, -1))
+                write_values(call, head, weight[:, head].detach(), into, toward)
 
     look(subject, text.tokens, see)
     names = np.array(token_names(text.tokens[0], tokenizer), dtype=object)
@@ -157,6 +182,9 @@ def capture(
         "query_token": names,
         "key_token": names,
     }
+    if answers:
+        answer_names = token_names(torch.tensor(answers), tokenizer)
+        indices["answer"] = np.array(answer_names, dtype=object)
     labels = labelled({name: array.numpy() for name, array in arrays.items()}, CAPTURE)
     dataset = xr.Dataset(labels, coords=labelled(indices, CAPTURE_INDICES))
     dataset.attrs = {"kind": "capture"} | measurement.facts
@@ -180,14 +208,10 @@ def one_sequence(
 
 
 def _allocate(
-    sizes: dict[str, int], dtype: torch.dtype, *, values: bool, max_bytes: int
+    rows: Sequence[Variable], sizes: dict[str, int], dtype: torch.dtype, *, max_bytes: int
 ) -> dict[str, Tensor]:
     """Arrays of NaN for the variables, head first; refused where they take too much memory."""
-    shapes = {
-        row.name: [sizes[dim] for dim in row.dims]
-        for row in CAPTURE
-        if values or row.name != "value_norm"
-    }
+    shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
     if total > max_bytes:
         raise BadArgument(
@@ -197,6 +221,18 @@ def _allocate(
             attempt=f"fewer heads, a shorter text, or max_bytes={total}",
         )
     return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in shapes.items()}
+
+
+def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int:
+    """The id of a token; raises `BadArgument` where there is no such token."""
+    if isinstance(token, str):
+        _, ids = encode(token, tokenizer)
+        if len(ids) != 1:
+            raise BadArgument(f"{token!r} is not one token of the model.", seen=f"{len(ids)}")
+        return ids[0]
+    if not 0 <= token < vocabulary:
+        raise BadArgument(f"The model has no token {token}.", seen=f"{vocabulary} tokens")
+    return token
 
 
 def token_names(tokens: Iterable[Tensor], tokenizer: TokenNames | None) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
@@ -135,7 +136,7 @@ def _run(
 
             forget_length(subject)
             for layer, shares in look(subject, tokens, see).items():
-                place = (draw, layer, chosen[layer].numpy())
+                place: Any = (draw, layer, chosen[layer].numpy())
                 share[*place, at] = shares[:, 0]
                 if last:
                     extrapolated[place] = shares[:, 1:]

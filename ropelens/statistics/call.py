@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -169,7 +169,7 @@ def write_head(
     """
     call = call.of_heads(torch.tensor([head]))
     attention, terms = attention_map(call), planes.terms
-    q, k, value = (x[0, 0].to(attention.dtype) for x in (call.query, call.key, call.value))
+    q, k = (x[0, 0].to(attention.dtype) for x in (call.query, call.key))
     position, term_of = torch.arange(len(q)), planes.term_of
     hidden = ~call.seen_by(position)[0].to(q.device)
 
@@ -188,8 +188,25 @@ def write_head(
     into["contrast"].copy_(
         contrasts(into["contribution"], into["attention"], runner_up=runner_up)
     )
-    if "value_norm" in into:
-        into["value_norm"].copy_(torch.linalg.vector_norm(value, dim=-1))
     into["inv_freq"][:terms] = planes.term_inv_freq
     into["wavelength"][:terms] = planes.wavelength
     into["scale"].fill_(call.scale)
+
+
+def write_values(
+    call: AttentionCall,
+    head: int,
+    projection: Float[Tensor, "hidden feature"],
+    into: Mapping[str, Tensor],
+    toward: Iterable[Float[Tensor, "query hidden"]],
+) -> None:
+    """What one query head passes on, v W_O by key, and what that adds `toward` each answer."""
+    call = call.of_heads(torch.tensor([head]))
+    attention = attention_map(call)[0, 0]
+    value, projection = call.value[0, 0].to(attention), projection.to(attention)
+    written = value @ projection.mT
+    into["value_norm"].copy_(torch.linalg.vector_norm(value, dim=-1))
+    into["write_norm"].copy_(torch.linalg.vector_norm(written, dim=-1))
+    into["written_norm"].copy_(torch.linalg.vector_norm(attention @ written, dim=-1))
+    for answer, direction in enumerate(toward):
+        into["logit"][answer].copy_(attention * (direction.to(attention) @ written.mT))

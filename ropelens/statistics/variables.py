@@ -237,6 +237,9 @@ contribution (head, frequency, query, key) nat: contribution of the plane to the
 contrast (head, frequency, query, key) nat: contribution beyond that to the row's other keys
 attention (head, query, key) 1: attention of the query on the key
 value_norm (head, key) 1: length of the value
+write_norm (head, key) 1: length of what the head writes when it reads the key alone
+written_norm (head, query) 1: length of what the head writes
+logit (head, answer, query, key) 1: what reading the key adds to the logit of the answer
 inv_freq (head, frequency) rad/token: angular frequency; negative: clockwise
 wavelength (head, frequency) token: tokens per turn
 scale (head) 1: scale of the scores
@@ -263,6 +266,7 @@ query (query) token: position of the query
 key (key) token: position of the key
 query_token (query): token of the query
 key_token (key): token of the key
+answer (answer): token whose logit is looked at
 """)
 
 EVALUATED = (

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
 from ropelens.edit.rope import Layer
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.subject import as_subject
 from ropelens.statistics.call import contrasts
 
@@ -165,6 +165,89 @@ def test_lengths_of_values(llama: LlamaForCausalLM):
     assert "value_norm" not in rl.capture(llama, tokens(), heads="1.*")
 
 
+@torch.no_grad()
+def running(model: PreTrainedModel, ids: torch.Tensor, modules: dict[str, torch.nn.Module]):
+    """What each module was given and gave while the model ran, and the logits."""
+    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    hooks = [
+        module.register_forward_hook(
+            lambda _, x, y, name=name: seen.update(
+                {name: (x[0][0], y[0].reshape(x[0].shape[1], -1))}
+            )
+        )
+        for name, module in modules.items()
+    ]
+    logits = model(ids[None], use_cache=False).logits[0]
+    for hook in hooks:
+        hook.remove()
+    return seen, logits
+
+
+OUTPUTS = {"gpt_neox": "dense", "phi": "dense"}
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_gqa", "gemma2", "gpt_oss", "cohere", "gpt_neox", "deepseek_v3"]
+)
+def test_what_heads_write_is_what_the_output_projection_makes_of_them(name: str):
+    model = tiny(name)
+    named = [n for n in dict(model.named_modules()) if n.endswith(OUTPUTS.get(name, "o_proj"))]
+    modules = {n: model.get_submodule(n) for n in named if "mlp" not in n}
+    given, _ = running(model, tokens(), modules)
+    seen = rl.capture(model, tokens(), values=True)
+    for layer, module in enumerate(modules):
+        weight = modules[module].weight.detach()
+        parts = zip(given[module][0].chunk(HEADS, -1), weight.chunk(HEADS, -1), strict=True)
+        written = [(z @ w.T) for z, w in parts]
+        bias = modules[module].bias if modules[module].bias is not None else 0
+        torch.testing.assert_close(sum(written) + bias, given[module][1], rtol=1e-4, atol=1e-5)
+        of_layer = seen.isel(head=seen["layer"] == layer)
+        for head, by_hand in enumerate(written):
+            np.testing.assert_allclose(
+                of_layer["written_norm"][head], by_hand.norm(dim=-1), rtol=1e-5
+            )
+        np.testing.assert_allclose(  # the first row reads its key alone
+            of_layer["attention"][:, 0, 0] * of_layer["write_norm"][:, 0],
+            of_layer["written_norm"][:, 0],
+            rtol=1e-5,
+        )
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "smollm3", "gpt_oss", "gpt_neox"])
+def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
+    """With all heads, and all else that is added to the stream, through the frozen norm."""
+    model, answers = tiny(name), [7, 40]
+    neox = name == "gpt_neox"
+    layers = model.gpt_neox.layers if neox else model.model.layers
+    norm = model.gpt_neox.final_layer_norm if neox else model.model.norm
+    modules = {"embed": model.get_input_embeddings(), "norm": norm}
+    modules |= {f"mlp {n}": layer.mlp for n, layer in enumerate(layers)}
+    given, logits = running(model, tokens(), modules)
+    seen = rl.capture(model, tokens(), logits_of=answers)
+    (x, y), unembed = given["norm"], model.get_output_embeddings().weight.detach()[answers]
+    mean = x.mean(-1, keepdim=True) if neox else 0
+    shift = norm.bias.detach() if neox else 0
+    rest = given["embed"][1] + sum(given[f"mlp {n}"][1] for n in range(len(layers)))
+    for layer in layers:
+        output = layer.attention.dense if neox else layer.self_attn.o_proj
+        rest = rest + (output.bias.detach() if output.bias is not None else 0)
+    rest = rest - rest.mean(-1, keepdim=True) if neox else rest
+    direct = (rest * (y - shift) / (x - mean) + shift) @ unembed.T
+    np.testing.assert_allclose(
+        seen["logit"].sum(("head", "key")).transpose("query", "answer") + direct.numpy(),
+        logits[:, answers],
+        rtol=1e-3,
+        atol=1e-3 * float(logits.abs().max()),
+    )
+
+
+def test_what_a_norm_changes_before_the_stream_is_refused():
+    with pytest.raises(UnsupportedModel, match="does not go straight to the logits"):
+        rl.capture(tiny("gemma2"), tokens(), logits_of=[7])
+    with pytest.raises(BadArgument, match="has no token 96"):
+        rl.capture(tiny("llama_gqa"), tokens(), logits_of=[96])
+
+
 # under edits and silences
 
 
@@ -218,7 +301,10 @@ def test_a_rotation_that_depends_on_the_length():
 
 def test_everything_says_what_it_is_and_can_be_saved(tmp_path: Path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
-    seen = rl.capture(model, "aabca", tokenizer=tokenizer, heads="1.*", values=True)
+    seen = rl.capture(
+        model, "aabca", tokenizer=tokenizer, heads="1.*", values=True, logits_of=["b"]
+    )
+    assert [text.strip() for text in seen["answer"].values] == ["b"]
     for name, variable in seen.variables.items():
         assert variable.attrs["long_name"], name
         assert "units" in variable.attrs, name

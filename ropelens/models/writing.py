@@ -1,0 +1,103 @@
+"""What heads write, and the straight way from there to the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from ropelens.errors import UnsupportedModel
+from ropelens.models.subject import Subject
+from ropelens.statistics.call import AttentionCall
+
+CLOSE = 1e-3
+"""Largest relative difference of a norm from the linear map that it is at each position."""
+
+
+@contextmanager
+def _noted(subject: Subject, note: Callable[[nn.Module, Tensor, Any], None]) -> Iterator[None]:
+    """`note` gets every module that runs, with its first input and its result."""
+    with ExitStack() as stack:
+        for module in subject.model.modules():
+            hook = module.register_forward_hook(lambda m, x, y: note(m, x[0], y) if x else None)
+            stack.callback(hook.remove)
+        yield
+
+
+@torch.no_grad()
+def output_projections(subject: Subject) -> dict[int, nn.Linear]:
+    """The linear map of each layer that reads its heads, by layer.
+
+    Raises `UnsupportedModel` where none reads them as they are, such as behind a gate.
+    """
+    calls: list[AttentionCall] = []
+    projections: dict[int, nn.Linear] = {}
+
+    def note(module: nn.Module, given: Tensor, result: Any) -> None:
+        if isinstance(module, nn.Linear) and calls:
+            output = calls[-1].output.flatten(2)
+            if given.shape == output.shape and torch.equal(given, output):
+                projections.setdefault(calls[-1].layer, module)
+
+    with subject.by_itself(), subject.observe(calls.append), _noted(subject, note):
+        subject.forward(torch.ones(1, 2, dtype=torch.long), last=1)
+    if missing := [layer for layer in subject.attending if layer not in projections]:
+        raise UnsupportedModel(
+            f"No linear map reads the heads of {subject.kind} as they are.",
+            seen=f"layer {missing[0]}: something else stands behind its attention",
+        )
+    return projections
+
+
+@torch.no_grad()
+def logit_directions(
+    subject: Subject,
+    projections: dict[int, nn.Linear],
+    tokens: Int[Tensor, "1 position"],
+    answers: Sequence[int],
+) -> Float[Tensor, "answer position hidden"]:
+    """What adds to the logits of `answers` in the residual stream, as the model runs now.
+
+    The final norm is r_i g (x - mean) + b, with no mean taken off where it centers none; its
+    scale r_i is frozen. Logits are those before they are scaled or capped. Raises
+    `UnsupportedModel` where what heads write is changed before it is added to the stream.
+    """
+    written: list[Any] = [None]
+    norms: list[Any] = []
+
+    def note(module: nn.Module, given: Tensor, result: Any) -> None:
+        if module in projections.values():
+            written[0] = result
+        elif "Norm" in type(module).__name__:
+            _check(subject, given is not written[0])
+            norms[:] = [module, given]
+
+    _check(subject, subject.config.to_dict().get("residual_multiplier", 1.0) == 1.0)
+    with _noted(subject, note):
+        subject.forward(tokens, last=1)
+    norm, x = norms[0], norms[1][0]
+    y, even = norm(x), torch.ones_like(x[:1])
+    even[:, 1::2] = -1  # its mean is 0, and its mean square 1
+    shift = (y[:1] + norm(-x[:1])) / 2
+    centered = torch.allclose(norm(x + 1), y, rtol=CLOSE, atol=CLOSE * float(y.abs().max()))
+    gain = (norm(even) - shift) * even
+    part = gain * (x - centered * x.mean(-1, keepdim=True))
+    scale = ((y - shift) * part).sum(-1, keepdim=True) / part.square().sum(-1, keepdim=True)
+    _check(subject, float((scale * part + shift - y).norm() / y.norm()) < CLOSE)
+    head: Any = subject.model.get_output_embeddings()
+    before = head.weight[list(answers)][:, None].to(x) * (scale * gain)
+    return before - centered * before.mean(-1, keepdim=True)
+
+
+def _check(subject: Subject, straight: bool) -> None:
+    if not straight:
+        raise UnsupportedModel(
+            f"What heads of {subject.kind} write does not go straight to the logits.",
+            seen="a norm or a factor between the heads and the residual stream, or a final "
+            "norm that is not linear once its scale is frozen",
+            attempt="values=True without logits_of",
+        )
