@@ -37,19 +37,17 @@ def write_index(folder: str | Path) -> Path:
     folder = Path(folder)
     analyses: dict[str, list[dict[str, Any]]] = {}
     pages = sorted(page for page in folder.glob("*/*/index.html") if page.is_file())
-    records = {page: read_record(page.parent) for page in pages}
-    pages.sort(
-        key=lambda page: (page.parents[1], -sum(records[page].get("labels", {}).values()))
-    )
     for page in pages:
-        record = records[page]
+        record = read_record(page.parent)
         entry = {
             "model": record.get("model", {}).get("name") or page.parent.name,
             "link": quote(page.relative_to(folder).as_posix()),
             "finding": SENTENCES.split((record.get("findings") or [""])[0])[0],
             "shapes": list(first_figure(page.read_text(encoding="utf-8"))),
+            "heads": sum(record.get("labels", {}).values()),
         }
         analyses.setdefault(page.parent.parent.name, []).append(entry)
+        analyses[page.parent.parent.name].sort(key=lambda entry: -entry["heads"])
     facts = [plural(len(pages), "page")]
     text = render("index.html", analyses=analyses, facts=facts, size=(WIDE, HIGH))
     return write_whole(folder / "index.html", text)
