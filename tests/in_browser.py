@@ -76,6 +76,12 @@ def idle(page: playwright.Page) -> None:
     page.wait_for_selector("#explore[aria-busy=false]")
 
 
+def shown(page: playwright.Page, layer: int, head: int) -> None:
+    """Wait until this head is shown."""
+    page.wait_for_selector(f"html[data-shown=L{layer}H{head}]")
+    idle(page)
+
+
 def view(page: playwright.Page, name: str) -> None:
     """Show this view of all heads, or this tab of the chosen one."""
     page.click(f"[role=tab][data-tab={name}]")

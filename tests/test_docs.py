@@ -20,11 +20,12 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
-        small = "rl.Options(context=64, sequences=8)"
+        small = "rl.Options(context=48, sequences=4)"
         code = code.replace('analyze("bundled")', f'analyze("bundled", options={small})')
         code = code.replace("rl.Options(context=128, sequences=12)", small)
         code = code.replace("rl.Options(", "rl.Options(surrogates=2, ")
         code = code.replace("rl.profile(model, ", "rl.profile(model, surrogates=2, tokens=")
+        code = code.replace("rl.reach(model, ", "rl.reach(model, copies=[48], tokens=")
         exec(compile(code, page.name, "exec"), names)
 
 

@@ -29,13 +29,7 @@ NANO = Size(
     learning_rate=1e-2,
 )
 SIZES["nano"] = NANO  # wherever this is imported
-OPTIONS = {
-    "size": "nano",
-    "context": 32,
-    "vocabulary": 300,
-    "steps": 60,
-    "precision": "bf16",
-}
+OPTIONS = {"size": "nano", "context": 32, "vocabulary": 300, "steps": 60, "precision": "bf16"}
 
 
 def train(

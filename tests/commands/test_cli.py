@@ -190,6 +190,7 @@ def test_the_plan_says_what_would_run_and_measures_nothing(
     assert found["rows"] == "7 rows of each sequence"
     assert found["batch"] == "5 sequences at a time, 10 batches"
     assert re.fullmatch(r"about 0\.8 GB of [\d.]+ GB free on cpu", found["memory"])
+    assert "model   bundled:rope, 6 layers" in ropelens("analyze", "--plan").out
 
 
 def test_transformer_lens_gives_the_same_heads(
@@ -258,22 +259,6 @@ def test_the_claim_holds_of_a_real_checkpoint_on_real_stories(
     assert (claim["null_draws"], claim["verdict"]) == (40, "holds")
     assert " holds here: " in record["findings"][0]
     assert len(pd.read_csv(tmp_path / "out" / "heads.csv")) == 40
-
-
-def test_the_bundled_checkpoint_needs_neither_model_nor_text(
-    ropelens: Command, tmp_path: Path
-) -> None:
-    ended = ropelens(
-        *("analyze", "--context", 64, "--sequences", 2, "--surrogates", 2),
-        *("--out", tmp_path / "out"),
-    )
-    assert ended.code == 0
-    record = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert record["model"]["name"] == "bundled:rope"
-    assert record["model"]["fingerprint"] == fingerprint(bundled_path())
-    assert record["arguments"]["text"] == []
-    ended = ropelens("rope")
-    assert (ended.code, ended.err) == (0, "")
 
 
 def test_list_names_what_is_bundled(ropelens: Command) -> None:

@@ -11,18 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_runs import (
-    MAIN,
-    NAMES,
-    PLAN,
-    STOPPING,
-    Command,
-    Ended,
-    out,
-    ropelens,
-    text,
-    unharmed,
-)
+from cli_runs import MAIN, NAMES, PLAN, STOPPING, Command, Ended, out, ropelens, text, unharmed
 from tiny_checkpoints import save_tiny
 
 from ropelens.files.progress import Advance

@@ -233,14 +233,15 @@ def test_what_was_measured_is_not_measured_again(
         raise AssertionError("measured again")
 
     monkeypatch.setattr(comparing, "measure", never)
-    again = rl.compare([study], cache=measured, sequences=SEQUENCES)
-    xr.testing.assert_equal(again, comparison)
+    two = [run_folder(study, variant, 0) for variant in ("rope", "nope")]
+    again = rl.compare(two, cache=measured, sequences=SEQUENCES)
+    xr.testing.assert_equal(again, comparison.isel(entry=[0, 2]))
     for other in ({"seed": 1}, {"sequences": SEQUENCES - 1}):
         with pytest.raises(AssertionError, match="measured again"):
-            rl.compare([study], cache=measured, **{"sequences": SEQUENCES} | other)
+            rl.compare(two, cache=measured, **{"sequences": SEQUENCES} | other)
     monkeypatch.setattr(comparing, "versions", lambda: {"torch": "another"})
     with pytest.raises(AssertionError, match="measured again"):
-        rl.compare([study], cache=measured, sequences=SEQUENCES)
+        rl.compare(two, cache=measured, sequences=SEQUENCES)
 
 
 def test_weights_that_were_measured_may_be_deleted(
@@ -250,11 +251,12 @@ def test_weights_that_were_measured_may_be_deleted(
     for path in copy.glob("**/model.safetensors"):
         path.unlink()
     shutil.rmtree(copy / "data")
-    again = rl.compare([copy], cache=measured, sequences=SEQUENCES)
-    xr.testing.assert_equal(again, comparison)
+    two = [run_folder(copy, variant, 0) for variant in ("rope", "nope")]
+    again = rl.compare(two, cache=measured, sequences=SEQUENCES)
+    xr.testing.assert_equal(again, comparison.isel(entry=[0, 2]))
     for other in ({"cache": tmp_path / "empty"}, {"seed": 1}):
         with pytest.raises(BadArgument, match="no weights"):
-            rl.compare([copy], **{"cache": measured, "sequences": SEQUENCES} | other)
+            rl.compare(two, **{"cache": measured, "sequences": SEQUENCES} | other)
 
 
 def test_only_what_is_missing_is_measured(
@@ -294,9 +296,10 @@ def test_only_what_is_missing_is_measured(
 
 def test_text_that_one_side_wrote_is_named_first(tmp_path: Path) -> None:
     few = rl.Options(context=64, sequences=2, rows=8, surrogates=0)
-    text, folders = sample_path(), []
-    for name in ("bundled", "bundled:p-rope-0.75"):
-        folders.append(tmp_path / name.replace(":", "-"))
-        rl.analyze(name, text, few).save(folders[-1])
+    profile = rl.analyze("bundled", sample_path(), few).profile
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder, name in zip(folders, (profile.attrs["model"], "another"), strict=True):
+        folder.mkdir()
+        rl.save(profile.assign_attrs(model=name), folder / "profile.nc")
     first, *_ = rl.describe(rl.compare(folders, cache=tmp_path))
     assert first.startswith("The text was sampled from bundled:rope, which it favours")

@@ -211,10 +211,7 @@ def test_generation_with_a_cache(
     ("make", "line"),
     [
         (lambda: rl.stop_slowest(1.2), "from 0 to 1, not 1.2"),
-        (
-            lambda: rl.stop(rl.PlaneNumbers([8])),
-            "no plane for Pl.*8.*; seen: planes 0 to 7",
-        ),
+        (lambda: rl.stop(rl.PlaneNumbers([8])), "no plane for Pl.*8.*; seen: planes 0 to 7"),
         (
             lambda: rl.stop(rl.Wavelengths(7.0, 8.0)),
             "no plane for Wavelengths.* of 6.283 to 1.987e.04 tokens",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -30,16 +29,14 @@ from ropelens.figures.comparison import (
     plot_label_counts,
     plot_loss_change,
     plot_position_loss,
-    variant_looks,
 )
 from ropelens.figures.head import kernel_arrays, pair_figure
 from ropelens.figures.heads import claim_title, plot_budget_triangle
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.planes import PANELS
-from ropelens.figures.style import COLORS, LABELS, PAPER, SIGNS, SYMBOLS, VARIANT_COLORS
-from ropelens.figures.text import number, plotly_text, short_count, visible_token
+from ropelens.figures.style import LABELS, SIGNS, SYMBOLS
+from ropelens.figures.text import number
 from ropelens.figures.truncated_heads import plot_head_truncation
-from ropelens.figures.wavelengths import common_columns, set_wavelengths, wavelength_positions
 from ropelens.report.words import idle_words
 
 SILENCED = ("what", "label", "tokens", "change", "low", "high")
@@ -288,15 +285,6 @@ def test_layers_that_do_not_attend_are_grey():
     assert idle_words(profile) == "2 of 3 layers do not attend (0 and 2)."
 
 
-def test_tokens_are_shown_letter_by_letter():
-    assert visible_token(" a\nb\t") == "␣a↵b⇥"
-    assert visible_token("") == "∅"
-    assert visible_token("a\u202eb\x00") == "a\\u202eb\\u0000"
-    assert visible_token("\ud800") == "\\ud800"
-    assert visible_token("x" * 50) == "x" * 23 + "…"
-    assert plotly_text('<a href="x">&lt;$y$') == '&lt;a href="x"&gt;&amp;lt;&#36;y&#36;'
-
-
 def test_heads_that_are_not_the_profiles_are_refused(small):
     profile, heads = small
     wrong = [heads.assign(layer=heads.layer + 1), heads.assign(label="odd"), heads[:0]]
@@ -323,79 +311,6 @@ def test_layers_of_unequal_width():
     cells = np.isfinite([trace.z for trace in figure.select_traces("heatmap")]).sum(0)
     np.testing.assert_array_equal(cells[1], [1, 1, 0, 0])
     assert np.isfinite(rl.plot_norms(profile).data[0].z).all()
-
-
-def test_planes_that_never_turn_stand_apart():
-    wavelength = np.array([[6.0, 60.0, 600.0, np.inf], [np.inf, np.inf, np.inf, np.nan]])
-    positions = wavelength_positions(wavelength)
-    np.testing.assert_array_equal(positions[0, :3], wavelength[0, :3])
-    assert (positions[np.isinf(wavelength)] > 600 * 2).all()
-    assert np.isnan(positions[1, 3])
-    figure = go.Figure()
-    set_wavelengths(figure, wavelength)
-    assert figure.layout.xaxis.ticktext == ("10", "100", "∞")
-    assert [short_count(v) for v in (6.2832, 1000, 2_512_345)] == ["6.28", "1k", "2.51M"]
-    edges, planes = common_columns(wavelength * (1 + 1e-6 * np.eye(2, 4)))  # as measured
-    assert (np.diff(edges) > 0).all()
-    assert [plane for plane, _ in itertools.groupby(planes[0])] == [0, 1, 2, -1, 3, -1]
-    assert [plane for plane, _ in itertools.groupby(planes[1])] == [-1, 0, 1, 2]
-
-
-def test_layers_with_two_bases_share_their_columns():
-    steps = np.arange(8) / 8
-    wavelength = 2 * np.pi * np.array([10_000.0**steps, 1_000_000.0**steps])
-    edges, planes = common_columns(wavelength)
-    centres = np.sqrt(edges[1:] * edges[:-1])
-    for layer in range(2):
-        for plane in range(8):
-            columns = np.flatnonzero(planes[layer] == plane)
-            assert columns.size
-            assert (np.diff(columns) == 1).all()
-            assert edges[columns[0]] <= wavelength[layer, plane] <= edges[columns[-1] + 1]
-    assert (planes[0][centres > 2 * wavelength[0, -1]] == -1).all()
-
-
-# Machado, Oliveira & Fernandes 2009, severity 1, on linear RGB.
-SIGHT = {
-    "full": np.eye(3),
-    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
-    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
-    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
-}
-XYZ = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
-
-
-def linear(color: str) -> np.ndarray:
-    channel = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    return np.where(channel <= 0.04045, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
-
-
-def lab(rgb: np.ndarray) -> np.ndarray:
-    """CIELAB: lightness, red to green, yellow to blue."""
-    xyz = XYZ @ rgb.clip(0, 1) / np.array([0.9505, 1, 1.0888])
-    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-@pytest.mark.parametrize("sight", SIGHT)
-def test_colours_stay_apart_for_every_sight_and_stand_out_from_the_page(sight):
-    for colors in (COLORS.values(), VARIANT_COLORS):
-        seen = [lab(np.array(SIGHT[sight]) @ linear(color)) for color in colors]
-        for one, other in itertools.combinations(seen, 2):
-            assert np.linalg.norm(one - other) >= 22
-    assert len(set(SYMBOLS.values())) == len(LABELS)
-    for theme, label in itertools.product(PAPER, COLORS):
-        low, high = sorted(linear(c) @ XYZ[1] for c in (COLORS[label], PAPER[theme]))
-        # Diffuse heads are there to recede.
-        assert (high + 0.05) / (low + 0.05) >= (2.0 if label == "diffuse" else 3.0), label
-
-
-def test_variants_look_the_same_on_every_page():
-    some = variant_looks(["p-rope:0.25", "yarn", "nope"])
-    others = variant_looks(["ntk", "nope", "p-rope-0.75", "p-rope-0.25"])
-    assert some["nope"] == others["nope"]
-    assert some["p-rope:0.25"] == others["p-rope-0.25"]
-    assert len({look.line["color"] for look in others.values()}) == 4
 
 
 def test_heads_stand_in_the_order_of_their_positional_fraction(measured):

@@ -85,35 +85,6 @@ def test_labels_are_those_of_a_profile_of_the_edited_model():
         assert found[name].dims == profile[name].dims
 
 
-def test_induction_is_that_of_a_profile_of_the_edited_model():
-    model = tiny("llama_gqa")
-    edit = rl.stop_fastest(0.5)
-    found = rl.evaluate(model, tokens(), edits={"fast": edit}, measures="induction", seed=3)
-    with rl.edit_rope(model, edit):
-        profiles = {"fast": rl.profile(model, tokens(), surrogates=0, seed=3)}
-    profiles["none"] = rl.profile(model, tokens(), surrogates=0, seed=3)
-    for name, profile in profiles.items():
-        for score in ("induction", "trial_induction", "duplicate_token"):
-            np.testing.assert_array_equal(found[score].sel(edit=name), profile[score])
-    trials = found["trial_induction"]
-    np.testing.assert_allclose(trials.mean("trial"), found["induction"], rtol=1e-6)
-    assert (trials.std("trial") > 0).all()
-
-
-def test_an_edit_of_nothing_differs_in_nothing():
-    model = tiny("gemma2")
-    found = rl.evaluate(
-        model, tokens(), lengths=LENGTHS, edits={"nothing": rl.stop_slowest(0.0), "no edit": []}
-    )
-    for name, variable in found.data_vars.items():
-        if "edit" in variable.dims:
-            for other in ("nothing", "no edit"):
-                np.testing.assert_array_equal(
-                    variable.sel(edit="none"), variable.sel(edit=other), err_msg=str(name)
-                )
-    assert not found.attention_change.any()
-
-
 def test_loss_by_position_sums_to_the_loss():
     model = tiny("llama_gqa")
     found = rl.evaluate(model, tokens(), lengths=LENGTHS, edits={"a": "nope"}, measures="loss")

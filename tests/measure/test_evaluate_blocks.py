@@ -138,12 +138,9 @@ def test_under_an_open_edit_that_is_the_model_as_it_is():
     assert found.selectivity_keys.notnull().all()
 
 
-FAMILIES = ("gemma4", "deepseek_v3", "gpt_oss", "smollm3", "cohere")
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gemma4", "gpt_oss", "smollm3"])
 def test_families(family: str):
-    """What they know best: other head sizes by layer, sinks, parts, layers without rotation."""
+    """Other head sizes by layer, learned sinks, layers without rotation."""
     model = tiny(family)
     edits = {"half": rl.stop_slowest(0.5), "head": rl.drop(rl.Slowest(1), heads="0.0")}
     found = evaluate(model, edits=edits, measures=("loss", "change", "labels"), rows=7)

@@ -204,7 +204,7 @@ def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str, mask: str):
         "content_gain": {"content": True, "offsets": False},
         "both_gain": {"content": True, "offsets": True},
     }
-    for layer, head in np.argwhere(heads)[::2][:2]:
+    for layer, head in np.argwhere(heads)[-1:]:
         own = [
             head_rows(calls[layer], turning[layer], head=head, sinks=sinks)
             for calls in recorded

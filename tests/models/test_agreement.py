@@ -23,12 +23,7 @@ __all__ = ["ropelens"]
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 LINEAR = {**ROPE, "rope_type": "linear", "factor": 4.0}
-YARN = {
-    **ROPE,
-    "rope_type": "yarn",
-    "factor": 2.0,
-    "original_max_position_embeddings": 4096,
-}
+YARN = {**ROPE, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
 YARN_UNSCALED = {**YARN, "attention_factor": 1.0}
 TL = "transformer_lens.model_bridge.generalized_components.position_embeddings_attention"
 
@@ -95,10 +90,7 @@ def test_a_plane_is_named_where_it_differs():
 @pytest.mark.parametrize(
     ("turn", "why"),
     [
-        (
-            neighbours,
-            "Layer 0: something else than the angles of planes changes (residual",
-        ),
+        (neighbours, "Layer 0: something else than the angles of planes changes (residual"),
         (
             lambda q, k, cos, sin: modeling_mistral.apply_rotary_pos_emb(q, k, cos, -sin),
             "Layer 0: planes turn otherwise: the largest difference is",

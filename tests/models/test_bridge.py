@@ -27,9 +27,9 @@ TOKENS = torch.from_numpy(random_tokens(sequences=3, length=40))
 # knows nothing, and Exaone's too much), soft-caps, sinks, rest, pairing, NoPE layers.
 BRIDGED = (
     *("llama_gqa", "llama_yarn", "mistral_sliding", "exaone4", "gemma2", "gemma3"),
-    *("gpt_oss", "phi", "cohere", "glm", "smollm3", "olmo2", "qwen3"),
+    *("gpt_oss", "phi", "cohere", "smollm3", "olmo2"),
 )
-EDITED = ("llama_gqa", "mistral_sliding", "gemma2", "gpt_oss", "phi", "cohere")
+EDITED = ("llama_gqa", "mistral_sliding", "gpt_oss", "phi", "cohere")
 SILENT = {
     "gpt_neox": ("GPTNeoXAttention", "layer 0: hook_rot_q did not fire"),
     "phi3": ("Phi3Attention", "layer 0: hook_rot_q did not fire"),

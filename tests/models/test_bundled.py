@@ -11,11 +11,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ropelens.errors import BadArgument
 from ropelens.models.paths import BUNDLED, bundled_path, sample_path

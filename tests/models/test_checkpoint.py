@@ -14,12 +14,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_tiny, tiny_llama
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import BertConfig, BertLMHeadModel, T5Config, T5ForConditionalGeneration
 
 from ropelens.errors import BadCheckpoint, UnsupportedModel
 from ropelens.models.checkpoint import fingerprint, locate
@@ -177,10 +172,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: edit_weights(f, not_a_number),
         ["does not run in torch.float32", "logits are NaN or infinite", "another dtype"],
     ),
-    "pickle": (
-        only_pickle,
-        ["no model.safetensors", "run any code", "save_pretrained(NEW"],
-    ),
+    "pickle": (only_pickle, ["no model.safetensors", "run any code", "save_pretrained(NEW"]),
     "missing shard": (lose_a_shard, ["index.json cannot be read", "missing"]),
     "bad tokenizer": (
         lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'),

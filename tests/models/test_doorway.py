@@ -375,9 +375,7 @@ def test_losses_from_pieces_of_logits_are_those_of_all(
     assert not vars(model.base_model).keys() & {"forward"}
     for sequence, length in enumerate(lengths.tolist()):
         expected = cross_entropy(
-            logits[sequence, : length - 1].float(),
-            tokens[sequence, 1:length],
-            reduction="none",
+            logits[sequence, : length - 1].float(), tokens[sequence, 1:length], reduction="none"
         )
         own = found[sequence, 1:length].float()
         torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-5)

@@ -19,8 +19,8 @@ from ropelens.models.encoding import cut
 
 LENGTHS = [40, 23, 31]
 FAMILIES = (
-    *("llama_gqa", "llama_yarn", "mistral_sliding", "mixtral", "qwen3", "gemma2", "gemma4"),
-    *("gpt_oss", "phi3", "glm", "deepseek_v3", "gpt_neox"),
+    *("llama_gqa", "llama_yarn", "mistral_sliding", "mixtral", "gemma4", "gpt_oss"),
+    *("deepseek_v3", "gpt_neox"),
 )
 SAME = ("q_norm", "k_norm", "selectivity", "offset_mass", "total_bits", "group_loss")
 SEQUENCES = [
@@ -51,21 +51,20 @@ def packed_by_document() -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:in packed rows this model gives")
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("held", [left_padded, packed_by_position, packed_by_document])
-def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str) -> None:
-    model, held = tiny(name), held()
-    alone, others = (
-        rl.profile(model, **right_padded(), surrogates=0),
-        rl.profile(model, **held, surrogates=0),
-    )
-    for variable in SAME:
-        np.testing.assert_allclose(others[variable], alone[variable], rtol=1e-5, atol=1e-6)
-    if "documents" not in held:
-        losses = [
-            rl.evaluate(model, **x, edits={}, measures=["loss"])["loss"]
-            for x in (right_padded(), held)
-        ]
-        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+def test_numbers_are_those_of_the_sequences_alone(name: str) -> None:
+    model = tiny(name)
+    alone = rl.profile(model, **right_padded(), surrogates=0)
+    losses = rl.evaluate(model, **right_padded(), edits={}, measures=["loss"])["loss"]
+    for held in (left_padded, packed_by_position, packed_by_document):
+        found = rl.profile(model, **held(), surrogates=0)
+        for variable in SAME:
+            words = f"{variable}, {held.__name__}"
+            np.testing.assert_allclose(
+                found[variable], alone[variable], 1e-5, 1e-6, True, words
+            )
+        if held is not packed_by_document:
+            ours = rl.evaluate(model, **held(), edits={}, measures=["loss"])["loss"]
+            np.testing.assert_allclose(ours, losses, rtol=1e-5)
 
 
 @torch.no_grad()

@@ -125,6 +125,7 @@ def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path) -> None:
     assert "The rows of q and k are in the right order" in result.output
     (tmp_path / "text.txt").write_text("Once there was a cat. The cat sat by the fire. " * 80)
     arguments = ["--text", str(tmp_path / "text.txt"), "--context", "64", "--sequences", "4"]
+    arguments += ["--surrogates", "2"]
     out = str(tmp_path / "out")
     result = runner.invoke(app, ["analyze", str(bundled_file), *arguments, "--out", out])
     assert result.exit_code == 0, result.output

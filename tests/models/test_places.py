@@ -17,12 +17,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
-from ropelens.models.device import (
-    device_of,
-    devices_of,
-    devices_of_options,
-    room_for_weights,
-)
+from ropelens.models.device import device_of, devices_of, devices_of_options, room_for_weights
 from ropelens.models.load import load, open_checkpoint
 from ropelens.models.loading import Loading
 

@@ -36,8 +36,12 @@ WRAPPED: dict[str, Callable[[PreTrainedModel], nn.Module]] = {
     "compiled in place": compiled_in_place,
     "data parallel": nn.DataParallel,
     "nnsight": LanguageModel,  # type: ignore[dict-item]
-    "both": lambda model: nn.DataParallel(torch.compile(model, backend="eager")),  # type: ignore[arg-type]
 }
+
+
+def test_wrappers_of_wrappers_are_taken_off() -> None:
+    model = tiny_llama()
+    assert unwrapped(nn.DataParallel(torch.compile(model, backend="eager"))) is model  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore")  # what torch.compile warns of

@@ -79,12 +79,7 @@ def information(rows: HeadRows) -> float:
 
 
 def gain(
-    rows: HeadRows,
-    *,
-    content: bool,
-    offsets: bool,
-    ridge: float,
-    on: HeadRows | None = None,
+    rows: HeadRows, *, content: bool, offsets: bool, ridge: float, on: HeadRows | None = None
 ) -> float:
     """Bits per row that the best model of `rows` explains over uniform attention, `on` others.
 

@@ -125,8 +125,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma": Family("GemmaForCausalLM", _HEAD),
     "gemma2": Family(
-        "Gemma2ForCausalLM",
-        {**_HEAD, **_GEMMA, **_LOCAL_GLOBAL, "attn_logit_softcapping": 5.0},
+        "Gemma2ForCausalLM", {**_HEAD, **_GEMMA, **_LOCAL_GLOBAL, "attn_logit_softcapping": 5.0}
     ),
     "gemma3": Family(
         "Gemma3ForCausalLM",
@@ -161,12 +160,7 @@ FAMILIES: dict[str, Family] = {
     # token repeated has other hidden states at other positions from layer 1 on
     "gpt_oss": Family(
         "GptOssForCausalLM",
-        {
-            **_HEAD,
-            **_EXPERTS,
-            **_LOCAL_GLOBAL,
-            **_scaled("yarn", truncate=False, **_ORIGINAL),
-        },
+        {**_HEAD, **_EXPERTS, **_LOCAL_GLOBAL, **_scaled("yarn", truncate=False, **_ORIGINAL)},
     ),
     "granite": Family("GraniteForCausalLM", {"attention_multiplier": 0.25}),
     "olmo2": Family("Olmo2ForCausalLM"),

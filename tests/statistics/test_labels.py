@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from ropelens.statistics.kernel import SEEN_BY, describe_kernel
-from ropelens.statistics.labels import (
-    LABELS,
-    Thresholds,
-    describe_wavelengths,
-    label_heads,
-)
+from ropelens.statistics.labels import LABELS, Thresholds, describe_wavelengths, label_heads
 
 RULES = [  # total, sink, position, content -> label
     ((0.0999, 0.0, 0.0999, 0.0), "diffuse"),

@@ -23,7 +23,7 @@ ALLOWED = 0.005
 
 
 @pytest.mark.parametrize(
-    "name", ["llama_mha", "llama_gqa", "gemma2", "gpt_oss", "smollm3", "glm", "phi", "nanochat"]
+    "name", ["llama_gqa", "gemma2", "gpt_oss", "smollm3", "phi", "nanochat"]
 )
 def test_gains_are_scipys_on_tiny_models(name: str):
     """Of some heads, over all rows of two sequences."""
@@ -31,7 +31,7 @@ def test_gains_are_scipys_on_tiny_models(name: str):
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
     turning = rotations(model, name=name)
     ours = observed_calls(model, torch.from_numpy(tokens))
-    for layer, head in ((0, 0), (0, 3), (len(ours) - 1, 1)):
+    for layer, head in ((0, 3), (len(ours) - 1, 1)):
         call, planes = ours[layer]
         rows = CallRows(call, all_rows(torch.full((2,), 40)), planes)
         scores = score(rows, fit(rows)).sum(0)[head]

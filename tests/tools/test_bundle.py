@@ -63,11 +63,7 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -
     early = load_file(run / "history" / "step-000008" / "model.safetensors")
     assert all(torch.equal(stored[name], early[name].half()) for name in stored)
     facts = json.loads((out / "bundle.json").read_text())
-    assert facts == {
-        "tokens": 8 * 4 * 32,
-        "step": 8,
-        "validation_loss": measured.full_loss,
-    }
+    assert facts == {"tokens": 8 * 4 * 32, "step": 8, "validation_loss": measured.full_loss}
     with pytest.raises(BadArgument, match="did not keep step 9"):
         write_bundle(run, out=tmp_path / "none", recipe="", text="", step=9)
     assert not (tmp_path / "none").exists()

@@ -1,0 +1,88 @@
+"""A page of a thousand heads: how soon it answers, and which rows of its table are there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from in_browser import Opened, shown
+from synthetic_profile import synthetic_profile
+
+from ropelens.report import write_report
+
+
+@pytest.fixture(scope="module")
+def large(browser, tmp_path_factory):
+    """1,024 heads of 64 planes, of which a few are kept whole, as a profile does."""
+    profile, heads = synthetic_profile(
+        layers=32, heads=32, kv_heads=8, frequencies=64, excerpt=16
+    )
+    profile["excerpt_query_still"][:, 2:] = np.nan
+    path = tmp_path_factory.mktemp("large") / "page.html"
+    assert write_report(profile, path, heads=heads).stat().st_size < 5e6
+    with Opened(browser, path) as opened:
+        yield opened
+
+
+# Work that every page can do: 0.15 CPU seconds where the bounds below were set, idle.
+YARDSTICK = "Array.from({length: 4e5}, (_, i) => String(i * 7919 % 400009)).sort().length"
+
+
+def clock(page):
+    """CPU seconds that the thread of a page has used from now on."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+
+    def spent() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return next(one["value"] for one in metrics if one["name"] == "ThreadTime")
+
+    return spent
+
+
+def test_a_thousand_heads_are_quick(large):
+    """CPU seconds of the page's thread: until it is ready, and from a click to the picture.
+
+    On a machine that is slower, or at work, in proportion.
+    """
+    blank = large.context.new_page()
+    spent = clock(blank)
+    blank.evaluate(YARDSTICK)
+    slow = max(1, spent() / 0.15)
+    blank.close()
+    spent = clock(large.page)
+    large.load("#L0H0&view=map")
+    assert spent() < 2 * slow
+    large.at("#L5H3&view=map")  # once, for what is compiled and cached
+    clicks = []
+    for head in ("#L20H30", "#L1H1", "#L8H2", "#L31H31", "#L16H5"):
+        begin = spent()
+        large.at(f"{head}&view=map")
+        clicks.append(spent() - begin)
+    assert np.median(clicks) < 0.1 * slow  # 0.04 on an idle machine
+
+
+def test_of_a_thousand_rows_those_in_sight_are_there(large):
+    """Who does not see is told how many there are, and which one each is."""
+    page = large.at("#L0H0&view=list")
+    rows = page.locator("#table tbody tr:not(.gap)")
+
+    def inside() -> list[tuple[str, str]]:
+        of = "(all) => all.map((row) => [row.cells[0].textContent, row.ariaRowIndex])"
+        return list(map(tuple, rows.evaluate_all(of)))
+
+    box = page.get_by_role("region", name="Table of heads")
+    assert 15 < rows.count() < 120
+    assert page.get_attribute("#table", "aria-rowcount") == "1025"
+    assert inside()[1] == ("L0 H1", "3")
+    box.evaluate("(box) => { box.scrollTop = box.scrollHeight / 2; }")
+    page.wait_for_selector("#table a[href='#L16H0']")
+    assert rows.count() < 120
+    number = {name: int(index) for name, index in inside()}
+    assert number["L16 H0"] == 16 * 32 + 2
+    page.click("a[href='#L16H0']")
+    shown(page, 16, 0)
+    down = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true})"
+    for_each = "for (let i = 0; i < 60; i++) document.activeElement.dispatchEvent"
+    page.evaluate(f"{for_each}({down})")  # beyond what was there when it began
+    shown(page, 17, 28)
+    assert page.get_attribute("tr[aria-current]", "aria-rowindex") == str(17 * 32 + 28 + 2)
