@@ -37,8 +37,6 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         "The same steps: loss near the end of the context, of copies as far back as it allows "
         "and of repeated random tokens, and heads with a new label.":
             rl.plot_truncation(sweep, measures=OTHERS, table=table),
-        "Colour: how far the attention moves. A word: the head's label, where it is new.":
-            rl.plot_truncation(sweep, by="head", table=table),
     }  # fmt: skip
     question = "Which planes may stop rotating for nothing?"
     return rl.Answer(question, rl.describe(sweep), figures)

@@ -78,6 +78,7 @@ def synthetic_profile(
             "dtype": "float32",
             "seed": 0,
             "context": context,
+            "trained_context": context,
             "sequences": 32,
             "rows": "all",
             "tokens": 32 * context,

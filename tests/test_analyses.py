@@ -32,7 +32,7 @@ MORE = {
     "truncation": {"truncation.nc", "truncation.csv"},
 }
 """What an analysis writes beside the four files of every answer."""
-ANSWERS = [s for s in SCRIPTS if s.stem not in ("variants", "copying")]
+ANSWERS = [s for s in SCRIPTS if s.stem not in ("variants", "copying", "claims")]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
@@ -77,6 +77,24 @@ def test_runs_on_a_model_and_text(script: Path, tmp_path: Path, python: Command)
     if script.stem == "truncation":
         sweep = rl.open(folder / "truncation.nc")
         assert set(sweep["kind"].values) >= {"none", "slow", "fast", "random", "band"}
+
+
+def test_claims_pass_over_models_whose_ledger_is_there(
+    tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "story.txt").write_text(story(40))
+    models = [save_tiny(tmp_path / name) for name in ("one", "two")]
+    options = ["--text", "story.txt", "--context", 48, "--sequences", 4]
+    ledger, written = tmp_path / "reports" / "claims" / "one" / "claims.csv", set()
+    for some in (models[:1], models):
+        ended = python(ROOT / "analyses" / "claims.py", *some, *options)
+        assert ended.code == 0, ended.err
+        written.add(ledger.stat().st_mtime_ns)
+    assert len(written) == 1
+    table = pd.read_csv(tmp_path / "reports" / "claims" / "models" / "claims.csv")
+    assert table["model"].unique().tolist() == ["one", "two"]
+    assert (tmp_path / "reports" / "index.html").read_text().count("claims/") == 3
 
 
 def script_named(name: str) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-TRIED = 8
+TRIED = 4
 """Sequences on which planes stop, at most."""
 
 
@@ -27,7 +28,8 @@ def claims(
         typer.Argument(
             metavar="MODEL|DIR",
             help="What ropelens analyze takes; or folders that it wrote, of which nothing is "
-            "measured again. Several stand side by side. [default: bundled]",
+            "measured again, as of folders of ropelens claims. Several stand side by side. "
+            "[default: bundled]",
         ),
     ] = None,
     *,
@@ -61,56 +63,66 @@ def claims(
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         import pandas as pd
 
-        from ropelens.measure.tried_claims import test_claims
         from ropelens.models.paths import name_checkpoints
-    tables, profiles = {}, {}
+        from ropelens.report.tables import short_facts
+    tables: list[pd.DataFrame] = []
+    runs: dict[str, Any] = {}
     for name, place in name_checkpoints(models or ["bundled"]).items():
-        saved = read_record(place).get("kind") in ("analysis", "truncation", "answer")
-        profiles[name], more = _measured(place, saved, text, tokenizer, options)
-        with opening(show_progress, "testing"):
-            more = {} if quick else more
-            tables[name] = test_claims(profiles[name], seed=options.seed, **more)
-    table = pd.concat(tables, names=["model", None]).reset_index("model")
-    shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
-    for name, rows in shown.groupby(table["model"], sort=False):
-        words = rows.to_string(index=False, na_rep="–", float_format="{:.3g}".format)
-        typer.echo(f"{name}\n{words}\n", err=True)
-    _write(out, table, profiles)
+        earlier = read_record(place)
+        if earlier.get("kind") == "claims":
+            table = pd.read_csv(Path(place) / "claims.csv")
+            table["why"] = table["why"].str.removeprefix("'")  # from before a minus sign
+            tables.append(table)
+            runs |= earlier["runs"]
+            continue
+        saved = earlier.get("kind") in ("analysis", "truncation", "answer")
+        tested, profile = _tested(place, saved, text, tokenizer, quick, options)
+        tables.append(tested.assign(model=name))
+        facts, tokens = ", ".join(short_facts(profile)), profile.attrs["tokens_sha256"]
+        runs[name] = {"facts": facts, "tokens_sha256": tokens}
+    _write(out, pd.concat(tables), runs)
     finish(out)
 
 
-def _write(folder: Path, table: pd.DataFrame, profiles: dict[str, xr.Dataset]) -> None:
-    """The page, the table, and run.json, whole or not at all."""
+def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
+    """Print the table; write it, its page and run.json, whole or not at all."""
     from ropelens.analysis.plan import this_command
     from ropelens.files.results import write_folder
     from ropelens.measure.measurement import versions
     from ropelens.report.claims import claims_sentences, render_claims
 
+    shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
+    for name, rows in shown.groupby(table["model"], sort=False):
+        words = rows.to_string(index=False, na_rep="–", float_format="{:.3g}".format)
+        typer.echo(f"{name}\n{words}\n", err=True)
     record = {
         "kind": "claims",
         "findings": claims_sentences(table),
         "command": this_command(),
-        "model": {"name": ", ".join(profiles)},
-        "tokens": {name: profile.attrs["tokens_sha256"] for name, profile in profiles.items()},
+        "model": {"name": ", ".join(runs)},
+        "runs": runs,
         "versions": versions(),
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
-    write_folder(
-        folder,
-        record=record,
-        results={"claims.csv": table},
-        page=lambda: render_claims(table, profiles, command=this_command()),
-    )
+    page = partial(render_claims, table, record)
+    write_folder(folder, record=record, results={"claims.csv": table}, page=page)
 
 
-def _measured(
-    place: str, saved: bool, text: list[Path] | None, tokenizer: str | None, options: Options
-) -> tuple[xr.Dataset, dict[str, Any]]:
-    """The profile of a folder of results; or of a model, with what claims try on it."""
+def _tested(
+    place: str,
+    saved: bool,
+    text: list[Path] | None,
+    tokenizer: str | None,
+    quick: bool,
+    options: Options,
+) -> tuple[pd.DataFrame, xr.Dataset]:
+    """The ledger of a folder of results, or of a model; and the profile."""
     from ropelens.files.results import open_results
+    from ropelens.measure.tried_claims import test_claims
 
     if saved:
-        return open_results(Path(place) / "profile.nc", "profile"), {}
+        profile = open_results(Path(place) / "profile.nc", "profile")
+        return test_claims(profile, seed=options.seed), profile
     from ropelens.analysis.analyze import run_plan
     from ropelens.analysis.plan import plan_analysis
     from ropelens.models.paths import check_text
@@ -119,7 +131,11 @@ def _measured(
     with opening(show_progress, "reading"):
         plan = plan_analysis(place, text, options, tokenizer=tokenizer)
     analysis, read = run_plan(plan, folder=None, progress=show_progress), plan.text
-    some = slice(None, None, -(-len(read.tokens) // TRIED))
-    documents = None if read.documents is None else read.documents[some]
-    more = {"tokens": read.tokens[some], "lengths": read.lengths[some], "documents": documents}
-    return analysis.profile, more | {"model": analysis.model}
+    more: dict[str, Any] = {}
+    if not quick:
+        some = slice(None, None, -(-len(read.tokens) // TRIED))
+        documents = None if read.documents is None else read.documents[some]
+        more = {"tokens": read.tokens[some], "lengths": read.lengths[some]}
+        more |= {"documents": documents, "model": analysis.model}
+    with opening(show_progress, "testing"):
+        return test_claims(analysis.profile, seed=options.seed, **more), analysis.profile

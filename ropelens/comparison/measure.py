@@ -13,10 +13,9 @@ from transformers import PreTrainedModel
 
 from ropelens.comparison.entries import Entry
 from ropelens.measure.evaluate import evaluate
-from ropelens.measure.heads import claim_numbers, head_values
+from ropelens.measure.heads import head_values
 from ropelens.measure.profile import profile
 from ropelens.measure.tasks import NEAREST, SHORTEST, Retrieval, doublings
-from ropelens.statistics.budget.claim import judge
 from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.variables import compared
 from ropelens.train.data import documents_of, held_out_sequences, spread
@@ -26,9 +25,6 @@ TIMES_CONTEXT = 4
 
 OF_HEADS = ("label", "positional_fraction", "mean_wavelength")
 """Columns of heads.csv that are compared, in addition to variables of the profile."""
-
-OF_CLAIM = ("verdict", "rank_correlation", "null_low", "null_high")
-"""What is compared of the claim that positional heads use shorter wavelengths."""
 
 PER_HEADS, PER_LONG, PER_EARLY, PER_EARLY_LONG = 8, 8, 32, 64
 """`sequences` is divided by these: heads and long texts of a finished run, then all text and
@@ -56,8 +52,7 @@ def measure(
     per, per_long = (PER_HEADS, PER_LONG) if final else (PER_EARLY, PER_EARLY_LONG)
     text = validation(run, sequences=sequences)  # the needles are the same for all
     fewer, documents = validation(run, sequences=max(2, sequences // per))
-    more: dict[str, Any] = {} if final else {"surrogates": 0}
-    measured = profile(model, fewer, documents=documents, seed=seed, **more)
+    measured = profile(model, fewer, documents=documents, seed=seed, surrogates=0)
     longer = on(past_context(run, sequences=max(2, sequences // per_long)), "loss")
     tasks = on(text, "induction", "retrieval")
     of_tasks = {name: tasks[name] for name in ("first_loss", "repeat_loss", "retrieval")}
@@ -65,8 +60,7 @@ def measure(
         of_tasks | {"position_loss": longer["position_loss"]}
     )
     if not final:
-        mean = {name: float(measured.attrs[name]) for name in ("loss", "loss_se")}
-        return dataset.assign(mean).drop_vars(("inv_freq", "wavelength"))
+        return dataset.drop_vars(("inv_freq", "wavelength"))
     losses = on(text, "loss").reset_coords("group")
     longest = TIMES_CONTEXT * run.context
     far = on(
@@ -99,11 +93,8 @@ def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
     values = head_values(profile, Thresholds())
     heads = ("layer", "head")
     dataset = dataset.assign({name: (heads, values[name]) for name in OF_HEADS})
-    if not final:
-        return dataset
-    claim = judge(*claim_numbers(profile))
     losses = {name: float(profile.attrs[name]) for name in ("loss", "loss_se")}
-    return dataset.assign(losses | {name: getattr(claim, name) for name in OF_CLAIM})
+    return dataset.assign(losses)
 
 
 def validation(run: Entry, *, sequences: int) -> Text:

@@ -19,7 +19,6 @@ from ropelens.figures.truncated_heads import (
     KEPT_AXIS,
     KEPT_TITLE,
     MEAN_OF_DRAWS,
-    changed_heads_figure,
 )
 from ropelens.figures.wavelengths import (
     MARKS,
@@ -56,11 +55,11 @@ MEASURES: dict[MeasureName, Measure] = {
 def plot_truncation(
     truncation: xr.Dataset,
     *,
-    by: Literal["share", "band", "head"] = "share",
+    by: Literal["share", "band"] = "share",
     measures: Sequence[MeasureName] = ("loss",),
     table: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """What stopping planes changes, `by` the share that still rotates, by band or by head.
+    """What stopping planes changes, `by` the share that still rotates or by band.
 
     "share": change of each of `measures` from the model as it is, with the 95 % interval of
     the paired difference, an end of the axis a panel. x: share of the planes that still
@@ -72,14 +71,8 @@ def plot_truncation(
     "band": the first of `measures` for one band of wavelengths at a time, a bar a band. x:
     wavelength (tokens).
 
-    "head": the 16 heads whose attention changes most, a column a share. Colour: mean over rows
-    of KL(attention as it is || under the edit), in bits, by its square root. A word in a cell
-    is a new label: pos(itional), mix(ed), sem(antic), sink, dif(fuse).
-
     `table` is `summarize_truncation(truncation)`, if made already.
     """
-    if by == "head":
-        return changed_heads_figure(truncation)
     table = summarize_truncation(truncation) if table is None else table
     missing = [name for name in measures if table[MEASURES[name].column].isna().all()]
     kinds = ["band"] if by == "band" else [end for end in ENDS if (table["kind"] == end).any()]

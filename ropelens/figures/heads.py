@@ -58,26 +58,8 @@ def plot_head_map(
     for label in style.LABELS:
         here = labels == label
         signs = np.where(np.isnan(offset), style.SIGNS[label], np.char.mod("%.0f", offset))
-        figure.add_heatmap(
-            z=np.where(here, bits, np.nan),
-            zmin=0,
-            zmax=STRONG,
-            colorscale=[
-                [0, style.faded(style.COLORS[label], 0.2)],
-                [1, style.faded(style.COLORS[label], 1)],
-            ],
-            showscale=False,
-            showlegend=False,
-            name=label,
-            text=np.where(here, signs, ""),
-            texttemplate="%{text}" if count <= SIGNS_FIT else None,
-            # Diffuse cells are nearly the page's own colour, light or dark.
-            textfont_color=style.MUTED if label == "diffuse" else style.INK["light"],
-            customdata=np.where(here, hovers, ""),
-            hovertemplate="%{customdata}<extra></extra>",
-            xgap=2 if count <= SIGNS_FIT else 1,
-            ygap=2 if layers <= SIGNS_FIT else 1,
-        )
+        texts = {"text": np.where(here, signs, ""), "customdata": np.where(here, hovers, "")}
+        _add_cells(figure, label, z=np.where(here, bits, np.nan), **texts)
     entries = [one for one in style.COLORS.items() if (heads["label"] == one[0]).any()]
     if idle := idle_layers(profile):
         entries.append((IDLE, style.MUTED))
@@ -103,6 +85,28 @@ def plot_head_map(
         fill = {"line_width": 3, "fillcolor": "rgba(0,0,0,0)"}
         figure.add_shape(name="selected", type="rect", **corners, **fill)
     return style.note_missing(figure, bits, "no head has bits")
+
+
+def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndarray) -> None:
+    """The cells of the heads with this label; the others are NaN."""
+    layers, count = z.shape
+    color = style.COLORS[label]
+    figure.add_heatmap(
+        z=z,
+        **texts,
+        name=label,
+        zmin=0,
+        zmax=STRONG,
+        colorscale=[[0, style.faded(color, 0.2)], [1, style.faded(color, 1)]],
+        showscale=False,
+        showlegend=False,
+        texttemplate="%{text}" if count <= SIGNS_FIT else None,
+        # Diffuse cells are nearly the page's own colour, light or dark.
+        textfont_color=style.MUTED if label == "diffuse" else style.INK["light"],
+        hovertemplate="%{customdata}<extra></extra>",
+        xgap=2 if count <= SIGNS_FIT else 1,
+        ygap=2 if layers <= SIGNS_FIT else 1,
+    )
 
 
 RING = {

@@ -1,4 +1,4 @@
-"""What becomes of heads as planes stop: the heads that change most, and a single head."""
+"""What becomes of a head as planes stop."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.errors import BadArgument
 from ropelens.figures import style
-from ropelens.figures.head import square_root_scale
 from ropelens.figures.inputs import check_head
 from ropelens.figures.text import NOTHING
 
@@ -33,68 +31,12 @@ KEPT_AXIS = {
     "tickformat": ".0%",
 }
 KEPT_TITLE = "planes that still rotate (% of all)"
-MOST = 16  # heads that are shown
 PANELS = {
     "attention_change": "attention,<br>change (bits)",
     "induction": "induction<br>(0 to 1)",
 }
 """The variables of a sweep that have a panel for one head, and their axes."""
 NAMES = np.array([*style.LABELS, NOTHING])  # labels by their numbers in `head_steps`
-
-
-def changed_heads_figure(truncation: xr.Dataset) -> go.Figure:
-    """`plot_truncation` by head: a row a head with its label, an end of the axis a panel."""
-    ends = [end for end in kinds_of(truncation) if end in ENDS]
-    if not ends or "attention_change" not in truncation:
-        raise BadArgument(
-            "The sweep has no change of attention under planes stopped from an end.",
-            attempt='truncate(model, tokens, ends=..., measures=("change", "labels", ...))',
-        )
-    steps = head_steps(truncation)
-    changes = {end: steps[f"attention_change_{end}"] for end in ends}
-    largest = np.fmax.reduce([np.fmax.reduce(one, axis=-1) for one in changes.values()])
-    order = np.argsort(-np.nan_to_num(largest, nan=-1.0), axis=None, kind="stable")[:MOST]
-    heads = np.unravel_index(order, largest.shape)
-    names = [f"L{layer} H{head}" for layer, head in zip(*heads, strict=True)]
-    figure = style.new_figure(
-        "The heads that changed most",
-        height=170 + 26 * len(names),
-        **{"rows": 1, "cols": len(ends), "shared_yaxes": True, "horizontal_spacing": 0.02},
-        subplot_titles=[ENDS[end][0].partition(" first")[0] for end in ends],
-    )
-    for column, end in enumerate(ends, start=1):
-        change = changes[end][heads]
-        labels = np.full(change.shape, "", NAMES.dtype)
-        if f"label_{end}" in steps:
-            labels = np.char.replace(NAMES[steps[f"label_{end}"][heads]], NOTHING, "")
-        short = np.where(labels == "sink", labels, labels.astype("U3"))
-        figure.add_heatmap(
-            x=[f"{100 * share:.3g}%" for share in shares_of(truncation, end)[1:]],
-            y=names,
-            z=change[:, 1:],
-            zmin=0,
-            zmax=float(np.nanmax(largest, initial=0)) or 1.0,
-            colorscale=square_root_scale(style.SEQUENTIAL),
-            showscale=column == len(ends),
-            colorbar={"thickness": 10, "title": {"text": "change<br>(bits)"}},
-            text=np.where(labels == labels[:, :1], "", short)[:, 1:],
-            texttemplate="%{text}",
-            customdata=labels[:, 1:],
-            hovertemplate="%{y}, %{x} of the planes rotate<br>attention changed by "
-            "%{z:.3f} bits<br>%{customdata}<extra></extra>",
-            xgap=2,
-            ygap=2,
-            row=1,
-            col=column,
-        )
-    figure.update_annotations(font_size=12)
-    figure.update_layout(margin_t=84)
-    figure.update_xaxes(title_text=KEPT_TITLE, showgrid=False, type="category")
-    figure.update_yaxes(showgrid=False, autorange="reversed", type="category")
-    ticks = [f"{name} {of[0]}".strip() for name, of in zip(names, labels, strict=True)]
-    title = "head, and its label as it is"
-    figure.update_yaxes(title_text=title, tickvals=names, ticktext=ticks, col=1)
-    return style.note_missing(figure, largest, "no change of attention was measured")
 
 
 def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:

@@ -1,23 +1,35 @@
 """The ledger: which published claims about RoPE hold in a model, each beside its null.
 
 A claim is a number of the model and the same number where only chance and geometry speak. Its
-row in `CLAIMS` names the arrays that the number is made of, the function that makes it, and the
-null, which draws these arrays anew. Those that change the model are in tried_claims.py.
+row in `CLAIMS` names the arrays that the number is made of (claim_arrays.py), the function that
+makes it, and the null, which draws these arrays anew. Claims that change the model are in
+tried_claims.py.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
+from ropelens.measure.claim_arrays import (
+    FREQUENCIES,
+    LAYERS,
+    OFFSETS,
+    PAIRS,
+    PARTNERS,
+    PLANES,
+    ROLES,
+    SIGNS,
+    Null,
+    claim_arrays,
+)
 from ropelens.measure.heads import claim_numbers
 from ropelens.statistics.budget.claim import TAIL, correlations, judge, rank_correlation
 from ropelens.statistics.intervals import jackknife_half
@@ -29,11 +41,6 @@ EVEN = 0.1  # sd over mean of the planes' lengths below which they are alike
 MOST = 0.5  # less is not most: of heads, or of a curve
 FIXED = 0.95  # coherence of a plane that carries a fixed vector (TriAttention)
 TRIFLING = 0.2  # a rank correlation below this is none
-SINKS = 0.05  # share of the bits below which a model has no sinks to speak of
-MASSIVE = 5 / math.sqrt(2)  # times the mean length: of a plane with one value 5 times the mean
-BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(context / 3.657)
-
-Arrays = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True)
@@ -49,19 +56,6 @@ class Tested:
     interval: tuple[float, float] = (math.nan, math.nan)
     over: str = ""
     verdict: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class Null:
-    """How arrays are drawn anew where the claim says nothing, and what a test of it takes.
-
-    `possible` counts the different draws of the first array: fewer than 40 decide nothing.
-    """
-
-    how: str
-    takes: str
-    draw: Callable[[Arrays, np.random.Generator, int], Iterator[Arrays]]
-    possible: Callable[[np.ndarray], int]
 
 
 @dataclass(frozen=True)
@@ -87,68 +81,6 @@ class Claim:
     floor: float = -math.inf
     test: Callable[[xr.Dataset], Tested] | None = None
     absent: str = "there is nothing of the kind to measure"
-
-
-# ---- nulls
-
-
-def _planes(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    moved, *others = arrays
-    for _ in range(draws):
-        yield moved[..., random.permutation(moved.shape[-1])], *others
-
-
-def _layers(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    for _ in range(draws):
-        yield (arrays[0][random.permutation(len(arrays[0]))],)
-
-
-def _pairs(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    layers = np.arange(len(arrays[0]))
-    for first, last in combinations(layers, 2):
-        if last - first < len(layers) - 1:
-            yield (arrays[0][[first, *np.delete(layers, [first, last]), last]],)
-
-
-def _partners(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    for _ in range(draws):
-        order = random.random(arrays[0].shape[:2]).argsort(1)
-        yield (np.take_along_axis(arrays[0], order[..., None], 1),)
-
-
-def _roles(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    for _ in range(draws):
-        yield tuple(random.permuted(np.stack(arrays), axis=0))
-
-
-def _signs(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    for _ in range(draws):
-        yield (arrays[0] * random.choice([-1, 1], len(arrays[0])),)
-
-
-def _offsets(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    for offset in range(2, arrays[0].shape[-1]):
-        yield (arrays[0][..., [offset, offset]],)
-
-
-# fmt: off
-PLANES = Null("planes in a random order, the same in all layers and heads",
-    "8 planes", _planes, lambda x: math.factorial(x.shape[-1]))
-LAYERS = Null("layers in a random order", "5 layers", _layers, lambda x: math.factorial(len(x)))
-PAIRS = Null("every other pair of layers as the first and last",
-    "10 layers", _pairs, lambda x: math.comb(len(x), 2))
-PARTNERS = Null("the mean query and key of another head of the layer",
-    "4 heads, or 3 layers of 3", _partners,
-    lambda x: math.factorial(x.shape[1]) ** len(x))
-ROLES = Null("queries, keys and values change places at random in each layer",
-    "4 layers", _roles, lambda x: 3 ** len(x))
-SIGNS = Null("the curves of each layer turned over at random",
-    "6 layers", _signs, lambda x: 2 ** len(x))
-OFFSETS = Null("every other offset from 2 on",
-    "a context of 42", _offsets, lambda x: x.shape[-1] - 2)
-FREQUENCIES = Null("the frequencies of each kv head in a random order", "39 surrogates",
-    _planes, len)
-# fmt: on
 
 
 # ---- numbers
@@ -179,7 +111,6 @@ def slow_half_of_all(count: Float[np.ndarray, "layer frequency"]) -> float:
 
 
 def fast_at_the_ends(length: Float[np.ndarray, "layer frequency"]) -> float:
-    """Share of the fastest quarter in the first and last layer, less that of the others."""
     fast = _shares(length)[:, : max(1, length.shape[-1] // 4)].sum(1)
     return float(fast[[0, -1]].mean() - fast[1:-1].mean()) if len(fast) > 2 else math.nan
 
@@ -187,19 +118,16 @@ def fast_at_the_ends(length: Float[np.ndarray, "layer frequency"]) -> float:
 def distance_to_band(
     length: Float[np.ndarray, "layer frequency"], band: Float[np.ndarray, " layer"]
 ) -> float:
-    """Planes between each layer's longest plane and the predicted one, mean over layers."""
     return float(np.abs(length.argmax(-1) - band).mean()) if _uneven(length) else math.nan
 
 
 def push_of_long_planes(
     push: Float[np.ndarray, "layer frequency"], slow: Float[np.ndarray, "layer frequency"]
 ) -> float:
-    """Share of the push toward sinks in planes that do not turn once in the context."""
     return float((push * slow).sum() / push.sum()) if 0 < slow.mean() < 1 else math.nan
 
 
 def rank_with_depth(by_layer: Float[np.ndarray, " layer"]) -> float:
-    """Rank correlation with the number of the layer."""
     known = np.isfinite(by_layer)
     return rank_correlation(np.flatnonzero(known).astype(float), by_layer[known])
 
@@ -219,7 +147,6 @@ def fixed_in_longest(
 
 
 def predicted_share(agreement: Float[np.ndarray, "layer head of_head"]) -> float:
-    """What each head's predicted curve explains of its fitted one, mean over heads."""
     own = np.diagonal(agreement, axis1=1, axis2=2)
     return float(np.nanmean(own)) if np.isfinite(own).any() else math.nan
 
@@ -232,7 +159,6 @@ def more_than_values(*by_layer: Float[np.ndarray, " layer"]) -> float:
 
 
 def weight_of(place: int) -> Callable[[Float[np.ndarray, "layer head offset"]], float]:
-    """The largest weight of offset 0 or 1 in a head's kernel."""
     return lambda kernel: float(np.nanmax(kernel[..., place], initial=0))
 
 
@@ -253,7 +179,7 @@ def wavelengths_of_labels(profile: xr.Dataset) -> Tested:
 # ---- the table
 
 BARBERO, TRI = "Barbero et al. 2024, arXiv 2410.06205", "TriAttention 2026, arXiv 2604.04921"
-NO_VALUES = "values have another size than keys, or the profile has no v_norm"
+NO_VALUES = "values have another size than keys, or do not differ from them in this"
 ALIKE = "queries and keys are about as long in every plane"
 # fmt: off
 CLAIMS: tuple[Claim, ...] = (
@@ -319,49 +245,69 @@ CLAIMS: tuple[Claim, ...] = (
 # fmt: on
 
 
+def ledger(
+    profile: xr.Dataset,
+    *,
+    draws: int = 1000,
+    seed: int = 0,
+    tried: Sequence[dict[str, object]] = (),
+) -> pd.DataFrame:
+    """The table of claims: those of a profile, then the rows of those that were `tried`.
+
+    `test_claims` says what the columns are.
+    """
+    arrays, rows = claim_arrays(profile), []
+    for claim in CLAIMS:
+        random = np.random.default_rng([seed % 2**64, *claim.name.encode()])
+        rows.append(judged(claim, measured(claim, profile, arrays, random, draws)))
+    table = pd.DataFrame([*rows, *tried])
+    known = table["verdict"] != "not testable"
+    table.loc[known, "q_value"] = stats.false_discovery_control(table.loc[known, "p_value"])
+    return table
+
+
 def measured(
     claim: Claim,
     profile: xr.Dataset,
     arrays: Mapping[str, np.ndarray],
     random: np.random.Generator,
     draws: int,
-) -> Tested | str:
-    """The number and its null; or why there are none."""
+) -> Tested:
+    """The number of a claim and its null."""
     if claim.test is not None:
         return claim.test(profile)
     assert claim.number is not None
     of = tuple(arrays[name] for name in claim.of)
+    if not len(of[0]):
+        return untested("no plane of this model rotates")
     with np.errstate(invalid="ignore", divide="ignore"):
-        if (possible := claim.null.possible(of[0])) * TAIL < 1:
+        number, possible = claim.number(*of), claim.null.possible(of[0])
+        if possible < 1 / TAIL:
             why = f"{possible} draws are possible; it takes {claim.null.takes} or more"
-            return Tested(claim.number(*of), np.empty(0), verdict=("not testable", why))
+            return untested(why, number)
         null = [claim.number(*drawn) for drawn in claim.null.draw(of, random, draws)]
         layers = range(0 if claim.null in (OFFSETS, LAYERS) else len(of[0]))
         without = [claim.number(*(np.delete(x, layer, 0) for x in of)) for layer in layers]
-    number = claim.number(*of)
-    return Tested(number, np.array(null), _interval(number, without), "layers")
+    interval = (math.nan, math.nan)
+    if len(without) >= 3 and np.isfinite(without).all():
+        half = float(jackknife_half(np.array(without)))
+        interval = number - half, number + half
+    return Tested(number, np.array(null), interval, "layers")
 
 
-def _interval(value: float, without: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of `value` by the jackknife; NaN for fewer than 3 units."""
-    if len(without) < 3 or not np.isfinite(without).all():
-        return math.nan, math.nan
-    half = float(jackknife_half(np.array(without)))
-    return value - half, value + half
+def untested(why: str, number: float = math.nan) -> Tested:
+    """A claim that this model cannot decide."""
+    return Tested(number, np.empty(0), verdict=("not testable", why))
 
 
-def judged(claim: Claim, tested: Tested | str) -> dict[str, object]:
-    """The row of a claim, from its number and null, or from why there are none."""
-    why, verdict, p_value = str(tested), "not testable", math.nan
-    tested = Tested(math.nan, np.empty(0)) if isinstance(tested, str) else tested
+def judged(claim: Claim, tested: Tested) -> dict[str, object]:
+    """The row of a claim, from its number and null."""
     null = tested.null[np.isfinite(tested.null)]
     ends = np.quantile(null, [TAIL, 0.5, 1 - TAIL]) if len(null) else np.full(3, np.nan)
+    verdict, why, p_value = "not testable", claim.absent, math.nan
     if math.isfinite(tested.number) and len(null):
         verdict, why, p_value = _verdict(tested.number, null, ends, claim)
-    elif len(tested.null):
-        why = claim.absent
-    if tested.verdict is not None:
-        verdict, why = tested.verdict
+    verdict, why = tested.verdict or (verdict, why)
     return {
         "claim": claim.name,
         "statement": claim.statement,
@@ -376,6 +322,7 @@ def judged(claim: Claim, tested: Tested | str) -> dict[str, object]:
         "null_low": ends[0],
         "null_high": ends[2],
         "null_draws": len(null),
+        "threshold": claim.sign * max(claim.sign * ends[1 + claim.sign], claim.floor),
         "side": claim.sign,
         "p_value": p_value if verdict != "not testable" else math.nan,
         "q_value": math.nan,
@@ -409,77 +356,3 @@ def _verdict(
         why = f"{rarest:.1%} of the draws are as extreme as any can be"
         return "not testable", f"{why}; it takes {claim.null.takes} or more", math.nan
     return "unresolved", f"{beside}: chance and geometry give as much", p_value
-
-
-def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."]]:
-    """The arrays that claims are about, of the layers and planes that rotate.
-
-    Without those that the profile has no variables for.
-    """
-    wavelength = profile["wavelength"].transpose("layer", "frequency").values
-    turns = np.isfinite(wavelength)
-    layers = np.flatnonzero(turns.any(1))
-    planes = np.flatnonzero(turns[layers].all(0))
-    wavelength = wavelength[np.ix_(layers, planes)]
-    of = profile.isel(layer=layers)
-
-    def by_plane(name: str) -> np.ndarray:
-        return of[name].isel(frequency=planes).values
-
-    context, trained = (int(profile.attrs[n]) for n in ("context", "trained_context"))
-    wanted = np.log(2 * np.pi * trained / BAND_RATIO)
-    q, k, coherence = map(by_plane, ("q_norm", "k_norm", "q_coherence"))
-    kernel, predicted = of["kernel"].values, of["predicted_kernel"].values
-    single = (profile["offset_stop"] - profile["offset_start"] == 1).values
-    chooses = of["total_bits"].values >= Thresholds.diffuse
-    sinks = float(of["sink_bits"].sum()) >= SINKS * float(of["total_bits"].sum())
-    fitted = np.log(np.where(kernel > 0, kernel, np.nan))
-    agreement = _correlate(predicted[:, :, None], fitted[:, None])
-    agreement = np.where(chooses[:, None], agreement, np.nan)
-    near = np.broadcast_to(-np.arange(predicted.shape[-1], dtype=float), predicted.shape)
-    nearness = _correlate(stats.rankdata(predicted, axis=-1), near)
-    none = np.full(wavelength.shape, np.nan)
-    values = by_plane("v_norm") if "v_norm" in of else np.full(k.shape, np.nan)
-    of_planes, massive = {}, {}
-    for name, x in (("q", q), ("k", k), ("v", values)):
-        spread, mean = x.std(-1), x.mean(-1, keepdims=True)
-        massive[name] = x > MASSIVE * mean
-        of_planes[f"{name}_uneven"] = _mean(spread / mean[..., 0])
-        of_planes[f"{name}_count"] = _mean(np.where(mean > 0, massive[name], np.nan).sum(-1))
-    return of_planes | {
-        "massive": (massive["q"].sum(1) + massive["k"].sum(1)).astype(float),
-        "length": np.nanmean(q, 1) * np.nanmean(k, 1),
-        "band": np.array([np.interp(wanted, np.log(w), np.arange(len(w))) for w in wavelength]),
-        "slow": (wavelength > context).astype(float),
-        "sink_push": np.nanmean(by_plane("selectivity_sink").clip(min=0), 1) if sinks else none,
-        "positional": _positional(of),
-        "q_coherence": coherence,
-        "q_norm": q,
-        "agreement": agreement * np.abs(agreement),
-        "nearness": np.nanmean(nearness, 1),
-        "kernel": kernel[..., single],
-    }
-
-
-def _mean(by_head: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, " layer"]:
-    """Mean over the heads that a layer has; NaN without any."""
-    known = np.isfinite(by_head)
-    return np.where(known, by_head, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
-
-
-def _correlate(
-    x: Float[np.ndarray, "*batch point"], y: Float[np.ndarray, "*other point"]
-) -> Float[np.ndarray, "*both"]:
-    """Pearson's correlation along the last axis, over the points that both have."""
-    x, y = (np.where(np.isfinite(x + y), of, np.nan) for of in (x, y))
-    with np.errstate(invalid="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # no point at all: NaN
-        x, y = (of - np.nanmean(of, axis=-1, keepdims=True) for of in (x, y))
-        return np.nansum(x * y, -1) / np.sqrt(np.nansum(x * x, -1) * np.nansum(y * y, -1))
-
-
-def _positional(profile: xr.Dataset) -> Float[np.ndarray, " layer"]:
-    """The median, over the heads of a layer that are not diffuse, of the positional share."""
-    rest = profile["total_bits"] - profile["sink_bits"]
-    counts = (profile["total_bits"] >= Thresholds.diffuse) & (rest > 0)
-    return (profile["position_bits"] / rest).where(counts).median("head").values

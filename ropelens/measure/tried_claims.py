@@ -7,26 +7,17 @@ as many planes, in the same heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
-from scipy import stats
 
-from ropelens.edit.rope import Edit, drop, stop
+from ropelens.edit.rope import drop, stop
 from ropelens.errors import Positive, Whole, public
-from ropelens.measure.claims import (
-    BARBERO,
-    CLAIMS,
-    Claim,
-    Null,
-    Tested,
-    claim_arrays,
-    judged,
-    measured,
-)
+from ropelens.measure.claim_arrays import Null
+from ropelens.measure.claims import BARBERO, Claim, Tested, judged, ledger, untested
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.measurement import Lengths, Tokens
 from ropelens.models.subject import Model
@@ -35,6 +26,7 @@ from ropelens.statistics.corpus import Documents
 from ropelens.statistics.intervals import paired_interval
 
 SETS = 40  # random sets of planes
+NOTHING = 0.01  # nats/token: planes that cost less are worth nothing
 INDUCTION = 0.3  # attention on the token after the earlier occurrence, of an induction head
 RANDOM = Null("40 random sets of as many planes, the same in all layers", "9 planes",
     lambda arrays, random, draws: iter(()), len)  # fmt: skip
@@ -85,24 +77,13 @@ def test_claims(
     so rare; `why` says it in words. `call` shows what the number is made of. docs/measures.md
     defines each number.
     """
-    arrays, rows = claim_arrays(profile), []
-    for claim in CLAIMS:
-        random = np.random.default_rng([int(seed) % 2**64, *claim.name.encode()])
-        rows.append(judged(claim, measured(claim, profile, arrays, random, draws)))
+    tried = []
     if model is not None:
-        rows += tried_rows(profile, model, tokens, lengths, documents, seed=int(seed))
-    return ledger(rows)
+        tried = tried_rows(profile, model, tokens, lengths, documents, seed=int(seed))
+    return ledger(profile, draws=draws, seed=int(seed), tried=tried)
 
 
 test_claims.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
-
-
-def ledger(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
-    """The table of claims, with the false discovery rate of each."""
-    table = pd.DataFrame(rows)
-    known = table["verdict"] != "not testable"
-    table.loc[known, "q_value"] = stats.false_discovery_control(table.loc[known, "p_value"])
-    return table
 
 
 def tried_rows(
@@ -115,48 +96,46 @@ def tried_rows(
     seed: int,
 ) -> list[dict[str, object]]:
     """The rows of the four claims; `tokens` are those that losses are measured on."""
-    turns = np.flatnonzero(np.isfinite(profile["wavelength"].values).any(0))
-    quarter, eighth, random = len(turns) // 4, len(turns) // 8, np.random.default_rng(seed)
-    length = (profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")).mean("layer")
-    longest = turns[np.argsort(-length.values[turns])][:eighth]
-    slow, fast = turns[-quarter:], turns[:quarter]
+    turns = np.flatnonzero(np.isfinite(profile["wavelength"].values).any(0)).tolist()
+    quarter, eighth = len(turns) // 4, len(turns) // 8
     if min(math.comb(len(turns), quarter), math.comb(len(turns), max(eighth, 1))) < SETS + 2:
         why = f"{len(turns)} planes have too few sets; it takes 9 or more, for the last 16"
-        return [judged(claim, why) for claim in (SLOW, FAST, LONG, INDUCE)]
-    others = _sets(turns, quarter, random, {tuple(slow), tuple(fast)})
-    edits: dict[str, Edit] = {"slow": _stop(slow), "fast": _stop(fast)}
-    edits |= {f"random {n}": _stop(planes) for n, planes in enumerate(others)}
-    edits |= {"long": drop(PlaneNumbers(longest.tolist()))}
-    for n, planes in enumerate(_sets(turns, eighth, random, {tuple(sorted(longest))})):
-        edits[f"without {n}"] = drop(PlaneNumbers(list(planes)))
+        return [judged(claim, untested(why)) for claim in (SLOW, FAST, LONG, INDUCE)]
+    length = (profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")).mean("layer")
+    longest = sorted(sorted(turns, key=lambda plane: -length.values[plane])[:eighth])
+    ends = {"slow": turns[-quarter:], "fast": turns[:quarter]}
+    stopped = ends | _sets("random", turns, [*ends.values()], seed)
+    dropped = {"long": longest} | _sets("without", turns, [longest], seed)
     text: dict[str, Any] = {"lengths": lengths, "documents": documents, "seed": seed}
-    lost = evaluate(model, tokens, edits=edits, measures=["loss"], **text)
+    try_edits = partial(evaluate, model, tokens, **text)
+    edits = {name: stop(PlaneNumbers(of)) for name, of in stopped.items()}
+    edits |= {name: drop(PlaneNumbers(of)) for name, of in dropped.items()}
+    lost = try_edits(edits=edits, measures=["loss"])
     beside = {"slow": (SLOW, "random"), "fast": (FAST, "random"), "long": (LONG, "without")}
     rows = [judged(of, _costs(lost, name, null)) for name, (of, null) in beside.items()]
     at = np.argwhere(profile["induction"].values >= INDUCTION)
     if not len(at):
-        return [*rows, judged(INDUCE, INDUCE.absent)]
+        return [*rows, judged(INDUCE, untested(INDUCE.absent))]
     heads = ",".join(f"{layer}.{head}" for layer, head in at)
-    edits = {"slow": _stop(slow, heads)}
-    edits |= {f"random {n}": _stop(planes, heads) for n, planes in enumerate(others)}
-    score = evaluate(model, tokens, edits=edits, measures=["induction"], **text)["induction"]
+    edits = {
+        name: stop(PlaneNumbers(of), heads=heads)
+        for name, of in stopped.items()
+        if name != "fast"
+    }
+    score = try_edits(edits=edits, measures=["induction"])["induction"]
     less = (score.values[0] - score.values)[:, *at.T].mean(-1)
     return [*rows, judged(INDUCE, Tested(float(less[1]), less[2:]))]
 
 
-def _stop(planes: np.ndarray | tuple[int, ...], heads: str = "*.*") -> Edit:
-    return stop(PlaneNumbers([int(plane) for plane in planes]), heads=heads)
-
-
 def _sets(
-    planes: np.ndarray, size: int, random: np.random.Generator, but: set[tuple]
-) -> list[tuple[int, ...]]:
-    """Distinct random sets of planes."""
-    drawn: dict[tuple[int, ...], None] = {}
-    while len(drawn) < SETS:
-        one = tuple(sorted(random.choice(planes, size, replace=False).tolist()))
-        drawn |= {} if one in but else {one: None}
-    return list(drawn)
+    name: str, planes: list[int], but: list[list[int]], seed: int
+) -> dict[str, list[int]]:
+    """Random sets of planes, as large as those in `but`, by their names."""
+    random, sets = np.random.default_rng(seed), dict.fromkeys(map(tuple, but))
+    while len(sets) < SETS + len(but):
+        drawn = random.choice(planes, len(but[0]), replace=False)
+        sets |= {tuple(sorted(drawn.tolist())): None}
+    return {f"{name} {n}": [*one] for n, one in enumerate([*sets][len(but) :])}
 
 
 def _costs(lost: xr.Dataset, name: str, null: str) -> Tested:
@@ -166,4 +145,7 @@ def _costs(lost: xr.Dataset, name: str, null: str) -> Tested:
     names = lost["edit"].values.tolist()
     value, low, high = paired_interval(change[names.index(name)], weight, group)
     random = [n for n, edit in enumerate(names) if edit.startswith(f"{null} ")]
-    return Tested(value, change[random] @ weight / weight.sum(), (low, high), "documents")
+    costs = change[random] @ weight / weight.sum()
+    if max(abs(value), *abs(costs)) < NOTHING:
+        return untested(f"no such set of planes is worth {NOTHING} nats/token", value)
+    return Tested(value, costs, (low, high), "documents")

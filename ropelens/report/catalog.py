@@ -65,7 +65,7 @@ PROFILE = (
         "If positional heads use fast planes and semantic heads slow ones, points fall from "
         "top left to bottom right. Part of it is geometry: any model shows it. What counts is "
         "whether the diamond below lies outside the surrogates' strokes.",
-        title="The claim: position and wavelength", section="all", tab="Claim",
+        title="The claim: position and wavelength", section="all", tab="Trend",
         layout={"height": 520}),
     PageFigure("selectivity",
         lambda profile, _, at: head.plot_selectivity(profile, layer=at[0], head=at[1]),
@@ -153,10 +153,6 @@ SWEEP = (
         known=lambda _, table: (
             _has(table, "slow", "fast") and bool({*_measured(table)} - {"loss"})
         )),
-    PageFigure("changed", lambda sweep, table: plot_truncation(sweep, by="head", table=table),
-        "Colour: how much a head's attention changes. A word in a cell is the head's new "
-        "label: pos(itional), mix(ed), sem(antic), sink, dif(fuse).",
-        known=lambda sweep, table: _has(table, "slow", "fast") and "attention_change" in sweep),
 )
 
 SEEDS = "Whiskers reach from the lowest seed to the highest, where there are several."

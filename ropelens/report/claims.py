@@ -1,85 +1,88 @@
-"""The page of a ledger of claims, of one model or of several."""
+"""A ledger of claims on pages: its sentences, a strip a claim, and models side by side."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
-import xarray as xr
 
-from ropelens.figures.claims import GLYPHS, plot_claims, plot_replication, sorted_claims
-from ropelens.figures.text import NOTHING, in_words, number
+from ropelens.figures.text import NOTHING, number, plural
 from ropelens.measure.claims import VERDICTS
-from ropelens.report.page import render_figures
-from ropelens.report.tables import about, short_facts
+from ropelens.report.render import render, say
 
 QUESTION = "Which published claims about RoPE hold here?"
-VERBS = dict(
-    zip(
-        VERDICTS,
-        ("hold", "are contradicted", "are unresolved", "are not testable"),
-        strict=True,
-    )
-)
-EXPLAIN = (
-    "Grey: what chance and geometry give. Diamond: this model; its line is the 95% interval. "
-    "Each row has its own scale, with the claimed side on the right."
-)
-SIDE_BY_SIDE = "One column a model; numbers are on hover."
+GLYPHS = dict(zip(VERDICTS, ("✓", "✕", "○", "–"), strict=True))
+ENDS = ("null_low", "null_median", "null_high", "low", "number", "high")
+"""The columns that a strip shows."""
 
 
 def claims_sentences(table: pd.DataFrame) -> list[str]:
     """How many claims have each verdict, a sentence a model; then what is contradicted."""
-    sentences, several = [], table["model"].nunique() > 1
+    sentences: list[str] = []
+    several = table["model"].nunique() > 1
     for model, rows in table.groupby("model", sort=False):
-        counts = Counter(rows["verdict"])
-        parts = [
-            _count(counts[verdict], VERBS[verdict]) for verdict in VERDICTS if counts[verdict]
-        ]
-        where = f" in {model}" if several else ""
-        sentences.append(f"Of {len(rows)} claims{where}, {in_words(parts)}.")
-        lost = rows.loc[rows["verdict"] == "contradicted", "statement"]
-        sentences += [f"Contradicted{where}: {'; '.join(lost)}."] if len(lost) else []
+        counts = [(word, int((rows["verdict"] == word).sum())) for word in VERDICTS]
+        lost = rows.loc[rows["verdict"] == "contradicted", "statement"].tolist()
+        record = {"counts": counts, "lost": lost, "where": model if several else ""}
+        sentences += filter(None, (say("claims", of, **record) for of in ("counts", "lost")))
     return sentences
 
 
-def _count(count: int, verb: str) -> str:
-    singular = verb.replace("hold", "holds").replace("are ", "is ") if count == 1 else verb
-    return f"{count} {singular}"
-
-
-def render_claims(
-    table: pd.DataFrame, profiles: Mapping[str, xr.Dataset], *, command: str
-) -> str:
-    """The page as text; `table` has a column `model`, which names one of the `profiles`."""
-    several, (first, *_) = len(profiles) > 1, profiles.values()
-    facts = about(first.assign_attrs(command=command), pd.DataFrame())
-    if several:
-        runs = {name: ", ".join(short_facts(profile)) for name, profile in profiles.items()}
-        facts |= {"model": f"{len(runs)} models", "facts": [*runs], "run": [*runs.items()]}
-    figures = (
-        {SIDE_BY_SIDE: plot_replication(table)} if several else {EXPLAIN: plot_claims(table)}
+def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
+    """The page as text; `table` has a column `model`, `record` is the run.json beside it."""
+    models = table["model"].unique().tolist()
+    cells = {(row["claim"], row["model"]): row for row in map(_row, table.to_dict("records"))}
+    statements = dict(zip(table["claim"], table["statement"], strict=True))
+    return render(
+        "claims.html",
+        question=QUESTION,
+        findings=record["findings"],
+        glyphs=GLYPHS,
+        grid={
+            words: [cells.get((claim, model)) for model in models]
+            for claim, words in statements.items()
+        },
+        ledgers={model: ledger_rows(table[table["model"] == model]) for model in models},
+        model=record["model"]["name"],
+        facts=[plural(len(models), "model")],
+        run=[(name, run["facts"]) for name, run in record["runs"].items()],
+        versions=", ".join(f"{name} {version}" for name, version in record["versions"].items()),
+        command=record["command"],
     )
-    ledgers = {
-        str(model): [_row(row) for row in sorted_claims(rows).to_dict("records")]
-        for model, rows in table.groupby("model", sort=False)
-    }
-    said = {"question": QUESTION, "findings": claims_sentences(table), "glyphs": GLYPHS}
-    return render_figures("claims.html", figures, ledgers=ledgers, **said, **facts)
+
+
+def ledger_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of one model as the template writes them: what holds comes first, then what is
+    contradicted, unresolved and not testable."""
+    order = np.argsort(table["verdict"].map(VERDICTS.index), kind="stable")
+    return [_row(row) for row in table.iloc[order].to_dict("records")]
 
 
 def _row(row: dict[Hashable, Any]) -> dict[str, Any]:
-    """The cells of a claim, as the template writes them."""
+    """The cells of a claim, and where its strip has what, in percent of its width.
+
+    A strip has a scale of its own, with the claimed side on the right.
+    """
 
     def span(low: float, high: float) -> str:
         return NOTHING if pd.isna(low) else f"{number(low, '.3g')} to {number(high, '.3g')}"
 
+    known = {end: row["side"] * row[end] for end in ENDS if not pd.isna(row[end])}
+    least, most = min(known.values(), default=0), max(known.values(), default=0)
+    at = {end: 100 * (x - least) / ((most - least) or 1) for end, x in known.items()}
+    pairs = {"null": ("null_low", "null_high"), "interval": ("low", "high")}
+    bars = {
+        name: sorted(at[end] for end in ends) for name, ends in pairs.items() if ends[0] in at
+    }
     return {str(name): value for name, value in row.items()} | {
         "shown": number(row["number"], ".3g"),
-        "interval": span(row["low"], row["high"]),
+        "spread": span(row["low"], row["high"]),
         "beside": span(row["null_low"], row["null_high"]),
+        "needed": number(row["threshold"], ".3g"),
         "p": number(row["p_value"], ".2g"),
         "q": number(row["q_value"], ".2g"),
+        "bars": bars,
+        "at": at,
     }

@@ -17,11 +17,13 @@ from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import head_table, idle_layers
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.files.folder import write_whole
+from ropelens.measure.claims import ledger
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.report import catalog, tables, words
 from ropelens.report.catalog import bare, card, draw
+from ropelens.report.claims import GLYPHS, claims_sentences, ledger_rows
 from ropelens.report.payload import beside_payload, build_payload, page_templates
-from ropelens.report.render import render
+from ropelens.report.render import render, say
 from ropelens.report.tables import about, about_comparison, beside_name, short_facts
 from ropelens.statistics.labels import Thresholds
 
@@ -90,6 +92,7 @@ def render_page(
             "cards": [card(row, figure) for row, figure in swept.items()],
         }
     columns, said = tables.head_columns(profile, heads), words.head_words(heads)
+    claims = ledger(profile).assign(model="")
     claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
     return render(
         "page.html",
@@ -100,6 +103,9 @@ def render_page(
         pinned=catalog.BESIDE,
         colors=COLORS,
         glyphs=SIGNS,
+        claims=ledger_rows(claims),
+        claims_sentence=claims_sentences(claims)[0],
+        claim_glyphs=GLYPHS,
         idle_layers=idle_layers(profile),
         idle=words.idle_words(profile),
         counts=words.label_counts(heads),
@@ -109,7 +115,7 @@ def render_page(
         notes=said.values(),
         claim_numbers=claim_title(claim),
         verdict=claim["verdict"] if claim else "",
-        label_rules=words.say("profile", "label_rules", thresholds=thresholds),
+        label_rules=say("profile", "label_rules", thresholds=thresholds),
         slow_planes=words.slow_planes(profile),
         map_by={name: by for name, by in MAP_BY.items() if not name or name in heads}
         | {one.name: one.meaning for one in tables.searched_columns(profile, heads)},
@@ -182,7 +188,7 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame | None = None)
         findings=words.comparison_sentences(comparison, table),
         columns=tables.comparison_columns(table),
         rows=tables.comparison_rows(table),
-        label_rules=words.say("profile", "label_rules", thresholds=asdict(Thresholds())),
+        label_rules=say("profile", "label_rules", thresholds=asdict(Thresholds())),
         **about_comparison(comparison, table),
     )
 

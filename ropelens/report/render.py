@@ -7,12 +7,17 @@ import functools
 import gzip
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import numpy as np
 from markupsafe import Markup
+
+from ropelens.figures import text
 
 TEMPLATES = Path(__file__).parent / "templates"
 PLOTLY = "plotly/plotly-cartesian.min.js"
@@ -100,3 +105,36 @@ def render(
             **values,
         )
     )
+
+
+# ---- sentences
+
+
+def say(subject: str, sentence: str, /, **record: object) -> str:
+    """The sentence, no HTML, that a macro of `subject` makes; "" where it says nothing."""
+    macros = _sentences().get_template(f"{subject}.txt").module
+    words = str(getattr(macros, sentence)(**record)).split()
+    return re.sub(r" (?=[,;.:)])", "", " ".join(words))
+
+
+def say_all(subject: str, records: Mapping[str, dict[str, Any] | None]) -> dict[str, str]:
+    """The sentences of the records that there are, by their macros."""
+    return {name: say(subject, name, **record) for name, record in records.items() if record}
+
+
+@functools.cache
+def _sentences() -> jinja2.Environment:
+    sentences = environment("sentences")
+    sentences.filters |= {
+        "number": text.number,
+        "signed": text.signed,
+        "short": text.short_count,
+        "mean_count": text.mean_count,
+        "percent": lambda share: f"{100 * share:.3g}%",
+        "plural": text.plural,
+        "in_words": text.in_words,
+        "ranges": text.ranges,
+    }
+    numbers = {"NOTHING": text.NOTHING, "nan": math.nan}
+    sentences.globals |= numbers | {"change_and_interval": text.change_and_interval}
+    return sentences

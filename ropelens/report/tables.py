@@ -164,13 +164,12 @@ def about(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
 
 def _ends(attrs: Mapping[Any, Any]) -> dict[str, str]:
     """The scope of the text, the versions as "torch 2.13.0, ...", and the command."""
-    versions = str(attrs.get("versions", ""))
-    try:
-        named = [f"{name} {version}" for name, version in json.loads(versions).items()]
-    except (json.JSONDecodeError, AttributeError):
-        named = [versions]
-    command = str(attrs.get("command", ""))
-    return {"scope": scope(attrs), "versions": ", ".join(named), "command": command}
+    versions = ", ".join(f"{of} {n}" for of, n in json.loads(attrs["versions"]).items())
+    return {
+        "scope": scope(attrs),
+        "versions": versions,
+        "command": str(attrs.get("command", "")),
+    }
 
 
 def model_name(profile: xr.Dataset) -> str:

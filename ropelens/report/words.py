@@ -6,28 +6,22 @@ macro is layout: a sentence has single spaces, and none before a comma.
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
-import re
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-import jinja2
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from ropelens.comparison.table import entries_of, summarize_comparison
 from ropelens.errors import public
-from ropelens.figures import text
 from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import LABELS, OUTSIDE
 from ropelens.figures.text import change_and_interval, short_count
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.truncation_table import summarize_truncation
-from ropelens.report import render
+from ropelens.report.render import say, say_all
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.variables import NEEDLES, OWN
 
@@ -44,45 +38,15 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
     """
     if isinstance(results, pd.DataFrame):
         return heads_sentences(results)
-    kind = results.attrs.get("kind")
-    if kind == "truncation":
-        return sweep_sentences(results)
-    if kind == "reach":
-        return reach_sentences(results)
-    if kind == "comparison":
-        return comparison_sentences(results)
+    by_kind: dict[object, Callable[..., list[str]]] = {
+        "truncation": sweep_sentences,
+        "reach": reach_sentences,
+        "comparison": comparison_sentences,
+    }
+    if describe_kind := by_kind.get(results.attrs.get("kind")):
+        return describe_kind(results)
     said = [*heads_sentences(classify_heads(results)), *attention_on(results)]
     return [*said, *filter(None, [idle_words(results)])]
-
-
-def say(subject: str, sentence: str, /, **record: object) -> str:
-    """The sentence, no HTML, that a macro of `subject` makes; "" where it says nothing."""
-    macros = _environment().get_template(f"{subject}.txt").module
-    words = str(getattr(macros, sentence)(**record)).split()
-    return re.sub(r" (?=[,;.:)])", "", " ".join(words))
-
-
-def say_all(subject: str, records: Mapping[str, Record | None]) -> dict[str, str]:
-    """The sentences of the records that there are, by their macros."""
-    return {name: say(subject, name, **record) for name, record in records.items() if record}
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    environment = render.environment("sentences")
-    environment.filters |= {
-        "number": text.number,
-        "signed": text.signed,
-        "short": short_count,
-        "mean_count": text.mean_count,
-        "percent": lambda share: f"{100 * share:.3g}%",
-        "plural": text.plural,
-        "in_words": text.in_words,
-        "ranges": text.ranges,
-    }
-    numbers = {"NOTHING": text.NOTHING, "nan": math.nan}
-    environment.globals |= numbers | {"change_and_interval": change_and_interval}
-    return environment
 
 
 # ---- a profile and its heads
@@ -221,26 +185,26 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> lis
     """
     rows = _sweep_records(summarize_truncation(sweep) if table is None else table)
     at = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
-    ends, far, copies, labels = (
-        _quarters(rows, f"{of}_change" if "loss" in of else of)
-        for of in ("loss", "far_loss", "copy_loss", "labels_changed")
-    )
-    distance = int(sweep["copy_distance"][-1]) if copies else 0
+    measured = {"ends": "loss_change", "far": "far_loss_change", "copies": "copy_loss_change"}
+    measured |= {"labels": "labels_changed"}
+    quarters = {name: _quarters(rows, column) for name, column in measured.items()}
+    of_quarters: dict[str, Record] = {
+        name: {"at": at, "rows": of} for name, of in quarters.items() if of
+    }
+    if "copies" in of_quarters:
+        distance = int(sweep["copy_distance"][-1])
+        of_quarters["copies"] |= {"distance": distance, "plain": rows[0]}
     free = _free(rows)
-    fast = [row for row in ends if row["kind"] == "fast"]
+    fast = [row for row in quarters["ends"] if row["kind"] == "fast"]
     bands = [row for row in rows if row["kind"] == "band" and row["loss_change"] is not None]
     most = max(bands, key=lambda row: row["loss_change"], default=None)
     retrieval = rows[0]["retrieval"]
     records = {
         "short": {"at": at, "free": free, "fast": fast[0]} if free and fast else None,
-        "ends": {"at": at, "rows": ends} if ends else None,
-        "far": {"at": at, "rows": far} if far else None,
-        "copies": {"at": at, "distance": distance, "plain": rows[0], "rows": copies}
-        if copies
-        else None,
+        **{name: of_quarters.get(name) for name in ("ends", "far", "copies")},
         "free": {"at": at, **free} if free else None,
         "bands": {"at": at, "count": len(bands), "most": most} if most else None,
-        "labels": {"at": at, "rows": labels} if labels else None,
+        "labels": of_quarters.get("labels"),
         "retrieval": None if retrieval is None else {"share": retrieval, "chance": CHANCE},
     }
     return [*say_all("truncation", records).values()]
@@ -356,15 +320,11 @@ def comparison_sentences(
         apart = {"gain_changes": gain, "retrieval_changes": retrieval}
         records["repeats"] = {"rows": rows, "chance": CHANCE, **apart}
     records["previous_token"] = {"rows": rows}
-    of = {group: entries_of(comparison, group) for group in table["group"]}
-    still = [name for name, e in of.items() if not np.isfinite(e["wavelength"]).any()]
+    fastest = comparison["wavelength"].min(("layer", "frequency"))
+    still = [of for of in table["group"] if not np.isfinite(entries_of(fastest, of)).any()]
     records["without_rotation"] = {"groups": still} if still else None
-    if "verdict" in comparison:
-        records["claims"] = {"groups": [_verdicts(*group) for group in of.items()]}
     runs = attrs.get("unfinished")
     records["unfinished"] = {"runs": runs} if runs else None
-    missing = _missing_seeds(comparison)
-    records["unlike_seeds"] = {"missing": missing} if missing else None
     lead, added = (str(attrs.get(name, "")) for name in ("lead", "findings"))
     said = say_all("comparison", records).values()
     return [*filter(None, [lead]), *said, *added.splitlines()]
@@ -400,24 +360,3 @@ def _changes(table: pd.DataFrame, name: str) -> Record:
         "units": "pairs" if (table["pairs"][paired] > 1).any() else "trials",
         "alone": table["group"][paired & low.isna()].tolist(),
     }
-
-
-def _verdicts(group: str, entries: xr.Dataset) -> Record:
-    """The verdicts on the paper's claim, with the numbers of a single model."""
-    names = ("rank_correlation", "null_low", "null_high")
-    alone = entries.sizes["entry"] == 1
-    numbers = {name: entries[name].item() if alone else None for name in names}
-    verdicts = list(Counter(entries["verdict"].values.tolist()).items())
-    return {"group": group, "verdicts": verdicts, **numbers}
-
-
-def _missing_seeds(comparison: xr.Dataset) -> list[tuple[str, list[int]]]:
-    """The groups without a seed that another of their size has, and these seeds."""
-    columns = (comparison[name].values.tolist() for name in ("size", "group", "seed"))
-    rows = list(zip(*columns, strict=True))
-    missing = []
-    for size, group in dict.fromkeys(row[:2] for row in rows):
-        of_size = {row[2] for row in rows if row[0] == size}
-        of_group = {row[2] for row in rows if row[:2] == (size, group)}
-        missing.append((group, sorted(of_size - of_group)))
-    return [(group, seeds) for group, seeds in missing if seeds]

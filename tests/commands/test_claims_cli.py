@@ -34,6 +34,12 @@ def test_saved_analyses_become_a_ledger(tmp_path: Path, names: list[str]) -> Non
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     assert record["kind"] == "claims"
     assert record["findings"][0].startswith("Of ")
+    again = ["claims", str(tmp_path / "out"), str(saved(tmp_path / "last", seed=9))]
+    ended = CliRunner().invoke(app, [*again, "--out", str(tmp_path / "all")])
+    assert ended.exit_code == 0, ended.output
+    every = pd.read_csv(tmp_path / "all" / "claims.csv")
+    assert every["model"].unique().tolist() == [*names, "last"]
+    pd.testing.assert_frame_equal(every.iloc[: len(table)], table)
 
 
 def test_a_ledger_is_not_written_over_an_analysis(tmp_path: Path) -> None:

@@ -226,7 +226,6 @@ SMALL = synthetic_profile(layers=3, heads=3, kv_heads=3, frequencies=5, excerpt=
 SWEEP = synthetic_truncation(layers=3, heads=3, frequencies=8)
 RUNS = synthetic_comparison()
 OTHERS: dict[str, tuple[xr.Dataset, Callable[[xr.Dataset], go.Figure]]] = {
-    "heads of a sweep": (SWEEP, lambda ds: rl.plot_truncation(ds, by="head")),
     "head of a sweep": (SWEEP, lambda ds: plot_head_truncation(ds, **AT)),
     "position": (RUNS, plot_position_loss),
     "copying": (RUNS, plot_copying),

@@ -19,7 +19,6 @@ FAMILIES = {
     "shares": rl.plot_truncation,
     "all measures": lambda ds: rl.plot_truncation(ds, measures=tuple(MEASURES)),
     "bands": lambda ds: rl.plot_truncation(ds, by="band"),
-    "heads": lambda ds: rl.plot_truncation(ds, by="head"),
     "one head": lambda ds: plot_head_truncation(ds, layer=1, head=2),
 }
 
@@ -124,24 +123,6 @@ def test_a_head_has_a_line_an_end_and_its_labels_as_marks(sweep: xr.Dataset) -> 
         assert fast.text[-3:] == ("–", "mixed", "semantic")
 
 
-def test_changed_heads_are_sorted_and_name_new_labels(sweep: xr.Dataset) -> None:
-    sweep = sweep.copy(deep=True)
-    sweep["label"][:] = "mixed"
-    fast = int(np.flatnonzero(sweep["edit"].values == "fast 0.25")[0])
-    sweep["attention_change"][fast, 3, 2] = 50.0
-    sweep["label"][fast, 3, 2] = "diffuse"
-    figure = rl.plot_truncation(sweep, by="head")
-    slow, fast_map = figure.data
-    assert slow.y[0] == "L3 H2"
-    assert figure.layout.yaxis.ticktext[0] == "L3 H2 mixed"
-    assert slow.x[::3] == ("87.5%", "50%", "12.5%")
-    largest = np.maximum(np.asarray(slow.z).max(1), np.asarray(fast_map.z).max(1))
-    assert (np.diff(largest) <= 0).all()
-    words = np.asarray(fast_map.text)
-    assert {*words.ravel()} == {"", "dif"}
-    assert fast_map.customdata[0][slow.x.index("25%")] == "diffuse"
-
-
 def test_a_sweep_without_what_is_asked_for() -> None:
     one = synthetic_truncation(ends=["fast"], controls=0, bands=0)
     assert [trace.legendgroup for trace in rl.plot_truncation(one).data] == ["fast"]
@@ -152,7 +133,6 @@ def test_a_sweep_without_what_is_asked_for() -> None:
     for line, sweep, options in (
         ("The sweep did not measure labels", losses, {"measures": ["labels"]}),
         ("The sweep stopped no bands", one, {"by": "band"}),
-        ("The sweep has no change of attention", losses, {"by": "head"}),
     ):
         with pytest.raises(BadArgument, match=line):
             rl.plot_truncation(sweep, **options)

@@ -130,9 +130,7 @@ def test_too_few_draws_are_not_testable_and_say_what_it_takes(
 
 @pytest.fixture(scope="module")
 def profile() -> xr.Dataset:
-    made, _ = synthetic_profile(layers=6)
-    made.attrs["trained_context"] = made.attrs["context"]
-    return made
+    return synthetic_profile(layers=6)[0]
 
 
 def test_the_ledger_has_a_row_a_claim_and_is_the_same_for_a_seed(profile: xr.Dataset) -> None:
@@ -143,7 +141,9 @@ def test_the_ledger_has_a_row_a_claim_and_is_the_same_for_a_seed(profile: xr.Dat
     decided = table[table["verdict"] != "not testable"]
     assert (decided["q_value"] >= decided["p_value"] - 1e-12).all()
     assert (decided["p_value"] <= 1).all()
-    assert table.loc[table["verdict"] == "holds", "p_value"].le(0.025).all()
+    holds = table[table["verdict"] == "holds"]
+    assert holds["p_value"].le(0.025).all()
+    assert (holds["side"] * (holds["number"] - holds["threshold"])).gt(0).all()
     texts = table[["statement", "source", "what", "null", "why", "call"]]
     assert texts.map(len).to_numpy().min() > 0
 
@@ -162,6 +162,12 @@ def test_without_values_claims_about_them_are_not_testable(profile: xr.Dataset) 
     for of, testable in ((profile, False), (made, True)):
         row = rl.test_claims(of, draws=60).set_index("claim").loc["flat_values"]
         assert (row["verdict"] != "not testable") == testable, row["why"]
+
+
+def test_without_a_plane_that_rotates_nothing_is_testable(profile: xr.Dataset) -> None:
+    still = profile.assign_coords(wavelength=profile["wavelength"] * np.inf)
+    table = rl.test_claims(still, draws=60).set_index("claim").drop("positional_fast")
+    assert (table["why"] == "no plane of this model rotates").all()
 
 
 SIZES = ((4, 4, 2, 16), (6, 4, 4, 32), (12, 4, 2, 16), (8, 6, 3, 32))

@@ -1,6 +1,8 @@
-"""The page of a ledger, of one model and of several, and its figures."""
+"""The page of a ledger, of one model and of several; and the tab of an analysis."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pandas as pd
@@ -9,17 +11,16 @@ import xarray as xr
 from synthetic_profile import synthetic_profile
 
 import ropelens as rl
-from ropelens.figures.claims import GLYPHS, plot_claims, plot_replication
-from ropelens.measure.claims import VERDICTS
-from ropelens.report.claims import claims_sentences, render_claims
+from ropelens.measure.claims import CLAIMS, VERDICTS
+from ropelens.report.claims import claims_sentences, ledger_rows, render_claims
+from ropelens.report.page import render_page
 
 HOSTILE = "<script>alert(1)</script>"
 
 
 @pytest.fixture(scope="module")
 def profile() -> xr.Dataset:
-    made, _ = synthetic_profile(layers=6)
-    return made.assign_attrs(trained_context=512)
+    return synthetic_profile(layers=6)[0]
 
 
 @pytest.fixture(scope="module")
@@ -27,28 +28,18 @@ def table(profile: xr.Dataset) -> pd.DataFrame:
     return rl.test_claims(profile, draws=60).assign(model="toy")
 
 
-def test_every_claim_is_a_mark_of_its_verdict_on_the_claimed_side_of_its_null(
+def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(
     table: pd.DataFrame,
 ) -> None:
-    figure = plot_claims(table)
-    marks = {trace.name: trace for trace in figure.data}
-    for verdict in VERDICTS:
-        count = int((table["verdict"] == verdict).sum())
-        mark = marks.get(f"{GLYPHS[verdict]} {verdict}")
-        assert (0 if mark is None else len(mark.x)) == count
-    null = np.reshape(marks["95% of the null"].x, (-1, 3))
-    holds = marks[f"{GLYPHS['holds']} holds"]
-    for x, row in zip(holds.x, holds.y, strict=True):
-        assert x > np.nanmax(null[int(row), :2])
-
-
-def test_models_stand_side_by_side_with_their_verdicts(table: pd.DataFrame) -> None:
-    other = table.assign(model=HOSTILE, verdict="unresolved")
-    figure = plot_replication(pd.concat([table, other]))
-    heat = figure.data[0]
-    assert heat.z.shape == (len(table), 2)
-    assert [VERDICTS[int(z)] for z in heat.z[:, 0]] == table["verdict"].tolist()
-    assert (heat.z[:, 1] == VERDICTS.index("unresolved")).all()
+    rows = ledger_rows(table)
+    verdicts = [row["verdict"] for row in rows]
+    assert verdicts == sorted(verdicts, key=VERDICTS.index)
+    for row in rows:
+        assert all(0 <= x <= 100 + 1e-9 for x in row["at"].values())
+        assert ("number" in row["at"]) == np.isfinite(row["number"])
+        if row["verdict"] == "holds":
+            assert row["at"]["number"] > row["bars"]["null"][1]
+            assert row["side"] * row["number"] > row["side"] * row["threshold"]
 
 
 def test_the_first_sentence_counts_verdicts() -> None:
@@ -60,12 +51,31 @@ def test_the_first_sentence_counts_verdicts() -> None:
     ]
 
 
+RECORD = {
+    "findings": ["Of 14 claims, none."],
+    "model": {"name": "toy"},
+    "runs": {"toy": {"facts": "6 layers"}},
+    "versions": {"torch": "1"},
+    "command": "ropelens claims",
+}
+
+
 @pytest.mark.parametrize("names", [["toy"], ["toy", HOSTILE]])
 def test_the_page_has_each_claim_and_escapes_names(
-    profile: xr.Dataset, table: pd.DataFrame, names: list[str]
+    table: pd.DataFrame, names: list[str]
 ) -> None:
     several = pd.concat([table.assign(model=name) for name in names])
-    page = render_claims(several, dict.fromkeys(names, profile), command="ropelens claims")
-    assert page.count("<summary>") >= len(several)
+    several = several[(several["claim"] != "decay") | (several["model"] == "toy")]
+    page = render_claims(several, RECORD)
+    assert page.count("<summary>") == len(several)
     assert HOSTILE not in page
     assert all(statement in page for statement in table["statement"])
+    cells = re.findall(r'<td class="([a-z-]+)"><a href="#(model-\d-\w+)"', page)
+    assert len(cells) == (len(several) if len(names) > 1 else 0)
+    assert all(f'id="{place}"' in page for _, place in cells)
+
+
+def test_every_page_has_the_claims_that_its_profile_decides(profile: xr.Dataset) -> None:
+    page = render_page(profile, rl.classify_heads(profile))
+    assert page.count('<details class="more claim"') == len(CLAIMS)
+    assert f"Of {len(CLAIMS)} claims, " in page

@@ -14,7 +14,7 @@ from synthetic_truncation import synthetic_truncation
 import ropelens as rl
 from ropelens.figures.text import in_words, plural, ranges
 from ropelens.measure.truncation_table import summarize_truncation
-from ropelens.report.words import say
+from ropelens.report.render import say
 
 
 def sentence(said: list[str], words: str) -> str:

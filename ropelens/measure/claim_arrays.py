@@ -1,0 +1,168 @@
+"""The arrays that claims are about, and the nulls that draw them anew."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+from scipy import stats
+
+from ropelens.statistics.labels import Thresholds
+
+SINKS = 0.05  # share of the bits below which a model has no sinks to speak of
+MASSIVE = 5 / math.sqrt(2)  # times the mean length: of a plane with one value 5 times the mean
+BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(context / 3.657)
+
+Arrays = tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class Null:
+    """How arrays are drawn anew where the claim says nothing, and what a test of it takes.
+
+    `possible` counts the different draws of the first array: fewer than 40 decide nothing.
+    """
+
+    how: str
+    takes: str
+    draw: Callable[[Arrays, np.random.Generator, int], Iterator[Arrays]]
+    possible: Callable[[np.ndarray], int]
+
+
+def _planes(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    moved, *others = arrays
+    for _ in range(draws):
+        yield moved[..., random.permutation(moved.shape[-1])], *others
+
+
+def _layers(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    for _ in range(draws):
+        yield (arrays[0][random.permutation(len(arrays[0]))],)
+
+
+def _pairs(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    layers = np.arange(len(arrays[0]))
+    for first, last in combinations(layers, 2):
+        if last - first < len(layers) - 1:
+            yield (arrays[0][[first, *np.delete(layers, [first, last]), last]],)
+
+
+def _partners(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    for _ in range(draws):
+        order = random.random(arrays[0].shape[:2]).argsort(1)
+        yield (np.take_along_axis(arrays[0], order[..., None], 1),)
+
+
+def _roles(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    for _ in range(draws):
+        yield tuple(random.permuted(np.stack(arrays), axis=0))
+
+
+def _signs(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    for _ in range(draws):
+        yield (arrays[0] * random.choice([-1, 1], len(arrays[0])),)
+
+
+def _offsets(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    for offset in range(2, arrays[0].shape[-1]):
+        yield (arrays[0][..., [offset, offset]],)
+
+
+# fmt: off
+PLANES = Null("planes in a random order, the same in all layers and heads",
+    "8 planes", _planes, lambda x: math.factorial(x.shape[-1]))
+LAYERS = Null("layers in a random order", "5 layers", _layers, lambda x: math.factorial(len(x)))
+PAIRS = Null("every other pair of layers as the first and last",
+    "10 layers", _pairs, lambda x: math.comb(len(x), 2))
+PARTNERS = Null("the mean query and key of another head of the layer",
+    "4 heads, or 3 layers of 3", _partners,
+    lambda x: math.factorial(x.shape[1]) ** len(x))
+ROLES = Null("queries, keys and values change places at random in each layer",
+    "4 layers", _roles, lambda x: 3 ** len(x))
+SIGNS = Null("the curves of each layer turned over at random",
+    "6 layers", _signs, lambda x: 2 ** len(x))
+OFFSETS = Null("every other offset from 2 on",
+    "a context of 42", _offsets, lambda x: x.shape[-1] - 2)
+FREQUENCIES = Null("the frequencies of each kv head in a random order", "39 surrogates",
+    _planes, len)
+# fmt: on
+
+
+def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."]]:
+    """The arrays of the layers and planes that rotate, by the names in `Claim.of`.
+
+    NaN where the profile has no such numbers.
+    """
+    wavelength = profile["wavelength"].transpose("layer", "frequency").values
+    turns = np.isfinite(wavelength)
+    layers = np.flatnonzero(turns.any(1))
+    planes = np.flatnonzero(turns[layers].all(0))
+    wavelength = wavelength[np.ix_(layers, planes)]
+    of = profile.isel(layer=layers)
+
+    def by_plane(name: str) -> np.ndarray:
+        return of[name].isel(frequency=planes).values
+
+    context, trained = (int(profile.attrs[n]) for n in ("context", "trained_context"))
+    wanted = np.log(2 * np.pi * trained / BAND_RATIO)
+    q, k, coherence = map(by_plane, ("q_norm", "k_norm", "q_coherence"))
+    kernel, predicted = of["kernel"].values, of["predicted_kernel"].values
+    single = (profile["offset_stop"] - profile["offset_start"] == 1).values
+    chooses = of["total_bits"].values >= Thresholds.diffuse
+    sinks = float(of["sink_bits"].sum()) >= SINKS * float(of["total_bits"].sum())
+    fitted = np.log(np.where(kernel > 0, kernel, np.nan))
+    agreement = _correlate(predicted[:, :, None], fitted[:, None])
+    agreement = np.where(chooses[:, None], agreement, np.nan)
+    near = np.broadcast_to(-np.arange(predicted.shape[-1], dtype=float), predicted.shape)
+    nearness = _correlate(stats.rankdata(predicted, axis=-1), near)
+    none = np.full(wavelength.shape, np.nan)
+    values = by_plane("v_norm") if "v_norm" in of else np.full(k.shape, np.nan)
+    of_planes, massive = {}, {}
+    for name, x in (("q", q), ("k", k), ("v", values)):
+        spread, mean = x.std(-1), x.mean(-1, keepdims=True)
+        massive[name] = x > MASSIVE * mean
+        of_planes[f"{name}_uneven"] = _mean(spread / mean[..., 0])
+        of_planes[f"{name}_count"] = _mean(np.where(mean > 0, massive[name], np.nan).sum(-1))
+    return of_planes | {
+        "massive": (massive["q"].sum(1) + massive["k"].sum(1)).astype(float),
+        "length": np.nanmean(q, 1) * np.nanmean(k, 1),
+        "band": np.array([np.interp(wanted, np.log(w), np.arange(len(w))) for w in wavelength]),
+        "slow": (wavelength > context).astype(float),
+        "sink_push": np.nanmean(by_plane("selectivity_sink").clip(min=0), 1) if sinks else none,
+        "positional": _positional(of),
+        "q_coherence": coherence,
+        "q_norm": q,
+        "agreement": agreement * np.abs(agreement),
+        "nearness": np.nanmean(nearness, 1),
+        "kernel": kernel[..., single],
+    }
+
+
+def _mean(by_head: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, " layer"]:
+    """Mean over the heads that a layer has; NaN without any."""
+    known = np.isfinite(by_head)
+    return np.where(known, by_head, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
+
+
+def _correlate(
+    x: Float[np.ndarray, "*batch point"], y: Float[np.ndarray, "*other point"]
+) -> Float[np.ndarray, "*both"]:
+    """Pearson's correlation along the last axis, over the points that both have."""
+    x, y = (np.where(np.isfinite(x + y), of, np.nan) for of in (x, y))
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # no point at all: NaN
+        x, y = (of - np.nanmean(of, axis=-1, keepdims=True) for of in (x, y))
+        return np.nansum(x * y, -1) / np.sqrt(np.nansum(x * x, -1) * np.nansum(y * y, -1))
+
+
+def _positional(profile: xr.Dataset) -> Float[np.ndarray, " layer"]:
+    """The median, over the heads of a layer that are not diffuse, of the positional share."""
+    rest = profile["total_bits"] - profile["sink_bits"]
+    counts = (profile["total_bits"] >= Thresholds.diffuse) & (rest > 0)
+    return (profile["position_bits"] / rest).where(counts).median("head").values
