@@ -42,6 +42,7 @@ reports: .venv/.report
 	@$(BIN)/python analyses/causal.py
 	@$(BIN)/python analyses/truncation.py
 	@$(BIN)/python analyses/reach.py
+	@$(BIN)/python analyses/claims.py
 
 test: .venv/.work
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile

@@ -42,13 +42,14 @@ def main(
     text: list[Path] = typer.Option([], help="Text files, or folders of them."),
     context: int = typer.Option(512, help="Tokens of a sequence."),
     sequences: int = typer.Option(16, help="Sequences that are measured."),
+    quick: bool = typer.Option(False, "--quick", help="Without planes that stop."),
 ) -> None:
     if not models:
         models, text = [str(RANDOM), *STEPS, "bundled:rope", *VARIANTS], [SAMPLE]
         random_weights(RANDOM)
     ours = REPORTS / "claims"
     ours.mkdir(parents=True, exist_ok=True)
-    measure = ["--context", context, "--sequences", sequences]
+    measure = ["--context", context, "--sequences", sequences, *["--quick"] * quick]
     for model in models:
         mine = [] if model.startswith("bundled:") else [f"--text={path}" for path in text]
         folder = ours / Path(model).name.replace(":", "-")
