@@ -44,6 +44,8 @@ def main(
     sequences: int = typer.Option(16, help="Sequences that are measured."),
     quick: bool = typer.Option(False, "--quick", help="Without planes that stop."),
 ) -> None:
+    if text:
+        rl.read_documents(text)  # or says what is missing, before anything is written
     if not models:
         models, text = [str(RANDOM), *STEPS, "bundled:rope", *VARIANTS], [SAMPLE]
         random_weights(RANDOM)
