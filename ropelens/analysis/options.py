@@ -37,8 +37,9 @@ class Options(Loading):
         list[str] | None,
         option(
             "TOKEN",
-            'Search for heads by the tokens they attend to: a text such as "\'", '
-            "punctuation, or repeated; may be repeated.",
+            'Search for heads by the tokens they attend to: a text such as "\'", any that '
+            'contains it, "*\'*", punctuation, newline, digits, capital, repeated, or '
+            '"after:" one of these; may be repeated.',
         ),
     ] = None
     context: Annotated[

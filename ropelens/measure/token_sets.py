@@ -1,9 +1,10 @@
-"""Tokens by their text or class, and how much attention heads give to them."""
+"""Tokens by their text, class or the token before, and the attention that they get."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,34 +16,57 @@ from ropelens.measure.measurement import Tokens
 from ropelens.models.texts import LARGEST_ID, check_tokens
 from ropelens.statistics.block import Block
 from ropelens.statistics.corpus import seen_before
+from ropelens.statistics.sums import LayerMeans
 from ropelens.statistics.variables import Statistic
 
-CLASSES = {"punctuation": "punctuation", "repeated": "repeated tokens"}
-"""Sets of tokens that are no texts, and what sentences call them."""
+CLASSES: dict[str, Callable[[str], bool]] = {
+    "punctuation": lambda text: {unicodedata.category(x)[0] for x in text.strip()} == {"P"},
+    "newline": lambda text: "\n" in text,
+    "digits": lambda text: text.strip().isdigit(),
+    "capital": lambda text: text.strip()[:1].isupper(),
+}
+"""Sets of tokens by what their text is; "repeated" is one by the sequence."""
+
+AFTER = "after:"
+NEAR = 8
+"""Tokens to either side among which one of like frequency is looked for."""
+
+
+@dataclass(frozen=True)
+class Share(Statistic):
+    """Of `of` [..., row, (part, whole, of, one)] summed over rows: part / whole of / one."""
+
+    def value(self, layer: LayerMeans) -> Tensor:
+        """The variable of one layer; NaN where no row counts."""
+        part, whole, of, one = layer[self.name].unbind(-1)
+        return part / whole * of / one
 
 
 @public
 def attention_on(
     tokens: Tokens, what: str | Sequence[str], tokenizer: TokenNames | None = None
 ) -> tuple[Statistic, Statistic]:
-    """Mean attention on tokens: a text ("'"), one of several, or a class.
+    """Attention on tokens where one of them is in sight: a text ("'"), several, or a class.
 
-    A token has a text where `tokenizer` decodes it so, without the spaces around it. Classes
-    are "punctuation", tokens of nothing else (Unicode's categories P), and "repeated", tokens
-    that their sequence had before, which needs no tokenizer. A list holds texts alone:
-    ["punctuation"] is that word.
+    A token has a text where `tokenizer` decodes it so, without the spaces around it; "*'*" is
+    any that contains it. Classes are "punctuation" (Unicode's categories P alone), "newline",
+    "digits", "capital" (an upper-case letter first) and "repeated" (tokens that their sequence
+    had before, which needs no tokenizer). "after:" before one of these means tokens that follow
+    one, as "after:*'*". A list holds texts alone: ["punctuation"] is that word.
 
     To search for a head like the paper's apostrophe head (Barbero et al. 2024, arXiv
     2410.06205, section 6):
 
-        apostrophes = rl.attention_on(tokens, "'", tokenizer)
+        apostrophes = rl.attention_on(tokens, "*'*", tokenizer)
         profile = rl.profile(model, tokens, statistics=apostrophes)
-        rl.classify_heads(profile).nlargest(5, "attention_on_apostrophe")
+        rl.classify_heads(profile).nlargest(5, "attention_on_any_apostrophe")
 
-    Returns two statistics of a profile: `attention_on_NAME` (layer, head), the mean over rows
-    of the attention on such tokens, which heads.csv has too; and `even_on_NAME`, that of a
-    head that attends evenly to all that it sees. Raises `BadArgument` without a tokenizer
-    where one is needed, and where there is no such token.
+    Returns two statistics of a profile, over the rows that see such a token that is no sink:
+    `attention_on_NAME` (layer, head), the share of the attention outside of sinks that goes to
+    such tokens, which heads.csv has too; and `control_on_NAME`, what as many other tokens get
+    that are as frequent and as far: beside each, the one on either side within 8 tokens that is
+    nearest in frequency and place. Raises `BadArgument` without a tokenizer where one is
+    needed, and where there is no such token.
     """
     tokens, _ = check_tokens(tokens, None, vocabulary=LARGEST_ID)
     chosen = find_tokens(tokens, what, tokenizer).to(tokens.device)
@@ -50,31 +74,77 @@ def attention_on(
         raise BadArgument(
             f"There is no token {what!r} in this text.",
             means="a token must be that text, but for spaces around it",
-            attempt='several texts, such as ["\'", "\'s"], or another text to measure on',
+            attempt='any that contains it, "*\'*", or another text to measure on',
         )
-    ids = None if what == "repeated" else tokens[chosen].unique()
+    after = isinstance(what, str) and what.startswith(AFTER)
+    before = chosen.roll(-1, 1) if after else chosen  # the token that decides, and its ids
+    ids = None if str(what).removeprefix(AFTER) == "repeated" else tokens[before].unique()
+    kinds, counts = tokens.unique(return_counts=True)
+    read: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def here(block: Block) -> Bool[Tensor, "batch key"]:
-        if ids is None:
-            return seen_before(block.of_call.tokens)[:, block.keys.start : block.keys.stop]
-        return torch.isin(block.tokens, ids.to(block.tokens.device))
+    def places(given: Int[Tensor, "batch position"]) -> tuple[Tensor, Tensor]:
+        """Which tokens of a batch are such, and the weight of each as a control."""
+        if not read or not torch.equal(read[0][0], given):
+            on = seen_before(given) if ids is None else torch.isin(given, ids.to(given.device))
+            on = _following(on) if after else on
+            at = torch.searchsorted(kinds.to(given.device), given).clamp(max=len(kinds) - 1)
+            read[:] = [(given, on, controls(on, counts.to(given.device)[at].log2()))]
+        return read[0][1], read[0][2]
 
-    def attention(block: Block) -> Float[Tensor, "batch kv_head group row"]:
-        return (block.attention * here(block)[:, None, None, None]).sum(-1)
-
-    def even(block: Block) -> Float[Tensor, "batch kv_head group row"]:
-        on = (here(block)[:, None] & block.seen).sum(-1) / block.seen.sum(-1)
-        return on[:, None, None].expand(block.log_norm.shape).to(block.q.dtype)
+    def share(block: Block, *, control: bool) -> Float[Tensor, "batch kv_head group row 4"]:
+        here = slice(block.keys.start, block.keys.stop)
+        on, beside = (x[:, here].to(block.q) for x in places(block.of_call.tokens))
+        apart = block.q.new_ones(*block.q.shape[:3], 1, on.shape[1])
+        apart[..., block.sinks] = (block.sink_kind == 0).to(apart)
+        seen = block.seen[:, None, None]
+        on, beside = (x[:, None, None, None] * apart for x in (on, beside))
+        count, others = ((x * seen).sum(-1) for x in (on, beside))
+        weight = beside if control else on
+        parts = [
+            (block.attention * weight).sum(-1),
+            (block.attention * apart).sum(-1),
+            count,
+            others if control else count,
+        ]
+        return torch.stack(parts, dim=-1) * (count > 0)[..., None]
 
     texts = [what] if isinstance(what, str) else list(what)
     name = "_or_".join(map(_spelled, texts))
-    words = CLASSES.get(str(what), f"tokens {' or '.join(texts)}")
-    dims = ("layer", "head")
-    mean, chance = f"mean attention on {words}", f"the same, were attention even: {words}"
+    words, dims = f"tokens {' or '.join(texts)}", ("layer", "head")
     return (
-        Statistic(f"attention_on_{name}", dims, "1", mean, column="score", of=attention),
-        Statistic(f"even_on_{name}", dims, "1", chance, of=even),
-    )
+        Share(f"attention_on_{name}", dims, "1", f"attention on {words}, where one is seen",
+            column="score", of=lambda block: share(block, control=False)),
+        Share(f"control_on_{name}", dims, "1", f"others as frequent and far as {words}",
+            of=lambda block: share(block, control=True)),
+    )  # fmt: skip
+
+
+def _following(on: Bool[Tensor, "sequence position"]) -> Bool[Tensor, "sequence position"]:
+    after = on.roll(1, 1)
+    after[:, 0] = False
+    return after
+
+
+def controls(
+    on: Bool[Tensor, "sequence position"], log_count: Float[Tensor, "sequence position"]
+) -> Float[Tensor, "sequence position"]:
+    """How many of the tokens `on` each other token stands beside, half for either side.
+
+    Of the `NEAR` tokens on a side it is the one with the least |log2 of the ratio of their
+    counts| + (tokens between) / `NEAR`. The first token of a sequence is no control.
+    """
+    weight, at = torch.zeros_like(log_count), torch.arange(on.shape[1], device=on.device)
+    for side in (-1, 1):
+        costs = []
+        for distance in range(1, NEAR + 1):
+            there = (at + side * distance).clamp(0, len(at) - 1)
+            cost = (log_count - log_count[:, there]).abs() + distance / NEAR
+            outside = there != at + side * distance
+            costs.append(cost.masked_fill(on[:, there] | outside | (there == 0), torch.inf))
+        least, best = torch.stack(costs).min(0)
+        there = (at + side * (best + 1)).clamp(0, len(at) - 1)
+        weight.scatter_add_(1, there, (0.5 * (on & least.isfinite())).to(weight))
+    return weight
 
 
 def find_tokens(
@@ -83,6 +153,8 @@ def find_tokens(
     tokenizer: TokenNames | None = None,
 ) -> Bool[Tensor, "sequence position"]:
     """Which tokens are `what`; see `attention_on`. Padding is not known here."""
+    if isinstance(what, str) and what.startswith(AFTER):
+        return _following(find_tokens(tokens, what.removeprefix(AFTER), tokenizer))
     if what == "repeated":
         return seen_before(tokens)
     if tokenizer is None or not what:
@@ -91,18 +163,23 @@ def find_tokens(
             attempt='tokenizer=, or "repeated"',
         )
     ids, places = tokens.cpu().unique(return_inverse=True)
-    texts = {what} if isinstance(what, str) else set(what)
     names = token_names(ids, tokenizer)
-    if what == "punctuation":
-        kinds = [{unicodedata.category(letter)[0] for letter in name.strip()} for name in names]
-        among = [kind == {"P"} for kind in kinds]
+    if isinstance(what, str) and what in CLASSES:
+        among = [CLASSES[what](name) for name in names]
+    elif isinstance(what, str) and len(what) > 2 and what[0] == what[-1] == "*":
+        among = [what[1:-1] in name for name in names]
     else:
+        texts = {what} if isinstance(what, str) else set(what)
         among = [name in texts or name.strip() in texts for name in names]
     return torch.tensor(among, dtype=torch.bool)[places]
 
 
 def _spelled(text: str) -> str:
     """A text as part of a name: letters and digits, other signs by what Unicode calls them."""
+    if text.startswith(AFTER):
+        return f"after_{_spelled(text.removeprefix(AFTER))}"
+    if len(text) > 2 and text[0] == text[-1] == "*":
+        return f"any_{_spelled(text[1:-1])}"
     spelled = ""
     for letter in text.strip() or text:
         plain = letter.isascii() and letter.isalnum()

@@ -106,12 +106,13 @@ def attention_on(profile: xr.Dataset) -> list[str]:
     sentences = []
     for name in map(str, profile.data_vars):
         of, _, tokens = name.partition("_on_")
-        if of != "attention" or f"even_on_{tokens}" not in profile:
+        if of != "attention" or f"control_on_{tokens}" not in profile:
             continue
-        attention, even = (profile[key].values for key in (name, f"even_on_{tokens}"))
-        at = np.unravel_index(np.nanargmax(attention - even), attention.shape)
-        record = {"attention": float(attention[at]), "even": float(even[at])}
-        record["tokens"] = profile[name].attrs["long_name"].removeprefix("mean attention on ")
+        attention, control = (profile[key].values for key in (name, f"control_on_{tokens}"))
+        at = np.unravel_index(np.nanargmax(attention - control), attention.shape)
+        record = {"attention": float(attention[at]), "control": float(control[at])}
+        words = profile[name].attrs["long_name"].removeprefix("attention on ")
+        record["tokens"] = words.removesuffix(", where one is seen")
         sentences.append(say("profile", "attention_on", head=f"{at[0]}.{at[1]}", **record))
     return sentences
 

@@ -10,8 +10,11 @@ from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.measure.token_sets import find_tokens
+from ropelens.measure.measurement import Measurement
+from ropelens.measure.passes import collect
+from ropelens.measure.token_sets import controls, find_tokens
 from ropelens.report.words import attention_on as describe_attention_on
+from ropelens.statistics.sums import LayerMeans
 
 TEXTS = ["the", " the", "The", "'", "'s", " ...", "_", "12", "\n", "’", "$", "other"]
 
@@ -35,41 +38,71 @@ def test_tokens_are_found_by_their_text_and_by_class():
     assert found("\n") == ["\n"]
     assert found("punctuation") == ["'", " ...", "_", "’"]
     assert found(["punctuation"]) == found("rope") == []
+    assert found("*'*") == ["'", "'s"]
+    assert (found("newline"), found("digits"), found("capital")) == (["\n"], ["12"], ["The"])
+    after = find_tokens(torch.tensor([[3, 0, 4, 4], [0, 2, 3, 3]]), "after:*'*", Names())
+    assert after.int().tolist() == [[0, 1, 0, 1], [0, 0, 0, 1]]
     again = find_tokens(torch.tensor([[4, 2, 4, 4, 7, 2], [7, 4, 1, 0, 3, 0]]), "repeated")
     assert again.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1]]
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_the_attention_on_them_is_dense_attention(name: str):
-    """A sliding window too, whose keys have repeated what it no longer sees."""
+    """A sliding window too, whose keys have repeated what it no longer sees; sinks apart."""
     model = tiny(name).double()
     tokens = torch.from_numpy(random_tokens(sequences=1, length=40) % len(TEXTS))
-    sets = {"apostrophe_or_apostrophe_s": ["'", "'s"], "repeated": "repeated"}
+    sets = {
+        "apostrophe_or_apostrophe_s": ["'", "'s"],
+        "repeated": "repeated",
+        "after_any_apostrophe": "after:*'*",
+    }
     statistics = [
         row for what in sets.values() for row in rl.attention_on(tokens, what, Names())
     ]
-    profile = rl.profile(model, tokens, statistics=statistics, surrogates=0, rows="all")
+    measurement = Measurement.of(model, tokens, sinks=[4])
+    planes = measurement.subject.planes(40)
+    sums = collect(measurement, planes, statistics=statistics)
     calls, _ = attention_calls(model, tokens[0].numpy())
+    count = tokens[0].bincount()[tokens].double().log2()
+    apart = measurement.text.sinks[0, 0] == 0
+    assert not apart[tokens[0] == 4].any()
     for name_of, what in sets.items():
-        on = find_tokens(tokens, what, Names())[0].double()
+        on = find_tokens(tokens, what, Names())
+        weights = {"attention": on[0].double(), "control": controls(on, count)[0]}
         for layer, call in enumerate(calls):
             key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
             score = call.scale * call.query @ key.mT
             attention = score.masked_fill(~call.visible, -torch.inf).softmax(-1).double()
-            even = call.visible.double() / call.visible.sum(-1, keepdim=True)
-            ours = profile.sel(layer=layer)
-            expected = (attention @ on)[:, 1:].mean(-1)
-            np.testing.assert_allclose(ours[f"attention_on_{name_of}"], expected, atol=1e-6)
-            np.testing.assert_allclose(
-                ours[f"even_on_{name_of}"], (even @ on)[..., 1:].mean(), atol=1e-6
-            )
+            rows = [i for i in range(1, 40) if (call.visible[i] & on[0] & apart).any()]
+            whole = (attention[:, rows] * apart).sum((1, 2))
+            seen = call.visible[rows].double() @ (on[0] & apart).double()
+            for kind, weight in weights.items():
+                part = (attention[:, rows] @ (weight * apart)).sum(1)
+                others = call.visible[rows].double() @ (weight * apart)
+                expected = part / whole * seen.sum() / others.sum()
+                (row,) = [row for row in statistics if row.name == f"{kind}_on_{name_of}"]
+                means = LayerMeans(sums.layers[layer], sums, planes[layer], statistics)
+                np.testing.assert_allclose(row.value(means), expected, atol=1e-6)
+    profile = rl.profile(model, tokens, statistics=statistics, surrogates=0)
     table = rl.classify_heads(profile, resamples=0)
     assert "attention_on_repeated" in table
-    assert "even_on_repeated" not in table
-    most, _ = describe_attention_on(profile)
+    assert "control_on_repeated" not in table
+    most, *_ = describe_attention_on(profile)
     lead = profile["attention_on_apostrophe_or_apostrophe_s"] - profile[statistics[1].name]
     layer, head = np.unravel_index(lead.values.argmax(), lead.shape)
-    assert most.startswith(f"Head {layer}.{head} attends most to tokens ' or 's: 0.")
+    assert most.startswith(f"Head {layer}.{head} attends most to tokens ' or 's: where one")
+
+
+def test_controls_are_near_and_as_frequent():
+    count = torch.tensor([[9, 1, 8, 4, 3, 8, 1, 1, 8, 2]]).double()
+    on = torch.zeros(1, 10, dtype=torch.bool)
+    on[0, 5] = True
+    (weight,) = controls(on, count.log2()).tolist()
+    assert {at: x for at, x in enumerate(weight) if x} == {2: 0.5, 8: 0.5}
+    on[0, 8] = True  # itself no control then; the first token is none either
+    (weight,) = controls(on, count.log2()).tolist()
+    assert {at: x for at, x in enumerate(weight) if x} == {2: 1.0, 9: 1.0}
+    assert sum(weight) == 2 * on.sum() / 2
 
 
 def test_what_cannot_be_found_is_refused():
