@@ -24,6 +24,9 @@ from ropelens.statistics.variables import columns
 FRACTIONS = ("positional_fraction", "content_fraction", "interaction_fraction")
 LABELLED_BY = ("total", "sink", "position", "content")
 
+APART = 2**0.5
+"""Two samples of a text are so much farther apart than each is from the text itself."""
+
 COLUMNS = (
     *("layer", "head", "label", "confidence"),
     *FRACTIONS,
@@ -46,9 +49,11 @@ def classify_heads(
 ) -> pd.DataFrame:
     """Label every head of a profile; the columns of heads.csv, a row a head.
 
-    `confidence` is the share of `resamples` bootstrap resamples of the groups of sequences
-    (documents, where there are 8 or more) that give the same label; NaN with fewer than two
-    groups, without resamples, or of heads that are "untested": see `Thresholds`.
+    `confidence` estimates how often other sequences of the same text give the same label: the
+    share of `resamples` bootstrap resamples of the groups of sequences (documents, where there
+    are 8 or more) that do, their differences from the whole times the square root of 2. NaN
+    with fewer than two groups, without resamples, or of heads that are "untested": see
+    `Thresholds`.
     The three fractions are shares of the bits that sinks do not explain; NaN without any.
     `offset` is the peak of the fitted kernel, of positional heads where it has 0.3 of the
     kernel or more; `offset_low` to `offset_high` holds the middle half of it, of all positional
@@ -66,7 +71,8 @@ def classify_heads(
     table = head_values(profile, thresholds)
     table["confidence"] = np.full(table["label"].shape, np.nan)
     if profile.sizes["group"] > 1 and resamples:
-        resampled = resample_labels(profile, thresholds, resamples=resamples, seed=seed)
+        draws: dict[str, int] = {"resamples": resamples, "seed": seed}
+        resampled = resample_labels(profile, thresholds, **draws, spread=APART)
         known = table["label"] != "untested"
         table["confidence"] = np.where(known, (resampled == table["label"]).mean(0), np.nan)
     table["share_low"], table["share_high"] = share_interval(profile, table)
@@ -151,18 +157,24 @@ def share_interval(
 
 
 def resample_labels(
-    profile: xr.Dataset, thresholds: Thresholds, *, resamples: int, seed: int
+    profile: xr.Dataset,
+    thresholds: Thresholds,
+    *,
+    resamples: int,
+    seed: int,
+    spread: float = 1.0,
 ) -> np.ndarray:
     """Labels [resample, layer, head] with the groups of sequences drawn again (bootstrap).
 
-    The same seed draws the same groups of every profile that has as many.
+    The same seed draws the same groups of every profile that has as many. `spread` multiplies
+    how far resamples are from the whole.
     """
     rows = profile["group_scored"].values
     draws = np.random.default_rng(seed % 2**64).multinomial(
         len(rows), np.full(len(rows), 1 / len(rows)), size=resamples
     )
-    weight = draws * rows
-    weight = weight / weight.sum(axis=1, keepdims=True)
+    weight, whole = draws * rows, rows / rows.sum()
+    weight = whole + spread * (weight / weight.sum(axis=1, keepdims=True) - whole)
     gains = (profile[f"group_{name}"].values for name in GAINS)
     bits = attention_budget(*(np.einsum("rg,glh->rlh", weight, gain) for gain in gains))
     return _labels(profile, thresholds, bits)

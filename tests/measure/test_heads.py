@@ -164,6 +164,23 @@ def test_confidence_of_two_groups_by_hand():
     np.testing.assert_allclose(heads["confidence"], [0.5, 1.0, 0.75], atol=0.015)
 
 
+def test_labels_are_kept_in_other_samples_as_often_as_confidence_says():
+    """40 heads around the threshold of content, in 24 samples of 16 groups each."""
+    random = np.random.default_rng(0)
+    content = np.linspace(0.5, 0.85, 40)
+    samples = []
+    for _ in range(24):
+        gains = (content + random.normal(0, 0.15, (16, 40))).clip(0, 1)
+        groups = [(10.0, [(1.0, 0.0, 0.0, c, 1.0) for c in of_group]) for of_group in gains]
+        samples.append(classify_heads(profile_of(groups), resamples=300))
+    label = np.array([heads["label"] for heads in samples])
+    said = np.array([heads["confidence"] for heads in samples])
+    kept = ((label[:, None] == label).sum(1) - 1) / (len(label) - 1)
+    assert said.mean() == pytest.approx(kept.mean(), abs=0.02)
+    doubtful = (said > 0.7) & (said < 0.97)
+    assert said[doubtful].mean() == pytest.approx(kept[doubtful].mean(), abs=0.05)
+
+
 def test_resamples_are_tables_of_the_groups_that_are_drawn():
     """The same groups drawn by hand, weighed by rows and added before losses count as none."""
     random = np.random.default_rng(3)

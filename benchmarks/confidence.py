@@ -1,0 +1,51 @@
+"""How often a label is kept when other sequences are drawn, beside its confidence.
+
+    python benchmarks/confidence.py [MODEL] --text FILE_OR_FOLDER ... [--draws N]
+
+Every draw is a profile. A row a band of confidence: the heads of all draws in it, what their
+confidence says in the mean, and the share of the other draws that give the same label.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+
+import numpy as np
+
+import ropelens as rl
+
+BANDS = (0, 0.5, 0.8, 0.9, 0.99, 1.01)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="bundled")
+    parser.add_argument("--text", type=Path, action="append", required=True)
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--sequences", type=int, default=9)
+    options = parser.parse_args()
+
+    model, tokenizer = rl.load(options.model)
+    documents, heads = rl.read_documents(options.text), []
+    sizes = {"context": options.context, "sequences": options.sequences}
+    for seed in range(options.draws):
+        read = rl.tokenize(documents, tokenizer, **sizes, seed=seed)
+        text = {"lengths": read.lengths, "documents": read.documents}
+        profile = rl.profile(model, read.tokens, **text, surrogates=0, seed=seed)
+        heads.append(rl.classify_heads(profile))
+    label = np.array([each["label"] for each in heads])
+    said = np.array([each["confidence"] for each in heads])
+    kept = ((label[:, None] == label).sum(1) - 1) / (len(label) - 1)
+    print(f"all heads: said {said.mean():.3f}, kept {kept.mean():.3f}")
+    for low, high in itertools.pairwise(BANDS):
+        band = (said >= low) & (said < high)
+        if band.any():
+            means = f"said {said[band].mean():.3f}, kept {kept[band].mean():.3f}"
+            print(f"{low:.2f} to {min(high, 1):.2f}: {band.sum():5} heads, {means}")
+
+
+if __name__ == "__main__":
+    main()
