@@ -20,7 +20,7 @@ from ropelens.comparison.table import (
     repeat_gain,
 )
 from ropelens.figures import style
-from ropelens.figures.text import mean_count, plotly_text, short_count
+from ropelens.figures.text import plotly_text, short_count
 from ropelens.figures.wavelengths import AXIS_TITLE, NO_PLANES, mark_wavelengths
 from ropelens.measure.truncation_table import best_head
 from ropelens.statistics.variables import NEEDLES
@@ -236,29 +236,6 @@ def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.nda
     turning = np.isfinite(alike)
     lent = np.where(turning.any(0), alike[turning.argmax(0), np.arange(alike.shape[1])], np.nan)
     return np.where(np.isfinite(of_group), of_group, lent), np.isfinite(of_group)
-
-
-def plot_label_counts(table: pd.DataFrame) -> go.Figure:
-    """How many heads of each group are positional, semantic, ...: means over its entries.
-
-    `table` is what `summarize_comparison` made.
-    """
-    rows = table.iloc[::-1]
-    figure = style.new_figure("What the heads are", height=150 + 40 * len(rows))
-    for label in style.LABELS:
-        if label == "untested" and not rows[label].any():
-            continue
-        counts = [mean_count(count) if count else "" for count in rows[label]]
-        words = {"text": counts, "textposition": "inside", "insidetextanchor": "middle"}
-        look = {"orientation": "h", "marker": {"color": style.COLORS[label]}}
-        hover = f"%{{y}}: %{{x:.2~f}} {label}<extra></extra>"
-        groups = [plotly_text(group) for group in rows["group"]]
-        figure.add_bar(
-            x=rows[label], y=groups, name=label, **words, **look, hovertemplate=hover
-        )
-    figure.update_layout(barmode="stack", bargap=0.3, legend_traceorder="normal")
-    figure.update_xaxes(title_text="heads (mean over entries)")
-    return figure.update_yaxes(showgrid=False, type="category")
 
 
 def _count(entries: xr.Dataset, label: str) -> xr.DataArray:

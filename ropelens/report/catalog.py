@@ -175,9 +175,6 @@ COMPARISON = (
         "Mean norms show how much a plane can do, selectivity how much it pushes heads toward "
         "the keys they pick. A ring is a plane that does not rotate, drawn where the same "
         f"plane rotates in another model. {SEEDS}"),
-    PageFigure("label_counts", lambda _, table: comparison.plot_label_counts(table),
-        "Heads by the source of their choice of keys: position, both (mixed), content, the "
-        "first token (sink), or hardly any choice (diffuse)."),
     PageFigure("growth", lambda runs, _: comparison.plot_growth(runs),
         "Checkpoints at steps 1, 2, 4, ... of training. Lines are means over seeds, whiskers "
         "reach from the lowest seed to the highest. Heads and losses of text are measured on "

@@ -26,7 +26,6 @@ from ropelens.figures.comparison import (
     plot_comparison_planes,
     plot_copying,
     plot_growth,
-    plot_label_counts,
     plot_loss_change,
     plot_position_loss,
 )
@@ -232,7 +231,6 @@ OTHERS: dict[str, tuple[xr.Dataset, Callable[[xr.Dataset], go.Figure]]] = {
     "planes": (RUNS, plot_comparison_planes),
     "growth": (RUNS, plot_growth),
     "losses": (RUNS, lambda ds: plot_loss_change(ds, summarize_comparison(ds))),
-    "labels": (RUNS, lambda ds: plot_label_counts(summarize_comparison(ds))),
     "silenced": (RUNS, lambda _: rl.plot_silenced(pd.DataFrame(columns=SILENCED))),
 }
 PLOTS = {name: (SMALL[0], lambda ds, f=f: f(ds, heads_of(ds))) for name, f in FAMILIES.items()}

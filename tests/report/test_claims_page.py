@@ -67,7 +67,7 @@ def test_the_page_has_each_claim_and_escapes_names(
     several = pd.concat([table.assign(model=name) for name in names])
     several = several[(several["claim"] != "decay") | (several["model"] == "toy")]
     page = render_claims(several, RECORD)
-    assert page.count("<summary>") == len(several)
+    assert page.count('<details class="more claim"') == len(several)
     assert HOSTILE not in page
     assert all(statement in page for statement in table["statement"])
     cells = re.findall(r'<td class="([a-z-]+)"><a href="#(model-\d-\w+)"', page)
