@@ -9,13 +9,11 @@ from functools import partial
 import pytest
 import torch
 from oracles.tiny import SUPPORTED, random_tokens, tiny
-from tiny_checkpoints import save_tiny
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.models.bridge import bridge
 from ropelens.statistics.call import AttentionCall
 
 LENGTH, HEADS = 20, 4
@@ -145,7 +143,7 @@ def test_a_resample_is_another_sequence(llama: LlamaForCausalLM, sequences: int)
     with projected(llama) as plain:
         before = logits(llama, input_ids=ids)
     orders = []
-    for seed in range(20):
+    for seed in range(6):
         with (
             rl.silence_heads(llama, "0.*", to="resample", seed=seed),
             projected(llama) as resampled,
@@ -161,32 +159,6 @@ def test_a_resample_is_another_sequence(llama: LlamaForCausalLM, sequences: int)
     with rl.silence_heads(llama, "0.*,1.1", to="resample", seed=3):
         torch.testing.assert_close(logits(llama, input_ids=ids), expected, rtol=0, atol=1e-4)
     assert not torch.allclose(expected, before, atol=1e-2)
-
-
-def test_against_transformer_lens(tmp_path):
-    model, tokenizer = rl.load(save_tiny(tmp_path))
-    ids = tokens() % 28
-    expected = {}
-    for to in ("zero", "mean"):
-        with rl.silence_heads(model, "0.1,1.2", to=to):
-            expected[to] = logits(model, input_ids=ids)
-    other = bridge(model, tokenizer)
-
-    def ablate(head: int, change: Change) -> Callable[..., torch.Tensor]:
-        def hook(z: torch.Tensor, hook: object) -> torch.Tensor:
-            z = z.clone()
-            by_head = z if z.ndim == 4 else z.unflatten(-1, (HEADS, -1))
-            by_head[:, :, head] = change(by_head[:, :, head])
-            return z
-
-        return hook
-
-    for to, change in (("zero", zero), ("mean", mean)):
-        hooks = [(f"blocks.{at}.attn.hook_z", ablate(at + 1, change)) for at in range(2)]
-        with torch.no_grad():
-            theirs = other.run_with_hooks(ids, fwd_hooks=hooks)
-        torch.testing.assert_close(theirs, expected[to], rtol=0, atol=1e-4)
-        assert not torch.allclose(theirs, logits(model, input_ids=ids), atol=1e-2)
 
 
 # padding and generation

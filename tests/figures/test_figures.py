@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
@@ -345,13 +343,3 @@ def test_changes_stand_with_their_intervals_by_kind_of_token():
         assert (trace.x[0], trace.y[0]) == (row["change"], row["what"])
         assert (trace.error_x.arrayminus[0], trace.error_x.array[0]) == (1, 2)
     assert figure.layout.yaxis.categoryarray == ("b", "a")
-
-
-def test_a_figure_becomes_a_picture(
-    small: tuple[xr.Dataset, pd.DataFrame], tmp_path: Path
-) -> None:
-    pytest.importorskip("kaleido", reason="pictures are made by kaleido: ropelens[export]")
-    if shutil.which("chromium") is None:
-        pytest.skip("no chromium on this machine")
-    rl.plot_norms(small[0]).write_image(tmp_path / "norms.svg")
-    assert "wavelength" in (tmp_path / "norms.svg").read_text().lower()

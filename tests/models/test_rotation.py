@@ -360,8 +360,9 @@ def test_unsupported_families_are_refused(name: str):
 
 
 def test_what_is_no_language_model_is_refused():
-    with pytest.raises(UnsupportedModel, match="LlamaModel is not a model that ropelens can"):
-        rl.measure_rope(tiny("llama_gqa").model)
+    for model in (tiny("llama_gqa").model, nn.Linear(2, 2)):
+        with pytest.raises(UnsupportedModel, match="is not a model that ropelens can run"):
+            rl.measure_rope(model)
 
 
 @pytest.mark.parametrize("plane", [0, 3, 7])
