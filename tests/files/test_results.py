@@ -77,9 +77,10 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path) 
 
 
 def test_committed_files_of_earlier_versions_still_open() -> None:
-    files = sorted((Path(__file__).parents[2] / "reports").glob("reach/*/*.nc"))
-    kinds = {file.name: open_results(file).attrs["kind"] for file in files}
-    assert kinds == {"profile.nc": "profile", "reach.nc": "reach"}
+    reports = Path(__file__).parents[2] / "reports"
+    files = [*reports.glob("*/bundled-rope/*.nc"), reports / "variants/copying/comparison.nc"]
+    kinds = {file.stem: open_results(file).attrs["kind"] for file in files}
+    assert kinds == {kind: kind for kind in ("profile", "reach", "truncation", "comparison")}
 
 
 def external_link(file: h5py.File, _: Path) -> None:
