@@ -185,6 +185,23 @@ def test_planes_are_parted_nearest_to_half_of_the_push() -> None:
     assert share == pytest.approx(0.45)
 
 
+def test_without_previous_token_heads_there_is_no_induction() -> None:
+    """Of the bundled model, whose head 3.4 is one; random heads of its layer take little."""
+    causal = script_named("causal")
+    options = rl.Options(context=64, sequences=4, surrogates=0)
+    sentence, rows = causal.without_previous(rl.analyze("bundled", options=options))
+    found = re.search(
+        r"3\.4\) takes .* 4\.4, from (\S+) to (\S+); .* leave it (\S+) ", sentence
+    )
+    assert found is not None
+    before, after, beside = map(float, found.groups())
+    assert before > 0.6
+    assert after < 0.05
+    assert beside > before / 2
+    assert "it holds (+" in sentence
+    assert [row["tokens"] for row in rows] == ["random tokens, repeated"] * 9
+
+
 def test_copying_is_held_beside_as_many_heads_without_a_role() -> None:
     copying = script_named("copying")
     scores = np.zeros((3, 5))
