@@ -62,7 +62,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         sets, possible = draws(heads, chosen)
         random = [silenced(analysis, drawn) for drawn in sets]
         for n, (drawn, one) in enumerate(zip(sets, random, strict=True), start=1):
-            what = f"random of {by} heads' layers, draw {n}"
+            what = f"random ({by}), {n}"
             rows += rows_of(what, "", drawn, changes(plain, one))
         beyond = changes_beyond(random, silent, 1 - len(sets) / possible)
         verdicts = (f"on {on} it {say(one)}" for on, one in zip(TOKENS, beyond, strict=True))
@@ -124,7 +124,7 @@ def without_previous(analysis: rl.Analysis) -> tuple[str, list[dict[str, object]
         "previous-token heads", "positional", chosen, changes(plain, silent), REPEATED
     )
     for n, (drawn, one) in enumerate(zip(sets, random, strict=True), start=1):
-        what = f"random of their layers, draw {n}"
+        what = f"random, {n}"
         rows += rows_of(what, "", drawn, changes(plain, one), REPEATED)
     best = plain["induction"].argmax(("layer", "head"))
     before, after, *others = (float(one["induction"][best]) for one in (plain, silent, *random))

@@ -248,7 +248,8 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     """
     kinds, sets = list(dict.fromkeys(table["tokens"])), list(dict.fromkeys(table["what"]))
     panels: dict[str, Any] = {"rows": 1, "cols": max(1, len(kinds)), "shared_yaxes": True}
-    panels |= {"subplot_titles": kinds, "horizontal_spacing": 0.03}
+    titles = [kind.replace(" ", "<br>") for kind in kinds]  # which fit on a phone
+    panels |= {"subplot_titles": titles, "horizontal_spacing": 0.03}
     title = "Change of loss where heads are silenced"
     figure = style.new_figure(title, height=130 + 34 * len(sets), **panels)
     for row in table.to_dict("records"):
@@ -262,9 +263,10 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
         look = {"mode": "markers", "marker": marker, "showlegend": False, "error_x": bars}
         panel = {"row": 1, "col": kinds.index(row["tokens"]) + 1}
         figure.add_scatter(x=[change], y=[row["what"]], **look, hovertemplate=hover, **panel)
-    figure.update_xaxes(title_text="change (nats/token)", zeroline=True, nticks=6)
-    figure.update_xaxes(rangemode="tozero")
+    figure.update_annotations(font_size=12)
+    figure.update_xaxes(zeroline=True, nticks=5, rangemode="tozero")
+    figure.update_xaxes(title_text="change (nats/token)", col=1 + len(kinds) // 2)
     figure.update_yaxes(categoryorder="array", categoryarray=sets[::-1], showgrid=False)
     figure.update_yaxes(title_text="what is silenced (heads)", col=1)
-    figure.update_layout(margin_t=90)
+    figure.update_layout(margin_t=100)
     return style.note_missing(figure, table["change"], "no change of loss was measured")
