@@ -40,6 +40,7 @@ reports: .venv/.report
 	@$(BIN)/python analyses/frequency_norms.py
 	@$(BIN)/python analyses/positional_heads.py
 	@$(BIN)/python analyses/causal.py
+	@$(BIN)/python analyses/causes.py
 	@$(BIN)/python analyses/truncation.py
 	@$(BIN)/python analyses/reach.py
 	@$(BIN)/python analyses/claims.py

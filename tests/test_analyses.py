@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))
 MORE = {
     "causal": {"causal.csv"},
+    "causes": {"causes.csv", "attribution.nc"},
     "reach": {"reach.nc"},
     "truncation": {"truncation.nc", "truncation.csv"},
 }

@@ -53,8 +53,8 @@ class Analysis:
 
     `profile` is what `ropelens.profile` returns, `heads` what `classify_heads` makes of it,
     `provenance` what run.json says beside the kind and `findings`. `truncation` is a sweep
-    and `reach` what `ropelens.reach` returns, or None. `model` and `sequences` are what was
-    measured; None in an analysis that was read from a folder.
+    and `reach` what `ropelens.reach` returns, or None. `model`, its `tokenizer` and `sequences`
+    are what was measured; None in an analysis that was read from a folder.
     """
 
     profile: xr.Dataset
@@ -64,6 +64,7 @@ class Analysis:
     model: nn.Module | None = None
     sequences: Sequences | None = None
     reach: xr.Dataset | None = None
+    tokenizer: Any = None
 
     @cached_property
     def truncation_table(self) -> pd.DataFrame | None:

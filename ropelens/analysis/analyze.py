@@ -139,8 +139,10 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
     } | ({} if revision is None else {"revision": revision})
     if swept is not None:
         swept.attrs |= facts | {"arguments": json.dumps(plan.arguments)}
+    measured: dict[str, Any] = {"model": shown, "tokenizer": source.tokenizer}
+    measured |= {"sequences": read, "truncation": swept}
     if earlier is not None:
-        return replace(earlier, truncation=swept, model=shown, sequences=read)
+        return replace(earlier, **measured)
     profile.attrs |= facts
     record = _record(profile, heads, plan, subject, weights) | {
         "seconds": {
@@ -148,7 +150,7 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
             "measure": round(time.perf_counter() - loaded, 3),
         }
     }
-    return Analysis(profile, heads, record, swept, model=shown, sequences=read)
+    return Analysis(profile, heads, record, **measured)
 
 
 def _loaded(plan: Plan) -> tuple[Subject, str | None, str | None]:

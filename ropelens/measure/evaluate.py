@@ -10,18 +10,20 @@ from operator import add
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.edit.rope import NONE, Edit, Entry, entries_of
 from ropelens.errors import Positive, Whole, public
 from ropelens.files.progress import ShowProgress, silent
+from ropelens.measure.capture import TokenNames
 from ropelens.measure.heads import head_values, resample_labels
 from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
 from ropelens.measure.passes import Progress, fit_layers, sum_batch
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import number_dims, plane_coordinates, summarize
 from ropelens.measure.tasks import Retrieval, Task, copies, needles, repeats
+from ropelens.measure.token_sets import ids_by_class
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, stated_context
@@ -45,6 +47,7 @@ def evaluate(
     *,
     lengths: Lengths | None = None,
     documents: Documents | None = None,
+    tokenizer: TokenNames | None = None,
     edits: Mapping[str, Edit | str | Sequence[Edit | str]] | None = None,
     measures: str | Sequence[str] = MEASURES,
     rows: HowMany = "auto",
@@ -65,7 +68,8 @@ def evaluate(
     `measures` is any of:
 
     - "loss": `loss` (edit, sequence) in nats/token, `predicted_tokens` (sequence); the same of
-      tokens that the sequence had before, `seen_loss` and `seen_tokens`; `mean_loss`
+      tokens that the sequence had before, `seen_loss` and `seen_tokens`; with `tokenizer` of
+      each class of `attention_on`, `class_loss` and `class_tokens` (token_class); `mean_loss`
       (edit) over all predicted tokens and `position_loss` (edit, position_bin), each with
       its standard error (`_se`) over the groups of sequences in the coordinate `group`;
       `far_loss` and `far_tokens`, of the bins of positions in the second half of the context.
@@ -105,12 +109,13 @@ def evaluate(
         tasks["retrieval"] = needles(measurement, retrieval or Retrieval())
     edges = _position_edges(text.context, stated_context(subject.config))
     show = progress or silent
-    fits, measured, answers = _run(measurement, entries, wanted, tasks, edges, show)
+    classes = {} if tokenizer is None else ids_by_class(text.tokens, tokenizer)
+    fits, measured, answers = _run(measurement, entries, wanted, tasks, edges, classes, show)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     dataset = xr.Dataset(coords=plane_coordinates(entries[0].planes))
     if "loss" in wanted:
-        values |= _loss_values(text, edges, measured)
+        values |= _loss_values(text, edges, classes, measured)
     if "change" in wanted:
         means = [of.change.numpy() / float(of.sums.row_weight.sum()) for of in measured]
         values["attention_change"] = np.stack(means) / np.log(2)
@@ -123,7 +128,8 @@ def evaluate(
         values |= {key: np.stack([of[key].numpy() for of in each]) for key in each[0]}
         values |= task.coordinates
     dataset = dataset.assign(labelled(values, EVALUATED))
-    coordinates = {"group", "position_start", "position_stop"} & values.keys()
+    names = {"group", "position_start", "position_stop", "token_class"}
+    coordinates = names & values.keys()
     dataset = number_dims(dataset.set_coords(coordinates))
     dataset.attrs = measurement.facts
     return dataset
@@ -138,6 +144,7 @@ def _run(
     wanted: set[str],
     tasks: Mapping[str, Task],
     edges: Int[Tensor, " edge"],
+    classes: Mapping[str, Int[Tensor, " id"]],
     show: ShowProgress,
 ) -> tuple[list[dict[int, LayerFit]], list[Measured], list[dict[str, dict[str, Tensor]]]]:
     """Of each entry the models of its budget, its numbers on the text, and on the tasks.
@@ -147,7 +154,7 @@ def _run(
     subject, text = measurement.subject, measurement.text
     unmoved = torch.full((subject.layers, subject.heads), torch.nan, dtype=torch.float64)
     unmoved[subject.attending] = 0
-    losses = torch.zeros(0, len(edges), dtype=torch.float64)
+    losses = torch.zeros(0, len(edges) + len(classes), dtype=torch.float64)
     nothing = Measured(no_sums(), losses, unmoved)
     stage = begin_stage(Measured)
     state = stage.state or [[], [nothing for _ in entries], [{} for _ in entries]]
@@ -174,7 +181,9 @@ def _run(
             for n, entry in enumerate(entries):
                 budget = fits[n] if fits else {}
                 change = as_is if "change" in wanted else None
-                measured[n] += _on_text(subject, batch, entry, budget, change, edges, step)
+                measured[n] += _on_text(
+                    subject, batch, entry, budget, change, edges, classes, step
+                )
             stage.save(state)
         for n, name in mine:
             with entries[n].open(subject):
@@ -190,8 +199,8 @@ def _run(
 class Measured:
     """The numbers of one entry on some sequences; those of others add.
 
-    `losses` are summed over bins of positions and, last, over tokens that their sequence had
-    before; `change` (nats) over rows.
+    `losses` are summed over bins of positions, over tokens that their sequence had before, and
+    over classes of tokens; `change` (nats) over rows.
     """
 
     sums: Sums
@@ -210,6 +219,7 @@ def _on_text(
     fits: Mapping[int, LayerFit],
     as_is: dict[int, AttentionCall] | None,
     edges: Int[Tensor, " edge"],
+    classes: Mapping[str, Int[Tensor, " id"]],
     progress: Progress,
 ) -> Measured:
     """One forward pass of an entry over a batch, every measure beside it.
@@ -241,8 +251,19 @@ def _on_text(
         )
     counts = 1 + torch.arange(losses.shape[1] - 1) < text.lengths[:, None]
     by_bin = sum_bins(losses[:, 1:].where(counts, 0.0), edges - 1)
-    of_seen = losses.where(text.seen_before, 0.0).sum(1)
-    return Measured(sums, torch.cat([by_bin, of_seen[:, None]], dim=1), change)
+    splits = _splits(text, classes)
+    by_split = losses[:, None].where(splits, 0.0).sum(2)
+    return Measured(sums, torch.cat([by_bin, by_split], dim=1), change)
+
+
+def _splits(
+    text: Corpus, classes: Mapping[str, Int[Tensor, " id"]]
+) -> Bool[Tensor, "sequence split position"]:
+    """Predicted tokens that their sequence had before, and those of each class."""
+    position = torch.arange(text.tokens.shape[1])
+    predicted = (position > 0) & (position < text.lengths[:, None])
+    of_classes = [torch.isin(text.tokens.cpu(), ids) & predicted for ids in classes.values()]
+    return torch.stack([text.seen_before, *of_classes], dim=1)
 
 
 def _position_edges(longest: int, stated: int | None) -> Int[Tensor, " edge"]:
@@ -256,31 +277,41 @@ def _position_edges(longest: int, stated: int | None) -> Int[Tensor, " edge"]:
 
 
 def _loss_values(
-    text: Corpus, edges: Int[Tensor, " edge"], measured: Sequence[Measured]
+    text: Corpus,
+    edges: Int[Tensor, " edge"],
+    classes: Mapping[str, Int[Tensor, " id"]],
+    measured: Sequence[Measured],
 ) -> dict[str, np.ndarray]:
     """Losses of every entry, by sequence, in all, and by position."""
     counts = 1 + torch.arange(text.context - 1) < text.lengths[:, None]
     of_sequences = sum_bins(counts.long(), edges - 1)
     in_bins, far = by_group(of_sequences, text.group), (edges[:-1] >= text.context / 2).numpy()
     far_tokens = of_sequences.numpy()[:, far].sum(1)
-    predicted, seen = text.lengths.numpy() - 1, text.seen_before.sum(1).numpy()
-    losses = np.stack([of.losses.numpy() for of in measured])
+    predicted, tokens = text.lengths.numpy() - 1, _splits(text, classes).sum(2).numpy()
+    losses, of_splits = np.split(
+        np.stack([of.losses.numpy() for of in measured]), [len(edges) - 1], axis=-1
+    )
     means, by_bin = [], []
     for of in measured:
-        sums = by_group(of.losses[:, :-1], text.group)
+        sums = by_group(of.losses[:, : len(edges) - 1], text.group)
         means.append(mean_loss(sums.sum(1), in_bins.sum(1)))
         by_bin.append([mean_loss(*of_bin) for of_bin in zip(sums.T, in_bins.T, strict=True)])
     mean, error = np.array(means).T
     position, position_error = np.moveaxis(np.array(by_bin), -1, 0)
-    with np.errstate(invalid="ignore"):  # NaN where a sequence repeats nothing
-        seen_loss = losses[..., -1] / seen
-        far_loss = losses[..., :-1][..., far].sum(-1) / far_tokens
-    return {
-        "loss": losses[..., :-1].sum(-1) / predicted,
+    with np.errstate(invalid="ignore"):  # NaN where a sequence has no such token
+        split_loss = of_splits / tokens
+        far_loss = losses[..., far].sum(-1) / far_tokens
+    of_classes = {
+        "class_loss": split_loss[..., 1:],
+        "class_tokens": tokens[:, 1:],
+        "token_class": np.array(list(classes), dtype=object),
+    }
+    return (of_classes if classes else {}) | {
+        "loss": losses.sum(-1) / predicted,
         "predicted_tokens": predicted,
         "group": text.group.numpy(),
-        "seen_loss": seen_loss,
-        "seen_tokens": seen,
+        "seen_loss": split_loss[..., 0],
+        "seen_tokens": tokens[:, 0],
         "far_loss": far_loss,
         "far_tokens": far_tokens,
         "mean_loss": mean,

@@ -119,6 +119,18 @@ def attention_on(
     )  # fmt: skip
 
 
+def ids_by_class(
+    tokens: Int[Tensor, "sequence position"], tokenizer: TokenNames
+) -> dict[str, Int[Tensor, " id"]]:
+    """The tokens of each of `CLASSES`."""
+    ids = tokens.cpu().unique()
+    names = token_names(ids, tokenizer)
+    return {
+        name: ids[torch.tensor([of_class(text) for text in names])]
+        for name, of_class in CLASSES.items()
+    }
+
+
 def _following(on: Bool[Tensor, "sequence position"]) -> Bool[Tensor, "sequence position"]:
     after = on.roll(1, 1)
     after[:, 0] = False

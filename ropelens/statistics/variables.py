@@ -275,6 +275,10 @@ edit (edit): name of the edit
 loss (edit, sequence) nat/token: mean loss of the sequence's predicted tokens
 seen_loss (edit, sequence) nat/token: mean loss of the predicted tokens that the sequence had
     before
+class_loss (edit, sequence, token_class) nat/token: mean loss of its tokens of a
+    class
+class_tokens (sequence, token_class) token: predicted tokens of the sequence of a class
+token_class (token_class): class of tokens
 predicted_tokens (sequence) token: predicted tokens of the sequence
 seen_tokens (sequence) token: predicted tokens that the sequence had before
 far_loss (edit, sequence) nat/token: mean loss of the sequence's tokens in bins of positions in

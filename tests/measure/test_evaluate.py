@@ -45,11 +45,18 @@ def test_loss_is_that_of_transformers_with_and_without_the_edit():
     assert list(found.predicted_tokens.values) == [39, 32, 6, 1]
 
 
-def test_loss_of_tokens_that_the_sequence_had_before_by_brute_force():
+class Names:
+    """A tokenizer of ten tokens."""
+
+    def decode(self, token_ids: list[int], **_: object) -> str:
+        texts = ["<s>", "a", "b", "'", " Call", "7", "\n", " 12", ",", "me"]
+        return "".join(texts[token] for token in token_ids)
+
+
+def test_loss_of_tokens_had_before_and_of_classes_by_brute_force():
     model, ids = tiny("llama_gqa"), tokens() % 7 + 3  # of seven, so that most come again
-    found = rl.evaluate(
-        model, ids, lengths=LENGTHS, edits={"a": "nope"}, measures=["loss"], batch_size=2
-    )
+    options = {"lengths": LENGTHS, "tokenizer": Names(), "batch_size": 2}
+    found = rl.evaluate(model, ids, edits={"a": "nope"}, measures=["loss"], **options)
     with torch.no_grad():
         logs = model(ids).logits.double().log_softmax(-1)
     for row, length in enumerate(LENGTHS.tolist()):
@@ -58,6 +65,14 @@ def test_loss_of_tokens_that_the_sequence_had_before_by_brute_force():
         assert int(found.seen_tokens[row]) == len(seen)
         mean = np.mean([-float(logs[row, at - 1, told[at]]) for at in seen]) if seen else np.nan
         np.testing.assert_allclose(found.seen_loss[0, row], mean, rtol=1e-5)
+        for name, of_class in {"digits": (5, 7), "newline": (6,), "capital": (4,)}.items():
+            there = [at for at in range(1, length) if told[at] in of_class]
+            by_hand = [-float(logs[row, at - 1, told[at]]) for at in there]
+            class_loss = found.class_loss.sel(token_class=name)[0, row]
+            np.testing.assert_allclose(
+                class_loss, np.mean(by_hand) if there else np.nan, rtol=1e-5
+            )
+            assert int(found.class_tokens.sel(token_class=name)[row]) == len(there)
     alone = rl.evaluate(model, torch.arange(3, 40)[None], measures=["loss"])
     assert int(alone.seen_tokens[0]) == 0
     assert np.isnan(alone.seen_loss).all()
