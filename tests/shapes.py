@@ -25,7 +25,7 @@ def kind(value: object) -> object:
     if isinstance(value, Tensor | np.ndarray):
         return type(value), value.dtype, value.shape
     if isinstance(value, tuple):
-        return tuple, tuple(map(kind, value))
+        return type(value), tuple(map(kind, value))
     if isinstance(value, list | set | frozenset):
         return type(value), frozenset(map(kind, value))
     if isinstance(value, dict):
