@@ -19,13 +19,13 @@ ROOMS = {
     "statistics": 3_210,
     "models": 3_600,
     "edit": 690,
-    "measure": 3_840,
+    "measure": 3_915,
     "files": 360,
     "train": 1_000,
     "comparison": 660,
-    "figures": 2_190,
-    "report": 1_720,
-    "analysis commands": 1_960,
+    "figures": 1_990,
+    "report": 1_620,
+    "analysis commands": 1_980,
 }
 PACKAGE, TESTS, NAMES = 20_500, 18_500, 60
 WORDS = {
