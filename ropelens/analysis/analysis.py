@@ -214,8 +214,9 @@ def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
     other: list[str] = []
     with contextlib.suppress(AttributeError, KeyError, ValueError):  # a damaged one is replaced
         sweep = open_results(folder / "truncation.nc", "truncation")
-        asked = json.loads(sweep.attrs["arguments"]).items()
-        other = [f"{n}: {x}, now {arguments.get(n)}" for n, x in asked if x != arguments.get(n)]
+        asked = json.loads(sweep.attrs["arguments"])
+        pairs = {name: (asked.get(name), arguments.get(name)) for name in asked | arguments}
+        other = [f"{name}: {x}, now {now}" for name, (x, now) in pairs.items() if x != now]
     if other:
         raise BadArgument(
             f"{folder} has a sweep with other options, which this one would replace.",

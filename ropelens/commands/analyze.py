@@ -22,6 +22,10 @@ from ropelens.models.loading import option
 if TYPE_CHECKING:
     from ropelens.analysis.plan import Plan
 
+Planned = Annotated[
+    bool, option(None, "Print what would run and its memory; measure nothing.", name="--plan")
+]
+
 LEFT_OUT = {"prompts", "attention_on", "backend"}
 """Options of `analyze` that a sweep does not have."""
 
@@ -39,10 +43,7 @@ def analyze(
     ] = None,
     *,
     out: Out = Path("out"),
-    plan: Annotated[
-        bool,
-        option(None, "Print what would run and its memory; measure nothing.", name="--plan"),
-    ] = False,
+    plan: Planned = False,
     text: Text = None,
     tokenizer: Tokenizer = None,
     options: Options,
@@ -120,13 +121,17 @@ def truncate(
     out: Out = Path("out"),
     text: Text = None,
     tokenizer: Tokenizer = None,
+    plan: Planned = False,
+    heads: Annotated[
+        str | None, option("HEADS", "Heads whose planes stop: 3.4,12-29.* [default: all]")
+    ] = None,
     keep: Annotated[
         Any,
         option(
             "P,P,...",
             "Shares of the planes that go on rotating, from 0 to 1. [default: 1, 7/8, 3/4, "
-            "..., 0; of long text quarters]",
-            parser=lambda text: tuple(map(float, text.split(","))),
+            "..., 0; of long text quarters] An empty text: bands alone.",
+            parser=lambda text: tuple(map(float, filter(None, text.split(",")))),
         ),
     ] = None,
     end: Annotated[
@@ -179,12 +184,14 @@ def truncate(
     from ropelens.measure.truncation_table import MEASURES, wanted_measures
     from ropelens.models.paths import check_text
 
-    check_out(out, "truncation")
+    if not plan:
+        check_out(out, "truncation")
     wanted_measures(measures or MEASURES)
     check_text(model, text or ())
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.plan import plan_analysis
     sweep = {
+        "heads": heads,
         "keep": keep,
         "ends": ["slow", "fast"] if end is None else [end],
         "bands": bands,
@@ -192,6 +199,9 @@ def truncate(
         "measures": measures,
     }
     with opening(show_progress, "reading"):
-        plan = plan_analysis(model, text, options, tokenizer=tokenizer, truncation=sweep)
-    _measure(plan, out)
-    finish(out)
+        planned = plan_analysis(model, text, options, tokenizer=tokenizer, truncation=sweep)
+    if plan:
+        typer.echo(planned)
+    else:
+        _measure(planned, out)
+        finish(out)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Bool
+from torch import Tensor
 
 from ropelens.edit.rope import Edit, stop
 from ropelens.errors import Count, Number, Positive, Whole, public
@@ -37,6 +40,7 @@ def truncate(
     *,
     lengths: Lengths | None = None,
     documents: Documents | None = None,
+    heads: str = "*",
     keep: Sequence[Number] = KEEP,
     ends: Sequence[Literal["slow", "fast"]] = ("slow", "fast"),
     bands: Count = 0,
@@ -49,25 +53,25 @@ def truncate(
 ) -> xr.Dataset:
     """Stop more and more planes of `model` and measure what that does, all on the same tokens.
 
-    For each share in `keep` and each of `ends`: "slow" stops the slowest planes of every
-    layer and keeps int(p D // 2) of its D rotated coordinates' planes, as p-RoPE does
-    (transformers' `rope_type` "proportional"); "fast" stops the fastest and keeps as many.
-    Beside each share stand `controls` random sets of as many planes (kind "random"): draw n
-    stops planes in one random order, more for a smaller share. `bands` splits the
-    wavelengths into so many groups of neighbours, alike in number of planes, and stops one
-    at a time (kind "band"), each beside `controls` random sets of its size ("band
-    control"). Shares are of the planes that rotate in the model as it is; sets that come out
-    equal are measured once. Copies are tried at a half of the context and less. What costs
-    nothing in short text may cost much in long text: `tokens` are best as long as the trained
-    context.
+    Planes stop in `heads`, such as "3.4,12-29.*"; by default in all. For each share in `keep`
+    and each of `ends`: "slow" stops the slowest planes of every layer and keeps int(p D // 2)
+    of its D rotated coordinates' planes, as p-RoPE does (transformers' `rope_type`
+    "proportional"); "fast" stops the fastest and keeps as many. Beside each share stand
+    `controls` random sets of as many planes (kind "random"): draw n stops planes in one random
+    order, more for a smaller share. `bands` splits the wavelengths into so many groups of
+    neighbours, alike in number of planes, and stops one at a time (kind "band"), each beside
+    `controls` random sets of its size ("band control"); with `keep=()` bands alone. Shares are
+    of the planes that rotate in the model as it is; sets that come out equal are measured once.
+    Copies are tried at a half of the context and less. What costs nothing in short text may
+    cost much in long text: `tokens` are best as long as the trained context.
 
-    Returns what `ropelens.evaluate` gives for `measures`, with coordinates over `edit`:
-    `kind`, `kept` (0 to 1), `planes` ("0,1,5"), `wavelength_low`, `wavelength_high`
-    (tokens), `draw`, `band`; the first entry, "none", is the model as it is. All
-    differences between entries are paired. The model is left as it was, on errors too.
+    Returns what `ropelens.evaluate` gives for `measures`, with coordinates over `edit`: `kind`,
+    `kept` (0 to 1), `planes` ("0,1,5"), `wavelength_low`, `wavelength_high` (tokens), `draw`,
+    `band`; the first entry, "none", is the model as it is. All differences between entries are
+    paired. The model is left as it was, on errors too.
 
-    Raises `BadArgument` for shares outside [0, 1], `UnsupportedModel` for a model that does not
-    rotate, and what `evaluate` raises.
+    Raises `BadArgument` for shares outside [0, 1] and heads that do not exist,
+    `UnsupportedModel` for a model that does not rotate, and what `evaluate` raises.
     """
     subject = as_subject(model)
     with opening(progress or silent, "probing"):
@@ -75,9 +79,10 @@ def truncate(
     cuts = plan_cuts(
         layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=int(seed)
     )
+    chosen = None if heads == "*" else subject.heads_of(heads)
     # Cuts that stop the same planes are measured under the name of the first.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
-    edits = {names[cut.stopped]: edits_of(cut) for cut in cuts if cut.kind != "none"}
+    edits = {names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"}
     within = Measurement.of(subject, tokens, lengths, documents=documents).within
     far = tuple(max(2, (within - 1) // 2 >> k) for k in (6, 4, 2, 0))  # as copies can be apart
     measured = evaluate(
@@ -94,7 +99,7 @@ def truncate(
         progress=progress,
     )
     entries = measured.sel(edit=[names[cut.stopped] for cut in cuts])
-    return named_entries(entries, cuts, layers)
+    return named_entries(entries, cuts, layers).assign_attrs(heads=heads)
 
 
 def named_entries(
@@ -117,10 +122,16 @@ def named_entries(
     return named.assign_attrs(kind="truncation")
 
 
-def edits_of(cut: Cut) -> list[Edit]:
+def edits_of(cut: Cut, chosen: Bool[Tensor, "layer head"] | None = None) -> list[Edit]:
     """A cut as edits of a live model: one for all layers that stop the same planes."""
+
+    def heads_of(layer: int) -> list[str]:
+        heads = ["*"] if chosen is None else chosen[layer].nonzero()[:, 0].tolist()
+        return [f"{layer}.{head}" for head in heads]
+
+    each = {numbers: [*chain(*map(heads_of, at))] for numbers, at in cut.layers_of.items()}
     return [
-        stop(PlaneNumbers(numbers), heads=",".join(f"{layer}.*" for layer in layers))
-        for numbers, layers in cut.layers_of.items()
-        if numbers
+        stop(PlaneNumbers(numbers), heads=",".join(heads))
+        for numbers, heads in each.items()
+        if numbers and heads
     ]

@@ -185,7 +185,8 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> lis
     names the context that was measured, and says where that is not the trained one.
     """
     rows = _sweep_records(summarize_truncation(sweep) if table is None else table)
-    at = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
+    at: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
+    at["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*")
     measured = {"ends": "loss_change", "far": "far_loss_change", "copies": "copy_loss_change"}
     measured |= {"labels": "labels_changed"}
     quarters = {name: _quarters(rows, column) for name, column in measured.items()}

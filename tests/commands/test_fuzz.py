@@ -85,7 +85,16 @@ def test_configs(model: Path, changes: dict[str, object]) -> None:
 
 COMMANDS = {
     "analyze": ("--out", "--text", "--prompt", "--context", "--rows", "--plan"),
-    "truncate": ("--out", "--keep", "--end", "--bands", "--measures", "--dtype", "--device"),
+    "truncate": (
+        "--out",
+        "--heads",
+        "--keep",
+        "--end",
+        "--bands",
+        "--measures",
+        "--dtype",
+        "--device",
+    ),
     "rope": ("--variant", "--context", "--against", "--verbose"),
     "compare": ("--out", "--sequences", "--seed", "--device"),
     "report": ("--out", "--help"),

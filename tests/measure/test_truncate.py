@@ -155,6 +155,7 @@ def test_planes_that_stand_still_by_themselves_do_not_count() -> None:
     [
         ({"keep": [0.5, 1.5]}, "from 0 to 1, not [0.5, 1.5]"),
         ({"ends": ["low"]}, "truncate: ends must be"),
+        ({"heads": "9.0"}, "9.0"),
     ],
 )
 def test_what_cannot_be_swept_is_said_in_a_line(changes: dict, words: str) -> None:
@@ -176,6 +177,21 @@ def test_copies_are_tried_as_far_back_as_the_context_allows() -> None:
     losses = sweep["copy_loss"].sel(copy_distance=11, edit=["none", "slow 0.5"]).mean("trial")
     expected = losses.values[1] - losses.values[0]
     assert table.loc["slow 0.5", "copy_loss_change"] == pytest.approx(expected)
+
+
+def test_planes_stop_in_the_heads_that_are_named_alone() -> None:
+    model, heads = tiny_llama().eval(), "0.*,1.2"
+    more = {"bands": 2, "controls": 0, "measures": ["loss"]}
+    sweep = rl.truncate(model, TOKENS, heads=heads, keep=(), **more)
+    assert sweep["edit"].values.tolist() == ["none", "band 0", "band 1"]
+    edits = {
+        name: rl.stop(select.PlaneNumbers([int(n) for n in planes.split(",")]), heads=heads)
+        for name, planes in sweep["planes"][1:].to_series().items()
+    }
+    alone = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])
+    np.testing.assert_array_equal(sweep["loss"], alone["loss"])
+    assert rl.describe(sweep)[0].startswith("Within 24 tokens")
+    assert f", in heads {heads} alone, the most costly of 2 bands" in rl.describe(sweep)[0]
 
 
 def test_equal_sets_are_measured_once_and_listed_each(monkeypatch) -> None:
