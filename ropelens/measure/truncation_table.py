@@ -27,7 +27,6 @@ COLUMNS = (
         for column in (name, *(f"{name}_change{end}" for end in ENDS_OF_INTERVAL))
     ),
     *(f"labels_changed{share}{end}" for share in ("", "_share") for end in ENDS_OF_INTERVAL),
-    *("largest_attention_change", "changed_most"),
 )
 """The columns of truncation.csv, in order."""
 
@@ -59,8 +58,7 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
     groups of sequences in the coordinate `group` (without it each is one). `labels_changed`
     counts the heads whose label differs, `labels_changed_share` is their share of the heads
     that have one both times; their intervals are the middle 95 % of what they are with groups
-    of sequences drawn again. `largest_attention_change` (bits) is that of the head in
-    `changed_most`, such as "L0 H3".
+    of sequences drawn again.
     """
     # Imports scipy, for which a command that refuses a measure does not wait.
     from ropelens.statistics.intervals import paired_interval
@@ -72,19 +70,6 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
         table[[f"{name}_change{end}" for end in ENDS_OF_INTERVAL]] = changes
     if "label" in truncation:
         _add_labels(table, truncation)
-    if "attention_change" in truncation:
-        change = truncation["attention_change"].fillna(-1)
-        table["largest_attention_change"] = change.max(("layer", "head")).values
-        most = change.argmax(("layer", "head"))
-        table["changed_most"] = [
-            f"L{layer} H{head}" if bits > 0 else ""
-            for layer, head, bits in zip(
-                most["layer"].values,
-                most["head"].values,
-                table["largest_attention_change"],
-                strict=True,
-            )
-        ]
     return table.reindex(columns=list(COLUMNS))
 
 
