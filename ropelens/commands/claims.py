@@ -99,7 +99,7 @@ def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
         "kind": "claims",
         "findings": claims_sentences(table),
         "command": this_command(),
-        "model": {"name": ", ".join(runs)},
+        "model": {"name": ", ".join(runs) if len(runs) == 1 else f"{len(runs)} models"},
         "runs": runs,
         "versions": versions(),
     }
