@@ -38,6 +38,7 @@ FIVE = 5
 DRAWS = 4
 APOSTROPHE = "*'*"
 SETS = 8  # of random tokens
+SEARCHED = 16  # sequences, at most
 COPIED = 24  # random tokens that come twice
 CHECKED = 12  # planes that are dropped and patched, and as many others
 
@@ -125,7 +126,9 @@ def drawn(heads: pd.DataFrame, chosen: pd.DataFrame) -> Iterator[str]:
 def apostrophes(analysis: rl.Analysis) -> list[str]:
     """Which head attends most to apostrophes, beside searches for random tokens."""
     text, tokenizer = analysis.sequences, analysis.tokenizer
-    ids, counts = np.unique(text.tokens, return_counts=True)
+    some = slice(None, None, -(-len(text.tokens) // SEARCHED))  # of every document
+    tokens, documents = text.tokens[some], text.documents
+    ids, counts = np.unique(tokens, return_counts=True)
     names = np.array([str(tokenizer.decode([token])) for token in ids.tolist()])
     among = np.array(["'" in name for name in names])
     if not among.any():
@@ -139,14 +142,14 @@ def apostrophes(analysis: rl.Analysis) -> list[str]:
         for _ in range(SETS if len(words) else 0)
     ]
     statistics = {
-        number: rl.attention_on(text.tokens, what, tokenizer)
+        number: rl.attention_on(tokens, what, tokenizer)
         for number, what in enumerate([APOSTROPHE, *sets])
     }
-    options: dict[str, Any] = {"lengths": text.lengths, "documents": text.documents}
     profile = rl.profile(
         analysis.model,
-        text.tokens,
-        **options,
+        tokens,
+        lengths=text.lengths[some],
+        documents=None if documents is None else documents[some],
         statistics=[row for pair in statistics.values() for row in pair],
         rows=64,
         surrogates=0,
