@@ -34,7 +34,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     }  # fmt: skip
     low = heads[heads["confidence"] < 0.9]
     named = ", ".join(f"L{row.layer} H{row.head} {row.label}" for row in low.itertuples())
-    unsure = f"Labels that fewer than 90% of resamples repeat: {named or 'none'}."
+    unsure = f"Labels with a confidence below 90%: {named or 'none'}."
     question = "Which heads are positional, and through which wavelengths?"
     return rl.Answer(question, [*rl.describe(heads), unsure], figures)
 
