@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ropelens.models.variants import frequencies
 from ropelens.rope.variants import OWN, Shape, parse_variant
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def model_card(
     rates = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     variant = parse_variant(settings["variant"])
     now = {"vocabulary": vocabulary}  # short text does not fill the one that was wanted
-    frequencies, _ = variant.frequencies(Shape(settings["size"]["head_dim"]))
+    inv_freq, _ = frequencies(variant, Shape(settings["size"]["head_dim"]))
     sample = EARLY
     if samples:
         sample = SAMPLE.format(
@@ -146,8 +147,8 @@ def model_card(
         else "with rotary position embeddings",
         rope=", ".join(f"{key} {value}" for key, value in rope_parameters.items()),
         needs=NEEDS_ROPELENS if variant.rope_type.startswith(OWN) else "",
-        turning=int(frequencies.count_nonzero()),
-        planes=len(frequencies),
+        turning=int(inv_freq.count_nonzero()),
+        planes=len(inv_freq),
         text=text,
         step=step,
         early=f", of the {settings['steps']:,} that it was trained for" if not samples else "",

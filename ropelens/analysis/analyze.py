@@ -104,17 +104,16 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
             attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
         )
         common: dict[str, Any] = {
-            "lengths": read.lengths,
-            "documents": read.documents,
             "rows": options.rows,
             "batch_size": plan.batch_size,
             "seed": options.seed,
             "progress": progress,
+            **read.arguments,
         }
         with full, _saved_in(folder, plan, weights):
             swept = earlier = None
             if plan.truncation is not None:
-                swept = truncate(subject, read.tokens, **common, **plan.truncation)
+                swept = truncate(subject, **common, **plan.truncation)
                 earlier = _joined_by_sweep(folder, weights, read.fingerprint)
             if options.backend == "transformer-lens" and weights is not None:
                 shown = bridge(subject.model, source.tokenizer)
@@ -122,7 +121,6 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
             if earlier is None:
                 profile = measure(
                     subject,
-                    read.tokens,
                     tokenizer=source.tokenizer,
                     excerpts=plan.excerpts,
                     statistics=plan.statistics,
@@ -186,7 +184,7 @@ def _saved_in(
     """The measurement is saved in `folder` under all that decides its numbers."""
     if folder is None or isinstance(plan.source, Subject):
         return nullcontext()  # a model in memory has no files by which it is known again
-    text = (plan.text.tokens, plan.text.lengths, plan.text.documents)
+    text = (plan.text.tokens, plan.text.lengths, plan.text.documents, plan.text.hidden)
     key = {
         "weights": weights,
         "config": plan.source.config.to_dict(),

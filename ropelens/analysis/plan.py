@@ -263,11 +263,12 @@ def _sequences(
         return documents
     vocabulary = source.config.get_text_config().vocab_size
     if isinstance(documents, Tensor | Mapping):
-        ids, numbers = documents, None
+        ids, hidden, numbers = documents, None, None
         if isinstance(documents, Mapping):
-            ids, lengths, numbers, _ = cut(documents)
+            ids, lengths, hidden, numbers, _ = cut(documents)
         tokens, lengths = check_tokens(ids, lengths, vocabulary=vocabulary)
-        return Sequences(tokens, lengths, "", f"{len(tokens):,} sequences of tokens", numbers)
+        count = f"{len(tokens):,} sequences of tokens"
+        return Sequences(tokens, lengths, "", count, numbers, hidden)
     maximum = stated_context(source.config)
     context = options.context
     if context is None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from ropelens.errors import BadArgument, Number, public
 from ropelens.models.rotation import edited_planes, planes_now
 from ropelens.models.subject import Model, Subject, as_subject
-from ropelens.models.variants import attention_factor, shape_of, sharpening
+from ropelens.models.variants import attention_factor, frequencies, shape_of, sharpening
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import (
     ALL_HEADS,
@@ -216,7 +216,7 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
 
     def act(layer: Layer) -> tuple[Change, Change]:
         options = {"rotary_dim": layer.planes.rotary_dim, "length": layer.length}
-        inv_freq, factor = variant.frequencies(shape_of(subject, layer.index, **options))
+        inv_freq, factor = frequencies(variant, shape_of(subject, layer.index, **options))
         return _turning(layer, inv_freq, factor / factor_now)
 
     return Edit(EVERY, act, scale=1 / sharpening(subject))

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -63,6 +63,8 @@ def look(
     subject: Subject,
     tokens: Int[Tensor, "sequence position"],
     see: Callable[[AttentionCall], Seen],
+    *,
+    hidden: Bool[Tensor, "sequence position"] | None = None,
 ) -> dict[int, Seen]:
     """What `see` makes of the call of each layer on short sequences."""
     layers: dict[int, Seen] = {}
@@ -71,7 +73,7 @@ def look(
         layers[call.layer] = see(call)
 
     with torch.no_grad(), subject.observe(keep):
-        subject.forward(tokens, last=1)
+        subject.forward(tokens, last=1, hidden=hidden)
     subject.check_layers(set(layers))
     return {layer: layers[layer] for layer in sorted(layers)}
 
@@ -170,7 +172,7 @@ def capture(
                 weight = projections[call.layer].weight.unflatten(1, (subject.heads, -1))
                 write_values(call, head, weight[:, head].detach(), into, toward)
 
-    look(subject, text.tokens, see)
+    look(subject, text.tokens, see, hidden=text.hidden)
     names = np.array(token_names(text.tokens[0], tokenizer), dtype=object)
     layer, number = (np.array(column) for column in zip(*places, strict=True))
     indices = {
@@ -313,15 +315,17 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     # Such as BOS, without which models are lost; of one sequence it may be any word.
     alike = len(first) > 1 and bool((first == first[0]).all())
     begins = alike or int(first[0]) == measurement.subject.bos
-    length = min(LENGTH, _longest(config), text.context)
-    long = (text.lengths >= length).nonzero().flatten()
+    count = text.real.sum(1)
+    length = min(LENGTH, _longest(config), int(count.max()))
+    long = (count >= length).nonzero().flatten()
     generator = generator_of(measurement.seed, len(long))
     order = long[torch.randperm(len(long), generator=generator)].tolist()
     pieces = []
     for sequence in (order * CANDIDATES)[:CANDIDATES]:  # of few sequences several pieces each
-        free = int(text.lengths[sequence]) - length
+        of_sequence = text.tokens[sequence][text.real[sequence].to(text.tokens.device)]
+        free = len(of_sequence) - length
         start = int(torch.randint(free + 1, (), generator=generator))
-        piece = text.tokens[sequence, start : start + length].clone()
+        piece = of_sequence[start : start + length].clone()
         if begins:
             piece[0] = first[0]
         pieces.append(piece)

@@ -173,7 +173,7 @@ def _run(
     done = measured[0].sums.sequences
     unseen = shard(len(text))[done:] if wanted & {"loss", "change", "labels"} else range(0)
     mine = [(n, name) for name in tasks for n in shard(len(entries)) if name not in answers[n]]
-    left = len(entries) * int(text.lengths[unseen.start : unseen.stop].sum())
+    left = len(entries) * int(text.real[unseen.start : unseen.stop].sum())
     left += sum(tasks[name].tokens for _, name in mine)
     with show("trying edits", total=left, unit="tokens") as step:
         for batch in measurement.batches(unseen):
@@ -249,8 +249,7 @@ def _on_text(
             progress=progress,
             also=compare,
         )
-    counts = 1 + torch.arange(losses.shape[1] - 1) < text.lengths[:, None]
-    by_bin = sum_bins(losses[:, 1:].where(counts, 0.0), edges - 1)
+    by_bin = sum_bins(losses[:, 1:].where(text.predicted[:, 1:], 0.0), edges - 1)
     splits = _splits(text, classes)
     by_split = losses[:, None].where(splits, 0.0).sum(2)
     return Measured(sums, torch.cat([by_bin, by_split], dim=1), change)
@@ -260,9 +259,8 @@ def _splits(
     text: Corpus, classes: Mapping[str, Int[Tensor, " id"]]
 ) -> Bool[Tensor, "sequence split position"]:
     """Predicted tokens that their sequence had before, and those of each class."""
-    position = torch.arange(text.tokens.shape[1])
-    predicted = (position > 0) & (position < text.lengths[:, None])
-    of_classes = [torch.isin(text.tokens.cpu(), ids) & predicted for ids in classes.values()]
+    tokens, predicted = text.tokens.cpu(), text.predicted
+    of_classes = [torch.isin(tokens, ids) & predicted for ids in classes.values()]
     return torch.stack([text.seen_before, *of_classes], dim=1)
 
 
@@ -283,11 +281,10 @@ def _loss_values(
     measured: Sequence[Measured],
 ) -> dict[str, np.ndarray]:
     """Losses of every entry, by sequence, in all, and by position."""
-    counts = 1 + torch.arange(text.context - 1) < text.lengths[:, None]
-    of_sequences = sum_bins(counts.long(), edges - 1)
+    of_sequences = sum_bins(text.predicted[:, 1 : text.context].long(), edges - 1)
     in_bins, far = by_group(of_sequences, text.group), (edges[:-1] >= text.context / 2).numpy()
     far_tokens = of_sequences.numpy()[:, far].sum(1)
-    predicted, tokens = text.lengths.numpy() - 1, _splits(text, classes).sum(2).numpy()
+    predicted, tokens = text.predicted.sum(1).numpy(), _splits(text, classes).sum(2).numpy()
     losses, of_splits = np.split(
         np.stack([of.losses.numpy() for of in measured]), [len(edges) - 1], axis=-1
     )

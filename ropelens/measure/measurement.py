@@ -40,6 +40,12 @@ Tokens = (
 Lengths = Integer[Tensor, " sequence"] | Integer[np.ndarray, " sequence"] | Sequence[int]
 
 ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
+ONE_PASS = 2**16
+"""Tokens of the longest sequences that run in one pass."""
+
+MASK_ELEMENTS = 2**25
+"""Keys times rows of a chunk: a model makes a mask of both, which takes about 40 bytes each."""
+
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
 _version = cache(version)  # which parses a file
@@ -90,17 +96,19 @@ class Measurement:
         """
         subject = as_subject(model)
         packed, across = documents is not None and torch.as_tensor(documents).ndim == 2, 0.0
+        hidden = None
         if isinstance(tokens, Mapping) or packed:
             if lengths is not None:
                 raise BadArgument("lengths are of sequences, not of padded or packed rows.")
             held = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
-            tokens, lengths, documents, number = cut(held, documents)
+            tokens, lengths, hidden, documents, number = cut(held, documents)
             across = attention_across(subject, held, number)
         pad, vocabulary = subject.pad, subject.vocabulary
         tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)
         if documents is not None:
             documents = torch.as_tensor(documents).long()
-        text = Corpus.of(tokens, lengths, bos=subject.bos, documents=documents, named=sinks)
+        known = {"bos": subject.bos, "documents": documents, "named": sinks, "hidden": hidden}
+        text = Corpus.of(tokens, lengths, **known)
         if apart := turned_otherwise(subject, text.lengths):
             warnings.warn(
                 f"{apart:,} of {len(text):,} sequences are measured with the RoPE of the "
@@ -115,9 +123,12 @@ class Measurement:
         """The `chosen` sequences, by default all, batch by batch.
 
         The rows of a sequence do not depend on its batch, which is as wide as its longest
-        sequence.
+        sequence. First the model is looked at on the longest: see `Subject.check_looking`.
         """
         subject, text = self.subject, self.text
+        if chunk_of(subject, text.context) is None:
+            longest = text.part([int(text.lengths.argmax())])
+            subject.check_looking(longest.tokens, longest.hidden)
         size = self.batch_size or sequences_at_once(
             subject.model.config,
             sequences=len(text),
@@ -136,7 +147,8 @@ class Measurement:
                 rows = all_rows(lengths)
             else:
                 rows = sample_rows(lengths, count=self.rows, **drawn)
-            yield Batch(part, rows, sample_rows(lengths, count=scored_rows(text), **drawn))
+            scored = sample_rows(lengths, count=scored_rows(text), **drawn)
+            yield Batch(part, rows.without(part.hidden), scored.without(part.hidden))
 
     @property
     def first_token(self) -> int:
@@ -163,12 +175,23 @@ class Measurement:
             "rows": self.rows,
             "sequences": len(text),
             "documents": self.documents,
-            "tokens": int(text.lengths.sum()),
+            "tokens": int(text.real.sum()),
             "tokens_sha256": fingerprint(text),
             "versions": json.dumps(versions()),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **({"attention_across_documents": self.across} if self.across else {}),
         }
+
+
+def chunk_of(subject: Subject, context: int) -> int | None:
+    """Tokens that run at a time of sequences of `context` tokens; None: all in one pass.
+
+    RoPE that changes with the length runs in one pass: a cache keeps keys as they were
+    rotated when the sequence was shorter.
+    """
+    if context <= ONE_PASS or subject.depends_on_length or not subject.in_chunks:
+        return None
+    return max(1, min(ONE_PASS, MASK_ELEMENTS // context))
 
 
 def attention_across(
@@ -193,9 +216,9 @@ def attention_across(
         shares.append(float(others[..., of[at] > 0].mean()))
 
     names = encoding.keys() & {"input_ids", "attention_mask", "position_ids"}
-    given = {name: torch.atleast_2d(torch.as_tensor(encoding[name]))[packed] for name in names}
+    given = {name: torch.atleast_2d(torch.as_tensor(encoding[name])) for name in names}
     with torch.no_grad(), subject.observe(see):
-        given = {name: x.to(subject.device) for name, x in given.items()}
+        given = {name: x[..., packed, :].to(subject.device) for name, x in given.items()}
         subject.model(**given, use_cache=False)
     if share := sum(shares) / max(1, len(shares)):
         warnings.warn(
@@ -208,8 +231,8 @@ def attention_across(
 
 def fingerprint(text: Corpus) -> str:
     """sha256, in hex, of the tokens without padding: equal where two models read the same."""
-    digest = hashlib.sha256()
-    for row, length in zip(text.tokens.cpu().numpy(), text.lengths.tolist(), strict=True):
+    digest, tokens = hashlib.sha256(), text.tokens.cpu().where(text.real, -1).numpy()
+    for row, length in zip(tokens, text.lengths.tolist(), strict=True):
         digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
     return digest.hexdigest()
 

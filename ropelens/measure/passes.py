@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ropelens.errors import UnsupportedModel
-from ropelens.measure.measurement import Batch, Measurement
+from ropelens.measure.measurement import Batch, Measurement, chunk_of
 from ropelens.models.device import LOGITS_AT_ONCE
 from ropelens.models.doorway import Observer
 from ropelens.models.processes import gather, shard
@@ -41,33 +41,18 @@ from ropelens.statistics.variables import STATISTICS, Statistic
 LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 """Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
 
-ONE_PASS = 2**16
-"""Tokens of the longest sequences that run in one pass."""
-
-MASK_ELEMENTS = 2**25
-"""Keys times rows of a chunk: a model makes a mask of both, which takes about 40 bytes each."""
-
 Progress = Callable[[int], None]
 """Called with the number of tokens done since its last call."""
 
 
-def chunk_of(subject: Subject, context: int) -> int | None:
-    """Tokens that run at a time of sequences of `context` tokens; None: all in one pass.
-
-    RoPE that changes with the length runs in one pass: a cache keeps keys as they were
-    rotated when the sequence was shorter.
-    """
-    if context <= ONE_PASS or subject.depends_on_length or not subject.in_chunks:
-        return None
-    return max(1, min(ONE_PASS, MASK_ELEMENTS // context))
-
-
 def logits_of(
-    subject: Subject, tokens: Int[Tensor, "sequence position"]
+    subject: Subject,
+    tokens: Int[Tensor, "sequence position"],
+    hidden: Bool[Tensor, "sequence position"] | None = None,
 ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
     """All logits in pieces, each with its first position; of long sequences in chunks."""
-    chunk = chunk_of(subject, tokens.shape[1])
-    return subject.logits(tokens, at_once=LOGITS_AT_ONCE[subject.device.type], chunk=chunk)
+    chunk, at_once = chunk_of(subject, tokens.shape[1]), LOGITS_AT_ONCE[subject.device.type]
+    return subject.logits(tokens, hidden=hidden, at_once=at_once, chunk=chunk)
 
 
 @contextmanager
@@ -130,10 +115,11 @@ def token_losses(
     subject: Subject,
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"],
+    hidden: Bool[Tensor, "sequence position"] | None = None,
 ) -> Float[Tensor, "sequence position"]:
     """Loss of the token at each position, in nats; NaN at position 0 and in padding."""
     losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
-    for first, logits in logits_of(subject, tokens):
+    for first, logits in logits_of(subject, tokens, hidden):
         rows = max(1, LOSS_ELEMENTS[subject.device.type] // logits.shape[-1])
         for sequence, length in enumerate(lengths.tolist()):
             last = min(length - 1, first + logits.shape[1])
@@ -185,7 +171,7 @@ def fit_layers(
     tokens, rows = sample.text.tokens, (sample.rows, sample.surrogate_rows)
     if mine:
         with suppress(_AllFitted), observing(subject, tokens, rows, fit):
-            for _ in logits_of(subject, tokens):
+            for _ in logits_of(subject, tokens, sample.text.hidden):
                 pass
     fits = {layer: fit for part in gather(fits) for layer, fit in part.items()}
     subject.check_layers(set(fits))
@@ -248,7 +234,7 @@ def sum_batch(
     """
     text, width = batch.text, batch.text.tokens.shape[1]
     calls = len(subject.attending) * -(-width // (chunk_of(subject, width) or width))
-    tokens = int(text.lengths.sum())
+    tokens = int(text.real.sum())
     share = tokens // (calls + 1)  # of a call, and of the losses
     over_tokens = [row for row in statistics if row.over == "tokens"]
     layers: dict[int, LayerSums] = {}
@@ -282,7 +268,8 @@ def sum_batch(
             progress(share)
 
     with observing(subject, text.tokens, (batch.rows, batch.scored), see, see_part):
-        losses = token_losses(subject, text.tokens, text.lengths)
+        losses = token_losses(subject, text.tokens, text.lengths, text.hidden)
+    losses = losses.where(text.predicted, torch.nan)
     progress(tokens - share * calls)
     subject.check_layers(set(layers))
     sums = Sums(
@@ -290,7 +277,7 @@ def sum_batch(
         tokens=tokens,
         sequences=len(text),
         group_loss=by_group(losses.nansum(1), text.group),
-        group_predicted=by_group(text.lengths - 1, text.group),
+        group_predicted=by_group(text.predicted.sum(1), text.group),
         layers=layers,
         scores=scores,
     )

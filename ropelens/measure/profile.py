@@ -21,7 +21,7 @@ from ropelens.measure.capture import (
     read_excerpts,
 )
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
-from ropelens.measure.passes import chunk_of, collect, fit_layers
+from ropelens.measure.passes import collect, fit_layers
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import repeats
@@ -65,7 +65,7 @@ def profile(
     - `tokens` are padded on the right; of sequence s the first `lengths[s]` count (all,
       without `lengths`). Of a BatchEncoding the sequences are those that its `attention_mask`
       shows, on whichever side the padding is, and that begin anew in its `position_ids` (packed
-      rows).
+      rows). Tokens that it hides inside a sequence are no keys, rows or predictions.
     - `documents[s]` numbers the document that sequence s was cut from; `documents[s, i]` the
       one of each token of packed rows, which are measured as documents alone. Intervals
       resample documents; without them they speak of this text alone.
@@ -112,8 +112,6 @@ def profile(
     check_new(statistics)
     with opening(show, "probing"):
         planes = subject.planes(text.context)
-        if chunk_of(subject, text.context) is None:
-            subject.check_looking(text.tokens[text.lengths.argmax()][None])
         pieces = check_excerpts(subject.config, excerpts) or chosen_excerpts(measurement)
         read = read_excerpts(subject, pieces, planes)
         answers = repeats(measurement, planes).measure(lambda _: None)
@@ -127,7 +125,7 @@ def profile(
         stage.save([fits, None])
     chosen = shard(len(text))
     done = 0 if sums is None else sums.sequences
-    left = int(text.lengths[chosen.start + done : chosen.stop].sum())
+    left = int(text.real[chosen.start + done : chosen.stop].sum())
     with show("measuring", total=left, unit="tokens") as step:
         sums = collect(
             measurement,

@@ -124,6 +124,7 @@ def _run(
     shape = (draws, subject.layers, subject.heads, len(apart))
     share, foretold = np.full(shape, np.nan), np.full(shape, np.nan)
     extrapolated = np.full((*shape[:3], len(far)), np.nan)
+    subject.check_looking(two_copies(measurement, apart[0], copied, draw=0))
     for at, distance in enumerate(apart):
         last = at + 1 == len(apart)
         further = torch.from_numpy(far) if last else torch.tensor([float(apart[at + 1])])
@@ -162,9 +163,7 @@ def two_copies(
     text, generator = measurement.text, generator_of(measurement.seed, distance, draw)
     once = torch.randperm(measurement.subject.vocabulary, generator=generator)
     once = once[torch.arange(copied) % len(once)]
-    body = torch.arange(text.tokens.shape[1]) < text.lengths[:, None]
-    body[:, 0] = False
-    stream, between = text.tokens.cpu()[body], distance - copied
+    stream, between = text.tokens.cpu()[:, 1:][text.real[:, 1:]], distance - copied
     begin = int(torch.randint(max(1, len(stream) - between), (), generator=generator))
     filler = stream[(begin + torch.arange(between)) % len(stream)]
     first = torch.tensor([measurement.first_token])

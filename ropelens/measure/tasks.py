@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Whole
-from ropelens.measure.measurement import TOKENS_PER_BATCH, Measurement
-from ropelens.measure.passes import Progress, chunk_of, logits_of, observing, token_losses
+from ropelens.measure.measurement import TOKENS_PER_BATCH, Measurement, chunk_of
+from ropelens.measure.passes import Progress, logits_of, observing, token_losses
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.block import CallRows
@@ -180,8 +180,7 @@ class Retrieval:
 def needles(measurement: Measurement, plan: Retrieval) -> Task:
     """Which needles in stretches of the text are found, by length and depth of the prompt."""
     subject, text = measurement.subject, measurement.text
-    rows = zip(text.tokens, text.lengths, strict=True)
-    stretch = torch.cat([row[1:length] for row, length in rows]).cpu()
+    stretch = text.tokens.cpu()[:, 1:][text.real[:, 1:]]
     lengths = plan.lengths_within(measurement.within)
     hidden = [
         hide_needles(

@@ -53,17 +53,24 @@ class BridgeSubject(Subject):
         self.bridge = bridge
 
     def forward(
-        self, tokens: Tensor, positions: Tensor | None = None, *, last: int = 0
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        *,
+        hidden: Tensor | None = None,
+        last: int = 0,
     ) -> Tensor:
         """Logits [sequence, position, token] of whole sequences, all whatever `last` is."""
-        options = {} if positions is None else {"position_ids": positions.to(self.device)}
+        given = {
+            "position_ids": positions,
+            "attention_mask": None if hidden is None else (~hidden).long(),
+        }
+        options = {name: x.to(self.device) for name, x in given.items() if x is not None}
         return self.bridge(tokens.to(self.device), **options)
 
-    def logits(
-        self, tokens: Tensor, *, at_once: int, chunk: int | None = None
-    ) -> Iterator[tuple[int, Tensor]]:
+    def logits(self, tokens: Tensor, **options: Any) -> Iterator[tuple[int, Tensor]]:
         """All logits in one piece: a bridge has its head in its forward pass."""
-        yield 0, self.forward(tokens)
+        yield 0, self.forward(tokens, hidden=options["hidden"])
 
     @cached_property
     def _modules(self) -> list[Any]:

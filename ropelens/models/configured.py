@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.models.rotation import LayerRotation, rope_parameters
-from ropelens.models.variants import stated_shape
+from ropelens.models.variants import frequencies, stated_shape
 from ropelens.rope.variants import parse_variant
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def _asked_inv_freq(
             return rates[0].double()
         shape = stated_shape(config, parameters)
         rotary = int(shape.head_dim * (parameters.get("partial_rotary_factor") or 1))
-        return parse_variant("rope").frequencies(replace(shape, head_dim=rotary))[0].double()
+        plain = frequencies(parse_variant("rope"), replace(shape, head_dim=rotary))
+        return plain[0].double()
     except (AttributeError, KeyError, TypeError, ValueError):  # a family with other names
         return None
 

@@ -9,8 +9,6 @@ it always makes, and computes the same bits.
 from __future__ import annotations
 
 import math
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -131,15 +129,11 @@ def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     return [model, *(m for m in model.modules() if hasattr(m, "layer_idx") and m is not model)]
 
 
-_shown: Counter[int] = Counter()
-"""Open blocks that need an interface to show its calls, by the interface's id."""
+_blocks: set[object] = set()
+"""The blocks that are open, over any model."""
 
-_uncompiled = ExitStack()
-"""Holds compiled models to their Python code while a block is open anywhere.
-
-Code that was compiled before a block would not see it, and code compiled in one would look for
-our function after it.
-"""
+_around_blocks = ExitStack()
+"""What lasts from the first open block to the last."""
 
 
 @contextmanager
@@ -149,49 +143,36 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
     own = [config for config in configs if isinstance(config, PreTrainedConfig)]
     if "flex_attention" in {config._attn_implementation for config in own}:
         raise _hidden_mask("flex_attention")  # before it compiles kernels for nothing
-    places = _interfaces(model)
+    block = object()
     with _lock:
-        if not _shown:
-            _uncompiled.enter_context(torch.compiler.set_stance("force_eager"))
-        for place in places:
-            if not _shown[id(place)]:
-                place.__class__ = _showing(type(place))
-            _shown[id(place)] += 1
+        if not _blocks:
+            # Code compiled before a block would not see it, code compiled in one outlive it.
+            _around_blocks.enter_context(torch.compiler.set_stance("force_eager"))
+            _around_blocks.enter_context(_wrapped_functions())
+        _blocks.add(block)
     try:
         with axes_noted(model, attention_modules(model)):
             yield
     finally:
         with _lock:
-            for place in places:
-                _shown[id(place)] -= 1
-                if not _shown[id(place)]:
-                    del _shown[id(place)]
-                    place.__class__ = type(place).__base__  # type: ignore[assignment]
-            if not _shown:
-                _uncompiled.close()
+            _blocks.remove(block)
+            if not _blocks:
+                _around_blocks.close()
 
 
-def _interfaces(model: PreTrainedModel) -> list[AttentionInterface]:
-    """The objects in which the files of the model's modules look attention functions up.
-
-    One for nearly all of transformers; a file may have one of its own (Doge).
-    """
-    files = {id(f): f for f in (sys.modules[type(m).__module__] for m in model.modules())}
-    places = [vars(file).get("ALL_ATTENTION_FUNCTIONS") for file in files.values()]
-    return list({id(p): p for p in places if isinstance(p, AttentionInterface)}.values())
-
-
-def _showing(kind: type[AttentionInterface]) -> type[AttentionInterface]:
-    """An interface that gives out its functions wrapped, and eager ones, which it has not."""
-
-    class Showing(kind):  # type: ignore[misc, valid-type]
-        def __getitem__(self, name: str) -> Callable[..., Any]:
-            return _wrapper(super().__getitem__(name), name)
-
-        def get_interface(self, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-            return super().get_interface(name, _wrapper(default, name))
-
-    return Showing
+@contextmanager
+def _wrapped_functions() -> Iterator[None]:
+    """transformers gives out its functions wrapped, and eager ones, which models bring."""
+    interface: Any = AttentionInterface  # also of files with one of their own (Doge)
+    get, get_interface = interface.__getitem__, interface.get_interface
+    interface.__getitem__ = lambda self, name: _wrapper(get(self, name), name)
+    interface.get_interface = lambda self, name, default: get_interface(
+        self, name, _wrapper(default, name)
+    )
+    try:
+        yield
+    finally:
+        interface.__getitem__, interface.get_interface = get, get_interface
 
 
 def _wrapper(run: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ropelens.errors import BadArgument
 
@@ -22,56 +21,66 @@ def cut(
 ) -> tuple[
     Int[Tensor, "sequence position"],
     Int[Tensor, " sequence"],
+    Bool[Tensor, "sequence position"] | None,
     Int[Tensor, " sequence"] | None,
     Int[Tensor, "row column"],
 ]:
-    """Ids, lengths and documents of the sequences in `encoding`, each of at least 2 tokens.
+    """Ids, lengths, hidden tokens and documents of the sequences in `encoding`.
 
-    Last comes which of its row's sequences each token is of, from 1 on; 0 in padding.
+    Last comes which of its row's sequences each token is of, from 1 on; 0 where it is masked.
 
     `encoding` has `input_ids` and may have an `attention_mask`, whose zeros are padding on
-    either side, and `position_ids`, which begin anew with every document of a packed row.
-    `documents` numbers the document of each row, or of each token [row, position].
-
-    Raises `BadArgument` for a mask with a hole, whose rows are no sequence of tokens.
+    either side, or hide tokens inside a sequence, and `position_ids`, which begin anew with
+    every document of a packed row and may count hidden tokens or leave them out. `documents`
+    numbers the document of each row, or of each token [row, position]. Sequences of one token
+    are dropped.
     """
     ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu()
+    columns = torch.arange(ids.shape[1]).expand_as(ids)
 
     def of_each_token(name: str, value: Any) -> Int[Tensor, "row position"]:
         value = torch.atleast_2d(torch.as_tensor(value)).cpu().long()
+        if value.ndim == 3 and bool((value == value[0]).all()):
+            value = value[0]  # the axes of M-RoPE, on which text stands at the same positions
         if value.shape != ids.shape:
             raise BadArgument(
                 f"{name} must have a number for each of the input_ids.",
                 seen=f"shape {tuple(value.shape)}, input_ids {tuple(ids.shape)}",
+                means="tokens of an image, whose positions differ by axis, cannot be measured"
+                * (value.ndim == 3),
             )
         return value
 
-    real = of_each_token("attention_mask", encoding.get("attention_mask", torch.ones_like(ids)))
-    real = real.bool()
-    begins = real.clone()
-    begins[:, 1:] &= ~real[:, :-1]
-    if int(begins.sum(1).max()) > 1:
-        raise BadArgument(
-            "attention_mask may hide tokens before and after a sequence, not inside it.",
-            seen=f"a mask with a hole in row {int(begins.sum(1).argmax())}",
-            attempt="ropelens.observe, which takes any mask",
-        )
-    if (positions := encoding.get("position_ids")) is not None:
-        begins[:, 1:] |= real[:, 1:] & (of_each_token("position_ids", positions).diff() != 1)
+    whole = torch.ones_like(ids)
+    real = of_each_token("attention_mask", encoding.get("attention_mask", whole)).bool()
+    places = of_each_token("position_ids", encoding.get("position_ids", columns))
+    numbers = torch.zeros_like(ids) if documents is None else torch.as_tensor(documents)
+    if numbers.ndim == 1:
+        numbers = numbers[:, None].expand_as(ids)
+    numbers = of_each_token("documents", numbers)
+    row, column = real.nonzero(as_tuple=True)
+    place, number = places[real], numbers[real]
+    follows = (row.diff() == 0) & (number.diff() == 0)
+    follows &= (place.diff() == 1) | (place.diff() == column.diff())
+    begins = torch.cat([torch.ones_like(follows[:1]), ~follows])
+    sequence = begins.cumsum(0) - 1
+    slot = place - place[begins][sequence]
+    lengths = slot.new_zeros(int(begins.sum())).scatter_reduce(0, sequence, slot + 1, "amax")
+    tokens = ids.new_zeros(len(lengths), int(lengths.max()))
+    tokens[sequence, slot] = ids[real]
+    hidden = torch.arange(tokens.shape[1]) < lengths[:, None]
+    hidden[sequence, slot] = False
+    of_row = torch.zeros_like(ids)
+    of_row[real] = begins.long()
+    of_row = of_row.cumsum(1) * real
     if documents is not None:
-        documents = torch.as_tensor(documents).cpu().long()
-        if documents.ndim == 1:
-            documents = documents[:, None].expand(-1, ids.shape[1])
-        begins[:, 1:] |= real[:, 1:] & (of_each_token("documents", documents).diff() != 0)
-        documents = documents[begins]
-    elif int(begins.sum(1).max()) > 1:
-        documents = torch.arange(int(begins.sum()))
-    number = begins.cumsum(1) * real
-    lengths = (begins.flatten().cumsum(0)[real.flatten()] - 1).bincount()
-    tokens = pad_sequence(ids[real].split(lengths.tolist()), batch_first=True)
+        documents = number[begins]
+    elif int(of_row.max()) > 1:
+        documents = torch.arange(len(lengths))
     long = lengths >= 2
     documents = None if documents is None else documents[long]
-    return tokens[long], lengths[long], documents, number
+    masked = hidden[long] if hidden[long].any() else None
+    return tokens[long], lengths[long], masked, documents, of_row
 
 
 def check_left_padding(

@@ -86,6 +86,7 @@ class Subject:
         self.turned: dict[int, Tensor] = {}  # frequencies of each layer's last call
         self._rotations: dict[int | None, list[LayerRotation]] = {}
         self._judge = Judge(self.kind)
+        self._looked: set[tuple[int, bool]] = set()
 
     # the rotation
 
@@ -127,15 +128,18 @@ class Subject:
         tokens: Int[Tensor, "sequence position"],
         positions: Int[Tensor, "*axis sequence position"] | None = None,
         *,
+        hidden: Bool[Tensor, "sequence position"] | None = None,
         last: int = 0,
     ) -> Float[Tensor, "sequence some token"]:
         """Logits of whole sequences, without a cache; `last=n`: at least the final n.
 
-        Positions are 0, 1, 2, ... unless given.
+        Positions are 0, 1, 2, ... unless given; a mask hides the tokens that are `hidden`.
         """
         inputs: dict[str, Any] = {"input_ids": tokens.to(self.device)}
         if positions is not None:
             inputs["position_ids"] = positions.to(self.device)
+        if hidden is not None:
+            inputs["attention_mask"] = (~hidden).long().to(self.device)
         if last and self._head_by_itself:
             # As a list: of a number, Gemma 4 runs its last layers on these rows alone.
             length = tokens.shape[1]
@@ -147,6 +151,7 @@ class Subject:
         self,
         tokens: Int[Tensor, "sequence position"],
         *,
+        hidden: Bool[Tensor, "sequence position"] | None = None,
         at_once: int,
         chunk: int | None = None,
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
@@ -156,8 +161,10 @@ class Subject:
         that it does to logits, runs on each piece. With `chunk` so many tokens run at a time,
         on all before them in a cache that forgets none.
         """
+        mask = None if hidden is None else (~hidden).long().to(self.device)
         if chunk is None:
-            yield from self._pieces(tokens, at_once, {"use_cache": False})
+            options = {"use_cache": False, "attention_mask": mask}
+            yield from self._pieces(tokens, at_once, options)
             return
         past = DynamicCache()
         layer: Any = partial(_LayerWithRoom, tokens.shape[1])
@@ -165,6 +172,7 @@ class Subject:
         cache = {"past_key_values": past, "use_cache": True}
         for first in range(0, tokens.shape[1], chunk):
             part = tokens[:, first : first + chunk]
+            cache["attention_mask"] = None if mask is None else mask[:, : first + chunk]
             for begin, logits in self._pieces(part, at_once, cache):
                 yield first + begin, logits
 
@@ -234,22 +242,30 @@ class Subject:
             yield
 
     @torch.no_grad()
-    def check_looking(self, tokens: Int[Tensor, "sequence position"]) -> None:
+    def check_looking(
+        self,
+        tokens: Int[Tensor, "1 position"],
+        hidden: Bool[Tensor, "1 position"] | None = None,
+    ) -> None:
         """Raise `UnsupportedModel` unless logits are the same to the bit while observed.
 
-        A model that does not repeat its own logits, as some kernels do, is not refused.
+        Tried once for each length. A model that does not repeat its own logits, as some kernels
+        do, is not refused.
         """
-        plain = self.forward(tokens, last=1)
+        kind = (tokens.shape[1], hidden is None)
+        if kind in self._looked:
+            return
+        run = partial(self.forward, tokens, hidden=hidden, last=1)
+        plain = run()
         with self.observe(lambda call: None):
-            observed = self.forward(tokens, last=1)
-        if not torch.equal(plain, observed) and torch.equal(
-            plain, self.forward(tokens, last=1)
-        ):
+            observed = run()
+        if not torch.equal(plain, observed) and torch.equal(plain, run()):
             residual = float((plain - observed).abs().max() / plain.abs().max())
             raise UnsupportedModel(
                 f"{self.kind} computes something else while it is observed.",
                 seen=f"logits of {tokens.shape[1]} tokens: a relative change of {residual:.2g}",
             )
+        self._looked.add(kind)
 
     def heads_of(self, heads: str) -> Bool[Tensor, "layer head"]:
         """Which heads a list such as "1.3,2.*" names, of the layers that attend.

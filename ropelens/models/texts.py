@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -41,7 +41,7 @@ class Sequences:
     `tokens` is padded on the right to the longest sequence; the first `lengths[row]` of each
     row count. `fingerprint` is the sha256 of the text (`fingerprint_of`), `source` a sentence
     about how it was cut. `documents` numbers the document that each sequence was cut from;
-    None where that is not known.
+    None where that is not known. `hidden` marks tokens inside a sequence that a mask hides.
     """
 
     tokens: Int[Tensor, "sequence position"]
@@ -49,6 +49,17 @@ class Sequences:
     fingerprint: str
     source: str
     documents: Int[Tensor, " sequence"] | None = None
+    hidden: Bool[Tensor, "sequence position"] | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The sequences as arguments of `profile`."""
+        if self.hidden is None:
+            of_text = {"tokens": self.tokens, "lengths": self.lengths}
+        else:
+            mask = (torch.arange(self.tokens.shape[1]) < self.lengths[:, None]) & ~self.hidden
+            of_text = {"tokens": {"input_ids": self.tokens, "attention_mask": mask}}
+        return of_text | {"documents": self.documents}
 
 
 @public
@@ -246,7 +257,9 @@ def check_tokens(
     `BadArgument` for tokens or lengths out of range, and for lengths that count padding.
     """
     if isinstance(tokens, Mapping):
-        tokens, lengths, *_ = cut(tokens)
+        tokens, lengths, hidden, *_ = cut(tokens)
+        if hidden is not None:
+            raise BadArgument("Here attention_mask may hide no token inside a sequence.")
     tokens = tokens if isinstance(tokens, Tensor) else torch.tensor(np.asarray(tokens))
     if tokens.is_floating_point() or tokens.ndim != 2 or not len(tokens) or len(tokens[0]) < 3:
         raise BadArgument(

@@ -69,8 +69,9 @@ class CallRows:
         if self.call.visible is not None:
             of_each["visible"] = self.call.visible.expand(len(self.q), -1, -1)
         call = replace(self.call, **{name: x[chosen] for name, x in of_each.items()})
-        rows = self.rows
-        rows = Rows(rows.position[chosen], rows.weight[chosen], rows.length[chosen], rows.dense)
+        rows = vars(self.rows).items()
+        parts = {name: x[chosen] for name, x in rows if isinstance(x, Tensor)}
+        rows = replace(self.rows, **parts)
         sinks, tokens = self.sinks[chosen], self.tokens[chosen]
         return CallRows(call, rows, self.planes, sinks=sinks, tokens=tokens)
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ropelens.errors import BadArgument
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
@@ -45,6 +46,7 @@ class Corpus:
     each key by its place and token (see `SINKS`; 0 for none, and in padding). Models are fitted
     to `long` sequences of one `fold` and scored on the other; short ones say nothing of farther
     offsets. `alone`: one fold has no long sequence, so rows are folded instead of sequences.
+    `hidden` marks the tokens inside a sequence that a mask hides; None where there are none.
     """
 
     tokens: Int[Tensor, "sequence position"]
@@ -54,6 +56,7 @@ class Corpus:
     fold: Int[Tensor, " sequence"]
     long: Bool[Tensor, " sequence"]
     alone: bool
+    hidden: Bool[Tensor, "sequence position"] | None = None
 
     @classmethod
     def of(
@@ -64,14 +67,16 @@ class Corpus:
         bos: int | None = None,
         documents: Documents | None = None,
         named: Iterable[int] = (),
+        hidden: Bool[Tensor, "sequence position"] | None = None,
     ) -> Corpus:
         """Sequences cut from `documents`; `bos` at the start and `named` tokens are sinks."""
-        padding = torch.arange(tokens.shape[1]) >= lengths[:, None]
-        sinks = known_sinks(tokens, bos=bos, named=named).masked_fill(padding[:, None], 0)
+        sinks = known_sinks(tokens, bos=bos, named=named)
         group, ordered = deal(documents, len(tokens)), lengths.sort(descending=True).values
         half = (2 * ordered.cumsum(0) < ordered.sum()).sum()
         long, fold = lengths >= LONG * ordered[half], _folds(lengths, group)
-        return cls(tokens, lengths, group, sinks, fold, long, len(fold[long].unique()) < 2)
+        alone = len(fold[long].unique()) < 2
+        text = cls(tokens, lengths, group, sinks, fold, long, alone, hidden)
+        return replace(text, sinks=sinks.masked_fill(~text.real[:, None], 0))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -82,17 +87,29 @@ class Corpus:
         return int(self.lengths.max())
 
     @cached_property
+    def real(self) -> Bool[Tensor, "sequence position"]:
+        """Which tokens count: they are no padding, and no mask hides them."""
+        within = torch.arange(self.tokens.shape[1]) < self.lengths[:, None]
+        return within if self.hidden is None else within & ~self.hidden
+
+    @cached_property
+    def predicted(self) -> Bool[Tensor, "sequence position"]:
+        """Which tokens count and stand right behind one that does."""
+        return self.real & pad(self.real, (1, -1))
+
+    @cached_property
     def seen_before(self) -> Bool[Tensor, "sequence position"]:
-        """Which tokens their sequence has had before, padding apart."""
-        seen = seen_before(self.tokens.cpu())
-        return seen & (torch.arange(seen.shape[1]) < self.lengths[:, None])
+        """Which predicted tokens their sequence has had before."""
+        return seen_before(self.tokens.cpu().where(self.real, -1)) & self.predicted
 
     def part(self, chosen: slice | list[int], *, width: int | None = None) -> Corpus:
         """Some of the sequences, to their longest or to `width` positions."""
         width = int(self.lengths[chosen].max()) if width is None else width
         each = {name: vars(self)[name][chosen] for name in ("lengths", "group", "fold", "long")}
         tokens, sinks = self.tokens[chosen, :width], self.sinks[chosen, :, :width]
-        return replace(self, tokens=tokens, sinks=sinks, **each)
+        hidden = None if self.hidden is None else self.hidden[chosen, :width]
+        hidden = hidden if hidden is not None and hidden.any() else None
+        return replace(self, tokens=tokens, sinks=sinks, hidden=hidden, **each)
 
 
 def deal(documents: Documents | None, sequences: int) -> Int[Tensor, " sequence"]:

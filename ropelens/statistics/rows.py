@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.errors import Positive
@@ -35,21 +35,31 @@ class Rows:
 
     `position[b, r]` ascends along r; `weight[b, r]` is the number of rows of the sequence that
     this one stands for, 0 where it only fills the table. `dense` rows are 1, 2, 3, ... for
-    every sequence. `length[b]` counts the tokens that are not padding. Position 0, which has no
-    choice, is never among the rows.
+    every sequence. `length[b]` counts the tokens that are not padding; `hidden` marks those of
+    them that a mask hides, where there are any. Position 0, which has no choice, is never among
+    the rows.
     """
 
     position: Int[Tensor, "batch row"]
     weight: Float[Tensor, "batch row"]
     length: Int[Tensor, " batch"]
     dense: bool
+    hidden: Bool[Tensor, "batch token"] | None = None
+
+    def without(self, hidden: Bool[Tensor, "batch token"] | None) -> Rows:
+        """These rows; those of the tokens that are `hidden` have no weight."""
+        if hidden is None:
+            return self
+        weight = self.weight.masked_fill(hidden.gather(1, self.position), 0)
+        return replace(self, weight=weight, hidden=hidden)
 
     def every_other(self, first: int) -> Rows:
         """Every other row of each sequence; if their number is odd, one without weight more."""
         even = self.position.shape[1] // 2 * 2
         position = torch.cat([self.position, self.position[:, even:]], dim=1)
         weight = torch.cat([self.weight, 0 * self.weight[:, even:]], dim=1)
-        return Rows(position[:, first::2], weight[:, first::2], self.length, dense=False)
+        position, weight = position[:, first::2], weight[:, first::2]
+        return replace(self, position=position, weight=weight, dense=False)
 
     def by_position(self, context: int) -> Float[Tensor, "batch position"]:
         """Total weight of the rows at each position."""

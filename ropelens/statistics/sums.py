@@ -32,6 +32,8 @@ def sum_attention(rows: CallRows, statistics: Sequence[Statistic]) -> SequenceSu
     """
     sums: SequenceSums = {}
     padding = rows.places >= rows.rows.length.to(rows.places.device)[:, None]
+    if rows.rows.hidden is not None:
+        padding = padding | rows.rows.hidden.to(padding.device)
     for statistic in statistics:
         if statistic.over == "tokens":
             of_tokens = statistic.of(rows)

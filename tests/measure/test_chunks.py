@@ -15,9 +15,9 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import ropelens as rl
-from ropelens.measure import passes
-from ropelens.measure.measurement import Measurement
-from ropelens.measure.passes import chunk_of, collect
+from ropelens.measure import measurement
+from ropelens.measure.measurement import Measurement, chunk_of
+from ropelens.measure.passes import collect
 from ropelens.measure.truncation_table import MEASURES
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes, unrotate
@@ -69,7 +69,7 @@ def test_chunks_give_the_numbers_of_one_pass(
 ) -> None:
     whole, past = profile(family, rows, heads)
     assert set(past) == {0}
-    monkeypatch.setattr(passes, "ONE_PASS", CHUNK)
+    monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
     found, past = profile(family, rows, heads)
     assert set(past) == {0, 23, 46, 69}
     assert found.attrs["loss"] == pytest.approx(whole.attrs["loss"], rel=1e-6)
@@ -98,7 +98,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
 
     whole = evaluate()
     assert max(sizes - {1 + 2 * 64}) == 80  # repeats apart
-    monkeypatch.setattr(passes, "ONE_PASS", CHUNK)
+    monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
     found = evaluate()
     assert max(sizes) == CHUNK
     assert_alike(found, whole)
@@ -112,7 +112,7 @@ def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
     Keys and values of all chunks lie in one room each: a cache that grew would leave what it
     was behind with every chunk.
     """
-    monkeypatch.setattr(passes, "ONE_PASS", CHUNK)
+    monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
     subject, held = as_subject(tiny("llama_gqa")), []
     seen: dict[int, list[StorageWeakRef]] = {}
     rooms: dict[int, set[tuple[int, int]]] = {}
@@ -129,9 +129,9 @@ def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
         room = [part.untyped_storage().data_ptr() for part in (call.key, call.value)]
         rooms[call.layer].add((room[0], room[1]))
 
-    measurement = Measurement.of(subject, TOKENS, rows=16, batch_size=len(TOKENS))
+    measured = Measurement.of(subject, TOKENS, rows=16, batch_size=len(TOKENS))
     with subject.observe(see):
-        collect(measurement, subject.planes(80))
+        collect(measured, subject.planes(80))
     assert len(seen[0]) == 4 * 2  # of four chunks
     assert set(held) == {0}
     assert [len(of_layer) for of_layer in rooms.values()] == [1] * len(rooms)

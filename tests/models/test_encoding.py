@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.tiny import tiny
+from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BatchEncoding
+from transformers import BatchEncoding, DynamicCache
 
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.models.encoding import cut
+from ropelens.statistics.call import attention_map
 
 LENGTHS = [40, 23, 31]
 FAMILIES = (
-    *("llama_gqa", "llama_yarn", "mistral_sliding", "mixtral", "gemma4", "gpt_oss"),
-    *("deepseek_v3", "gpt_neox"),
+    *("llama_gqa", "llama_yarn", "mistral_sliding", "mixtral", "qwen3", "gemma2", "gemma4"),
+    *("gpt_oss", "phi3", "glm", "deepseek_v3", "gpt_neox"),
 )
 SAME = ("q_norm", "k_norm", "selectivity", "offset_mass", "total_bits", "group_loss")
 SEQUENCES = [
@@ -49,22 +53,83 @@ def packed_by_document() -> dict[str, Any]:
     return {"tokens": torch.cat(SEQUENCES)[None], "documents": number}
 
 
+def with_a_hole() -> dict[str, Any]:
+    mask = torch.ones(2, 40, dtype=torch.long)
+    mask[0, 10:14] = mask[1, :5] = mask[1, 23] = 0
+    return {
+        "input_ids": torch.stack([SEQUENCES[0], SEQUENCES[0].flip(0)]),
+        "attention_mask": mask,
+    }
+
+
+def padded_with_holes_not_counted() -> dict[str, Any]:
+    """On the left and inside; the positions that `generate` gives: without what is masked."""
+    ids, mask = torch.zeros(2, 3, 43, dtype=torch.long)
+    for row, tokens in enumerate(SEQUENCES):
+        at = torch.cat([torch.arange(7), torch.arange(10, len(tokens) + 3)]) + 40 - len(tokens)
+        ids[row, at], mask[row, at] = tokens, 1
+    place = (mask.cumsum(1) - 1).where(mask == 1, 1)
+    held = {"input_ids": ids, "attention_mask": mask, "position_ids": place}
+    return {"tokens": BatchEncoding(held)}
+
+
+@cache
+def alone(name: str) -> xr.Dataset:
+    return rl.profile(tiny(name), **right_padded(), surrogates=0)
+
+
 @pytest.mark.filterwarnings("ignore:in packed rows this model gives")
 @pytest.mark.parametrize("name", FAMILIES)
-def test_numbers_are_those_of_the_sequences_alone(name: str) -> None:
-    model = tiny(name)
-    alone = rl.profile(model, **right_padded(), surrogates=0)
-    losses = rl.evaluate(model, **right_padded(), edits={}, measures=["loss"])["loss"]
-    for held in (left_padded, packed_by_position, packed_by_document):
-        found = rl.profile(model, **held(), surrogates=0)
-        for variable in SAME:
-            words = f"{variable}, {held.__name__}"
-            np.testing.assert_allclose(
-                found[variable], alone[variable], 1e-5, 1e-6, True, words
-            )
-        if held is not packed_by_document:
-            ours = rl.evaluate(model, **held(), edits={}, measures=["loss"])["loss"]
-            np.testing.assert_allclose(ours, losses, rtol=1e-5)
+@pytest.mark.parametrize(
+    "held", [padded_with_holes_not_counted, packed_by_position, packed_by_document]
+)
+def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str) -> None:
+    profile = rl.profile(tiny(name), **held(), surrogates=0)
+    for variable in SAME:
+        np.testing.assert_allclose(profile[variable], alone(name)[variable], 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_mask_with_a_hole_is_measured_as_the_model_does_it(name: str) -> None:
+    """Against the weights and logits of transformers' eager attention."""
+    model, held = tiny(name), with_a_hole()
+    profile = rl.profile(model, held, surrogates=0)
+    losses = rl.evaluate(model, held, measures=["loss"])["loss"]
+    model.set_attn_implementation("eager")
+    result = model(**held, output_attentions=True, use_cache=False)
+    real = held["attention_mask"].bool()
+    weights = torch.stack(result.attentions, dim=2).transpose(0, 1)  # [head, sequence, layer]
+    weights = weights / weights.sum(-1, keepdim=True)  # less what gpt-oss puts on its sink
+    number = real.cumsum(1) * real
+    for variable, back in (("self_mass", 0), ("previous_token", 1)):
+        of_rows = weights.diagonal(-back, -2, -1).transpose(1, 2).transpose(0, 1)
+        rows = (number[:, back:] > 1 + back) & (number[:, : 40 - back] > back)
+        expected = of_rows[:, :, rows].mean(-1)
+        np.testing.assert_allclose(profile[variable], expected, 1e-5, 1e-6)
+    predicted = real[:, 1:] & real[:, :-1]
+    every = cross_entropy(result.logits[:, :-1].mT, held["input_ids"][:, 1:], reduction="none")
+    expected = (every * predicted).sum(1) / predicted.sum(1)
+    np.testing.assert_allclose(losses[0], expected, 1e-5)
+    assert profile.attrs["tokens"] == int(real.sum())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_step_on_a_cache_is_seen_as_the_model_does_it(name: str) -> None:
+    """Prompts that are padded on the left, and two tokens behind them, one by one."""
+    model, given = tiny(name), left_padded()["tokens"]
+    model.set_attn_implementation("eager")
+    ids, mask, cache = given["input_ids"], given["attention_mask"], DynamicCache()
+    for begin, end in ((0, 38), (38, 39), (39, 40)):
+        seen: list[torch.Tensor] = []
+        part = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end]}
+        with rl.observe(model, lambda call, _: seen.append(attention_map(call))):  # noqa: B023
+            result = model(**part, past_key_values=cache, output_attentions=True)
+        rows = mask[:, begin:end].bool()
+        for ours, true in zip(seen, result.attentions, strict=True):
+            ours, true = (x.transpose(1, 2)[rows] for x in (ours, true))
+            torch.testing.assert_close(ours, true, rtol=0, atol=1e-5)
 
 
 @torch.no_grad()
@@ -81,7 +146,7 @@ def test_attention_across_documents_is_measured_where_the_model_has_some() -> No
 
 
 def test_an_analysis_takes_what_a_profile_takes() -> None:
-    for held in (left_padded(), packed_by_position()):
+    for held in (left_padded(), packed_by_position(), {"tokens": with_a_hole()}):
         analysis = rl.analyze(tiny("llama_gqa"), held["tokens"], rl.Options(surrogates=0))
         profile = rl.profile(tiny("llama_gqa"), **held, surrogates=0)
         for variable in SAME:
@@ -104,39 +169,49 @@ def test_a_capture_is_of_the_tokens_that_the_mask_shows() -> None:
     before=st.integers(0, 3),
     after=st.integers(0, 3),
     packed=st.booleans(),
+    data=st.data(),
 )
 def test_what_was_packed_and_padded_is_cut_again(
-    lengths: list[int], before: int, after: int, packed: bool
+    lengths: list[int], before: int, after: int, packed: bool, data: st.DataObject
 ) -> None:
     total = sum(lengths)
     ids = torch.arange(before + total + after)[None]
     mask = ((ids >= before) & (ids < before + total)).long()
-    place = torch.zeros_like(ids)
+    parts = torch.arange(before, before + total).split(lengths)
+    inside = [int(token) for part in parts for token in part[1:-1]]
+    masked = data.draw(st.sets(st.sampled_from(inside))) if inside else set()
+    mask[0, [*masked]] = 0
+    place, numbers = torch.zeros_like(ids), torch.zeros_like(ids)
     place[0, before : before + total] = torch.cat([torch.arange(n) for n in lengths])
-    numbers = torch.zeros_like(ids)
     numbers[0, before : before + total] = torch.repeat_interleave(torch.tensor(lengths))
     encoding = {"input_ids": ids, "attention_mask": mask}
-    tokens, found, documents, number = cut(
+    tokens, found, hidden, documents, number = cut(
         encoding | ({"position_ids": place} if packed else {}), None if packed else numbers
     )
     assert found.tolist() == lengths
-    assert torch.equal(number, numbers + mask)
-    assert torch.cat(
-        [row[:n] for row, n in zip(tokens, lengths, strict=True)]
-    ).tolist() == list(range(before, before + total))
+    assert torch.equal(number, (numbers + (place >= 0)) * mask)
+    for n, part in enumerate(parts):
+        expected = [token in masked for token in part.tolist()]
+        assert (
+            [False] * len(part) if hidden is None else hidden[n, : len(part)].tolist()
+        ) == expected
+        real = ~torch.tensor(expected)
+        assert torch.equal(tokens[n, : len(part)][real], part[real])
     assert documents is None or documents.tolist() == list(range(len(lengths)))
 
 
 def test_what_no_sequence_is_made_of_is_refused() -> None:
     model, ids = tiny("llama_gqa"), torch.randint(3, 96, (2, 30))
-    hole = torch.ones_like(ids)
-    hole[1, 10:12] = 0
-    with pytest.raises(BadArgument, match="a mask with a hole in row 1"):
-        rl.profile(model, {"input_ids": ids, "attention_mask": hole})
     with pytest.raises(BadArgument, match="lengths are of sequences"):
         rl.profile(model, {"input_ids": ids}, lengths=[30, 20])
     with pytest.raises(BadArgument, match="position_ids must have a number for each"):
         rl.profile(model, {"input_ids": ids, "position_ids": torch.arange(29)[None]})
+
+
+def test_a_mask_with_a_hole_is_refused_where_no_mask_is_taken() -> None:
+    model, held = tiny("llama_gqa"), with_a_hole()
+    with pytest.raises(BadArgument, match="hide no token inside"):
+        rl.patch_planes(model, held, heads="0.*").__enter__()
 
 
 def test_lengths_of_ids_that_begin_with_padding_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from oracles.tiny import random_tokens, tiny
@@ -11,7 +12,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, DynamicCache
 
 import ropelens as rl
-from ropelens.errors import UnsupportedModel
+from ropelens.errors import BadArgument, UnsupportedModel
 
 TOKENS = torch.from_numpy(random_tokens(sequences=2, length=24, vocabulary=80))
 EDIT = rl.stop_slowest(0.5)
@@ -71,6 +72,17 @@ def test_each_plane_turns_with_its_own_axis(kind: str) -> None:
         edited = in_steps(model, on_a_grid())
     torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
     assert (in_steps(model, on_a_grid()) - expected).abs().max() > 1e-2
+
+
+def test_text_on_three_axes_is_measured_and_images_are_not() -> None:
+    model, places = sighted("qwen2_vl"), torch.arange(24).expand(3, 2, -1)
+    measured = rl.profile(model, {"input_ids": TOKENS, "position_ids": places}, surrogates=0)
+    alone = rl.profile(model, TOKENS, surrogates=0)
+    np.testing.assert_array_equal(measured["selectivity"], alone["selectivity"])
+    image = {"input_ids": TOKENS, "position_ids": on_a_grid()}
+    for measure in (rl.profile, rl.evaluate):
+        with pytest.raises(BadArgument, match="tokens of an image, whose positions differ by"):
+            measure(model, image)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "cohere"])

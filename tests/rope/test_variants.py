@@ -16,6 +16,7 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.subject import as_subject
+from ropelens.models.variants import frequencies
 from ropelens.rope.variants import VARIANTS, Shape, parse_variant
 
 __all__ = ["ropelens"]
@@ -58,7 +59,7 @@ def test_frequencies_are_those_that_transformers_computes(spelled: str, length: 
     """Of the rotary module of a Llama with the row's rope_parameters, after such a length."""
     variant = parse_variant(spelled)
     shape = Shape(16, base=10_000.0, context=CONTEXT, length=length)
-    inv_freq, factor = variant.frequencies(shape)
+    inv_freq, factor = frequencies(variant, shape)
     rotary = built("llama_gqa", spelled).model.rotary_emb
     rotary(torch.zeros(1, 1, 64), torch.arange(max(length, 1))[None])
     torch.testing.assert_close(inv_freq, rotary.inv_freq, rtol=1e-6, atol=0)
@@ -121,10 +122,10 @@ def test_layers_without_rotation_in_a_pattern():
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.25, 0.5, 0.7, 0.75, 0.9, 1.0])
 def test_p_rope_keeps_planes_at_their_frequencies_and_partial_does_not(p: float, head_dim: int):
     shape, kept = Shape(head_dim), int(p * head_dim // 2)
-    whole, _ = parse_variant("rope").frequencies(shape)
-    stopped, _ = parse_variant(f"p-rope:{p}").frequencies(shape)
-    reverse, _ = parse_variant(f"p-rope-reversed:{p}").frequencies(shape)
-    partial, _ = parse_variant(f"partial:{p}").frequencies(shape)
+    whole, _ = frequencies(parse_variant("rope"), shape)
+    stopped, _ = frequencies(parse_variant(f"p-rope:{p}"), shape)
+    reverse, _ = frequencies(parse_variant(f"p-rope-reversed:{p}"), shape)
+    partial, _ = frequencies(parse_variant(f"partial:{p}"), shape)
     assert torch.equal(stopped[:kept], whole[:kept])
     assert not stopped[kept:].any()
     assert torch.equal(reverse[len(whole) - kept :], whole[len(whole) - kept :])
@@ -141,7 +142,7 @@ def test_partial_is_that_of_gpt_neox(p: float):
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": p}
     config = GPTNeoXConfig(hidden_size=128, num_attention_heads=2, rope_parameters=rope)
     expected = GPTNeoXRotaryEmbedding(config).inv_freq
-    inv_freq, _ = parse_variant(f"partial:{p}").frequencies(Shape(64))
+    inv_freq, _ = frequencies(parse_variant(f"partial:{p}"), Shape(64))
     torch.testing.assert_close(inv_freq[: len(expected)], expected, rtol=1e-6, atol=0)
     assert not inv_freq[len(expected) :].any()
 

@@ -101,14 +101,11 @@ class Sample:
             folds = [_spread(text, fold, count, seed=seed) for fold in (0, 1)]
             both = [sequence for pair in zip(*folds, strict=False) for sequence in pair]
             per_sequence, first = 2 * FOLD_ROWS // len(both), 0
-        compared = text.lengths[both[:SURROGATE_SEQUENCES]]
-        return cls(
-            text=text.part(both, width=text.context),
-            rows=sample_rows(text.lengths[both], count=per_sequence, seed=seed, first=first),
-            surrogate_rows=sample_rows(
-                compared, count=SURROGATE_ROWS // len(compared), seed=seed
-            ),
-        )
+        text = text.part(both, width=text.context)
+        rows = sample_rows(text.lengths, count=per_sequence, seed=seed, first=first)
+        some = text.part(slice(SURROGATE_SEQUENCES), width=text.context)
+        compared = sample_rows(some.lengths, count=SURROGATE_ROWS // len(some), seed=seed)
+        return cls(text, rows.without(text.hidden), compared.without(some.hidden))
 
     def fit(
         self, call: AttentionCall, planes: Planes, *, surrogates: int, seed: int

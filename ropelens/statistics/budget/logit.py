@@ -295,4 +295,4 @@ def _some(rows: Rows, fold: int) -> Rows:
     shift = (2 * torch.arange(batch) + fold) % max(1, have // count)
     pick = step + shift[:, None]
     position, weight = rows.position.gather(1, pick), rows.weight.gather(1, pick)
-    return Rows(position, weight, rows.length, dense=False)
+    return replace(rows, position=position, weight=weight, dense=False)
