@@ -80,7 +80,8 @@ def explained(
     except RopelensError:
         raise
     except Exception as cause:
-        raise error(what, seen=words_of(cause, kind=True), attempt=attempt) from cause
+        kind = type(cause) is not ValueError  # which says no more than its words
+        raise error(what, seen=words_of(cause, kind=kind), attempt=attempt) from cause
 
 
 def words_of(error: BaseException, *, kind: bool = False) -> str:

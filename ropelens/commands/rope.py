@@ -67,7 +67,7 @@ def rope(
       ropelens rope ./my-llama --against transformer-lens
       ropelens rope ./my-llama --variant p-rope:0.75
     """
-    from ropelens.models.row_order import row_order_losses, words_of_row_order
+    from ropelens.models.row_order import row_order
 
     if against is not None and variant is not None:
         raise typer.BadParameter("--against is for a model as it is, without --variant")
@@ -90,9 +90,9 @@ def rope(
         group.append(layer)
     for group in groups:
         print(_table(rotation.isel(layer=group)))
-    losses = None if tokenizer is None or variant else row_order_losses(loaded, tokenizer)
-    if losses is not None:
-        typer.echo(textwrap.fill(words_of_row_order(*losses), WIDTH))
+    order = None if tokenizer is None or variant else row_order(loaded, tokenizer)
+    if order is not None:
+        typer.echo(textwrap.fill(order[1], WIDTH))
 
 
 def _alike(rope: xr.Dataset) -> bool:

@@ -209,7 +209,8 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
     """
     if variant.stops is not None:
         every = variant.value if variant.usage == "nope-every:n" else 1
-        heads = ",".join(f"{n}.*" for n in range(every - 1, subject.layers, every))
+        layers = {*range(every - 1, subject.layers, every)} & {*subject.attending}
+        heads = ",".join(f"{n}.*" for n in sorted(layers))
         select = variant.stops(variant.value) if heads else PlaneNumbers(())
         return stop(select, heads=heads or ALL_HEADS)
     factor_now = attention_factor(subject)

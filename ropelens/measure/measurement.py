@@ -107,7 +107,12 @@ class Measurement:
         tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)
         if documents is not None:
             documents = torch.as_tensor(documents).long()
-        known = {"bos": subject.bos, "documents": documents, "named": sinks, "hidden": hidden}
+        known: dict[str, Any] = {
+            "bos": subject.bos,
+            "documents": documents,
+            "named": sinks,
+            "hidden": hidden,
+        }
         text = Corpus.of(tokens, lengths, **known)
         if apart := turned_otherwise(subject, text.lengths):
             warnings.warn(

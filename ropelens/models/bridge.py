@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropelens.errors import BadArgument, UnsupportedModel, words_of
+from ropelens.errors import BadArgument, UnsupportedModel, explained
 from ropelens.models.device import device_of
 from ropelens.models.doorway import (
     AttentionEdit,
@@ -61,12 +61,7 @@ class BridgeSubject(Subject):
         last: int = 0,
     ) -> Tensor:
         """Logits [sequence, position, token] of whole sequences, all whatever `last` is."""
-        given = {
-            "position_ids": positions,
-            "attention_mask": None if hidden is None else (~hidden).long(),
-        }
-        options = {name: x.to(self.device) for name, x in given.items() if x is not None}
-        return self.bridge(tokens.to(self.device), **options)
+        return self.bridge(tokens.to(self.device), **self._inputs(hidden, positions))
 
     def logits(self, tokens: Tensor, **options: Any) -> Iterator[tuple[int, Tensor]]:
         """All logits in one piece: a bridge has its head in its forward pass."""
@@ -220,11 +215,6 @@ def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
     from transformer_lens.model_bridge import TransformerBridge
 
     options = {"hf_model": model, "tokenizer": tokenizer, "device": str(device_of(model))}
-    try:
+    what = f"TransformerLens cannot run {type(model).__name__}."
+    with explained(what, "the default backend, hf", error=UnsupportedModel):
         return TransformerBridge.boot_transformers(model.config.name_or_path, **options)
-    except ValueError as error:
-        raise UnsupportedModel(
-            f"TransformerLens cannot run {type(model).__name__}.",
-            seen=words_of(error),
-            attempt="the default backend, hf",
-        ) from error

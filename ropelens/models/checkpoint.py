@@ -40,7 +40,6 @@ from ropelens.models.texts import encode
 WITHOUT_WEIGHTS = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
 # Folders in a repository (onnx/, original/, ...) hold conversions, which are not read.
 NOT_FETCHED = ["*/*", "consolidated*.safetensors"]
-INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     *("sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "*.tiktoken"),
@@ -63,9 +62,6 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
     `name` is a local folder, a GGUF file or a folder that holds one, "bundled", "bundled:NAME"
     or a Hub id; a folder wins over a Hub id of the same name. No pickle is downloaded, and
     without `weights` no safetensors.
-
-    Raises BadCheckpoint where there is no such checkpoint, BadArgument for a revision of a
-    local folder.
     """
     first, _, which = name.partition(":")
     path = bundled_path(which or "rope") if first == "bundled" else at_home(name)
@@ -102,10 +98,7 @@ def source_of(path: Path, loading: Loading) -> dict[str, Any]:
 
 
 def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
-    """The configuration in a folder or a GGUF file, and the parameters of its model.
-
-    Raises BadCheckpoint where transformers cannot read it, or make a causal model of it.
-    """
+    """The configuration in a folder or a GGUF file, and the parameters of its model."""
     with explained(
         f"transformers cannot read the configuration in {path}.",
         attempt="the whole file, fetched again; a newer transformers"
@@ -141,10 +134,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 
 
 def load_tokenizer(name: str | Path, loading: Loading) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, a bundled checkpoint or a Hub id.
-
-    Raises BadCheckpoint where there is none.
-    """
+    """The tokenizer of a folder, a bundled checkpoint or a Hub id, which must have one."""
     with quiet_transformers():
         tokenizer = read_tokenizer(locate(str(name), loading, weights=False).path, loading)
     if tokenizer is None:
@@ -153,10 +143,7 @@ def load_tokenizer(name: str | Path, loading: Loading) -> PreTrainedTokenizerBas
 
 
 def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a folder or a GGUF file, None where there is none.
-
-    Raises BadCheckpoint where transformers cannot read it or it cannot encode a letter.
-    """
+    """The tokenizer in a folder or a GGUF file, tried on a letter; None without one."""
     # Without any of these files AutoTokenizer makes an empty tokenizer of the model's family.
     if path.is_dir() and not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):
         return None
@@ -167,14 +154,10 @@ def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | No
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers loads the checkpoint in `folder` from; a file itself.
-
-    Raises BadCheckpoint for a checkpoint in another format, and for a list of files that is
-    damaged or names a file outside `folder`.
-    """
+    """The files that transformers loads the checkpoint in `folder` from; a file itself."""
     if folder.is_file():
         return [folder]
-    whole, index = folder / "model.safetensors", folder / INDEX
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]
     if not index.is_file():

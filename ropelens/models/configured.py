@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor
@@ -35,16 +35,15 @@ def warn_of_configuration(subject: Subject, layers: Sequence[LayerRotation]) -> 
     configuration that the model does not read.
     """
     rotary = {layer.planes.rotary_dim for layer in layers} - {0}
-    idle = "; ".join(_idle_keys(subject.config, rotary))
-    told = {f"the configuration sets what the model does not read: {idle}"} if idle else set()
+    words = _idle_keys(subject.config, rotary)
     configured = asked_inv_freqs(subject)
     for number, (layer, asked) in enumerate(zip(layers, configured, strict=True)):
         if layer.stated is not None and asked is not None:
-            words = _difference(layer.stated.double(), asked, layer.planes.rotary_dim)
-            if words and not any(words in earlier for earlier in told):
-                told.add(f"layer {number}: {words}")
-    for words in sorted(told):
-        warnings.warn(f"{subject.kind}, {words}", stacklevel=2)
+            difference = _difference(layer.stated.double(), asked, layer.planes.rotary_dim)
+            if difference and not any(difference in earlier for earlier in words):
+                words.append(f"layer {number}: {difference}; what is measured is the model.")
+    for each in words:
+        warnings.warn(f"{subject.kind}, {each}", stacklevel=2)
 
 
 def _idle_keys(config: PreTrainedConfig, rotary: set[int]) -> list[str]:
@@ -53,13 +52,13 @@ def _idle_keys(config: PreTrainedConfig, rotary: set[int]) -> list[str]:
     with suppress(OSError, ValueError):  # the file has keys that transformers drops as it reads
         written, _ = config.get_config_dict(str(config.name_or_path), local_files_only=True)
         facts = written | written.get("text_config", {}) | facts
-    base = facts.get("rope_theta")
-    bases = {part.get("rope_theta") for part in rope_parameters(config)}
+    base, turning = facts.get("rope_theta"), facts.get("rotary_dim")
+    unread = "the configuration sets what the model does not read:"
     idle = []
-    if base is not None and base not in bases:
-        idle.append(f"rope_theta {base:g}, beside another in rope_parameters")
-    if rotary and facts.get("rotary_dim") not in (None, *rotary):
-        idle.append(f"rotary_dim {facts['rotary_dim']}, where {max(rotary)} coordinates turn")
+    if base not in (None, *(part.get("rope_theta") for part in rope_parameters(config))):
+        idle.append(f"{unread} rope_theta {base:g}, beside another in rope_parameters")
+    if rotary and turning not in (None, *rotary):
+        idle.append(f"{unread} rotary_dim {turning}, where {max(rotary)} coordinates turn")
     return idle
 
 
@@ -70,41 +69,36 @@ def asked_inv_freqs(
 
     None where it does not say, or says it in words that only its family knows.
     """
-    kinds = subject.config.to_dict().get("layer_types") or [None]
-    by_kind = {kind: _asked_inv_freq(subject.config, kind, length) for kind in kinds}
-    return [by_kind[kinds[layer % len(kinds)]] for layer in range(subject.layers)]
+    config = subject.config
+    facts = config.to_dict()
+    parameters, kinds = facts.get("rope_parameters") or {}, facts.get("layer_types") or [None]
 
-
-def _asked_inv_freq(
-    config: Any, kind: str | None, length: int | None
-) -> Float[Tensor, " frequency"] | None:
-    """The frequencies of a kind of layer."""
-    parameters = config.to_dict().get("rope_parameters") or {}
-    by_kind = kind is not None and isinstance(parameters.get(kind), dict)
-    parameters = parameters[kind] if by_kind else parameters
-    name = parameters.get("rope_type", "default")
-    of_kind = {"layer_type": kind} if by_kind else {}
-    try:
-        if name in ROPE_INIT_FUNCTIONS:
-            rates = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=length, **of_kind)
-            return rates[0].double()
-        shape = stated_shape(config, parameters)
-        rotary = int(shape.head_dim * (parameters.get("partial_rotary_factor") or 1))
-        plain = frequencies(parse_variant("rope"), replace(shape, head_dim=rotary))
-        return plain[0].double()
-    except (AttributeError, KeyError, TypeError, ValueError):  # a family with other names
+    def asked(kind: str | None) -> Float[Tensor, " frequency"] | None:
+        by_kind = isinstance(parameters.get(kind), dict)
+        of_kind = parameters[kind] if by_kind else parameters
+        init = ROPE_INIT_FUNCTIONS.get(of_kind.get("rope_type", "default"))
+        with suppress(AttributeError, KeyError, TypeError, ValueError):  # names of its own
+            if init is not None:
+                where = {"layer_type": kind} if by_kind else {}
+                return init(config, "cpu", seq_len=length, **where)[0].double()
+            shape = stated_shape(config, of_kind)
+            rotary = int(shape.head_dim * (of_kind.get("partial_rotary_factor") or 1))
+            plain = frequencies(parse_variant("rope"), replace(shape, head_dim=rotary))
+            return plain[0].double()
         return None
+
+    of_kinds = {kind: asked(kind) for kind in kinds}
+    return [of_kinds[kinds[layer % len(kinds)]] for layer in range(subject.layers)]
 
 
 def _difference(
     stated: Float[Tensor, " stated"], asked: Float[Tensor, " frequency"], rotary: int
 ) -> str:
     """How frequencies differ from those of the configuration; "" where they do not."""
-    measured = "what is measured is the model."
     if len(stated) != len(asked):
         return (
             f"the configuration asks for {2 * len(asked)} rotated coordinates of a head "
-            f"(partial_rotary_factor), the model rotates {rotary}; {measured}"
+            f"(partial_rotary_factor), the model rotates {rotary}"
         )
     off = ((stated - asked).abs() / asked.abs().clamp(min=1e-30)).nan_to_num(0)
     worst = int(off.argmax())
@@ -114,5 +108,5 @@ def _difference(
     cause = "rounded to half precision" if rounded else "not those of its configuration"
     return (
         f"the frequencies are {cause}: plane {worst} turns by {float(stated[worst]):.6g} "
-        f"rad/token, the configuration asks for {float(asked[worst]):.6g}; {measured}"
+        f"rad/token, the configuration asks for {float(asked[worst]):.6g}"
     )

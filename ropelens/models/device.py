@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psutil
 import torch
 from accelerate.hooks import AlignDevicesHook, SequentialHook
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
+from transformers.cache_utils import DynamicLayer
 
-from ropelens.errors import BadArgument, words_of
+from ropelens.errors import BadArgument, explained, words_of
 from ropelens.models.loading import Loading
 
 FIXED = {"cpu": 150_000_000, "cuda": 2_500_000_000}
@@ -31,15 +33,10 @@ def device_named(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    what = f"There is no device {name!r} that works here."
+    with explained(what, "auto, cpu, cuda, or cuda:1 and the like", error=BadArgument):
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float64, device=device).item()  # of which the sums are
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        raise BadArgument(
-            f"There is no device {name!r} that works here.",
-            seen=words_of(error, kind=True),
-            attempt="auto, cpu, cuda, or cuda:1 and the like",
-        ) from error
     return device
 
 
@@ -162,3 +159,28 @@ def stated_number(config: PreTrainedConfig, name: str, otherwise: int) -> int:
     stated = config.attribute_map.get(name, name)  # some families have names of their own
     value = config.to_dict().get(stated)
     return value if isinstance(value, int) else otherwise
+
+
+class LayerWithRoom(DynamicLayer):
+    """Keys and values of one layer, written into room for all `tokens`.
+
+    transformers' own are copied for every chunk, and leave holes in memory.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        new = (key_states, value_states)
+        if not self.is_initialized:
+            self.lazy_initialization(*new)
+            self.room = [x.new_empty((*x.shape[:2], self.tokens, x.shape[3])) for x in new]
+        first = self.get_seq_length()
+        end = first + key_states.shape[2]
+        for room, states in zip(self.room, new, strict=True):
+            room[:, :, first:end] = states
+        self.keys, self.values = (room[:, :, :end] for room in self.room)
+        return self.keys, self.values

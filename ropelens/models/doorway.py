@@ -42,11 +42,9 @@ class AttentionEdit(Protocol):
         rows: Int[Tensor, "_ row *axis"],
         keys: Int[Tensor, "_ key *axis"],
     ) -> tuple[Tensor, Tensor]:
-        """The changed queries and keys.
+        """The changed queries and keys, with a key for each query head where heads differ.
 
-        There is a key for each query head where heads of a group differ. `rows` and `keys`
-        are their positions, up to a shift that a sequence has in common; on each axis where
-        planes turn with axes of their own (M-RoPE).
+        `rows` and `keys` are their positions, up to a shift that a sequence has in common.
         """
 
     def inv_freq(
@@ -72,8 +70,7 @@ Patch = Callable[[int, Side, Tensor, range, Tensor], Tensor]
 
 Called as (layer, side, x [batch, head, place, coordinate], places, positions [_, place *axis]):
 it gives `x`, patched, with a head for each query head where heads of a group differ. `places`
-count the tokens of a sequence from 0; `positions` are where they stand, up to a shift that a
-sequence has in common.
+count the tokens of a sequence from 0; `positions` are as for `AttentionEdit`.
 """
 
 

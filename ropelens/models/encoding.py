@@ -81,20 +81,3 @@ def cut(
     documents = None if documents is None else documents[long]
     masked = hidden[long] if hidden[long].any() else None
     return tokens[long], lengths[long], masked, documents, of_row
-
-
-def check_left_padding(
-    tokens: Int[Tensor, "sequence position"], lengths: Int[Tensor, " sequence"], pad: int | None
-) -> None:
-    """Raise `BadArgument` where a sequence begins with padding that its length counts."""
-    if pad is None:
-        return
-    real = tokens.cpu() != pad
-    beyond = torch.arange(tokens.shape[1]) >= lengths[:, None]
-    wrong = ~real[:, 0] & (beyond & real).any(1)
-    if bool(wrong.any()):
-        raise BadArgument(
-            "tokens must be padded on the right: lengths count from the left.",
-            seen=f"sequence {int(wrong.nonzero()[0])} begins with padding (id {pad})",
-            attempt="the tokenizer's BatchEncoding, which has an attention_mask",
-        )

@@ -53,7 +53,10 @@ class Judge:
         )
         with torch.no_grad():
             residual = output_residual(some, attention_map(some).nan_to_num(0))
-            allowed = _rounding(some)
+            # scores are rounded relative to the lengths of queries and keys, weights by as much
+            longest = [float(x.norm(dim=-1).max()) for x in (call.query, call.key)]
+            eps = torch.finfo(output.dtype).eps
+            allowed = max(1e-5, 2.5 * eps, eps * call.scale * longest[0] * longest[1])
         if residual > allowed:
             raise UnsupportedModel(
                 f"{self.kind} attends in a way that ropelens does not know.",
@@ -64,13 +67,3 @@ class Judge:
                 attempt="a causal language model of a tested family (docs/families.md)",
             )
         self.judged.add(like)
-
-
-def _rounding(call: AttentionCall) -> float:
-    """How far from its size rounding may take the output.
-
-    Scores are rounded relative to the lengths of queries and keys, and weights by as much.
-    """
-    eps = torch.finfo(call.output.dtype).eps
-    longest = [float(torch.linalg.vector_norm(x, dim=-1).max()) for x in (call.query, call.key)]
-    return max(1e-5, 2.5 * eps, eps * call.scale * longest[0] * longest[1])

@@ -35,7 +35,7 @@ from ropelens.models.checkpoint import (
 )
 from ropelens.models.device import device_of, devices_of_options, free_bytes, room_for_weights
 from ropelens.models.loading import DeviceMap, Dtype, Loading, Quantization
-from ropelens.models.row_order import row_order_losses, words_of_row_order, wrong_order
+from ropelens.models.row_order import row_order
 
 BITS = {"int8": 8, "bnb-int8": 8, "bnb-nf4": 4}
 """Bits that a weight takes in each `Quantization`."""
@@ -140,9 +140,9 @@ class Opened:
             model.eval().requires_grad_(False)
             _check_causal(model)
         if self.checkpoint.path.is_file() and self.tokenizer is not None:
-            losses = row_order_losses(model, self.tokenizer)
-            if losses is not None and wrong_order(*losses):
-                warnings.warn(words_of_row_order(*losses), stacklevel=4)  # who called load
+            wrong, words = row_order(model, self.tokenizer) or (False, "")
+            if wrong:
+                warnings.warn(words, stacklevel=4)  # who called load
         return model
 
     def _from_pretrained(self) -> PreTrainedModel:
@@ -195,13 +195,12 @@ def _is_quantized(config: PreTrainedConfig) -> bool:
 
 def _quantization_config(name: Quantization) -> Any:
     """What transformers takes to quantize weights as it reads them."""
-    if name == "int8":
-        from torchao.quantization import Int8WeightOnlyConfig
+    if name != "int8":
+        bits = {"load_in_8bit": True} if name == "bnb-int8" else {"load_in_4bit": True}
+        return BitsAndBytesConfig(**bits, bnb_4bit_quant_type="nf4")
+    from torchao.quantization import Int8WeightOnlyConfig
 
-        return TorchAoConfig(Int8WeightOnlyConfig())
-    if name == "bnb-int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    return TorchAoConfig(Int8WeightOnlyConfig())
 
 
 def _require_floats(files: Iterable[Path]) -> None:

@@ -25,6 +25,11 @@ def forget_positions(module: int) -> None:
     _passed.pop(module, None)
 
 
+def turning_by_axes(model: nn.Module) -> list[nn.Module]:
+    """The rotary modules that take positions on three axes (M-RoPE)."""
+    return [module for module in model.modules() if "mrope_section" in vars(module)]
+
+
 @contextmanager
 def axes_noted(model: nn.Module, attention: list[nn.Module]) -> Iterator[None]:
     """Positions on three axes (Qwen2-VL and its kin) are known while the block runs.
@@ -37,7 +42,7 @@ def axes_noted(model: nn.Module, attention: list[nn.Module]) -> Iterator[None]:
         if given.ndim == 3 and len(given) == 3 and not given.is_floating_point():
             _axes.update({id(module): given.movedim(0, -1) for module in attention})
 
-    rotary = [module for module in model.modules() if "mrope_section" in vars(module)]
+    rotary = turning_by_axes(model)
     notes = [module.register_forward_pre_hook(note, with_kwargs=True) for module in rotary]
     try:
         yield

@@ -16,7 +16,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from ropelens.errors import RopelensError
+from ropelens.errors import RopelensError, explained
 
 Part = TypeVar("Part")
 
@@ -66,12 +66,10 @@ def gather(part: Part) -> list[Part]:
     """
     if place()[1] == 1:
         return [part]
-    try:
+    with explained(
+        "One of the processes that measure together has ended.",
+        "the same command, which goes on from what is saved",
+        error=RopelensError,
+    ):
         # Pickled between the processes of one command; no file and no user's data is unpickled.
         return list(gather_object([part]))
-    except RuntimeError as error:
-        raise RopelensError(
-            "One of the processes that measure together has ended.",
-            means="what is saved until then stays",
-            attempt="the same command, which goes on from there",
-        ) from error

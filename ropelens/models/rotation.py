@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.doorway import AttentionEdit
+from ropelens.models.positions import turning_by_axes
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
 from ropelens.statistics.call import AttentionCall
 
@@ -65,11 +66,6 @@ class LayerRotation:
         return -1 if self.planes.inv_freq.sum() < 0 else 1
 
 
-_NOTHING = Planes(torch.zeros(0), 0, "none")
-_NO_ATTENTION = (MeasuredRotation(_NOTHING, math.nan, torch.zeros(0)), None, _NOTHING)
-"""Of a layer without queries and keys."""
-
-
 def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRotation]:
     """The rotation of each layer of a subject without edits; see `measure_rope`.
 
@@ -81,12 +77,14 @@ def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRot
     _check_rotates(subject, measured)
     _check_values(subject, lone)
     places, longest = positions.tolist(), int(positions[-1])
-    empty = LayerRotation(*_NO_ATTENTION, dict.fromkeys(places, math.nan))
-    layers = [empty] * subject.layers
+    nothing = Planes(torch.zeros(0), 0, "none")
+    unmeasured = MeasuredRotation(nothing, math.nan, torch.zeros(0))
+    scales = dict.fromkeys(places, math.nan)
+    layers = [LayerRotation(unmeasured, None, nothing, scales)] * subject.layers
     for layer, one in measured.items():
         scale = dict(zip(places, lone[layer].query_scale.tolist(), strict=True))
         layers[layer] = LayerRotation(*_agree(subject, layer, one, longest), scale)
-    if any("mrope_section" in vars(module) for module in subject.model.modules()):
+    if turning_by_axes(subject.model):
         for layer, axis in _axes(subject, layers, positions).items():
             planes = replace(layers[layer].planes, axis=axis)
             layers[layer] = replace(layers[layer], planes=planes)
@@ -96,10 +94,7 @@ def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRot
 def lone_tokens(
     subject: Subject, positions: Int[Tensor, "*axis position"]
 ) -> dict[int, LoneTokens]:
-    """Some tokens, each alone at each of `positions`, as each layer's attention sees them.
-
-    Raises `UnsupportedModel` where a layer hides its attention, or attends more than once.
-    """
+    """Some tokens, each alone at each of `positions`, as each layer's attention sees them."""
     tokens = torch.arange(1, PROBED_TOKENS + 1) * subject.vocabulary // (PROBED_TOKENS + 2)
     layers: dict[int, LoneTokens] = {}
     rows = {  # of layers that scale a query by its row, which lone tokens do not show: Llama 4

@@ -28,8 +28,8 @@ MARGIN = 0.1
 
 
 @torch.no_grad()
-def row_order_losses(model: PreTrainedModel, tokenizer: Any) -> tuple[float, float] | None:
-    """Losses on a short story (nats/token): as the rows stand, and in the better other order.
+def row_order(model: PreTrainedModel, tokenizer: Any) -> tuple[bool, str] | None:
+    """Whether the rows are in the wrong order, and a sentence, from losses on a short story.
 
     The other orders undo a permutation from pairs to halves, or make it. None for a model
     without `q_proj` and `k_proj` of floats, or whose heads rotate in part.
@@ -43,17 +43,14 @@ def row_order_losses(model: PreTrainedModel, tokenizer: Any) -> tuple[float, flo
         if isinstance(part, nn.Linear) and name.endswith(tuple(heads))
     }
     in_part = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1)
-    if (
-        not weights
-        or in_part != 1
-        or not all(w.is_floating_point() for w, _ in weights.values())
-    ):
+    floats = [weight.is_floating_point() for weight, _ in weights.values()]
+    if not floats or not all(floats) or in_part != 1:
         return None
     bos, ids = encode(STORY, tokenizer)
     tokens = torch.tensor([bos + ids], device=device_of(model))
 
     def loss(shape: tuple[int, int] | None = None) -> float:
-        """With the rows of each head, laid out in `shape`, read column by column."""
+        """In nats/token, with the rows of each head, laid out in `shape`, read by column."""
         permuted = {}
         for name, (weight, count) in weights.items() if shape else ():
             rows = torch.arange(len(weight), device=weight.device).view(count, -1)
@@ -61,22 +58,11 @@ def row_order_losses(model: PreTrainedModel, tokenizer: Any) -> tuple[float, flo
         options = {"labels": tokens, "use_cache": False}
         return float(functional_call(model, permuted, (tokens,), options).loss)
 
-    return loss(), min(loss((-1, 2)), loss((2, -1)))
-
-
-def words_of_row_order(as_is: float, other: float) -> str:
-    """What the losses of `row_order_losses` say."""
-    losses = f"loss on a short story {as_is:.2f} nats/token, permuted {other:.2f}."
-    if wrong_order(as_is, other):
-        return (
-            f"The rows of q and k are in the wrong order: {losses} They were permuted once too "
-            "often, or never."
-        )
-    matters = as_is < other - MARGIN
-    order = "in the right order" if matters else "in an order that hardly matters"
-    return f"The rows of q and k are {order}: {losses}"
-
-
-def wrong_order(as_is: float, other: float) -> bool:
-    """Whether another order of the rows is the right one, by the losses of both."""
-    return other < as_is - MARGIN
+    as_is, other = loss(), min(loss((-1, 2)), loss((2, -1)))
+    order = "in an order that hardly matters"
+    if wrong := other < as_is - MARGIN:
+        order = "in the wrong order, permuted once too often or never"
+    elif as_is < other - MARGIN:
+        order = "in the right order"
+    losses = f"loss on a short story {as_is:.2f} nats/token, permuted {other:.2f}"
+    return wrong, f"The rows of q and k are {order}: {losses}."

@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
-from ropelens.errors import IN_WORDS, BadArgument, UnsupportedModel
+from ropelens.errors import IN_WORDS, BadArgument, UnsupportedModel, explained
 from ropelens.models.configured import warn_of_configuration
-from ropelens.models.device import device_of, devices_of
+from ropelens.models.device import LayerWithRoom, device_of, devices_of
 from ropelens.models.doorway import (
     AttentionEdit,
     HeadSilence,
@@ -135,17 +134,23 @@ class Subject:
 
         Positions are 0, 1, 2, ... unless given; a mask hides the tokens that are `hidden`.
         """
-        inputs: dict[str, Any] = {"input_ids": tokens.to(self.device)}
-        if positions is not None:
-            inputs["position_ids"] = positions.to(self.device)
-        if hidden is not None:
-            inputs["attention_mask"] = (~hidden).long().to(self.device)
+        inputs = self._inputs(hidden, positions)
         if last and self._head_by_itself:
             # As a list: of a number, Gemma 4 runs its last layers on these rows alone.
             length = tokens.shape[1]
             inputs["logits_to_keep"] = torch.arange(length - last, length, device=self.device)
         with _without_dropout(self.model):
-            return self.model(**inputs, use_cache=False).logits
+            return self.model(tokens.to(self.device), **inputs, use_cache=False).logits
+
+    def _inputs(
+        self,
+        hidden: Bool[Tensor, "sequence position"] | None,
+        positions: Int[Tensor, "*axis sequence position"] | None = None,
+    ) -> dict[str, Tensor]:
+        """What the model takes beside tokens."""
+        mask = None if hidden is None else (~hidden).long()
+        inputs = {"position_ids": positions, "attention_mask": mask}
+        return {name: x.to(self.device) for name, x in inputs.items() if x is not None}
 
     def logits(
         self,
@@ -161,19 +166,18 @@ class Subject:
         that it does to logits, runs on each piece. With `chunk` so many tokens run at a time,
         on all before them in a cache that forgets none.
         """
-        mask = None if hidden is None else (~hidden).long().to(self.device)
+        inputs: dict[str, Any] = self._inputs(hidden)
         if chunk is None:
-            options = {"use_cache": False, "attention_mask": mask}
-            yield from self._pieces(tokens, at_once, options)
+            yield from self._pieces(tokens, at_once, inputs | {"use_cache": False})
             return
         past = DynamicCache()
-        layer: Any = partial(_LayerWithRoom, tokens.shape[1])
+        layer: Any = partial(LayerWithRoom, tokens.shape[1])
         past.layer_class_to_replicate = layer
-        cache = {"past_key_values": past, "use_cache": True}
         for first in range(0, tokens.shape[1], chunk):
             part = tokens[:, first : first + chunk]
-            cache["attention_mask"] = None if mask is None else mask[:, : first + chunk]
-            for begin, logits in self._pieces(part, at_once, cache):
+            options = {name: mask[:, : first + chunk] for name, mask in inputs.items()}
+            options |= {"past_key_values": past, "use_cache": True}
+            for begin, logits in self._pieces(part, at_once, options):
                 yield first + begin, logits
 
     @property
@@ -183,9 +187,9 @@ class Subject:
         return "logits_to_keep" in takes and self.model.base_model is not self.model
 
     def _pieces(
-        self, tokens: Tensor, at_once: int, cache: dict[str, Any]
+        self, tokens: Tensor, at_once: int, inputs: dict[str, Any]
     ) -> Iterator[tuple[int, Tensor]]:
-        """The logits of these tokens, which follow those in the `cache`."""
+        """The logits of these tokens, which follow those in a cache among the `inputs`."""
         ids, context = tokens.to(self.device), tokens.shape[1]
         size = max(1, at_once // (len(tokens) * self.vocabulary))
         hidden: list[Any] = []
@@ -196,7 +200,7 @@ class Subject:
             options = {} if size >= context else {"logits_to_keep": piece}
             # Closed before the piece is given away: who gets it may never come back.
             with _without_dropout(self.model), _once(self.model.base_model, hidden):
-                logits = self.model(ids, **cache, **options).logits
+                logits = self.model(ids, **inputs, **options).logits
             yield begin, logits
 
     # blocks
@@ -268,33 +272,20 @@ class Subject:
         self._looked.add(kind)
 
     def heads_of(self, heads: str) -> Bool[Tensor, "layer head"]:
-        """Which heads a list such as "1.3,2.*" names, of the layers that attend.
-
-        Raises `BadArgument` for heads that do not exist.
-        """
-        attend = torch.tensor([n in self.attending for n in range(self.layers)])[:, None]
-        for part in (*(part for part in heads.split(",") if "*" not in part), heads):
-            chosen = heads_by_layer(part, layers=self.layers, heads_of_layer=self.heads)
-            if not (chosen & attend).any():
-                layer = int(chosen.any(1).nonzero()[0])
-                raise BadArgument(f"Layer {layer} has no heads: it is {self.kinds[layer]}.")
-        return chosen & attend
+        """Which heads a list such as "1.3,2.*" names, of the layers that attend."""
+        sizes = {"layers": self.layers, "heads_of_layer": self.heads}
+        return heads_by_layer(heads, **sizes, attending=self.attending)
 
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
-        if not self.attending:
-            kinds = ", ".join(sorted(set(self.kinds)))
-            raise UnsupportedModel(
-                f"{self.kind} has no attention.",
-                seen=f"layers of {kinds}",
-                attempt="a model of which some layers attend",
-            )
         missing, count = sorted(set(self.attending) - seen), len(self.attending)
-        if missing:
+        if missing or not count:
             raise UnsupportedModel(
-                f"{self.kind} hides its attention.",
+                f"{self.kind} {'hides its' if missing else 'has no'} attention.",
                 seen=f"{count - len(missing)} of {count} layers showed their queries and keys; "
-                f"the first that did not is layer {missing[0]}",
+                f"the first that did not is layer {missing[0]}"
+                if missing
+                else f"layers of {', '.join(sorted(set(self.kinds)))}",
                 attempt="a family that uses transformers' attention interface (Llama, Qwen, "
                 "Gemma, Mistral, GPT-NeoX, Phi, OLMo and most others)",
             )
@@ -334,10 +325,9 @@ def as_subject(model: Model, tokenizer: Any = None) -> Subject:
             attempt="a transformers model that predicts tokens (AutoModelForCausalLM, "
             "ropelens.load), or a TransformerLens TransformerBridge",
         )
-    try:
+    unlike = f"Layers of {kind} have different numbers of heads."
+    with explained(unlike, error=UnsupportedModel):  # transformers' (Dots 3)
         subject = Subject(model, tokenizer)
-    except RuntimeError as error:  # transformers': the attribute differs by layer (Dots 3)
-        raise UnsupportedModel(f"Layers of {kind} have different numbers of heads.") from error
     for device in devices_of(model):
         if device.type not in ("cpu", "cuda"):  # others have no float64, meta no weights
             raise UnsupportedModel(f"{kind} is on {device}, where ropelens does not run.")
@@ -405,28 +395,3 @@ def _once(module: nn.Module, results: list[Any]) -> Iterator[None]:
         del module.forward
         if before is not None:
             module.forward = before
-
-
-class _LayerWithRoom(DynamicLayer):
-    """Keys and values of one layer, written into room for all `tokens`.
-
-    transformers' own are copied for every chunk, and leave holes in memory.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self.tokens = tokens
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        new = (key_states, value_states)
-        if not self.is_initialized:
-            self.lazy_initialization(*new)
-            self.room = [x.new_empty((*x.shape[:2], self.tokens, x.shape[3])) for x in new]
-        first = self.get_seq_length()
-        end = first + key_states.shape[2]
-        for room, states in zip(self.room, new, strict=True):
-            room[:, :, first:end] = states
-        self.keys, self.values = (room[:, :, :end] for room in self.room)
-        return self.keys, self.values

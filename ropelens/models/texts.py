@@ -18,8 +18,8 @@ from jaxtyping import Bool, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ropelens.errors import BadArgument, BadText, Count, Positive, public, words_of
-from ropelens.models.encoding import check_left_padding, cut
+from ropelens.errors import BadArgument, BadText, Count, Positive, explained, public
+from ropelens.models.encoding import cut
 from ropelens.models.paths import TEXT_SUFFIXES, check_document
 from ropelens.statistics.rows import generator_of
 
@@ -54,12 +54,11 @@ class Sequences:
     @property
     def arguments(self) -> dict[str, Any]:
         """The sequences as arguments of `profile`."""
+        common = {"documents": self.documents}
         if self.hidden is None:
-            of_text = {"tokens": self.tokens, "lengths": self.lengths}
-        else:
-            mask = (torch.arange(self.tokens.shape[1]) < self.lengths[:, None]) & ~self.hidden
-            of_text = {"tokens": {"input_ids": self.tokens, "attention_mask": mask}}
-        return of_text | {"documents": self.documents}
+            return {"tokens": self.tokens, "lengths": self.lengths, **common}
+        mask = (torch.arange(self.tokens.shape[1]) < self.lengths[:, None]) & ~self.hidden
+        return {"tokens": {"input_ids": self.tokens, "attention_mask": mask}, **common}
 
 
 @public
@@ -87,29 +86,25 @@ def read_documents(paths: str | Path | Iterable[str | Path]) -> list[str]:
 
 
 def _read(path: Path) -> list[str]:
-    try:
+    with explained(
+        f"{path} cannot be read as text in UTF-8.",
+        "a text file, or a folder of *.txt, *.md and *.jsonl; iconv -f LATIN1 -t UTF-8 for an "
+        "older one",
+        error=BadText,
+    ):
         text = path.read_text("utf-8-sig")
-    except (OSError, UnicodeError) as error:
-        raise BadText(
-            f"{path} cannot be read as text in UTF-8.",
-            seen=words_of(error),
-            attempt="a text file, or a folder of *.txt, *.md and *.jsonl; "
-            "iconv -f LATIN1 -t UTF-8 for an older one",
-        ) from error
     if path.suffix != ".jsonl":
         return [text.rstrip("\n")]
     documents = []
     for number, line in enumerate(text.split("\n"), start=1):
-        try:
+        with explained(
+            f"Line {number} of {path} holds no text: {line[:40]!r}.",
+            'each line of a .jsonl file is an object such as {"text": "Once"}',
+            error=BadText,
+        ):
             if line.strip():
                 documents.append(json.loads(line)["text"])
                 documents[-1].encode()
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise BadText(
-                f"Line {number} of {path} holds no text.",
-                seen=f"{words_of(error, kind=True)}; it starts {line[:40]!r}",
-                attempt='each line of a .jsonl file is an object such as {"text": "Once"}',
-            ) from error
     return documents
 
 
@@ -280,5 +275,13 @@ def check_tokens(
             "lengths must say, for every sequence, how many of its tokens count (2 or more).",
             seen=f"lengths {lengths.tolist()} for tokens of shape {tuple(tokens.shape)}"[:200],
         )
-    check_left_padding(tokens, lengths, pad)
+    real = tokens.cpu() != (-1 if pad is None else pad)
+    beyond = torch.arange(tokens.shape[1]) >= lengths[:, None]
+    wrong = ~real[:, 0] & (beyond & real).any(1)
+    if bool(wrong.any()):
+        raise BadArgument(
+            "tokens must be padded on the right: lengths count from the left.",
+            seen=f"sequence {int(wrong.nonzero()[0])} begins with padding (id {pad})",
+            attempt="the tokenizer's BatchEncoding, which has an attention_mask",
+        )
     return tokens.long(), lengths

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,12 +74,12 @@ def _variant(parameters: dict[str, Any]) -> Variant:
 
 def stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:
     """The head that the rope_parameters of a config, or of one kind of its layers, rotate."""
+    facts = config.to_dict()
     context = parameters.get("original_max_position_embeddings")
-    head_dim = config.to_dict().get("head_dim")
     return Shape(
-        head_dim or config.hidden_size // config.num_attention_heads,
+        facts.get("head_dim") or config.hidden_size // config.num_attention_heads,
         float(parameters["rope_theta"]),
-        int(context or config.max_position_embeddings),
+        int(context or facts["max_position_embeddings"]),
     )
 
 
@@ -110,13 +111,9 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
 
 
 def shape_of(subject: Subject, layer: int, *, rotary_dim: int, length: int) -> Shape:
-    """What a variant's frequencies depend on, as one layer of a live model has it.
-
-    Raises `UnsupportedModel` where the model does not state its base.
-    """
+    """What a variant's frequencies depend on, as one layer of a live model has it."""
     config = subject.config
-    facts = config.to_dict()
-    parameters = facts.get("rope_parameters") or {}
+    parameters = config.to_dict().get("rope_parameters") or {}
     if any(isinstance(part, dict) for part in parameters.values()):
         parameters = parameters[config.layer_types[layer]]
     if "rope_theta" not in parameters:
@@ -124,15 +121,11 @@ def shape_of(subject: Subject, layer: int, *, rotary_dim: int, length: int) -> S
             f"{subject.kind} does not state the base of its RoPE.",
             attempt="ropelens.rescale with the frequencies themselves",
         )
-    context = parameters.get("original_max_position_embeddings") or subject.context
-    return Shape(rotary_dim, float(parameters["rope_theta"]), int(context), length)
+    return replace(stated_shape(config, parameters), head_dim=rotary_dim, length=length)
 
 
 def attention_factor(subject: Subject) -> float:
-    """By how much the model's rotary modules make queries and keys longer (YaRN, LongRoPE).
-
-    Raises `UnsupportedModel` where they disagree.
-    """
+    """By how much the model's rotary modules make queries and keys longer (YaRN, LongRoPE)."""
     factors = {
         float(value)
         for module in subject.model.modules()

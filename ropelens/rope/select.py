@@ -84,20 +84,23 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
 
 
 def heads_by_layer(
-    heads: str, *, layers: int, heads_of_layer: int
+    heads: str, *, layers: int, heads_of_layer: int, attending: Sequence[int] | None = None
 ) -> Bool[Tensor, "layer head"]:
     """Which heads a list such as "3.5,4.*,12-29.0" (layer.head) names.
 
-    Raises `BadArgument` for a part that names none.
+    Raises `BadArgument` for a part that names none in the layers `attending`, by default all.
     """
+    attending = range(layers) if attending is None else attending
+    attend = torch.isin(torch.arange(layers), torch.tensor(attending))[:, None]
     chosen = torch.zeros(layers, heads_of_layer, dtype=torch.bool)
     for part in heads.split(","):
         layer, _, head = part.strip().partition(".")
-        named = _numbered(layer, layers)[:, None] & _numbered(head, heads_of_layer)
+        named = attend & _numbered(layer, layers)[:, None] & _numbered(head, heads_of_layer)
         if not named.any():
+            some = f" ({', '.join(map(str, attending))} attend)" * (len(attending) < layers)
             raise BadArgument(
                 f"The model has no head {part.strip()!r}.",
-                seen=f"layers 0 to {layers - 1}, heads 0 to {heads_of_layer - 1}",
+                seen=f"layers 0 to {layers - 1}{some}, heads 0 to {heads_of_layer - 1}",
                 attempt='"3.5" for head 5 of layer 3, "4.*" for all of layer 4, "2-6.0,*.5"',
             )
         chosen |= named
@@ -191,8 +194,8 @@ def plan_cuts(
     seed: int,
 ) -> list[Cut]:
     """The entries of a sweep, "none" first; see `truncate`."""
-    if not all(0 <= share <= 1 for share in keep):
-        raise BadArgument(f"Shares of planes are from 0 to 1, not {list(keep)}.")
+    for share in keep:
+        Slowest(share)  # from 0 to 1
     if not any(layers):
         raise UnsupportedModel("The model has no planes that rotate, so none can be stopped.")
     sizes = {tuple(len(x) - kept_planes(share, 2 * len(x)) for x in layers) for share in keep}

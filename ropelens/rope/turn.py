@@ -87,9 +87,7 @@ def turn(
     if not mean.isnan().all():
         means = mean.movedim(-1, 0)[:, None]
         z = torch.where(means.isnan(), z, _rotated(means, new, gain))
-    result = x.clone()
-    result[..., planes.first], result[..., planes.second] = z.to(x.dtype)
-    return result
+    return _with_planes(x, z, planes)
 
 
 def moved(
@@ -100,8 +98,13 @@ def moved(
     """`x` turned by `angle` rad in every plane; where that is 0, its bits."""
     exact = torch.promote_types(x.dtype, torch.float32)
     z = torch.stack([x[..., planes.first], x[..., planes.second]]).to(exact)
+    ones = torch.ones((), dtype=exact, device=x.device)
+    return _with_planes(x, _rotated(z, angle[:, None].double(), ones), planes)
+
+
+def _with_planes(x: Tensor, z: Float[Tensor, "2 ..."], planes: Planes) -> Tensor:
+    """`x` with these real and imaginary parts in its planes."""
     result = x.clone()
-    z = _rotated(z, angle[:, None].double(), torch.ones((), dtype=exact, device=x.device))
     result[..., planes.first], result[..., planes.second] = z.to(x.dtype)
     return result
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, explained
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import EVERY, Fastest, Selection, Slowest, kept_planes
 
@@ -74,11 +74,9 @@ def parse_variant(text: str) -> Variant:
     if name not in VARIANTS:
         raise BadArgument(f"No RoPE variant is called {name[:80]!r}.", attempt=usages)
     row = VARIANTS[name]
-    try:
+    what = f"The RoPE variant {row.usage} cannot have the value {value!r}."
+    with explained(what, usages, error=BadArgument):
         return replace(row, text=text, value=row.read(value))
-    except ValueError as error:
-        what = f"The RoPE variant {row.usage} cannot have the value {value!r}."
-        raise BadArgument(what, seen=str(error), attempt=usages) from error
 
 
 # frequencies

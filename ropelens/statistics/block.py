@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -69,8 +70,8 @@ class CallRows:
         if self.call.visible is not None:
             of_each["visible"] = self.call.visible.expand(len(self.q), -1, -1)
         call = replace(self.call, **{name: x[chosen] for name, x in of_each.items()})
-        rows = vars(self.rows).items()
-        parts = {name: x[chosen] for name, x in rows if isinstance(x, Tensor)}
+        of_rows = vars(self.rows).items()
+        parts: dict[str, Any] = {n: x[chosen] for n, x in of_rows if isinstance(x, Tensor)}
         rows = replace(self.rows, **parts)
         sinks, tokens = self.sinks[chosen], self.tokens[chosen]
         return CallRows(call, rows, self.planes, sinks=sinks, tokens=tokens)
