@@ -145,7 +145,7 @@ def capture(
     projections = output_projections(subject) if values or answers else {}
     toward: list[Tensor] = []
     if answers:
-        toward = [*logit_directions(subject, projections, text.tokens, answers)]
+        toward = [*logit_directions(subject, projections, text.tokens, answers, text.hidden)]
     places = {(layer, head): at for at, (layer, head) in enumerate(chosen.nonzero().tolist())}
     sizes = {
         "head": len(places),

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ropelens.errors import UnsupportedModel
@@ -59,7 +59,8 @@ def logit_directions(
     projections: dict[int, nn.Linear],
     tokens: Int[Tensor, "1 position"],
     answers: Sequence[int],
-) -> Float[Tensor, "answer position hidden"]:
+    hidden: Bool[Tensor, "1 position"] | None = None,
+) -> Float[Tensor, "answer position width"]:
     """What adds to the logits of `answers` in the residual stream, as the model runs now.
 
     The final norm is r_i g (x - mean) + b, with no mean taken off where it centers none; its
@@ -78,7 +79,7 @@ def logit_directions(
 
     _check(subject, subject.config.to_dict().get("residual_multiplier", 1.0) == 1.0)
     with _noted(subject, note):
-        subject.forward(tokens, last=1)
+        subject.forward(tokens, hidden=hidden, last=1)
     norm, x = norms[0], norms[1][0]
     y, even = norm(x), torch.ones_like(x[:1])
     even[:, 1::2] = -1  # its mean is 0, and its mean square 1

@@ -160,6 +160,12 @@ def test_a_capture_is_of_the_tokens_that_the_mask_shows() -> None:
     seen = rl.capture(model, {"input_ids": ids, "attention_mask": mask}, heads="1.2")
     alone = rl.capture(model, SEQUENCES[1], heads="1.2")
     np.testing.assert_array_equal(seen["attention"], alone["attention"])
+    held = {name: x[:1] for name, x in with_a_hole().items()}
+    seen = rl.capture(model, held, heads="1.*", values=True, logits_of=[5])
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        result = model(**held, output_attentions=True, use_cache=False)
+    np.testing.assert_allclose(seen["attention"], result.attentions[1][0], 1e-4, 1e-5)
     with pytest.raises(BadArgument, match="One sequence"):
         rl.capture(model, left_padded()["tokens"])
 
