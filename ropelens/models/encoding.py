@@ -66,10 +66,11 @@ def cut(
     sequence = begins.cumsum(0) - 1
     slot = place - place[begins][sequence]
     lengths = slot.new_zeros(int(begins.sum())).scatter_reduce(0, sequence, slot + 1, "amax")
-    tokens = ids.new_zeros(len(lengths), int(lengths.max()))
-    tokens[sequence, slot] = ids[real]
-    hidden = torch.arange(tokens.shape[1]) < lengths[:, None]
-    hidden[sequence, slot] = False
+    slots = torch.arange(int(lengths.max()))
+    hidden = slots < lengths[:, None]
+    source = (column[begins][:, None] + slots).clamp(max=ids.shape[1] - 1)
+    tokens = ids[row[begins]].gather(1, source) * hidden
+    tokens[sequence, slot], hidden[sequence, slot] = ids[real], False
     of_row = torch.zeros_like(ids)
     of_row[real] = begins.long()
     of_row = of_row.cumsum(1) * real
