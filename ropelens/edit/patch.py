@@ -129,7 +129,8 @@ def take(
         if chosen[layer].any():
             taken.vectors[layer, side] = x.detach()
             if side == "query" and rotations:
-                taken.turned[layer] = _angles(subject, layer, rotations, positions)
+                now = planes_now(subject, layer, rotations[layer], continued=False)
+                taken.turned[layer] = _angles(positions, now)
         return x
 
     def see(call: AttentionCall) -> None:
@@ -144,10 +145,9 @@ def take(
 
 
 def _angles(
-    subject: Subject, layer: int, rotations: Sequence[Planes], positions: Tensor
+    positions: Int[Tensor, "_ place *axis"], planes: Planes
 ) -> Float[Tensor, "_ place frequency"]:
-    """How far each plane has turned, as the model computes it now."""
-    planes = planes_now(subject, layer, rotations[layer], continued=False)
+    """How far each plane has turned."""
     inv_freq = planes.inv_freq.to(positions.device, torch.float32).nan_to_num()
     return by_plane(positions, planes).float() * inv_freq
 
@@ -184,9 +184,9 @@ class Patch:
     ) -> Tensor:
         wanted = ("query", "key") if self.of == "both" else (self.of,)
         heads = self.chosen[layer]
-        if side == "query" and self.rotations:  # refused where keys in a cache turned otherwise
+        if self.rotations:  # of queries refused where keys in a cache turned otherwise
             planes = self.rotations[layer]
-            planes_now(self.subject, layer, planes, continued=places.start > 0)
+            now = planes_now(self.subject, layer, planes, continued=places.start > 0)
         if side not in wanted or not heads.any():
             return x
         by_key = heads.unflatten(0, (x.shape[1], -1))
@@ -198,9 +198,8 @@ class Patch:
         given = self._vectors(layer, side, heads=x.shape[1], sequences=len(x))
         new = given[:, mine, source]
         if side != "value":
-            planes = self.rotations[layer]
-            now = _angles(self.subject, layer, self.rotations, positions)[:, rows]
-            new = moved(new, now - self.taken.turned[layer][:, source], planes)
+            angle = _angles(positions, now)[:, rows] - self.taken.turned[layer][:, source]
+            new = moved(new, angle, planes)
             coordinates = self._coordinates(planes).to(x.device)
             new = torch.where(coordinates, new, x[:, mine, rows])
         x = x.clone()

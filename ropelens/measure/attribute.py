@@ -9,14 +9,14 @@ row share, and so does the gradient: its sum over the keys of a row is 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Bool, Float, Int, Integer
 from scipy.stats import spearmanr
 from torch import Tensor
 
@@ -89,90 +89,105 @@ def attribute_planes(
     planes = subject.planes(tokens.shape[1])
     number = _number_of(answer, tokenizer or subject.tokenizer, subject.vocabulary)
 
-    facts: dict[str, Any] = {"answer": _answer(subject, tokens, number)}
+    answer_of = partial(_answer, subject, tokens, number)
+    facts: dict[str, Any] = {"answer": answer_of()}
     looked_at = subject.heads_of(pairs) if pairs else torch.zeros_like(chosen)
-    of_pairs: dict[tuple[int, int], list[Tensor]] = {
-        (layer, head): [] for layer, head in looked_at.nonzero().tolist()
-    }
-
-    def gradients(size: float) -> list[Tensor]:
-        """The gradient of the answer along a gate of this size on every plane."""
-        gates = [torch.full((subject.heads, at.terms), size) for at in planes]
-        opened = [gate.requires_grad_() for gate in gates]
-        calls: dict[int, AttentionCall] = {}
-        outputs: dict[int, Tensor] = {}
-
-        def see(call: AttentionCall) -> None:
-            calls[call.layer] = call
-
-        def keep(layer: int, output: Tensor, real: Tensor, *, past: int) -> None:
-            if looked_at[layer].any():
-                outputs[layer] = output
-
-        with ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(subject.patch(_gated(opened, chosen, planes)))
-            if pairs:
-                stack.enter_context(subject.observe(see))
-                stack.enter_context(subject.silence(keep))
-            value = number(_logits(subject, tokens))
-        wanted = [*opened, *outputs.values()]
-        found = torch.autograd.grad(value, wanted, materialize_grads=True)
-        of_output = dict(zip(outputs, found[len(opened) :], strict=True))
-        for (layer, head), parts in of_pairs.items():
-            part = _by_pair(calls[layer], head, planes[layer], of_output[layer])
-            parts.append(part / (size * steps))
-        return list(found[: len(opened)])
 
     sizes = [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
-    total = [torch.zeros(subject.heads, at.terms) for at in planes]
+    total: list[Any] = [0.0] * len(planes)
+    by_pair: list[Any] = [0.0] * int(looked_at.sum())
     for size in sizes:
-        total = [t + g / steps for t, g in zip(total, gradients(size), strict=True)]
-    total = [t.where(of[:, None], torch.nan) for t, of in zip(total, chosen, strict=True)]
+        gates = [torch.full((subject.heads, at.terms), size) for at in planes]
+        along, of_pairs = _gradients(subject, tokens, number, gates, chosen, planes, looked_at)
+        total = [t + g / steps for t, g in zip(total, along, strict=True)]
+        by_pair = [t + g / size / steps for t, g in zip(by_pair, of_pairs, strict=True)]
+    attribution = stack(
+        t.where(of[:, None], torch.nan) for t, of in zip(total, chosen, strict=True)
+    )
     values = {
-        "attribution": stack(total),
+        "attribution": attribution,
         "inv_freq": stack(torch.atleast_2d(at.term_inv_freq)[0] for at in planes),
         "wavelength": stack(torch.atleast_2d(at.wavelength)[0] for at in planes),
     }
     if pairs:
-        values["pair_attribution"] = stack(
-            torch.stack(parts).sum(0) for parts in of_pairs.values()
-        )
-        values["pair_head"] = np.array([f"{layer}.{head}" for layer, head in of_pairs])
+        names = [f"{layer}.{head}" for layer, head in looked_at.nonzero().tolist()]
+        values |= {"pair_attribution": stack(by_pair), "pair_head": np.array(names)}
     if steps > 1:
         none = [torch.zeros_like(of_layer) for of_layer in total]
         with subject.patch(_gated(none, chosen, planes)):
-            facts["answer_without"] = _answer(subject, tokens, number)
+            facts["answer_without"] = answer_of()
     if check:
-        foretold, answer_of = values["attribution"], partial(_answer, subject, tokens, number)
-        places, others = _checked(subject, foretold, check)
+        places, others = _checked(subject, attribution, check)
 
         def dropping(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
             return subject.edit(stack_edits(subject, [drop(plane, heads=heads)]))
 
-        dropped = _answers(places, foretold.shape, answer_of, dropping) - facts["answer"]
+        dropped = _answers(places, attribution.shape, answer_of, dropping) - facts["answer"]
         values["dropped"] = dropped
-        facts["worst"] = float(np.nanmax(np.abs(foretold + dropped)))
+        facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
         if len(others) > 2:
-            ranks = spearmanr(foretold.flat[others], -dropped.flat[others])
+            ranks = spearmanr(attribution.flat[others], -dropped.flat[others])
             facts["rank_correlation"] = float(ranks.statistic)
     if check and source is not None:
         other = one_sequence(subject, source, tokenizer or subject.tokenizer).text.tokens
-        rotations = [layer.planes for layer in subject.rotations()]
-        taken = take(subject, other, chosen, rotations)  # once, for all planes
-        pairs_of = places_of(None, taken.length)
-
-        def patching(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
-            of = subject.heads_of(heads)
-            return subject.patch(Patch(subject, of, rotations, plane, "both", pairs_of, taken))
-
-        patched = _answers(places, foretold.shape, answer_of, patching)
+        patching = _patching(subject, other, chosen)
+        patched = _answers(places, attribution.shape, answer_of, patching)
         values["patched"] = patched - facts["answer"]
         facts["source_answer"] = _answer(subject, other, number)
     indices = {"layer": range(subject.layers), "head": range(subject.heads)}
     dataset = xr.Dataset(labelled(values, ATTRIBUTION), coords=indices)
     dataset.attrs = {"kind": "attribution", "steps": steps} | measurement.facts | facts
     return dataset.set_coords(["inv_freq", "wavelength"])
+
+
+def _gradients(
+    subject: Subject,
+    tokens: Int[Tensor, "1 position"],
+    number: Callable[[Tensor], Tensor],
+    gates: Sequence[Tensor],
+    chosen: Bool[Tensor, "layer head"],
+    planes: Sequence[Planes],
+    looked_at: Bool[Tensor, "layer head"],
+) -> tuple[Sequence[Tensor], list[Tensor]]:
+    """The gradient of the answer along the `gates`, and of the heads looked at by pair."""
+    opened = [gate.requires_grad_() for gate in gates]
+    calls: dict[int, AttentionCall] = {}
+    outputs: dict[int, Tensor] = {}
+
+    def see(call: AttentionCall) -> None:
+        if looked_at[call.layer].any():
+            calls[call.layer] = call
+
+    def note(layer: int, output: Tensor, real: Tensor, *, past: int) -> None:
+        if looked_at[layer].any():
+            outputs[layer] = output
+
+    gated = subject.patch(_gated(opened, chosen, planes))
+    with torch.enable_grad(), gated, subject.observe(see), subject.silence(note):
+        value = number(_logits(subject, tokens))
+    wanted = [*opened, *outputs.values()]
+    gradients = torch.autograd.grad(value, wanted, materialize_grads=True)
+    of_output = dict(zip(outputs, gradients[len(opened) :], strict=True))
+    of_pairs = [
+        _by_pair(calls[layer], head, planes[layer], of_output[layer])
+        for layer, head in looked_at.nonzero().tolist()
+    ]
+    return gradients[: len(opened)], of_pairs
+
+
+def _patching(
+    subject: Subject, source: Int[Tensor, "1 position"], chosen: Bool[Tensor, "layer head"]
+) -> Callable[[PlaneNumbers, str], AbstractContextManager[None]]:
+    """Blocks in which a plane alone is patched from `source`, which runs once for all."""
+    rotations = [layer.planes for layer in subject.rotations()]
+    taken = take(subject, source, chosen, rotations)
+    places = places_of(None, taken.length)
+
+    def patching(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
+        of = subject.heads_of(heads)
+        return subject.patch(Patch(subject, of, rotations, plane, "both", places, taken))
+
+    return patching
 
 
 def _logits(subject: Subject, tokens: Tensor) -> Float[Tensor, "position token"]:
