@@ -63,6 +63,7 @@ def claims(
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         import pandas as pd
 
+        from ropelens.measure.tried_claims import test_claims
         from ropelens.models.paths import name_checkpoints
         from ropelens.report.tables import short_facts
     tables: list[pd.DataFrame] = []
@@ -75,9 +76,10 @@ def claims(
             tables.append(table)
             runs |= earlier["runs"]
             continue
-        saved = earlier.get("kind") in ("analysis", "truncation", "answer")
-        tested, profile = _tested(place, saved, text, tokenizer, quick, options)
-        tables.append(tested.assign(model=name))
+        profile, more = _measured(place, earlier.get("kind"), text, tokenizer, options)
+        with opening(show_progress, "testing"):
+            table = test_claims(profile, seed=options.seed, **({} if quick else more))
+        tables.append(table.assign(model=name))
         facts, tokens = ", ".join(short_facts(profile)), profile.attrs["tokens_sha256"]
         runs[name] = {"facts": facts, "tokens_sha256": tokens}
     _write(out, pd.concat(tables), runs)
@@ -108,34 +110,19 @@ def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
     write_folder(folder, record=record, results={"claims.csv": table}, page=page)
 
 
-def _tested(
-    place: str,
-    saved: bool,
-    text: list[Path] | None,
-    tokenizer: str | None,
-    quick: bool,
-    options: Options,
-) -> tuple[pd.DataFrame, xr.Dataset]:
-    """The ledger of a folder of results, or of a model; and the profile."""
+def _measured(
+    place: str, kind: str | None, text: Text, tokenizer: Tokenizer, options: Options
+) -> tuple[xr.Dataset, dict[str, Any]]:
+    """The profile of a folder of results; or of a model, with what claims try on it."""
+    from ropelens.analysis.analyze import analyze
     from ropelens.files.results import open_results
-    from ropelens.measure.tried_claims import test_claims
 
-    if saved:
-        profile = open_results(Path(place) / "profile.nc", "profile")
-        return test_claims(profile, seed=options.seed), profile
-    from ropelens.analysis.analyze import run_plan
-    from ropelens.analysis.plan import plan_analysis
-    from ropelens.models.paths import check_text
-
-    check_text(place, text or ())
-    with opening(show_progress, "reading"):
-        plan = plan_analysis(place, text, options, tokenizer=tokenizer)
-    analysis, read = run_plan(plan, folder=None, progress=show_progress), plan.text
-    more: dict[str, Any] = {}
-    if not quick:
-        some = slice(None, None, -(-len(read.tokens) // TRIED))
-        documents = None if read.documents is None else read.documents[some]
-        more = {"tokens": read.tokens[some], "lengths": read.lengths[some]}
-        more |= {"documents": documents, "model": analysis.model}
-    with opening(show_progress, "testing"):
-        return test_claims(analysis.profile, seed=options.seed, **more), analysis.profile
+    if kind in ("analysis", "truncation", "answer"):
+        return open_results(Path(place) / "profile.nc", "profile"), {}
+    analysis = analyze(place, text, options, tokenizer=tokenizer, progress=show_progress)
+    assert analysis.sequences is not None
+    read = analysis.sequences
+    some = slice(None, None, -(-len(read.tokens) // TRIED))
+    documents = None if read.documents is None else read.documents[some]
+    more = {"tokens": read.tokens[some], "lengths": read.lengths[some], "documents": documents}
+    return analysis.profile, more | {"model": analysis.model}
