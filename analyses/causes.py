@@ -30,6 +30,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
+from plotly.colors import qualitative
 
 import ropelens as rl
 from ropelens.statistics.intervals import paired_interval
@@ -91,7 +92,7 @@ def five_heads(
         change = of["repeat_loss"].values - measured["none"]["repeat_loss"].values
         change, low, high = paired_interval(change)
         row = {"what": name, "label": "" if "random" in name else "positional"}
-        row |= {"tokens": "random tokens, repeated", "induction": scores[name]}
+        row |= {"tokens": "repeated tokens", "induction": scores[name]}
         rows.append(row | {"change": change, "low": low, "high": high})
     table = pd.DataFrame(rows[1:])
     own, fast, slow, silent, *others = scores.values()
@@ -228,8 +229,9 @@ def one_answer(
 def plot_planes(of: xr.Dataset) -> go.Figure:
     """A line a head: its attributions by wavelength."""
     figure = go.Figure(layout={"title": "Attribution of one answer to planes", "height": 420})
-    for layer, head in np.argwhere(of["attribution"].notnull().any("frequency").values):
-        line = {"name": f"{layer}.{head}", "mode": "lines+markers"}
+    places = np.argwhere(of["attribution"].notnull().any("frequency").values)
+    for (layer, head), color in zip(places, qualitative.D3, strict=False):
+        line = {"name": f"{layer}.{head}", "mode": "lines+markers", "line_color": color}
         x, y = of["wavelength"][layer].values, of["attribution"][layer, head].values
         turns = np.isfinite(x)
         figure.add_scatter(x=x[turns], y=y[turns], **line)
