@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, DynamicCac
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.positions import positions
 
 TOKENS = torch.from_numpy(random_tokens(sequences=2, length=24, vocabulary=80))
 EDIT = rl.stop_slowest(0.5)
@@ -137,3 +138,11 @@ def test_a_cropped_cache_of_keys_that_turned_otherwise_is_refused() -> None:
         cache.crop(-16)
         with pytest.raises(UnsupportedModel, match="how the keys in this cache were rotated"):
             model(TOKENS[:, 8:9], past_key_values=cache)
+
+
+def test_the_rows_that_are_asked_for_are_the_last_ones() -> None:
+    """As in Gemma 4's shared layers, where positions are those of all tokens."""
+    given, key = torch.tensor([[3, 4, 5, 9, 10, 11]]), torch.zeros(1, 2, 6, 8)
+    rows, keys = positions(nn.Identity(), range(4, 6), key, given, None)
+    assert rows.tolist() == [[10, 11]]
+    assert torch.equal(keys, given)
