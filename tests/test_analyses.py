@@ -241,23 +241,6 @@ def test_costs_of_copying_are_told_by_seed_and_beyond_those_of_random_heads() ->
     assert copying.what_it_costs(pd.DataFrame(rows)[lambda of: of["what"] == "none"]) == []
 
 
-def test_ranks_agree_by_what_columns_do_not_have_in_common() -> None:
-    """Of variants: their runs are much alike, and say one thing together."""
-    copying = script_named("copying")
-    names = pd.MultiIndex.from_product([list("abcdef"), [0, 1]], names=copying.RUN)
-    steps = np.repeat(np.arange(6.0), 2)[:, None] + [0, 100, 200]
-    runs = pd.DataFrame(steps + 0.1 * np.tile([[0], [1]], (6, 1)), names)
-    assert copying.agree(runs, runs) == "holds (+1.00, p 0.00, of 6 variants)"
-    assert copying.agree(runs, -runs) == "contradicted (−1.00, p 0.00, of 6 variants)"
-    mixed = runs.loc[list("cfadeb")].set_index(names)
-    expected = stats.spearmanr(range(6), [2, 5, 0, 3, 4, 1]).statistic
-    assert copying.agree(runs, mixed).startswith(f"unresolved (−{-expected:.2f}")
-    few = runs.loc[list("abc")]
-    assert copying.agree(few, few) == "not testable (+1.00, p 0.33, of 3 variants)"
-    assert copying.agree(runs, runs * 0) == "not testable (6 variants, all alike)"
-    assert copying.agree(runs * np.nan, runs) == "not testable (0 variants, all alike)"
-
-
 @names
 def test_says_what_it_is_for_and_what_went_wrong(
     script: Path, tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ ROOMS = {
     "statistics": 3_240,
     "models": 3_550,
     "edit": 690,
-    "measure": 3_920,
+    "measure": 3_935,
     "files": 360,
     "train": 1_000,
     "comparison": 660,
