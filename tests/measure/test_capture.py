@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 import ropelens as rl
 from ropelens.edit.rope import Layer
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.bridge import bridge
 from ropelens.models.subject import as_subject
 from ropelens.statistics.call import contrasts
 
@@ -239,6 +240,15 @@ def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
         rtol=1e-3,
         atol=1e-3 * float(logits.abs().max()),
     )
+
+
+def test_heads_of_a_bridge_write_the_same(tmp_path: Path):
+    model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
+    options = {"values": True, "logits_of": [5]}
+    expected = rl.capture(model, torch.arange(3, 15), **options)
+    seen = rl.capture(bridge(model, tokenizer), torch.arange(3, 15), **options)
+    for name in ("write_norm", "written_norm", "logit"):
+        np.testing.assert_allclose(seen[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
 def test_what_a_norm_changes_before_the_stream_is_refused():
