@@ -81,7 +81,7 @@ def test_reach_is_told_by_variant() -> None:
     told, still = rl.describe(found)
     of_model = found.sel(variant="own", layer=4)
     near = of_model["found_share"].isel(run_distance=0)
-    best = of_model.isel(head=int(near.argmax()))
+    best = of_model.isel(head=int(near.argmax("head")))
     begin = (
         f"Copies of random tokens with text between them: {(near >= 0.5).sum():.0f} of 5 heads"
     )
