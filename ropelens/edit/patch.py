@@ -120,6 +120,7 @@ def take(
     tokens: Int[Tensor, "sequence position"],
     chosen: Bool[Tensor, "layer head"],
     rotations: Sequence[Planes],
+    hidden: Bool[Tensor, "sequence position"] | None = None,
 ) -> Taken:
     """What chosen heads have in the source: one pass, in which nothing changes."""
     taken = Taken(tokens.shape[1], {}, {})
@@ -139,7 +140,7 @@ def take(
             taken.vectors[call.layer, "output"] = call.output.transpose(1, 2)
 
     with torch.no_grad(), subject.patch(note), subject.observe(see):
-        subject.forward(tokens, last=1)
+        subject.forward(tokens, hidden=hidden, last=1)
     subject.check_layers(seen)
     return taken
 

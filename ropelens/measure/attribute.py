@@ -29,6 +29,7 @@ from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 from ropelens.statistics.call import AttentionCall, attention_map
+from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.variables import ATTRIBUTION, labelled, stack
 
 Answer = Token | tuple[Token, Token] | Callable[[Tensor], Tensor]
@@ -84,12 +85,12 @@ def attribute_planes(
     """
     subject = as_subject(model, tokenizer)
     measurement = one_sequence(subject, text_or_tokens, tokenizer or subject.tokenizer)
-    tokens = measurement.text.tokens
+    text = measurement.text
     chosen = subject.heads_of(heads)
-    planes = subject.planes(tokens.shape[1])
+    planes = subject.planes(text.context)
     number = _number_of(answer, tokenizer or subject.tokenizer, subject.vocabulary)
 
-    answer_of = partial(_answer, subject, tokens, number)
+    answer_of = partial(_answer, subject, text, number)
     facts: dict[str, Any] = {"answer": answer_of()}
     looked_at = subject.heads_of(pairs) if pairs else torch.zeros_like(chosen)
 
@@ -98,7 +99,7 @@ def attribute_planes(
     by_pair: list[Any] = [0.0] * int(looked_at.sum())
     for size in sizes:
         gates = [torch.full((subject.heads, at.terms), size) for at in planes]
-        along, of_pairs = _gradients(subject, tokens, number, gates, chosen, planes, looked_at)
+        along, of_pairs = _gradients(subject, text, number, gates, chosen, planes, looked_at)
         total = [t + g / steps for t, g in zip(total, along, strict=True)]
         by_pair = [t + g / size / steps for t, g in zip(by_pair, of_pairs, strict=True)]
     attribution = stack(
@@ -129,7 +130,7 @@ def attribute_planes(
             ranks = spearmanr(attribution.flat[others], -dropped.flat[others])
             facts["rank_correlation"] = float(ranks.statistic)
     if check and source is not None:
-        other = one_sequence(subject, source, tokenizer or subject.tokenizer).text.tokens
+        other = one_sequence(subject, source, tokenizer or subject.tokenizer).text
         patching = _patching(subject, other, chosen)
         patched = _answers(places, attribution.shape, answer_of, patching)
         values["patched"] = patched - facts["answer"]
@@ -142,7 +143,7 @@ def attribute_planes(
 
 def _gradients(
     subject: Subject,
-    tokens: Int[Tensor, "1 position"],
+    text: Corpus,
     number: Callable[[Tensor], Tensor],
     gates: Sequence[Tensor],
     chosen: Bool[Tensor, "layer head"],
@@ -164,7 +165,7 @@ def _gradients(
 
     gated = subject.patch(_gated(opened, chosen, planes))
     with torch.enable_grad(), gated, subject.observe(see), subject.silence(note):
-        value = number(_logits(subject, tokens))
+        value = number(_logits(subject, text))
     wanted = [*opened, *outputs.values()]
     gradients = torch.autograd.grad(value, wanted, materialize_grads=True)
     of_output = dict(zip(outputs, gradients[len(opened) :], strict=True))
@@ -176,11 +177,11 @@ def _gradients(
 
 
 def _patching(
-    subject: Subject, source: Int[Tensor, "1 position"], chosen: Bool[Tensor, "layer head"]
+    subject: Subject, source: Corpus, chosen: Bool[Tensor, "layer head"]
 ) -> Callable[[PlaneNumbers, str], AbstractContextManager[None]]:
     """Blocks in which a plane alone is patched from `source`, which runs once for all."""
     rotations = [layer.planes for layer in subject.rotations()]
-    taken = take(subject, source, chosen, rotations)
+    taken = take(subject, source.tokens, chosen, rotations, hidden=source.hidden)
     places = places_of(None, taken.length)
 
     def patching(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
@@ -190,8 +191,8 @@ def _patching(
     return patching
 
 
-def _logits(subject: Subject, tokens: Tensor) -> Float[Tensor, "position token"]:
-    logits = subject.forward(tokens)[0]
+def _logits(subject: Subject, text: Corpus) -> Float[Tensor, "position token"]:
+    logits = subject.forward(text.tokens, hidden=text.hidden)[0]
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -243,8 +244,8 @@ def _number_of(
 
 
 @torch.no_grad()
-def _answer(subject: Subject, tokens: Tensor, number: Callable[[Tensor], Tensor]) -> float:
-    value = number(_logits(subject, tokens))
+def _answer(subject: Subject, text: Corpus, number: Callable[[Tensor], Tensor]) -> float:
+    value = number(_logits(subject, text))
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise BadArgument("answer must give one number for the logits [position, token].")
     return float(value)

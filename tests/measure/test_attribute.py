@@ -75,6 +75,19 @@ def test_a_row_shares_nothing_that_counts() -> None:
     assert abs(slope).max() > 1e-2
 
 
+def test_a_mask_hides_tokens_from_the_answer() -> None:
+    model, mask = tiny("llama_gqa"), torch.ones_like(TOKENS)
+    mask[0, 5] = 0
+    text = {"input_ids": TOKENS, "attention_mask": mask}
+    found = rl.attribute_planes(model, text, 7, pairs="1.2", check=1, source=text)
+    with torch.no_grad():
+        answer = float(model(TOKENS, attention_mask=mask).logits[0, -1, 7])
+    assert found.attrs["answer"] == pytest.approx(answer, abs=1e-5)
+    assert found.attrs["source_answer"] == pytest.approx(answer, abs=1e-5)
+    np.testing.assert_allclose(found["patched"].stack(all=[...]).dropna("all"), 0, atol=1e-6)
+    assert found["pair_attribution"].sel(query=slice(6, None), key=5).isnull().all()
+
+
 def test_planes_are_dropped_beside() -> None:
     model = tiny("llama_gqa")
     other = (TOKENS + 1) % 50
