@@ -261,7 +261,7 @@ def ledger(
         random = np.random.default_rng([seed % 2**64, *claim.name.encode()])
         rows.append(judged(claim, measured(claim, profile, arrays, random, draws)))
     table = pd.DataFrame([*rows, *tried])
-    known = table["verdict"] != "not testable"
+    known = table["p_value"].notna()
     table.loc[known, "q_value"] = stats.false_discovery_control(table.loc[known, "p_value"])
     return table
 

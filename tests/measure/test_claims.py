@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
 from ropelens.measure.claims import CLAIMS, VERDICTS, Claim, judged, measured
+from ropelens.statistics.budget.claim import correlations
 
 LAYERS, HEADS, PLANES, OFFSETS = 12, 4, 16, 64
 RAMP, PLACE = np.linspace(1, 4, PLANES), np.arange(PLANES)
@@ -155,6 +156,22 @@ def test_the_claim_on_wavelengths_is_that_of_the_heads(profile: xr.Dataset) -> N
     assert row["verdict"] == claim["verdict"]
     assert row["p_value"] == pytest.approx(claim["p_value"])
     assert (row["low"], row["high"]) == (claim["low"], claim["high"])
+
+
+def test_where_the_lowest_surrogates_tie_the_others_still_have_a_q_value(
+    profile: xr.Dataset,
+) -> None:
+    tied = profile.copy(deep=True)
+    numbers = [tied[f"surrogate_{x}"].values for x in ("offset_fraction", "log_wavelength")]
+    lowest = np.argmin(correlations(*numbers)[1:]) + 1
+    for of in numbers:
+        of[1:9] = of[lowest]
+    table = rl.test_claims(tied, draws=60).set_index("claim")
+    row = table.loc["positional_fast"]
+    assert row["verdict"] == "unresolved"
+    assert np.isnan([row["p_value"], row["q_value"]]).all()
+    assert (table["q_value"].isna() == table["p_value"].isna()).all()
+    assert table["q_value"].notna().any()
 
 
 def test_without_values_claims_about_them_are_not_testable(profile: xr.Dataset) -> None:
