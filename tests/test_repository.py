@@ -20,12 +20,12 @@ ROOMS = {
     "models": 3_550,
     "edit": 690,
     "measure": 3_935,
-    "files": 360,
+    "files": 370,
     "train": 1_000,
     "comparison": 660,
     "figures": 1_990,
-    "report": 1_620,
-    "analysis commands": 1_980,
+    "report": 1_630,
+    "analysis commands": 1_985,
 }
 PACKAGE, TESTS, NAMES = 20_500, 18_500, 60
 WORDS = {

@@ -10,6 +10,7 @@ import typer
 
 from ropelens.analysis.options import Options, Out, Text, Tokenizer, with_options
 from ropelens.commands.terminal import finish
+from ropelens.errors import BadArgument
 from ropelens.files.progress import opening, show_progress
 from ropelens.models.loading import option
 
@@ -57,7 +58,7 @@ def claims(
       ropelens claims analyzed/llama analyzed/qwen --out out
       ropelens claims ./my-llama --text book.txt --out out
     """
-    from ropelens.files.results import check_out, read_record
+    from ropelens.files.results import check_out, other_place, read_record
 
     check_out(out, "claims")
     with opening(show_progress, "starting"):  # torch and transformers take seconds
@@ -65,23 +66,29 @@ def claims(
 
         from ropelens.measure.tried_claims import test_claims
         from ropelens.models.paths import name_checkpoints
+        from ropelens.report.claims import read_ledger
         from ropelens.report.tables import short_facts
+    ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
+    for name, place in name_checkpoints(models or ["bundled"]).items():
+        kind = read_record(place).get("kind")
+        if kind in (None, "comparison") and not (text or place.startswith("bundled")):
+            raise other_place(place, "what ropelens analyze wrote, or a model with --text FILE")
+        ledgers[name] = read_ledger(place) if kind == "claims" else (None, {name: place})
+    names = [name for _, of in ledgers.values() for name in of]
+    if len(set(names)) < len(names):
+        raise BadArgument("A ledger has each model once.", seen=", ".join(names))
     tables: list[pd.DataFrame] = []
     runs: dict[str, Any] = {}
-    for name, place in name_checkpoints(models or ["bundled"]).items():
-        earlier = read_record(place)
-        if earlier.get("kind") == "claims":
-            table = pd.read_csv(Path(place) / "claims.csv")
-            table["why"] = table["why"].str.removeprefix("'")  # from before a minus sign
-            tables.append(table)
-            runs |= earlier["runs"]
-            continue
-        profile, more = _measured(place, earlier.get("kind"), text, tokenizer, options)
-        with opening(show_progress, "testing"):
-            table = test_claims(profile, seed=options.seed, **({} if quick else more))
-        tables.append(table.assign(model=name))
-        facts, tokens = ", ".join(short_facts(profile)), profile.attrs["tokens_sha256"]
-        runs[name] = {"facts": facts, "tokens_sha256": tokens}
+    for name, (table, of) in ledgers.items():
+        runs |= of
+        if table is None:
+            profile, more = _measured(of[name], text, tokenizer, options)
+            with opening(show_progress, "testing"):
+                table = test_claims(profile, seed=options.seed, **({} if quick else more))
+            table = table.assign(model=name)
+            facts, tokens = ", ".join(short_facts(profile)), profile.attrs["tokens_sha256"]
+            runs[name] = {"facts": facts, "tokens_sha256": tokens}
+        tables.append(table)
     _write(out, pd.concat(tables), runs)
     finish(out)
 
@@ -111,13 +118,13 @@ def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
 
 
 def _measured(
-    place: str, kind: str | None, text: Text, tokenizer: Tokenizer, options: Options
+    place: str, text: Text, tokenizer: Tokenizer, options: Options
 ) -> tuple[xr.Dataset, dict[str, Any]]:
     """The profile of a folder of results; or of a model, with what claims try on it."""
     from ropelens.analysis.analyze import analyze
-    from ropelens.files.results import open_results
+    from ropelens.files.results import open_results, read_record
 
-    if kind in ("analysis", "truncation", "answer"):
+    if read_record(place):
         return open_results(Path(place) / "profile.nc", "profile"), {}
     analysis = analyze(place, text, options, tokenizer=tokenizer, progress=show_progress)
     assert analysis.sequences is not None

@@ -89,6 +89,14 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     return record if plain and objects else {}
 
 
+def other_place(place: str | Path, wanted: str) -> BadArgument:
+    """The error that says what `place` is, where it is not what is `wanted`."""
+    held = KINDS.get(read_record(place).get("kind", ""), "no results")
+    found = "is a file" if Path(place).exists() else "is no file or folder"
+    found = f"holds {held}" if Path(place).is_dir() else found
+    return BadArgument(f"{place} {found}.", attempt=wanted)
+
+
 def check_out(folder: Path, kind: str, *, parts: Iterable[str] = ()) -> None:
     """Raise `BadArgument` for a folder that results of `kind` must not or cannot go into.
 
@@ -145,6 +153,8 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
     Raises `BadArgument` for a file that is missing, damaged or of another kind.
     """
     path, what = Path(path), kind or "netCDF file of ropelens"
+    if kind and not path.exists():
+        raise other_place(path.parent, f"a folder with {path.name}, which ropelens wrote")
     advice = "a file that ropelens wrote; if it is damaged, measure again"
     with explained(f"{path} is no {what}.", advice, error=BadArgument):
         _require_plain(path)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ropelens.errors import BadArgument, explained
 from ropelens.figures.text import NOTHING, number, plural
+from ropelens.files.results import read_record
 from ropelens.measure.claims import VERDICTS
 from ropelens.report.render import render, say
 
@@ -16,6 +19,17 @@ QUESTION = "Which published claims about RoPE hold here?"
 GLYPHS = dict(zip(VERDICTS, ("✓", "✕", "○", "–"), strict=True))
 ENDS = ("null_low", "null_median", "null_high", "low", "number", "high")
 """The columns that a strip shows."""
+
+
+def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table of a folder of claims and its `runs`, of which a page can be drawn."""
+    record = read_record(folder)
+    what = f"The claims in {folder} cannot be read."
+    with explained(what, "ropelens claims anew", error=BadArgument):
+        table = pd.read_csv(Path(folder) / "claims.csv")
+        table["why"] = table["why"].str.removeprefix("'")  # from before a minus sign
+        render_claims(table, record)
+    return table, record["runs"]
 
 
 def claims_sentences(table: pd.DataFrame) -> list[str]:

@@ -48,3 +48,52 @@ def test_a_ledger_is_not_written_over_an_analysis(tmp_path: Path) -> None:
         CliRunner().invoke(
             app, ["claims", str(folder), "--out", str(folder)], catch_exceptions=False
         )
+
+
+def said(*words: str | Path) -> str:
+    """What the command says that it refuses."""
+    with pytest.raises(rl.RopelensError) as refused:
+        CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+    return refused.value.line
+
+
+def test_a_model_that_would_be_in_a_ledger_twice_is_refused(tmp_path: Path) -> None:
+    one, two = (saved(tmp_path / name, seed=n) for n, name in enumerate(("one", "two")))
+    both = tmp_path / "both"
+    ended = CliRunner().invoke(app, ["claims", str(one), str(two), "--out", str(both)])
+    assert ended.exit_code == 0, ended.output
+    for more in ([both, one], [two, both]):
+        words = said("claims", *more, "--out", tmp_path / "out")
+        assert words.startswith("A ledger has each model once; seen: ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", ["other columns", "empty", "no keys", "no table"])
+def test_a_ledger_that_cannot_be_read_is_refused_in_a_line(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "ledger"
+    first = ["claims", str(saved(tmp_path / "one", seed=0)), "--out", str(folder)]
+    assert CliRunner().invoke(app, first).exit_code == 0
+    if damage == "no keys":
+        (folder / "run.json").write_text(json.dumps({"kind": "claims"}))
+    elif damage == "no table":
+        (folder / "claims.csv").unlink()
+    else:
+        (folder / "claims.csv").write_text("" if damage == "empty" else "claim,model\na,b\n")
+    words = said("claims", folder, "--out", tmp_path / "out")
+    assert words.startswith(f"The claims in {folder} cannot be read; seen: ")
+
+
+@pytest.mark.parametrize("command", ["claims", "report"])
+def test_what_a_command_does_not_take_is_named(tmp_path: Path, command: str) -> None:
+    held = "comparison" if command == "claims" else "claims"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.json").write_text(json.dumps({"kind": held}))
+    words = {"nothere": "is no file or folder", "empty": "holds no results"}
+    words["one/profile.nc"] = "is a file"
+    words["other"] = f"holds a {'ledger of ' * (held == 'claims')}{held}"
+    saved(tmp_path / "one", seed=0)
+    out = ["--out", tmp_path / "out"] * (command == "claims")
+    for place, what in words.items():
+        line = said(command, tmp_path / place, *out)
+        assert line.startswith(f"{tmp_path / place} {what}; try: ")
