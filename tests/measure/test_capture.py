@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import peft
 import pytest
 import torch
 import xarray as xr
@@ -256,6 +257,23 @@ def test_what_a_norm_changes_before_the_stream_is_refused():
         rl.capture(tiny("gemma2"), tokens(), logits_of=[7])
     with pytest.raises(BadArgument, match="has no token 96"):
         rl.capture(tiny("llama_gqa"), tokens(), logits_of=[96])
+
+
+def test_a_factor_before_the_stream_and_an_adapter_on_the_heads_are_refused():
+    model = tiny("llama_gqa")
+    model.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
+    with pytest.raises(UnsupportedModel, match="does not go straight to the logits"):
+        rl.capture(model, tokens(), logits_of=[7])
+    config = peft.LoraConfig(target_modules=["o_proj"], r=4, init_lora_weights=False)
+    adapted = peft.get_peft_model(tiny("llama_gqa"), config).eval()
+    with pytest.raises(UnsupportedModel, match="No linear map reads the heads"):
+        rl.capture(adapted, tokens(), values=True)
+
+
+def test_logits_in_bfloat16_are_those_in_float32_rounded():
+    exact = rl.capture(tiny("llama_gqa"), tokens(), logits_of=[7])["logit"]
+    rounded = rl.capture(tiny("llama_gqa").bfloat16(), tokens(), logits_of=[7])["logit"]
+    assert abs(rounded - exact).mean() < 0.05 * abs(exact).mean()
 
 
 # under edits and silences
