@@ -86,20 +86,11 @@ class Analysis:
     @property
     def findings(self) -> list[str]:
         """What the results show in sentences: labels, the claim's verdict, the sweep, ..."""
-        swept = (
-            []
-            if self.truncation is None
-            else sweep_sentences(self.truncation, self.truncation_table)
-        )
+        of = self.truncation
+        swept = [] if of is None else sweep_sentences(of, self.truncation_table)
         first, *more = heads_sentences(self.heads)
-        said = [
-            *swept[:4],
-            first,
-            *attention_on(self.profile),
-            *more,
-            scope(self.profile.attrs),
-        ]
-        return [*filter(None, said)]
+        more += [scope(self.profile.attrs)]
+        return [*filter(None, [*swept[:4], first, *attention_on(self.profile), *more])]
 
     def page(self, *, beside: Analysis | None = None) -> str:
         """The page, as text; with the heads of another analysis `beside` those of this one."""

@@ -44,11 +44,11 @@ class Options(Loading):
     ] = None
     context: Annotated[
         int | None,
-        option("N", "Tokens a sequence. [default: what the model allows, up to 2048]", min=3),
+        option("N", "Tokens a sequence. [default: up to 2048; more in truncate]", min=3),
     ] = None
     sequences: Annotated[
         int | None,
-        option("N", "Sequences; of more, a random sample. [default: up to 64]", min=1),
+        option("N", "Sequences, drawn at random. [default: up to 64, fewer long ones]", min=1),
     ] = None
     rows: Annotated[
         int | Literal["all", "auto"],

@@ -15,6 +15,7 @@ from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from ropelens.analysis.options import Options
 from ropelens.errors import BadArgument
@@ -26,13 +27,7 @@ from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_number
 from ropelens.models.encoding import cut
 from ropelens.models.load import Opened, open_checkpoint
-from ropelens.models.paths import (
-    check_document,
-    check_text,
-    sample_path,
-    short_name,
-    writer_of,
-)
+from ropelens.models.paths import check_document, check_text, sample_path, short_name, writer_of
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import (
     PIECE,
@@ -44,6 +39,7 @@ from ropelens.models.texts import (
     tokenize,
     warn_beyond,
 )
+from ropelens.rope.select import heads_by_layer, plan_cuts
 from ropelens.statistics.budget.held_out import fitted_sequences
 from ropelens.statistics.rows import rows_for
 from ropelens.statistics.variables import Statistic
@@ -124,6 +120,7 @@ def plan_analysis(
         )
         if truncation is not None:
             facts["sweep"] = f"of a model that was trained for {stated_context(config)} tokens"
+            _check_sweep(truncation, config)
     return Plan(
         source=source,
         text=read,
@@ -221,6 +218,17 @@ def _sweep(
             context = max(context // 2, LONGEST_DEFAULT_CONTEXT)
     count = options.sequences or max(2, 2**14 // context)
     return OF_LONG | asked, replace(options, context=context, sequences=count)
+
+
+def _check_sweep(asked: Mapping[str, Any], config: PreTrainedConfig) -> None:
+    """Raise what `truncate` raises for planes and heads, as far as the config tells."""
+    of: dict[str, Any] = {"keep": (1,), "bands": 0, "heads": "*"}
+    of |= {name: value for name, value in asked.items() if value is not None}
+    plan_cuts([{0: 1.0}], keep=of["keep"], bands=of["bands"], ends=(), controls=0, seed=0)
+    names = ("num_hidden_layers", "num_attention_heads")
+    layers, count = (stated_number(config, name, 0) for name in names)
+    if layers and count and of["heads"] != "*":
+        heads_by_layer(of["heads"], layers=layers, heads_of_layer=count)
 
 
 def _documents(

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ropelens.analysis.options import (
-    Model,
-    Options,
-    Out,
-    Text,
-    Tokenizer,
-    with_options,
-)
+from ropelens.analysis.options import Model, Options, Out, Text, Tokenizer, with_options
 from ropelens.commands.terminal import finish, say
 from ropelens.files.progress import opening, show_progress
 from ropelens.models.loading import option
@@ -170,10 +163,10 @@ def truncate(
 
     Writes what analyze writes, with truncation.nc (every number, netCDF) and truncation.csv
     (a row an edit) to DIR, and prints the path of the page. The text is as long as the
-    trained context where that takes two hours or less, else half as long, or a quarter, ...
-    If DIR holds what analyze wrote of the same weights and text, that stays: its profile is
-    not measured again, and the sweep joins it on its page. A sweep with other options is not
-    replaced.
+    trained context where that takes two hours or less, else half as long, or a quarter, ...;
+    of more than 2048 tokens there are 2 to 7 sequences. If DIR holds what analyze wrote of
+    the same weights and text, that stays: its profile is not measured again, and the sweep
+    joins it on its page. A sweep with other options is not replaced.
 
     \b
     Examples:

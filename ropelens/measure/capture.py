@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from ropelens.errors import BadArgument, Count, UnsupportedModel, public
+from ropelens.errors import BadArgument, Count, UnsupportedModel, Whole, public
 from ropelens.measure.measurement import Measurement
 from ropelens.models.paths import check_document
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
@@ -46,7 +46,7 @@ CANDIDATES = 16
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS = 2**24, 2**20
 """Most attention weights, and numbers of queries, that a profile holds."""
 
-Token = str | int
+Token = str | Whole
 """A token by its id, or by its text."""
 
 Seen = TypeVar("Seen")
@@ -141,7 +141,8 @@ def capture(
     text, length = measurement.text, measurement.text.context
     chosen = subject.heads_of(heads)
     planes = subject.planes(length)
-    answers = [token_id(token, tokenizer, subject.vocabulary) for token in logits_of]
+    asked = [logits_of] if isinstance(logits_of, str) else logits_of
+    answers = [token_id(token, tokenizer, subject.vocabulary) for token in asked]
     projections = output_projections(subject) if values or answers else {}
     toward: list[Tensor] = []
     if answers:
@@ -234,7 +235,7 @@ def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int
         return ids[0]
     if not 0 <= token < vocabulary:
         raise BadArgument(f"The model has no token {token}.", seen=f"{vocabulary} tokens")
-    return token
+    return int(token)
 
 
 def token_names(tokens: Iterable[Tensor], tokenizer: TokenNames | None) -> list[str]:

@@ -70,7 +70,7 @@ def attention_on(
     """
     tokens, _ = check_tokens(tokens, None, vocabulary=LARGEST_ID)
     chosen = find_tokens(tokens, what, tokenizer).to(tokens.device)
-    if not chosen.any():
+    if not chosen.any() or str(what).startswith(AFTER * 2):
         raise BadArgument(
             f"There is no token {what!r} in this text.",
             means="a token must be that text, but for spaces around it",

@@ -24,8 +24,7 @@ ENDS = ("null_low", "null_median", "null_high", "low", "number", "high")
 def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The table of a folder of claims and its `runs`, of which a page can be drawn."""
     record = read_record(folder)
-    what = f"The claims in {folder} cannot be read."
-    with explained(what, "ropelens claims anew", error=BadArgument):
+    with explained(f"The claims in {folder} cannot be read.", error=BadArgument):
         table = pd.read_csv(Path(folder) / "claims.csv")
         table["why"] = table["why"].str.removeprefix("'")  # from before a minus sign
         render_claims(table, record)

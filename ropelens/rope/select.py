@@ -196,6 +196,8 @@ def plan_cuts(
     """The entries of a sweep, "none" first; see `truncate`."""
     for share in keep:
         Slowest(share)  # from 0 to 1
+    if not (keep or bands):
+        raise BadArgument("No planes are to be stopped.", attempt="--keep or --bands")
     if not any(layers):
         raise UnsupportedModel("The model has no planes that rotate, so none can be stopped.")
     sizes = {tuple(len(x) - kept_planes(share, 2 * len(x)) for x in layers) for share in keep}

@@ -166,6 +166,24 @@ def test_a_sweep_with_other_options_is_not_replaced(
     assert any("changes the loss by" in line for line in said)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--heads", "9.9"), "The model has no head '9.9'"),
+        (("--keep", "nan"), "A fraction of planes is from 0 to 1, not nan"),
+        (("--keep", "1.5"), "A fraction of planes is from 0 to 1, not 1.5"),
+        (("--keep", ""), "No planes are to be stopped"),
+    ],
+)
+def test_a_plan_refuses_what_the_run_refuses(
+    ropelens: Command, model: Path, text: Path, tmp_path: Path, options: tuple, words: str
+) -> None:
+    for last in (("--plan",), ("--out", tmp_path / "out")):
+        ended = ropelens("truncate", model, "--text", text, *options, *last)
+        assert (ended.code, words in ended.problem) == (1, True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_sweep_of_other_weights_does_not_stay(
     ropelens: Command, swept: Path, text: Path, tmp_path: Path
 ) -> None:

@@ -348,6 +348,16 @@ def test_everything_says_what_it_is_and_can_be_saved(tmp_path: Path):
         assert again["score"].attrs == seen["score"].attrs
 
 
+def test_an_answer_is_one_text_or_a_number_of_any_kind(tmp_path: Path):
+    model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
+    one = rl.capture(model, torch.arange(3, 9), logits_of=[np.int64(7)])
+    xr.testing.assert_equal(one, rl.capture(model, torch.arange(3, 9), logits_of=[7]))
+    with pytest.raises(BadArgument, match="'ab' is not one token of the model"):
+        rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="ab")
+    text = rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="b")
+    assert [one.strip() for one in text["answer"].values] == ["b"]
+
+
 def test_tokens_without_a_tokenizer_are_numbers(llama: LlamaForCausalLM):
     seen = rl.capture(llama, tokens(length=5), heads="0.0")
     assert seen["key_token"].values.tolist() == [f"#{token}" for token in tokens(length=5)]

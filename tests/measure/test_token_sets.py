@@ -114,3 +114,5 @@ def test_what_cannot_be_found_is_refused():
         rl.attention_on(tokens, 3, Names())
     with pytest.raises(BadArgument, match="There is no token 'rope' in this text"):
         rl.attention_on(tokens, "rope", Names())
+    with pytest.raises(BadArgument, match="There is no token 'after:after:repeated'"):
+        rl.attention_on(tokens, "after:after:repeated", Names())

@@ -89,7 +89,7 @@ def test_reach_is_told_by_variant() -> None:
     for distance, share in zip(best["run_distance"], best["found_share"], strict=True):
         assert re.search(rf" {share:.0%} \(\d+% to \d+%\) {distance:,}[ ,]", told)
     off = 100 * abs(best["foretold_share"] - best["found_share"]).max()
-    assert f"foretells this within {off:.0f} points" in told
+    assert f"to the next distance foretells this within {off:.0f} points" in told
     far = best["extrapolated_share"].sel(distance=slice(100_000, None)).mean()
     assert f"it finds {far:.0%} of those that stand 100,000 to 1,000,000 tokens back" in told
     assert still.endswith("with nope: none of 5 heads finds half of them 48 tokens back.")
