@@ -14,7 +14,7 @@ from ropelens.errors import BadArgument, public
 from ropelens.measure.capture import TokenNames, token_names
 from ropelens.measure.measurement import Tokens
 from ropelens.models.texts import LARGEST_ID, check_tokens
-from ropelens.statistics.block import Block
+from ropelens.statistics.block import Block, CallRows
 from ropelens.statistics.corpus import seen_before
 from ropelens.statistics.sums import LayerMeans
 from ropelens.statistics.variables import Statistic
@@ -82,18 +82,22 @@ def attention_on(
     kinds, counts = tokens.unique(return_counts=True)
     read: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def places(given: Int[Tensor, "batch position"]) -> tuple[Tensor, Tensor]:
-        """Which tokens of a batch are such, and the weight of each as a control."""
+    def places(of: CallRows) -> tuple[Tensor, Tensor]:
+        """Which shown tokens of a batch are such, and the weight of each as a control."""
+        given, hidden = of.tokens, of.rows.hidden
+        if hidden is not None:
+            given = given.masked_fill(hidden[:, of.places.cpu()].to(given.device), -1)
         if not read or not torch.equal(read[0][0], given):
             on = seen_before(given) if ids is None else torch.isin(given, ids.to(given.device))
-            on = _following(on) if after else on
+            on = (_following(on) if after else on) & (given >= 0)
             at = torch.searchsorted(kinds.to(given.device), given).clamp(max=len(kinds) - 1)
-            read[:] = [(given, on, controls(on, counts.to(given.device)[at].log2()))]
+            frequent = counts.to(given.device)[at].log2().masked_fill(given < 0, torch.inf)
+            read[:] = [(given, on, controls(on, frequent))]
         return read[0][1], read[0][2]
 
     def share(block: Block, *, control: bool) -> Float[Tensor, "batch kv_head group row 4"]:
         here = slice(block.keys.start, block.keys.stop)
-        on, beside = (x[:, here].to(block.q) for x in places(block.of_call.tokens))
+        on, beside = (x[:, here].to(block.q) for x in places(block.of_call))
         apart = block.q.new_ones(*block.q.shape[:3], 1, on.shape[1])
         apart[..., block.sinks] = (block.sink_kind == 0).to(apart)
         seen = block.seen[:, None, None]

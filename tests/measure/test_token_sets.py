@@ -46,6 +46,21 @@ def test_tokens_are_found_by_their_text_and_by_class():
     assert again.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1]]
 
 
+@torch.no_grad()
+def test_a_token_whose_only_copy_is_hidden_is_not_repeated():
+    ids, mask = torch.arange(3, 23)[None], torch.ones(1, 20, dtype=torch.long)
+    ids[0, 12] = ids[0, 9] = ids[0, 5]
+    ids[0, 15], mask[0, 7], mask[0, 5] = ids[0, 7], 0, 0
+    held, model = {"input_ids": ids, "attention_mask": mask}, tiny("llama_gqa")
+    statistics = rl.attention_on(ids, "repeated")
+    found = rl.profile(model, held, statistics=statistics, surrogates=0)
+    model.set_attn_implementation("eager")
+    result = model(**held, output_attentions=True)
+    rows = torch.stack(result.attentions)[:, 0, :, 12:]
+    expected = rows[..., 12].sum(-1) / rows[..., 1:].sum((-2, -1))
+    np.testing.assert_allclose(found["attention_on_repeated"], expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_the_attention_on_them_is_dense_attention(name: str):
     """A sliding window too, whose keys have repeated what it no longer sees; sinks apart."""
