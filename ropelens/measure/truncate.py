@@ -19,13 +19,13 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ropelens.edit.rope import Edit, stop
-from ropelens.errors import Count, Number, Positive, Whole, public
+from ropelens.errors import Count, Number, Positive, UnsupportedModel, Whole, public
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.truncation_table import EVERY
 from ropelens.models.subject import Model, as_subject
-from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
+from ropelens.rope.select import NONE_ROTATES, Cut, PlaneNumbers, Turning, plan_cuts, turning
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
 from ropelens.statistics.variables import SWEEP, labelled
@@ -80,6 +80,8 @@ def truncate(
         layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=int(seed)
     )
     chosen = None if heads == "*" else subject.heads_of(heads)
+    if chosen is not None and not any(layers[at] for at in chosen.any(1).nonzero()):
+        raise UnsupportedModel(NONE_ROTATES, seen=f"heads {heads}")
     # Cuts that stop the same planes are measured under the name of the first.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
     edits = {names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"}

@@ -117,6 +117,7 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
 
 # the planes that a truncation sweep stops
 
+NONE_ROTATES = "The model has no planes that rotate, so none can be stopped."
 ATTEMPTS = 100  # to draw a control that differs from what it stands beside
 ALIKE = 1e-3  # relative difference below which wavelengths of two layers count as one
 
@@ -199,7 +200,7 @@ def plan_cuts(
     if not (keep or bands):
         raise BadArgument("No planes are to be stopped.", attempt="--keep or --bands")
     if not any(layers):
-        raise UnsupportedModel("The model has no planes that rotate, so none can be stopped.")
+        raise UnsupportedModel(NONE_ROTATES)
     sizes = {tuple(len(x) - kept_planes(share, 2 * len(x)) for x in layers) for share in keep}
     steps = sorted(sizes - {(0,) * len(layers)}) if ends else []
     fast = [list(layer) for layer in layers]

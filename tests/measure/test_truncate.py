@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from oracles.tiny import tiny
 from tiny_checkpoints import tiny_llama
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -164,6 +165,8 @@ def test_what_cannot_be_swept_is_said_in_a_line(changes: dict, words: str) -> No
     assert words in raised.value.line
     with pytest.raises(UnsupportedModel, match="The model has no planes that rotate"):
         plan([{}])
+    with pytest.raises(UnsupportedModel, match="The model has no planes that rotate"):
+        rl.truncate(tiny("smollm3"), TOKENS, heads="3.*")
 
 
 # What is measured.
