@@ -273,7 +273,9 @@ def _sequences(
     if isinstance(documents, Tensor | Mapping):
         ids, hidden, numbers = documents, None, None
         if isinstance(documents, Mapping):
-            ids, lengths, hidden, numbers, _ = cut(documents)
+            ids, lengths, hidden, numbers, _ = cut(
+                documents, None, source.config.get_text_config()
+            )
         tokens, lengths = check_tokens(ids, lengths, vocabulary=vocabulary)
         count = f"{len(tokens):,} sequences of tokens"
         return Sequences(tokens, lengths, "", count, numbers, hidden)

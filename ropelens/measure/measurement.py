@@ -101,7 +101,7 @@ class Measurement:
             if lengths is not None:
                 raise BadArgument("lengths are of sequences, not of padded or packed rows.")
             held = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
-            tokens, lengths, hidden, documents, number = cut(held, documents)
+            tokens, lengths, hidden, documents, number = cut(held, documents, subject.config)
             across = attention_across(subject, held, number)
         pad, vocabulary = subject.pad, subject.vocabulary
         tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)

@@ -14,10 +14,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ropelens.errors import BadArgument
+from ropelens.models.positions import slides
 
 
 def cut(
-    encoding: Mapping[str, Any], documents: Any = None
+    encoding: Mapping[str, Any], documents: Any = None, config: Any = None
 ) -> tuple[
     Int[Tensor, "sequence position"],
     Int[Tensor, " sequence"],
@@ -31,9 +32,10 @@ def cut(
 
     `encoding` has `input_ids` and may have an `attention_mask`, whose zeros are padding on
     either side, or hide tokens inside a sequence, and `position_ids`, which begin anew with
-    every document of a packed row and may count hidden tokens or leave them out. `documents`
-    numbers the document of each row, or of each token [row, position]. Sequences of one token
-    are dropped.
+    every document of a packed row and may count hidden tokens or leave them out; under a
+    window that `config` states, which counts them always, `BadArgument`. `documents` numbers
+    the document of each row, or of each token [row, position]. Sequences of one token are
+    dropped.
     """
     ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu()
     columns = torch.arange(ids.shape[1]).expand_as(ids)
@@ -58,10 +60,19 @@ def cut(
     if numbers.ndim == 1:
         numbers = numbers[:, None].expand_as(ids)
     numbers = of_each_token("documents", numbers)
+    if not real.any():
+        raise BadArgument("attention_mask hides every token.")
     row, column = real.nonzero(as_tuple=True)
     place, number = places[real], numbers[real]
     follows = (row.diff() == 0) & (number.diff() == 0)
     follows &= (place.diff() == 1) | (place.diff() == column.diff())
+    left_out = follows & (place.diff() < column.diff())
+    if left_out.any() and slides(config, ids.shape[1] - 2):
+        raise BadArgument(
+            "position_ids leave out hidden tokens, which the windows of this model count.",
+            seen=f"a row of {ids.shape[1]} tokens, longer than the window of some layers",
+            attempt="the batch without these tokens, or position_ids that count them",
+        )
     begins = torch.cat([torch.ones_like(follows[:1]), ~follows])
     sequence = begins.cumsum(0) - 1
     slot = place - place[begins][sequence]

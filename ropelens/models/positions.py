@@ -71,13 +71,15 @@ def positions(
         _passed[id(module)] = given
         return rows, given
     passed = _passed.get(id(module), rows[:, :0])[:, : None if past else 0]
-    if _slides(module, past) and bool((passed[:, -1:] + 1 == rows[:, :1]).all()):
+    if slides(module.config, past) and bool((passed[:, -1:] + 1 == rows[:, :1]).all()):
         passed = passed[:, -past:]
     if passed.shape[1] != past or len({len(passed), len(rows)} - {1}) > 1:
         count = torch.arange(-past, 0, device=rows.device).view(1, -1, *[1] * (rows.ndim - 2))
         passed = rows[:, :1] + count
         first = rows[:, 0] if rows.ndim == 2 else rows[:, 0].mT
-        if not _slides(module, past) and bool((first + _first_seen(mask, key) != past).any()):
+        if not slides(module.config, past) and bool(
+            (first + _first_seen(mask, key) != past).any()
+        ):
             raise UnsupportedModel(
                 "It cannot be told where the keys in this cache stand.",
                 seen=f"{past} keys, and a token at position {int(rows[:, 0].max())}",
@@ -90,10 +92,11 @@ def positions(
     return rows, torch.cat([where, empty], dim=1)
 
 
-def _slides(module: nn.Module, past: int) -> bool:
+def slides(config: Any, past: int) -> bool:
     """Whether a cache of so many keys may have dropped those before a window."""
-    config = vars(module.config)
-    widths = [config.get(name) for name in ("sliding_window", "attention_chunk_size")]
+    widths = [
+        getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")
+    ]
     return any(past + 1 >= width for width in widths if width is not None)
 
 
