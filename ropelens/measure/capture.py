@@ -139,6 +139,8 @@ def capture(
     tokenizer = tokenizer or subject.tokenizer
     measurement = one_sequence(subject, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
+    if runner_up is not None and runner_up >= length:
+        raise BadArgument(f"There is no position {runner_up}.", seen=f"{length} tokens")
     chosen = subject.heads_of(heads)
     planes = subject.planes(length)
     asked = [logits_of] if isinstance(logits_of, str) else logits_of

@@ -74,6 +74,8 @@ def reach(
     """
     measurement = Measurement.of(model, tokens, lengths, seed=seed)
     subject = measurement.subject
+    if not variants:
+        raise BadArgument('variants names none; the model as it is, is "own".')
     chosen = [mask.nonzero().flatten() for mask in subject.heads_of(heads)]
     copied = max(2, min(COPIED, (subject.context - 1) // 3))
     apart = _run_distances(subject.context, copied, copies)

@@ -255,6 +255,8 @@ def test_heads_of_a_bridge_write_the_same(tmp_path: Path):
 def test_what_a_norm_changes_before_the_stream_is_refused():
     with pytest.raises(UnsupportedModel, match="does not go straight to the logits"):
         rl.capture(tiny("gemma2"), tokens(), logits_of=[7])
+    with pytest.raises(BadArgument, match="There is no position 99"):
+        rl.capture(tiny("llama_gqa"), tokens(), runner_up=99)
     with pytest.raises(BadArgument, match="has no token 96"):
         rl.capture(tiny("llama_gqa"), tokens(), logits_of=[96])
 

@@ -108,3 +108,5 @@ def test_copies_lie_in_the_context() -> None:
     context = model.config.max_position_embeddings
     with pytest.raises(BadArgument, match="must lie in the context"):
         rl.reach(model, torch.arange(40)[None], copies=(context,))
+    with pytest.raises(BadArgument, match="variants names none"):
+        rl.reach(model, torch.arange(40)[None], variants=[])
