@@ -17,7 +17,7 @@ ROOMS = {
     "errors.py": 120,
     "rope": 840,
     "statistics": 3_240,
-    "models": 3_575,
+    "models": 3_571,
     "edit": 690,
     "measure": 3_945,
     "files": 370,

@@ -269,14 +269,12 @@ def _sequences(
         raise BadArgument("lengths are those of tokens; text has its own.")
     if isinstance(documents, Sequences):
         return documents
-    vocabulary = source.config.get_text_config().vocab_size
+    config = source.config.get_text_config()
     if isinstance(documents, Tensor | Mapping):
         ids, hidden, numbers = documents, None, None
         if isinstance(documents, Mapping):
-            ids, lengths, hidden, numbers, _ = cut(
-                documents, None, source.config.get_text_config()
-            )
-        tokens, lengths = check_tokens(ids, lengths, vocabulary=vocabulary)
+            ids, lengths, hidden, numbers, _ = cut(documents, None, config)
+        tokens, lengths = check_tokens(ids, lengths, vocabulary=config.vocab_size)
         count = f"{len(tokens):,} sequences of tokens"
         return Sequences(tokens, lengths, "", count, numbers, hidden)
     maximum = stated_context(source.config)
@@ -293,7 +291,7 @@ def _sequences(
         if options.sequences is None:  # then fewer than the default are no surprise
             warnings.filterwarnings("ignore", message=".*were asked for")
         read = tokenize(documents, source.tokenizer, **sample)
-    tokens, lengths = check_tokens(read.tokens, read.lengths, vocabulary=vocabulary)
+    tokens, lengths = check_tokens(read.tokens, read.lengths, vocabulary=config.vocab_size)
     return replace(read, tokens=tokens, lengths=lengths)
 
 

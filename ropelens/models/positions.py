@@ -71,15 +71,14 @@ def positions(
         _passed[id(module)] = given
         return rows, given
     passed = _passed.get(id(module), rows[:, :0])[:, : None if past else 0]
-    if slides(module.config, past) and bool((passed[:, -1:] + 1 == rows[:, :1]).all()):
+    full = slides(module.config, past)
+    if full and bool((passed[:, -1:] + 1 == rows[:, :1]).all()):
         passed = passed[:, -past:]
     if passed.shape[1] != past or len({len(passed), len(rows)} - {1}) > 1:
         count = torch.arange(-past, 0, device=rows.device).view(1, -1, *[1] * (rows.ndim - 2))
         passed = rows[:, :1] + count
         first = rows[:, 0] if rows.ndim == 2 else rows[:, 0].mT
-        if not slides(module.config, past) and bool(
-            (first + _first_seen(mask, key) != past).any()
-        ):
+        if not full and bool((first + _first_seen(mask, key) != past).any()):
             raise UnsupportedModel(
                 "It cannot be told where the keys in this cache stand.",
                 seen=f"{past} keys, and a token at position {int(rows[:, 0].max())}",

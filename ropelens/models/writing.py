@@ -15,10 +15,7 @@ from ropelens.models.subject import Subject
 from ropelens.statistics.call import AttentionCall
 
 CLOSE = 1e-3
-"""Largest relative difference of a norm from the linear map that it is at each position.
-
-In half precision it is 4 units in the last place.
-"""
+"""Least tolerance of a norm that is a linear map at each position; 4 eps where that is more."""
 
 
 @contextmanager
