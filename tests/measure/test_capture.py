@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import peft
 import pytest
 import torch
 import xarray as xr
 from oracles.recording import attention_calls
-from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
+from oracles.tiny import SUPPORTED, not_as_configured, random_tokens, rotations, tiny
 from tiny_checkpoints import save_tiny
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -261,7 +260,9 @@ def test_what_a_norm_changes_before_the_stream_is_refused():
         rl.capture(tiny("llama_gqa"), tokens(), logits_of=[96])
 
 
+@pytest.mark.filterwarnings("ignore")  # what peft warns of
 def test_a_factor_before_the_stream_and_an_adapter_on_the_heads_are_refused():
+    peft = pytest.importorskip("peft")
     model = tiny("llama_gqa")
     model.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
     with pytest.raises(UnsupportedModel, match="does not go straight to the logits"):
@@ -272,6 +273,7 @@ def test_a_factor_before_the_stream_and_an_adapter_on_the_heads_are_refused():
         rl.capture(adapted, tokens(), values=True)
 
 
+@not_as_configured
 def test_logits_in_bfloat16_are_those_in_float32_rounded():
     exact = rl.capture(tiny("llama_gqa"), tokens(), logits_of=[7])["logit"]
     rounded = rl.capture(tiny("llama_gqa").bfloat16(), tokens(), logits_of=[7])["logit"]
