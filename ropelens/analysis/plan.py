@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 
 from ropelens.analysis.options import Options
 from ropelens.errors import BadArgument
-from ropelens.measure.capture import check_excerpts
+from ropelens.measure.excerpts import check_excerpts
 from ropelens.measure.measurement import sequences_at_once
 from ropelens.measure.token_sets import attention_on
 from ropelens.measure.truncation_table import MEASURES, wanted_measures

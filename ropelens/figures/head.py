@@ -196,7 +196,8 @@ def pair_figure(profile: xr.Dataset) -> go.Figure:
     """
     panels = {"rows": 2, "cols": 1, "vertical_spacing": 0.2, "row_heights": [0.5, 0.5]}
     figure = style.new_figure("One query, one key", height=380, **panels)
-    hover = "%{y:+.2f} nats<br>wavelength %{customdata:.3~s} tokens<extra></extra>"
+    hover = "%{y:+.2f} nats<br>wavelength %{customdata[0]:.3~s} tokens%{customdata[1]}"
+    hover += "<extra></extra>"
     figure.add_bar(x=[], y=[], hovertemplate=hover, meta={"role": "push"})
     hover = "%{x} back: %{y:.2f} nats<extra></extra>"
     line = {"mode": "lines", "line": {"width": 1.2}, "hovertemplate": hover}

@@ -24,6 +24,7 @@ from ropelens.edit.patch import Patch, Source, places_of, take
 from ropelens.edit.rope import drop, stack_edits
 from ropelens.errors import BadArgument, Count, Positive, public
 from ropelens.measure.capture import Token, one_sequence, token_id
+from ropelens.models import doorway
 from ropelens.models.doorway import Side
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.rope.planes import Planes
@@ -32,7 +33,10 @@ from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.variables import ATTRIBUTION, labelled, stack
 
-Answer = Token | tuple[Token, Token] | Callable[[Tensor], Tensor]
+Number = Callable[[Tensor], Tensor]
+"""An answer as a function of the logits [position, token]."""
+
+Answer = Token | tuple[Token, Token] | Number
 
 
 @public
@@ -84,96 +88,130 @@ def attribute_planes(
     tokens that do not exist and an answer that is not one number, and what `capture` raises.
     """
     subject = as_subject(model, tokenizer)
-    measurement = one_sequence(subject, text_or_tokens, tokenizer or subject.tokenizer)
+    tokenizer = tokenizer or subject.tokenizer
+    measurement = one_sequence(subject, text_or_tokens, tokenizer)
     text = measurement.text
     chosen = subject.heads_of(heads)
+    looked_at = subject.heads_of(pairs).nonzero().tolist() if pairs else []
     planes = subject.planes(text.context)
-    number = _number_of(answer, tokenizer or subject.tokenizer, subject.vocabulary)
-
+    number = _number_of(answer, tokenizer, subject.vocabulary)
     answer_of = partial(_answer, subject, text, number)
-    facts: dict[str, Any] = {"answer": answer_of()}
-    looked_at = subject.heads_of(pairs) if pairs else torch.zeros_like(chosen)
-
-    sizes = [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
-    total: list[Any] = [0.0] * len(planes)
-    by_pair: list[Any] = [0.0] * int(looked_at.sum())
-    for size in sizes:
-        gates = [torch.full((subject.heads, at.terms), size) for at in planes]
-        along, of_pairs = _gradients(subject, text, number, gates, chosen, planes, looked_at)
-        total = [t + g / steps for t, g in zip(total, along, strict=True)]
-        by_pair = [t + g / size / steps for t, g in zip(by_pair, of_pairs, strict=True)]
-    attribution = stack(
-        t.where(of[:, None], torch.nan) for t, of in zip(total, chosen, strict=True)
-    )
+    facts: dict[str, Any] = {"steps": steps, "answer": answer_of()}
+    total, by_pair = _integrated(subject, text, number, chosen, planes, looked_at, steps)
     values = {
-        "attribution": attribution,
+        "attribution": stack(
+            t.where(of[:, None], torch.nan) for t, of in zip(total, chosen, strict=True)
+        ),
         "inv_freq": stack(torch.atleast_2d(at.term_inv_freq)[0] for at in planes),
         "wavelength": stack(torch.atleast_2d(at.wavelength)[0] for at in planes),
     }
     if pairs:
-        names = [f"{layer}.{head}" for layer, head in looked_at.nonzero().tolist()]
+        names = [f"{layer}.{head}" for layer, head in looked_at]
         values |= {"pair_attribution": stack(by_pair), "pair_head": np.array(names)}
     if steps > 1:
         none = [torch.zeros_like(of_layer) for of_layer in total]
         with subject.patch(_gated(none, chosen, planes)):
             facts["answer_without"] = answer_of()
     if check:
+        attribution = values["attribution"]
         places, others = _checked(subject, attribution, check)
-
-        def dropping(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
-            return subject.edit(stack_edits(subject, [drop(plane, heads=heads)]))
-
-        dropped = _answers(places, attribution.shape, answer_of, dropping) - facts["answer"]
-        values["dropped"] = dropped
+        answers = partial(_answers, places, attribution.shape, answer_of)
+        values["dropped"] = dropped = answers(partial(_dropping, subject)) - facts["answer"]
         facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
         if len(others) > 2:
             ranks = spearmanr(attribution.flat[others], -dropped.flat[others])
             facts["rank_correlation"] = float(ranks.statistic)
-    if check and source is not None:
-        other = one_sequence(subject, source, tokenizer or subject.tokenizer).text
-        patching = _patching(subject, other, chosen)
-        patched = _answers(places, attribution.shape, answer_of, patching)
-        values["patched"] = patched - facts["answer"]
-        facts["source_answer"] = _answer(subject, other, number)
+        if source is not None:
+            other = one_sequence(subject, source, tokenizer).text
+            values["patched"] = answers(_patching(subject, other, chosen)) - facts["answer"]
+            facts["source_answer"] = _answer(subject, other, number)
     indices = {"layer": range(subject.layers), "head": range(subject.heads)}
     dataset = xr.Dataset(labelled(values, ATTRIBUTION), coords=indices)
-    dataset.attrs = {"kind": "attribution", "steps": steps} | measurement.facts | facts
+    dataset.attrs = {"kind": "attribution"} | measurement.facts | facts
     return dataset.set_coords(["inv_freq", "wavelength"])
 
 
-def _gradients(
+def _integrated(
     subject: Subject,
     text: Corpus,
-    number: Callable[[Tensor], Tensor],
-    gates: Sequence[Tensor],
+    number: Number,
     chosen: Bool[Tensor, "layer head"],
     planes: Sequence[Planes],
-    looked_at: Bool[Tensor, "layer head"],
-) -> tuple[Sequence[Tensor], list[Tensor]]:
-    """The gradient of the answer along the `gates`, and of the heads looked at by pair."""
-    opened = [gate.requires_grad_() for gate in gates]
+    looked_at: Sequence[Sequence[int]],
+    steps: int,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Attributions by layer [head, term], and of heads `looked_at` by pair.
+
+    Means over gates that grow from 0 to 1; of one step those where the model stands.
+    """
+    total: list[Any] = [0.0] * len(planes)
+    by_pair: list[Any] = [0.0] * len(looked_at)
+    for size in [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]:
+        gates = [
+            torch.full((subject.heads, at.terms), size, requires_grad=True) for at in planes
+        ]
+        gated = _gated(gates, chosen, planes)
+        _, along, calls = differentiate(subject, text, number, gates, gated)
+        total = [t + g / steps for t, g in zip(total, along, strict=True)]
+        for at, (layer, head) in enumerate(looked_at):
+            of_pairs = _by_pair(*calls[layer], head, planes[layer]) / size
+            by_pair[at] = by_pair[at] + of_pairs / steps
+    return total, by_pair
+
+
+def differentiate(
+    subject: Subject,
+    text: Corpus,
+    number: Number,
+    gates: Sequence[Tensor],
+    gated: doorway.Patch,
+) -> tuple[float, Sequence[Tensor], dict[int, tuple[AttentionCall, Tensor]]]:
+    """The answer, and its gradient along `gates`, which the patch `gated` sets.
+
+    By layer also the call, and the answer's gradient by what its heads put out.
+    """
     calls: dict[int, AttentionCall] = {}
     outputs: dict[int, Tensor] = {}
 
     def see(call: AttentionCall) -> None:
-        if looked_at[call.layer].any():
-            calls[call.layer] = call
+        calls[call.layer] = call
 
     def note(layer: int, output: Tensor, real: Tensor, *, past: int) -> None:
-        if looked_at[layer].any():
-            outputs[layer] = output
+        outputs[layer] = output
 
-    gated = subject.patch(_gated(opened, chosen, planes))
-    with torch.enable_grad(), gated, subject.observe(see), subject.silence(note):
+    blocks = (subject.patch(gated), subject.observe(see), subject.silence(note))
+    with torch.enable_grad(), blocks[0], blocks[1], blocks[2]:
         value = number(_logits(subject, text))
-    wanted = [*opened, *outputs.values()]
+    wanted = [*gates, *outputs.values()]
     gradients = torch.autograd.grad(value, wanted, materialize_grads=True)
-    of_output = dict(zip(outputs, gradients[len(opened) :], strict=True))
-    of_pairs = [
-        _by_pair(calls[layer], head, planes[layer], of_output[layer])
-        for layer, head in looked_at.nonzero().tolist()
-    ]
-    return gradients[: len(opened)], of_pairs
+    of_outputs = zip(outputs, gradients[len(gates) :], strict=True)
+    of_layers = {layer: (calls[layer], g) for layer, g in of_outputs}
+    return float(value.detach()), gradients[: len(gates)], of_layers
+
+
+def score_gradient(
+    call: AttentionCall, of_output: Float[Tensor, "1 row head feature"]
+) -> Float[Tensor, "head row key"]:
+    """The gradient of an answer by every score of a call, from that by its outputs.
+
+    With attention A, outputs o = A v and g the answer's gradient by o, the gradient of a score
+    is A (g . v - g . o).
+    """
+    call = call.of_heads(torch.arange(call.query.shape[1]))
+    attention = attention_map(call)[0]
+    q, k, v = (x[0].to(attention) for x in (call.query, call.key, call.value))
+    g, output = (x[0].transpose(0, 1).to(attention) for x in (of_output, call.output))
+    slope = attention * (g @ v.mT - (g * output).sum(-1, keepdim=True))
+    if call.softcap is not None:
+        slope = slope * (1 - (call.scale * q @ k.mT / call.softcap).tanh().square())
+    return slope
+
+
+def _dropping(
+    subject: Subject, plane: PlaneNumbers, heads: str
+) -> AbstractContextManager[None]:
+    """A block in which a plane alone is dropped."""
+    return subject.edit(stack_edits(subject, [drop(plane, heads=heads)]))
 
 
 def _patching(
@@ -196,7 +234,7 @@ def _logits(subject: Subject, text: Corpus) -> Float[Tensor, "position token"]:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _gated(gates: Sequence[Tensor], chosen: Tensor, planes: Sequence[Planes]) -> Any:
+def _gated(gates: Sequence[Tensor], chosen: Tensor, planes: Sequence[Planes]) -> doorway.Patch:
     """A patch that multiplies the planes of queries of the chosen heads by their gates."""
 
     def gate(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
@@ -209,28 +247,18 @@ def _gated(gates: Sequence[Tensor], chosen: Tensor, planes: Sequence[Planes]) ->
 
 
 def _by_pair(
-    call: AttentionCall, head: int, planes: Planes, of_output: Tensor
+    call: AttentionCall, of_output: Tensor, head: int, planes: Planes
 ) -> Float[Tensor, "term query key"]:
-    """The gradient of each score of a head times its contributions, by plane.
-
-    With attention A, outputs o = A v and g the answer's gradient by o, the gradient of a score
-    is A (g . v - g . o).
-    """
+    """The gradient of each score of a head times its contributions, by plane."""
     call = call.of_heads(torch.tensor([head]))
-    attention = attention_map(call)[0, 0]
-    q, k, v = (x[0, 0].to(attention) for x in (call.query, call.key, call.value))
-    g, output = of_output[0, :, head].to(attention), call.output[0, :, 0].to(attention)
-    slope = attention * (g @ v.mT - (g * output).sum(-1, keepdim=True))
-    if call.softcap is not None:
-        slope = slope * (1 - (call.scale * q @ k.mT / call.softcap).tanh().square())
-    slope = slope.masked_fill(~call.seen_by(torch.arange(len(q)))[0].to(q.device), torch.nan)
-    parts = planes.sum_coordinates(call.scale * q[:, None] * k)
-    return (slope[..., None] * parts).movedim(-1, 0)
+    slope = score_gradient(call, of_output[:, :, [head]])[0]
+    seen = call.seen_by(torch.arange(len(slope)))[0].to(slope.device)
+    slope = slope.masked_fill(~seen, torch.nan)
+    parts = call.scale * call.query[0, 0, :, None].to(slope) * call.key[0, 0].to(slope)
+    return (slope[..., None] * planes.sum_coordinates(parts)).movedim(-1, 0)
 
 
-def _number_of(
-    answer: Answer, tokenizer: Any, vocabulary: int
-) -> Callable[[Float[Tensor, "position token"]], Float[Tensor, ""]]:
+def _number_of(answer: Answer, tokenizer: Any, vocabulary: int) -> Number:
     """The answer as a function of the logits."""
     if callable(answer):
         return answer
@@ -244,7 +272,7 @@ def _number_of(
 
 
 @torch.no_grad()
-def _answer(subject: Subject, text: Corpus, number: Callable[[Tensor], Tensor]) -> float:
+def _answer(subject: Subject, text: Corpus, number: Number) -> float:
     value = number(_logits(subject, text))
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise BadArgument("answer must give one number for the logits [position, token].")

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ropelens.errors import Count, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, opening, silent
-from ropelens.measure.capture import (
-    TokenNames,
+from ropelens.measure.capture import TokenNames
+from ropelens.measure.excerpts import (
     check_excerpts,
     chosen_excerpts,
     excerpt_variables,

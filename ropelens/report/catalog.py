@@ -85,7 +85,8 @@ PROFILE = (
         "A dial is a plane. Its hand turns with the distance: to the right it adds to the "
         "key's score, to the left (dashed) it takes away. Below, each plane's push: how much "
         "more it adds to this key than to the row's other keys, weighted by their attention. "
-        "Last, the score with the key at any distance.",
+        "Times the gradient, it is what the push does for the next token. Last, the score with "
+        "the key at any distance.",
         title="One query, one key", section="head", tab="Pair",
         layout={"height": 330, "margin_t": 12}),
     PageFigure("kernel",

@@ -258,7 +258,7 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         ticks = [plotly_text(visible_token(token, longest=12)) for token in tokens]
         names = [plotly_text(token) for token in visible]
         words = {"tokens": visible, "names": names, "ticks": ticks}
-        excerpts.append(words | {"query": query, "key": key})
+        excerpts.append(words | {"query": query, "key": key, "lead": _lead(one, count, known)})
         measured.append(weights)
     for excerpt, weights in zip(excerpts, measured, strict=True):
         excerpt["attention"] = packed(attention_bytes(weights[~live]))
@@ -268,6 +268,36 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         "planes": planes.tolist(),
         "frequencies": np.nan_to_num(inv_freq).tolist(),
         "scale": scale.tolist(),
+    }
+
+
+FINE = 127
+"""Steps from the smallest gradient that the script gets to the largest, of one ratio."""
+
+SMALLEST = 3e-4
+"""The smallest, as a share of the largest: smaller ones are 0."""
+
+
+def _lead(excerpt: xr.Dataset, count: int, known: np.ndarray) -> dict[str, Any] | None:
+    """What comes of an excerpt: the likeliest next token, its lead, and what scores add to it.
+
+    The gradients are those of the `known` heads, in their order, by cell as in
+    `attention_bytes`: of `step` n it is `largest` times `ratio` to the power of 127 - |n|.
+    """
+    if "excerpt_score_gradient" not in excerpt:  # the model has none
+        return None
+    gradient = excerpt["excerpt_score_gradient"].values[..., :count, :count]
+    cells = np.nan_to_num(gradient[known][:, np.tril(np.ones((count, count), bool))])
+    largest = max(float(np.abs(cells).max()), 1e-30)
+    ratio = SMALLEST ** (1 / (FINE - 1))
+    size = np.maximum(np.abs(cells) / largest, SMALLEST / 2)
+    step = np.sign(cells) * np.round(FINE - np.log(size) / np.log(ratio)).clip(0)
+    return {
+        "words": [visible_token(str(token)) for token in excerpt["excerpt_answer"].values],
+        "nats": float(excerpt["excerpt_lead"]),
+        "steps": packed((step + FINE).astype(np.uint8)),
+        "largest": largest,
+        "ratio": ratio,
     }
 
 

@@ -221,6 +221,10 @@ excerpt_query_still (excerpt, layer, head, excerpt_query, coordinate) 1: query w
     rotation: real parts, imaginary parts, and what does not rotate
 excerpt_key_still (excerpt, layer, kv_head, excerpt_key, coordinate) 1: key without its
     rotation: real parts, imaginary parts, and what does not rotate
+excerpt_score_gradient (excerpt, layer, head, excerpt_query, excerpt_key) 1: what a nat more of
+    the score adds to the lead
+excerpt_answer (excerpt, excerpt_rank): the two tokens that are likeliest to come next
+excerpt_lead (excerpt) nat: lead of the first of them
 excerpt_scale (layer) 1: scale of the scores
 excerpt_planes (layer): planes
 layer_type (layer): what the configuration calls the layer

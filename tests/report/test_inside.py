@@ -18,6 +18,7 @@ from torch import nn
 import ropelens as rl
 from ropelens.edit.rope import Edit
 from ropelens.figures.head import farthest
+from ropelens.figures.text import visible_token
 from ropelens.models.paths import sample_path
 from ropelens.models.texts import prompt_tokens
 
@@ -94,6 +95,31 @@ def test_a_pair_is_the_sum_of_its_planes(opened, looked: Looked):
     page.select_option("#pair-key", "2")
     idle(page)
     assert page.url.endswith("&pair=9-2")
+
+
+def test_a_pair_does_for_the_next_token_what_its_planes_are_attributed(opened, looked: Looked):
+    """By plane: the push times the gradient, which is that of an attribution by pair."""
+    profile = looked.profile.isel(excerpt=0)
+    answer = profile["excerpt_answer"].values.tolist()
+    seen = captured(looked, 0)
+    part = {"pairs": f"{LAYER}.{HEAD}", "tokenizer": looked.tokenizer}
+    of = rl.attribute_planes(looked.model, PROMPTS[0], tuple(answer), **part)
+    slopes = of["pair_attribution"][0].sum("frequency") / seen["score"].values
+    at = abs(slopes.fillna(0)).argmax(...)
+    query, key = int(at["query"]), int(at["key"])
+    page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair={query}-{key}")
+    hovers = page.evaluate("document.getElementById('plot-pair').data[0].customdata")
+    shown = [float(words.split("<br>")[1].split()[0].replace("−", "-")) for _, words in hovers]
+    expected = float(slopes[query, key]) * seen["contrast"].values[:, query, key]
+    np.testing.assert_allclose(shown, expected, rtol=0.05, atol=6e-4)
+    assert abs(expected).max() > 0.01
+    words = page.inner_text("#pair-lead")
+    assert f"{of.attrs['answer']:.2f} nats ahead of" in words
+    assert all(visible_token(token) in words for token in answer)
+    page.locator("#live-p").fill("12")
+    idle(page)
+    assert page.inner_text("#pair-lead") == ""
+    page.click("#live-reset")
 
 
 def test_planes_stop_by_the_slider_and_the_lists(opened, looked: Looked):

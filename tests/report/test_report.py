@@ -65,7 +65,8 @@ def test_arrays_travel_as_bytes(small):
     read = json.loads(gzip.decompress(base64.b64decode(sent)))
     side = read["excerpts"][0]["query"]
     assert side["steps"]["dtype"] == "int16"
-    steps = np.frombuffer(base64.b64decode(side["steps"]["data"]), "<i2")
+    low, high = np.frombuffer(base64.b64decode(side["steps"]["data"]), "u1").reshape(2, -1)
+    steps = np.stack([low, high], axis=-1).view("<i2")
     steps = steps.reshape(side["steps"]["shape"]).astype(int)
     assert np.abs(steps).max((1, 2)).tolist() == [2**13 - 1] * len(steps)
     assert np.all(read["live"])

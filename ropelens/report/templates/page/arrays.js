@@ -9,7 +9,12 @@ const option = (value, textContent) => Object.assign(document.createElement("opt
 const TYPES = { uint8: Uint8Array, int16: Int16Array, float32: Float32Array };
 const decoded = new Map();
 function decode(packed) {
-  if (!decoded.has(packed)) decoded.set(packed, new TYPES[packed.dtype](bytesOf(packed.data).buffer));
+  if (!decoded.has(packed)) {
+    const type = TYPES[packed.dtype], bytes = bytesOf(packed.data), size = type.BYTES_PER_ELEMENT;
+    const ordered = new Uint8Array(bytes.length);  // the lowest bytes of all numbers come first
+    for (let at = 0, next = 0; at < size; at++) for (let i = at; i < bytes.length; i += size) ordered[i] = bytes[next++];
+    decoded.set(packed, new type(ordered.buffer));
+  }
   return decoded.get(packed);
 }
 

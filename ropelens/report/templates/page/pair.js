@@ -1,7 +1,7 @@
 // One query and one key: the text they stand in, each plane's push, and the key moved away.
 const tokensOf = () => page.excerpts[state.excerpt].tokens;
 const code = (i) => Object.assign(document.createElement("code"), { textContent: tokensOf()[i] });
-const nats = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
+const nats = (value, digits = 2) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
 
 function chooseExcerpt(excerpt) {
   const length = page.excerpts[excerpt].tokens.length;
@@ -64,16 +64,38 @@ function tellPair(query, key) {
   $("pair-pushes").replaceChildren();
   const pushes = pair ? contrasts(pair, query - key) : [];
   if (pushes.some(Number.isFinite)) {
-    const most = pushes.map((push, plane) => [push, plane]).filter(([push]) => push !== 0)
-      .sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, 3);
-    const named = most.map(([push, plane]) => `${nats(push)} ${plane < page.planes[state.layer]
-      ? `from ${span(page.frequencies[state.layer][plane])} tokens` : "from what does not rotate"}`);
     drawPushes(pushes);
     const rivals = state.against === null ? ["the other keys"] : [code(state.against), ` (${query - state.against} back)`];
     words.push(". Against ", ...rivals, ` its score is ${nats(pushes.reduce((a, b) => a + b, 0))} nats; `
-      + `the largest pushes are ${named.join(", ")}`);
+      + `the largest pushes are ${largest(pushes)}`);
   }
   $("pair-words").replaceChildren(...words, ".");
+}
+
+/** The three planes of the chosen head that do most, in words. */
+const largest = (pushes, digits) => pushes.map((push, plane) => [push, plane]).filter(([push]) => push !== 0)
+  .sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, 3)
+  .map(([push, plane]) => `${nats(push, digits)} ${plane < page.planes[state.layer]
+    ? `from ${span(page.frequencies[state.layer][plane])} tokens` : "from what does not rotate"}`).join(", ");
+
+/** What a nat more of a pair's score adds to the lead of the next token; NaN where planes are stopped. */
+function slopeOf(query, key, layer, head, model) {
+  const { lead, query: { place } } = model.excerpts[excerptOf(model)];
+  if (!lead || bandOf(layer, model)) return NaN;
+  const cells = lead.steps.shape[1], cell = query * (query + 1) / 2 + key;
+  const step = decode(lead.steps)[cells * place[layer][head] + cell] - 127;
+  return step ? Math.sign(step) * lead.largest * lead.ratio ** (127 - Math.abs(step)) : 0;
+}
+
+/** What a pair's push does for the model's next token, in words. */
+function leadWords(query, key, pair) {
+  const { lead } = page.excerpts[state.excerpt], slope = pair ? slopeOf(query, key, state.layer, state.head, page) : NaN;
+  const parts = pair ? contrasts(pair, query - key).map((push) => slope * push) : [];
+  if (!parts.some(Number.isFinite)) return [];
+  const [first, second] = lead.words.map((textContent) => Object.assign(document.createElement("code"), { textContent }));
+  const [least, sum] = [5e-4, parts.reduce((a, b) => a + b, 0)];
+  return ["The model's next token is ", first, `, ${lead.nats.toFixed(2)} nats ahead of `, second, ". To first order, the push on this pair adds ",
+    ...(Math.max(...parts.map(Math.abs)) < least ? ["nothing to that."] : [`${nats(sum, 3)} to that: ${largest(parts, 3)}.`])];
 }
 
 /** A bar a plane, the fastest first: up pushes toward the key, down away. */
@@ -132,7 +154,7 @@ function showText() {
 
 /** Where the attention of a query goes, in words. */
 function lookWords(query, row) {
-  const best = [...row.keys()].filter((i) => row[i] >= 0.005).sort((a, b) => row[b] - row[a]).slice(0, 4);
+  const best = [...row.keys()].filter((i) => row[i] >= 0.005).sort((a, b) => row[b] - row[a]).slice(0, 3);
   const parts = best.flatMap((i, n) => {
     const back = i === query ? "itself" : i === 0 ? "first" : `${query - i} back`;
     return [n ? ", " : "", code(i), ` ${Math.round(100 * row[i])}% (${back})`];
@@ -154,9 +176,13 @@ function showPair(element, layer, head, model) {
   const own = part(model.arrays.wavelength_position, layer, 0, model);
   const shown = pushes.slice(0, own.findLastIndex(Number.isFinite) + 1);
   const score = Array.from({ length: Math.max(page.farthest[state.layer], distance) + 1 }, (_, d) => scoreAt(pair, d));
-  const waves = shown.map((_, plane) => model.frequencies[layer][plane]).map((w) => w > 0 ? 2 * Math.PI / w : Infinity);
+  const slope = distance === query - key ? slopeOf(query, key, layer, head, model) : NaN;
+  const hovers = shown.map((push, plane) => {
+    const frequency = model.frequencies[layer][plane];
+    return [frequency > 0 ? 2 * Math.PI / frequency : Infinity, Number.isFinite(slope) ? `<br>${nats(slope * push, 3)} of the next token's lead` : ""];
+  });
   return Plotly.restyle(element, { x: [own.slice(0, shown.length), score.map((_, d) => d), [distance]],
-    y: [shown, score, [score[distance]]], customdata: [waves, null, null], width: [own.map((x) => 0.3 * x), null, null] }, at);
+    y: [shown, score, [score[distance]]], customdata: [hovers, null, null], width: [own.map((x) => 0.3 * x), null, null] }, at);
 }
 
 /** The score of a pair, were it so many tokens apart. */
@@ -173,6 +199,7 @@ function showControls(query, key, distance, pair) {
   $("pair-distance").disabled = !pair;
   if (pair) drawDials(pair, distance);
   else $("dials").replaceChildren();
+  $("pair-lead").replaceChildren(...leadWords(query, key, pair));
   const beside = besideHead(), other = beside && pairOf(query, key, beside.layer, beside.head, beside.model);
   $("pair-score").textContent = !pair ? NOT_LIVE
     : `${distance} back: ${nats(scoreAt(pair, distance))} nats${other ? `; ${nameOf(beside)}: ${nats(scoreAt(other, distance))}` : ""}`;

@@ -1,0 +1,220 @@
+"""A profile's excerpts: what all heads compute on short sequences, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.measure.attribute import differentiate, score_gradient
+from ropelens.measure.capture import TokenNames, look, token_names
+from ropelens.measure.measurement import Measurement
+from ropelens.models.subject import Subject
+from ropelens.models.texts import check_tokens
+from ropelens.rope.planes import Planes, unrotate
+from ropelens.statistics.call import AttentionCall, attention_map
+from ropelens.statistics.corpus import Corpus
+from ropelens.statistics.rows import generator_of
+from ropelens.statistics.variables import AXES, by_layer, labelled, stack
+
+COUNT, LENGTH = 3, 40
+"""Excerpts of a profile, and their tokens, where none are given."""
+
+LONGEST_EXCERPT = 256
+CANDIDATES = 16
+"""Pieces of the text that excerpts are chosen from."""
+
+EXCERPT_WEIGHTS, EXCERPT_NUMBERS = 2**24, 2**20
+"""Most attention weights, and numbers of queries, that a profile holds."""
+
+
+def read_excerpts(
+    subject: Subject, pieces: Sequence[Int[Tensor, " _"]], planes: Sequence[Planes]
+) -> dict[str, np.ndarray]:
+    """What the heads compute on short sequences: arrays [excerpt, layer, ...], NaN at the end.
+
+    `attention` and, without their rotation, queries and keys: the real parts of the `planes`,
+    then the imaginary ones, then the coordinates that do not rotate. Queries are NaN where RoPE
+    changes with the length, and the pieces turn otherwise than the whole text, as `planes`.
+    """
+
+    def see(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
+        attention, turning = attention_map(call)[0].float().cpu(), planes[call.layer]
+        if not attention.isfinite().all():
+            raise UnsupportedModel(
+                f"{subject.kind} attends with numbers that are not finite.",
+                seen=f"layer {call.layer}: NaN or infinity in its scores",
+                attempt="dtype=torch.float32, or another checkpoint",
+            )
+        scale[call.layer] = float(call.scale)
+        return attention, _still(call.query[0], turning), _still(call.key[0], turning)
+
+    scale = np.full(subject.layers, np.nan)
+    of_pieces = [look(subject, piece[None], see) for piece in pieces]
+    attention, query, key = (
+        stack(
+            torch.from_numpy(by_layer({n: x[part] for n, x in of.items()}, subject.layers))
+            for of in of_pieces
+        )
+        for part in range(3)
+    )
+    for length in {len(piece) for piece in pieces}:
+        short = zip(subject.planes(length), planes, strict=True)
+        if not all(torch.equal(one.inv_freq, whole.inv_freq) for one, whole in short):
+            query[:] = np.nan
+    still = {"query_still": _rounded(query), "key_still": _rounded(key), "scale": scale}
+    return {"attention": attention.astype(np.float32)} | still | _next_tokens(subject, pieces)
+
+
+def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    """In single precision, but to the 11 bits of a half, which pack well."""
+    mantissa, exponent = np.frexp(x.astype(np.float32))
+    return np.ldexp((mantissa * 2048).round() / 2048, exponent)
+
+
+def _next_tokens(
+    subject: Subject, pieces: Sequence[Int[Tensor, " _"]]
+) -> dict[str, np.ndarray]:
+    """The two tokens that each piece makes likeliest, and the `lead` of the first, in nats.
+
+    `score_gradient` is how much every score adds to the lead. Nothing for a model that a
+    backward pass cannot go through: kernels without one, weights that are not on a device.
+    """
+    gradients, answers, leads = [], [], list[float]()
+    one = torch.ones((), requires_grad=True)  # of weights that are frozen
+
+    def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
+        top = logits[-1].topk(2)
+        answers.append(top.indices.cpu())
+        return top.values[0] - top.values[1]
+
+    if any(weight.is_meta for weight in subject.model.parameters()):
+        return {}
+    for piece in pieces:
+        text = Corpus.of(piece[None], torch.tensor([len(piece)]))
+        run = (subject, text, lead, [one], lambda _, __, x, *___: x * one.to(x))
+        try:
+            value, _, calls = differentiate(*run)
+        except RuntimeError:
+            return {}
+        leads.append(value)
+        slopes = {layer: score_gradient(*of).detach() for layer, of in calls.items()}
+        gradients.append(torch.from_numpy(by_layer(slopes, subject.layers)))
+    answer, gradient = torch.stack(answers).numpy(), _rounded(stack(gradients))
+    return {"score_gradient": gradient, "answer": answer, "lead": np.array(leads)}
+
+
+def _still(
+    x: Float[Tensor, "head position coordinate"], planes: Planes
+) -> Float[Tensor, "head position coordinate"]:
+    """Queries or keys without their rotation; planes that turn clockwise are mirrored."""
+    planes = planes.of_keys(len(x))
+    still = unrotate(x.float(), torch.arange(x.shape[1]), planes).cpu()
+    before, after = still[..., : planes.offset], still[..., planes.offset + planes.rotary_dim :]
+    direction = torch.where(planes.inv_freq < 0, -1.0, 1.0)[..., None, :].cpu()
+    mirrored = still[..., planes.second] * direction
+    return torch.cat([still[..., planes.first], mirrored, before, after], dim=-1)
+
+
+def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
+    """Pieces of the text on which heads choose their keys most sharply, the sharpest first.
+
+    Of `CANDIDATES` pieces, drawn with the seed and each behind the token that all sequences
+    begin with, those of the most bits: attention against even attention, the first key
+    apart, summed over all heads and averaged over queries.
+    """
+    config, text = measurement.subject.config, measurement.text
+    first = text.tokens[:, 0]
+    # Such as BOS, without which models are lost; of one sequence it may be any word.
+    alike = len(first) > 1 and bool((first == first[0]).all())
+    begins = alike or int(first[0]) == measurement.subject.bos
+    count = text.real.sum(1)
+    length = min(LENGTH, _longest(config), int(count.max()))
+    long = (count >= length).nonzero().flatten()
+    generator = generator_of(measurement.seed, len(long))
+    order = long[torch.randperm(len(long), generator=generator)].tolist()
+    pieces = []
+    for sequence in (order * CANDIDATES)[:CANDIDATES]:  # of few sequences several pieces each
+        of_sequence = text.tokens[sequence][text.real[sequence].to(text.tokens.device)]
+        free = len(of_sequence) - length
+        start = int(torch.randint(free + 1, (), generator=generator))
+        piece = of_sequence[start : start + length].clone()
+        if begins:
+            piece[0] = first[0]
+        pieces.append(piece)
+    candidates = torch.stack(pieces).unique(dim=0)
+
+    def bits(call: AttentionCall) -> Float[Tensor, " piece"]:
+        weights = attention_map(call)[..., 1:, 1:].double().cpu()
+        keys = torch.arange(1, weights.shape[-1] + 1).double()[:, None]
+        of_rest = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        return (weights * (of_rest * keys).clamp(min=1e-30).log2()).sum(-1).mean(-1).sum(-1)
+
+    of_layers = look(measurement.subject, candidates, bits).values()
+    total = sum(of_layers, torch.zeros(len(candidates)).double())
+    return list(candidates[total.argsort(descending=True, stable=True)[:COUNT]])
+
+
+def check_excerpts(
+    config: PreTrainedConfig, excerpts: Iterable[Tensor]
+) -> list[Int[Tensor, " position"]]:
+    """Sequences to look into; refused where they are too long or not of the vocabulary."""
+    config = config.get_text_config()
+    checked = []
+    for tokens in excerpts:
+        (row,), _ = check_tokens(tokens[None], None, vocabulary=config.vocab_size)
+        if len(row) > _longest(config):
+            raise BadArgument(
+                "A prompt is too long to look into.",
+                seen=f"{len(row):,} tokens",
+                means=f"a profile holds every head's attention: {_longest(config)} tokens at "
+                "most in this model",
+                attempt="a shorter one, or ropelens.capture for some of the heads",
+            )
+        checked.append(row)
+    return checked
+
+
+def _longest(config: PreTrainedConfig) -> int:
+    heads = config.num_hidden_layers * config.num_attention_heads
+    return min(LONGEST_EXCERPT, int((EXCERPT_WEIGHTS / heads) ** 0.5))
+
+
+def excerpt_variables(
+    excerpts: dict[str, np.ndarray],
+    pieces: Sequence[Int[Tensor, " _"]],
+    tokenizer: TokenNames | None,
+    bits: Float[np.ndarray, "layer head"],
+    planes: Sequence[Planes],
+) -> dict[str, xr.Variable]:
+    """The variables of what `read_excerpts` gave for `pieces`.
+
+    Queries are those of the heads with the most `bits`, as many as fit; of others NaN. NaN too
+    where an edit makes a head turn otherwise than the `wavelength` of its layer.
+    """
+    query = excerpts["query_still"]
+    order = np.argsort(-np.nan_to_num(bits, nan=-np.inf), axis=None, kind="stable")
+    sharpest = np.zeros(bits.size, bool)
+    sharpest[order[: max(EXCERPT_NUMBERS // query[:, 0, 0].size, 1)]] = True
+    speeds = [p.inv_freq.nan_to_num().abs().expand(bits.shape[1], -1) for p in planes]
+    as_layer = np.stack([(speed == speed.amax(0)).all(-1).numpy() for speed in speeds])
+    query[:, ~(sharpest.reshape(bits.shape) & as_layer)] = np.nan
+    names = np.full((len(pieces), query.shape[3]), "", dtype=object)
+    for row, piece in zip(names, pieces, strict=True):
+        row[: len(piece)] = token_names(piece, tokenizer)
+    if "answer" in excerpts:
+        ids = torch.from_numpy(excerpts["answer"])
+        answers = np.array(token_names(ids.flatten(), tokenizer), dtype=object)
+        excerpts = excerpts | {"answer": answers.reshape(ids.shape)}
+    values = excerpts | {
+        "token": names,
+        "length": np.array([len(piece) for piece in pieces]),
+        "planes": np.array([layer.rotary_dim // 2 for layer in planes]),
+    }
+    return labelled({f"excerpt_{name}": of for name, of in values.items()}, AXES)
