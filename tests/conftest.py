@@ -9,8 +9,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import transformers.modeling_utils  # noqa: F401  # of what is imported under the hook no bytecode is kept
+from oracles.tiny import tiny  # and transformers: under the hook no bytecode is kept
 from shapes import check_shapes
+from transformers import LlamaForCausalLM
 
 # Shapes stand in signatures, and tests hold every call to them. Before ropelens is imported.
 ROOMS = ["rope", "statistics", "models", "edit", "measure", "comparison", "analysis"]
@@ -37,6 +38,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 # Tables and help are as wide as the terminal says, and that of whoever runs the tests differs.
 os.environ["COLUMNS"] = "80"
+
+
+@pytest.fixture
+def llama() -> LlamaForCausalLM:
+    return tiny("llama_gqa")
 
 
 @pytest.fixture(scope="session")

@@ -11,26 +11,12 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
-from oracles.tiny import random_tokens, tiny
+from oracles.tiny import logits, random_tokens, tiny
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
-
-
-def tokens(*, sequences: int = 2, length: int = 24) -> torch.Tensor:
-    return torch.from_numpy(random_tokens(sequences=sequences, length=length))
-
-
-@torch.no_grad()
-def logits(model: PreTrainedModel) -> torch.Tensor:
-    return model(tokens(), use_cache=False).logits
-
-
-@pytest.fixture
-def llama() -> LlamaForCausalLM:
-    return tiny("llama_gqa")
 
 
 def state(model: PreTrainedModel) -> list[object]:
@@ -163,7 +149,7 @@ def edited(heads: str) -> Block:
 
 
 def silenced(to: str) -> Block:
-    reference = {"tokens": tokens(length=12)} if to == "mean" else {}
+    reference = {"tokens": random_tokens(length=12)} if to == "mean" else {}
     return lambda model: rl.silence_heads(model, "0.1,1.2", to=to, **reference)
 
 
@@ -189,7 +175,7 @@ def test_generation_with_a_cache(
     """Token by token, with padding on the left, as without a cache."""
     model = tiny(name)
     model.set_attn_implementation(implementation)
-    ids = tokens(length=20)
+    ids = random_tokens(length=20)
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0
     options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": mask}

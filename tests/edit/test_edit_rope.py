@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from oracles.recording import attention_calls
-from oracles.tiny import SUPPORTED, not_as_configured, random_tokens, rotations, tiny
+from oracles.tiny import SUPPORTED, logits, not_as_configured, random_tokens, rotations, tiny
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -21,15 +21,6 @@ from ropelens.statistics.call import AttentionCall, attention_map
 
 GROUPED = ("llama_gqa", "llama_mqa", "gemma2", "gpt_oss", "cohere", "glm", "nanochat", "phi")
 LENGTH = 30
-
-
-def tokens(*, sequences: int = 2, length: int = LENGTH) -> torch.Tensor:
-    return torch.from_numpy(random_tokens(sequences=sequences, length=length))
-
-
-@torch.no_grad()
-def logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
-    return model(**{"input_ids": tokens(), **inputs}, use_cache=False).logits
 
 
 def keep(model: PreTrainedModel, kept: Callable[[int], torch.Tensor]) -> PreTrainedModel:
@@ -138,8 +129,8 @@ def test_every_dtype(dtype: torch.dtype):
 def test_gradients_pass_an_edit():
     model, other = tiny("llama_gqa"), keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4)
     with rl.edit_rope(model, rl.stop_slowest(0.5)):
-        model(tokens(), labels=tokens()).loss.backward()
-    other(tokens(), labels=tokens()).loss.backward()
+        model(random_tokens(), labels=random_tokens()).loss.backward()
+    other(random_tokens(), labels=random_tokens()).loss.backward()
     for own, expected in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(own.grad, expected.grad, rtol=1e-3, atol=1e-4)
 
@@ -156,7 +147,7 @@ def first_layer_scores(
     head; what rotates is rotated again.
     """
     model = tiny(name)
-    calls, _ = attention_calls(model, tokens(sequences=1)[0].numpy())
+    calls, _ = attention_calls(model, random_tokens(sequences=1)[0])
     call, rotation = calls[0], rotations(model, name=name)[0]
     key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
     first, second = torch.from_numpy(rotation.pairs).unbind(-1)
@@ -174,7 +165,7 @@ def first_layer_scores(
 def observed(model: PreTrainedModel) -> torch.Tensor:
     calls: list[AttentionCall] = []
     with as_subject(model).observe(calls.append):
-        logits(model, input_ids=tokens(sequences=1))
+        logits(model, random_tokens(sequences=1))
     weights = attention_map(calls[0])[0].double()
     return weights / weights.sum(-1, keepdim=True)  # of the keys, where a sink takes part
 
@@ -203,7 +194,7 @@ def test_one_plane_of_some_heads_stops(name: str, heads: list[int]):
 @pytest.mark.parametrize("name", GROUPED)
 def test_a_plane_adds_nothing_or_holds_its_mean(name: str, how: str):
     """Means over the one sequence itself, so that the oracle can take its own."""
-    model, heads = tiny(name), {"heads": "0.1"}
+    model, of = tiny(name), {"select": rl.PlaneNumbers((1,)), "heads": "0.1"}
 
     def change(query, key, turned):
         for x in (query, key):
@@ -211,9 +202,9 @@ def test_a_plane_adds_nothing_or_holds_its_mean(name: str, how: str):
         return query * turned, key * turned
 
     if how == "drop":
-        edit = rl.drop(rl.PlaneNumbers((1,)), **heads)
+        edit = rl.drop(**of)
     else:
-        edit = rl.mean_ablate(model, tokens(sequences=1), select=rl.PlaneNumbers((1,)), **heads)
+        edit = rl.mean_ablate(model, random_tokens(sequences=1), **of)
     with rl.edit_rope(model, edit):
         edited = observed(model)
     torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
@@ -231,7 +222,7 @@ def ablated_means(
 
 def test_means_leave_out_padding_and_agree_with_coherence():
     model = tiny("llama_gqa")
-    ids, lengths = tokens(sequences=5), torch.tensor([30, 20, 11, 30, 5])
+    ids, lengths = random_tokens(sequences=5), torch.tensor([30, 20, 11, 30, 5])
     once = ablated_means(model, ids, lengths)
     profile = rl.profile(model, ids, lengths=lengths, surrogates=0)
     ids[lengths[:, None] <= torch.arange(LENGTH)] = 7
@@ -252,6 +243,6 @@ def test_a_rotation_that_depends_on_the_length():
     other.model.rotary_emb.inv_freq = inv_freq * (torch.arange(8) < 4)
     with rl.edit_rope(model, rl.stop_slowest(0.5)):
         torch.testing.assert_close(logits(model), logits(other), rtol=0, atol=1e-4)
-        short = {"input_ids": tokens(length=10)}
-        within = logits(keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4), **short)
-        torch.testing.assert_close(logits(model, **short), within, rtol=0, atol=1e-4)
+        short = random_tokens(length=10)
+        within = logits(keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4), short)
+        torch.testing.assert_close(logits(model, short), within, rtol=0, atol=1e-4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.tiny import random_tokens, tiny
+from oracles.tiny import logits, random_tokens, tiny
 from tiny_checkpoints import save_tiny
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
@@ -29,13 +29,7 @@ PARTS = ("query", "key", "both", "value", "output")
 LENGTH = 20
 
 
-def tokens(seed: int = 0, *, sequences: int = 1, length: int = LENGTH) -> torch.Tensor:
-    return torch.from_numpy(random_tokens(sequences=sequences, length=length, seed=seed))
-
-
-@torch.no_grad()
-def logits(model: PreTrainedModel, given: torch.Tensor) -> torch.Tensor:
-    return model(given, use_cache=False).logits
+tokens = partial(random_tokens, sequences=1, length=LENGTH)
 
 
 def head_outputs(model: PreTrainedModel, given: torch.Tensor, *, layer: int) -> torch.Tensor:
@@ -48,11 +42,6 @@ def head_outputs(model: PreTrainedModel, given: torch.Tensor, *, layer: int) -> 
     with rl.observe(model, see):
         logits(model, given)
     return outputs[layer]
-
-
-@pytest.fixture
-def llama() -> LlamaForCausalLM:
-    return tiny("llama_gqa")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

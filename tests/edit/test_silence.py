@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from oracles.tiny import SUPPORTED, random_tokens, tiny
+from oracles.tiny import logits as logits_of
 from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -21,18 +22,13 @@ PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj")
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def tokens(*, sequences: int = 3, length: int = LENGTH, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(random_tokens(sequences=sequences, length=length, seed=seed))
+tokens = partial(random_tokens, sequences=3, length=LENGTH)
 
 
-@torch.no_grad()
-def logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
-    return model(**{"input_ids": tokens(), **inputs}, use_cache=False).logits
-
-
-@pytest.fixture
-def llama() -> LlamaForCausalLM:
-    return tiny("llama_gqa")
+def logits(
+    model: PreTrainedModel, ids: torch.Tensor | None = None, **mask: torch.Tensor
+) -> torch.Tensor:
+    return logits_of(model, tokens() if ids is None else ids, **mask)
 
 
 @contextmanager
@@ -126,7 +122,7 @@ def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
         with rl.edit_rope(llama, edit):
             with projected(llama) as seen:
                 for row, length in zip(reference, lengths, strict=True):
-                    logits(llama, input_ids=row[None, :length])
+                    logits(llama, row[None, :length])
             expected_mean = torch.cat([x[0, :, 2] for x in seen[1::2]]).mean(0)
             with hooked(llama, {1: [2]}, lambda x, m=expected_mean: m.expand_as(x)):
                 expected = logits(llama)
@@ -141,23 +137,23 @@ def test_a_resample_is_another_sequence(llama: LlamaForCausalLM, sequences: int)
     """Each head of a batch gets another sequence's output, each sequence's once."""
     ids = tokens(sequences=sequences)
     with projected(llama) as plain:
-        before = logits(llama, input_ids=ids)
+        before = logits(llama, ids)
     orders = []
     for seed in range(6):
         with (
             rl.silence_heads(llama, "0.*", to="resample", seed=seed),
             projected(llama) as resampled,
         ):
-            logits(llama, input_ids=ids)
+            logits(llama, ids)
         same = (resampled[0][:, None] == plain[0][None]).flatten(2).all(-1)
         assert not same.diagonal().any()
         orders.append(same.nonzero()[:, 1].tolist())
         assert sorted(orders[-1]) == list(range(sequences))
     assert (len({str(order) for order in orders}) > 1) == (sequences > 2)
     with hooked(llama, {0: [0, 1, 2, 3], 1: [1]}, lambda x: x[orders[3]]):
-        expected = logits(llama, input_ids=ids)
+        expected = logits(llama, ids)
     with rl.silence_heads(llama, "0.*,1.1", to="resample", seed=3):
-        torch.testing.assert_close(logits(llama, input_ids=ids), expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(logits(llama, ids), expected, rtol=0, atol=1e-4)
     assert not torch.allclose(expected, before, atol=1e-2)
 
 
@@ -181,7 +177,7 @@ def test_padding(llama: LlamaForCausalLM, side: str, implementation: str):
     for padding in (5, 50):
         ids = tokens().masked_fill(~real, padding)
         with rl.silence_heads(llama, "0.1", to="mean"):
-            silenced = logits(llama, **inputs, input_ids=ids)
+            silenced = logits(llama, ids, **inputs)
         torch.testing.assert_close(silenced[real], expected[real], rtol=0, atol=1e-4)
 
 
@@ -244,7 +240,7 @@ def test_the_inner_block_counts(llama: LlamaForCausalLM):
 def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
     plain, before = logits(llama), llama.config._attn_implementation
     with pytest.raises(IndexError), rl.silence_heads(llama, "*.*"):
-        logits(llama, input_ids=torch.tensor([[999]]))
+        logits(llama, torch.tensor([[999]]))
     assert llama.config._attn_implementation == before
     assert torch.equal(logits(llama), plain)
 
@@ -272,9 +268,9 @@ def test_what_cannot_be_resampled(llama: LlamaForCausalLM):
     mask = torch.ones_like(tokens())
     mask[1, 14:] = 0
     with rl.silence_heads(llama, "0.1", to="resample"):
-        for inputs in ({"input_ids": tokens(sequences=1)}, {"attention_mask": mask}):
+        for ids, inputs in ((tokens(sequences=1), {}), (tokens(), {"attention_mask": mask})):
             with pytest.raises(BadArgument, match="another sequence of the batch") as refused:
-                logits(llama, **inputs)
+                logits(llama, ids, **inputs)
     assert refused.value.parts["seen"] == "sequences of 20, 14, 20 tokens"
 
 

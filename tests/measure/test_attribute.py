@@ -15,7 +15,7 @@ from ropelens.models.subject import as_subject
 from ropelens.rope.select import PlaneNumbers
 
 FAMILIES = ("llama_gqa", "gemma2", "cohere", "phi", "deepseek_v3", "nanochat")
-TOKENS = torch.from_numpy(random_tokens(sequences=1, length=16, seed=3))
+TOKENS = random_tokens(sequences=1, length=16, seed=3)
 
 
 def lost(logits: torch.Tensor) -> torch.Tensor:

@@ -24,12 +24,7 @@ LENGTH, HEADS = 20, 4
 
 
 def tokens(*, length: int = LENGTH) -> torch.Tensor:
-    return torch.from_numpy(random_tokens(sequences=1, length=length)[0])
-
-
-@pytest.fixture
-def llama() -> LlamaForCausalLM:
-    return tiny("llama_gqa")
+    return random_tokens(sequences=1, length=length)[0]
 
 
 @torch.no_grad()
@@ -60,7 +55,7 @@ def test_against_the_model(name: str):
         seen["attention"], true_attention(model, tokens()), rtol=0, atol=1e-5
     )
     assert_contributions_are_scores(seen)
-    calls, _ = attention_calls(model, tokens().numpy())
+    calls, _ = attention_calls(model, tokens())
     for layer, (call, turning) in enumerate(
         zip(calls, rotations(model, name=name), strict=True)
     ):

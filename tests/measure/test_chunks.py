@@ -24,7 +24,7 @@ from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall
 
 CHUNK = 23
-TOKENS = torch.as_tensor(random_tokens(sequences=3, length=80))
+TOKENS = random_tokens(sequences=3, length=80)
 LENGTHS = torch.tensor([80, 61, 80])
 
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from evaluated import evaluate, logits, telling
-from oracles.tiny import tiny
+from evaluated import evaluate, telling
+from oracles.tiny import logits, tiny
 
 import ropelens as rl
 from ropelens.edit.rope import ModelEdit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -15,8 +17,7 @@ P_ROPE = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.5}
 LENGTHS = torch.tensor([40, 33, 7, 2])
 
 
-def tokens() -> torch.Tensor:
-    return torch.from_numpy(random_tokens(sequences=4, length=40))
+tokens = partial(random_tokens, sequences=4, length=40)
 
 
 @torch.no_grad()

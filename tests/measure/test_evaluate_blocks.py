@@ -105,7 +105,7 @@ def test_labels_that_change():
 def test_label_changes_have_the_documents_drawn_again():
     """Every draw is of the gains of a profile's groups, the same draw in both entries."""
     model = tiny("llama_gqa")
-    given = torch.from_numpy(random_tokens(sequences=9, length=12))
+    given = random_tokens(sequences=9, length=12)
     options = {"documents": torch.arange(9).clamp(max=7)}
     found = rl.evaluate(model, given, edits={"nope": "nope"}, measures="labels", **options)
     profiles = [rl.profile(model, given, surrogates=0, **options)]

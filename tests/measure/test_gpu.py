@@ -35,7 +35,7 @@ def test_bfloat16_on_cuda_measures_and_stays_finite() -> None:
 
 @pytest.mark.parametrize("family", ["llama_gqa", "gpt_oss"])
 def test_captures_and_silences_on_cuda_equal_cpu(family: str) -> None:
-    tokens = torch.from_numpy(random_tokens(sequences=2, length=40))
+    tokens = random_tokens(sequences=2, length=40)
     found = []
     for device in ("cpu", "cuda"):
         model = tiny(family).to(device)

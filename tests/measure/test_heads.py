@@ -8,7 +8,6 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import xarray as xr
 from oracles.tiny import random_tokens, tiny
 from scipy import stats
@@ -240,7 +239,7 @@ def test_confidence_of_one_sequence_is_unknown():
 
 
 def test_the_claim_depends_on_profile_and_seed_alone():
-    tokens = torch.from_numpy(random_tokens(sequences=6, length=20))
+    tokens = random_tokens(sequences=6, length=20)
     profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=40)
     assert profile.sizes["draw"] == 41
     one, same = (classify_heads(profile, resamples=99, seed=5) for _ in range(2))

@@ -53,7 +53,7 @@ class Fitted:
 @functools.cache
 def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fitted:
     """A tiny model with fits to random tokens, the same for all tests."""
-    tokens = torch.from_numpy(random_tokens(sequences=len(lengths), length=max(lengths)))
+    tokens = random_tokens(sequences=len(lengths), length=max(lengths))
     model = tiny(name).double() if double else tiny(name)
     return fitted(model, tokens, torch.tensor(lengths))
 
@@ -115,7 +115,7 @@ def test_batches_change_nothing(name: str, rows: int | str):
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2"])
 def test_padding_changes_nothing(name: str):
     """Neither its tokens nor how much of it there is: of sums, and of fits."""
-    tokens = torch.from_numpy(random_tokens(sequences=3, length=40))
+    tokens = random_tokens(sequences=3, length=40)
     lengths = torch.tensor([30, 8, 19])
     rubbish = tokens.clone()
     for row, length in zip(rubbish, lengths, strict=True):
@@ -133,7 +133,7 @@ def test_padding_changes_nothing(name: str):
 
 def test_a_profile_leaves_the_model_as_it_was():
     """Bit for bit: the pass that fits stops in the middle of the model."""
-    model, tokens = tiny("gpt_oss"), torch.from_numpy(random_tokens(sequences=3, length=30))
+    model, tokens = tiny("gpt_oss"), random_tokens(sequences=3, length=30)
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
         before = model(tokens, use_cache=False).logits
@@ -144,7 +144,7 @@ def test_a_profile_leaves_the_model_as_it_was():
 
 def test_the_same_seed_gives_the_same_numbers():
     model = tiny("llama_gqa")
-    tokens = torch.from_numpy(random_tokens(sequences=8, length=90))
+    tokens = random_tokens(sequences=8, length=90)
     one, same, other = (
         rl.profile(model, tokens, surrogates=1, seed=seed, rows=5) for seed in (1, 1, 2)
     )
@@ -165,7 +165,7 @@ def test_batches_change_nothing_where_rope_depends_on_the_length(name: str):
     """Short sequences run with the frequencies of the longest one, whoever is beside them."""
     rope = LENGTH_DEPENDENT[name] | {"rope_type": name.removeprefix("llama_")}
     model = tiny(name, rope_parameters=rope, max_position_embeddings=16).double()
-    tokens = torch.from_numpy(random_tokens(sequences=3, length=50))
+    tokens = random_tokens(sequences=3, length=50)
     lengths = torch.tensor([10, 40, 12])
     # `context` is how long the longest sequence is, not how wide the table of tokens.
     lengths_of = [planes_of(model, context=context)[0].inv_freq for context in (12, 40)]
@@ -213,7 +213,7 @@ def test_weights_of_sampled_rows_stand_for_all_rows(
 def test_sampled_rows_agree_with_all_rows():
     """Over 24 seeds the mean lies within its standard error: no |z| beyond chance."""
     model = tiny("gemma2").double()
-    tokens = torch.from_numpy(random_tokens(sequences=4, length=60))
+    tokens = random_tokens(sequences=4, length=60)
     of_all, planes = Measurement.of(model, tokens, [60, 44, 60, 23]), planes_of(model)
 
     def measured(**options: int) -> xr.Dataset:
@@ -240,7 +240,7 @@ def test_sampled_rows_agree_with_all_rows():
 
 def test_rows_that_are_looked_at_change_nothing_of_the_budget():
     """Its models are fitted to a sample of their own, and scored on one."""
-    tokens = torch.from_numpy(random_tokens(sequences=4, length=40))
+    tokens = random_tokens(sequences=4, length=40)
     whole, few = (
         rl.profile(tiny("llama_gqa"), tokens, rows=rows, surrogates=0) for rows in ("all", 3)
     )

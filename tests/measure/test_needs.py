@@ -11,7 +11,7 @@ from oracles.tiny import random_tokens, tiny
 import ropelens as rl
 from ropelens.errors import BadArgument
 
-TOKENS = torch.from_numpy(random_tokens(sequences=4, length=24))
+TOKENS = random_tokens(sequences=4, length=24)
 
 
 @pytest.mark.parametrize("how", ["stop", "drop"])

@@ -52,18 +52,17 @@ def assert_close(ours: np.ndarray, true: np.ndarray, *, rtol: float, what: str) 
 
 
 def measured(
-    model: PreTrainedModel, tokens: np.ndarray, lengths: tuple[int, ...], **options: int
+    model: PreTrainedModel, tokens: torch.Tensor, lengths: tuple[int, ...], **options: int
 ) -> xr.Dataset:
     subject = as_subject(model)
     planes = [layer.planes for layer in subject.rotations()]
-    ids = torch.from_numpy(tokens)
-    text = Corpus.of(ids, torch.tensor(lengths), bos=1, named=NAMED)
+    text = Corpus.of(tokens, torch.tensor(lengths), bos=1, named=NAMED)
     sums = collect(Measurement(subject, text, **options), planes)
     return summarize(sums, planes)
 
 
 def true_values(
-    model: PreTrainedModel, tokens: np.ndarray, lengths: Sequence[int], *, name: str
+    model: PreTrainedModel, tokens: torch.Tensor, lengths: Sequence[int], *, name: str
 ) -> dict[str, np.ndarray]:
     edges = offset_edges(tokens.shape[1]).numpy()
     bins = np.stack([edges[:-1], edges[1:]], axis=1)
@@ -191,7 +190,7 @@ def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str, mask: str):
     """Fitted on every other sequence and scored on those between, both ways, all rows."""
     model, tokens = tiny(name, seed=3), random_tokens(sequences=6, length=30, vocabulary=12)
     model = with_mask(model, MASKS[mask]) if mask else model
-    profile = rl.profile(model, torch.from_numpy(tokens), surrogates=0)
+    profile = rl.profile(model, tokens, surrogates=0)
     rows = profile["group_scored"].values
     assert rows.tolist() == [29] * 6
     turning, sinks = rotations(model, name=name), np.arange(30) == 0
@@ -229,10 +228,10 @@ def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str, mask: str):
 
 
 @torch.no_grad()
-def attentions(model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
+def attentions(model: PreTrainedModel, tokens: torch.Tensor) -> np.ndarray:
     """transformers' own weights on one sequence, [layer, head, row, key]."""
     model.set_attn_implementation("eager")
-    out = model(torch.from_numpy(tokens)[None], output_attentions=True, use_cache=False)
+    out = model(tokens[None], output_attentions=True, use_cache=False)
     return np.stack([weights[0].double().numpy() for weights in out.attentions])
 
 
@@ -262,14 +261,14 @@ def test_the_losses_standard_error_is_that_of_a_ratio():
 def test_the_excerpt_is_transformers_attention(name: str):
     model = tiny(name)
     tokens = random_tokens(sequences=2, length=90)
-    excerpts = [torch.from_numpy(tokens[0, :64]), torch.from_numpy(tokens[1, 20:50])]
-    profile = rl.profile(model, torch.from_numpy(tokens), excerpts=excerpts, surrogates=0)
+    excerpts = [tokens[0, :64], tokens[1, 20:50]]
+    profile = rl.profile(model, tokens, excerpts=excerpts, surrogates=0)
     kept = profile["excerpt_attention"]
     assert kept.dtype == np.float32
     for one, excerpt in enumerate(excerpts):
         length = len(excerpt)
         found = kept.values[one, ..., :length, :length]
-        np.testing.assert_allclose(found, attentions(model, excerpt.numpy()), atol=1e-5)
+        np.testing.assert_allclose(found, attentions(model, excerpt), atol=1e-5)
         named = profile["excerpt_token"].values[one].tolist()
         assert named == [*(f"#{t}" for t in excerpt), *[""] * (64 - length)]
     assert np.isnan(kept.values[1, ..., 30:, :]).all()
@@ -277,7 +276,7 @@ def test_the_excerpt_is_transformers_attention(name: str):
 
 def test_an_excerpt_holds_queries_of_any_size():
     """Beyond 65,504, where a float16 ends, to the same 11 bits."""
-    model, tokens = tiny("llama_gqa"), torch.from_numpy(random_tokens(sequences=3, length=40))
+    model, tokens = tiny("llama_gqa"), random_tokens(sequences=3, length=40)
     small = rl.profile(model, tokens, excerpts=[tokens[0]], surrogates=0)["excerpt_query_still"]
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight *= 2.0**16
@@ -299,7 +298,7 @@ def test_repeated_tokens_by_brute_force(name: str):
     assert torch.equal(tokens[:, 1:10], tokens[:, 10:])
     assert all(len(set(row[1:10].tolist())) == 9 for row in tokens)
     assert len({tuple(row.tolist()) for row in tokens}) == REPEATS
-    weights = np.stack([attentions(model, row.numpy()) for row in tokens])
+    weights = np.stack([attentions(model, row) for row in tokens])
     if name == "gpt_oss":  # scores are of what is left to the keys
         weights = weights / weights.sum(-1, keepdims=True)
     again = range(10, 19)
@@ -337,7 +336,7 @@ def test_profile_is_collect_and_summarize_and_says_what_was_run():
     done: list[int] = []
     profile = rl.profile(
         model,
-        torch.from_numpy(tokens),
+        tokens,
         lengths=lengths,
         sinks=NAMED,
         surrogates=1,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -15,8 +17,7 @@ from ropelens.errors import BadArgument
 PLANES = [1, 2]
 
 
-def tokens(*, sequences: int = 4, length: int = 24) -> torch.Tensor:
-    return torch.from_numpy(random_tokens(sequences=sequences, length=length))
+tokens = partial(random_tokens, sequences=4, length=24)
 
 
 def profile(model: PreTrainedModel, heads: str | None) -> xr.Dataset:

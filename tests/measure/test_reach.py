@@ -45,7 +45,7 @@ def test_a_key_turned_farther_scores_as_in_a_run_at_that_distance(name: str) -> 
         return won(call, planes, COPIED, distance, further.double())
 
     wins = look(subject, near, see)[0].numpy()
-    (scores, visible), (real, _) = (scores_of(model, x[0].numpy())[0] for x in (near, far))
+    (scores, visible), (real, _) = (scores_of(model, x[0])[0] for x in (near, far))
     expected = np.zeros((len(scores), 3))
     for head, row in np.ndindex(len(scores), COPIED - 1):
         i, right = near.shape[1] - COPIED + row, 2 + row
@@ -60,13 +60,13 @@ def test_a_key_turned_farther_scores_as_in_a_run_at_that_distance(name: str) -> 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "phi"])
 def test_copies_are_found_as_loops_over_a_run_find_them(name: str) -> None:
-    model, tokens = tiny(name), torch.from_numpy(random_tokens(sequences=2, length=40))
+    model, tokens = tiny(name), random_tokens(sequences=2, length=40)
     apart, draws = (48, 96), 2
     found = rl.reach(model, tokens, copies=apart, draws=draws)
     measured, copied = Measurement.of(model, tokens), 48
     shares = np.zeros((draws, *found["found_share"].shape[1:]))
     for draw, (at, distance) in itertools.product(range(draws), enumerate(apart)):
-        sequence = two_copies(measured, distance, copied, draw)[0].numpy()
+        sequence = two_copies(measured, distance, copied, draw)[0]
         assert (sequence[1 : copied + 1] == sequence[-copied:]).all()
         assert len(sequence) == 1 + distance + copied
         for layer, (scores, visible) in enumerate(scores_of(model, sequence)):

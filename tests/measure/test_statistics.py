@@ -40,7 +40,7 @@ def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int |
     tokens = random_tokens(sequences=3, length=40) % 17
     profile = rl.profile(
         model,
-        torch.from_numpy(tokens),
+        tokens,
         lengths=torch.tensor(LENGTHS),
         statistics=[attention_on(WANTED)],
         surrogates=0,
@@ -65,7 +65,7 @@ def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int |
 
 def test_functions_read_one_attention_whoever_reads_first():
     """Sums by offset, which set the first key to 0, come after all functions."""
-    tokens = torch.from_numpy(random_tokens(sequences=2, length=30))
+    tokens = random_tokens(sequences=2, length=30)
 
     def row(name: str, of, dims: tuple[str, ...] = (), over: str = "rows") -> Statistic:
         return Statistic(name, ("layer", "head", *dims), "1", name, of=of, over=over)
@@ -101,7 +101,7 @@ def wrong(*, name: str = "mine", **changes: object) -> Statistic:
     ],
 )
 def test_statistics_that_are_refused(statistics: list[Statistic], says: str, seen: str):
-    tokens = torch.from_numpy(random_tokens(sequences=1, length=30))
+    tokens = random_tokens(sequences=1, length=30)
     with pytest.raises(BadArgument, match=says) as refused:
         rl.profile(tiny("llama_gqa"), tokens, statistics=statistics)
     assert seen in str(refused.value.parts.get("seen", ""))
@@ -111,7 +111,7 @@ def test_statistics_that_are_refused(statistics: list[Statistic], says: str, see
 
 
 def test_a_profile_has_every_row_as_it_says():
-    tokens = torch.from_numpy(random_tokens(sequences=3, length=12))
+    tokens = random_tokens(sequences=3, length=12)
     profile = rl.profile(tiny("llama_gqa"), tokens)
     for row in MEASURES:
         assert (row.name in profile) == row.saved, row.name

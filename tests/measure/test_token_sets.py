@@ -65,7 +65,7 @@ def test_a_token_whose_only_copy_is_hidden_is_not_repeated():
 def test_the_attention_on_them_is_dense_attention(name: str):
     """A sliding window too, whose keys have repeated what it no longer sees; sinks apart."""
     model = tiny(name).double()
-    tokens = torch.from_numpy(random_tokens(sequences=1, length=40) % len(TEXTS))
+    tokens = random_tokens(sequences=1, length=40) % len(TEXTS)
     sets = {
         "apostrophe_or_apostrophe_s": ["'", "'s"],
         "repeated": "repeated",
@@ -77,7 +77,7 @@ def test_the_attention_on_them_is_dense_attention(name: str):
     measurement = Measurement.of(model, tokens, sinks=[4])
     planes = measurement.subject.planes(40)
     sums = collect(measurement, planes, statistics=statistics)
-    calls, _ = attention_calls(model, tokens[0].numpy())
+    calls, _ = attention_calls(model, tokens[0])
     count = tokens[0].bincount()[tokens].double().log2()
     apart = measurement.text.sinks[0, 0] == 0
     assert not apart[tokens[0] == 4].any()

@@ -8,13 +8,12 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-import torch
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
 
 PACKAGE = str(Path(rl.__file__).parent)
-TOKENS = torch.from_numpy(random_tokens(sequences=3, length=20))
+TOKENS = random_tokens(sequences=3, length=20)
 
 
 def visits(model: object, call: Callable[[], object]) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ from ropelens.models.subject import as_subject
 
 LENGTHS = torch.tensor([40, 23, 31])
 FEW = {"surrogates": 1}  # each is drawn and measured alike
-TOKENS = torch.from_numpy(random_tokens(sequences=3, length=40))
+TOKENS = random_tokens(sequences=3, length=40)
 
 # Families that differ in what the bridge must pass on: windows (of which Mistral's module
 # knows nothing, and Exaone's too much), soft-caps, sinks, rest, pairing, NoPE layers.

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from oracles.recording import attention_calls
-from oracles.tiny import FAMILIES, SUPPORTED, WINDOW, not_as_configured, random_tokens, tiny
+from oracles.tiny import FAMILIES, SUPPORTED, WINDOW, logits, not_as_configured, tiny
+from oracles.tiny import random_tokens as tokens
 from torch.nn.functional import cross_entropy
 from transformers import (
     CONFIG_MAPPING,
@@ -47,20 +48,6 @@ def nothing_stays_wrapped() -> Iterator[None]:
     yield
     assert dict(ALL_ATTENTION_FUNCTIONS) == before
     assert type(ALL_ATTENTION_FUNCTIONS) is AttentionInterface
-
-
-def tokens(*, sequences: int = 2, length: int = LENGTH) -> torch.Tensor:
-    return torch.from_numpy(random_tokens(sequences=sequences, length=length))
-
-
-@torch.no_grad()
-def logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    return model(ids, use_cache=False).logits
-
-
-@pytest.fixture
-def llama() -> LlamaForCausalLM:
-    return tiny("llama_gqa")
 
 
 # the model computes what it always does
@@ -190,7 +177,7 @@ def test_calls_give_the_attention_of_the_model(name: str, implementation: str):
     """Against the weights that transformers' eager attention returns."""
     model = tiny(name)
     ids = tokens(sequences=1)
-    expected, _ = attention_calls(model, ids[0].numpy())
+    expected, _ = attention_calls(model, ids[0])
     model.set_attn_implementation(implementation)
     calls: list[AttentionCall] = []
     with as_subject(model).observe(calls.append):

@@ -8,25 +8,15 @@ import numpy as np
 import pytest
 import torch
 from oracles.recording import attention_calls
-from oracles.tiny import TEN, random_tokens, rotations, tiny
-from transformers import PreTrainedModel
+from oracles.tiny import TEN, logits, random_tokens, rotations, tiny
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall, attention_map
 
-LENGTH = 20
+LENGTH = 30
 Seen = dict[int, tuple[AttentionCall, Planes]]
-
-
-def tokens(*, sequences: int = 2, length: int = LENGTH) -> torch.Tensor:
-    return torch.from_numpy(random_tokens(sequences=sequences, length=length))
-
-
-@torch.no_grad()
-def logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
-    return model(**{"input_ids": tokens(), **inputs}, use_cache=False).logits
 
 
 def noting(seen: Seen) -> Callable[[AttentionCall, Planes], None]:
@@ -38,7 +28,7 @@ def noting(seen: Seen) -> Callable[[AttentionCall, Planes], None]:
 def test_the_planes_are_those_that_the_call_rotates_in(name: str):
     """Against queries, keys and frequencies read from the model; no bit of its output moves."""
     model, seen = tiny(name), {}
-    plain, (true, _) = logits(model), attention_calls(model, tokens()[0].numpy())
+    plain, (true, _) = logits(model), attention_calls(model, random_tokens()[0])
     with rl.observe(model, noting(seen)):
         assert torch.equal(logits(model), plain)
     assert sorted(seen) == list(range(len(true)))
@@ -90,11 +80,11 @@ def test_a_rotation_that_depends_on_the_length():
     model, seen = tiny("llama_dynamic", max_position_embeddings=16), {}
     with rl.observe(model, noting(seen)):
         for length in (10, 40, 12):
-            logits(model, input_ids=tokens(length=length))
+            logits(model, random_tokens(length=length))
             stated = model.model.rotary_emb.inv_freq
             assert torch.equal(seen[1][1].inv_freq, stated), length
     with rl.observe(model, noting(seen)):
-        logits(model, input_ids=tokens(length=40))
+        logits(model, random_tokens(length=40))
         assert (seen[1][1].inv_freq < model.model.rotary_emb.original_inv_freq).any()
 
 
@@ -105,7 +95,7 @@ def test_padding_is_seen(name: str, side: str, implementation: str):
     """A padded sequence attends as it does alone; the others are not told its beginning."""
     model, seen, alone, length = tiny(name), {}, {}, 15
     model.set_attn_implementation(implementation)
-    ids = tokens()
+    ids = random_tokens()
     mask = torch.ones_like(ids)
     real = slice(LENGTH - length, LENGTH) if side == "left" else slice(0, length)
     mask[1] = 0
@@ -114,13 +104,13 @@ def test_padding_is_seen(name: str, side: str, implementation: str):
     with rl.observe(model, noting(seen)):
         logits(model, **inputs)
     with rl.observe(model, noting(alone)):
-        logits(model, input_ids=ids[1:, real])
+        logits(model, ids[1:, real])
     for layer in range(2):
         weights = attention_map(seen[layer][0])[1, :, real, real]
         expected = attention_map(alone[layer][0])[0]
         torch.testing.assert_close(weights, expected, rtol=0, atol=1e-5)
     with rl.observe(model, noting(alone)):
-        logits(model, input_ids=ids[:1])
+        logits(model, ids[:1])
     torch.testing.assert_close(
         attention_map(seen[1][0])[0], attention_map(alone[1][0])[0], rtol=0, atol=1e-5
     )
@@ -135,7 +125,7 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
     """With a cache each step shows its new rows, which attend as without one."""
     model = tiny(name)
     model.set_attn_implementation(implementation)
-    mask = torch.ones_like(tokens())
+    mask = torch.ones_like(random_tokens())
     mask[0, :padded] = 0
     options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     options |= {"attention_mask": mask}
@@ -147,11 +137,11 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
         cached.append((attention_map(call), call.past))
 
     with rl.edit_rope(model, *edits):
-        expected = model.generate(tokens(), **options, cache_implementation=cache)
+        expected = model.generate(random_tokens(), **options, cache_implementation=cache)
         with rl.observe(model, lambda call, planes: whole.append(attention_map(call))):
-            model.generate(tokens(), **options, use_cache=False)
+            model.generate(random_tokens(), **options, use_cache=False)
         with rl.observe(model, note):
-            again = model.generate(tokens(), **options, cache_implementation=cache)
+            again = model.generate(random_tokens(), **options, cache_implementation=cache)
     assert torch.equal(again, expected)
     assert [weights.shape[2] for weights, _ in cached] == [LENGTH] * 2 + [1] * 6
     for true, (weights, past) in zip(whole, cached, strict=True):
@@ -169,5 +159,5 @@ def test_a_cache_of_keys_that_turned_otherwise_is_refused():
         rl.observe(model, noting({})),
         pytest.raises(UnsupportedModel, match="how the keys in this cache") as refused,
     ):
-        model.generate(tokens(length=14), max_new_tokens=8, min_new_tokens=8, do_sample=False)
+        model.generate(random_tokens(length=14), max_new_tokens=8, do_sample=False)
     assert refused.value.parts["try"] == "call the model with use_cache=False"

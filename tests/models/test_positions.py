@@ -15,7 +15,7 @@ import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.positions import positions
 
-TOKENS = torch.from_numpy(random_tokens(sequences=2, length=24, vocabulary=80))
+TOKENS = random_tokens(sequences=2, length=24, vocabulary=80)
 EDIT = rl.stop_slowest(0.5)
 
 

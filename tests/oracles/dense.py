@@ -89,7 +89,7 @@ def log_attention(score: Tensor, visible: Tensor, *, softcap: float | None) -> T
 
 def dense(
     model: transformers.PreTrainedModel,
-    tokens: NDArray[np.int64],
+    tokens: Tensor,
     lengths: Sequence[int] | NDArray[np.int64],
     *,
     rotations: Sequence[LayerRotation],
@@ -123,8 +123,7 @@ def dense(
             for name, x in (token_sums(call, rotation) | of_rows).items():
                 sums[layer][name] = sums[layer][name] + x.numpy()
             scales[layer] = call.scale
-        target = torch.from_numpy(row[1:length])
-        loss -= float(logits[:-1].log_softmax(-1).gather(1, target[:, None]).sum())
+        loss -= float(logits[:-1].log_softmax(-1).gather(1, row[1:length, None]).sum())
     count, rows = int(np.sum(lengths)), int(np.sum(lengths)) - len(lengths)
     if bins is None:
         bins = np.arange(context)[:, None] + [0, 1]

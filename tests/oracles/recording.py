@@ -125,11 +125,11 @@ def recorded_attention(
 
 @torch.no_grad()
 def attention_calls(
-    model: transformers.PreTrainedModel, tokens: NDArray[np.int64]
+    model: transformers.PreTrainedModel, tokens: Tensor
 ) -> tuple[list[AttentionCall], Tensor]:
     """Every layer's attention for one sequence `tokens` [position], and the logits."""
     with recorded_attention(model) as calls:
-        out = model(torch.from_numpy(tokens)[None], output_attentions=True, use_cache=False)
+        out = model(tokens[None], output_attentions=True, use_cache=False)
     assert sorted(calls) == list(range(model.config.num_hidden_layers)), "a layer was silent"
     result = []
     for layer, call in sorted(calls.items()):

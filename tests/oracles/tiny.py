@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from .recording import LayerRotation
 
@@ -336,9 +336,16 @@ def _stated_inv_freq(model: transformers.PreTrainedModel, *, layer: int) -> NDAr
 
 
 def random_tokens(
-    *, sequences: int, length: int, vocabulary: int = 96, seed: int = 0
-) -> NDArray[np.int64]:
+    seed: int = 0, *, sequences: int = 2, length: int = 30, vocabulary: int = 96
+) -> Tensor:
     """Random tokens [sequences, length] in [3, vocabulary), each sequence begun by BOS (1)."""
     tokens = np.random.default_rng(seed).integers(3, vocabulary, size=(sequences, length))
     tokens[:, 0] = COMMON["bos_token_id"]
-    return tokens
+    return torch.from_numpy(tokens)
+
+
+@torch.no_grad()
+def logits(model: nn.Module, ids: Tensor | None = None, **inputs: Tensor) -> Tensor:
+    """Those of `ids`, or of the random tokens by default, without a cache."""
+    ids = random_tokens() if ids is None else ids
+    return model(input_ids=ids, **inputs, use_cache=False).logits

@@ -14,7 +14,7 @@ import ropelens as rl
 from ropelens.report.payload import same_text
 from ropelens.report.tables import beside_name
 
-TEXT = torch.from_numpy(random_tokens(sequences=4, length=40))
+TEXT = random_tokens(sequences=4, length=40)
 BOTH = TEXT[1, :12]
 """The piece of text that both models have read: the second of one, the first of the other."""
 

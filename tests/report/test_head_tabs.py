@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 from in_browser import Opened, playwright, values
 from oracles.tiny import random_tokens, tiny
@@ -22,7 +21,7 @@ LAYER, HEAD = 1, 3
 
 @pytest.fixture(scope="module")
 def reach() -> xr.Dataset:
-    tokens = torch.from_numpy(random_tokens(sequences=8, length=16))
+    tokens = random_tokens(sequences=8, length=16)
     heads, variants = f"0.*,{LAYER}.{HEAD}", ("own", "p-rope:0.5", "nope")
     model = tiny("llama_gqa")
     return rl.reach(model, tokens, heads=heads, variants=variants, copies=[48, 60])

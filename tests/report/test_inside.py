@@ -237,7 +237,7 @@ def test_on_a_phone_the_head_is_a_sheet_and_axe_finds_nothing(browser, opened):
 
 def test_a_rotation_that_follows_the_length_is_not_taken_apart():
     """An excerpt turns by other frequencies than the text: nothing is computed from it."""
-    tokens = torch.from_numpy(random_tokens(sequences=2, length=80))
+    tokens = random_tokens(sequences=2, length=80)
     model = tiny("phi3_longrope", original_max_position_embeddings=50)
     profile = rl.profile(model, tokens, surrogates=0)
     assert profile["excerpt_query_still"].isnull().all()
@@ -247,7 +247,7 @@ def test_a_rotation_that_follows_the_length_is_not_taken_apart():
 
 
 def test_one_sequence_gives_several_pieces_as_they_stand():
-    tokens = torch.from_numpy(random_tokens(sequences=1, length=200))
+    tokens = random_tokens(sequences=1, length=200)
     tokens[0, 0] = 50  # no BOS
     profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=0)
     assert profile.sizes["excerpt"] == 3
@@ -256,7 +256,7 @@ def test_one_sequence_gives_several_pieces_as_they_stand():
 
 
 def test_no_key_leaves_a_sliding_window():
-    tokens = torch.from_numpy(random_tokens(sequences=2, length=40))
+    tokens = random_tokens(sequences=2, length=40)
     model = tiny("mistral_sliding")
     profile = rl.profile(model, tokens, excerpts=[tokens[0, :8]], surrogates=0)
     assert farthest(profile, 0) == farthest(profile, 1) == model.config.sliding_window - 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli_runs import Command, ropelens, save_family
-from oracles.tiny import random_tokens, tiny
+from oracles.tiny import logits, random_tokens, tiny
 from transformers import GPTNeoXConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 
@@ -42,12 +42,6 @@ def built(name: str, variant: str) -> PreTrainedModel:
     return tiny(name, max_position_embeddings=CONTEXT, rope_parameters=parameters)
 
 
-@torch.no_grad()
-def logits(model: PreTrainedModel, *, length: int = 30) -> torch.Tensor:
-    ids = torch.from_numpy(random_tokens(sequences=2, length=length))
-    return model(ids, use_cache=False).logits
-
-
 def test_every_row_is_spelled_here():
     assert {spelled.partition(":")[0] for spelled in SPELLED} == set(VARIANTS)
     assert all(row.usage.startswith(name) for name, row in VARIANTS.items())
@@ -74,9 +68,9 @@ def test_an_edit_by_name_is_the_model_built_so(name: str):
     for spelled in BUILT if name == "llama_gqa" else FEW:
         other = built(name, spelled)
         for length in (30, CONTEXT + 6) if spelled == "dynamic:4" else (30,):
-            expected = logits(other, length=length)
+            expected = logits(other, random_tokens(length=length))
             with rl.edit_rope(model, spelled):
-                edited = logits(model, length=length)
+                edited = logits(model, random_tokens(length=length))
             error = (edited - expected).abs().max()
             assert error < 1e-4, (spelled, length, float(error))
     assert torch.equal(logits(model), before)

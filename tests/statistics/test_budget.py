@@ -206,7 +206,7 @@ def test_a_sequence_alone_is_fitted_and_scored_on_other_rows():
 
 
 def test_a_sequence_alone_has_two_folds_of_rows():
-    tokens = torch.from_numpy(random_tokens(sequences=1, length=60))
+    tokens = random_tokens(sequences=1, length=60)
     sample = Sample.draw(Corpus.of(tokens, torch.tensor([60])), seed=0)
     call, planes = observed_calls(tiny("llama_gqa"), tokens)[0]
     one, other = sample.fit(call, planes, surrogates=0, seed=0).weights.unbind(1)
@@ -215,7 +215,7 @@ def test_a_sequence_alone_has_two_folds_of_rows():
 
 def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
     """Weights that are those of one fold alone: only groups of the other have a gain."""
-    tokens = torch.from_numpy(random_tokens(sequences=4, length=30))
+    tokens = random_tokens(sequences=4, length=30)
     lengths = torch.full((4,), 30)
     text = Corpus.of(tokens, lengths, bos=1)
     call, planes = observed_calls(tiny("llama_gqa"), tokens)[0]
@@ -255,7 +255,7 @@ def test_groups_are_documents_or_stretches_of_one_text():
 def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
     """By counting rows: 5 % of these must see an offset."""
     lengths = [70, 40, 30]
-    tokens = torch.from_numpy(random_tokens(sequences=3, length=70))
+    tokens = random_tokens(sequences=3, length=70)
     model = tiny(name)
     profile = rl.profile(model, tokens, lengths=torch.tensor(lengths), surrogates=0)
     window = 70 if name == "llama_gqa" else model.config.sliding_window
@@ -273,7 +273,7 @@ def test_without_rotation_nothing_is_positional():
     """p = 0: what a head does without rotation is all that it does."""
     model = tiny("llama_gqa")
     model.model.rotary_emb.inv_freq.zero_()
-    tokens = torch.from_numpy(random_tokens(sequences=16, length=50))
+    tokens = random_tokens(sequences=16, length=50)
     profile = rl.profile(model, tokens, surrogates=0)
     rest = profile["total_bits"] - profile["sink_bits"]
     assert float(rest.min()) > 0.1
@@ -282,7 +282,7 @@ def test_without_rotation_nothing_is_positional():
 
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_two_tokens_have_one_row_which_sees_no_second_offset(sequences: int):
-    tokens = torch.from_numpy(random_tokens(sequences=sequences, length=3))
+    tokens = random_tokens(sequences=sequences, length=3)
     lengths = torch.full((sequences,), 2)
     profile = rl.profile(tiny("llama_gqa"), tokens, lengths=lengths)
     np.testing.assert_allclose(profile["offset_mass"][..., 0] + profile["sink_mass"], 1)
@@ -292,7 +292,7 @@ def test_two_tokens_have_one_row_which_sees_no_second_offset(sequences: int):
 
 
 def test_eight_documents_are_the_groups():
-    tokens = torch.from_numpy(random_tokens(sequences=9, length=4))
+    tokens = random_tokens(sequences=9, length=4)
     documents = [0, 0, 1, 2, 3, 4, 5, 6, 7]
     profile = rl.profile(tiny("llama_gqa"), tokens, documents=documents, surrogates=0)
     assert profile.attrs["documents"] == profile.sizes["group"] == 8

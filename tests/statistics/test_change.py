@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,8 +27,7 @@ CONFIGURED = ("llama_gqa", "llama_mqa", "mistral_sliding", "gemma2", "cohere", "
 LENGTHS = torch.tensor([30, 17, 2])
 
 
-def tokens() -> torch.Tensor:
-    return torch.from_numpy(random_tokens(sequences=3, length=30))
+tokens = partial(random_tokens, sequences=3)
 
 
 @torch.no_grad()

@@ -30,7 +30,7 @@ def test_gains_are_scipys_on_tiny_models(name: str):
     model, tokens = tiny(name), random_tokens(sequences=2, length=40)
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
     turning = rotations(model, name=name)
-    ours = observed_calls(model, torch.from_numpy(tokens))
+    ours = observed_calls(model, tokens)
     for layer, head in ((0, 3), (len(ours) - 1, 1)):
         call, planes = ours[layer]
         rows = CallRows(call, all_rows(torch.full((2,), 40)), planes)
@@ -56,7 +56,7 @@ def test_gains_are_scipys_on_tiny_models(name: str):
 
 def test_every_kind_of_sink_has_a_weight_of_its_own():
     """S and P by kind and head, on rows of a window: log P from the whole matrix."""
-    tokens = torch.from_numpy(random_tokens(sequences=3, length=30))
+    tokens = random_tokens(sequences=3, length=30)
     call, planes = observed_calls(tiny("mistral_sliding"), tokens)[0]
     sinks = torch.randint(0, 9, (3, 4, 30), generator=torch.Generator().manual_seed(0))
     sinks = sinks * (sinks <= 3)

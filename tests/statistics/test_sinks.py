@@ -55,11 +55,11 @@ def test_named_tokens_are_sinks_of_a_profile():
     model, tokens = tiny("llama_gqa"), random_tokens(sequences=1, length=30)
     tokens[0, [4, 11, 12]] = 50
     with torch.no_grad():
-        out = model(torch.from_numpy(tokens), output_attentions=True)
+        out = model(tokens, output_attentions=True)
     weights = np.stack([layer[0, :, 1:].double() for layer in out.attentions])
     profile = rl.profile(model, tokens, sinks=[50], surrogates=0)
     assert profile["found_sink"].isnull().all()
-    true = weights[..., (tokens[0] == 50) | (np.arange(30) == 0)].sum(-1).mean(-1)
+    true = weights[..., (tokens[0] == 50) | (torch.arange(30) == 0)].sum(-1).mean(-1)
     np.testing.assert_allclose(profile["sink_mass"], true, rtol=1e-5)
 
 

@@ -27,7 +27,7 @@ from ropelens.statistics.variables import named
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat"])
 def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
     """Each draw, built as an edit would build it and measured as a profile would measure it."""
-    tokens = torch.from_numpy(random_tokens(sequences=4, length=40))
+    tokens = random_tokens(sequences=4, length=40)
     sinks = known_sinks(tokens, bos=1)
     rows, of_keys = (
         sample_rows(torch.full((4,), 40), count=12, seed=0),
