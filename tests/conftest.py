@@ -29,6 +29,8 @@ FILES = [file for room in ROOMS for file in (PACKAGE / room).rglob("*.py")]
 CHECKED = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in FILES}
 check_shapes(sorted(CHECKED - UNCHECKED))
 
+pytest_plugins = ["cli_runs", "trained"]  # fixtures of commands and of training
+
 # The same examples everywhere, and no deadline: neither luck nor a loaded machine is a failure.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("same")

@@ -15,14 +15,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from cli_runs import Command, python
+from cli_runs import Command
 from scipy import stats
 from tiny_checkpoints import save_tiny
 from trained import story
 
 import ropelens as rl
-
-__all__ = ["python"]
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))

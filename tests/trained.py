@@ -70,16 +70,16 @@ def story(lines: int) -> str:
 
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.getbasetemp() / "story.txt"
     path.write_text(story(600), encoding="utf-8")
     return path
 
 
 @pytest.fixture(scope="session")
-def run(text: Path) -> Path:
+def run(prose: Path) -> Path:
     """The folder of a finished run, by OPTIONS: trained once, whoever asks."""
-    return train([text], out=text.parent / "trained-run", **OPTIONS)
+    return train([prose], out=prose.parent / "trained-run", **OPTIONS)
 
 
 def metrics(run: Path) -> list[dict[str, str]]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import cost
+import dense
 import numpy as np
+import peers
 import pytest
 import torch
 from tiny_checkpoints import tiny_llama
 
 import ropelens as rl
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import cost
-import dense
-import peers
 
 
 def test_dense_sums_are_those_of_a_profile() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cli_runs import NAMES, Command, ropelens, text
+from cli_runs import NAMES, Command
 from same import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 
@@ -15,8 +15,6 @@ from ropelens.analysis.analysis import is_measured
 from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument
 from ropelens.models.paths import name_checkpoints
-
-__all__ = ["ropelens", "text"]
 
 STEPS = ("step-000001", "step-000002")
 

@@ -13,14 +13,12 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from cli_runs import NAMES, PLAN, Command, ropelens
+from cli_runs import NAMES, PLAN, Command
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.paths import BUNDLED, bundled_path
-
-__all__ = ["ropelens"]
 
 COLUMNS = (
     "layer,head,label,confidence,positional_fraction,content_fraction,interaction_fraction,"

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import NAMES, Command, Ended, out, ropelens, save_family, text, unharmed
+from cli_runs import NAMES, Command, Ended, save_family, unharmed
 from disk import full_disk
 from tiny_checkpoints import edit_config, edit_weights, save_tiny
 
 from ropelens.files.results import PAGE
-
-__all__ = ["out", "ropelens", "text"]
 
 ANALYSIS = "ropelens.analysis.analyze"
 

@@ -11,14 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_runs import MAIN, NAMES, PLAN, STOPPING, Command, Ended, out, ropelens, text, unharmed
+from cli_runs import MAIN, NAMES, PLAN, STOPPING, Command, Ended, unharmed
 from tiny_checkpoints import save_tiny
 
 from ropelens.files.progress import Advance
 from ropelens.files.results import open_results
 from ropelens.train import loop
-
-__all__ = ["out", "ropelens", "text"]
 
 STOPPED = "ropelens: stopped; nothing half-written is left\n"
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from cli_runs import Command, Ended, ropelens
+from cli_runs import Command, Ended
 from scipy import stats
 from tiny_checkpoints import save_tiny
 from trained import story, train
@@ -19,8 +19,6 @@ from trained import story, train
 import ropelens as rl
 from ropelens.files.results import save
 from ropelens.models.checkpoint import fingerprint
-
-__all__ = ["ropelens"]
 
 FILES = ["comparison.csv", "comparison.nc", "index.html", "run.json"]
 

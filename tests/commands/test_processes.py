@@ -10,18 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import trained
 from cli_runs import MAIN
 from forked import forked, together
 from safetensors.torch import load_file
 from same import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
-from trained import metrics, run, text, train
+from trained import OPTIONS as RECIPE
+from trained import metrics, train
 
 import ropelens as rl
 from ropelens.train import loop
-
-__all__ = ["run", "text"]
 
 # All save after each batch; the last process is killed after its second batch of a stage.
 DIES = """
@@ -179,13 +177,13 @@ def test_a_killed_sweep_goes_on(args: tuple, one: rl.Analysis, tmp_path: Path) -
     assert_same(rl.open(out).truncation, one.truncation)
 
 
-def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, text: Path, tmp_path: Path) -> None:
+def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, prose: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    ended = forked(1, DIES_LEARNING, text, out, torch.get_num_threads())
+    ended = forked(1, DIES_LEARNING, prose, out, torch.get_num_threads())
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert not (out / "model.safetensors").exists()
     (out / f".{loop.CHECKPOINT}.part").write_text("as a kill while it is written leaves it")
-    train([text], out=out, **trained.OPTIONS)
+    train([prose], out=out, **RECIPE)
     assert metrics(out) == metrics(run)
     resumed, whole = load_file(out / "model.safetensors"), load_file(run / "model.safetensors")
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)

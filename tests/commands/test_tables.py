@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
+import families
 import numpy as np
 import pytest
-from cli_runs import Command, ropelens, save_family
+from cli_runs import Command, save_family
 from tiny_checkpoints import save_tiny
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-import families
-
-__all__ = ["ropelens"]
 
 
 def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path) -> None:

@@ -11,13 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
-from cli_runs import NAMES, Command, Ended, ropelens
+from cli_runs import NAMES, Command, Ended
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.measure.truncation_table import COLUMNS, summarize_truncation
-
-__all__ = ["ropelens"]
 
 FILES = tuple(sorted((*NAMES, "truncation.csv", "truncation.nc")))
 FEW = ("--keep", "1,0.5", "--controls", 1, "--sequences", 4, "--surrogates", 2)

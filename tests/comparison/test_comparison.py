@@ -11,18 +11,7 @@ import torch
 import xarray as xr
 from scipy import stats
 from synthetic_comparison import synthetic_comparison
-from trained import (
-    NANO,
-    SEQUENCES,
-    VARIANTS,
-    comparison,
-    copy_of,
-    measured,
-    run_folder,
-    runs_in,
-    story,
-    study,
-)
+from trained import NANO, SEQUENCES, VARIANTS, copy_of, run_folder, runs_in, story
 from transformers import AutoModelForCausalLM
 
 import ropelens as rl
@@ -34,8 +23,6 @@ from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.models.paths import sample_path
 from ropelens.train.data import documents_of, sequences_of, train_tokenizer
-
-__all__ = ["comparison", "measured", "study"]
 
 
 def test_validation_text_is_spread_and_was_held_out(study: Path) -> None:

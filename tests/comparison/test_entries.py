@@ -8,12 +8,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from trained import NANO, VARIANTS, copy_of, run_folder, runs_in, study
+from trained import NANO, VARIANTS, copy_of, run_folder, runs_in
 
 from ropelens.comparison.entries import find_entries
 from ropelens.errors import BadArgument, RopelensError
-
-__all__ = ["study"]
 
 
 def test_a_study_is_its_runs_in_its_order(study: Path) -> None:

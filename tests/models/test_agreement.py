@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_runs import Command, ropelens
+from cli_runs import Command
 from oracles.tiny import tiny
 from tiny_checkpoints import save_tiny
 from torch import nn
@@ -18,8 +18,6 @@ from transformers.models.mistral import modeling_mistral
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
-
-__all__ = ["ropelens"]
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 LINEAR = {**ROPE, "rope_type": "linear", "factor": 4.0}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import families
 import numpy as np
 import pytest
 import torch
@@ -14,9 +14,6 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-import families
 
 HYBRIDS = (
     *("Qwen3_5", "Qwen3Next", "Lfm2", "Lfm3", "FalconH1", "Bamba", "GraniteMoeHybrid"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import Command, ropelens, save_family
+from cli_runs import Command, save_family
 from oracles.tiny import logits, random_tokens, tiny
 from transformers import GPTNeoXConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
@@ -18,8 +18,6 @@ from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.subject import as_subject
 from ropelens.models.variants import frequencies
 from ropelens.rope.variants import VARIANTS, Shape, parse_variant
-
-__all__ = ["ropelens"]
 
 SPELLED = [
     *("rope", "rope:5000", "abf:500000", "nope", "nope-every:2"),

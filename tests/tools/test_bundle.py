@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import bundle
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from trained import run, text
 from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument
 from ropelens.models.paths import BUNDLED
 from ropelens.train.data import held_out_sequences
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-import bundle
-from bundle import write_bundle
-
-__all__ = ["run", "text"]
-
 
 def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "nano"
     monkeypatch.setattr(bundle, "MEASURED", 3)
-    measured = write_bundle(
+    measured = bundle.write_bundle(
         run, out=out, recipe="ropelens train --text story.txt", text="a story", documents=4
     )
     told = (out / "README.md").read_text()
@@ -54,7 +47,9 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "nano-step-8"
-    measured = write_bundle(run, out=out, recipe="ropelens train", text="a story", step=8)
+    measured = bundle.write_bundle(
+        run, out=out, recipe="ropelens train", text="a story", step=8
+    )
     told = (out / "README.md").read_text()
     assert f"tokens seen: {8 * 4 * 32:,} (8 steps of 128, of the 60" in told
     assert "Without text of its own" in told
@@ -65,7 +60,7 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -
     facts = json.loads((out / "bundle.json").read_text())
     assert facts == {"tokens": 8 * 4 * 32, "step": 8, "validation_loss": measured.full_loss}
     with pytest.raises(BadArgument, match="did not keep step 9"):
-        write_bundle(run, out=tmp_path / "none", recipe="", text="", step=9)
+        bundle.write_bundle(run, out=tmp_path / "none", recipe="", text="", step=9)
     assert not (tmp_path / "none").exists()
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
+import families
 import pytest
 import torch
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.subject import as_subject
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-import families
 
 TABLE = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", families.PAGE.read_text(), re.M))
 

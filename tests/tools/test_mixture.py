@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 
+import mixture
 import numpy as np
 from scipy import stats
 from transformers import AutoTokenizer
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import mixture  # noqa: E402
 
 LINE_END = 999
 WORDS = np.arange(200, 900)

@@ -11,7 +11,7 @@ import torch
 from accelerate.data_loader import SeedableRandomSampler
 from safetensors.torch import load_file
 from torch import Tensor
-from trained import NANO, OPTIONS, metrics, text, train
+from trained import NANO, OPTIONS, metrics, train
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, set_seed
 from transformers.optimization import get_wsd_schedule
 
@@ -20,14 +20,12 @@ from ropelens.train.loop import batches, learning_rate
 from ropelens.train.run import model_config
 from ropelens.train.settings import SIZES, Settings
 
-__all__ = ["text"]
-
 STEPS = 66  # two more than an epoch; a quarter of the 64 after the warm-up is 16
 RECIPE = OPTIONS | {"steps": STEPS, "precision": "fp32"}
 
 
 @pytest.fixture(scope="module")
-def learnt(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Tensor]]:
+def learnt(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Tensor]]:
     """A run by RECIPE, and the tokens of its every pass in their order."""
     seen: list[Tensor] = []
     forward = LlamaForCausalLM.forward
@@ -39,7 +37,7 @@ def learnt(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LlamaForCausalLM, "forward", watched)
-        return train([text], out=tmp_path_factory.mktemp("recipe"), **RECIPE), seen
+        return train([prose], out=tmp_path_factory.mktemp("recipe"), **RECIPE), seen
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.25, 0.0])
@@ -165,9 +163,9 @@ def test_spread_is_from_the_first_to_the_last() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
 def test_a_compiled_run_has_the_losses_of_one_that_is_not(
-    learnt: tuple[Path, list[Tensor]], text: Path, tmp_path: Path
+    learnt: tuple[Path, list[Tensor]], prose: Path, tmp_path: Path
 ) -> None:
-    run = train([text], out=tmp_path, **RECIPE, compile=True)
+    run = train([prose], out=tmp_path, **RECIPE, compile=True)
     AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
     losses = train_losses(learnt[0])
     np.testing.assert_allclose(train_losses(run), losses, rtol=1e-3)

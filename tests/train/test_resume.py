@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from trained import OPTIONS, metrics, run, text, train
+from trained import OPTIONS, metrics, train
 
 from ropelens.errors import BadText
 from ropelens.train import loop
 
-__all__ = ["run", "text"]
-
 
 @pytest.mark.parametrize("step", [24, 60])
 def test_a_stop_after_any_step(
-    run: Path, text: Path, tmp_path: Path, step: int, capfd: pytest.CaptureFixture[str]
+    run: Path, prose: Path, tmp_path: Path, step: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Between rows of metrics.csv, each the mean of ten steps, and after the last."""
     save = loop.save_checkpoint
@@ -28,9 +26,9 @@ def test_a_stop_after_any_step(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", save_and_stop)
         with pytest.raises(KeyboardInterrupt):
-            train([text], out=tmp_path, checkpoint_seconds=0, **OPTIONS)
+            train([prose], out=tmp_path, checkpoint_seconds=0, **OPTIONS)
     assert not (tmp_path / "model.safetensors").exists()
-    train([text], out=tmp_path, **OPTIONS)
+    train([prose], out=tmp_path, **OPTIONS)
     assert f"resuming from step {step}\n" in capfd.readouterr().err
     assert not (tmp_path / loop.CHECKPOINT).exists()
     assert metrics(tmp_path) == metrics(run)
@@ -40,13 +38,13 @@ def test_a_stop_after_any_step(
     assert {folder.name for folder in history} == {folder.name for folder in expected}
 
 
-def test_what_a_failed_start_wrote_is_not_read(text: Path, tmp_path: Path) -> None:
+def test_what_a_failed_start_wrote_is_not_read(prose: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     (tmp_path / "short.txt").write_text("Too short.")
     with pytest.raises(BadText, match=r"0 sequences for train\.npy of the 4 that are needed"):
         train([tmp_path / "short.txt"], out=out, **OPTIONS)
     with pytest.raises(BadText, match=r"too short at a context of 32[\s\S]*for valid\.npy"):
-        train([text], valid=[tmp_path / "short.txt"], out=out, **OPTIONS)
+        train([prose], valid=[tmp_path / "short.txt"], out=out, **OPTIONS)
     assert (out / "data" / "train.npy").exists()
-    train([text], out=out, **OPTIONS | {"steps": 2})
+    train([prose], out=out, **OPTIONS | {"steps": 2})
     assert metrics(out)[-1]["valid_loss"]

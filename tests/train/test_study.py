@@ -9,15 +9,13 @@ import pytest
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file
-from trained import OPTIONS, STUDY, study, train
+from trained import OPTIONS, STUDY, train
 from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument, RopelensError
 from ropelens.models.rope import measure_rope
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.study import run_study, runs_of
-
-__all__ = ["study"]
 
 SMALL = 'sizes = ["nano"]\ncontext = 32\nvocabulary = 300\n'
 

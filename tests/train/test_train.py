@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from trained import OPTIONS, metrics, run, story, text, train
+from trained import OPTIONS, metrics, story, train
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from ropelens.errors import BadArgument, BadText
@@ -22,8 +22,6 @@ from ropelens.train.data import prepare_data, read_texts, sequences_of
 from ropelens.train.loop import TrainingFailed, write_history
 from ropelens.train.run import model_config
 from ropelens.train.settings import Settings, get_size
-
-__all__ = ["run", "text"]
 
 
 def test_a_finished_run_is_a_checkpoint(run: Path) -> None:
@@ -50,49 +48,49 @@ def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("file", ["config.json", "study.json", "history", "run.json"])
-def test_another_model_is_not_written_over(text: Path, tmp_path: Path, file: str) -> None:
+def test_another_model_is_not_written_over(prose: Path, tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text("{}")
     with pytest.raises(BadArgument, match="holds a model, a run, a study or other results"):
-        train([text], out=tmp_path, **OPTIONS)
+        train([prose], out=tmp_path, **OPTIONS)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {file: "{}"}
 
 
-def test_other_settings_are_refused(run: Path, text: Path, tmp_path: Path) -> None:
+def test_other_settings_are_refused(run: Path, prose: Path, tmp_path: Path) -> None:
     with pytest.raises(BadArgument) as caught:
-        train([text], out=run, **OPTIONS | {"seed": 1})
+        train([prose], out=run, **OPTIONS | {"seed": 1})
     assert caught.value.what == f"the run in {run} was made with other settings."
     assert "seed: 0, now 1" in str(caught.value)
     with pytest.raises(BadArgument, match="vocabulary: 300, now 400"):
-        train([text], out=run, data=tmp_path / "data", **OPTIONS | {"vocabulary": 400})
+        train([prose], out=run, data=tmp_path / "data", **OPTIONS | {"vocabulary": 400})
     assert not (tmp_path / "data").exists()
     changed = tmp_path / "changed.txt"
-    changed.write_text(text.read_text() + "More.")
+    changed.write_text(prose.read_text() + "More.")
     with pytest.raises(BadArgument, match="text_sha256"):
         train([changed], out=run, **OPTIONS)
 
 
-def test_an_unknown_variant_leaves_nothing(text: Path, tmp_path: Path) -> None:
+def test_an_unknown_variant_leaves_nothing(prose: Path, tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match="No RoPE variant is called 'warp'"):
-        train([text], out=tmp_path / "run", **OPTIONS | {"variant": "warp"})
+        train([prose], out=tmp_path / "run", **OPTIONS | {"variant": "warp"})
     assert not (tmp_path / "run").exists()
 
 
-def test_validation_text_that_is_learnt_from(text: Path, tmp_path: Path) -> None:
+def test_validation_text_that_is_learnt_from(prose: Path, tmp_path: Path) -> None:
     with pytest.raises(BadText, match="All of the validation text is also text to learn from"):
-        train([text], valid=[text], out=tmp_path / "run", **OPTIONS)
+        train([prose], valid=[prose], out=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()
     other = tmp_path / "other.txt"
     other.write_text(story(80)[7:])
     with pytest.warns(UserWarning, match="1 validation documents are also learnt from"):
-        train([text], valid=[text, other], out=tmp_path / "run", **OPTIONS | {"steps": 2})
+        train([prose], valid=[prose, other], out=tmp_path / "run", **OPTIONS | {"steps": 2})
 
 
 def test_tokens_that_were_made_before(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stages of sequences of 16 and of 32 tokens, of which a study's runs learn as well."""
     made = tmp_path / "made"
-    prepare_data(made, read_texts([text], [], data=made), Settings(**OPTIONS))
+    prepare_data(made, read_texts([prose], [], data=made), Settings(**OPTIONS))
     rows = np.load(made / "train.npy")
     np.save(made / "one.npy", rows[:16].reshape(32, 16))
     np.save(made / "two.npy", rows[16:40])
@@ -118,17 +116,17 @@ def test_tokens_that_were_made_before(
     (made / "tokenizer.json").write_bytes(b"{")
     with pytest.raises(BadArgument, match=r"tokenizer_sha256: .*, now"):
         train(data=made, out=tmp_path / "fourth", **options)
-    prepare_data(tmp_path / "whole", read_texts([text], [], data=made), Settings(**OPTIONS))
+    prepare_data(tmp_path / "whole", read_texts([prose], [], data=made), Settings(**OPTIONS))
     made = tmp_path / "whole"
     np.save(made / "train.npy", rows[:4, :24])
     with pytest.raises(BadArgument, match="has a stage that steps of 4 x 32 tokens cannot"):
         train(data=made, out=tmp_path / "third", **options)
 
 
-def test_divergence_stops_the_run(text: Path, tmp_path: Path) -> None:
+def test_divergence_stops_the_run(prose: Path, tmp_path: Path) -> None:
     stopped = r"training stopped at step \d+: the loss is not a finite number\."
     with pytest.raises(TrainingFailed, match=stopped):
-        train([text], out=tmp_path / "run", **OPTIONS | {"learning_rate": 1e30})
+        train([prose], out=tmp_path / "run", **OPTIONS | {"learning_rate": 1e30})
     assert not (tmp_path / "run" / "model.safetensors").exists()
     for path in (tmp_path / "run" / "history").rglob("*.safetensors"):
         assert all(weight.isfinite().all() for weight in load_file(path).values())
