@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import pandas as pd
 import pytest
 from oracles.tiny import tiny
 from tiny_checkpoints import save_tiny
 
 from ropelens.commands.app import main
 from ropelens.errors import RopelensError
+from ropelens.measure.claims import ledger
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLAN = "ropelens: plan: "
@@ -93,6 +95,18 @@ def python(capfd: pytest.CaptureFixture[str]) -> Command:
         )
 
     return run
+
+
+@pytest.fixture(autouse=True, scope="session")
+def few_draws() -> Iterator[None]:
+    """Claims of which nobody says how often to draw are drawn 60 times, not 1,000."""
+
+    def few(*args: object, draws: int = 1000, **options: object) -> pd.DataFrame:
+        return ledger(*args, draws=60 if draws == 1000 else draws, **options)
+
+    places = ("ropelens.report.page", "ropelens.measure.tried_claims")
+    with mock.patch(f"{places[0]}.ledger", few), mock.patch(f"{places[1]}.ledger", few):
+        yield
 
 
 @pytest.fixture

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from oracles.tiny import tiny  # and transformers: under the hook no bytecode is kept
-from shapes import check_shapes
-from transformers import LlamaForCausalLM
 
 # Shapes stand in signatures, and tests hold every call to them. Before ropelens is imported.
 ROOMS = ["rope", "statistics", "models", "edit", "measure", "comparison", "analysis"]
@@ -27,9 +24,15 @@ if "slow" not in sys.argv and "ALLSHAPES" not in os.environ:
 PACKAGE = Path(__file__).parents[1] / "ropelens"
 FILES = [file for room in ROOMS for file in (PACKAGE / room).rglob("*.py")]
 CHECKED = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in FILES}
-check_shapes(sorted(CHECKED - UNCHECKED))
 
-pytest_plugins = ["cli_runs", "trained"]  # fixtures of commands and of training
+# The process that hands tests out to others runs none, and imports nothing slow.
+if "PYTEST_XDIST_WORKER" in os.environ or "--numprocesses" not in sys.argv:
+    import scipy.stats  # noqa: F401  # before the hook, under which no bytecode is kept
+    import transformers.modeling_utils  # noqa: F401
+    from shapes import check_shapes
+
+    check_shapes(sorted(CHECKED - UNCHECKED))
+    pytest_plugins = ["oracles.tiny", "cli_runs", "trained"]  # which hold fixtures
 
 # The same examples everywhere, and no deadline: neither luck nor a loaded machine is a failure.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)
@@ -40,11 +43,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 # Tables and help are as wide as the terminal says, and that of whoever runs the tests differs.
 os.environ["COLUMNS"] = "80"
-
-
-@pytest.fixture
-def llama() -> LlamaForCausalLM:
-    return tiny("llama_gqa")
 
 
 @pytest.fixture(scope="session")

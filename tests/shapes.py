@@ -36,25 +36,33 @@ def kind(value: object) -> object:
 
 
 class Checks:
-    """The checks of one function, and the kinds of calls that passed."""
+    """The checks of one function, made when it is first called, and the kinds that passed."""
 
     def __init__(self, function: FunctionType, typechecker: Callable[..., Any]) -> None:
+        self.function, self.typechecker = function, typechecker
         self.passed: set[object] = set()
-        result: list[object] = []
-        signature = inspect.signature(function)
+        self.result: list[object] = []
+
+    @functools.cached_property
+    def of_all(self) -> Callable[..., object]:
+        return self.checked(inspect.signature(self.function))
+
+    @functools.cached_property
+    def of_given(self) -> Callable[..., object]:
+        signature = inspect.signature(self.function)
+        return self.checked(signature.replace(return_annotation=signature.empty))
+
+    def checked(self, signature: inspect.Signature) -> Callable[..., object]:
+        """What returns the result that is held ready, if all is as `signature` says."""
+        function, result = self.function, self.result
 
         def stand_in(*_: object, **__: object) -> object:
             return result.pop()
 
-        def checked(signature: inspect.Signature) -> Callable[..., object]:
-            names = (function.__globals__, function.__name__, None, stand_in.__closure__)
-            copy = functools.wraps(function)(FunctionType(stand_in.__code__, *names))
-            copy.__signature__ = signature
-            return jaxtyped(copy, typechecker=typechecker)
-
-        self.result = result
-        self.of_given = checked(signature.replace(return_annotation=signature.empty))
-        self.of_all = checked(signature)
+        names = (function.__globals__, function.__name__, None, stand_in.__closure__)
+        copy = functools.wraps(function)(FunctionType(stand_in.__code__, *names))
+        copy.__signature__ = signature
+        return jaxtyped(copy, typechecker=self.typechecker)
 
     def call(self, function: FunctionType, args: tuple, kwargs: dict[str, object]) -> object:
         given = kind((args, kwargs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import xarray as xr
+from filelock import FileLock
 
 import ropelens as rl
 from ropelens.comparison.entries import Entry, find_entries
@@ -70,6 +72,13 @@ def story(lines: int) -> str:
 
 
 @pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes that run tests."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
 def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.getbasetemp() / "story.txt"
     path.write_text(story(600), encoding="utf-8")
@@ -77,9 +86,10 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run(prose: Path) -> Path:
+def run(place: Path, prose: Path) -> Path:
     """The folder of a finished run, by OPTIONS: trained once, whoever asks."""
-    return train([prose], out=prose.parent / "trained-run", **OPTIONS)
+    with FileLock(place / "run.lock"):
+        return train([prose], out=place / "trained-run", **OPTIONS)
 
 
 def metrics(run: Path) -> list[dict[str, str]]:
@@ -92,13 +102,15 @@ def metrics(run: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(place: Path) -> Path:
     """The folder of three variants and two seeds, of two steps each: trained once."""
-    place = tmp_path_factory.getbasetemp() / "study"
-    place.mkdir(exist_ok=True)
-    (place / "story.txt").write_text(story(2000), encoding="utf-8")
-    (place / "study.toml").write_text(STUDY)
-    return run_study(place / "study.toml", out=place / "runs")
+    folder = place / "study"
+    with FileLock(place / "study.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "story.txt").write_text(story(2000), encoding="utf-8")
+            (folder / "study.toml").write_text(STUDY)
+        return run_study(folder / "study.toml", out=folder / "runs")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -23,31 +24,20 @@ def saved(folder: Path, *, seed: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("names", [["one"], ["one", "two"]])
-def test_saved_analyses_become_a_ledger(tmp_path: Path, names: list[str]) -> None:
-    folders = [str(saved(tmp_path / name, seed=n)) for n, name in enumerate(names)]
-    ended = CliRunner().invoke(app, ["claims", *folders, "--out", str(tmp_path / "out")])
-    assert ended.exit_code == 0, ended.output
-    assert ended.stdout.strip() == str(tmp_path / "out" / "index.html")
-    table = pd.read_csv(tmp_path / "out" / "claims.csv")
-    assert table["model"].unique().tolist() == names
-    record = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert record["kind"] == "claims"
-    assert record["findings"][0].startswith("Of ")
-    again = ["claims", str(tmp_path / "out"), str(saved(tmp_path / "last", seed=9))]
-    ended = CliRunner().invoke(app, [*again, "--out", str(tmp_path / "all")])
-    assert ended.exit_code == 0, ended.output
-    every = pd.read_csv(tmp_path / "all" / "claims.csv")
-    assert every["model"].unique().tolist() == [*names, "last"]
-    pd.testing.assert_frame_equal(every.iloc[: len(table)], table)
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the analyses one and two beside it."""
+    place = tmp_path_factory.mktemp("ledger")
+    folders = [saved(place / name, seed=n) for n, name in enumerate(("one", "two"))]
+    return written(*folders, place / "both")
 
 
-def test_a_ledger_is_not_written_over_an_analysis(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "one", seed=0)
-    with pytest.raises(rl.BadArgument, match="would replace"):
-        CliRunner().invoke(
-            app, ["claims", str(folder), "--out", str(folder)], catch_exceptions=False
-        )
+def written(*folders: Path) -> Path:
+    """The ledger of all but the last folder, which is where it is."""
+    *given, out = map(str, folders)
+    ended = CliRunner().invoke(app, ["claims", *given, "--out", out])
+    assert (ended.exit_code, ended.stdout) == (0, f"{out}/index.html\n"), ended.output
+    return folders[-1]
 
 
 def said(*words: str | Path) -> str:
@@ -57,28 +47,43 @@ def said(*words: str | Path) -> str:
     return refused.value.line
 
 
-def test_a_model_that_would_be_in_a_ledger_twice_is_refused(tmp_path: Path) -> None:
-    one, two = (saved(tmp_path / name, seed=n) for n, name in enumerate(("one", "two")))
-    both = tmp_path / "both"
-    ended = CliRunner().invoke(app, ["claims", str(one), str(two), "--out", str(both)])
-    assert ended.exit_code == 0, ended.output
-    for more in ([both, one], [two, both]):
+def test_saved_analyses_become_a_ledger_and_ledgers_one(ledger: Path, tmp_path: Path) -> None:
+    table = pd.read_csv(ledger / "claims.csv")
+    assert table["model"].unique().tolist() == ["one", "two"]
+    record = json.loads((ledger / "run.json").read_text())
+    assert record["kind"] == "claims"
+    assert record["findings"][0].startswith("Of ")
+    last = written(saved(tmp_path / "last", seed=9), tmp_path / "of last")
+    every = pd.read_csv(written(ledger, last, tmp_path / "all") / "claims.csv")
+    assert every["model"].unique().tolist() == ["one", "two", "last"]
+    pd.testing.assert_frame_equal(every.iloc[: len(table)], table)
+
+
+def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(
+    ledger: Path, tmp_path: Path
+) -> None:
+    one, two = (ledger.parent / name for name in ("one", "two"))
+    assert "would replace" in said("claims", one, "--out", one)
+    for more in ([ledger, one], [two, ledger]):
         words = said("claims", *more, "--out", tmp_path / "out")
         assert words.startswith("A ledger has each model once; seen: ")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("damage", ["other columns", "empty", "no keys", "no table"])
-def test_a_ledger_that_cannot_be_read_is_refused_in_a_line(tmp_path: Path, damage: str) -> None:
-    folder = tmp_path / "ledger"
-    first = ["claims", str(saved(tmp_path / "one", seed=0)), "--out", str(folder)]
-    assert CliRunner().invoke(app, first).exit_code == 0
-    if damage == "no keys":
-        (folder / "run.json").write_text(json.dumps({"kind": "claims"}))
-    elif damage == "no table":
-        (folder / "claims.csv").unlink()
+@pytest.mark.parametrize(
+    "damage", ["run.json kind", "claims.csv claim,model", "claims.csv", ""]
+)
+def test_a_ledger_that_cannot_be_read_is_refused_in_a_line(
+    ledger: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = Path(shutil.copytree(ledger, tmp_path / "ledger"))
+    name, _, content = damage.partition(" ")
+    if name == "run.json":
+        (folder / name).write_text('{"kind": "claims"}')
+    elif name:
+        (folder / name).write_text(content)
     else:
-        (folder / "claims.csv").write_text("" if damage == "empty" else "claim,model\na,b\n")
+        (folder / "claims.csv").unlink()
     words = said("claims", folder, "--out", tmp_path / "out")
     assert words.startswith(f"The claims in {folder} cannot be read; seen: ")
 

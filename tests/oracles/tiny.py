@@ -283,6 +283,12 @@ def tiny(name: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrain
     return model.eval()
 
 
+@pytest.fixture
+def llama() -> transformers.LlamaForCausalLM:
+    """The usual one, which a test may change."""
+    return tiny("llama_gqa")
+
+
 @torch.no_grad()
 def spread_weights(
     model: nn.Module, *, seed: int, std: float = INITIAL_STD, head_norms: float = 1.0
