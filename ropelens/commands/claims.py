@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +18,6 @@ from ropelens.models.loading import option
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-
-TRIED = 4
-"""Sequences on which planes stop, at most."""
 
 
 @with_options(Options, only=Options.__dataclass_fields__.keys() - {"prompts", "attention_on"})
@@ -39,9 +37,7 @@ def claims(
     tokenizer: Tokenizer = None,
     quick: Annotated[
         bool,
-        option(
-            None, "Leave out the claims for which planes of the model stop.", name="--quick"
-        ),
+        option(None, "Leave out the claims for which the model runs again.", name="--quick"),
     ] = False,
     options: Options,
 ) -> None:
@@ -58,7 +54,7 @@ def claims(
       ropelens claims analyzed/llama analyzed/qwen --out out
       ropelens claims ./my-llama --text book.txt --out out
     """
-    from ropelens.files.results import check_out, other_place, read_record
+    from ropelens.files.results import PAGE, check_out, other_place, read_record
 
     check_out(out, "claims")
     with opening(show_progress, "starting"):  # torch and transformers take seconds
@@ -68,26 +64,31 @@ def claims(
         from ropelens.models.paths import name_checkpoints
         from ropelens.report.claims import read_ledger
         from ropelens.report.tables import short_facts
+    given = name_checkpoints(models or ["bundled"])
     ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
-    for name, place in name_checkpoints(models or ["bundled"]).items():
+    for name, place in given.items():
         kind = read_record(place).get("kind")
         if kind in (None, "comparison") and not (text or place.startswith("bundled")):
             raise other_place(place, "what ropelens analyze wrote, or a model with --text FILE")
-        ledgers[name] = read_ledger(place) if kind == "claims" else (None, {name: place})
+        new = {name: {"page": PAGE} if kind else {}}
+        ledgers[name] = read_ledger(place) if kind == "claims" else (None, new)
     names = [name for _, of in ledgers.values() for name in of]
     if len(set(names)) < len(names):
         raise BadArgument("A ledger has each model once.", seen=", ".join(names))
     tables: list[pd.DataFrame] = []
     runs: dict[str, Any] = {}
     for name, (table, of) in ledgers.items():
-        runs |= of
         if table is None:
-            profile, more = _measured(of[name], text, tokenizer, options)
+            profile, more = _measured(given[name], text, tokenizer, options)
             with opening(show_progress, "testing"):
                 table = test_claims(profile, seed=options.seed, **({} if quick else more))
             table = table.assign(model=name)
-            facts, tokens = ", ".join(short_facts(profile)), profile.attrs["tokens_sha256"]
-            runs[name] = {"facts": facts, "tokens_sha256": tokens}
+            of[name]["facts"] = ", ".join(short_facts(profile))
+            of[name]["tokens_sha256"] = profile.attrs["tokens_sha256"]
+        for run in of.values():
+            if "page" in run:  # that of the analysis, which has the figures
+                run["page"] = relpath(Path(given[name]) / run["page"], out)
+        runs |= of
         tables.append(table)
     _write(out, pd.concat(tables), runs)
     finish(out)
@@ -128,8 +129,8 @@ def _measured(
         return open_results(Path(place) / "profile.nc", "profile"), {}
     analysis = analyze(place, text, options, tokenizer=tokenizer, progress=show_progress)
     assert analysis.sequences is not None
-    read = analysis.sequences
-    some = slice(None, None, -(-len(read.tokens) // TRIED))
-    documents = None if read.documents is None else read.documents[some]
-    more = {"tokens": read.tokens[some], "lengths": read.lengths[some], "documents": documents}
-    return analysis.profile, more | {"model": analysis.model}
+    read = {
+        name: getattr(analysis.sequences, name) for name in ("tokens", "lengths", "documents")
+    }
+    more = {"model": analysis.model, "tokenizer": analysis.tokenizer}
+    return analysis.profile, more | read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -27,12 +27,14 @@ class Null:
     """How arrays are drawn anew where the claim says nothing, and what a test of it takes.
 
     `possible` counts the different draws of the first array: fewer than 40 decide nothing.
+    `over`: what the first axis of the arrays is, of which the interval leaves out each in turn.
     """
 
     how: str
     takes: str
     draw: Callable[[Arrays, np.random.Generator, int], Iterator[Arrays]]
     possible: Callable[[np.ndarray], int]
+    over: str = ""
 
 
 def _planes(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
@@ -74,23 +76,36 @@ def _offsets(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterato
         yield (arrays[0][..., [offset, offset]],)
 
 
+def _sets(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+    for number in range(1, arrays[0].shape[-1]):
+        yield np.roll(arrays[0], -number, axis=-1), *arrays[1:]
+
+
 # fmt: off
 PLANES = Null("planes in a random order, the same in all layers and heads",
-    "8 planes", _planes, lambda x: math.factorial(x.shape[-1]))
-LAYERS = Null("layers in a random order", "5 layers", _layers, lambda x: math.factorial(len(x)))
+    "8 planes", _planes, lambda x: math.factorial(x.shape[-1]), "layers")
+LAYERS = Null("layers in a random order",
+    "5 layers whose heads choose keys", _layers, lambda x: math.factorial(len(x)))
 PAIRS = Null("every other pair of layers as the first and last",
-    "10 layers", _pairs, lambda x: math.comb(len(x), 2))
+    "10 layers", _pairs, lambda x: math.comb(len(x), 2), "layers")
 PARTNERS = Null("the mean query and key of another head of the layer",
-    "4 heads, or 3 layers of 3", _partners,
-    lambda x: math.factorial(x.shape[1]) ** len(x))
+    "2 layers of 4 heads, 3 of 3, or 6 of 2", _partners,
+    lambda x: math.factorial(x.shape[1]) ** len(x), "layers")
 ROLES = Null("queries, keys and values change places at random in each layer",
-    "4 layers", _roles, lambda x: 3 ** len(x))
+    "4 layers", _roles, lambda x: 3 ** len(x), "layers")
 SIGNS = Null("the curves of each layer turned over at random",
-    "6 layers", _signs, lambda x: 2 ** len(x))
+    "6 layers", _signs, lambda x: 2 ** len(x), "layers")
 OFFSETS = Null("every other offset from 2 on",
     "a context of 42", _offsets, lambda x: x.shape[-1] - 2)
 FREQUENCIES = Null("the frequencies of each kv head in a random order", "39 surrogates",
-    _planes, len)
+    _planes, len, "layers")
+QUARTERS = Null("40 random sets of as many planes, the same in all layers",
+    "10 planes", _sets, lambda x: x.shape[-1] - 1, "documents")
+EIGHTHS = replace(QUARTERS, takes="16 planes")
+DRAWS = Null("the two runs of each draw of random tokens change places at random",
+    "6 draws", _signs, lambda x: 2 ** len(x), "draws")
+TOKENS = Null("the head that attends most to each of 40 random sets of words, as frequent",
+    "a text with 40 such sets of words", _sets, lambda x: x.shape[-1] - 1)
 # fmt: on
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -47,14 +48,12 @@ TRIFLING = 0.2  # a rank correlation below this is none
 class Tested:
     """The number of a claim with its 95 % interval, and the same number of draws of its null.
 
-    `over`: what the interval covers, documents or layers. `verdict`: where it is known already,
-    with its reason.
+    `verdict`: where it is known already, with its reason.
     """
 
     number: float
     null: Float[np.ndarray, " draw"]
     interval: tuple[float, float] = (math.nan, math.nan)
-    over: str = ""
     verdict: tuple[str, str] | None = None
 
 
@@ -66,7 +65,7 @@ class Claim:
     those that `null` draws. The claim says that it is large, or small where `sign` is -1; less
     than `floor` counts as none.
     `test` takes the place of both where a number comes with its null. `absent` is what it
-    means if there is no number.
+    means if there is no number, `takes` what a model needs in which most draws are alike.
     """
 
     name: str
@@ -81,6 +80,7 @@ class Claim:
     floor: float = -math.inf
     test: Callable[[xr.Dataset], Tested] | None = None
     absent: str = "there is nothing of the kind to measure"
+    takes: str = ""
 
 
 # ---- numbers
@@ -173,7 +173,7 @@ def wavelengths_of_labels(profile: xr.Dataset) -> Tested:
     numbers = claim_numbers(profile)
     claim, rho = judge(*numbers), correlations(*numbers)
     known, words = rho[1:][np.isfinite(rho[1:])], (claim.verdict, claim.why)
-    return Tested(rho[0], known, (claim.low, claim.high), "layers", words)
+    return Tested(rho[0], known, (claim.low, claim.high), words)
 
 
 # ---- the table
@@ -181,6 +181,7 @@ def wavelengths_of_labels(profile: xr.Dataset) -> Tested:
 BARBERO, TRI = "Barbero et al. 2024, arXiv 2410.06205", "TriAttention 2026, arXiv 2604.04921"
 NO_VALUES = "values have another size than keys, or do not differ from them in this"
 ALIKE = "queries and keys are about as long in every plane"
+DIFFER = "longest planes differ, or 50 planes"
 # fmt: off
 CLAIMS: tuple[Claim, ...] = (
     Claim("slow_norms", "Slow planes have the longest queries and keys",
@@ -193,27 +194,28 @@ CLAIMS: tuple[Claim, ...] = (
         "rl.plot_norms(profile)", PAIRS, ("length",), fast_at_the_ends),
     Claim("flat_values", "Values are spread over the planes more evenly than queries and keys",
         f"{BARBERO}, Figs 10, 13",
-        "sd over mean of the planes' lengths: of q and k less of v", 'profile["v_norm"]',
+        "sd over mean of the planes' lengths: of q and k less of v", "rl.plot_norms(profile)",
         ROLES, ("q_uneven", "k_uneven", "v_uneven"), more_than_values,
         absent=NO_VALUES),
     Claim("band", "Queries and keys are longest in the band at plane (D/2) log_b(L / 3.657)",
         "Oka et al. 2026, ICLR", "planes between a layer's longest plane and the predicted one",
         "rl.plot_norms(profile)", PLANES, ("length", "band"), distance_to_band, sign=-1,
-        absent=ALIKE),
+        absent=ALIKE, takes=f"10 planes and layers whose {DIFFER}"),
     Claim("massive_slow", "Massive values of queries and keys are in slow planes",
         "Jin et al. 2025, arXiv 2502.01563",
         "share of planes 3.5 times as long as a head's mean one that are in the slower half",
-        'profile[["q_norm", "k_norm"]]', PLANES, ("massive",), slow_half_of_all,
-        absent="no plane is 3.5 times as long as the mean"),
+        "rl.plot_norms(profile)", PLANES, ("massive",), slow_half_of_all,
+        absent="no plane is 3.5 times as long as the mean", takes="6 such planes or more"),
     Claim("massive_not_in_values", "Queries and keys have massive values, and values have none",
         "Jin et al. 2025, arXiv 2502.01563",
         "planes 3.5 times as long as the mean one, a head: of q and k less of v",
-        'profile["v_norm"]', ROLES, ("q_count", "k_count", "v_count"), more_than_values,
-        absent=NO_VALUES),
+        "rl.plot_norms(profile)", ROLES, ("q_count", "k_count", "v_count"), more_than_values,
+        absent=NO_VALUES, takes="4 layers with them in q and k, or 10 in one of the two"),
     Claim("sinks_slow", "Sinks are held by planes that do not turn once in the context",
         "Jonasson 2025, arXiv 2503.01832", "share of these planes in the push toward sinks",
         'profile["selectivity_sink"]', PLANES, ("sink_push", "slow"), push_of_long_planes,
-        absent="sinks explain less than 5 % of the bits, or all planes turn, or none"),
+        absent="sinks explain less than 5 % of the bits, or all planes turn, or none",
+        takes="2 of 10 planes that do not turn once, or 1 of 50"),
     Claim("positional_fast", "Positional heads use short wavelengths, semantic heads long ones",
         f"{BARBERO}, sections 5, 6",
         "rank correlation of what the offset explains with the mean log wavelength",
@@ -222,11 +224,14 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("positional_early", "Early layers are positional, late ones are not",
         "Urrutia et al. 2025, arXiv 2511.11579",
         "rank correlation of a layer's median positional share with its number",
-        "rl.plot_head_map(profile)", LAYERS, ("positional",), rank_with_depth, sign=-1),
+        "rl.plot_head_map(profile)", LAYERS, ("positional",), rank_with_depth, sign=-1,
+        absent=f"layers do not differ; it takes {LAYERS.takes} or more"),
     Claim("fixed_vectors", "The longest planes of most heads carry a fixed vector",
         TRI, "share of heads whose queries' longest plane has a coherence above 0.95",
-        'profile["q_coherence"]', PLANES, ("q_coherence", "q_norm"), fixed_in_longest,
-        floor=MOST),
+        "rl.plot_selectivity(profile, layer=0, head=0)",
+        PLANES, ("q_coherence", "q_norm"), fixed_in_longest, floor=MOST,
+        absent="coherence is above 0.95 in no plane, or in all",
+        takes=f"10 planes and heads whose {DIFFER}"),
     Claim("mean_vectors_predict", "Mean queries and keys predict most of how heads look back",
         TRI, "share that the predicted kernel explains of the log of the fitted one",
         "rl.plot_kernel(profile, layer=0, head=0)",
@@ -234,7 +239,8 @@ CLAIMS: tuple[Claim, ...] = (
         absent="every head is diffuse"),
     Claim("decay", "Scores decay with distance", "Su et al. 2021, arXiv 2104.09864",
         "rank correlation of the mean vectors' score with nearness",
-        "rl.plot_kernel(profile, layer=0, head=0)", SIGNS, ("nearness",), mean_rank),
+        "rl.plot_kernel(profile, layer=0, head=0)", SIGNS, ("nearness",), mean_rank,
+        absent=f"curves rise and fall alike: rank correlations below {TRIFLING}"),
     Claim("previous_token", "Some head attends to the previous token", f"{BARBERO}, section 5",
         "largest weight of offset 1 in a head's kernel", 'heads.nlargest(3, "previous_token")',
         OFFSETS, ("kernel",), weight_of(1), floor=Thresholds.offset),
@@ -250,58 +256,32 @@ def ledger(
     *,
     draws: int = 1000,
     seed: int = 0,
-    tried: Sequence[dict[str, object]] = (),
+    claims: Sequence[Claim] = CLAIMS,
+    tried: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> pd.DataFrame:
-    """The table of claims: those of a profile, then the rows of those that were `tried`.
+    """The table of `claims`, about the arrays of a profile and those that were `tried`.
 
     `test_claims` says what the columns are.
     """
-    arrays, rows = claim_arrays(profile), []
-    for claim in CLAIMS:
+    arrays, rows = {**claim_arrays(profile), **tried}, []
+    for claim in claims:
         random = np.random.default_rng([seed % 2**64, *claim.name.encode()])
-        rows.append(judged(claim, measured(claim, profile, arrays, random, draws)))
-    table = pd.DataFrame([*rows, *tried])
+        rows.append(judged(claim, profile, arrays, random, draws))
+    table = pd.DataFrame(rows)
     known = table["p_value"].notna()
     table.loc[known, "q_value"] = stats.false_discovery_control(table.loc[known, "p_value"])
     return table
 
 
-def measured(
+def judged(
     claim: Claim,
     profile: xr.Dataset,
     arrays: Mapping[str, np.ndarray],
     random: np.random.Generator,
     draws: int,
-) -> Tested:
-    """The number of a claim and its null."""
-    if claim.test is not None:
-        return claim.test(profile)
-    assert claim.number is not None
-    of = tuple(arrays[name] for name in claim.of)
-    if not len(of[0]):
-        return untested("no plane of this model rotates")
-    with np.errstate(invalid="ignore", divide="ignore"):
-        number, possible = claim.number(*of), claim.null.possible(of[0])
-        if possible < 1 / TAIL:
-            why = f"{possible} draws are possible; it takes {claim.null.takes} or more"
-            return untested(why, number)
-        null = [claim.number(*drawn) for drawn in claim.null.draw(of, random, draws)]
-        layers = range(0 if claim.null in (OFFSETS, LAYERS) else len(of[0]))
-        without = [claim.number(*(np.delete(x, layer, 0) for x in of)) for layer in layers]
-    interval = (math.nan, math.nan)
-    if len(without) >= 3 and np.isfinite(without).all():
-        half = float(jackknife_half(np.array(without)))
-        interval = number - half, number + half
-    return Tested(number, np.array(null), interval, "layers")
-
-
-def untested(why: str, number: float = math.nan) -> Tested:
-    """A claim that this model cannot decide."""
-    return Tested(number, np.empty(0), verdict=("not testable", why))
-
-
-def judged(claim: Claim, tested: Tested) -> dict[str, object]:
+) -> dict[str, object]:
     """The row of a claim, from its number and null."""
+    tested = claim.test(profile) if claim.test else _tested(claim, arrays, random, draws)
     null = tested.null[np.isfinite(tested.null)]
     ends = np.quantile(null, [TAIL, 0.5, 1 - TAIL]) if len(null) else np.full(3, np.nan)
     verdict, why, p_value = "not testable", claim.absent, math.nan
@@ -316,7 +296,7 @@ def judged(claim: Claim, tested: Tested) -> dict[str, object]:
         "number": tested.number,
         "low": tested.interval[0],
         "high": tested.interval[1],
-        "over": tested.over if math.isfinite(tested.interval[0]) else "",
+        "over": claim.null.over if math.isfinite(tested.interval[0]) else "",
         "null": claim.null.how,
         "null_median": ends[1],
         "null_low": ends[0],
@@ -330,6 +310,27 @@ def judged(claim: Claim, tested: Tested) -> dict[str, object]:
         "why": why,
         "call": claim.call,
     }
+
+
+def _tested(
+    claim: Claim, arrays: Mapping[str, np.ndarray], random: np.random.Generator, draws: int
+) -> Tested:
+    """The number of a claim and its null."""
+    assert claim.number is not None
+    of = tuple(arrays[name] for name in claim.of)
+    if not len(of[0]):
+        why = "no plane of this model rotates"
+        return Tested(math.nan, np.empty(0), verdict=("not testable", why))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        number, possible = claim.number(*of), claim.null.possible(of[0])
+        if possible < 1 / TAIL:
+            why = f"{possible} draws are possible; it takes {claim.null.takes} or more"
+            return Tested(number, np.empty(0), verdict=("not testable", why))
+        null = np.array([claim.number(*x) for x in claim.null.draw(of, random, draws)])
+        units = range(len(of[0]) if claim.null.over and len(of[0]) >= 3 else 0)
+        without = [claim.number(*(np.delete(x, unit, 0) for x in of)) for unit in units]
+    half = float(jackknife_half(np.array(without))) if without else math.nan
+    return Tested(number, null, (number - half, number + half))
 
 
 def _verdict(
@@ -354,5 +355,6 @@ def _verdict(
     rarest = max(1, (drawn >= drawn.max() - SAME).sum()) / (1 + len(null))
     if rarest > TAIL:
         why = f"{rarest:.1%} of the draws are as extreme as any can be"
-        return "not testable", f"{why}; it takes {claim.null.takes} or more", math.nan
+        takes = claim.takes or f"{claim.null.takes} or more"
+        return "not testable", f"{why}; it takes {takes}", math.nan
     return "unresolved", f"{beside}: chance and geometry give as much", p_value

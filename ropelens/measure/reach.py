@@ -61,7 +61,7 @@ def reach(
 
     - `found_share` (run_distance): share of rows of the second copy in which the key after the
       same token's first place scores above all others but position 0 and the row's own;
-      `found_low` and `found_high` are its 95 % interval over draws.
+      `found_low` and `found_high` are its 95 % interval over draws (`found_by_draw`).
     - `foretold_share` (run_distance): what the run at the distance before says of it: its
       queries and keys, the right key turned to this distance (Su et al. 2021, arXiv 2104.09864,
       eq. 16). Where it agrees with `found_share`, `extrapolated_share` may be believed.
@@ -150,6 +150,7 @@ def _run(
     for place in np.argwhere(np.isfinite(share[0])):
         intervals[:, *place] = paired_interval(share[:, *place])
     return {
+        "found_by_draw": np.moveaxis(share, 0, -1),
         "found_share": intervals[0],
         "found_low": intervals[1].clip(0, 1),
         "found_high": intervals[2].clip(0, 1),

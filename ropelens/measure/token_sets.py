@@ -79,6 +79,20 @@ def attention_on(
     after = isinstance(what, str) and what.startswith(AFTER)
     before = chosen.roll(-1, 1) if after else chosen  # the token that decides, and its ids
     ids = None if str(what).removeprefix(AFTER) == "repeated" else tokens[before].unique()
+    texts = [what] if isinstance(what, str) else list(what)
+    name, words = "_or_".join(map(_spelled, texts)), " or ".join(texts)
+    return shares_of(tokens, ids, name, words, after=after)
+
+
+def shares_of(
+    tokens: Int[Tensor, "sequence position"],
+    ids: Int[Tensor, " id"] | None,
+    name: str,
+    words: str,
+    *,
+    after: bool = False,
+) -> tuple[Statistic, Statistic]:
+    """The two statistics of `attention_on`, of tokens by their `ids`; None: repeated ones."""
     kinds, counts = tokens.unique(return_counts=True)
     read: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -112,9 +126,7 @@ def attention_on(
         ]
         return torch.stack(parts, dim=-1) * (count > 0)[..., None]
 
-    texts = [what] if isinstance(what, str) else list(what)
-    name = "_or_".join(map(_spelled, texts))
-    words, dims = f"tokens {' or '.join(texts)}", ("layer", "head")
+    words, dims = f"tokens {words}", ("layer", "head")
     return (
         Share(f"attention_on_{name}", dims, "1", f"attention on {words}, where one is seen",
             column="score", of=lambda block: share(block, control=False)),

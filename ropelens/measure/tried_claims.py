@@ -1,51 +1,106 @@
-"""The ledger of a model: claims of its profile, and those that take a change of the model.
+"""The ledger of a model: claims of its profile, and those that take another run of the model.
 
-For the latter some planes stop or drop out; the null is the same change of 40 random sets of
-as many planes, in the same heads.
+For most of the latter some planes stop or drop out; the null is the same change of 40 random
+sets of as many planes, in the same heads.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 import xarray as xr
+from jaxtyping import Float, Int
 
-from ropelens.edit.rope import drop, stop
+from ropelens.edit.rope import Edit, drop, edit_rope, stop
 from ropelens.errors import Positive, Whole, public
-from ropelens.measure.claim_arrays import Null
-from ropelens.measure.claims import BARBERO, Claim, Tested, judged, ledger, untested
+from ropelens.measure.capture import TokenNames, token_names
+from ropelens.measure.claim_arrays import DRAWS, EIGHTHS, QUARTERS, TOKENS
+from ropelens.measure.claims import BARBERO, CLAIMS, Claim, ledger
 from ropelens.measure.evaluate import evaluate
-from ropelens.measure.measurement import Lengths, Tokens
-from ropelens.models.subject import Model
-from ropelens.rope.select import PlaneNumbers
+from ropelens.measure.measurement import Measurement, Tokens
+from ropelens.measure.passes import collect
+from ropelens.measure.reach import reach
+from ropelens.measure.token_sets import shares_of
+from ropelens.models.subject import Subject
+from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 from ropelens.statistics.corpus import Documents
-from ropelens.statistics.intervals import paired_interval
+from ropelens.statistics.sums import LayerMeans
 
-SETS = 40  # random sets of planes
-NOTHING = 0.01  # nats/token: planes that cost less are worth nothing
+SETS = 40  # random sets, of planes or of tokens
+NOTHING = 0.01  # nats/token: planes that cost less are worth nothing; as much of all copies
 INDUCTION = 0.3  # attention on the token after the earlier occurrence, of an induction head
-RANDOM = Null("40 random sets of as many planes, the same in all layers", "9 planes",
-    lambda arrays, random, draws: iter(()), len)  # fmt: skip
+RUNS, FAR = 8, 2048  # draws of random tokens; tokens back, at most
+FAINT = 0.05  # of a head's attention: less on a set of tokens is none
+APOSTROPHE, FEW = "'", 10  # fewer tokens of a set decide nothing
+TRIED_ON = 4  # sequences, at most, on which planes stop or drop out
+ROWS = 64  # of a sequence, for attention on sets of tokens
+
+
+def cost(
+    loss: Float[np.ndarray, "document set"], tokens: Float[np.ndarray, " document"]
+) -> float:
+    """Change of loss under the first set of planes, nats/token; NaN if none is worth any."""
+    change = loss.sum(0) / tokens.sum()
+    return float(change[0]) if abs(change).max() >= NOTHING else math.nan
+
+
+def of_first(by_set: Float[np.ndarray, "_ set"]) -> float:
+    return float(by_set[:, 0].mean())
+
+
+def more_found(by_draw: Float[np.ndarray, " draw"]) -> float:
+    """Mean over draws; 0 where it is trifling."""
+    return 0.0 if abs(by_draw.mean()) < NOTHING else float(by_draw.mean())
+
+
+def largest(lead: Float[np.ndarray, "layer head set"]) -> float:
+    first = lead[..., 0]
+    return float(np.nanmax(first)) if np.isfinite(first).any() else math.nan
+
+
+CHEAP = f"no such set of planes is worth {NOTHING} nats/token"
+NO_INDUCTION = f"no head has an induction score of {INDUCTION}"
 # fmt: off
-SLOW = Claim("slow_stop", "Stopping the slowest quarter costs less than random planes",
-    f"{BARBERO}, section 6.1", "change of loss with the slowest quarter stopped, nats/token",
-    "rl.truncate(model, tokens, keep=[0.75])", RANDOM, sign=-1)
-FAST = Claim("fast_stop", "Stopping the fastest quarter costs more than random planes",
-    f"{BARBERO}, section 6.1", "change of loss with the fastest quarter stopped, nats/token",
-    "rl.truncate(model, tokens, keep=[0.75], ends=['fast'])", RANDOM)
-LONG = Claim("long_planes", "The longest planes matter more than as many others",
-    "Jin et al. 2025, arXiv 2502.01563",
-    "change of loss without the eighth of the planes with the largest |q||k|, nats/token",
-    "rl.evaluate(model, tokens, edits={'without': rl.drop(planes)})", RANDOM)
-INDUCE = Claim("slow_induction", "Induction heads need the slowest quarter of their planes",
-    "Chiang and Yogatama 2025, arXiv 2502.11276",
-    "loss of induction of the induction heads with it stopped, beside random planes",
-    "rl.needed_planes(model, tokens, heads)", RANDOM,
-    absent=f"no head has an induction score of {INDUCTION}")
+TRIED: tuple[Claim, ...] = (
+    Claim("slow_stop", "Stopping the slowest quarter costs less than random planes",
+        f"{BARBERO}, section 6.1", "change of loss with it stopped, nats/token",
+        "rl.truncate(model, tokens, keep=[0.75])",
+        QUARTERS, ("slow_loss", "tokens"), cost, sign=-1, absent=CHEAP),
+    Claim("fast_stop", "Stopping the fastest quarter costs more than random planes",
+        f"{BARBERO}, section 6.1", "change of loss with it stopped, nats/token",
+        "rl.truncate(model, tokens, keep=[0.75], ends=['fast'])",
+        QUARTERS, ("fast_loss", "tokens"), cost, absent=CHEAP),
+    Claim("long_planes", "The longest planes matter more than as many others",
+        "Jin et al. 2025, arXiv 2502.01563",
+        "change of loss without the eighth of the planes with the largest |q||k|, nats/token",
+        "rl.evaluate(model, tokens, edits={'without': rl.drop(planes)})",
+        EIGHTHS, ("long_loss", "tokens"), cost, absent=CHEAP),
+    Claim("slow_induction", "Induction heads need the slowest quarter of their planes",
+        "Chiang and Yogatama 2025, arXiv 2502.11276",
+        "loss of induction of the induction heads with it stopped",
+        "rl.needed_planes(model, tokens, heads)",
+        QUARTERS, ("induction_lost",), of_first, absent=NO_INDUCTION),
+    Claim("slow_reach", "Without slow planes' rotation, induction heads find more far copies",
+        f"{BARBERO}, section 6",
+        "share of copies found that stand 2/3 of the trained context back (2,048 tokens at "
+        "most): with the slowest quarter stopped less as it is",
+        "rl.reach(model, tokens, variants=['own', 'p-rope:0.75'])",
+        DRAWS, ("more_found",), more_found,
+        absent=f"{NO_INDUCTION}, or copies found differ by less than 1 %",
+        takes="6 draws that differ"),
+    Claim("apostrophes", "Some head attends to a class of tokens: apostrophes",
+        f"{BARBERO}, section 6",
+        "attention on them, where one is in sight, less that on others as frequent and as far",
+        "rl.attention_on(tokens, \"*'*\", tokenizer)",
+        TOKENS, ("token_lead",), largest, floor=FAINT,
+        absent=f"there are no {FEW} apostrophes in this text, or no tokenizer to know them by"),
+)
 # fmt: on
 
 
@@ -57,6 +112,7 @@ def test_claims(
     tokens: Any = None,  # noqa: PT028
     lengths: Any = None,  # noqa: PT028
     documents: Any = None,  # noqa: PT028
+    tokenizer: Any = None,  # noqa: PT028
     draws: Positive = 1000,  # noqa: PT028  # no test, but for its name
     seed: Whole = 0,  # noqa: PT028
 ) -> pd.DataFrame:
@@ -69,83 +125,122 @@ def test_claims(
     the number and its draws that are as far on the claimed side, `q_value` the false discovery
     rate at which the claim would count among all that are tested (Benjamini and Hochberg 1995).
 
-    With `model` and `tokens` (as for `profile`) there are also claims for which planes of the
-    model stop or drop out: 80 edits, so a few sequences do.
+    With `model` and `tokens` (as for `profile`) there are also claims for which the model runs
+    again: under 80 edits on 4 sequences, on copies up to 2,048 tokens apart, and, with
+    `tokenizer`, in search of a head that attends to apostrophes.
 
     `verdict` is "holds" where at most 2.5 % are as far, "contradicted" where at most 2.5 % are
     as far on the other side, "unresolved" between, and "not testable" where no number could be
     so rare; `why` says it in words. `call` shows what the number is made of. docs/measures.md
     defines each number.
     """
-    tried = []
-    if model is not None:
-        tried = tried_rows(profile, model, tokens, lengths, documents, seed=int(seed))
-    return ledger(profile, draws=draws, seed=int(seed), tried=tried)
+    if model is None:
+        return ledger(profile, draws=draws, seed=int(seed))
+    measurement = Measurement.of(
+        model, tokens, lengths, documents=documents, rows=ROWS, seed=int(seed)
+    )
+    tokens, lengths, documents = map(_fewer, (tokens, lengths, documents))
+    some: dict[str, Any] = {"lengths": lengths, "seed": int(seed)}
+    tried = _of_planes(profile, measurement.subject, tokens, documents, some)
+    tried["token_lead"] = _token_lead(measurement, tokenizer)
+    return ledger(profile, draws=draws, seed=int(seed), claims=(*CLAIMS, *TRIED), tried=tried)
 
 
 test_claims.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
 
 
-def tried_rows(
+def _fewer(given: Any) -> Any:
+    """A few rows of `given`, evenly spread: so many edits are measured on them."""
+    if isinstance(given, Mapping):
+        return {name: _fewer(of) for name, of in given.items()}
+    return None if given is None else given[:: -(-len(given) // TRIED_ON)]
+
+
+def _of_planes(
     profile: xr.Dataset,
-    model: Model,
+    subject: Subject,
     tokens: Tokens,
-    lengths: Lengths | None,
     documents: Documents | None,
-    *,
-    seed: int,
-) -> list[dict[str, object]]:
-    """The rows of the four claims; `tokens` are those that losses are measured on."""
-    turns = np.flatnonzero(np.isfinite(profile["wavelength"].values).any(0)).tolist()
-    quarter, eighth = len(turns) // 4, len(turns) // 8
-    if min(math.comb(len(turns), quarter), math.comb(len(turns), max(eighth, 1))) < SETS + 2:
-        why = f"{len(turns)} planes have too few sets; it takes 9 or more, for the last 16"
-        return [judged(claim, untested(why)) for claim in (SLOW, FAST, LONG, INDUCE)]
-    length = (profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")).mean("layer")
-    longest = sorted(sorted(turns, key=lambda plane: -length.values[plane])[:eighth])
-    ends = {"slow": turns[-quarter:], "fast": turns[:quarter]}
-    stopped = ends | _sets("random", turns, [*ends.values()], seed)
-    dropped = {"long": longest} | _sets("without", turns, [longest], seed)
-    text: dict[str, Any] = {"lengths": lengths, "documents": documents, "seed": seed}
-    try_edits = partial(evaluate, model, tokens, **text)
-    edits = {name: stop(PlaneNumbers(of)) for name, of in stopped.items()}
-    edits |= {name: drop(PlaneNumbers(of)) for name, of in dropped.items()}
-    lost = try_edits(edits=edits, measures=["loss"])
-    beside = {"slow": (SLOW, "random"), "fast": (FAST, "random"), "long": (LONG, "without")}
-    rows = [judged(of, _costs(lost, name, null)) for name, (of, null) in beside.items()]
+    some: Mapping[str, Any],
+) -> dict[str, np.ndarray]:
+    """The arrays of the claims for which planes stop or drop out.
+
+    Losses are by document and set of planes, the first one that of the claim.
+    """
+    turns = np.flatnonzero(np.isfinite(profile["wavelength"].values).any(0))
+    norms = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
+    by_length = turns[np.argsort(-norms.mean("layer").values[turns], kind="stable")]
+    fast, _, slow = np.split(turns, [len(turns) // 4, len(turns) - len(turns) // 4])
+    quarters = planes_at_random(turns, [slow, fast], some["seed"])
+    longest = np.sort(by_length[: len(turns) // 8])
+    stops = _edits(stop, [slow, fast, *quarters])
+    drops = _edits(drop, [longest, *planes_at_random(turns, [longest], some["seed"])])
+    read = partial(evaluate, subject, tokens, documents=documents, **some)
+    lost = read(edits=stops | drops, measures=["loss"])
+    weight = lost["predicted_tokens"].values[None].astype(float)
+    change = (lost["loss"].values[1:] - lost["loss"].values[0]) * weight
+    sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(lost["group"].values).sum()
+    of_tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
+    arrays = {"tokens": of_tokens[:, 0], "fast_loss": stopped[:, 1:], "long_loss": dropped}
+    arrays |= {"slow_loss": np.delete(stopped, 1, axis=1)}
     at = np.argwhere(profile["induction"].values >= INDUCTION)
     if not len(at):
-        return [*rows, judged(INDUCE, untested(INDUCE.absent))]
+        none = np.full((1, 1 + SETS), np.nan)
+        return arrays | {"induction_lost": none, "more_found": none[0, :RUNS]}
     heads = ",".join(f"{layer}.{head}" for layer, head in at)
-    edits = {
-        name: stop(PlaneNumbers(of), heads=heads)
-        for name, of in stopped.items()
-        if name != "fast"
-    }
-    score = try_edits(edits=edits, measures=["induction"])["induction"]
-    less = (score.values[0] - score.values)[:, *at.T].mean(-1)
-    return [*rows, judged(INDUCE, Tested(float(less[1]), less[2:]))]
+    stops = _edits(stop, [slow, *quarters], heads)
+    score = read(edits=stops, measures=["induction"])["induction"].values[:, *at.T].mean(-1)
+    far = min(FAR, 2 * subject.context // 3)
+    copies = partial(reach, subject, tokens, heads=heads, copies=[far], draws=RUNS, **some)
+    own = copies()["found_by_draw"]
+    with edit_rope(subject, _edits(stop, [slow])["stop 0"]):
+        more = (copies()["found_by_draw"] - own).mean(own.dims[:-1]).values
+    return arrays | {"induction_lost": score[:1] - score[None, 1:], "more_found": more}
 
 
-def _sets(
-    name: str, planes: list[int], but: list[list[int]], seed: int
-) -> dict[str, list[int]]:
-    """Random sets of planes, as large as those in `but`, by their names."""
-    random, sets = np.random.default_rng(seed), dict.fromkeys(map(tuple, but))
-    while len(sets) < SETS + len(but):
-        drawn = random.choice(planes, len(but[0]), replace=False)
-        sets |= {tuple(sorted(drawn.tolist())): None}
-    return {f"{name} {n}": [*one] for n, one in enumerate([*sets][len(but) :])}
+def planes_at_random(
+    planes: Int[np.ndarray, " plane"], but: Sequence[Int[np.ndarray, " _"]], seed: int
+) -> list[tuple[int, ...]]:
+    """40 random sets of planes, as large as those in `but`; fewer where there are no more."""
+    random, size = np.random.default_rng(seed), len(but[0])
+    sets = {tuple(of.tolist()): None for of in but}
+    most = min(SETS + len(sets), math.comb(len(planes), size))
+    while len(sets) < most:
+        sets[tuple(np.sort(random.choice(planes, size, replace=False)).tolist())] = None
+    return [*sets][len(but) :]
 
 
-def _costs(lost: xr.Dataset, name: str, null: str) -> Tested:
-    """The change of loss under an edit with its interval, and under those of its null."""
-    change = (lost["loss"] - lost["loss"].sel(edit="none")).values
-    weight, group = lost["predicted_tokens"].values.astype(float), lost["group"].values
-    names = lost["edit"].values.tolist()
-    value, low, high = paired_interval(change[names.index(name)], weight, group)
-    random = [n for n, edit in enumerate(names) if edit.startswith(f"{null} ")]
-    costs = change[random] @ weight / weight.sum()
-    if max(abs(value), *abs(costs)) < NOTHING:
-        return untested(f"no such set of planes is worth {NOTHING} nats/token", value)
-    return Tested(value, costs, (low, high), "documents")
+def _edits(
+    change: Callable[..., Edit], sets: Sequence[Any], heads: str = ALL_HEADS
+) -> dict[str, Edit]:
+    chosen = [PlaneNumbers([*map(int, planes)]) for planes in sets]
+    return {f"{change.__name__} {n}": change(of, heads=heads) for n, of in enumerate(chosen)}
+
+
+def _token_lead(
+    measurement: Measurement, tokenizer: TokenNames | None
+) -> Float[np.ndarray, "layer head set"]:
+    """Attention on apostrophes less that on their controls; the same of 40 sets of tokens.
+
+    A set has a random word, at most twice or half as frequent, for each token with an "'".
+    """
+    text, random = measurement.text, np.random.default_rng(measurement.seed)
+    ids, counts = text.tokens[text.real].unique(return_counts=True)
+    names = token_names(ids, tokenizer)
+    chosen = torch.tensor([APOSTROPHE in name for name in names])
+    words = torch.tensor([name.strip().isalpha() for name in names])
+    if counts[chosen].sum() < FEW:
+        return np.full((1, 1, 1 + SETS), np.nan)
+    like = ((counts[chosen].log2()[:, None] - counts.log2()).abs() <= 1) & words
+    tries = range(10 * SETS if like.any(1).all() else 0)
+    others = {tuple(sorted({int(random.choice(ids[of])) for of in like})): None for _ in tries}
+    sets = [ids[chosen], *map(torch.tensor, [*others][:SETS])]
+    pairs = [shares_of(text.tokens, of, str(number), "") for number, of in enumerate(sets)]
+    statistics = [one for pair in pairs for one in pair]
+    planes = measurement.subject.planes(text.context, alike=True)
+    sums = collect(measurement, planes, statistics=statistics)
+    lead = []
+    for layer, of in sums.layers.items():
+        means = LayerMeans(of, sums, planes[layer], statistics)
+        lead.append([on.value(means) - control.value(means) for on, control in pairs])
+    return np.moveaxis(np.array(lead), 1, -1)

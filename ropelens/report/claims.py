@@ -19,6 +19,14 @@ QUESTION = "Which published claims about RoPE hold here?"
 GLYPHS = dict(zip(VERDICTS, ("✓", "✕", "○", "–"), strict=True))
 ENDS = ("null_low", "null_median", "null_high", "low", "number", "high")
 """The columns that a strip shows."""
+FIGURES = {
+    "plot_norms": "norms-title",
+    "plot_claim": "view=claim",
+    "plot_head_map": "view=map",
+    "plot_selectivity": "tab=selectivity",
+    "plot_kernel": "tab=kernel",
+}
+"""Where the page of an analysis has the figure that a claim's `call` draws."""
 
 
 def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -58,6 +66,7 @@ def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
             for claim, words in statements.items()
         },
         ledgers={model: ledger_rows(table[table["model"] == model]) for model in models},
+        pages={name: run.get("page") for name, run in record["runs"].items()},
         model=record["model"]["name"],
         facts=[plural(len(models), "model")],
         run=[(name, run["facts"]) for name, run in record["runs"].items()],
@@ -93,6 +102,7 @@ def _row(row: dict[Hashable, Any]) -> dict[str, Any]:
         "shown": number(row["number"], ".3g"),
         "spread": span(row["low"], row["high"]),
         "beside": span(row["null_low"], row["null_high"]),
+        "figure": next((FIGURES[name] for name in FIGURES if name in row["call"]), ""),
         "needed": number(row["threshold"], ".3g"),
         "p": number(row["p_value"], ".2g"),
         "q": number(row["q_value"], ".2g"),

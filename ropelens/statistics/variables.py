@@ -346,6 +346,7 @@ OWN = "own"
 REACH = _table("""
 found_share (variant, layer, head, run_distance) 1: share of rows that find the key after the
     token's first place, so many tokens back
+found_by_draw (variant, layer, head, run_distance, draw) 1: the same, by draw of random tokens
 found_low (variant, layer, head, run_distance) 1: lower end of its 95 % interval over draws
 found_high (variant, layer, head, run_distance) 1: upper end of its 95 % interval over draws
 foretold_share (variant, layer, head, run_distance) 1: the same, as the run at the distance

@@ -12,13 +12,14 @@ from synthetic_profile import synthetic_profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
-from ropelens.measure.claims import CLAIMS, VERDICTS, Claim, judged, measured
+from ropelens.measure.claims import CLAIMS, VERDICTS, Claim, judged
+from ropelens.measure.tried_claims import SETS, TRIED, planes_at_random
 from ropelens.statistics.budget.claim import correlations
 
 LAYERS, HEADS, PLANES, OFFSETS = 12, 4, 16, 64
 RAMP, PLACE = np.linspace(1, 4, PLANES), np.arange(PLANES)
 OWN = np.broadcast_to(np.eye(HEADS), (LAYERS, HEADS, HEADS))
-OF_ARRAYS = [claim for claim in CLAIMS if claim.of]
+OF_ARRAYS = [claim for claim in (*CLAIMS, *TRIED) if claim.of]
 DRAWN_ALIKE = {(one.null.how, one.number.__qualname__): one for one in OF_ARRAYS}.values()
 
 
@@ -40,6 +41,16 @@ def at(*layers: int) -> np.ndarray:
 def peaks(planes: tuple[int, int]) -> np.ndarray:
     """The longest plane of layers, in turn."""
     return (np.array(planes)[np.arange(LAYERS) % 2, None] == PLACE) + 0.1
+
+
+def sets(first: float, *, others: tuple[float, float]) -> np.ndarray:
+    """A number of the claim's set of planes or tokens, and those of 40 others."""
+    return np.array([first, *np.linspace(*others, SETS)])
+
+
+def losses(first: float) -> tuple[np.ndarray, np.ndarray]:
+    """Of twelve documents of a token each, under sets of planes that cost 1 to 2."""
+    return np.tile(sets(first, others=(1, 2)), (LAYERS, 1)), ONES
 
 
 def kernel(weights: dict[int, float], others: float = 0.01) -> np.ndarray:
@@ -69,13 +80,22 @@ PLANTED: dict[str, tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]] = {
     "decay": ((ONES,), (-ONES,)),
     "previous_token": ((kernel({1: 0.9}),), (kernel({1: 0.01}, others=0.9),)),
     "diagonal": ((kernel({0: 0.9}),), (kernel({0: 0.01}, others=0.9),)),
+    "slow_stop": (losses(0.1), losses(9)),
+    "fast_stop": (losses(9), losses(0.1)),
+    "long_planes": (losses(9), losses(0.1)),
+    "slow_induction": (losses(9)[:1], losses(0.1)[:1]),
+    "slow_reach": ((0.2 * ONES[:8],), (-0.2 * ONES[:8],)),
+    "apostrophes": tuple(
+        (np.broadcast_to(sets(first, others=(0.1, 0.2)), (LAYERS, HEADS, 1 + SETS)),)
+        for first in (0.3, 0)
+    ),
 }  # fmt: skip
 
 
 def verdict(claim: Claim, *arrays: np.ndarray, seed: int = 0, draws: int = 400) -> dict:
     named = dict(zip(claim.of, arrays, strict=True))
     random = np.random.default_rng(seed)
-    return judged(claim, measured(claim, xr.Dataset(), named, random, draws))
+    return judged(claim, xr.Dataset(), named, random, draws)
 
 
 @pytest.mark.parametrize("claim", OF_ARRAYS, ids=lambda claim: claim.name)
@@ -89,7 +109,7 @@ def test_what_is_planted_holds_and_its_opposite_is_contradicted(claim: Claim) ->
 def test_where_chance_alone_speaks_a_claim_holds_in_a_fortieth_of_cases(claim: Claim) -> None:
     random = np.random.default_rng(1)
     shapes = [array.shape for array in PLANTED[claim.name][0]]
-    centre = float(claim.name == "decay")  # whose curves fall as often as they rise
+    centre = float(claim.name in ("decay", "slow_reach"))  # as often below 0 as above
 
     def drawn(seed: int) -> dict:
         arrays = (random.gamma(4, 0.25, shape) - centre for shape in shapes)
@@ -102,31 +122,62 @@ def test_where_chance_alone_speaks_a_claim_holds_in_a_fortieth_of_cases(claim: C
 
 @pytest.mark.parametrize("claim", OF_ARRAYS, ids=lambda claim: claim.name)
 def test_constant_numbers_are_not_testable(claim: Claim) -> None:
-    row = verdict(claim, *(np.full(array.shape, 0.1) for array in PLANTED[claim.name][0]))
+    row = verdict(claim, *(np.full(array.shape, 0.005) for array in PLANTED[claim.name][0]))
     assert row["verdict"] == "not testable"
     assert row["why"]
 
 
-@pytest.mark.parametrize(
-    ("name", "cut", "why"),
-    [
-        ("slow_norms", lambda x: x[:, :4], "24 draws are possible; it takes 8 planes or more"),
-        ("slow_norms", lambda x: x[:, :6], "% of the draws are as extreme as any can be"),
-        ("fast_at_the_ends", lambda x: x[:9], "36 draws are possible; it takes 10 layers"),
-        ("decay", lambda x: x[:5], "32 draws are possible; it takes 6 layers"),
-        ("positional_early", lambda x: x[:4], "24 draws are possible; it takes 5 layers"),
-        ("flat_values", lambda x: x[:3], "27 draws are possible; it takes 4 layers"),
-        ("previous_token", lambda x: x[..., :40], "38 draws are possible; it takes a context"),
-    ],
-)
-def test_too_few_draws_are_not_testable_and_say_what_it_takes(
-    name: str, cut: Callable[[np.ndarray], np.ndarray], why: str
+def two(planes: int) -> np.ndarray:
+    """The two slowest planes, in two layers."""
+    return np.tile(np.arange(planes) >= planes - 2, (2, 1)).astype(float)
+
+
+TAKES: list[tuple[str, str, Callable[[int], tuple[np.ndarray, ...]], tuple[int, int]]] = [
+    ("slow_norms", "8 planes or more", lambda n: (by_plane(RAMP)[:, :n],), (7, 8)),
+    ("fast_at_the_ends", "10 layers or more", lambda n: (at(0, -1)[[*range(n - 1), -1]],), (9, 10)),
+    ("flat_values", "4 layers or more", lambda n: (ONES[:n], ONES[:n], 0 * ONES[:n]), (3, 4)),
+    ("band", "or 50 planes", lambda n: (np.eye(n)[[2] * 9], np.full(9, 2.0)), (30, 70)),
+    ("band", "10 planes and layers", lambda n: (np.eye(n)[[2, 3]], np.full(2, 2.5)), (9, 10)),
+    ("massive_slow", "6 such planes", lambda n: (np.eye(64)[-n:],), (5, 6)),
+    ("massive_not_in_values", "4 layers", lambda n: (np.ones(n), np.ones(n), np.zeros(n)), (3, 4)),
+    ("massive_not_in_values", "10 in one", lambda n: (np.ones(n), *np.zeros((2, n))), (9, 10)),
+    ("sinks_slow", "1 of 50", lambda n: (np.eye(n)[-1:], np.eye(n)[-1:]), (30, 70)),
+    ("sinks_slow", "2 of 10", lambda n: (np.eye(n)[-2:], two(n)), (9, 10)),
+    ("positional_early", "5 layers", lambda n: (np.linspace(1, 0, n),), (4, 5)),
+    ("mean_vectors_predict", "2 layers of 4", lambda n: (OWN[:n],), (1, 2)),
+    ("mean_vectors_predict", "3 of 3", lambda n: (OWN[:n, :3, :3],), (2, 3)),
+    ("mean_vectors_predict", "6 of 2", lambda n: (OWN[:n, :2, :2],), (5, 6)),
+    ("decay", "6 layers or more", lambda n: (ONES[:n],), (5, 6)),
+    ("previous_token", "a context of 42", lambda n: (kernel({1: 0.9})[..., :n],), (41, 42)),
+    ("slow_reach", "6 draws", lambda n: (ONES[:n],), (5, 6)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "takes", "arrays", "sizes"), TAKES)
+def test_what_it_takes_is_the_least_that_decides(
+    name: str,
+    takes: str,
+    arrays: Callable[[int], tuple[np.ndarray, ...]],
+    sizes: tuple[int, int],
 ) -> None:
-    claim = next(one for one in CLAIMS if one.name == name)
-    row = verdict(claim, *map(cut, PLANTED[name][0]))
-    assert row["verdict"] == "not testable"
-    assert why in row["why"]
-    assert np.isfinite(row["number"])  # which needs no null
+    claim = next(one for one in OF_ARRAYS if one.name == name)
+    fewer, enough = (verdict(claim, *arrays(n), draws=4000) for n in sizes)
+    assert fewer["verdict"] == "not testable"
+    assert takes in fewer["why"]
+    assert np.isfinite(fewer["number"])  # which needs no null
+    assert enough["verdict"] == "holds"
+
+
+@pytest.mark.parametrize(("claim", "takes"), [*zip(TRIED[:3], (10, 10, 16), strict=True)])
+def test_sets_of_planes_take_as_many_planes_as_they_say(claim: Claim, takes: int) -> None:
+    assert claim.null.takes == f"{takes} planes"
+    for planes, testable in ((takes - 1, False), (takes, True)):
+        ends = np.split(np.arange(planes), [planes // 4, planes - planes // 4])[::2]
+        but = ends if takes == 10 else [np.arange(planes // 8)]
+        drawn = planes_at_random(np.arange(planes), but, 0)
+        assert (len(drawn) == SETS) == testable
+        assert len({*drawn}) == len(drawn)
+        assert not {*drawn} & {tuple(of) for of in but}
 
 
 @pytest.fixture(scope="module")
@@ -227,11 +278,26 @@ def test_random_weights_earn_nothing(seed: int) -> None:
     assert not (table["verdict"] == "holds").any(), table[table["verdict"] == "holds"]
 
 
-def test_few_planes_are_not_tried() -> None:
-    profile = random_profile(0)
-    made = rl.test_claims(profile, draws=50, model=random_model(0), tokens=random_tokens())
-    tried = made.set_index("claim").loc[["slow_stop", "fast_stop", "long_planes"]]
-    assert tried["why"].str.contains("it takes 9 or more").all()
+class Letters:
+    """A tokenizer of one letter a token: the first ones that `random_tokens` draws are "'"."""
+
+    def decode(self, token_ids: list[int], **_: object) -> str:
+        return "".join("'" if token < 6 else chr(1000 + token) for token in token_ids)
+
+
+def test_claims_of_edits_on_few_planes_have_numbers_and_say_what_it_takes() -> None:
+    model, tokens, profile = random_model(12), random_tokens(), random_profile(12)
+    made = rl.test_claims(profile, draws=50, model=model, tokens=tokens, tokenizer=Letters())
+    rows = made.set_index("claim")
+    assert made["claim"].tolist() == [claim.name for claim in (*CLAIMS, *TRIED)]
+    tried = rows.loc[["slow_stop", "fast_stop", "long_planes"]]
+    assert tried["number"].notna().all()
+    assert tried["why"].str.contains("it takes 1[06] planes or more").all()
+    assert rows.loc["apostrophes", "null_draws"] == SETS
+    on, control = rl.attention_on(tokens, "'", Letters())
+    of = rl.profile(model, tokens, rows=64, statistics=(on, control), surrogates=0)
+    lead = (of[on.name] - of[control.name]).max()
+    assert rows.loc["apostrophes", "number"] == pytest.approx(float(lead), abs=1e-6)
 
 
 @pytest.mark.slow
@@ -240,11 +306,21 @@ def test_the_bundled_model_needs_its_fastest_planes_and_not_its_slowest() -> Non
     read = {"tokens": made.sequences.tokens, "lengths": made.sequences.lengths}
     rows = rl.test_claims(made.profile, draws=50, model=made.model, **read).set_index("claim")
     assert rows.loc[["slow_stop", "fast_stop"], "verdict"].tolist() == ["holds", "holds"]
-    assert rows.loc["slow_induction", "null_draws"] == 40
+    assert rows.loc["slow_induction", "null_draws"] == SETS
+    assert rows.loc["slow_reach", "number"] > -1
 
 
 @pytest.mark.slow
 def test_of_forty_random_models_a_claim_holds_in_one_at_most() -> None:
-    tables = [rl.test_claims(random_profile(seed), draws=999) for seed in range(40)]
+    tables = [
+        rl.test_claims(
+            random_profile(seed),
+            draws=999,
+            model=random_model(seed),
+            tokens=random_tokens(seed)[:8],
+            tokenizer=Letters(),
+        )
+        for seed in range(40)
+    ]
     held = sum((table.set_index("claim")["verdict"] == "holds").astype(int) for table in tables)
     assert held.max() <= 1, held

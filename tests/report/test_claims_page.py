@@ -75,6 +75,22 @@ def test_the_page_has_each_claim_and_escapes_names(
     assert all(f'id="{place}"' in page for _, place in cells)
 
 
+def test_rows_link_to_their_figures_on_the_page_of_the_analysis(
+    table: pd.DataFrame, profile: xr.Dataset
+) -> None:
+    run = RECORD["runs"]["toy"] | {"page": '../a "page"/index.html'}
+    linked = render_claims(table, RECORD | {"runs": {"toy": run}})
+    places = re.findall(r'href="\.\./a &#34;page&#34;/index.html#([\w=-]+)"', linked)
+    drawn = [row for row in table["call"] if "plot_" in row]
+    assert len(places) == len(drawn) > 9
+    assert "#" + places[0] not in render_claims(table, RECORD)  # which knows no such page
+    page = render_page(profile, rl.classify_heads(profile))
+    assert page.count("Show the figure") == len(drawn)
+    for place in set(places):
+        there = place.replace("view=", "all-tab-").replace("tab=", "one-tab-")
+        assert f'id="{there}"' in page
+
+
 def test_every_page_has_the_claims_that_its_profile_decides(profile: xr.Dataset) -> None:
     page = render_page(profile, rl.classify_heads(profile))
     assert page.count('<details class="more claim"') == len(CLAIMS)

@@ -24,9 +24,11 @@ function remember(step) {
   history[step ? "pushState" : "replaceState"](null, "", address());
 }
 
-/** The choice that an address names; what names no head, or nothing that there is, is left alone. */
+/** The choice that an address names; what names nothing that there is, is left alone. One that
+    begins with a view or a tab is of the head that is chosen. */
 function recall() {
-  const [name, ...rest] = location.hash.slice(1).split("&");
+  const parts = location.hash.slice(1).split("&"), whole = !/^(view|tab)=/.test(parts[0]);
+  const [name, ...rest] = whole ? parts : [`L${state.layer}H${state.head}`, ...parts];
   const headOf = (text) => /^L(\d+)H(\d+)$/.exec(text ?? "")?.slice(1).map(Number);
   const there = (place, model = page) => place && model?.rows[place[0]]?.[place[1]] >= 0;
   const place = headOf(name);
@@ -40,9 +42,9 @@ function recall() {
   const pin = there(headOf(given.pin)) ? headOf(given.pin) : null;
   const beside = given.beside === "same" && page.beside ? "same" : headOf(given.beside);
   Object.assign(state, { layer: place[0], head: place[1], excerpt, against: null, distance: null, mode,
-    view: $(`all-tab-${given.view}`) ? given.view : FIRST.view,
+    view: $(`all-tab-${given.view}`) ? given.view : whole ? FIRST.view : state.view,
     by: [...$("map-by").options].some(({ value }) => value === given.by) ? given.by : "",
-    tab: $(`one-tab-${given.tab}`) ? given.tab : FIRST.tab,
+    tab: $(`one-tab-${given.tab}`) ? given.tab : whole ? FIRST.tab : state.tab,
     query: query < length ? query : length - 1, key: key !== null && key <= query && query < length ? key : null,
     band: band && band[0] <= band[1] && band[1] < page.planes[place[0]] ? { from: band[0], to: band[1], mode } : null,
     pin, beside: !pin && (beside === "same" || there(beside, page.beside)) ? beside : null });
