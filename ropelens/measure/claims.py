@@ -1,17 +1,16 @@
 """The ledger: which published claims about RoPE hold in a model, each beside its null.
 
 A claim is a number of the model and the same number where only chance and geometry speak. Its
-row in `CLAIMS` names the arrays that the number is made of (claim_arrays.py), the function that
-makes it, and the null, which draws these arrays anew. Claims that change the model are in
-tried_claims.py.
+row in `CLAIMS` names the arrays that the number is made of, the function that makes it, and the
+null, which draws these arrays anew. Arrays are those of a profile (claim_arrays.py), or take
+other runs of the model (tried_claims.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -20,14 +19,18 @@ from jaxtyping import Float
 from scipy import stats
 
 from ropelens.measure.claim_arrays import (
+    DRAWS,
+    EIGHTHS,
     FREQUENCIES,
     LAYERS,
     OFFSETS,
     PAIRS,
     PARTNERS,
     PLANES,
+    QUARTERS,
     ROLES,
     SIGNS,
+    TOKENS,
     Null,
     claim_arrays,
 )
@@ -42,6 +45,9 @@ EVEN = 0.1  # sd over mean of the planes' lengths below which they are alike
 MOST = 0.5  # less is not most: of heads, or of a curve
 FIXED = 0.95  # coherence of a plane that carries a fixed vector (TriAttention)
 TRIFLING = 0.2  # a rank correlation below this is none
+NOTHING = 0.01  # nats/token: planes that cost less are worth nothing; as much of all copies
+INDUCTION = 0.3  # attention on the token after the earlier occurrence, of an induction head
+FAINT = 0.05  # of a head's attention: less on a set of tokens is none
 
 
 @dataclass(frozen=True)
@@ -158,14 +164,21 @@ def more_than_values(*by_layer: Float[np.ndarray, " layer"]) -> float:
     return 0.0 if abs(more) < EVEN else more
 
 
-def weight_of(place: int) -> Callable[[Float[np.ndarray, "layer head offset"]], float]:
-    return lambda kernel: float(np.nanmax(kernel[..., place], initial=0))
+def largest_at(place: int) -> Callable[[Float[np.ndarray, "layer head _"]], float]:
+    return lambda of_heads: float(np.fmax.reduce(of_heads[..., place], axis=None))
 
 
-def mean_rank(by_layer: Float[np.ndarray, " layer"]) -> float:
-    """Mean rank correlation over layers; 0 where it is trifling."""
-    mean = float(by_layer.mean())
-    return mean if abs(mean) >= TRIFLING else 0.0
+def mean_beyond(trifling: float) -> Callable[[Float[np.ndarray, " unit"]], float]:
+    """Mean over layers, or draws; 0 where it is trifling."""
+    return lambda by_unit: float(by_unit.mean() * (abs(by_unit.mean()) >= trifling))
+
+
+def cost(
+    loss: Float[np.ndarray, "document set"], tokens: Float[np.ndarray, " document"]
+) -> float:
+    """Change of loss under the first set of planes, nats/token; NaN if none is worth any."""
+    change = loss.sum(0) / tokens.sum()
+    return float(change[0]) if abs(change).max() >= NOTHING else math.nan
 
 
 def wavelengths_of_labels(profile: xr.Dataset) -> Tested:
@@ -181,13 +194,14 @@ def wavelengths_of_labels(profile: xr.Dataset) -> Tested:
 BARBERO, TRI = "Barbero et al. 2024, arXiv 2410.06205", "TriAttention 2026, arXiv 2604.04921"
 NO_VALUES = "values have another size than keys, or do not differ from them in this"
 ALIKE = "queries and keys are about as long in every plane"
+CHEAP = f"no such set of planes is worth {NOTHING} nats/token"
+NO_INDUCTION = f"no head has an induction score of {INDUCTION}"
 DIFFER = "longest planes differ, or 50 planes"
 # fmt: off
 CLAIMS: tuple[Claim, ...] = (
     Claim("slow_norms", "Slow planes have the longest queries and keys",
-        f"{BARBERO}, Figs 3, 4",
-        "share of |q||k| in the slower half of the planes", "rl.plot_norms(profile)",
-        PLANES, ("length",), slow_half, absent=ALIKE),
+        f"{BARBERO}, Figs 3, 4", "share of |q||k| in the slower half of the planes",
+        "rl.plot_norms(profile)", PLANES, ("length",), slow_half, absent=ALIKE),
     Claim("fast_at_the_ends", "The first and last layers use fast planes more than the others",
         f"{BARBERO}, Figs 3, 4",
         "share of |q||k| in the fastest quarter: the two layers less the others",
@@ -195,8 +209,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("flat_values", "Values are spread over the planes more evenly than queries and keys",
         f"{BARBERO}, Figs 10, 13",
         "sd over mean of the planes' lengths: of q and k less of v", "rl.plot_norms(profile)",
-        ROLES, ("q_uneven", "k_uneven", "v_uneven"), more_than_values,
-        absent=NO_VALUES),
+        ROLES, ("q_uneven", "k_uneven", "v_uneven"), more_than_values, absent=NO_VALUES),
     Claim("band", "Queries and keys are longest in the band at plane (D/2) log_b(L / 3.657)",
         "Oka et al. 2026, ICLR", "planes between a layer's longest plane and the predicted one",
         "rl.plot_norms(profile)", PLANES, ("length", "band"), distance_to_band, sign=-1,
@@ -234,19 +247,49 @@ CLAIMS: tuple[Claim, ...] = (
         takes=f"10 planes and heads whose {DIFFER}"),
     Claim("mean_vectors_predict", "Mean queries and keys predict most of how heads look back",
         TRI, "share that the predicted kernel explains of the log of the fitted one",
-        "rl.plot_kernel(profile, layer=0, head=0)",
-        PARTNERS, ("agreement",), predicted_share, floor=MOST,
-        absent="every head is diffuse"),
+        "rl.plot_kernel(profile, layer=0, head=0)", PARTNERS, ("agreement",), predicted_share,
+        floor=MOST, absent="every head is diffuse"),
     Claim("decay", "Scores decay with distance", "Su et al. 2021, arXiv 2104.09864",
         "rank correlation of the mean vectors' score with nearness",
-        "rl.plot_kernel(profile, layer=0, head=0)", SIGNS, ("nearness",), mean_rank,
+        "rl.plot_kernel(profile, layer=0, head=0)", SIGNS, ("nearness",), mean_beyond(TRIFLING),
         absent=f"curves rise and fall alike: rank correlations below {TRIFLING}"),
     Claim("previous_token", "Some head attends to the previous token", f"{BARBERO}, section 5",
         "largest weight of offset 1 in a head's kernel", 'heads.nlargest(3, "previous_token")',
-        OFFSETS, ("kernel",), weight_of(1), floor=Thresholds.offset),
+        OFFSETS, ("kernel",), largest_at(1), floor=Thresholds.offset),
     Claim("diagonal", "Some head attends to its own token", f"{BARBERO}, section 5",
         "largest weight of offset 0 in a head's kernel", 'heads.nlargest(3, "self_mass")',
-        OFFSETS, ("kernel",), weight_of(0), floor=Thresholds.offset),
+        OFFSETS, ("kernel",), largest_at(0), floor=Thresholds.offset),
+    Claim("slow_stop", "Stopping the slowest quarter costs less than random planes",
+        f"{BARBERO}, section 6.1", "change of loss with it stopped, nats/token",
+        "rl.truncate(model, tokens, keep=[0.75])",
+        QUARTERS, ("slow_loss", "tokens"), cost, sign=-1, absent=CHEAP),
+    Claim("fast_stop", "Stopping the fastest quarter costs more than random planes",
+        f"{BARBERO}, section 6.1", "change of loss with it stopped, nats/token",
+        "rl.truncate(model, tokens, keep=[0.75], ends=['fast'])",
+        QUARTERS, ("fast_loss", "tokens"), cost, absent=CHEAP),
+    Claim("long_planes", "The longest planes matter more than as many others",
+        "Jin et al. 2025, arXiv 2502.01563",
+        "change of loss without the eighth of the planes with the largest |q||k|, nats/token",
+        "rl.evaluate(model, tokens, edits={'without': rl.drop(planes)})",
+        EIGHTHS, ("long_loss", "tokens"), cost, absent=CHEAP),
+    Claim("slow_induction", "Induction heads need the slowest quarter of their planes",
+        "Chiang and Yogatama 2025, arXiv 2502.11276",
+        "loss of induction of the induction heads with it stopped",
+        "rl.needed_planes(model, tokens, heads)",
+        QUARTERS, ("induction_lost", "once"), cost, absent=NO_INDUCTION),
+    Claim("slow_reach", "Without slow planes' rotation, induction heads find more far copies",
+        f"{BARBERO}, section 6",
+        "share of copies found that stand 2/3 of the trained context back (2,048 tokens at "
+        "most): with the slowest quarter stopped less as it is",
+        "rl.reach(model, tokens, variants=['own', 'p-rope:0.75'])",
+        DRAWS, ("more_found",), mean_beyond(NOTHING), takes="6 draws that differ",
+        absent=f"{NO_INDUCTION}, or copies found differ by less than 1 %"),
+    Claim("apostrophes", "Some head attends to a class of tokens: apostrophes",
+        f"{BARBERO}, section 6",
+        "attention on them, where one is in sight, less that on others as frequent and as far",
+        "rl.attention_on(tokens, \"*'*\", tokenizer)",
+        TOKENS, ("token_lead",), largest_at(0), floor=FAINT,
+        absent="there are no 10 apostrophes in this text, or no tokenizer to know them by"),
 )
 # fmt: on
 
@@ -256,17 +299,14 @@ def ledger(
     *,
     draws: int = 1000,
     seed: int = 0,
-    claims: Sequence[Claim] = CLAIMS,
-    tried: Mapping[str, np.ndarray] = MappingProxyType({}),
+    tried: Mapping[str, np.ndarray] | None = None,
 ) -> pd.DataFrame:
-    """The table of `claims`, about the arrays of a profile and those that were `tried`.
-
-    `test_claims` says what the columns are.
-    """
-    arrays, rows = {**claim_arrays(profile), **tried}, []
-    for claim in claims:
+    """The table of claims on a profile, and of those that were `tried`: see `test_claims`."""
+    arrays, rows = claim_arrays(profile) | dict(tried or {}), []
+    for claim in CLAIMS:
         random = np.random.default_rng([seed % 2**64, *claim.name.encode()])
-        rows.append(judged(claim, profile, arrays, random, draws))
+        if arrays.keys() >= {*claim.of}:
+            rows.append(judged(claim, profile, arrays, random, draws))
     table = pd.DataFrame(rows)
     known = table["p_value"].notna()
     table.loc[known, "q_value"] = stats.false_discovery_control(table.loc[known, "p_value"])
@@ -318,13 +358,13 @@ def _tested(
     """The number of a claim and its null."""
     assert claim.number is not None
     of = tuple(arrays[name] for name in claim.of)
-    if not len(of[0]):
-        why = "no plane of this model rotates"
-        return Tested(math.nan, np.empty(0), verdict=("not testable", why))
     with np.errstate(invalid="ignore", divide="ignore"):
-        number, possible = claim.number(*of), claim.null.possible(of[0])
-        if possible < 1 / TAIL:
+        number, possible = math.nan, 0
+        why = "no plane of this model rotates"
+        if len(of[0]):
+            number, possible = claim.number(*of), claim.null.possible(of[0])
             why = f"{possible} draws are possible; it takes {claim.null.takes} or more"
+        if possible < 1 / TAIL:
             return Tested(number, np.empty(0), verdict=("not testable", why))
         null = np.array([claim.number(*x) for x in claim.null.draw(of, random, draws)])
         units = range(len(of[0]) if claim.null.over and len(of[0]) >= 3 else 0)
@@ -338,11 +378,8 @@ def _verdict(
 ) -> tuple[str, str, float]:
     """The verdict, the reason, and the share of draws that are as far as the number."""
     value, drawn = (np.maximum(claim.sign * x, claim.floor) for x in (number, null))
-
-    def share(as_far: np.ndarray) -> float:
-        return float(1 + as_far.sum()) / (1 + len(null))
-
-    p_value, other = share(drawn >= value - SAME), share(drawn <= value + SAME)
+    as_far = (drawn >= value - SAME).sum(), (drawn <= value + SAME).sum()
+    p_value, other = ((1 + int(count)) / (1 + len(null)) for count in as_far)
     beside = f"{number:.3g} beside {ends[0]:.3g} to {ends[2]:.3g} of {len(null)} draws"
     if np.ptp([*null, number]) < SAME:
         return "not testable", claim.absent, math.nan

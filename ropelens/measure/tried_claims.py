@@ -20,8 +20,7 @@ from jaxtyping import Float, Int
 from ropelens.edit.rope import Edit, drop, edit_rope, stop
 from ropelens.errors import Positive, Whole, public
 from ropelens.measure.capture import TokenNames, token_names
-from ropelens.measure.claim_arrays import DRAWS, EIGHTHS, QUARTERS, TOKENS
-from ropelens.measure.claims import BARBERO, CLAIMS, Claim, ledger
+from ropelens.measure.claims import INDUCTION, ledger
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.measurement import Measurement, Tokens
 from ropelens.measure.passes import collect
@@ -33,75 +32,10 @@ from ropelens.statistics.corpus import Documents
 from ropelens.statistics.sums import LayerMeans
 
 SETS = 40  # random sets, of planes or of tokens
-NOTHING = 0.01  # nats/token: planes that cost less are worth nothing; as much of all copies
-INDUCTION = 0.3  # attention on the token after the earlier occurrence, of an induction head
 RUNS, FAR = 8, 2048  # draws of random tokens; tokens back, at most
-FAINT = 0.05  # of a head's attention: less on a set of tokens is none
 APOSTROPHE, FEW = "'", 10  # fewer tokens of a set decide nothing
 TRIED_ON = 4  # sequences, at most, on which planes stop or drop out
 ROWS = 64  # of a sequence, for attention on sets of tokens
-
-
-def cost(
-    loss: Float[np.ndarray, "document set"], tokens: Float[np.ndarray, " document"]
-) -> float:
-    """Change of loss under the first set of planes, nats/token; NaN if none is worth any."""
-    change = loss.sum(0) / tokens.sum()
-    return float(change[0]) if abs(change).max() >= NOTHING else math.nan
-
-
-def of_first(by_set: Float[np.ndarray, "_ set"]) -> float:
-    return float(by_set[:, 0].mean())
-
-
-def more_found(by_draw: Float[np.ndarray, " draw"]) -> float:
-    """Mean over draws; 0 where it is trifling."""
-    return 0.0 if abs(by_draw.mean()) < NOTHING else float(by_draw.mean())
-
-
-def largest(lead: Float[np.ndarray, "layer head set"]) -> float:
-    first = lead[..., 0]
-    return float(np.nanmax(first)) if np.isfinite(first).any() else math.nan
-
-
-CHEAP = f"no such set of planes is worth {NOTHING} nats/token"
-NO_INDUCTION = f"no head has an induction score of {INDUCTION}"
-# fmt: off
-TRIED: tuple[Claim, ...] = (
-    Claim("slow_stop", "Stopping the slowest quarter costs less than random planes",
-        f"{BARBERO}, section 6.1", "change of loss with it stopped, nats/token",
-        "rl.truncate(model, tokens, keep=[0.75])",
-        QUARTERS, ("slow_loss", "tokens"), cost, sign=-1, absent=CHEAP),
-    Claim("fast_stop", "Stopping the fastest quarter costs more than random planes",
-        f"{BARBERO}, section 6.1", "change of loss with it stopped, nats/token",
-        "rl.truncate(model, tokens, keep=[0.75], ends=['fast'])",
-        QUARTERS, ("fast_loss", "tokens"), cost, absent=CHEAP),
-    Claim("long_planes", "The longest planes matter more than as many others",
-        "Jin et al. 2025, arXiv 2502.01563",
-        "change of loss without the eighth of the planes with the largest |q||k|, nats/token",
-        "rl.evaluate(model, tokens, edits={'without': rl.drop(planes)})",
-        EIGHTHS, ("long_loss", "tokens"), cost, absent=CHEAP),
-    Claim("slow_induction", "Induction heads need the slowest quarter of their planes",
-        "Chiang and Yogatama 2025, arXiv 2502.11276",
-        "loss of induction of the induction heads with it stopped",
-        "rl.needed_planes(model, tokens, heads)",
-        QUARTERS, ("induction_lost",), of_first, absent=NO_INDUCTION),
-    Claim("slow_reach", "Without slow planes' rotation, induction heads find more far copies",
-        f"{BARBERO}, section 6",
-        "share of copies found that stand 2/3 of the trained context back (2,048 tokens at "
-        "most): with the slowest quarter stopped less as it is",
-        "rl.reach(model, tokens, variants=['own', 'p-rope:0.75'])",
-        DRAWS, ("more_found",), more_found,
-        absent=f"{NO_INDUCTION}, or copies found differ by less than 1 %",
-        takes="6 draws that differ"),
-    Claim("apostrophes", "Some head attends to a class of tokens: apostrophes",
-        f"{BARBERO}, section 6",
-        "attention on them, where one is in sight, less that on others as frequent and as far",
-        "rl.attention_on(tokens, \"*'*\", tokenizer)",
-        TOKENS, ("token_lead",), largest, floor=FAINT,
-        absent=f"there are no {FEW} apostrophes in this text, or no tokenizer to know them by"),
-)
-# fmt: on
 
 
 @public
@@ -143,7 +77,7 @@ def test_claims(
     some: dict[str, Any] = {"lengths": lengths, "seed": int(seed)}
     tried = _of_planes(profile, measurement.subject, tokens, documents, some)
     tried["token_lead"] = _token_lead(measurement, tokenizer)
-    return ledger(profile, draws=draws, seed=int(seed), claims=(*CLAIMS, *TRIED), tried=tried)
+    return ledger(profile, draws=draws, seed=int(seed), tried=tried)
 
 
 test_claims.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
@@ -181,7 +115,12 @@ def _of_planes(
     change = (lost["loss"].values[1:] - lost["loss"].values[0]) * weight
     sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(lost["group"].values).sum()
     of_tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
-    arrays = {"tokens": of_tokens[:, 0], "fast_loss": stopped[:, 1:], "long_loss": dropped}
+    arrays = {
+        "tokens": of_tokens[:, 0],
+        "fast_loss": stopped[:, 1:],
+        "long_loss": dropped,
+        "once": np.ones(1),
+    }
     arrays |= {"slow_loss": np.delete(stopped, 1, axis=1)}
     at = np.argwhere(profile["induction"].values >= INDUCTION)
     if not len(at):

@@ -13,13 +13,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
 from ropelens.measure.claims import CLAIMS, VERDICTS, Claim, judged
-from ropelens.measure.tried_claims import SETS, TRIED, planes_at_random
+from ropelens.measure.tried_claims import SETS, planes_at_random
 from ropelens.statistics.budget.claim import correlations
 
 LAYERS, HEADS, PLANES, OFFSETS = 12, 4, 16, 64
 RAMP, PLACE = np.linspace(1, 4, PLANES), np.arange(PLANES)
 OWN = np.broadcast_to(np.eye(HEADS), (LAYERS, HEADS, HEADS))
-OF_ARRAYS = [claim for claim in (*CLAIMS, *TRIED) if claim.of]
+OF_ARRAYS = [claim for claim in CLAIMS if claim.of]
+RUN = "slow_stop fast_stop long_planes slow_induction slow_reach apostrophes"
+TRIED = [claim for claim in CLAIMS if claim.name in RUN.split()]
 DRAWN_ALIKE = {(one.null.how, one.number.__qualname__): one for one in OF_ARRAYS}.values()
 
 
@@ -83,7 +85,7 @@ PLANTED: dict[str, tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]] = {
     "slow_stop": (losses(0.1), losses(9)),
     "fast_stop": (losses(9), losses(0.1)),
     "long_planes": (losses(9), losses(0.1)),
-    "slow_induction": (losses(9)[:1], losses(0.1)[:1]),
+    "slow_induction": (losses(9), losses(0.1)),
     "slow_reach": ((0.2 * ONES[:8],), (-0.2 * ONES[:8],)),
     "apostrophes": tuple(
         (np.broadcast_to(sets(first, others=(0.1, 0.2)), (LAYERS, HEADS, 1 + SETS)),)
@@ -134,12 +136,12 @@ def two(planes: int) -> np.ndarray:
 
 TAKES: list[tuple[str, str, Callable[[int], tuple[np.ndarray, ...]], tuple[int, int]]] = [
     ("slow_norms", "8 planes or more", lambda n: (by_plane(RAMP)[:, :n],), (7, 8)),
-    ("fast_at_the_ends", "10 layers or more", lambda n: (at(0, -1)[[*range(n - 1), -1]],), (9, 10)),
+    ("fast_at_the_ends", "10 layers", lambda n: (at(0, -1)[[*range(n - 1), -1]],), (9, 10)),
     ("flat_values", "4 layers or more", lambda n: (ONES[:n], ONES[:n], 0 * ONES[:n]), (3, 4)),
     ("band", "or 50 planes", lambda n: (np.eye(n)[[2] * 9], np.full(9, 2.0)), (30, 70)),
     ("band", "10 planes and layers", lambda n: (np.eye(n)[[2, 3]], np.full(2, 2.5)), (9, 10)),
     ("massive_slow", "6 such planes", lambda n: (np.eye(64)[-n:],), (5, 6)),
-    ("massive_not_in_values", "4 layers", lambda n: (np.ones(n), np.ones(n), np.zeros(n)), (3, 4)),
+    ("massive_not_in_values", "4 layers", lambda n: (ONES[:n], ONES[:n], 0 * ONES[:n]), (3, 4)),
     ("massive_not_in_values", "10 in one", lambda n: (np.ones(n), *np.zeros((2, n))), (9, 10)),
     ("sinks_slow", "1 of 50", lambda n: (np.eye(n)[-1:], np.eye(n)[-1:]), (30, 70)),
     ("sinks_slow", "2 of 10", lambda n: (np.eye(n)[-2:], two(n)), (9, 10)),
@@ -187,7 +189,7 @@ def profile() -> xr.Dataset:
 
 def test_the_ledger_has_a_row_a_claim_and_is_the_same_for_a_seed(profile: xr.Dataset) -> None:
     table = rl.test_claims(profile, draws=200)
-    assert table["claim"].tolist() == [claim.name for claim in CLAIMS]
+    assert table["claim"].tolist() == [claim.name for claim in CLAIMS if claim not in TRIED]
     assert set(table["verdict"]) <= set(VERDICTS)
     assert table.equals(rl.test_claims(profile, draws=200))
     decided = table[table["verdict"] != "not testable"]
@@ -289,7 +291,7 @@ def test_claims_of_edits_on_few_planes_have_numbers_and_say_what_it_takes() -> N
     model, tokens, profile = random_model(12), random_tokens(), random_profile(12)
     made = rl.test_claims(profile, draws=50, model=model, tokens=tokens, tokenizer=Letters())
     rows = made.set_index("claim")
-    assert made["claim"].tolist() == [claim.name for claim in (*CLAIMS, *TRIED)]
+    assert made["claim"].tolist() == [claim.name for claim in CLAIMS]
     tried = rows.loc[["slow_stop", "fast_stop", "long_planes"]]
     assert tried["number"].notna().all()
     assert tried["why"].str.contains("it takes 1[06] planes or more").all()
