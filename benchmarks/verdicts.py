@@ -1,122 +1,80 @@
-"""The claim on wavelengths, judged where the answer is known: trained and random models.
+"""The claims of the ledger, judged where the answer is known: random models have none of them.
 
-    python benchmarks/verdicts.py [--random N] [--checkpoints FOLDER] [--corpora FOLDER]
+    python benchmarks/verdicts.py [--random N] [--sequences N] [--context N] [--draws N]
 
-Per model the rank correlation of what the offset explains with the mean log wavelength, the
-surrogates' median and 95 %, the heads by label and the verdict. Random models differ in
-seed, size and initial scale: frequencies mean nothing to them, so it may hold of 1 in 40.
+A line a claim: how many of N Llamas of random weights have each verdict. They differ in seed,
+size and initial scale: frequencies mean nothing to them, so a claim may hold of 1 in 40. Token
+5 of their text is an apostrophe.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
+import pandas as pd
 import torch
-from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
-from ropelens.statistics.budget.claim import Claim
-from ropelens.statistics.budget.surrogates import DRAWS
-from ropelens.statistics.labels import LABELS
+from ropelens.measure.claims import VERDICTS
 
-BUNDLED = Path(rl.__file__).parent / "bundled" / "rope"
+SIZES = ((4, 8, 8, 32), (6, 6, 2, 32), (4, 8, 4, 64), (10, 4, 4, 16))
+"""Layers, heads, kv heads and coordinates of a head."""
+SCALES = (0.02, 0.1, 0.3, 1.0)
+VOCABULARY, APOSTROPHE = 64, 5
+
+
+class Letters:
+    """A tokenizer of one letter a token."""
+
+    def decode(self, token_ids: list[int], **_: object) -> str:
+        return "".join("'" if i == APOSTROPHE else chr(1000 + i) for i in token_ids)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--random", type=int, default=20, metavar="N")
-    parser.add_argument("--checkpoints", type=Path, help="holds stories260k and babyllama105")
-    parser.add_argument("--corpora", type=Path, help="holds tinystories/ and novels/valid/")
+    parser.add_argument("--random", type=int, default=40, metavar="N")
     parser.add_argument("--sequences", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--draws", type=int, default=DRAWS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--draws", type=int, default=1000)
     options = parser.parse_args()
-    if options.checkpoints and options.corpora:
-        stories = sorted((options.corpora / "tinystories").glob("*.txt"))
-        novels = sorted((options.corpora / "novels/valid").glob("*.txt"))
-        for place, texts in (
-            (options.checkpoints / "stories260k", stories),
-            (options.checkpoints / "babyllama105", stories),
-            (BUNDLED, novels),
-        ):
-            model, tokenizer = rl.load(str(place))
-            tokens = text_tokens(model, tokenizer, texts, sequences=options.sequences)
-            say(place.name, model, tokens, options)
+    tables = []
     for seed in range(options.random):
-        model, name = random_model(seed)
-        tokens = torch.randint(3, 512, (options.sequences, 192))
+        begin, model = time.process_time(), random_model(seed)
+        generator = torch.Generator().manual_seed(seed)
+        shape = (options.sequences, options.context)
+        tokens = torch.randint(3, VOCABULARY, shape, generator=generator)
         tokens[:, 0] = 1
-        say(name, model, tokens, options)
+        profile = rl.profile(model, tokens, seed=seed)
+        run = {"model": model, "tokens": tokens, "tokenizer": Letters()}
+        table = rl.test_claims(profile, draws=options.draws, seed=seed, **run)
+        tables.append(table)
+        held = table.loc[table["verdict"] == "holds", "claim"].tolist()
+        layers, heads, _, size = SIZES[seed % 4]
+        name = f"random {seed}: {layers} x {heads} of {size}, {SCALES[seed // 4 % 4]}"
+        print(f"{name}: {held} ({time.process_time() - begin:.0f} s)", flush=True)
+    counts = pd.concat(tables).groupby("claim", sort=False)["verdict"].value_counts()
+    print(counts.unstack(fill_value=0).reindex(columns=VERDICTS, fill_value=0).to_string())
 
 
-def say(name: str, model: PreTrainedModel, tokens: Tensor, options: argparse.Namespace) -> None:
-    """One line on one model."""
-    begin = time.process_time()
-    profile = rl.profile(
-        model, tokens, surrogates=options.draws, rows=options.rows, seed=options.seed
-    )
-    heads = rl.classify_heads(profile, seed=options.seed)
-    claim, labels = Claim(**heads.attrs["claim"]), heads["label"].value_counts()
-    counts = " ".join(f"{labels[each]} {each}" for each in LABELS if each in labels)
-    print(
-        f"{name:28} {tuple(tokens.shape)} rho {claim.rank_correlation:+.2f}"
-        f" [{claim.low:+.2f}, {claim.high:+.2f}]; surrogates {claim.null_median:+.2f}"
-        f" [{claim.null_low:+.2f}, {claim.null_high:+.2f}], p {claim.p_value:.3f};"
-        f" {counts}: {claim.verdict} ({time.process_time() - begin:.0f} s)",
-        flush=True,
-    )
-
-
-def text_tokens(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: list[Path],
-    *,
-    sequences: int,
-) -> Tensor:
-    """Sequences of a model's context, at most 512, that each begin with BOS, from all texts."""
-    context = min(512, model.config.max_position_embeddings)
-    ids: list[int] = []
-    share = -(-sequences * context // len(texts))
-    for text in texts:
-        some = text.read_text()[: share * 16]
-        ids += tokenizer(some, add_special_tokens=False)["input_ids"][:share]
-    sequences = min(sequences, len(ids) // (context - 1))
-    table = torch.tensor(ids[: sequences * (context - 1)]).view(sequences, context - 1)
-    first = torch.full((sequences, 1), model.config.bos_token_id)
-    return torch.cat([first, table], dim=1)
-
-
-def random_model(seed: int) -> tuple[PreTrainedModel, str]:
+def random_model(seed: int) -> PreTrainedModel:
     """A Llama that was never trained; size and scale of its weights go with the seed."""
-    layers, heads, kv_heads, dim = [(4, 8, 8, 32), (6, 6, 2, 32), (4, 8, 4, 64), (8, 4, 4, 16)][
-        seed % 4
-    ]
-    std = [0.02, 0.05, 0.1, 0.3][seed // 4 % 4]
+    layers, heads, kv_heads, size = SIZES[seed % 4]
     config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=heads * dim,
-        intermediate_size=2 * heads * dim,
+        vocab_size=VOCABULARY,
+        hidden_size=heads * size,
+        intermediate_size=2 * heads * size,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=dim,
-        max_position_embeddings=512,
+        head_dim=size,
+        max_position_embeddings=256,
         bos_token_id=1,
-        initializer_range=std,
+        initializer_range=SCALES[seed // 4 % 4],
     )
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config).eval()
-    return model, f"random {seed}: {layers} x {heads} of {dim}, {std}"
+    return LlamaForCausalLM(config).eval()
 
 
 if __name__ == "__main__":
