@@ -7,7 +7,8 @@ away. Planes that stand still (p-RoPE) are robust.
 Method: random tokens come twice, with text between them, up to the length that the model was
 trained for, and heads that act on a match find the copy or do not: under the model's rotation,
 and with its slowest quarter and half of planes stopped. Beyond, keys of the farthest run are
-turned to distances up to 1,000,000; how well that foretells the runs stands beside it.
+turned to distances up to 1,000,000; how well that foretells the runs stands beside it. Needles
+of three random tokens, of which two ask for the third, are looked for at the same distances.
 
 Expectation: turned far enough, RoPE loses the copies. Stopped planes keep part of the score at
 any distance, so with enough of them a share is found for ever; but the model was not trained
@@ -19,6 +20,8 @@ Writes reports/reach/<model>/. Takes half a minute for the bundled checkpoint, a
 a billion parameters on a GPU.
 """
 
+from functools import partial
+
 import numpy as np
 
 import ropelens as rl
@@ -26,6 +29,7 @@ import ropelens as rl
 # At random, for even steps might keep time with a plane.
 FAR = np.random.default_rng(0).integers(100_000, 1_000_000, 200, endpoint=True)
 DISTANCES = np.unique([*np.geomspace(1, 1_000_000, 49).round(), *FAR])
+NEEDLE = 3  # tokens: two ask for the third
 MOST = 24
 """Heads that are asked, at most: those that act most on a match."""
 
@@ -43,15 +47,18 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     if not len(asked):
         asked = heads.nlargest(1, "content_fraction")
         about = "Content explains most of no head; measured: the one it explains best."
-    reach = rl.reach(
+    run = partial(
+        rl.reach,
         analysis.model,
         analysis.sequences.tokens,
         lengths=analysis.sequences.lengths,
         heads=",".join(f"{row.layer}.{row.head}" for row in asked.itertuples()),
-        distances=DISTANCES,
-        variants=("own", "p-rope:0.75", "p-rope:0.5"),
-        draws=4 if analysis.profile.attrs["trained_context"] <= 2048 else 2,
     )
+    short = analysis.profile.attrs["trained_context"] <= 2048
+    variants = ("own", "p-rope:0.75", "p-rope:0.5")
+    reach = run(distances=DISTANCES, variants=variants, draws=4 if short else 2)
+    apart = reach["run_distance"].values.tolist()
+    needles = run(copied=NEEDLE, copies=apart, distances=(), draws=16 if short else 4)
     first = asked.loc[asked["induction"].idxmax()]
     figures = {
         "Circles: how often heads find a copy that stands that far back, a mean over these "
@@ -62,7 +69,9 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         ),
     }  # fmt: skip
     question = "How far back do heads that go by content find a key?"
-    return rl.Answer(question, [*rl.describe(reach), about], figures, more={"reach.nc": reach})
+    words = [*rl.describe(reach), *rl.describe(needles), about]
+    more = {"reach.nc": reach, "needles.nc": needles}
+    return rl.Answer(question, words, figures, more=more)
 
 
 if __name__ == "__main__":

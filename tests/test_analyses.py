@@ -27,7 +27,7 @@ SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))
 MORE = {
     "causal": {"causal.csv"},
     "causes": {"causes.csv", "attribution.nc"},
-    "reach": {"reach.nc"},
+    "reach": {"reach.nc", "needles.nc"},
     "truncation": {"truncation.nc", "truncation.csv"},
 }
 """What an analysis writes beside the four files of every answer."""

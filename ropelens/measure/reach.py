@@ -46,6 +46,7 @@ def reach(
     lengths: Lengths | None = None,
     heads: str = ALL_HEADS,
     variants: Sequence[str] = (OWN,),
+    copied: Positive = COPIED,
     copies: Sequence[int] | None = None,
     distances: Sequence[Number] | np.ndarray = DISTANCES,
     draws: Positive = 4,
@@ -54,10 +55,11 @@ def reach(
 ) -> xr.Dataset:
     """How far back heads find a key: run at real distances, then extrapolated.
 
-    48 random tokens come twice (fewer where the context is short), `copies` tokens apart (by
-    default doublings, as far as the context that the model was trained for), with `tokens`
-    between, `draws` times with `seed`. The model runs as it is ("own"), or under each of
-    `variants`, names of docs/variants.md. Returns a dataset over variant, layer and head:
+    `copied` random tokens come twice (fewer where the context is short), `copies` tokens apart
+    (by default doublings, as far as the context that the model was trained for), with `tokens`
+    between, `draws` times with `seed`. Three are a needle: two ask for the third. The model
+    runs as it is ("own"), or under each of `variants`, names of docs/variants.md. Returns a
+    dataset over variant, layer and head:
 
     - `found_share` (run_distance): share of rows of the second copy in which the key after the
       same token's first place scores above all others but position 0 and the row's own;
@@ -77,7 +79,7 @@ def reach(
     if not variants:
         raise BadArgument('variants names none; the model as it is, is "own".')
     chosen = [mask.nonzero().flatten() for mask in subject.heads_of(heads)]
-    copied = max(2, min(COPIED, (subject.context - 1) // 3))
+    copied = max(2, min(copied, (subject.context - 1) // 3))
     apart = _run_distances(subject.context, copied, copies)
     far = np.array([float(d) for d in distances if d > apart[-1]])
     total = len(variants) * draws * sum(1 + distance + copied for distance in apart)
@@ -97,7 +99,7 @@ def reach(
             "head": range(subject.heads),
         },
     )
-    return dataset.assign_attrs({"kind": "reach"} | measurement.facts)
+    return dataset.assign_attrs({"kind": "reach", "copied": copied} | measurement.facts)
 
 
 def _run_distances(context: int, copied: int, given: Sequence[int] | None) -> tuple[int, ...]:

@@ -259,22 +259,24 @@ def _is_free(row: Record) -> bool:
 
 def reach_sentences(reach: xr.Dataset) -> list[str]:
     """How many heads find copies, and the best of them at every distance, by variant."""
-    every = reach.stack(one=("layer", "head")).dropna("one", how="all", subset=["found_share"])
-    distance = every["distance"].values
+    measured = reach["found_share"].notnull().any(("variant", "run_distance"))
+    distance = reach["distance"].values
     far = distance[distance >= max(distance, default=0) / 10]
     sentences = []
-    for name in every["variant"].values.tolist():
-        found = every.sel(variant=name)
+    for name in reach["variant"].values.tolist():
+        found = reach.sel(variant=name)
         near = found["found_share"].isel(run_distance=0).fillna(0)
-        best = found.isel(one=int(np.argmax(near.values)))
+        layer, head = np.unravel_index(near.values.argmax(), near.shape)
+        best = found.isel(layer=layer, head=head)
         off = 100 * abs(best["foretold_share"] - best["found_share"]).max().item()
         numbers = {
-            "distances": every["run_distance"].values.tolist(),
+            "copied": reach.attrs.get("copied", ""),
+            "distances": reach["run_distance"].values.tolist(),
             "shares": best["found_share"].values.tolist(),
             "low": best["found_low"].values.tolist(),
             "high": best["found_high"].values.tolist(),
             "finders": int((near >= 0.5).sum()),
-            "heads": every.sizes["one"],
+            "heads": int(measured.sum()),
             "foretold": off if np.isfinite(off) else None,
             "beyond": [far.min(), far.max()] if len(far) else None,
             "extrapolated": float(best["extrapolated_share"].sel(distance=far).mean()),

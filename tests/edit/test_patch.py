@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracles.tiny import FAMILIES as TINY
 from oracles.tiny import logits, random_tokens, tiny
 from tiny_checkpoints import save_tiny
 from torch import nn
@@ -25,6 +26,8 @@ FAMILIES = (
     *("llama_gqa", "llama_dynamic", "gemma2", "gpt_oss", "cohere", "phi", "deepseek_v3"),
     *("nanochat", "phi3_longrope"),
 )
+PROJECTED = ("llama_gqa", "mistral_sliding", "gemma2", "cohere", "phi", "glm")
+"""Families that rotate what `q_proj` and `k_proj` give, in pairs of both kinds, in part."""
 PARTS = ("query", "key", "both", "value", "output")
 LENGTH = 20
 
@@ -69,43 +72,42 @@ def test_all_of_a_layer_patched_is_the_attention_of_the_source(name: str) -> Non
     assert not torch.allclose(whole, logits(model, tokens()), atol=1e-2)
 
 
+@pytest.mark.parametrize("name", PROJECTED)
 @pytest.mark.parametrize("select", [None, PlaneNumbers((0, 3)), rl.Slowest(0.5)])
 @pytest.mark.parametrize("of", ["query", "key", "value"])
-def test_hooks_at_the_projections_give_the_same(
-    llama: LlamaForCausalLM, of: Any, select: Any
-) -> None:
+def test_hooks_at_the_projections_give_the_same(name: str, of: Any, select: Any) -> None:
     if of == "value" and select is not None:
         return
-    name, group = f"{of[0]}_proj", 1 if of == "query" else 2
-    projection: nn.Module = getattr(llama.model.layers[1].self_attn, name)
-    size = llama.config.head_dim
-    numbers = {None: range(size // 2), PlaneNumbers((0, 3)): (0, 3)}
-    planes = numbers.get(select, range(size // 4, size // 2))
-    chosen = torch.tensor([at % (size // 2) in planes for at in range(size)])
-    places = slice(4, 11)
+    model, family = tiny(name), TINY[name]
+    attention = model.get_decoder().layers[1].self_attn
+    projection: nn.Module = getattr(attention, f"{of[0]}_proj")
+    size = attention.head_dim
+    count = (size - family.unrotated) // 2
+    numbers = {None: None, PlaneNumbers((0, 3)): {0, 3}}
+    planes = numbers.get(select, set(range(count // 2, count)))
+    half = family.pairing == "half"
+    plane_of = [at % count if half else at // 2 for at in range(2 * count)]
+    plane_of += [-1] * (size - 2 * count)
+    chosen = torch.tensor([planes is None or plane in planes for plane in plane_of])
+    places, group = slice(4, 11), 1 if of == "query" else 2
     recorded: list[torch.Tensor] = []
     handle = projection.register_forward_hook(lambda m, i, out: recorded.append(out))
-    logits(llama, tokens(1))
+    logits(model, tokens(1))
     handle.remove()
 
     def put(module: nn.Module, inputs: Any, out: torch.Tensor) -> torch.Tensor:
-        out, source = (
-            out.unflatten(-1, (-1, size)).clone(),
-            recorded[0].unflatten(-1, (-1, size)),
-        )
-        head = 3 // group
-        out[:, places, head] = torch.where(
-            chosen, source[:, places, head], out[:, places, head]
-        )
+        out, source = (x.unflatten(-1, (-1, size)).clone() for x in (out, recorded[0]))
+        here, there = (x[:, places, 3 // group] for x in (out, source))
+        out[:, places, 3 // group] = torch.where(chosen, there, here)
         return out.flatten(-2)
 
     handle = projection.register_forward_hook(put)
-    expected = logits(llama, tokens())
+    expected = logits(model, tokens())
     handle.remove()
     heads = "1.3" if of == "query" else "1.2,1.3"
     options = {"heads": heads, "positions": range(4, 11), "of": of, "planes": select}
-    with rl.patch_planes(llama, tokens(1), **options):
-        torch.testing.assert_close(logits(llama, tokens()), expected, rtol=1e-5, atol=1e-5)
+    with rl.patch_planes(model, tokens(1), **options):
+        torch.testing.assert_close(logits(model, tokens()), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("edited", [False, True])
@@ -165,6 +167,9 @@ def test_a_bridge_is_patched_alike(of: Any, tmp_path: Path) -> None:
     wrapped = bridge(model, tokenizer)
     with patch(wrapped), torch.no_grad():
         torch.testing.assert_close(wrapped(given), expected, rtol=1e-4, atol=1e-4)
+    with rl.patch_planes(wrapped, given, of=of), torch.no_grad():
+        itself = wrapped(given)
+    assert torch.equal(itself, wrapped(given))
     if of == "key":
         with (
             rl.patch_planes(wrapped, tokens(1) % 28, heads="1.2", of=of),

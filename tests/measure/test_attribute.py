@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from oracles.tiny import random_tokens, tiny
+from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.errors import BadArgument
+from ropelens.models.bridge import bridge
 from ropelens.models.subject import as_subject
 from ropelens.rope.select import PlaneNumbers
 
@@ -123,6 +126,16 @@ class Undifferentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         return x.clone()
+
+
+def test_a_bridge_has_the_same_attributions(tmp_path: Path) -> None:
+    model, tokenizer = rl.load(save_tiny(tmp_path))
+    given = TOKENS % 28
+    options = {"pairs": "1.2", "check": 2}
+    expected = rl.attribute_planes(model, given, (3, 5), **options)
+    found = rl.attribute_planes(bridge(model, tokenizer), given, (3, 5), **options)
+    for name in ("attribution", "pair_attribution", "dropped"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-4)
 
 
 def test_a_mask_hides_tokens_from_the_answer() -> None:

@@ -58,12 +58,17 @@ def test_a_key_turned_farther_scores_as_in_a_run_at_that_distance(name: str) -> 
     assert expected.any()
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "phi"])
-def test_copies_are_found_as_loops_over_a_run_find_them(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "copied"),
+    [("llama_gqa", 48), ("gemma2", 48), ("gpt_oss", 48), ("phi", 48), ("llama_gqa", 3)],
+)
+def test_copies_are_found_as_loops_over_a_run_find_them(name: str, copied: int) -> None:
+    """Also a needle, of which two tokens ask for the third."""
     model, tokens = tiny(name), random_tokens(sequences=2, length=40)
     apart, draws = (48, 96), 2
-    found = rl.reach(model, tokens, copies=apart, draws=draws)
-    measured, copied = Measurement.of(model, tokens), 48
+    found = rl.reach(model, tokens, copied=copied, copies=apart, draws=draws)
+    assert found.attrs["copied"] == copied
+    measured = Measurement.of(model, tokens)
     shares = np.zeros((draws, *found["found_share"].shape[1:]))
     for draw, (at, distance) in itertools.product(range(draws), enumerate(apart)):
         sequence = two_copies(measured, distance, copied, draw)[0]

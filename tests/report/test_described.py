@@ -82,10 +82,8 @@ def test_reach_is_told_by_variant() -> None:
     of_model = found.sel(variant="own", layer=4)
     near = of_model["found_share"].isel(run_distance=0)
     best = of_model.isel(head=int(near.argmax("head")))
-    begin = (
-        f"Copies of random tokens with text between them: {(near >= 0.5).sum():.0f} of 5 heads"
-    )
-    assert told.startswith(begin)
+    begin = "Copies of 48 random tokens with text between them: "
+    assert told.startswith(f"{begin}{(near >= 0.5).sum():.0f} of 5 heads")
     for distance, share in zip(best["run_distance"], best["found_share"], strict=True):
         assert re.search(rf" {share:.0%} \(\d+% to \d+%\) {distance:,}[ ,]", told)
     off = 100 * abs(best["foretold_share"] - best["found_share"]).max()
