@@ -108,6 +108,7 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
             "batch_size": plan.batch_size,
             "seed": options.seed,
             "progress": progress,
+            "tokenizer": source.tokenizer,
             **read.arguments,
         }
         with full, _saved_in(folder, plan, weights):
@@ -121,7 +122,6 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
             if earlier is None:
                 profile = measure(
                     subject,
-                    tokenizer=source.tokenizer,
                     excerpts=plan.excerpts,
                     statistics=plan.statistics,
                     surrogates=options.surrogates,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -84,7 +85,8 @@ def evaluate(
       copies are in the context; more is allowed): 0 for a model that copies, ln(vocabulary)
       for one that cannot.
     - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of
-      KL(A of the model as it is || A under the edit).
+      KL(A of the model as it is || A under the edit); with `tokenizer` also over the rows of
+      each class of tokens, `class_change` (edit, layer, head, token_class).
     - "labels": the attention budget and `label` (edit, layer, head), and `label_changed`,
       1 or 0; `labels_changed_resampled` (edit, resample), how many heads change their label
       when groups of sequences are drawn again; `selectivity`, `q_norm` and `k_norm` of the
@@ -117,8 +119,12 @@ def evaluate(
     if "loss" in wanted:
         values |= _loss_values(text, edges, classes, measured)
     if "change" in wanted:
-        means = [of.change.numpy() / float(of.sums.row_weight.sum()) for of in measured]
-        values["attention_change"] = np.stack(means) / np.log(2)
+        means = torch.stack([of.change / of.rows[:, None, None] for of in measured])
+        means /= math.log(2)
+        values["attention_change"] = means[:, 0].numpy()
+        if classes:
+            values["class_change"] = means[:, 1:].movedim(1, -1).numpy()
+            values["token_class"] = np.array(list(classes), dtype=object)
     if "labels" in wanted:
         labels, profile = _label_values(entries, fits, [of.sums for of in measured])
         values |= labels
@@ -152,10 +158,11 @@ def _run(
     Processes share the text and the tasks; what is done is saved.
     """
     subject, text = measurement.subject, measurement.text
-    unmoved = torch.full((subject.layers, subject.heads), torch.nan, dtype=torch.float64)
-    unmoved[subject.attending] = 0
+    sets = 1 + len(classes)
+    unmoved = torch.full((sets, subject.layers, subject.heads), torch.nan).double()
+    unmoved[:, subject.attending] = 0
     losses = torch.zeros(0, len(edges) + len(classes), dtype=torch.float64)
-    nothing = Measured(no_sums(), losses, unmoved)
+    nothing = Measured(no_sums(), losses, unmoved, torch.zeros(sets).double())
     stage = begin_stage(Measured)
     state = stage.state or [[], [nothing for _ in entries], [{} for _ in entries]]
     fits, measured, answers = state
@@ -200,16 +207,18 @@ class Measured:
     """The numbers of one entry on some sequences; those of others add.
 
     `losses` are summed over bins of positions, over tokens that their sequence had before, and
-    over classes of tokens; `change` (nats) over rows.
+    over classes of tokens; `change` (nats) over `rows`: all, and those of each class.
     """
 
     sums: Sums
     losses: Float[Tensor, "sequence bin"]
-    change: Float[Tensor, "layer head"]
+    change: Float[Tensor, "set layer head"]
+    rows: Float[Tensor, " set"]
 
     def __add__(self, other: Measured) -> Measured:
         losses = torch.cat([self.losses, other.losses])
-        return Measured(self.sums + other.sums, losses, self.change + other.change)
+        change, rows = self.change + other.change, self.rows + other.rows
+        return Measured(self.sums + other.sums, losses, change, rows)
 
 
 def _on_text(
@@ -228,7 +237,8 @@ def _on_text(
     which the first entry fills and others are compared with; None where they are not.
     """
     text = batch.text
-    change = torch.zeros(subject.layers, subject.heads, dtype=torch.float64)
+    sets = _sets(text, classes)
+    change = torch.zeros(sets.shape[1], subject.layers, subject.heads, dtype=torch.float64)
 
     def compare(call: AttentionCall) -> None:
         if as_is is None:
@@ -236,8 +246,7 @@ def _on_text(
         if entry.name == NONE:
             as_is[call.layer] = call.without_values()
         else:
-            moved = attention_change(as_is[call.layer], call, batch.rows)
-            change[call.layer] = moved.sum(0)
+            change[:, call.layer] = attention_change(as_is[call.layer], call, batch.rows, sets)
 
     with entry.open(subject):
         sums, losses = sum_batch(
@@ -252,16 +261,25 @@ def _on_text(
     by_bin = sum_bins(losses[:, 1:].where(text.predicted[:, 1:], 0.0), edges - 1)
     splits = _splits(text, classes)
     by_split = losses[:, None].where(splits, 0.0).sum(2)
-    return Measured(sums, torch.cat([by_bin, by_split], dim=1), change)
+    rows = batch.rows.by_position(sets.shape[2])[:, None].where(sets, 0.0).sum((0, 2))
+    return Measured(sums, torch.cat([by_bin, by_split], dim=1), change, rows)
+
+
+def _sets(
+    text: Corpus, classes: Mapping[str, Int[Tensor, " id"]]
+) -> Bool[Tensor, "sequence set position"]:
+    """All tokens, and those of each class."""
+    tokens = text.tokens.cpu()
+    of_classes = [torch.isin(tokens, ids) for ids in classes.values()]
+    return torch.stack([torch.ones_like(tokens, dtype=torch.bool), *of_classes], dim=1)
 
 
 def _splits(
     text: Corpus, classes: Mapping[str, Int[Tensor, " id"]]
 ) -> Bool[Tensor, "sequence split position"]:
     """Predicted tokens that their sequence had before, and those of each class."""
-    tokens, predicted = text.tokens.cpu(), text.predicted
-    of_classes = [torch.isin(tokens, ids) & predicted for ids in classes.values()]
-    return torch.stack([text.seen_before, *of_classes], dim=1)
+    of_classes = _sets(text, classes)[:, 1:] & text.predicted[:, None]
+    return torch.cat([text.seen_before[:, None], of_classes], dim=1)
 
 
 def _position_edges(longest: int, stated: int | None) -> Int[Tensor, " edge"]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from ropelens.edit.rope import Edit, stop
 from ropelens.errors import Count, Number, Positive, UnsupportedModel, Whole, public
 from ropelens.files.progress import ShowProgress, opening, silent
+from ropelens.measure.capture import TokenNames
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.truncation_table import EVERY
@@ -40,6 +41,7 @@ def truncate(
     *,
     lengths: Lengths | None = None,
     documents: Documents | None = None,
+    tokenizer: TokenNames | None = None,
     heads: str = "*",
     keep: Sequence[Number] = KEEP,
     ends: Sequence[Literal["slow", "fast"]] = ("slow", "fast"),
@@ -65,7 +67,8 @@ def truncate(
     Copies are tried at a half of the context and less. What costs nothing in short text may
     cost much in long text: `tokens` are best as long as the trained context.
 
-    Returns what `ropelens.evaluate` gives for `measures`, with coordinates over `edit`: `kind`,
+    Returns what `ropelens.evaluate` gives for `measures`, by class of tokens too with a
+    `tokenizer`, with coordinates over `edit`: `kind`,
     `kept` (0 to 1), `planes` ("0,1,5"), `wavelength_low`, `wavelength_high` (tokens), `draw`,
     `band`; the first entry, "none", is the model as it is. All differences between entries are
     paired. The model is left as it was, on errors too.
@@ -92,6 +95,7 @@ def truncate(
         tokens,
         lengths=lengths,
         documents=documents,
+        tokenizer=tokenizer,
         edits=edits,
         measures=measures,
         distances=far,

@@ -22,7 +22,7 @@ from ropelens.figures.text import change_and_interval, short_count
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.report.render import say, say_all
-from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
+from ropelens.statistics.intervals import ENOUGH_DOCUMENTS, paired_interval
 from ropelens.statistics.variables import NEEDLES, OWN
 
 Record = dict[str, Any]  # the numbers of a sentence
@@ -181,8 +181,9 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> lis
     First, without intervals, which planes may stop for nothing and what the fastest cost; then
     a quarter of the planes from either end, beside as many random ones, on all text, in the
     second half of the context, and on the farthest copies; the slowest planes that may stop for
-    less than 0.01 nats/token; the most costly band; heads with a new label; retrieval. Each
-    names the context that was measured, and says where that is not the trained one.
+    less than 0.01 nats/token; the most costly band; heads with a new label; retrieval; the loss
+    and the attention of each class of tokens. Each names the context that was measured, and
+    says where that is not the trained one.
     """
     rows = _sweep_records(summarize_truncation(sweep) if table is None else table)
     at: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
@@ -208,6 +209,7 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> lis
         "bands": {"at": at, "count": len(bands), "most": most} if most else None,
         "labels": of_quarters.get("labels"),
         "retrieval": None if retrieval is None else {"share": retrieval, "chance": CHANCE},
+        "classes": _classes(sweep, at, quarters["ends"]),
     }
     return [*say_all("truncation", records).values()]
 
@@ -228,6 +230,27 @@ def _sweep_records(table: pd.DataFrame) -> list[Record]:
         every = (row | words).items()
         records.append({str(name): None if pd.isna(value) else value for name, value in every})
     return records
+
+
+def _classes(sweep: xr.Dataset, at: Record, rows: Sequence[Record]) -> Record | None:
+    """What these entries do to tokens of each class that the text has."""
+    if not {"class_loss", "class_change"} <= {*sweep} or not rows:
+        return None
+    loss, group = sweep["class_loss"] - sweep["class_loss"][0], sweep["group"].values
+    bits, tokens = sweep["class_change"].mean(("layer", "head")), sweep["class_tokens"]
+    told = []
+    for row in rows:
+        classes = []
+        for number, name in enumerate(sweep["token_class"].values):
+            weight = tokens[:, number].values.astype(float)
+            there, lost = weight > 0, loss.sel(edit=row["edit"])[:, number].values
+            if there.any():
+                interval = paired_interval(lost[there], weight[there], group[there])
+                ends = zip(("loss", "loss_low", "loss_high"), interval, strict=True)
+                moved = float(bits.sel(edit=row["edit"])[number])
+                classes.append({"name": name, "bits": moved} | dict(ends))
+        told.append(row | {"classes": classes})
+    return {"at": at, "rows": told}
 
 
 def _quarters(rows: Sequence[Record], measured: str) -> list[Record]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -220,9 +220,12 @@ def _merged(one: dict[int, Any], other: dict[int, Any]) -> dict[int, Any]:
 
 
 def attention_change(
-    before: AttentionCall, after: AttentionCall, rows: Rows
-) -> Float[Tensor, "batch head"]:
-    """Sum over `rows` of KL(A_before || A_after), in nats, by their weights.
+    before: AttentionCall,
+    after: AttentionCall,
+    rows: Rows,
+    sets: Bool[Tensor, "batch set position"],
+) -> Float[Tensor, "set head"]:
+    """Sum over `rows` of each set of KL(A_before || A_after), in nats, by their weights.
 
     The divergence between the weights of a row over the keys that it sees, the same in both
     calls: after soft-cap and mask, with the weight of a learned sink as one key more. Exactly 0
@@ -230,7 +233,7 @@ def attention_change(
     `Categorical`s. NaN where rows see other keys in both calls.
     """
     still = Planes(torch.zeros(0), after.query.shape[-1], "none")
-    total = torch.zeros(after.query.shape[:2], dtype=torch.float64)
+    total = torch.zeros(sets.shape[1], after.query.shape[1], dtype=torch.float64)
     masks = [call.visible for call in (before, after) if call.visible is not None]
     if masks and not (len(masks) == 2 and torch.equal(*masks)):
         return total + torch.nan
@@ -241,8 +244,10 @@ def attention_change(
         # Where chances are 0 so is the term: hidden keys have the same finite score twice.
         ratio = before_log - after_log
         divergence = before_log.exp_().mul_(ratio).sum(-1)
-        weighted = divergence * pair[0].weight[:, None]
-        total += weighted.sum(-1).to("cpu", torch.float64)
+        at = pair[0].position[:, None].expand(*sets.shape[:2], -1)
+        weight = sets.gather(2, at.to(sets.device)) * pair[0].weight[:, None].to(sets.device)
+        moved = torch.einsum("bsr,bhr->sh", weight.to(divergence), divergence)
+        total += moved.to("cpu", torch.float64)
     return total
 
 

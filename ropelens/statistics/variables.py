@@ -303,6 +303,7 @@ copy_loss (edit, copy_distance, trial) nat/token: mean loss of random tokens tha
 copy_distance (copy_distance) token: tokens from a token to its copy
 attention_change (edit, layer, head) bit: divergence of the attention from that of the model as
     it is
+class_change (edit, layer, head, token_class) bit: the same over rows of a class of tokens
 label (edit, layer, head): label of the head
 labels_changed_resampled (edit, resample) 1: heads with another label, groups of sequences drawn
     again

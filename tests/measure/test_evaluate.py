@@ -74,6 +74,20 @@ def test_loss_of_tokens_had_before_and_of_classes_by_brute_force():
                 class_loss, np.mean(by_hand) if there else np.nan, rtol=1e-5
             )
             assert int(found.class_tokens.sel(token_class=name)[row]) == len(there)
+    moved = rl.evaluate(model, ids, edits={"a": "nope"}, measures=["change"], **options)
+    with rl.edit_rope(model, "nope"):
+        after = torch.stack(model(ids, output_attentions=True).attentions)
+    before = torch.stack(model(ids, output_attentions=True).attentions)
+    ratio = (before.double() / after.double()).log2().nan_to_num()  # where neither sees: 0 / 0
+    divergence = (before.double() * ratio).sum(-1)
+    for name, of_class in {"digits": (5, 7), "newline": (6,)}.items():
+        rows = torch.isin(ids, torch.tensor(of_class)) & (torch.arange(40) < LENGTHS[:, None])
+        rows[:, 0] = False
+        by_hand = [divergence[:, s, :, at] for s, at in rows.nonzero().tolist()]
+        found_change = moved.class_change.sel(edit="a", token_class=name)
+        np.testing.assert_allclose(
+            found_change, torch.stack(by_hand).mean(0).detach(), rtol=1e-3, atol=1e-5
+        )
     alone = rl.evaluate(model, torch.arange(3, 40)[None], measures=["loss"])
     assert int(alone.seen_tokens[0]) == 0
     assert np.isnan(alone.seen_loss).all()

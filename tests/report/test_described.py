@@ -60,6 +60,27 @@ def test_what_costs_near_the_end_of_the_context_is_not_free() -> None:
     assert "a loss of 4.17 nats/token; stopping the slowest 25% changes it by +6.480" in told
 
 
+def test_a_sweep_tells_what_each_class_of_tokens_loses() -> None:
+    sweep = synthetic_truncation()
+    kinds = np.array(["digits", "newline", "capital"], dtype=object)
+    weight = np.arange(32)[:, None] % [3, 2, 1]
+    scale = xr.DataArray([2.0, 3.0, 4.0], dims="token_class", coords={"token_class": kinds})
+    loss, change = sweep["loss"] * scale, sweep["attention_change"] * scale
+    sweep = sweep.assign(class_loss=loss, class_change=change).assign_coords(
+        class_tokens=(("sequence", "token_class"), weight),
+        group=("sequence", np.arange(32) // 2),
+    )
+    told = sentence(rl.describe(sweep), "changes the loss of digits tokens by")
+    assert "capital" not in told  # of which the text has none
+    numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", told.replace("−", "-"))]
+    bits = [float(n) for n in re.findall(r"by ([\d.]+) bits", told)]
+    places = [(end, kind) for end in ("slow 0.75", "fast 0.75") for kind in (0, 1)]
+    for number, moved, (end, kind) in zip(numbers, bits, places, strict=True):
+        lost = (loss.sel(edit=end) - loss[0])[:, kind].values
+        assert number == pytest.approx(np.average(lost, weights=weight[:, kind]), abs=6e-4)
+        assert moved == pytest.approx(float(change.sel(edit=end)[..., kind].mean()), abs=6e-4)
+
+
 def test_planes_are_free_up_to_the_first_that_is_not() -> None:
     sweep = synthetic_truncation()
     slow = [f"slow {kept:.4g}" for kept in (0.875, 0.75, 0.625)]

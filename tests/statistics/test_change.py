@@ -95,5 +95,6 @@ def test_rows_that_see_other_keys_afterwards_have_no_divergence():
     seen, other = (mask | torch.eye(6).bool(), mask | torch.ones(6, 6).tril().bool())
     before, after = (replace(call_of(x, x), interval=None, visible=m) for m in (seen, other))
     rows = all_rows(torch.tensor([6]))
-    assert attention_change(before, after, rows).isnan().all()
-    assert not attention_change(before, before, rows).any()
+    every = torch.ones(1, 1, 6, dtype=torch.bool)
+    assert attention_change(before, after, rows, every).isnan().all()
+    assert not attention_change(before, before, rows, every).any()
