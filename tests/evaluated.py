@@ -24,5 +24,6 @@ def evaluate(model: nn.Module, **options: object) -> xr.Dataset:
 
 
 def telling(told: Callable[[int], object]) -> Callable[..., AbstractContextManager]:
-    """A progress that tells the tokens done."""
-    return lambda what, *, total, unit: nullcontext(told if unit == "tokens" else lambda _: 0)
+    """A progress that tells the tokens done of the text and of tasks."""
+    tell = lambda amount, stage=0, note="": None if stage else told(amount)  # noqa: E731
+    return lambda *stages: nullcontext(tell)

@@ -18,7 +18,7 @@ from ropelens.comparison.measure import head_measures, measure
 from ropelens.comparison.table import ALONE
 from ropelens.errors import BadArgument, Count, Positive, explained, public
 from ropelens.files.folder import file_name
-from ropelens.files.progress import Advance, ShowProgress, silent
+from ropelens.files.progress import Advance, ShowProgress, Stage, silent
 from ropelens.files.results import open_results, save
 from ropelens.measure.measurement import versions
 from ropelens.models.checkpoint import fingerprint
@@ -96,7 +96,7 @@ def _measure_runs(
     """Every checkpoint of the runs: the finished ones over `entry`, all over `step` as well."""
     checkpoints = [run.checkpoints() for run in runs]
     total, grown = len(runs) + sum(map(len, checkpoints)), []
-    with show("comparing", total=total, unit="checkpoints") as advance:
+    with show(Stage("comparing", total, "checkpoints")) as advance:
         finished = [measured(run, run.folder, "final", advance=advance) for run in runs]
         for run, models in zip(runs, checkpoints, strict=True):
             steps = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 import numpy as np
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ropelens.edit.rope import NONE, Edit, Entry, entries_of
 from ropelens.errors import Positive, Whole, public
-from ropelens.files.progress import ShowProgress, silent
+from ropelens.files.progress import ShowProgress, Stage, silent
 from ropelens.measure.capture import TokenNames
 from ropelens.measure.heads import head_values, resample_labels
 from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
-from ropelens.measure.passes import Progress, fit_layers, sum_batch
+from ropelens.measure.passes import OBSERVED, Progress, cost_of_fit, fit_layers, sum_batch
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import number_dims, plane_coordinates, summarize
 from ropelens.measure.tasks import Retrieval, Task, copies, needles, repeats
@@ -166,23 +166,24 @@ def _run(
     stage = begin_stage(Measured)
     state = stage.state or [[], [nothing for _ in entries], [{} for _ in entries]]
     fits, measured, answers = state
-    if "labels" in wanted:
-        # Processes fit together, so one that saved later than another fits again.
-        del fits[min(gather(len(fits))) :]
-        layers = (len(entries) - len(fits)) * len(shard(len(subject.attending)))
-        with show("fitting budgets", total=layers, unit="layers") as step:
-            for entry in entries[len(fits) :]:
-                with entry.open(subject):
-                    fits.append(
-                        fit_layers(measurement, entry.planes, surrogates=0, progress=step)
-                    )
-                stage.save(state)
+    # Processes fit together, so one that saved later than another fits again.
+    del fits[min(gather(len(fits))) :]
+    unfitted = entries[len(fits) :] if "labels" in wanted else []
+    layers = len(unfitted) * len(shard(len(subject.attending)))
     done = measured[0].sums.sequences
     unseen = shard(len(text))[done:] if wanted & {"loss", "change", "labels"} else range(0)
     mine = [(n, name) for name in tasks for n in shard(len(entries)) if name not in answers[n]]
     left = len(entries) * int(text.real[unseen.start : unseen.stop].sum())
     left += sum(tasks[name].tokens for _, name in mine)
-    with show("trying edits", total=left, unit="tokens") as step:
+    tried = Stage("trying edits", left, cost=OBSERVED if fits or unfitted else 1.0)
+    of_fits = Stage("fitting budgets", layers, "layers", cost=cost_of_fit(measurement, 0))
+    with show(tried, of_fits) as step:
+        for entry in unfitted:
+            with entry.open(subject):
+                progress = partial(step, stage=1)
+                fit = fit_layers(measurement, entry.planes, surrogates=0, progress=progress)
+                fits.append(fit)
+            stage.save(state)
         for batch in measurement.batches(unseen):
             as_is: dict[int, AttentionCall] = {}
             for n, entry in enumerate(entries):

@@ -30,6 +30,9 @@ LONGEST_EXCERPT = 256
 CANDIDATES = 16
 """Pieces of the text that excerpts are chosen from."""
 
+EXCERPTED = (CANDIDATES + COUNT) * LENGTH
+"""Tokens that run to choose excerpts and to read them."""
+
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS = 2**24, 2**20
 """Most attention weights, and numbers of queries, that a profile holds."""
 

@@ -25,7 +25,7 @@ from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.block import CallRows
-from ropelens.statistics.budget.held_out import LayerFit, Sample
+from ropelens.statistics.budget.held_out import FOLD_ROWS, LayerFit, Sample
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.sums import (
@@ -40,6 +40,12 @@ from ropelens.statistics.variables import STATISTICS, Statistic
 
 LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 """Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
+
+OBSERVED = 2.2
+"""Plain passes that take as long as one with all statistics."""
+
+FIT_OPERATIONS = 40.0
+"""Of a cell of attention and two weights of a plane, in fits and surrogates of a layer."""
 
 Progress = Callable[[int], None]
 """Called with the number of tokens done since its last call."""
@@ -133,6 +139,15 @@ def token_losses(
 
 
 # the models of the budget
+
+
+def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
+    """About how many tokens pass the model while the models of a layer are fitted."""
+    subject, context = measurement.subject, measurement.text.context
+    parameters = sum(weight.numel() for weight in subject.model.parameters())
+    weights = (2 * max(layer.planes.terms for layer in subject.rotations(context))) ** 2
+    cells = subject.heads * 2 * FOLD_ROWS * context / 2
+    return FIT_OPERATIONS * (1 + surrogates / 40) / 2 * cells * weights / (2 * parameters)
 
 
 def fit_layers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 
 import numpy as np
@@ -12,16 +12,17 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ropelens.errors import Count, Positive, Whole, public
-from ropelens.files.progress import ShowProgress, opening, silent
+from ropelens.files.progress import ShowProgress, Stage, silent
 from ropelens.measure.capture import TokenNames
 from ropelens.measure.excerpts import (
+    EXCERPTED,
     check_excerpts,
     chosen_excerpts,
     excerpt_variables,
     read_excerpts,
 )
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
-from ropelens.measure.passes import collect, fit_layers
+from ropelens.measure.passes import OBSERVED, collect, cost_of_fit, fit_layers
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import repeats
@@ -80,7 +81,7 @@ def profile(
     - `surrogates`, with frequencies in a random order, are what the claim on wavelengths is
       compared with.
     - `batch_size` sequences run together, by default as many as memory takes.
-    - `progress` shows each stage; see `show_progress`.
+    - `progress` shows the stages; see `show_progress`.
 
     Two passes over a sample come first: one of excerpts and repeated tokens, one in which the
     models of the attention budget are fitted.
@@ -110,23 +111,28 @@ def profile(
     )
     text = measurement.text
     check_new(statistics)
-    with opening(show, "probing"):
-        planes = subject.planes(text.context)
-        pieces = check_excerpts(subject.config, excerpts) or chosen_excerpts(measurement)
-        read = read_excerpts(subject, pieces, planes)
-        answers = repeats(measurement, planes).measure(lambda _: None)
-        repeated = {name: x.numpy() for name, x in answers.items() if not name.endswith("loss")}
-    stage = begin_stage()
+    planes = subject.planes(text.context)
+    repeated = repeats(measurement, planes)
+    stage, chosen = begin_stage(), shard(len(text))
     fits, sums = stage.state or (None, None)
-    if fits is None:
-        layers = len(shard(len(subject.attending)))
-        with show("fitting the budget", total=layers, unit="layers") as step:
-            fits = fit_layers(measurement, planes, surrogates=surrogates, progress=step)
-        stage.save([fits, None])
-    chosen = shard(len(text))
     done = 0 if sums is None else sums.sequences
     left = int(text.real[chosen.start + done : chosen.stop].sum())
-    with show("measuring", total=left, unit="tokens") as step:
+    layers = len(shard(len(subject.attending))) if fits is None else 0
+    stages = (
+        Stage("measuring", left, cost=OBSERVED),
+        Stage("probing", EXCERPTED + repeated.tokens),
+        Stage("fitting the budget", layers, "layers", cost_of_fit(measurement, surrogates)),
+    )
+    with show(*stages) as step:
+        probe = partial(step, stage=1)
+        pieces = check_excerpts(subject.config, excerpts) or chosen_excerpts(measurement)
+        read = read_excerpts(subject, pieces, planes)
+        probe(EXCERPTED)
+        answers = repeated.measure(probe)
+        if fits is None:
+            fit = partial(step, stage=2)
+            fits = fit_layers(measurement, planes, surrogates=surrogates, progress=fit)
+            stage.save([fits, None])
         sums = collect(
             measurement,
             planes,
@@ -139,7 +145,8 @@ def profile(
         )
     sums = reduce(add, gather(sums))
     dataset = summarize(sums, planes, fits, extra=statistics)
-    dataset = dataset.assign(labelled(repeated, MEASURES))
+    scores = {name: x.numpy() for name, x in answers.items() if not name.endswith("loss")}
+    dataset = dataset.assign(labelled(scores, MEASURES))
     shown = excerpt_variables(read, pieces, tokenizer, dataset["total_bits"].values, planes)
     dataset = dataset.assign(shown).set_coords("excerpt_token")
     if len(subject.attending) < subject.layers:

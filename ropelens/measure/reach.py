@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ropelens.edit.rope import edit_rope
 from ropelens.errors import BadArgument, Number, Positive, Whole, public
-from ropelens.files.progress import ShowProgress, silent
+from ropelens.files.progress import ShowProgress, Stage, silent
 from ropelens.measure.capture import look
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.tasks import doublings, forget_length
@@ -84,7 +84,7 @@ def reach(
     far = np.array([float(d) for d in distances if d > apart[-1]])
     total = len(variants) * draws * sum(1 + distance + copied for distance in apart)
     runs = []
-    with (progress or silent)("running copies", total=total, unit="tokens") as step:
+    with (progress or silent)(Stage("running copies", total)) as step:
         for name in variants:
             with nullcontext() if name == OWN else edit_rope(subject, name):
                 runs.append(_run(measurement, chosen, copied, apart, far, draws, step))

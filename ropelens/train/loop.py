@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument, RopelensError, explained
 from ropelens.files.folder import write_whole
-from ropelens.files.progress import show_progress
+from ropelens.files.progress import Stage, show_progress
 from ropelens.models.device import device_named
 from ropelens.train.data import copy_tokenizer, held_out_sequences, say, training_stages
 from ropelens.train.settings import Settings
@@ -86,8 +86,8 @@ def fit(
     saved_at, timed_at, timed_from = time.monotonic(), time.perf_counter(), step
     note: dict[str, str] = {}
     per_step = settings.tokens_per_step
-    total, before = settings.steps * per_step, step * per_step
-    with show_progress("training", total=total, unit="tokens", completed=before) as advance:
+    whole = Stage("training", settings.steps * per_step, done=step * per_step)
+    with show_progress(whole) as advance:
         for batch in batches(stages, settings, after=step):
             rate = learning_rate(settings, step)
             step += 1

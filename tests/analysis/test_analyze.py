@@ -18,6 +18,7 @@ from transformers import DbrxConfig, LlamaConfig
 import ropelens as rl
 from ropelens.analysis.analysis import write_answer
 from ropelens.analysis.plan import plan_analysis
+from ropelens.files.progress import Stage
 from ropelens.measure.measurement import sequences_at_once
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.device import pass_bytes
@@ -136,20 +137,25 @@ def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: P
 
 
 def test_stages_are_shown(checkpoint: Path) -> None:
-    stages: list[tuple[str, int, list[int]]] = []
+    """All of a sweep as one, and all of a profile."""
+    shown: list[tuple[Stage, ...]] = []
 
     @contextmanager
-    def progress(what: str, *, total: int, unit: str):
-        done: list[int] = []
-        yield done.append
-        stages.append((what, total, done))
+    def progress(*stages: Stage):
+        def advance(amount: int, stage: int = 0, note: str = "") -> None:
+            stages[stage].done += amount
+
+        yield advance
+        shown.append(stages)
 
     rl.analyze(checkpoint, WORDS, FEW, truncation=SWEEP, progress=progress)
-    assert [what for what, _, _ in stages] == [
-        *("reading", "loading", "probing", "fitting budgets", "trying edits"),
-        *("probing", "fitting the budget", "measuring", "labelling"),
+    assert [[stage.what for stage in stages] for stages in shown] == [
+        *(["reading"], ["loading"], ["probing"], ["trying edits", "fitting budgets"]),
+        *(["measuring", "probing", "fitting the budget"], ["labelling"]),
     ]
-    assert all(total == sum(done) for what, total, done in stages if total > 1)
+    together = [stage for stages in shown if len(stages) > 1 for stage in stages]
+    assert [stage.done for stage in together] == [stage.total for stage in together]
+    assert all(stage.cost > 1 for stage in together if stage.unit == "layers")
 
 
 @not_as_configured

@@ -47,8 +47,8 @@ def test_ctrl_c_while_measuring(
 ) -> None:
     """After the first of the batches, of which none is run any more."""
 
-    def lines(what: str, *_: object) -> Advance:
-        return lambda *_, **__: what == "measuring" and os.kill(os.getpid(), signal.SIGINT)
+    def lines(*_: object) -> Advance:
+        return lambda now, *_: now.what == "measuring" and os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr("ropelens.files.progress._lines", lines)
     with unharmed(out):

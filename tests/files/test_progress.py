@@ -12,7 +12,7 @@ import time
 import pytest
 
 from ropelens.files import progress
-from ropelens.files.progress import show_progress
+from ropelens.files.progress import Stage, show_progress
 
 
 def test_plain_lines_where_there_is_no_terminal(
@@ -22,7 +22,7 @@ def test_plain_lines_where_there_is_no_terminal(
     monkeypatch.setenv("FORCE_COLOR", "1")  # which CI services set
     now = iter([100.0, 100.5, 101.0, 102.0, 160.0, 161.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
-    with show_progress("training", total=15_000, unit="tokens", completed=5_000) as advance:
+    with show_progress(Stage("training", 15_000, done=5_000)) as advance:
         advance(500)  # too soon for a line
         advance(500, note="loss 4.0")  # now the time left is known
         advance(1_000)
@@ -48,7 +48,7 @@ def test_a_bar_with_the_time_left_on_a_terminal(
         monkeypatch.setattr(sys, "stderr", stderr)
         with (
             contextlib.suppress(KeyboardInterrupt),
-            show_progress("measuring", total=1_000, unit="tokens") as advance,
+            show_progress(Stage("measuring", 1_000)) as advance,
         ):
             advance(800, note="loss 2")
             if fails:
@@ -62,3 +62,27 @@ def test_a_bar_with_the_time_left_on_a_terminal(
     assert re.search(r"measuring [━╺╸]+ +80% [-\d:]+ loss 2", words)
     assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor comes back
     assert shown.endswith("\x1b[2K")  # and the bar goes
+
+
+def test_stages_have_one_estimate_of_what_they_really_take(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fits were expected to take half as long; text takes a quarter more than expected."""
+    probe, fits = Stage("probing", 1_000), Stage("fitting", 10, "layers", cost=250)
+    text, clock = Stage("measuring", 8_000, cost=2), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    steps = [(2.0, 1_000, 0), *[(1.0, 1, 1)] * 10, *[(5.0, 1_000, 2)] * 8]
+    whole = sum(seconds for seconds, _, _ in steps)
+    ends = []
+    with show_progress(probe, fits, text) as advance:
+        for seconds, amount, stage in steps:
+            clock[0] += seconds
+            advance(amount, stage)
+            ends.append(clock[0] + progress.seconds_of((probe, fits, text))[1])
+    assert all(whole / 1.5 < end < whole * 1.5 for end in ends)
+    assert (ends[0], ends[1], ends[-1]) == (2 + 5 + 32, 2 + 10 + 32, whole)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "probing: 1,000 of 1,000 tokens, 500 tokens/s, 0:00:37 left"
+    assert lines[5] == "fitting: 5 of 10 layers, 1 layers/s, 0:00:37 left"
+    assert lines[-1] == "measuring: 8,000 of 8,000 tokens, 200 tokens/s"

@@ -16,6 +16,7 @@ from oracles.tiny import logits, tiny
 import ropelens as rl
 from ropelens.edit.rope import ModelEdit
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.files.progress import Stage
 from ropelens.measure.tasks import Retrieval
 from ropelens.measure.truncation_table import MEASURES
 
@@ -110,10 +111,9 @@ def test_progress_moves_by_layer_within_a_batch():
 def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
     totals, told = [], []
 
-    def show(what: str, *, total: int, unit: str) -> object:
-        if unit == "tokens":
-            totals.append(total)
-        return telling(told.append)(what, total=total, unit=unit)
+    def show(*stages: Stage) -> object:
+        totals.append(stages[0].total)
+        return telling(told.append)(*stages)
 
     plan = Retrieval(lengths=(33, 40), depths=(0.5,), trials=3)
     asked = {"measures": measures, "retrieval": plan, "edits": {"a": "nope"}}
