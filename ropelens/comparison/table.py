@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from ropelens.errors import public
-from ropelens.measure.truncation_table import best_head
+from ropelens.measure.truncation_table import best_head, changes_of_edits
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.labels import LABELS
 
@@ -155,12 +155,19 @@ def entries_of(comparison: Compared, group: str) -> Compared:
 
 
 @public
-def paired_changes(values: xr.DataArray, group: str) -> xr.DataArray:
-    """`values` [entry, ...] of the entries of `group`, minus those of their pairs.
+def paired_changes(values: xr.Dataset | xr.DataArray, group: str = "") -> Any:
+    """Differences in pairs: of edits from the model as it is, or of runs from the baseline.
 
-    `values` is a variable of what `compare` gives. The result is over the `entry` of the
-    group; it is empty for a baseline, and for a group without pairs.
+    Of what `evaluate` or `truncate` gave: a table with a row an edit, of each measure the mean,
+    the mean `_change` on the same tokens, and the ends `_low` and `_high` of its 95 % interval
+    over documents (or stretches, or trials); of an edit with controls also `_beyond`, how much
+    more it changes than they do. docs/measures.md defines them (Truncation).
+
+    Of a variable [entry, ...] of what `compare` gives: that of the entries of `group`, minus
+    that of their pairs; over no `entry` for a baseline, and for a group without pairs.
     """
+    if isinstance(values, xr.Dataset):
+        return changes_of_edits(values)
     partner = values["partner"].values
     paired = (partner != ALONE) & (partner != np.arange(len(partner)))
     mine = np.flatnonzero((values["group"].values == group) & paired)

@@ -9,8 +9,8 @@ queries and keys are turned once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Number, public
-from ropelens.models.rotation import edited_planes, planes_now
+from ropelens.models.rotation import planes_now
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.variants import attention_factor, frequencies, shape_of, sharpening
 from ropelens.rope.planes import Planes
@@ -35,9 +35,6 @@ from ropelens.rope.select import (
 )
 from ropelens.rope.turn import Side, turn
 from ropelens.rope.variants import Variant, parse_variant
-
-NONE = "none"
-"""The entry of an evaluation that is the model as it is."""
 
 
 @dataclass(frozen=True)
@@ -264,31 +261,3 @@ class ModelEdit:
     ) -> Float[Tensor, "head frequency"]:
         """How each head rotates under the edits, in rad/token."""
         return self.sides(Layer(layer, planes, length))[0].inv_freq
-
-
-@dataclass(frozen=True)
-class Entry:
-    """The model as it is, or under an edit, and how each layer rotates."""
-
-    name: str
-    edit: ModelEdit | None
-    planes: list[Planes]
-
-    def open(self, subject: Subject) -> AbstractContextManager[None]:
-        """The model runs as this entry while the block runs."""
-        return nullcontext() if self.edit is None else subject.edit(self.edit)
-
-
-def entries_of(
-    subject: Subject, edits: Mapping[str, Edit | str | Sequence[Edit | str]], *, context: int
-) -> list[Entry]:
-    """An entry for the model as it is and for every edit, all checked."""
-    if NONE in edits:
-        raise BadArgument(f'An edit cannot be called "{NONE}": that is the model as it is.')
-    by_itself = [layer.planes for layer in subject.rotations(context)]
-    entries = [Entry(NONE, None, subject.planes(context))]
-    for name, given in edits.items():
-        edit = stack_edits(subject, [given] if isinstance(given, Edit | str) else given)
-        turned = [edited_planes(edit, *one, length=context) for one in enumerate(by_itself)]
-        entries.append(Entry(name, edit, turned))
-    return entries

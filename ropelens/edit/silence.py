@@ -6,32 +6,90 @@ with rl.silence_heads(model, "2.3,4.*", to="mean", tokens=reference):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Whole, public
+from ropelens.models.doorway import HeadSilence
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import check_tokens
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import generator_of
 
+Replacement = Literal["zero", "mean", "resample"]
+"""What stands in for the output of a head."""
+
+
+@dataclass(frozen=True, eq=False)
+class Silence(AbstractContextManager[None]):
+    """Heads that are silenced in a block, which may be opened again, or while it is open.
+
+    See `silence_heads`, whose arguments these are.
+    """
+
+    subject: Subject
+    heads: str
+    to: Replacement
+    tokens: Int[Tensor, "sequence position"] | None
+    lengths: Int[Tensor, " sequence"] | None
+    seed: int
+    opened: list[AbstractContextManager[None]] = field(default_factory=list)
+
+    def __enter__(self) -> None:
+        block = self.subject.silence(self.outputs())
+        block.__enter__()
+        self.opened.append(block)
+
+    def __exit__(self, *error: Any) -> None:
+        self.opened.pop().__exit__(*error)
+
+    def outputs(self) -> HeadSilence:
+        """What stands in for the heads' outputs; means are taken under what is open now."""
+        subject, chosen, to = self.subject, self.subject.heads_of(self.heads), self.to
+        given, lengths = self.tokens, self.lengths
+        means = None if given is None else _means(subject, chosen, given, lengths)
+
+        def silenced(
+            layer: int, output: Tensor, real: Tensor, *, past: int
+        ) -> tuple[Tensor, Tensor] | None:
+            of_layer = chosen[layer]
+            if not of_layer.any():
+                return None
+            if to == "zero":
+                return of_layer, torch.zeros_like(output)
+            if to == "resample":
+                return of_layer, output[_partners(real.expand(output.shape[:2]), self.seed)]
+            if means is not None:
+                return of_layer, means[layer].to(output).expand(output.shape)
+            if past:
+                raise BadArgument(
+                    "The mean of a batch cannot be taken where a cache holds a part of it.",
+                    seen=f"{output.shape[1]} tokens after {past} in the cache",
+                    attempt="tokens=, a text to take the mean over, or use_cache=False",
+                )
+            weight = real.expand(output.shape[:2])[..., None, None].double()
+            mean = (output * weight).sum((0, 1)) / weight.sum()
+            return of_layer, mean.to(output.dtype).expand(output.shape)
+
+        return silenced
+
 
 @public
-@contextmanager
 def silence_heads(
     model: Model,
     heads: str,
     *,
-    to: Literal["zero", "mean", "resample"] = "zero",
+    to: Replacement = "zero",
     tokens: Int[Tensor, "sequence position"] | None = None,
     lengths: Int[Tensor, " sequence"] | None = None,
     seed: Whole = 0,
-) -> Iterator[None]:
+) -> Silence:
     """The outputs of `heads` of `model` are replaced while the block runs.
 
     `heads` is a list such as "2.3,4.*" (layer.head; with grouped keys, query heads). `to` says
@@ -46,6 +104,8 @@ def silence_heads(
     - "resample": its output at the same position of another sequence of the batch, by a
       permutation that leaves none in its place, drawn with `seed` and the same for all heads
       and batches of a size. The sequences have one length.
+
+    The block may be opened again, and stand among the `edits` of `ropelens.evaluate`.
 
     Blocks nest, beside `edit_rope` and `observe`, in any order: edits change what comes before
     the output; `observe` shows the output as the head made it, and the effect in later
@@ -64,35 +124,9 @@ def silence_heads(
             'tokens are for to="mean", and lengths are those of tokens.',
             attempt='to="mean" with tokens=; the padding of a batch is its attention mask',
         )
-    chosen = subject.heads_of(heads)
+    subject.heads_of(heads)
     _check_shown(subject)
-    means = None if tokens is None else _means(subject, chosen, tokens, lengths)
-
-    def silenced(
-        layer: int, output: Tensor, real: Tensor, *, past: int
-    ) -> tuple[Tensor, Tensor] | None:
-        """What stands in for the outputs of the chosen heads; see `HeadSilence`."""
-        of_layer = chosen[layer]
-        if not of_layer.any():
-            return None
-        if to == "zero":
-            return of_layer, torch.zeros_like(output)
-        if to == "resample":
-            return of_layer, output[_partners(real.expand(output.shape[:2]), int(seed))]
-        if means is not None:
-            return of_layer, means[layer].to(output).expand(output.shape)
-        if past:
-            raise BadArgument(
-                "The mean of a batch cannot be taken where a cache holds a part of it.",
-                seen=f"{output.shape[1]} tokens after {past} in the cache",
-                attempt="tokens=, a text to take the mean over, or use_cache=False",
-            )
-        weight = real.expand(output.shape[:2])[..., None, None].double()
-        mean = (output * weight).sum((0, 1)) / weight.sum()
-        return of_layer, mean.to(output.dtype).expand(output.shape)
-
-    with subject.silence(silenced):
-        yield
+    return Silence(subject, heads, to, tokens, lengths, int(seed))
 
 
 def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " sequence"]:

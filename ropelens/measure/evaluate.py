@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.edit.rope import NONE, Edit, Entry, entries_of
-from ropelens.errors import Positive, Whole, public
+from ropelens.edit.entries import NONE, Entry, Intervention, entries_of
+from ropelens.errors import Count, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, Stage, silent
 from ropelens.measure.capture import TokenNames
 from ropelens.measure.heads import head_values, resample_labels
@@ -49,7 +50,8 @@ def evaluate(
     lengths: Lengths | None = None,
     documents: Documents | None = None,
     tokenizer: TokenNames | None = None,
-    edits: Mapping[str, Edit | str | Sequence[Edit | str]] | None = None,
+    edits: Mapping[str, Intervention | Sequence[Intervention]] | None = None,
+    controls: Count = 0,
     measures: str | Sequence[str] = MEASURES,
     rows: HowMany = "auto",
     retrieval: Retrieval | None = None,
@@ -60,10 +62,13 @@ def evaluate(
 ) -> xr.Dataset:
     """Measure `model` as it is and under each of `edits`, on the same tokens.
 
-    `edits` names what `edit_rope` takes: an edit, the name of a variant such as "p-rope:0.75",
-    or several together. The result's `edit` starts with "none", the model as it is (under what
-    is open around the call). Sequences, rows and random tokens are the same for all, so
-    differences are paired. The other options are as for `profile`; sequences may be longer than
+    `edits` names changes of the model: an edit, the name of a variant such as "p-rope:0.75", a
+    block of `silence_heads`, or several together. The result's `edit` starts with "none", the
+    model as it is (under what is open around the call). Sequences, rows and random tokens are
+    the same for all, so differences are paired; `ropelens.paired_changes` gives their table.
+    After each edit that names heads come `controls` (8 or more tell much) with as many random
+    other heads of the same layers in their place; the coordinate `control_of` names that edit.
+    The other options are as for `profile`; sequences may be longer than
     the trained context, and of more than 65,536 tokens run in chunks.
 
     `measures` is any of:
@@ -101,7 +106,8 @@ def evaluate(
     )
     subject, text = measurement.subject, measurement.text
     wanted = wanted_measures(measures)
-    entries = entries_of(subject, edits or {}, context=text.context)
+    drawn: dict[str, Any] = {"controls": controls, "seed": int(seed)}
+    entries = entries_of(subject, edits or {}, context=text.context, **drawn)
     tasks: dict[str, Task] = {}
     if "induction" in wanted:
         tasks["induction"] = repeats(measurement, entries[0].planes)  # any do for attention
@@ -115,6 +121,9 @@ def evaluate(
     fits, measured, answers = _run(measurement, entries, wanted, tasks, edges, classes, show)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
+    if controls:
+        of = [entry.control_of for entry in entries]
+        values["control_of"] = np.array(of, dtype=object)
     dataset = xr.Dataset(coords=plane_coordinates(entries[0].planes))
     if "loss" in wanted:
         values |= _loss_values(text, edges, classes, measured)
@@ -134,7 +143,7 @@ def evaluate(
         values |= {key: np.stack([of[key].numpy() for of in each]) for key in each[0]}
         values |= task.coordinates
     dataset = dataset.assign(labelled(values, EVALUATED))
-    names = {"group", "position_start", "position_stop", "token_class"}
+    names = {"control_of", "group", "position_start", "position_stop", "token_class"}
     coordinates = names & values.keys()
     dataset = number_dims(dataset.set_coords(coordinates))
     dataset.attrs = measurement.facts

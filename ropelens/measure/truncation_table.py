@@ -9,7 +9,6 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument
-from ropelens.statistics.variables import SWEEP
 
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
 """What `ropelens.evaluate` measures where nothing is asked for."""
@@ -46,31 +45,49 @@ def wanted_measures(measures: str | Sequence[str]) -> set[str]:
 
 
 def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
-    """The columns of truncation.csv, a row an edit; NaN where something was not measured.
+    """The columns of truncation.csv, a row an edit; NaN where something was not measured."""
+    return changes_of_edits(truncation).reindex(columns=list(COLUMNS))
 
-    `truncation` is what `ropelens.truncate` gives. Changes are from the entry "none", the
-    model as it is, on the same tokens: `loss_change` and `repeat_loss_change` in
-    nats/token (the mean over predicted tokens; over trials), `far_loss_change` near the end of
-    the context, `copy_loss_change` of the farthest copies, `retrieval_change` in
-    share of right answers, `induction_change` of the score of the head that is best in the
-    model as it is, chosen on half of the trials and measured on the others. `_low` and `_high`
+
+def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
+    """What edits change, a row an edit: `results` are what `evaluate` or `truncate` gave.
+
+    Changes are from the entry "none", the model as it is, on the same tokens: `loss_change` and
+    `repeat_loss_change` in nats/token (the mean over predicted tokens; over trials),
+    `seen_loss_change` of tokens that the sequence had before, `far_loss_change` near the end of
+    the context, `copy_loss_change` of the farthest copies, `retrieval_change` in share of right
+    answers, `induction_change` of the score of the head that is best in the model as it is,
+    chosen on half of the trials and measured on the others. `_low` and `_high`
     are their 95 % intervals (`paired_interval`) over trials, or of losses of the text over the
     groups of sequences in the coordinate `group` (without it each is one). `labels_changed`
     counts the heads whose label differs, `labels_changed_share` is their share of the heads
     that have one both times; their intervals are the middle 95 % of what they are with groups
-    of sequences drawn again.
+    of sequences drawn again. `loss_beyond` and the like say how much more an edit changes than
+    the mean of its controls: groups and draws each give an interval, and the squares of their
+    half widths add (crossed factors, whose sum errs toward wide: Owen 2007, "The pigeonhole
+    bootstrap").
     """
     # Imports scipy, for which a command that refuses a measure does not wait.
     from ropelens.statistics.intervals import paired_interval
 
-    table = pd.DataFrame({row.name: truncation[row.name].values for row in SWEEP})
-    for name, values, weight, group in _paired(truncation):
+    of_edits = [name for name, of in results.coords.items() if of.dims == ("edit",)]
+    table = pd.DataFrame({name: results[name].values for name in of_edits})
+    controls = {edit: table.get("control_of") == edit for edit in table["edit"]}
+    for name, values, weight, group in _paired(results):
         table[name] = (values * weight).sum(axis=1) / weight.sum()
         changes = [paired_interval(row - values[0], weight, group) for row in values]
         table[[f"{name}_change{end}" for end in ENDS_OF_INTERVAL]] = changes
-    if "label" in truncation:
-        _add_labels(table, truncation)
-    return table.reindex(columns=list(COLUMNS))
+        for at, edit in enumerate(table["edit"]):
+            if np.any(controls[edit]):
+                apart = values[at] - values[controls[edit]]
+                mean, low, _ = paired_interval(apart.mean(0), weight, group)
+                of_draws = paired_interval((apart * weight).sum(1) / weight.sum())
+                half = np.hypot(mean - low, of_draws[0] - of_draws[1])
+                ends = [f"{name}_beyond{end}" for end in ENDS_OF_INTERVAL]
+                table.loc[at, ends] = mean, mean - half, mean + half
+    if "label" in results:
+        _add_labels(table, results)
+    return table
 
 
 def _paired(
@@ -78,7 +95,8 @@ def _paired(
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]:
     """What was measured in pairs: its name, values [edit, pair], weights and groups [pair]."""
     group = truncation["group"].values if "group" in truncation.coords else None
-    for name, tokens in (("loss", "predicted_tokens"), ("far_loss", "far_tokens")):
+    of_tokens = {"loss": "predicted_tokens", "seen_loss": "seen_tokens"}
+    for name, tokens in (of_tokens | {"far_loss": "far_tokens"}).items():
         if name in truncation and truncation[tokens].any():
             weight = truncation[tokens].values.astype(float)
             some, there = truncation[name].values[:, weight > 0], weight > 0

@@ -276,6 +276,7 @@ answer (answer): token whose logit is looked at
 EVALUATED = (
     *_table("""
 edit (edit): name of the edit
+control_of (edit): the edit whose heads it has replaced by random ones
 loss (edit, sequence) nat/token: mean loss of the sequence's predicted tokens
 seen_loss (edit, sequence) nat/token: mean loss of the predicted tokens that the sequence had
     before

@@ -7,10 +7,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from oracles.tiny import random_tokens, tiny
+from scipy import stats
 from transformers import PreTrainedModel
 
 import ropelens as rl
+from ropelens.errors import BadArgument
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 P_ROPE = {**ROPE, "rope_type": "proportional", "partial_rotary_factor": 0.5}
@@ -137,3 +140,72 @@ def test_loss_by_position_sums_to_the_loss():
         ends = np.array(counts)[start >= 20] @ one.position_loss.values[start >= 20]
         assert ends == pytest.approx(total, rel=1e-9)
         assert one.far_loss[~far].isnull().all()
+
+
+@pytest.fixture(scope="module")
+def silenced() -> tuple[PreTrainedModel, xr.Dataset]:
+    """Silences and edits, alone and together, beside random heads of the same layers."""
+    model = tiny("llama_gqa")
+    edits = {
+        "silent": rl.silence_heads(model, "0.1,1.0", to="mean", tokens=tokens()),
+        "stopped": rl.stop_slowest(0.5, heads="1.2"),
+        "both": [rl.silence_heads(model, "1.0"), rl.stop_slowest(0.5, heads="1.0,1.3")],
+        "everywhere": "nope",
+    }
+    options = {"edits": edits, "controls": 8, "measures": ["loss"], "batch_size": 2}
+    return model, rl.evaluate(model, tokens(), documents=torch.arange(4), **options)
+
+
+def test_a_silence_among_edits_is_that_of_its_block(silenced: tuple):
+    model, found = silenced
+    block = rl.silence_heads(model, "0.1,1.0", to="mean", tokens=tokens())
+    for _ in range(2):
+        with block:
+            alone = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
+        assert (alone["loss"][0] == found["loss"].sel(edit="silent")).all()
+    zero, stopped = rl.silence_heads(model, "1.0"), rl.stop_slowest(0.5, heads="1.0,1.3")
+    with zero, zero:
+        both = rl.evaluate(model, tokens(), edits={"a": stopped}, measures="loss", batch_size=2)
+    assert (both["loss"][1] == found["loss"].sel(edit="both")).all()
+
+
+def test_controls_have_as_many_random_other_heads_of_the_same_layers(silenced: tuple):
+    model, found = silenced
+    of = found["control_of"].values.tolist()
+    assert [of.count(n) for n in ("silent", "stopped", "both", "everywhere")] == [8, 3, 2, 0]
+    lists = [f"0.{one},1.{other}" for one in (0, 2, 3) for other in (1, 2, 3)]
+    every = {n: rl.silence_heads(model, n, to="mean", tokens=tokens()) for n in lists}
+    measured = rl.evaluate(model, tokens(), edits=every, measures="loss", batch_size=2)
+    drawn = found["loss"].values[found["control_of"].values == "silent"]
+    assert len(np.unique(drawn, axis=0)) == 8
+    assert all((one == measured["loss"].values[1:]).all(1).any() for one in drawn)
+
+
+def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
+    _, found = silenced
+    table = rl.paired_changes(found).set_index("edit")
+    change = (found["loss"] - found["loss"].sel(edit="none")).to_pandas()
+    for name, row in change.drop("none").iterrows():
+        test = stats.ttest_1samp(row, 0).confidence_interval()
+        ends = table.loc[name, ["loss_change_low", "loss_change_high"]]
+        assert (*ends,) == pytest.approx((*test,), rel=1e-9)
+    controls = change[table["control_of"] == "stopped"]
+    apart = (change.loc["stopped"] - controls).to_numpy()
+    means = apart.mean(0), apart.mean(1)
+    halves = [stats.sem(of) * stats.t.ppf(0.975, len(of) - 1) for of in means]
+    ends = [f"loss_beyond{end}" for end in ("", "_low", "_high")]
+    mean, low, high = table.loc["stopped", ends]
+    assert (mean, high - mean) == pytest.approx((apart.mean(), np.hypot(*halves)))
+    assert mean - low == pytest.approx(high - mean)
+    assert table.loc[["none", "everywhere"], "loss_beyond"].isna().all()
+    sweep = rl.truncate(tiny("llama_gqa"), tokens(), keep=[0.5], controls=0, measures="loss")
+    assert rl.paired_changes(sweep)["kind"].tolist() == ["none", "slow", "fast"]
+
+
+def test_what_cannot_be_silenced_or_controlled_is_refused():
+    model, other = tiny("llama_gqa"), tiny("llama_gqa")
+    edits = {"a": rl.silence_heads(model, "1.0,1.1,1.2")}
+    with pytest.raises(BadArgument, match="Layer 1 has too few heads for random controls"):
+        rl.evaluate(model, tokens(), edits=edits, controls=8, measures="loss")
+    with pytest.raises(BadArgument, match="The heads that a silences are of another model"):
+        rl.evaluate(other, tokens(), edits=edits)
