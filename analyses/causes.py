@@ -30,9 +30,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
-from plotly.colors import qualitative
 
 import ropelens as rl
+from ropelens.figures.comparison import variant_looks
 from ropelens.statistics.intervals import paired_interval
 
 FIVE = 5
@@ -230,8 +230,9 @@ def plot_planes(of: xr.Dataset) -> go.Figure:
     """A line a head: its attributions by wavelength."""
     figure = go.Figure(layout={"title": "Attribution of one answer to planes", "height": 420})
     places = np.argwhere(of["attribution"].notnull().any("frequency").values)
-    for (layer, head), color in zip(places, qualitative.D3, strict=False):
-        line = {"name": f"{layer}.{head}", "mode": "lines+markers", "line_color": color}
+    looks = variant_looks([f"{layer}.{head}" for layer, head in places])
+    for (layer, head), (name, (symbol, style)) in zip(places, looks.items(), strict=True):
+        line = {"name": name, "mode": "lines+markers", "line": style, "marker_symbol": symbol}
         x, y = of["wavelength"][layer].values, of["attribution"][layer, head].values
         turns = np.isfinite(x)
         figure.add_scatter(x=x[turns], y=y[turns], **line)

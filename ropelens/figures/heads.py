@@ -227,7 +227,7 @@ def plot_claim(
     _add_points(figure, heads, {"x": x, "y": y}, selected, row=1, col=1)
     rho = correlations(*drawn)
     stroke = {"symbol": "line-ns-open", "size": 16, "color": style.MUTED, "line_width": 1.5}
-    diamond = {"symbol": "star-diamond", "size": 14, "color": "#d43f3a"}
+    diamond = {"symbol": "star-diamond", "size": 14}
     for words, value, marker in (
         ("surrogate", rho[1:], stroke),
         ("this model", rho[:1], diamond),

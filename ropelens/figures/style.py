@@ -38,8 +38,9 @@ SYMBOLS = {
 }
 SIGNS = dict(zip(LABELS, "●◆■▲✕?", strict=True))
 """The symbols as characters, for cells and sentences."""
-VARIANT_COLORS = ("#6b66cc", "#c20074", "#479dc2", "#cc7566", "#a90aff", "#e60000")
-"""Apart from the colours of labels, and from each other also for colour-blind eyes."""
+VARIANT_COLORS = ("#006d9c", "#b874ed", "#935649", "#fa5d14", "#ae0ee9", "#d5794f")
+"""Apart from the colours of labels; and from each other, from `MUTED` and from `INK` also for
+colour-blind eyes."""
 SEQUENTIAL = "Viridis"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
 from ropelens.figures.comparison import variant_looks
-from ropelens.figures.style import COLORS, LABELS, PAPER, SYMBOLS, VARIANT_COLORS
+from ropelens.figures.style import COLORS, INK, LABELS, MUTED, PAPER, SYMBOLS, VARIANT_COLORS
 from ropelens.figures.text import plotly_text, short_count, visible_token
 from ropelens.figures.wavelengths import common_columns, set_wavelengths, wavelength_positions
+from ropelens.report.render import TEMPLATES
 
 
 def test_tokens_are_shown_letter_by_letter():
@@ -77,7 +79,9 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("sight", SIGHT)
 def test_colours_stay_apart_for_every_sight_and_stand_out_from_the_page(sight):
-    for colors in (COLORS.values(), VARIANT_COLORS):
+    stopped = re.search('STOPPED = "(#.+)"', (TEMPLATES / "page/live.js").read_text())
+    lines = (MUTED, *INK.values())
+    for colors in (COLORS.values(), (*VARIANT_COLORS, *lines), (stopped[1], *lines)):
         seen = [lab(np.array(SIGHT[sight]) @ linear(color)) for color in colors]
         for one, other in itertools.combinations(seen, 2):
             assert np.linalg.norm(one - other) >= 22

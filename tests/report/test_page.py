@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -258,10 +261,30 @@ def test_offers_no_upload(opened):
     """plotly.js shows a button that sends a chart to its maker's servers, unless told."""
     buttons = opened.page.locator("[id^=plot-] .modebar-btn")
     titles = buttons.evaluate_all("(all) => all.map((b) => b.dataset.title)")
-    known = {"Save the picture (SVG)", "Save the numbers (CSV)", "Zoom", "Pan", "Reset axes"}
+    known = {"Save the picture (SVG)", "Save the picture (PNG)", "Save the numbers (CSV)"}
+    known |= {"Zoom", "Pan", "Reset axes"}
     assert {title.partition(":")[0] for title in titles} <= known
     named = [title for title in titles if title.startswith("Save")]
     assert len(named) == len(set(named)), "a button says what of"
+
+
+def test_pictures_are_on_white_paper(opened):
+    """Also those of a dark page; a PNG is three times as fine."""
+    opened.at("#L1H1&tab=planes")
+    content = {}
+    for theme, kind in itertools.product(("light", "dark"), ("SVG", "PNG")):
+        opened.page.emulate_media(color_scheme=theme)
+        button = opened.page.locator(f"#plot-selectivity [data-title*='({kind})']")
+        with opened.page.expect_download() as download:
+            button.evaluate("(button) => button.click()")
+        content[theme, kind] = Path(download.value.path()).read_bytes()
+    opened.page.emulate_media(color_scheme="light")
+    assert content["light", "SVG"] == content["dark", "SVG"]
+    svg, png = content["dark", "SVG"].decode(), content["dark", "PNG"]
+    width, height = map(int, re.search(r'width="(\d+)" height="(\d+)"', svg).groups())
+    assert "fill: rgb(255, 255, 255)" in svg
+    assert png.startswith(b"\x89PNG")
+    assert struct.unpack(">II", png[16:24]) == (3 * width, 3 * height)
 
 
 def test_hostile_names_are_text(opened):

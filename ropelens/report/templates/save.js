@@ -57,13 +57,19 @@ function pointsOf(element) {
 }
 const DATA = { width: 1000, height: 1000, path: "M100 0h800v1000h-800zM200 150v120h600v-120zM200 370v120h600v-120zM200 590v120h600v-120z" };
 
+/** The figure as on white paper, whatever the page; a PNG is three times as fine. */
+function savePicture({ data, layout, _fullLayout: { width, height } }, format, filename) {
+  const onPaper = { ...layout, template: page.templates.light, paper_bgcolor: "#ffffff" };
+  return Plotly.downloadImage({ data, layout: onPaper }, { format, filename, width, height, scale: format === "png" ? 3 : 1 });
+}
+
 /** The buttons over a figure, named one by one: plotly's own list has one that uploads. */
 function plotOptions(filename, title, more = []) {
   const of = title ? `: ${title}` : "";
   const table = { name: "data", title: `Save the numbers (CSV)${of}`, icon: DATA,
     click: (element) => save(`${filename}.csv`, pointsOf(element), "text/csv") };
-  const picture = { name: "toImage", title: `Save the picture (SVG)${of}`, icon: Plotly.Icons.camera,
-    click: (element) => Plotly.downloadImage(element, { format: "svg", filename }) };
+  const pictures = ["svg", "png"].map((format) => ({ name: `toImage ${format}`, icon: Plotly.Icons.camera,
+    title: `Save the picture (${format.toUpperCase()})${of}`, click: (element) => savePicture(element, format, filename) }));
   return { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "",
-    modeBarButtons: [...more, [picture, table]] };
+    modeBarButtons: [...more, [...pictures, table]] };
 }

@@ -91,7 +91,7 @@ function bandWords(band, layer, model = page) {
 }
 
 /** The colour of what is stopped: no label's. */
-const STOPPED = "#1a9988";
+const STOPPED = "#006d9c";
 
 /** The stopped planes as a band behind the head's planes. */
 function markBand(element, layer, head, model) {
