@@ -50,6 +50,14 @@ class Options(Loading):
         int | None,
         option("N", "Sequences, drawn at random. [default: up to 64, fewer long ones]", min=1),
     ] = None
+    bos: Annotated[
+        Literal["always", "tokenizer"],
+        option(
+            None,
+            "Sequences and prompts begin with BOS: always, where the tokenizer has one; or "
+            "only where the tokenizer itself adds it.",
+        ),
+    ] = "always"
     rows: Annotated[
         int | Literal["all", "auto"],
         option(

@@ -112,7 +112,8 @@ def plan_analysis(
         texts = names["text"] or [sample_path(names["model"].partition(":")[2] or "rope")]
         if writers := {writer_of(Path(path)) for path in texts} - {""}:
             read = replace(read, source=f"{read.source}, sampled from {', '.join(writers)}")
-        excerpts = [prompt_tokens(prompt, tokenizer) for prompt in options.prompts or ()]
+        prompts = options.prompts or ()
+        excerpts = [prompt_tokens(prompt, tokenizer, options.bos) for prompt in prompts]
         batch_size, facts = (
             _sizes(source, read, options)
             if isinstance(source, Opened)
@@ -286,6 +287,7 @@ def _sequences(
         "context": context,
         "sequences": DEFAULT_SEQUENCES if options.sequences is None else options.sequences,
         "seed": options.seed,
+        "bos": options.bos,
     }
     with warnings.catch_warnings():
         if options.sequences is None:  # then fewer than the default are no surprise

@@ -73,12 +73,15 @@ def analyze(
         from ropelens.analysis.analysis import is_measured, write_checkpoints
         from ropelens.analysis.plan import plan_analysis
         from ropelens.models.processes import gather, processes, shared
-    for name, model in checkpoints.items():
-        with opening(show_progress, "reading"):
-            planned = plan_analysis(model, text, options, tokenizer=tokenizer)
-        if plan:
-            typer.echo(planned)
-            continue
+    with opening(show_progress, "reading"):  # all, so that nothing is measured in vain
+        plans = {
+            name: plan_analysis(model, text, options, tokenizer=tokenizer)
+            for name, model in checkpoints.items()
+        }
+    if plan:
+        typer.echo("\n".join(map(str, plans.values())))
+        return
+    for name, planned in plans.items():
         folder = out / name if several else out
         with shared():  # the first process decides: the disk of another may differ
             measured = gather(several and is_measured(folder, planned))[0]
@@ -86,11 +89,10 @@ def analyze(
             say(f"{name} is measured already", by="")
         else:
             _measure(planned, folder)
-    if several and not plan and processes().is_main_process:
+    if several and processes().is_main_process:
         with opening(show_progress, "writing"):
             write_checkpoints(out, list(checkpoints))
-    if not plan:
-        finish(out)
+    finish(out)
 
 
 def _measure(plan: Plan, folder: Path) -> None:

@@ -8,7 +8,7 @@ row share, and so does the gradient: its sum over the keys of a row is 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Bool, Float, Int
 from scipy.stats import spearmanr
 from torch import Tensor
 
 from ropelens.edit.patch import Patch, Source, places_of, take
 from ropelens.edit.rope import drop, stack_edits
 from ropelens.errors import BadArgument, Count, Positive, public
-from ropelens.measure.capture import Token, one_sequence, token_id
+from ropelens.measure.capture import Prompt, Token, one_sequence, token_id
 from ropelens.models import doorway
 from ropelens.models.doorway import Side
 from ropelens.models.subject import Model, Subject, as_subject
@@ -42,10 +42,7 @@ Answer = Token | tuple[Token, Token] | Number
 @public
 def attribute_planes(
     model: Model,
-    text_or_tokens: str
-    | Integer[Tensor, " position"]
-    | Integer[Tensor, "1 position"]
-    | Mapping[str, Any],
+    text_or_tokens: Prompt,
     answer: Answer,
     *,
     heads: str = ALL_HEADS,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import pandas as pd
 import torch
 import xarray as xr
 from jaxtyping import Bool, Int, Integer
@@ -26,6 +27,9 @@ from ropelens.statistics.variables import CAPTURE, CAPTURE_INDICES, Variable, la
 
 LARGEST = 2**31
 """Bytes that a capture may take by default."""
+
+Prompt = str | Integer[Tensor, " position"] | Integer[Tensor, "1 position"] | Mapping[str, Any]
+"""A text, its tokens, or a BatchEncoding of one sequence."""
 
 Token = str | Whole
 """A token by its id, or by its text."""
@@ -62,10 +66,7 @@ def look(
 @public
 def capture(
     model: Model,
-    text_or_tokens: str
-    | Integer[Tensor, " position"]
-    | Integer[Tensor, "1 position"]
-    | Mapping[str, Any],
+    text_or_tokens: Prompt | list[Prompt],
     *,
     heads: str = ALL_HEADS,
     tokenizer: TokenNames | None = None,
@@ -77,7 +78,9 @@ def capture(
     """All that some heads compute on one sequence, by plane and by pair of tokens.
 
     `text_or_tokens` is a text, which the model's `tokenizer` makes tokens of (behind its BOS,
-    where it has one), its tokens, or a BatchEncoding of one sequence. `heads` is a list such as
+    where it has one), its tokens, or a BatchEncoding of one sequence; or a list of them, which
+    run one after the other: the result is then also over `prompt` and, beyond the end of a
+    shorter one, NaN. `heads` is a list such as
     "2.3,4.*" (layer.head; with grouped keys, query heads). The model runs once, as it is: under
     `edit_rope` the capture is of the edited model, also where heads that share a key rotate
     differently; under `silence_heads`, of what heads compute before they are silenced.
@@ -118,6 +121,11 @@ def capture(
     """
     subject = as_subject(model, tokenizer)
     tokenizer = tokenizer or subject.tokenizer
+    if isinstance(text_or_tokens, list):
+        options: dict[str, Any] = {"heads": heads, "tokenizer": tokenizer, "values": values}
+        options |= {"runner_up": runner_up, "logits_of": logits_of}
+        options |= {"max_bytes": max_bytes // max(len(text_or_tokens), 1)}
+        return _side_by_side([capture(subject, one, **options) for one in text_or_tokens])
     measurement = one_sequence(subject, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
     if runner_up is not None and runner_up >= length:
@@ -192,9 +200,24 @@ def _fill(
     look(subject, text.tokens, see, hidden=text.hidden)
 
 
-def one_sequence(
-    subject: Subject, given: str | Tensor | Mapping[str, Any], tokenizer: TokenNames | None
-) -> Measurement:
+def _side_by_side(captures: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Captures over `prompt`, as long as the longest."""
+    if not captures:
+        raise BadArgument("There is no prompt to look at.")
+    tokens = ("query_token", "key_token")
+    together = xr.concat(
+        [one.reset_coords(tokens) for one in captures],
+        pd.RangeIndex(len(captures), name="prompt"),
+        coords="different",
+        compat="equals",
+        join="outer",
+        combine_attrs="drop_conflicts",
+    )
+    names = {name: together[name].fillna("") for name in tokens}
+    return together.assign(names).set_coords(tokens)
+
+
+def one_sequence(subject: Subject, given: Prompt, tokenizer: TokenNames | None) -> Measurement:
     """The one sequence that `capture` looks at."""
     if isinstance(given, str):
         check_document(given)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from ropelens.statistics.rows import generator_of
 
 Row = tuple[list[int], int]
 """The tokens of a sequence, and the number of its document."""
+
+Bos = Literal["always", "tokenizer"]
+"""Whether sequences begin with BOS: where there is one, or as the tokenizer itself adds it."""
 
 LARGEST_ID = 2**31
 
@@ -116,14 +119,15 @@ def tokenize(
     context: Positive,
     sequences: Positive | None = None,
     seed: Count = 0,
+    bos: Bos = "always",
 ) -> Sequences:
     """Cut documents, or one, into sequences of `context` tokens.
 
     Each starts with the tokenizer's BOS where it has one (which is one of the `context`
-    tokens) and holds no other special token. Each document is tokenized as a whole (a document
-    of more than a million characters in pieces that end before a space) and then cut. Its
-    last, shorter sequence is padded; one of fewer than 2 tokens is dropped, since it has
-    nothing to predict.
+    tokens; with bos="tokenizer" only where the tokenizer itself begins a text with it) and
+    holds no other special token. Each document is tokenized as a whole (a document of more than
+    a million characters in pieces that end before a space) and then cut. Its last, shorter
+    sequence is padded; one of fewer than 2 tokens is dropped, since it has nothing to predict.
 
     `sequences=N` draws N of them at random by `seed`, as many from each document as it can, and
     leaves them in order. Sequences shorter than an eighth of their document's first are drawn
@@ -139,7 +143,7 @@ def tokenize(
         check_document(documents)
         documents = [documents]
     texts = list(documents)
-    cut = [_cut(*encode(text, tokenizer), context) for text in texts]
+    cut = [_cut(*encode(text, tokenizer, bos), context) for text in texts]
     total = sum(len(row) for rows in cut for row in rows)
     if total < context:
         raise BadText(
@@ -202,7 +206,7 @@ def warn_beyond(context: int, maximum: int | None) -> None:
         )
 
 
-def encode(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
+def encode(text: str, tokenizer: Any, begin: Bos = "always") -> tuple[list[int], list[int]]:
     """The token that a sequence begins with, where there is one, and the tokens of `text`.
 
     Raises BadArgument where there is no tokenizer.
@@ -216,6 +220,8 @@ def encode(text: str, tokenizer: Any) -> tuple[list[int], list[int]]:
     # split_special_tokens: a "<s>" in the text is text, not a beginning.
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    if begin == "tokenizer" and tokenizer("a", verbose=False)["input_ids"][:1] != bos:
+        bos = []
     ids = [id for piece in pieces(text) for id in tokenizer(piece, **options)["input_ids"]]
     return bos, ids
 
@@ -230,9 +236,9 @@ def pieces(text: str, *, longest: int = PIECE) -> list[str]:
     return re.findall(rf"(?s){upto}(?:(?<!\s)(?= )|\Z)|{upto}", text)
 
 
-def prompt_tokens(text: str, tokenizer: Any) -> Int[Tensor, " position"]:
+def prompt_tokens(text: str, tokenizer: Any, begin: Bos = "always") -> Int[Tensor, " position"]:
     """A short text as tokens, behind the token that sequences begin with."""
-    bos, ids = encode(text, tokenizer)
+    bos, ids = encode(text, tokenizer, begin)
     return torch.tensor([*bos, *ids], dtype=torch.long)
 
 

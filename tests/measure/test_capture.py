@@ -357,6 +357,28 @@ def test_an_answer_is_one_text_or_a_number_of_any_kind(tmp_path: Path):
     assert [one.strip() for one in text["answer"].values] == ["b"]
 
 
+def test_several_prompts_are_one_table_of_each_alone(llama: LlamaForCausalLM, tmp_path: Path):
+    prompts = [tokens(length=6), tokens()]
+    seen = rl.capture(llama, prompts, heads="0.1,1.2", values=True)
+    for number, prompt in enumerate(prompts):
+        alone = rl.capture(llama, prompt, heads="0.1,1.2", values=True)
+        places = {name: slice(alone.sizes[name]) for name in ("query", "key")}
+        for name in alone.data_vars:
+            np.testing.assert_array_equal(
+                seen[name]
+                .sel(prompt=number)
+                .isel({d: places[d] for d in places if d in seen[name].dims}),
+                alone[name],
+            )
+        assert (seen["query_token"][number, : len(prompt)] == alone["query_token"]).all()
+    assert seen["attention"].sel(prompt=0, query=slice(6, None)).isnull().all()
+    assert set(seen["query_token"].values[0, 6:]) == {""}
+    rl.save(seen, tmp_path / "seen.nc")
+    xr.testing.assert_identical(rl.open(tmp_path / "seen.nc"), seen)
+    with pytest.raises(BadArgument, match="no prompt"):
+        rl.capture(llama, [])
+
+
 def test_tokens_without_a_tokenizer_are_numbers(llama: LlamaForCausalLM):
     seen = rl.capture(llama, tokens(length=5), heads="0.0")
     assert seen["key_token"].values.tolist() == [f"#{token}" for token in tokens(length=5)]

@@ -146,6 +146,16 @@ def test_documents_are_cut_each_with_bos_and_a_padded_tail() -> None:
     assert cut.source == "4 of 4 sequences of up to 4 tokens (documents: 2, characters: 10)"
 
 
+def test_bos_as_the_tokenizer_itself_adds_it() -> None:
+    plain = letters()
+    plain.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 2)]
+    )
+    assert plain.bos_token_id == 1
+    texts = [tokenize("ab", of, context=2, bos="tokenizer") for of in (WITH_BOS, plain)]
+    assert [rows(of) for of in texts] == [[[1, 97], [1, 98]], [[97, 98]]]
+
+
 @given(
     documents=st.lists(st.text("abc ", max_size=30), min_size=1, max_size=5),
     context=st.integers(2, 12),
