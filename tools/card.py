@@ -124,11 +124,7 @@ def model_card(
     variant = parse_variant(settings["variant"])
     now = {"vocabulary": vocabulary}  # short text does not fill the one that was wanted
     inv_freq, _ = frequencies(variant, Shape(settings["size"]["head_dim"]))
-    sample = EARLY
-    if samples:
-        sample = SAMPLE.format(
-            samples=samples, sample_seed=sample_seed, temperature=temperature
-        )
+    drawn = {"samples": samples, "sample_seed": sample_seed, "temperature": temperature}
     return CARD.format(
         **settings["size"] | {k: v for k, v in settings.items() if k != "size"} | now,
         **vars(measured),
@@ -162,7 +158,7 @@ def model_card(
         seen=seen,
         rate=round(median(rates)),
         threads=f"{record['threads']} CPU thread" + "s" * (record["threads"] > 1),
-        sample=sample,
+        sample=SAMPLE.format(**drawn) if samples else EARLY,
     )
 
 

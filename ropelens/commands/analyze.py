@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -109,17 +110,13 @@ def _measure(plan: Plan, folder: Path) -> None:
             analysis.save(folder)
 
 
-@with_options(Options, only=Options.__dataclass_fields__.keys() - LEFT_OUT, rows="64")
-def truncate(
-    model: Model = "bundled",
-    *,
-    out: Out = Path("out"),
-    text: Text = None,
-    tokenizer: Tokenizer = None,
-    plan: Planned = False,
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Options):
+    """What `truncate` stops and measures; an `end` None means both."""
+
     heads: Annotated[
         str | None, option("HEADS", "Heads whose planes stop: 3.4,12-29.* [default: all]")
-    ] = None,
+    ] = None
     keep: Annotated[
         Any,
         option(
@@ -128,7 +125,7 @@ def truncate(
             "..., 0; of long text quarters] An empty text: bands alone.",
             parser=lambda text: tuple(map(float, filter(None, text.split(",")))),
         ),
-    ] = None,
+    ] = None
     end: Annotated[
         Literal["slow", "fast"] | None,
         option(
@@ -136,10 +133,10 @@ def truncate(
             "The planes that stop first: the slowest (p-RoPE) or the fastest. [default: "
             "both, one after the other]",
         ),
-    ] = None,
+    ] = None
     bands: Annotated[
         int, option("N", "Also stop one of N bands of wavelengths at a time.", min=0)
-    ] = 0,
+    ] = 0
     controls: Annotated[
         int | None,
         option(
@@ -147,7 +144,7 @@ def truncate(
             "Random sets of as many planes beside each step. [default: 3; of long text 1]",
             min=0,
         ),
-    ] = None,
+    ] = None
     measures: Annotated[
         Any,
         option(
@@ -158,8 +155,18 @@ def truncate(
             "text loss, induction, change and copying]",
             parser=lambda text: tuple(text.replace(" ", "").split(",")),
         ),
-    ] = None,
-    options: Options,
+    ] = None
+
+
+@with_options(Sweep, only=Sweep.__dataclass_fields__.keys() - LEFT_OUT, rows="64")
+def truncate(
+    model: Model = "bundled",
+    *,
+    out: Out = Path("out"),
+    text: Text = None,
+    tokenizer: Tokenizer = None,
+    plan: Planned = False,
+    options: Sweep,
 ) -> None:
     """Stop more and more planes of a model: which does it need, and for what?
 
@@ -181,20 +188,16 @@ def truncate(
 
     if not plan:
         check_out(out, "truncation")
-    wanted_measures(measures or MEASURES)
+    wanted_measures(options.measures or MEASURES)
     check_text(model, text or ())
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.plan import plan_analysis
-    sweep = {
-        "heads": heads,
-        "keep": keep,
-        "ends": ["slow", "fast"] if end is None else [end],
-        "bands": bands,
-        "controls": controls,
-        "measures": measures,
-    }
+    sweep = {name: getattr(options, name) for name in Sweep.__annotations__}
+    end = sweep.pop("end")
+    sweep["ends"] = ["slow", "fast"] if end is None else [end]
+    plain = Options(**{name: getattr(options, name) for name in Options.__dataclass_fields__})
     with opening(show_progress, "reading"):
-        planned = plan_analysis(model, text, options, tokenizer=tokenizer, truncation=sweep)
+        planned = plan_analysis(model, text, plain, tokenizer=tokenizer, truncation=sweep)
     if plan:
         typer.echo(planned)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial, reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -99,16 +100,9 @@ def profile(
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """
     subject, show = as_subject(model, tokenizer), progress or silent
-    measurement = Measurement.of(
-        subject,
-        tokens,
-        lengths,
-        documents=documents,
-        sinks=sinks,
-        rows=rows,
-        seed=seed,
-        batch_size=batch_size,
-    )
+    common: dict[str, Any] = {"documents": documents, "sinks": sinks, "rows": rows}
+    common |= {"seed": seed, "batch_size": batch_size}
+    measurement = Measurement.of(subject, tokens, lengths, **common)
     text = measurement.text
     check_new(statistics)
     planes = subject.planes(text.context)

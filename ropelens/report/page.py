@@ -82,15 +82,7 @@ def render_page(
     measured: dict[str, Any] = {"truncation": truncation, "table": table, "reach": reach}
     payload = build_payload(profile, heads, figures, selected=selected, **measured)
     payload["beside"] = other.pop("payload", None)
-    section = None
-    if truncation is not None:
-        swept = draw(catalog.SWEEP, truncation, table)
-        payload["figures"] |= {row.name: bare(figure) for row, figure in swept.items()}
-        section = {
-            "sentences": words.sweep_sentences(truncation, table),
-            "text": str(truncation.attrs.get("text", "")),
-            "cards": [card(row, figure) for row, figure in swept.items()],
-        }
+    section = None if truncation is None else _sweep_section(truncation, table, payload)
     columns, said = tables.head_columns(profile, heads), words.head_words(heads)
     claims = ledger(profile).assign(model="")
     claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
@@ -124,6 +116,19 @@ def render_page(
         sizes=profile.sizes,
         **about(profile, heads),
     )
+
+
+def _sweep_section(
+    truncation: xr.Dataset, table: pd.DataFrame | None, payload: dict[str, Any]
+) -> dict[str, Any]:
+    """The section of a sweep, as the template reads it; its figures go into the `payload`."""
+    swept = draw(catalog.SWEEP, truncation, table)
+    payload["figures"] |= {row.name: bare(figure) for row, figure in swept.items()}
+    return {
+        "sentences": words.sweep_sentences(truncation, table),
+        "text": str(truncation.attrs.get("text", "")),
+        "cards": [card(row, figure) for row, figure in swept.items()],
+    }
 
 
 def first_head(heads: pd.DataFrame) -> tuple[int, int]:
