@@ -22,7 +22,6 @@ from .measure.heads import classify_heads as classify_heads
 from .measure.tried_claims import test_claims as test_claims
 from .measure.reach import reach as reach
 from .measure.evaluate import evaluate as evaluate
-from .measure.needs import needed_planes as needed_planes
 from .measure.tasks import Retrieval as Retrieval
 from .measure.truncate import truncate as truncate
 
@@ -35,7 +34,7 @@ from .edit.rope import stop_slowest as stop_slowest
 from .edit.rope import stop_fastest as stop_fastest
 from .edit.rope import rescale as rescale
 from .edit.rope import drop as drop
-from .measure.needs import mean_ablate as mean_ablate
+from .measure.ablate import mean_ablate as mean_ablate
 from .rope.select import Slowest as Slowest
 from .rope.select import Fastest as Fastest
 from .rope.select import Wavelengths as Wavelengths

@@ -139,8 +139,6 @@ def measure(name: str, text: Path | None, out: Path) -> None:
     for call, result in calls.items():
         plain = {key: v if np.isscalar(v) else str(v) for key, v in result.attrs.items()}
         result.assign_attrs(plain).to_netcdf(out / f"{call}.nc", engine="h5netcdf")
-    needs = rl.needed_planes(model, tokens, "1.1", lengths=lengths)
-    needs.to_csv(out / "needed_planes.csv", index=False)
 
 
 @app.command()

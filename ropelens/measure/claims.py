@@ -275,7 +275,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("slow_induction", "Induction heads need the slowest quarter of their planes",
         "Chiang and Yogatama 2025, arXiv 2502.11276",
         "loss of induction of the induction heads with it stopped",
-        "rl.needed_planes(model, tokens, heads)",
+        "rl.evaluate(model, tokens, edits={'slow': rl.stop_slowest(0.25, heads=heads)})",
         QUARTERS, ("induction_lost", "once"), cost, absent=NO_INDUCTION),
     Claim("slow_reach", "Without slow planes' rotation, induction heads find more far copies",
         f"{BARBERO}, section 6",
