@@ -399,10 +399,11 @@ Mistral 3, Llava, InternVL), are loaded too. Their language model is measured on
 
 A model asks transformers for an attention function, and is given one that hands the call on,
 unchanged, to the function that it asked for. The configuration is not touched, so the model
-takes the same branches and makes the same masks. Before `profile`, `evaluate` and `truncate`
-measure, the last logits of the longest sequence (for `reach`, of its shortest run) are compared
-with those of a plain pass, to the bit, once for each model and length. That takes 1 to 1.5 % of
-a profile, even of two sequences.
+takes the same branches and makes the same masks. At the door of `profile`, `evaluate`,
+`truncate` and `reach` the last logits of the longest sequence are compared with those of a
+plain pass, to the bit, once for each model and length. Linear maps outside attention, which
+work token by token, then work on the first token alone. That takes 0.6 % of a profile of 64
+sequences of 512 tokens (bundled), 1.4 % of one of 8 (SmolLM2-135M).
 
 Attention from what was observed is compared with the output of the call itself, on 16 rows, for
 every layer and kind of call, once.

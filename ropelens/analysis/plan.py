@@ -28,7 +28,13 @@ from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_num
 from ropelens.models.encoding import cut
 from ropelens.models.load import Opened, open_checkpoint
 from ropelens.models.paths import check_document, check_text, sample_path, short_name, writer_of
-from ropelens.models.subject import Model, Subject, as_subject, stated_context
+from ropelens.models.subject import (
+    Model,
+    Subject,
+    as_subject,
+    attending_layers,
+    stated_context,
+)
 from ropelens.models.texts import (
     PIECE,
     Sequences,
@@ -229,7 +235,9 @@ def _check_sweep(asked: Mapping[str, Any], config: PreTrainedConfig) -> None:
     names = ("num_hidden_layers", "num_attention_heads")
     layers, count = (stated_number(config, name, 0) for name in names)
     if layers and count and of["heads"] != "*":
-        heads_by_layer(of["heads"], layers=layers, heads_of_layer=count)
+        sizes: Any = {"layers": layers, "heads_of_layer": count}
+        turn = attending_layers(config, turning=True)
+        heads_by_layer(of["heads"], **sizes, among=turn, doing="rotate")
 
 
 def _documents(

@@ -153,9 +153,13 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
     Raises `BadArgument` for a file that is missing, damaged or of another kind.
     """
     path, what = Path(path), kind or "netCDF file of ropelens"
-    if kind and not path.exists():
-        raise other_place(path.parent, f"a folder with {path.name}, which ropelens wrote")
     advice = "a file that ropelens wrote; if it is damaged, measure again"
+    if not path.exists():
+        if kind:
+            raise other_place(path.parent, f"a folder with {path.name}, which ropelens wrote")
+        raise BadArgument(f"There is no file or folder {path}.", attempt=advice)
+    if not h5py.is_hdf5(path):
+        raise BadArgument(f"{path} is no {what}.", seen="no netCDF 4", attempt=advice)
     with explained(f"{path} is no {what}.", advice, error=BadArgument):
         _require_plain(path)
         results = xr.load_dataset(path, engine="h5netcdf")

@@ -18,7 +18,7 @@ from ropelens.measure.measurement import Measurement
 from ropelens.models.paths import check_document
 from ropelens.models.subject import Model, Subject, as_subject, stated_context
 from ropelens.models.texts import encode, prompt_tokens, warn_beyond
-from ropelens.models.writing import logit_directions, output_projections
+from ropelens.models.writing import logit_directions, output_projections, weight_of
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
 from ropelens.statistics.call import AttentionCall, write_head, write_values
@@ -187,6 +187,9 @@ def _fill(
     def see(call: AttentionCall) -> None:
         turning = planes[call.layer]
         inv_freq = turning.inv_freq.expand(subject.heads, -1)
+        if call.layer in projections:
+            weight = weight_of(projections[call.layer], subject.model.dtype)
+            weight = weight.unflatten(1, (subject.heads, -1))
         for place, (layer, head) in enumerate(places):
             if layer != call.layer:
                 continue
@@ -194,8 +197,7 @@ def _fill(
             of_head = replace(turning, inv_freq=inv_freq[head])
             write_head(call, head, of_head, into, runner_up=runner_up)
             if projections:
-                weight = projections[layer].weight.unflatten(1, (subject.heads, -1))
-                write_values(call, head, weight[:, head].detach(), into, toward)
+                write_values(call, head, weight[:, head], into, toward)
 
     look(subject, text.tokens, see, hidden=text.hidden)
 

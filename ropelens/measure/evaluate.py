@@ -108,6 +108,7 @@ def evaluate(
     wanted = wanted_measures(measures)
     drawn: dict[str, Any] = {"controls": controls, "seed": int(seed)}
     entries = entries_of(subject, edits or {}, context=text.context, **drawn)
+    measurement.check_looking()
     tasks: dict[str, Task] = {}
     if "induction" in wanted:
         tasks["induction"] = repeats(measurement, entries[0].planes)  # any do for attention

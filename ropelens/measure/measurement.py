@@ -124,16 +124,19 @@ class Measurement:
         rows = rows_for(rows, text.context)
         return cls(subject, text, rows, int(seed), batch_size, count, across)
 
+    def check_looking(self) -> None:
+        """Try on the longest sequence that a look changes nothing: `Subject.check_looking`."""
+        if chunk_of(self.subject, self.text.context) is None:
+            longest = self.text.part([int(self.text.lengths.argmax())])
+            self.subject.check_looking(longest.tokens, longest.hidden)
+
     def batches(self, chosen: range | None = None) -> Iterator[Batch]:
         """The `chosen` sequences, by default all, batch by batch.
 
         The rows of a sequence do not depend on its batch, which is as wide as its longest
-        sequence. First the model is looked at on the longest: see `Subject.check_looking`.
+        sequence.
         """
         subject, text = self.subject, self.text
-        if chunk_of(subject, text.context) is None:
-            longest = text.part([int(text.lengths.argmax())])
-            subject.check_looking(longest.tokens, longest.hidden)
         size = self.batch_size or sequences_at_once(
             subject.model.config,
             sequences=len(text),

@@ -106,6 +106,7 @@ def profile(
     text = measurement.text
     check_new(statistics)
     planes = subject.planes(text.context)
+    measurement.check_looking()
     repeated = repeats(measurement, planes)
     stage, chosen = begin_stage(), shard(len(text))
     fits, sums = stage.state or (None, None)

@@ -82,6 +82,7 @@ def reach(
     copied = max(2, min(copied, (subject.context - 1) // 3))
     apart = _run_distances(subject.context, copied, copies)
     far = np.array([float(d) for d in distances if d > apart[-1]])
+    subject.check_looking(two_copies(measurement, apart[-1], copied, draw=0))
     total = len(variants) * draws * sum(1 + distance + copied for distance in apart)
     runs = []
     with (progress or silent)(Stage("running copies", total)) as step:
@@ -128,7 +129,6 @@ def _run(
     shape = (draws, subject.layers, subject.heads, len(apart))
     share, foretold = np.full(shape, np.nan), np.full(shape, np.nan)
     extrapolated = np.full((*shape[:3], len(far)), np.nan)
-    subject.check_looking(two_copies(measurement, apart[0], copied, draw=0))
     for at, distance in enumerate(apart):
         last = at + 1 == len(apart)
         further = torch.from_numpy(far) if last else torch.tensor([float(apart[at + 1])])

@@ -19,14 +19,14 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from ropelens.edit.rope import Edit, stop
-from ropelens.errors import Count, Number, Positive, UnsupportedModel, Whole, public
+from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, opening, silent
 from ropelens.measure.capture import TokenNames
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.truncation_table import EVERY
 from ropelens.models.subject import Model, as_subject
-from ropelens.rope.select import NONE_ROTATES, Cut, PlaneNumbers, Turning, plan_cuts, turning
+from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
 from ropelens.statistics.variables import SWEEP, labelled
@@ -73,7 +73,7 @@ def truncate(
     `band`; the first entry, "none", is the model as it is. All differences between entries are
     paired. The model is left as it was, on errors too.
 
-    Raises `BadArgument` for shares outside [0, 1] and heads that do not exist,
+    Raises `BadArgument` for shares outside [0, 1] and heads that do not exist or rotate,
     `UnsupportedModel` for a model that does not rotate, and what `evaluate` raises.
     """
     subject = as_subject(model)
@@ -82,9 +82,8 @@ def truncate(
     cuts = plan_cuts(
         layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=int(seed)
     )
-    chosen = None if heads == "*" else subject.heads_of(heads)
-    if chosen is not None and not any(layers[at] for at in chosen.any(1).nonzero()):
-        raise UnsupportedModel(NONE_ROTATES, seen=f"heads {heads}")
+    turn = [number for number, layer in enumerate(layers) if layer]
+    chosen = None if heads == "*" else subject.heads_of(heads, turn)
     # Cuts that stop the same planes are measured under the name of the first.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
     edits = {names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"}

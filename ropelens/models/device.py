@@ -60,16 +60,16 @@ def devices_of_options(loading: Loading) -> list[torch.device]:
 def device_of(model: nn.Module) -> torch.device:
     """The device on which the model takes its tokens; "meta" where it has no weights."""
     embeddings = model.get_input_embeddings()  # type: ignore[operator]
-    return _computes_on(embeddings) or embeddings.weight.device  # which may lie in a wrapper
+    return computes_on(embeddings) or embeddings.weight.device  # which may lie in a wrapper
 
 
 def devices_of(model: nn.Module) -> list[torch.device]:
     """Every device on which a part of the model computes, that of its tokens first."""
-    devices = [device_of(model), *map(_computes_on, model.modules())]
+    devices = [device_of(model), *map(computes_on, model.modules())]
     return list(dict.fromkeys(device for device in devices if device is not None))
 
 
-def _computes_on(module: nn.Module) -> torch.device | None:
+def computes_on(module: nn.Module) -> torch.device | None:
     """The device of a module's weights; where accelerate offloads them, that which computes."""
     attached = vars(module).get("_hf_hook")
     for hook in attached.hooks if isinstance(attached, SequentialHook) else [attached]:

@@ -28,19 +28,45 @@ def cut(
 ]:
     """Ids, lengths, hidden tokens and documents of the sequences in `encoding`.
 
-    Last comes which of its row's sequences each token is of, from 1 on; 0 where it is masked.
+    Last comes which of its row's sequences each token is of; see `number_sequences`, which
+    explains the arguments. Sequences of one token are dropped.
+    """
+    of_row, places, numbers = number_sequences(encoding, documents, config)
+    ids, real = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu(), of_row > 0
+    row, column = real.nonzero(as_tuple=True)
+    begins = _first_and((row.diff() != 0) | (of_row[real].diff() != 0))
+    sequence, place = begins.cumsum(0) - 1, places[real]
+    slot = place - place[begins][sequence]
+    lengths = slot.new_zeros(int(begins.sum())).scatter_reduce(0, sequence, slot + 1, "amax")
+    slots = torch.arange(int(lengths.max()))
+    hidden = slots < lengths[:, None]
+    source = (column[begins][:, None] + slots).clamp(max=ids.shape[1] - 1)
+    tokens = ids[row[begins]].gather(1, source) * hidden
+    tokens[sequence, slot], hidden[sequence, slot] = ids[real], False
+    known = documents is not None
+    if known or int(of_row.max()) > 1:
+        documents = numbers[real][begins] if known else torch.arange(len(lengths))
+    long = lengths >= 2
+    documents = None if documents is None else documents[long]
+    masked = hidden[long] if hidden[long].any() else None
+    return tokens[long], lengths[long], masked, documents, of_row
+
+
+def number_sequences(
+    encoding: Mapping[str, Any], documents: Any, config: Any
+) -> tuple[Int[Tensor, "row column"], Int[Tensor, "row column"], Int[Tensor, "row column"]]:
+    """Which of its row's sequences each token is of, from 1 on, its position, its document.
 
     `encoding` has `input_ids` and may have an `attention_mask`, whose zeros are padding on
     either side, or hide tokens inside a sequence, and `position_ids`, which begin anew with
     every document of a packed row and may count hidden tokens or leave them out; under a
     window that `config` states, which counts them always, `BadArgument`. `documents` numbers
-    the document of each row, or of each token [row, position]. Sequences of one token are
-    dropped.
+    the document of each row, or of each token [row, position]. Masked tokens are of 0.
     """
     ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu()
     columns = torch.arange(ids.shape[1]).expand_as(ids)
 
-    def of_each_token(name: str, value: Any) -> Int[Tensor, "row position"]:
+    def of_each_token(name: str, value: Any) -> Int[Tensor, "row column"]:
         value = torch.atleast_2d(torch.as_tensor(value)).cpu().long()
         if value.ndim == 3 and bool((value == value[0]).all()):
             value = value[0]  # the axes of M-RoPE, on which text stands at the same positions
@@ -53,8 +79,7 @@ def cut(
             )
         return value
 
-    whole = torch.ones_like(ids)
-    real = of_each_token("attention_mask", encoding.get("attention_mask", whole)).bool()
+    real = of_each_token("attention_mask", encoding.get("attention_mask", ids * 0 + 1)).bool()
     places = of_each_token("position_ids", encoding.get("position_ids", columns))
     numbers = torch.zeros_like(ids) if documents is None else torch.as_tensor(documents)
     if numbers.ndim == 1:
@@ -73,23 +98,11 @@ def cut(
             seen=f"a row of {ids.shape[1]} tokens, longer than the window of some layers",
             attempt="the batch without these tokens, or position_ids that count them",
         )
-    begins = torch.cat([torch.ones_like(follows[:1]), ~follows])
-    sequence = begins.cumsum(0) - 1
-    slot = place - place[begins][sequence]
-    lengths = slot.new_zeros(int(begins.sum())).scatter_reduce(0, sequence, slot + 1, "amax")
-    slots = torch.arange(int(lengths.max()))
-    hidden = slots < lengths[:, None]
-    source = (column[begins][:, None] + slots).clamp(max=ids.shape[1] - 1)
-    tokens = ids[row[begins]].gather(1, source) * hidden
-    tokens[sequence, slot], hidden[sequence, slot] = ids[real], False
     of_row = torch.zeros_like(ids)
-    of_row[real] = begins.long()
-    of_row = of_row.cumsum(1) * real
-    if documents is not None:
-        documents = number[begins]
-    elif int(of_row.max()) > 1:
-        documents = torch.arange(len(lengths))
-    long = lengths >= 2
-    documents = None if documents is None else documents[long]
-    masked = hidden[long] if hidden[long].any() else None
-    return tokens[long], lengths[long], masked, documents, of_row
+    of_row[real] = _first_and(~follows).long()
+    return of_row.cumsum(1) * real, places, numbers
+
+
+def _first_and(begins: Bool[Tensor, " more"]) -> Bool[Tensor, " token"]:
+    """The first token begins a sequence, and those behind it where they do."""
+    return torch.cat([begins.new_ones(1), begins])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
@@ -68,9 +68,8 @@ class Subject:
         self.kind = type(model).__name__
         self.layers: int = getattr(self.config, "num_hidden_layers", 0)
         self.heads: int = getattr(self.config, "num_attention_heads", 0)
-        kinds = getattr(self.config, "layer_types", None) or ["full_attention"] * self.layers
-        self.kinds: list[str] = list(kinds)[: self.layers]
-        self.attending = [n for n, k in enumerate(self.kinds) if k not in WITHOUT_ATTENTION]
+        self.kinds = layer_kinds(self.config)
+        self.attending = attending_layers(self.config)
         # Other layers hold a state, not keys; "hybrid" ones hold both.
         stateless = not any(k.startswith("hybrid") for k in self.kinds)
         self.in_chunks &= stateless and len(self.attending) == self.layers
@@ -253,28 +252,35 @@ class Subject:
     ) -> None:
         """Raise `UnsupportedModel` unless logits are the same to the bit while observed.
 
-        Tried once for each length. A model that does not repeat its own logits, as some kernels
-        do, is not refused.
+        Tried once for each length, with feed-forward layers cut short. A model that does not
+        repeat its own logits, as some kernels do, is not refused.
         """
         kind = (tokens.shape[1], hidden is None)
         if kind in self._looked:
             return
         run = partial(self.forward, tokens, hidden=hidden, last=1)
-        plain = run()
-        with self.observe(lambda call: None):
-            observed = run()
-        if not torch.equal(plain, observed) and torch.equal(plain, run()):
-            residual = float((plain - observed).abs().max() / plain.abs().max())
-            raise UnsupportedModel(
-                f"{self.kind} computes something else while it is observed.",
-                seen=f"logits of {tokens.shape[1]} tokens: a relative change of {residual:.2g}",
-            )
+        with _first_token_alone(self.model):
+            plain = run()
+            blind: Any = {"observers": (lambda call: None,), "judge": None}
+            with self._hooked(lambda hooks: replace(hooks, **blind)):
+                observed = run()
+            if not torch.equal(plain, observed) and torch.equal(plain, run()):
+                residual = float((plain - observed).abs().max() / plain.abs().max())
+                raise UnsupportedModel(
+                    f"{self.kind} computes something else while it is observed.",
+                    seen=f"logits of {tokens.shape[1]} tokens: a relative change of "
+                    f"{residual:.2g}",
+                )
         self._looked.add(kind)
 
-    def heads_of(self, heads: str) -> Bool[Tensor, "layer head"]:
-        """Which heads a list such as "1.3,2.*" names, of the layers that attend."""
-        sizes = {"layers": self.layers, "heads_of_layer": self.heads}
-        return heads_by_layer(heads, **sizes, attending=self.attending)
+    def heads_of(
+        self, heads: str, turning: Sequence[int] | None = None
+    ) -> Bool[Tensor, "layer head"]:
+        """Which heads a list such as "1.3,2.*" names, of the layers that attend, or of some."""
+        sizes: Any = {"layers": self.layers, "heads_of_layer": self.heads}
+        if turning is not None:
+            return heads_by_layer(heads, **sizes, among=turning, doing="rotate")
+        return heads_by_layer(heads, **sizes, among=self.attending)
 
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
@@ -355,6 +361,24 @@ def unwrapped(model: nn.Module | Traced) -> nn.Module:
     return unwrapped(model.get_base_model())  # type: ignore[operator]
 
 
+def layer_kinds(config: PreTrainedConfig) -> list[str]:
+    """What a configuration calls its layers."""
+    text = config.get_text_config()
+    layers: int = getattr(text, "num_hidden_layers", 0)
+    return list(getattr(text, "layer_types", None) or ["full_attention"] * layers)[:layers]
+
+
+def attending_layers(config: PreTrainedConfig, *, turning: bool = False) -> list[int]:
+    """The layers that attend, and rotate, where `turning`, as far as a configuration says."""
+    facts = config.get_text_config().to_dict()
+    still = [n for n, turns in enumerate(facts.get("no_rope_layers") or ()) if not turns]
+    return [
+        layer
+        for layer, kind in enumerate(layer_kinds(config))
+        if kind not in WITHOUT_ATTENTION and not (turning and layer in still)
+    ]
+
+
 def stated_context(config: PreTrainedConfig) -> int | None:
     """Positions that a model's configuration was made for; None where it does not say."""
     facts = config.get_text_config().to_dict()
@@ -381,14 +405,40 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _once(module: nn.Module, results: list[Any]) -> Iterator[None]:
     """`module` gives its first result of `results` again while the block runs."""
-    own, before = module.forward, vars(module).get("forward")
+    own = module.forward
 
     def first(*args: Any, **kwargs: Any) -> Any:
         if not results:
             results.append(own(*args, **kwargs))
         return results[0]
 
-    module.forward = first
+    with _running(module, first):
+        yield
+
+
+@contextmanager
+def _first_token_alone(model: PreTrainedModel) -> Iterator[None]:
+    """Linear maps outside attention give every token what they give the first, in the block.
+
+    They take most of a pass.
+    """
+    attention = {part for m in attention_modules(model)[1:] for part in m.modules()}
+    with ExitStack() as stack:
+        for module in set(model.modules()) - attention:
+            if type(module).forward is nn.Linear.forward:
+                stack.enter_context(_running(module, partial(_cut_short, module.forward)))
+        yield
+
+
+def _cut_short(run: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+    return run(input[..., :1, :]).repeat_interleave(input.shape[-2], dim=-2)
+
+
+@contextmanager
+def _running(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """`module` runs `forward` in place of its own while the block runs."""
+    before = vars(module).get("forward")
+    module.forward = forward
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from ropelens.errors import UnsupportedModel
+from ropelens.models.device import computes_on
 from ropelens.models.subject import Subject
 from ropelens.statistics.call import AttentionCall
 
@@ -55,6 +56,18 @@ def output_projections(subject: Subject) -> dict[int, nn.Linear]:
             seen=f"layer {missing[0]}: something else stands behind its attention",
         )
     return projections
+
+
+def weight_of(linear: nn.Linear, dtype: torch.dtype) -> Float[Tensor, "out in"]:
+    """The weights of a linear map, also of one that is quantized, or lies elsewhere.
+
+    These are what it gives for unit vectors of `dtype`, the model's.
+    """
+    weight = linear.weight.detach()
+    if type(weight) is Tensor and weight.is_floating_point() and not weight.is_meta:
+        return weight
+    unit = torch.eye(linear.in_features, dtype=dtype, device=computes_on(linear))
+    return (linear(unit) - linear(torch.zeros_like(unit[:1]))).mT
 
 
 @torch.no_grad()
@@ -102,8 +115,8 @@ def logit_directions(
     part = gain * (x - centered * x.mean(-1, keepdim=True))
     scale = ((y - shift) * part).sum(-1, keepdim=True) / part.square().sum(-1, keepdim=True)
     _check(subject, float((scale * part + shift - y).norm() / y.norm()) < close)
-    head: Any = subject.model.get_output_embeddings()
-    before = head.weight[list(answers)][:, None].to(x) * (scale * gain)
+    head = weight_of(subject.model.get_output_embeddings(), subject.model.dtype)
+    before = head[list(answers)][:, None].to(x) * (scale * gain)
     return before - centered * before.mean(-1, keepdim=True)
 
 

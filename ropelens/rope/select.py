@@ -84,26 +84,33 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
 
 
 def heads_by_layer(
-    heads: str, *, layers: int, heads_of_layer: int, attending: Sequence[int] | None = None
+    heads: str,
+    *,
+    layers: int,
+    heads_of_layer: int,
+    among: Sequence[int] | None = None,
+    doing: str = "attend",
 ) -> Bool[Tensor, "layer head"]:
     """Which heads a list such as "3.5,4.*,12-29.0" (layer.head) names.
 
-    Raises `BadArgument` for a part that names none in the layers `attending`, by default all.
+    Raises `BadArgument` for a part that names none in the layers `among`, by default all; it
+    says that others are not `doing` that.
     """
-    attending = range(layers) if attending is None else attending
-    attend = torch.isin(torch.arange(layers), torch.tensor(attending))[:, None]
+    among = range(layers) if among is None else among
+    able = torch.isin(torch.arange(layers), torch.tensor(among))[:, None]
     chosen = torch.zeros(layers, heads_of_layer, dtype=torch.bool)
     for part in heads.split(","):
         layer, _, head = part.strip().partition(".")
-        named = attend & _numbered(layer, layers)[:, None] & _numbered(head, heads_of_layer)
-        if not named.any():
-            some = f" ({', '.join(map(str, attending))} attend)" * (len(attending) < layers)
+        named = _numbered(layer, layers)[:, None] & _numbered(head, heads_of_layer)
+        if not (able & named).any():
+            exist = bool(named.any())
+            some = f" ({', '.join(map(str, among))} {doing})" * (len(among) < layers)
             raise BadArgument(
-                f"The model has no head {part.strip()!r}.",
+                f"The model has no head {part.strip()!r}{f' that {doing}s' * exist}.",
                 seen=f"layers 0 to {layers - 1}{some}, heads 0 to {heads_of_layer - 1}",
                 attempt='"3.5" for head 5 of layer 3, "4.*" for all of layer 4, "2-6.0,*.5"',
             )
-        chosen |= named
+        chosen |= able & named
     return chosen
 
 

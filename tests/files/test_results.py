@@ -13,6 +13,7 @@ import pytest
 import xarray as xr
 from synthetic_profile import synthetic_profile
 
+import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.files.results import check_out, open_results, read_record, save, write_folder
 
@@ -65,6 +66,13 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path) 
         open_results(path, "reach")
     with pytest.raises(BadArgument, match="is no profile"):
         open_results(tmp_path, "profile")
+    with pytest.raises(BadArgument, match=r"There is no file or folder .*nothere\.") as refused:
+        rl.open(tmp_path / "nothere")
+    assert "HDF5" not in str(refused.value)
+    (tmp_path / "text").write_text("no numbers")
+    with pytest.raises(BadArgument, match=r"text is no netCDF file") as refused:
+        rl.open(tmp_path / "text")
+    assert "HDF5" not in str(refused.value)
     whole = xr.load_dataset(path, engine="h5netcdf")
     content = path.read_bytes()
     for part in (0, len(content) // 2):

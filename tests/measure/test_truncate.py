@@ -15,6 +15,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
+from ropelens.analysis.options import Options
+from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.measure import truncate as module
 from ropelens.measure.truncate import KEEP, edits_of, named_entries
@@ -165,8 +167,13 @@ def test_what_cannot_be_swept_is_said_in_a_line(changes: dict, words: str) -> No
     assert words in raised.value.line
     with pytest.raises(UnsupportedModel, match="The model has no planes that rotate"):
         plan([{}])
-    with pytest.raises(UnsupportedModel, match="The model has no planes that rotate"):
-        rl.truncate(tiny("smollm3"), TOKENS, heads="3.*")
+    for heads in ("3.*", "0.1,3.0"):
+        with pytest.raises(
+            BadArgument, match=r"no head '3..' that rotates\.\s.*0, 1, 2 rotate"
+        ):
+            rl.truncate(tiny("smollm3"), TOKENS, heads=heads)
+    with pytest.raises(BadArgument, match=r"has no head '3.0' that rotates"):
+        plan_analysis(tiny("smollm3"), TOKENS, Options(), truncation={"heads": "3.0"})
 
 
 # What is measured.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import MethodType
 
 import numpy as np
@@ -153,7 +154,10 @@ def test_the_function_that_runs_is_the_one_that_the_model_asks_for(
 
 
 def test_a_model_that_does_otherwise_while_it_is_observed_is_refused(llama: LlamaForCausalLM):
-    """Here one that asks for the function by itself, and is told by its name."""
+    """Here one that asks for the function by itself, and is told by its name.
+
+    At the door, before anything that takes long.
+    """
     layer, other = llama.model.layers[1], LlamaAttention.forward
 
     def forward(self: LlamaAttention, *args: object, **kwargs: object) -> tuple:
@@ -162,11 +166,23 @@ def test_a_model_that_does_otherwise_while_it_is_observed_is_refused(llama: Llam
         return output * (1 if named is eager_attention_forward else 1.001), weights
 
     layer.self_attn.forward = MethodType(forward, layer.self_attn)
-    with pytest.raises(
-        UnsupportedModel, match="something else while it is observed"
-    ) as refused:
-        rl.profile(llama, tokens(), surrogates=0)
-    assert "logits of 30 tokens: a relative change of" in refused.value.parts["seen"]
+    stages: list[str] = []
+    progress = lambda stage, **_: stages.append(stage) or nullcontext()  # noqa: E731
+    shown = {"progress": progress}
+    for measure, options in (
+        (rl.profile, shown),
+        (rl.evaluate, shown),
+        (rl.truncate, shown),
+        (rl.reach, shown | {"copies": [48, 50]}),
+        (rl.analyze, shown),
+        (rl.mean_ablate, {}),
+    ):
+        with pytest.raises(UnsupportedModel, match="else while it is observed") as refused:
+            measure(llama, tokens(), **options)
+        words = refused.value.parts["seen"]
+        seen = f"logits of {99 if measure is rl.reach else 30} tokens: a relative change of"
+        assert seen in words, measure
+    assert set(stages) <= {"reading", "loading", "probing"}
 
 
 # what is shown is what was computed

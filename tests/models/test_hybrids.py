@@ -13,6 +13,8 @@ from tiny_checkpoints import SIZES, save_tiny
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 import ropelens as rl
+from ropelens.analysis.options import Options
+from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument
 
 HYBRIDS = (
@@ -83,6 +85,8 @@ def test_layers_that_do_not_attend_are_empty_in_all_results() -> None:
     for heads in ("0.1", "0.*", "1.0,2.3"):
         with pytest.raises(BadArgument, match=r"(?s)has no head .*attend\)"):
             rl.capture(model, TOKENS[0], heads=heads)
+        with pytest.raises(BadArgument, match=r"has no head .*that rotates"):
+            plan_analysis(model, TOKENS, Options(), truncation={"heads": heads})
 
 
 @pytest.mark.parametrize("name", SEEING)

@@ -137,6 +137,15 @@ def test_weights_of_eight_bits_give_nearly_the_same_numbers(
     for name in ("q_norm", "selectivity", "total_bits"):
         error = np.abs(found[name] - plain[name]).max() / np.abs(plain[name]).max()
         assert 0 < error < 0.05
+    written = rl.capture(model, TOKENS[:1], heads="1.*", values=True)
+    projection = model.get_parameter("model.layers.1.self_attn.o_proj.weight").dequantize()
+    values: list[torch.Tensor] = []
+    with rl.observe(model, lambda call, _: values.append(call.value)), torch.no_grad():
+        model(TOKENS[:1])
+    for head, weight in enumerate(projection.chunk(model.config.num_attention_heads, dim=1)):
+        own = values[1][0, head * values[1].shape[1] // model.config.num_attention_heads]
+        norms = (own @ weight.mT).norm(dim=-1)
+        np.testing.assert_allclose(written["write_norm"][head], norms, rtol=1e-5)
     model.save_pretrained(saved)
     again, _ = load(saved)
     xr.testing.assert_allclose(
