@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
+import re
 import resource
 import sys
 import warnings
@@ -345,16 +346,19 @@ def _limit() -> None:
 
 
 def page(rows: list[Row]) -> str:
-    """docs/families.md."""
+    """docs/families.md: its words as they stand, with the counts and tables of these rows."""
     supported = [row for row in rows if row.rotation]
     refused = [row for row in rows if row.refused]
     untried = [row for row in rows if row.untried]
-    head = HEAD.format(
-        version=transformers.__version__,
-        rows=len(rows),
-        supported=len(supported),
-        refused=len(refused),
-        untried=len(untried),
+    counts = (
+        f"Of the {len(rows)} classes behind transformers {transformers.__version__}'s "
+        "AutoModelForCausalLM whose code mentions\nrotary embeddings, "
+        f"{len(supported)} are supported, {len(refused)} are refused, and {len(untried)} could "
+        "not be\ntried."
+    )
+    words = PAGE.read_text(encoding="utf-8").partition("\n## Supported\n")[0]
+    head = re.sub(
+        r"Of the \d+ classes .*?tried\.", lambda _: counts, words, count=1, flags=re.S
     )
     tables = [
         ("Supported", "rotation of a tiny model | tried with", supported),
@@ -370,57 +374,6 @@ def page(rows: list[Row]) -> str:
         if some
     ]
     return "\n".join([head, *parts])
-
-
-HEAD = """# Model families
-
-Of the {rows} classes behind transformers {version}'s AutoModelForCausalLM whose code mentions
-rotary embeddings, {supported} are supported, {refused} are refused, and {untried} could not be
-tried. `python tools/families.py` wrote this page. It builds each class tiny, from its own
-configuration with random weights, and tries it. Supported means that
-
-- its rotation is measured, and is the one that it states;
-- attention recomputed from the captured queries and keys is the model's own, and a profile is
-  made;
-- observed, it gives the same logits to the bit, also where the last alone are asked for;
-- under `edit_rope` it rotates as the edit says and attends as captured; `silence_heads` changes
-  its logits; after both blocks the logits are the first ones again, to the bit.
-
-A tiny model has four layers, and what its class does by itself. It reads 40 tokens: sliding
-windows are of 12, sparse masks of the top 8 keys, and where its class can share keys between
-layers, two layers do. The last column says which of these its attention had when all was tried.
-Layers that do not attend (linear attention, convolutions, state spaces, experts) are left empty
-in all results: "no attention".
-
-Models that see, behind AutoModelForImageTextToText alone (Qwen2-VL, Qwen2.5-VL, Qwen3-VL,
-Mistral 3, Llava, InternVL), are loaded too. Their language model is measured on text.
-
-## What holds while a model is observed
-
-A model asks transformers for an attention function, and is given one that hands the call on,
-unchanged, to the function that it asked for. The configuration is not touched, so the model
-takes the same branches and makes the same masks. At the door of `profile`, `evaluate`,
-`truncate` and `reach` the last logits of the longest sequence are compared with those of a
-plain pass, to the bit, once for each model and length. Linear maps outside attention, which
-work token by token, then work on the first token alone. That takes 0.6 % of a profile of 64
-sequences of 512 tokens (bundled), 1.4 % of one of 8 (SmolLM2-135M).
-
-Attention from what was observed is compared with the output of the call itself, on 16 rows, for
-every layer and kind of call, once.
-
-## Padding, packing, masks and caches
-
-Llama (grouped keys, YaRN), Mistral, Mixtral, Qwen3, Gemma 2 and 4, gpt-oss, Phi-3, GLM,
-DeepSeek-V3 and GPT-NeoX are held against plain transformers, to 1e-5
-(tests/models/test_encoding.py):
-
-| batch | equal to |
-|---|---|
-| padded on the left, with holes that `position_ids` do not count | the same tokens alone |
-| packed rows with `position_ids`, or a document for each token | the same documents alone |
-| a mask with a hole that positions count, as in a plain forward | eager attention, loss |
-| a prompt padded on the left, then steps on its cache, observed | eager attention |
-"""
 
 
 def main() -> None:

@@ -29,13 +29,27 @@ from ropelens.rope.turn import moved_scores
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.rows import generator_of
-from ropelens.statistics.variables import OWN, REACH, REACH_INDICES, labelled
+from ropelens.statistics.variables import OWN, labelled, table
 
 COPIED = 48
 """Random tokens that come twice, where the context holds so many."""
 
 DISTANCES = tuple(np.unique(np.geomspace(1, 1_000_000, 49).round()).tolist())
 """Tokens: 1 to 1,000,000, eight a decade."""
+
+REACH = table("""
+found_share (variant, layer, head, run_distance) 1: share of rows that find the key after the
+    token's first place, so many tokens back
+found_by_draw (variant, layer, head, run_distance, draw) 1: the same, by draw of random tokens
+found_low (variant, layer, head, run_distance) 1: lower end of its 95 % interval over draws
+found_high (variant, layer, head, run_distance) 1: upper end of its 95 % interval over draws
+foretold_share (variant, layer, head, run_distance) 1: the same, as the run at the distance
+    before says, its key turned to this distance
+extrapolated_share (variant, layer, head, distance) 1: the same, as the farthest run says of
+    distances beyond it
+distance (distance) token: distance that the key is turned to, beyond the farthest run
+run_distance (run_distance) token: distance between the copies that were run
+""")
 
 
 @public
@@ -93,7 +107,7 @@ def reach(
     indices = {"distance": far, "run_distance": np.array(apart)}
     dataset = xr.Dataset(
         labelled(values, REACH),
-        coords=labelled(indices, REACH_INDICES)
+        coords=labelled(indices, REACH)
         | {
             "variant": np.array(variants, dtype=object),
             "layer": range(subject.layers),

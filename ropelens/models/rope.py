@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +27,30 @@ from ropelens.models.rotation import (
 from ropelens.models.subject import Model, as_subject
 from ropelens.rope.planes import Planes, plane_norms, probe_positions
 from ropelens.statistics.call import AttentionCall
-from ropelens.statistics.variables import ROTATION, described, stack
+from ropelens.statistics.variables import labelled, stack, table
 
 LARGEST_DIFFERENCE = 1e-3
 """Radians between two angles, and share between two lengths, that rounding may make."""
+
+ROTATION = table("""
+inv_freq (layer, frequency) rad/token: angular frequency, measured
+inv_freq_stated (layer, frequency) rad/token: angular frequency that the model states
+inv_freq_configured (layer, frequency) rad/token: angular frequency that it is configured for
+query_scale (layer, position) 1: length of queries, against position 0
+wavelength (layer, frequency) token: tokens per turn
+residual (layer) 1: change with position beside a rotation
+rotary_dim (layer) 1: coordinates of a head that rotate
+pairing (layer): which coordinates share a plane
+layer_type (layer): what the configuration calls the layer
+""")
+
+COMPARED = table("""
+angle (implementation, layer, frequency, position) rad: turned since position 0
+difference (layer, frequency, position) rad: angle between the two implementations
+residual (implementation, layer) 1: change with position beside a rotation
+strength_ratio (layer) 1: scale times lengths of queries and keys, other to one
+score_difference (layer, frequency) 1: between what the plane adds to scores, relative to them
+""")
 
 
 @public
@@ -72,20 +93,20 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
             known = known if same else edit
             known = torch.zeros(0) if known is None else known[: planes[-1].terms].double()
             voice.append(pad(known, (0, planes[-1].terms - len(known)), value=math.nan))
-    per_plane, scales = ("layer", "frequency"), [layer.query_scale for layer in layers]
-    values = {
-        "inv_freq": (per_plane, stack(measured)),
-        "wavelength": (per_plane, stack(2 * math.pi / w.double().abs() for w in measured)),
-        "inv_freq_stated": (per_plane, stack(voices[0])),
-        "inv_freq_configured": (per_plane, stack(voices[1])),
-        "residual": ("layer", [layer.measured.residual for layer in layers]),
-        "pairing": ("layer", [layer.pairing for layer in planes]),
-        "rotary_dim": ("layer", [layer.rotary_dim for layer in planes]),
-        "layer_type": ("layer", subject.kinds),
-        "query_scale": (("layer", "position"), [list(scale.values()) for scale in scales]),
+    scales = [layer.query_scale for layer in layers]
+    values: dict[str, Any] = {
+        "inv_freq": stack(measured),
+        "wavelength": stack(2 * math.pi / w.double().abs() for w in measured),
+        "inv_freq_stated": stack(voices[0]),
+        "inv_freq_configured": stack(voices[1]),
+        "residual": [layer.measured.residual for layer in layers],
+        "pairing": [layer.pairing for layer in planes],
+        "rotary_dim": [layer.rotary_dim for layer in planes],
+        "layer_type": subject.kinds,
+        "query_scale": [list(scale.values()) for scale in scales],
     }
     coords = {"layer": range(len(layers)), "position": list(scales[0])}
-    return described(xr.Dataset(values, coords=coords), ROTATION)
+    return xr.Dataset(labelled(values, ROTATION), coords=coords)
 
 
 @public
@@ -185,17 +206,16 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     noise = torch.tensor([side.noise for side in sides])
     layers = [_compared(*layer, noise=noise) for layer in zip(*lone, planes, strict=True)]
     angle, difference, residual, ratio, apart = zip(*layers, strict=True)
-    by_layer = ("implementation", "layer")
-    values = {
-        "angle": ((*by_layer, "frequency", "position"), stack(angle).swapaxes(0, 1)),
-        "difference": (("layer", "frequency", "position"), stack(difference)),
-        "residual": (by_layer, stack(residual).T),
-        "strength_ratio": ("layer", list(map(float, ratio))),
-        "score_difference": (("layer", "frequency"), stack(apart)),
+    values: dict[str, Any] = {
+        "angle": stack(angle).swapaxes(0, 1),
+        "difference": stack(difference),
+        "residual": stack(residual).T,
+        "strength_ratio": list(map(float, ratio)),
+        "score_difference": stack(apart),
     }
     coords = {"implementation": ["one", "other"], "position": positions.numpy()}
-    dataset = xr.Dataset(values, coords=coords | {"layer": list(tokens[0])})
-    compared = described(dataset, ROTATION)
+    coords |= {"layer": list(tokens[0])}
+    compared = xr.Dataset(labelled(values, COMPARED), coords=coords)
     limit = max(LARGEST_DIFFERENCE, 16 * float(noise.max()))
     whys = [_what_differs(compared.isel(layer=[at]), of, limit) for at, of in enumerate(planes)]
     why = next(filter(None, whys), "")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import xarray as xr
+from numpy.typing import ArrayLike
 
 from ropelens.errors import BadArgument
 from ropelens.statistics import measures
@@ -106,7 +107,7 @@ class Derived(Variable):
         return self.of(layer)
 
 
-def _table(text: str) -> tuple[Variable, ...]:
+def table(text: str) -> tuple[Variable, ...]:
     """A variable a line, "name (dims) units: long name"; indented lines continue it."""
     rows = re.findall(r"^(\w+) \((.*?)\) ?(.*?): (.*(?:\n +.*)*)", text, re.MULTILINE)
     return tuple(
@@ -145,7 +146,7 @@ MEASURES: tuple[Variable, ...] = (
         over="offsets", of=lambda block: block.attention),
     Derived("offset_share", ("layer", "offset_bin"), "1",
         "share of rows that see the bin's first offset", of=lambda layer: layer.offset_share),
-    *_table("""
+    *table("""
 kernel (layer, head, offset_bin) 1: fitted weight of one offset of the bin
 offset (layer, head) token: offset with the most weight in the kernel
 offset_weight (layer, head) 1: share of the kernel at that offset
@@ -153,7 +154,7 @@ offset_low (layer, head) token: first offset of the middle half of the kernel
 offset_high (layer, head) token: last offset of the middle half of the kernel
 found_sink (layer, head) token: position of a key found to be a sink, beside those known
 """),
-    *(replace(row, column="budget", compared="final") for row in _table("""
+    *(replace(row, column="budget", compared="final") for row in table("""
 total_bits (layer, head) bit: information in the choice of keys
 sink_bits (layer, head) bit: part of it that sinks explain
 position_bits (layer, head) bit: part of it that only the offset explains
@@ -182,7 +183,7 @@ interaction_bits (layer, head) bit: the rest: what needs both at once
     Variable("group_scored", ("group",), "1", "rows of the group that models are scored on"),
     *(Variable(f"group_{name}", ("group", *BY_HEAD), "bit", f"{what}, within the group")
         for name, what in GAINS.items()),
-    *_table("""
+    *table("""
 surrogate_offset_fraction (draw, layer, head) 1: share that the offset explains, of the model
     (draw 0) and its surrogates
 surrogate_log_wavelength (draw, layer, head) ln(token): mean log wavelength, of the model (draw
@@ -203,7 +204,7 @@ What is neither `Statistic` nor `Derived` comes from models fitted to some rows
 
 STATISTICS = tuple(row for row in MEASURES if isinstance(row, Statistic))
 
-AXES = _table("""
+AXES = table("""
 layer (layer): index of the layer
 head (head): index of the query head in its layer
 kv_head (kv_head): index of the key-value head in its layer
@@ -231,7 +232,7 @@ layer_type (layer): what the configuration calls the layer
 """)
 """What a profile says of its planes, its bins of offsets, and excerpts of its text."""
 
-CAPTURE = _table("""
+CAPTURE = table("""
 q_still (head, query, frequency, part) 1: query without its rotation
 k_still (head, key, frequency, part) 1: key without its rotation
 q_norm (head, query, frequency) 1: length of the query in the plane
@@ -250,7 +251,7 @@ scale (head) 1: scale of the scores
 """)
 """What a capture holds, as `write_head` fills it."""
 
-ATTRIBUTION = _table("""
+ATTRIBUTION = table("""
 attribution (layer, head, frequency) 1: gradient of the answer times the plane's contributions
 pair_attribution (pair_head, frequency, query, key) 1: the same, for each pair of tokens
 dropped (layer, head, frequency) 1: change of the answer when the plane alone is dropped
@@ -262,7 +263,7 @@ wavelength (layer, frequency) token: tokens per turn
 """)
 """What `attribute_planes` gives; `attribution` and `dropped` are in units of the answer."""
 
-CAPTURE_INDICES = _table("""
+CAPTURE_INDICES = table("""
 head (head): layer.head
 layer (head): layer of the head
 head_of_layer (head): number of the head in its layer
@@ -274,7 +275,7 @@ answer (answer): token whose logit is looked at
 """)
 
 EVALUATED = (
-    *_table("""
+    *table("""
 edit (edit): name of the edit
 control_of (edit): the edit whose heads it has replaced by random ones
 loss (edit, sequence) nat/token: mean loss of the sequence's predicted tokens
@@ -326,7 +327,7 @@ depth (depth) 1: share of the prompt's text before the needle
 )
 """The variables of an evaluation, beside those of the planes of the model as it is."""
 
-SWEEP = _table("""
+SWEEP = table("""
 edit (edit): what was done to the model
 kind (edit): what stopped: nothing, one end, a band, or random planes as control
 kept (edit) 1: share of the model's rotating planes that still rotate
@@ -344,44 +345,11 @@ NEEDLES = 8
 
 OWN = "own"
 """The variant of a reach that is the model as it rotates by itself."""
-
-REACH = _table("""
-found_share (variant, layer, head, run_distance) 1: share of rows that find the key after the
-    token's first place, so many tokens back
-found_by_draw (variant, layer, head, run_distance, draw) 1: the same, by draw of random tokens
-found_low (variant, layer, head, run_distance) 1: lower end of its 95 % interval over draws
-found_high (variant, layer, head, run_distance) 1: upper end of its 95 % interval over draws
-foretold_share (variant, layer, head, run_distance) 1: the same, as the run at the distance
-    before says, its key turned to this distance
-extrapolated_share (variant, layer, head, distance) 1: the same, as the farthest run says of
-    distances beyond it
-""")
-REACH_INDICES = _table("""
-distance (distance) token: distance that the key is turned to, beyond the farthest run
-run_distance (run_distance) token: distance between the copies that were run
-""")
-
-ROTATION = _table("""
-inv_freq (layer, frequency) rad/token: angular frequency, measured
-inv_freq_stated (layer, frequency) rad/token: angular frequency that the model states
-inv_freq_configured (layer, frequency) rad/token: angular frequency that it is configured for
-query_scale (layer, position) 1: length of queries, against position 0
-wavelength (layer, frequency) token: tokens per turn
-residual (layer) 1: change with position beside a rotation
-rotary_dim (layer) 1: coordinates of a head that rotate
-strength_ratio (layer) 1: scale times lengths of queries and keys, other to one
-score_difference (layer, frequency) 1: between what the plane adds to scores, relative to them
-pairing (layer): which coordinates share a plane
-layer_type (layer): what the configuration calls the layer
-angle (implementation, layer, frequency, position) rad: turned since position 0
-difference (layer, frequency, position) rad: angle between the two implementations
-""")
-"""The rotation of a model, or of two implementations of it."""
 # fmt: on
 
 
 def labelled(
-    values: Mapping[str, np.ndarray], rows: Iterable[Variable]
+    values: Mapping[str, ArrayLike], rows: Iterable[Variable]
 ) -> dict[str, xr.Variable]:
     """Arrays as variables, each with the dims, unit and long name of the row of its name."""
     by_name = {row.name: row for row in rows}
@@ -389,14 +357,6 @@ def labelled(
         name: xr.Variable(by_name[name].saved_dims, array, by_name[name].attrs)
         for name, array in values.items()
     }
-
-
-def described(dataset: xr.Dataset, rows: Iterable[Variable]) -> xr.Dataset:
-    """`dataset` with `long_name` and `units` on each variable that has a row, by its name."""
-    for row in rows:
-        if row.name in dataset.variables:
-            dataset[row.name].attrs = row.attrs
-    return dataset
 
 
 def stack(arrays: Iterable[Tensor]) -> np.ndarray:
