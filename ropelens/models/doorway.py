@@ -198,7 +198,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """One attention call: edited, run by the model's own function, shown, then silenced."""
     layer: int = module.layer_idx  # type: ignore[assignment]
-    own = own_keys(query.shape[2], key.shape[2], attention_mask, name)
+    own = own_keys(query.shape[2], key, attention_mask, name)
     by_module = key.shape[1]
     if hooks.edit is not None or hooks.patches:
         where = positions(module, own, key, options.get("position_ids"), attention_mask)
@@ -270,27 +270,43 @@ def silence_outputs(
 # what an attention call says of its rows
 
 
-def own_keys(rows: int, keys: int, mask: Tensor | None, implementation: str) -> range:
+def own_keys(
+    rows: int,
+    key: Float[Tensor, "batch kv_head key coordinate"],
+    mask: Tensor | None,
+    implementation: str,
+) -> range:
     """Which of the keys are those of the rows themselves.
 
     A cache holds the past too, a static one also places that are still empty: the last row
-    sees its own key last.
+    sees its own key last, but under a mask with gaps, where the last key that is not 0 is its.
     """
-    last = keys - 1
-    if rows < keys and mask is None and rows > 1 and implementation == "sdpa":
+    last = key.shape[2] - 1
+    if rows <= last and mask is None and rows > 1 and implementation == "sdpa":
         last = rows - 1  # it leaves the mask out where the cache was empty
-    elif rows < keys and mask is not None and mask.ndim == 4:
-        last = int(_visible(mask[:, 0, -1, :keys]).any(0).nonzero().max())
+    elif rows <= last and mask is not None and mask.ndim == 4:
+        seen = _visible(mask[:, 0, -1, : last + 1]).any(0).nonzero()[:, 0]
+        gaps = len(seen) <= int(seen[-1] - seen[0])
+        last = int(key.any(-1).any(1).any(0).nonzero().max() if gaps else seen[-1])
     return range(last + 1 - rows, last + 1)
 
 
 def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
-    """Which rows are tokens, not padding, as far as the mask says: a token sees itself."""
+    """Which rows are tokens, not padding, as far as the mask says: a token sees itself.
+
+    Under a sparse mask, where later rows see again what a row does not, it sees any key.
+    """
     if mask is None:
         return torch.ones(1, len(own), dtype=torch.bool)
     if mask.ndim == 2:  # of keys alone, as flash attention takes it
         return mask[:, own.start : own.stop].bool()
-    return _visible(mask[:, 0, :, own.start : own.stop]).diagonal(dim1=1, dim2=2)
+    visible = _visible(mask[:, 0, : len(own)])
+    seen = visible[..., own.start : own.stop]
+    itself = seen.diagonal(dim1=1, dim2=2)
+    if bool(itself.all()):
+        return itself
+    sparse = len(own) == 1 or bool((~seen[:, :-1] & seen[:, 1:]).tril().any())
+    return visible.any(-1) if sparse else itself
 
 
 def visible_keys(

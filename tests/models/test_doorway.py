@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from types import MethodType
 
 import numpy as np
@@ -19,8 +20,10 @@ from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModelForCausalLM,
+    DynamicCache,
     LlamaForCausalLM,
     PreTrainedModel,
+    StaticCache,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
@@ -122,6 +125,33 @@ def small(kind: str, more: dict[str, object], implementation: str) -> PreTrained
     config = CONFIG_MAPPING[kind](**sizes | more)
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
+
+
+@torch.no_grad()
+def test_rows_that_do_not_see_their_own_key_are_rows_all_the_same():
+    """Under a mask of the top keys: in steps on a cache, and in the mean of a batch."""
+    model, ids = small("deepseek_v32", TOP_K, "eager"), tokens()
+    for cache in (DynamicCache, partial(StaticCache, max_cache_len=LENGTH + 5)):
+        past = cache(config=model.config)
+        for begin, end in ((0, 20), (20, 25), *((n, n + 1) for n in range(25, LENGTH))):
+            maps: list[torch.Tensor] = []
+            with rl.observe(model, lambda call, _: maps.append(attention_map(call))):  # noqa: B023
+                result = model(ids[:, begin:end], past_key_values=past, output_attentions=True)
+            for ours, true in zip(maps, result.attentions, strict=True):
+                torch.testing.assert_close(ours, true[..., :end], rtol=0, atol=1e-5)
+    calls: list[AttentionCall] = []
+    read: list[torch.Tensor] = []
+    projection = model.model.layers[0].self_attn.o_proj
+    with as_subject(model).observe(calls.append):
+        logits(model, ids)
+    assert not calls[0].visible.diagonal(dim1=1, dim2=2).all()
+    with projection.register_forward_pre_hook(lambda _, args: read.append(args[0])):
+        for to in ("mean", "resample"):
+            with rl.silence_heads(model, "0.*", to=to):
+                logits(model, ids)
+    expected = calls[0].output.flatten(2)
+    torch.testing.assert_close(read[1][0, 0], expected.mean((0, 1)))
+    assert torch.equal(read[3], expected.flip(0))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
