@@ -58,7 +58,7 @@ def output_projections(subject: Subject) -> dict[int, nn.Linear]:
     return projections
 
 
-def weight_of(linear: nn.Linear, dtype: torch.dtype) -> Float[Tensor, "out in"]:
+def weight_of(linear: Any, dtype: torch.dtype) -> Float[Tensor, "out in"]:
     """The weights of a linear map, also of one that is quantized, or lies elsewhere.
 
     These are what it gives for unit vectors of `dtype`, the model's.
