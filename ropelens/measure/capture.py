@@ -23,7 +23,7 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
 from ropelens.statistics.call import AttentionCall, write_head, write_values
 from ropelens.statistics.corpus import Corpus
-from ropelens.statistics.variables import CAPTURE, CAPTURE_INDICES, Variable, labelled
+from ropelens.statistics.variables import Variable, labelled, table
 
 LARGEST = 2**31
 """Bytes that a capture may take by default."""
@@ -35,6 +35,36 @@ Token = str | Whole
 """A token by its id, or by its text."""
 
 Seen = TypeVar("Seen")
+
+CAPTURE = table("""
+q_still (head, query, frequency, part) 1: query without its rotation
+k_still (head, key, frequency, part) 1: key without its rotation
+q_norm (head, query, frequency) 1: length of the query in the plane
+k_norm (head, key, frequency) 1: length of the key in the plane
+score (head, query, key) nat: score of the key, before a soft-cap
+contribution (head, frequency, query, key) nat: contribution of the plane to the score
+contrast (head, frequency, query, key) nat: contribution beyond that to the row's other keys
+attention (head, query, key) 1: attention of the query on the key
+value_norm (head, key) 1: length of the value
+write_norm (head, key) 1: length of what the head writes when it reads the key alone
+written_norm (head, query) 1: length of what the head writes
+logit (head, answer, query, key) 1: what reading the key adds to the logit of the answer
+inv_freq (head, frequency) rad/token: angular frequency; negative: clockwise
+wavelength (head, frequency) token: tokens per turn
+scale (head) 1: scale of the scores
+""")
+"""What a capture holds, as `write_head` fills it."""
+
+CAPTURE_INDICES = table("""
+head (head): layer.head
+layer (head): layer of the head
+head_of_layer (head): number of the head in its layer
+query (query) token: position of the query
+key (key) token: position of the key
+query_token (query): token of the query
+key_token (key): token of the key
+answer (answer): token whose logit is looked at
+""")
 
 
 @runtime_checkable

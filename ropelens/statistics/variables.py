@@ -232,25 +232,6 @@ layer_type (layer): what the configuration calls the layer
 """)
 """What a profile says of its planes, its bins of offsets, and excerpts of its text."""
 
-CAPTURE = table("""
-q_still (head, query, frequency, part) 1: query without its rotation
-k_still (head, key, frequency, part) 1: key without its rotation
-q_norm (head, query, frequency) 1: length of the query in the plane
-k_norm (head, key, frequency) 1: length of the key in the plane
-score (head, query, key) nat: score of the key, before a soft-cap
-contribution (head, frequency, query, key) nat: contribution of the plane to the score
-contrast (head, frequency, query, key) nat: contribution beyond that to the row's other keys
-attention (head, query, key) 1: attention of the query on the key
-value_norm (head, key) 1: length of the value
-write_norm (head, key) 1: length of what the head writes when it reads the key alone
-written_norm (head, query) 1: length of what the head writes
-logit (head, answer, query, key) 1: what reading the key adds to the logit of the answer
-inv_freq (head, frequency) rad/token: angular frequency; negative: clockwise
-wavelength (head, frequency) token: tokens per turn
-scale (head) 1: scale of the scores
-""")
-"""What a capture holds, as `write_head` fills it."""
-
 ATTRIBUTION = table("""
 attribution (layer, head, frequency) 1: gradient of the answer times the plane's contributions
 pair_attribution (pair_head, frequency, query, key) 1: the same, for each pair of tokens
@@ -262,17 +243,6 @@ inv_freq (layer, frequency) rad/token: angular frequency; negative: clockwise
 wavelength (layer, frequency) token: tokens per turn
 """)
 """What `attribute_planes` gives; `attribution` and `dropped` are in units of the answer."""
-
-CAPTURE_INDICES = table("""
-head (head): layer.head
-layer (head): layer of the head
-head_of_layer (head): number of the head in its layer
-query (query) token: position of the query
-key (key) token: position of the key
-query_token (query): token of the query
-key_token (key): token of the key
-answer (answer): token whose logit is looked at
-""")
 
 EVALUATED = (
     *table("""
