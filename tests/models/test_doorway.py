@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from types import MethodType
 
@@ -30,6 +30,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, eager_atten
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
+from ropelens.files.progress import Advance, Stage, silent
 from ropelens.measure import passes
 from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
@@ -197,7 +198,11 @@ def test_a_model_that_does_otherwise_while_it_is_observed_is_refused(llama: Llam
 
     layer.self_attn.forward = MethodType(forward, layer.self_attn)
     stages: list[str] = []
-    progress = lambda stage, **_: stages.append(stage) or nullcontext()  # noqa: E731
+
+    def progress(*shown: Stage) -> AbstractContextManager[Advance]:
+        stages.extend(stage.what for stage in shown)
+        return silent()
+
     shown = {"progress": progress}
     for measure, options in (
         (rl.profile, shown),
