@@ -34,6 +34,7 @@ def mean_ablate(
     """
     measurement = Measurement.of(model, tokens, lengths)
     planes = measurement.subject.planes(measurement.text.context, alike=True)
+    measurement.check_looking()
     still = named("q_still", "k_still")
     sums = collect(measurement, planes, statistics=still)
     means: dict[str, dict[int, torch.Tensor]] = {row.name: {} for row in still}
