@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ropelens.edit.rope import placed, stop
 from ropelens.errors import BadArgument, public
@@ -22,7 +23,7 @@ from ropelens.models.rotation import planes_now
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import check_tokens, prompt_tokens
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, Selection
+from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
 from ropelens.rope.turn import by_plane, moved
 from ropelens.statistics.call import AttentionCall
 
@@ -75,7 +76,7 @@ def patch_planes(
         chosen = subject.heads_of(heads)
         rotations: list[Planes] = []  # nothing turns
     else:
-        _, chosen = placed(subject, stop(planes or _none, heads=heads))
+        _, chosen = placed(subject, stop(planes or PlaneNumbers(()), heads=heads))
         rotations = [layer.planes for layer in subject.rotations()]
     taken = take(subject, _read(subject, source), chosen, rotations)
     patch = Patch(
@@ -83,10 +84,6 @@ def patch_planes(
     )
     with subject.silence(patch.outputs) if of == "output" else subject.patch(patch):
         yield
-
-
-def _none(planes: Planes) -> Bool[Tensor, " frequency"]:
-    return torch.zeros(len(planes.inv_freq), dtype=torch.bool)
 
 
 def _read(subject: Subject, source: Source) -> Int[Tensor, "sequence position"]:
@@ -201,8 +198,9 @@ class Patch:
         if side != "value":
             angle = _angles(positions, now)[:, rows] - self.taken.turned[layer][:, source]
             new = moved(new, angle, planes)
-            coordinates = self._coordinates(planes).to(x.device)
-            new = torch.where(coordinates, new, x[:, mine, rows])
+            if self.select is not None:
+                coordinates = pad(self.select(planes), (0, 1))[planes.term_of].to(x.device)
+                new = torch.where(coordinates, new, x[:, mine, rows])
         x = x.clone()
         x[:, mine, rows] = new
         return x
@@ -235,11 +233,3 @@ class Patch:
                 seen=f"{len(vectors)} in the source, {sequences} in the batch",
             )
         return vectors.repeat_interleave(heads // vectors.shape[1], dim=1)
-
-    def _coordinates(self, planes: Planes) -> Bool[Tensor, " coordinate"]:
-        """The coordinates that are patched."""
-        if self.select is None:
-            return torch.ones(planes.head_dim, dtype=torch.bool)
-        chosen = torch.zeros(planes.head_dim, dtype=torch.bool)
-        chosen[planes.first] = chosen[planes.second] = self.select(planes)
-        return chosen

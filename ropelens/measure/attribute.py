@@ -1,9 +1,9 @@
 """How much each plane of each head does for an answer, by the gradient of its scores.
 
-A score is a sum of contributions c_f, a plane each. The gradient of an answer times c_f, summed
-over pairs of tokens, is the gradient along a gate on the plane's queries, which is how it is
-computed here: one backward pass, and no attention matrix. Softmax ignores what all keys of a
-row share, and so does the gradient: its sum over the keys of a row is 0.
+A score is a sum of contributions c_f, a plane each; an attribution is c_f times the gradient of
+an answer by the score. It takes one backward pass, and the attention of a head at a time.
+Softmax ignores what all keys of a row share, and so does the gradient: its sum over the keys of
+a row is 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from ropelens.measure.capture import Prompt, Token, one_sequence, token_id
 from ropelens.models import doorway
 from ropelens.models.doorway import Side
 from ropelens.models.subject import Model, Subject, as_subject
-from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.corpus import Corpus
@@ -81,8 +80,9 @@ def attribute_planes(
     `answer` - `answer_without`, the answer with even attention in these heads. One step is the
     gradient where the model stands, which misses what is saturated.
 
-    Memory is that of a backward pass over one sequence. Raises `BadArgument` for heads or
-    tokens that do not exist and an answer that is not one number, and what `capture` raises.
+    Memory is that of a backward pass over one sequence, and of a head's attention. Raises
+    `BadArgument` for heads or tokens that do not exist and an answer that is not one number,
+    and what `capture` raises.
     """
     subject = as_subject(model, tokenizer)
     tokenizer = tokenizer or subject.tokenizer
@@ -90,15 +90,13 @@ def attribute_planes(
     text = measurement.text
     chosen = subject.heads_of(heads)
     looked_at = subject.heads_of(pairs).nonzero().tolist() if pairs else []
-    planes = subject.planes(text.context)
     number = _number_of(answer, tokenizer, subject.vocabulary)
     answer_of = partial(_answer, subject, text, number)
     facts: dict[str, Any] = {"steps": steps, "answer": answer_of()}
-    total, by_pair = _integrated(subject, text, number, chosen, planes, looked_at, steps)
+    total, by_pair = _integrated(subject, text, number, chosen, looked_at, steps)
+    planes = subject.planes(text.context)
     values = {
-        "attribution": stack(
-            t.where(of[:, None], torch.nan) for t, of in zip(total, chosen, strict=True)
-        ),
+        "attribution": stack(total),
         "inv_freq": stack(torch.atleast_2d(at.term_inv_freq)[0] for at in planes),
         "wavelength": stack(torch.atleast_2d(at.wavelength)[0] for at in planes),
     }
@@ -106,8 +104,7 @@ def attribute_planes(
         names = [f"{layer}.{head}" for layer, head in looked_at]
         values |= {"pair_attribution": stack(by_pair), "pair_head": np.array(names)}
     if steps > 1:
-        none = [torch.zeros_like(of_layer) for of_layer in total]
-        with subject.patch(_gated(none, chosen, planes)):
+        with subject.patch(_scaled(chosen, torch.zeros(()))):
             facts["answer_without"] = answer_of()
     if check:
         attribution = values["attribution"]
@@ -133,57 +130,64 @@ def _integrated(
     text: Corpus,
     number: Number,
     chosen: Bool[Tensor, "layer head"],
-    planes: Sequence[Planes],
     looked_at: Sequence[Sequence[int]],
     steps: int,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Attributions by layer [head, term], and of heads `looked_at` by pair.
+) -> tuple[Float[Tensor, "layer head term"], list[Float[Tensor, "term query key"]]]:
+    """Attributions, and of the heads `looked_at` by pair; NaN where there are none.
 
-    Means over gates that grow from 0 to 1; of one step those where the model stands.
+    Means over scores that grow from 0 to what they are; of one step those where the model is.
     """
-    total: list[Any] = [0.0] * len(planes)
+    planes = subject.planes(text.context)
+    most = max(layer.terms for layer in planes)
+    total = torch.full((*chosen.shape, most), torch.nan)
     by_pair: list[Any] = [0.0] * len(looked_at)
     for size in [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]:
-        gates = [
-            torch.full((subject.heads, at.terms), size, requires_grad=True) for at in planes
-        ]
-        gated = _gated(gates, chosen, planes)
-        _, along, calls = differentiate(subject, text, number, gates, gated)
-        total = [t + g / steps for t, g in zip(total, along, strict=True)]
+        _, of_layers = differentiate(subject, text, number, chosen, size=size)
+        for layer, head in chosen.nonzero().tolist():
+            slope, q, k = _slope(*of_layers[layer], head)
+            along = planes[layer].sum_coordinates((q * (slope @ k)).sum(0)) / size
+            now = total[layer, head, : len(along)].nan_to_num()
+            total[layer, head, : len(along)] = now + along.cpu() / steps
         for at, (layer, head) in enumerate(looked_at):
-            of_pairs = _by_pair(*calls[layer], head, planes[layer]) / size
-            by_pair[at] = by_pair[at] + of_pairs / steps
+            slope, q, k = _slope(*of_layers[layer], head)
+            parts = planes[layer].sum_coordinates(q[:, None] * k)
+            seen = of_layers[layer][0].seen_by(torch.arange(len(q)))[0].to(slope.device)
+            slope = slope.masked_fill(~seen, torch.nan)
+            by_pair[at] += (slope[..., None] * parts).movedim(-1, 0) / size / steps
     return total, by_pair
+
+
+def _slope(call: AttentionCall, of_output: Tensor, head: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The answer's gradient by every score of a head, its queries with the scale, its keys."""
+    call = call.of_heads(torch.tensor([head]))
+    slope = score_gradient(call, of_output[:, :, [head]])[0]
+    return slope, call.scale * call.query[0, 0].to(slope), call.key[0, 0].to(slope)
 
 
 def differentiate(
     subject: Subject,
     text: Corpus,
     number: Number,
-    gates: Sequence[Tensor],
-    gated: doorway.Patch,
-) -> tuple[float, Sequence[Tensor], dict[int, tuple[AttentionCall, Tensor]]]:
-    """The answer, and its gradient along `gates`, which the patch `gated` sets.
+    chosen: Bool[Tensor, "layer head"],
+    *,
+    size: float = 1.0,
+) -> tuple[float, dict[int, tuple[AttentionCall, Tensor]]]:
+    """The answer, and by layer the call and the answer's gradient by what its heads put out.
 
-    By layer also the call, and the answer's gradient by what its heads put out.
+    Scores of `chosen` heads are `size` times what they are.
     """
-    calls: dict[int, AttentionCall] = {}
+    calls: list[AttentionCall] = []
     outputs: dict[int, Tensor] = {}
-
-    def see(call: AttentionCall) -> None:
-        calls[call.layer] = call
 
     def note(layer: int, output: Tensor, real: Tensor, *, past: int) -> None:
         outputs[layer] = output
 
-    blocks = (subject.patch(gated), subject.observe(see), subject.silence(note))
-    with torch.enable_grad(), blocks[0], blocks[1], blocks[2]:
+    scaled = subject.patch(_scaled(chosen, torch.tensor(size, requires_grad=True)))
+    with torch.enable_grad(), scaled, subject.observe(calls.append), subject.silence(note):
         value = number(_logits(subject, text))
-    wanted = [*gates, *outputs.values()]
-    gradients = torch.autograd.grad(value, wanted, materialize_grads=True)
-    of_outputs = zip(outputs, gradients[len(gates) :], strict=True)
-    of_layers = {layer: (calls[layer], g) for layer, g in of_outputs}
-    return float(value.detach()), gradients[: len(gates)], of_layers
+    of_outputs = torch.autograd.grad(value, [*outputs.values()], materialize_grads=True)
+    gradients = dict(zip(outputs, of_outputs, strict=True))
+    return float(value.detach()), {call.layer: (call, gradients[call.layer]) for call in calls}
 
 
 def score_gradient(
@@ -231,28 +235,15 @@ def _logits(subject: Subject, text: Corpus) -> Float[Tensor, "position token"]:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _gated(gates: Sequence[Tensor], chosen: Tensor, planes: Sequence[Planes]) -> doorway.Patch:
-    """A patch that multiplies the planes of queries of the chosen heads by their gates."""
+def _scaled(chosen: Bool[Tensor, "layer head"], size: Float[Tensor, ""]) -> doorway.Patch:
+    """A patch that multiplies the queries of chosen heads; by 1 it changes no bit."""
 
-    def gate(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
+    def scale(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
         if side != "query":
             return x
-        of_layer = gates[layer].where(chosen[layer][:, None], 1.0)
-        return x * of_layer[:, planes[layer].term_of][:, None].to(x)
+        return x * torch.where(chosen[layer], size, 1.0)[:, None, None].to(x)
 
-    return gate
-
-
-def _by_pair(
-    call: AttentionCall, of_output: Tensor, head: int, planes: Planes
-) -> Float[Tensor, "term query key"]:
-    """The gradient of each score of a head times its contributions, by plane."""
-    call = call.of_heads(torch.tensor([head]))
-    slope = score_gradient(call, of_output[:, :, [head]])[0]
-    seen = call.seen_by(torch.arange(len(slope)))[0].to(slope.device)
-    slope = slope.masked_fill(~seen, torch.nan)
-    parts = call.scale * call.query[0, 0, :, None].to(slope) * call.key[0, 0].to(slope)
-    return (slope[..., None] * planes.sum_coordinates(parts)).movedim(-1, 0)
+    return scale
 
 
 def _number_of(answer: Answer, tokenizer: Any, vocabulary: int) -> Number:

@@ -38,7 +38,10 @@ EXCERPT_WEIGHTS, EXCERPT_NUMBERS = 2**24, 2**20
 
 
 def read_excerpts(
-    subject: Subject, pieces: Sequence[Int[Tensor, " _"]], planes: Sequence[Planes]
+    subject: Subject,
+    pieces: Sequence[Int[Tensor, " _"]],
+    planes: Sequence[Planes],
+    tokenizer: TokenNames | None = None,
 ) -> dict[str, np.ndarray]:
     """What the heads compute on short sequences: arrays [excerpt, layer, ...], NaN at the end.
 
@@ -72,7 +75,11 @@ def read_excerpts(
         if not all(torch.equal(one.inv_freq, whole.inv_freq) for one, whole in short):
             query[:] = np.nan
     still = {"query_still": _rounded(query), "key_still": _rounded(key), "scale": scale}
-    return {"attention": attention.astype(np.float32)} | still | _next_tokens(subject, pieces)
+    return (
+        {"attention": attention.astype(np.float32)}
+        | still
+        | _next_tokens(subject, pieces, tokenizer)
+    )
 
 
 def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
@@ -82,35 +89,34 @@ def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 
 
 def _next_tokens(
-    subject: Subject, pieces: Sequence[Int[Tensor, " _"]]
+    subject: Subject, pieces: Sequence[Int[Tensor, " _"]], tokenizer: TokenNames | None
 ) -> dict[str, np.ndarray]:
     """The two tokens that each piece makes likeliest, and the `lead` of the first, in nats.
 
     `score_gradient` is how much every score adds to the lead. Nothing for a model that a
     backward pass cannot go through: kernels without one, weights that are not on a device.
     """
-    gradients, answers, leads = [], [], list[float]()
-    one = torch.ones((), requires_grad=True)  # of weights that are frozen
-
-    def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
-        top = logits[-1].topk(2)
-        answers.append(top.indices.cpu())
-        return top.values[0] - top.values[1]
-
     if any(weight.is_meta for weight in subject.model.parameters()):
         return {}
+    answers, leads, gradients = [], [], []
+    every = torch.ones(subject.layers, subject.heads, dtype=torch.bool)
+
+    def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
+        (first, second), tokens = logits[-1].topk(2)
+        answers.append(token_names(tokens, tokenizer))
+        return first - second
+
     for piece in pieces:
         text = Corpus.of(piece[None], torch.tensor([len(piece)]))
-        run = (subject, text, lead, [one], lambda _, __, x, *___: x * one.to(x))
         try:
-            value, _, calls = differentiate(*run)
+            value, calls = differentiate(subject, text, lead, every)
         except RuntimeError:
             return {}
         leads.append(value)
         slopes = {layer: score_gradient(*of).detach() for layer, of in calls.items()}
         gradients.append(torch.from_numpy(by_layer(slopes, subject.layers)))
-    answer, gradient = torch.stack(answers).numpy(), _rounded(stack(gradients))
-    return {"score_gradient": gradient, "answer": answer, "lead": np.array(leads)}
+    names, gradient = np.array(answers, dtype=object), _rounded(stack(gradients))
+    return {"score_gradient": gradient, "answer": names, "lead": np.array(leads)}
 
 
 def _still(
@@ -211,10 +217,6 @@ def excerpt_variables(
     names = np.full((len(pieces), query.shape[3]), "", dtype=object)
     for row, piece in zip(names, pieces, strict=True):
         row[: len(piece)] = token_names(piece, tokenizer)
-    if "answer" in excerpts:
-        ids = torch.from_numpy(excerpts["answer"])
-        answers = np.array(token_names(ids.flatten(), tokenizer), dtype=object)
-        excerpts = excerpts | {"answer": answers.reshape(ids.shape)}
     values = excerpts | {
         "token": names,
         "length": np.array([len(piece) for piece in pieces]),

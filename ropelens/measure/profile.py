@@ -121,7 +121,7 @@ def profile(
     with show(*stages) as step:
         probe = partial(step, stage=1)
         pieces = check_excerpts(subject.config, excerpts) or chosen_excerpts(measurement)
-        read = read_excerpts(subject, pieces, planes)
+        read = read_excerpts(subject, pieces, planes, tokenizer)
         probe(EXCERPTED)
         answers = repeated.measure(probe)
         if fits is None:

@@ -146,6 +146,7 @@ def _run(
     for at, distance in enumerate(apart):
         last = at + 1 == len(apart)
         further = torch.from_numpy(far) if last else torch.tensor([float(apart[at + 1])])
+        beyond = extrapolated if last else foretold[..., at + 1 : at + 2]
         for draw in range(draws):
             tokens = two_copies(measurement, distance, copied, draw)
 
@@ -157,19 +158,14 @@ def _run(
             for layer, shares in look(subject, tokens, see).items():
                 place: Any = (draw, layer, chosen[layer].numpy())
                 share[*place, at] = shares[:, 0]
-                if last:
-                    extrapolated[place] = shares[:, 1:]
-                else:
-                    foretold[*place, at + 1] = shares[:, 1]
+                beyond[place] = shares[:, 1:]
             progress(tokens.numel())
-    intervals = np.full((3, *shape[1:]), np.nan)
-    for place in np.argwhere(np.isfinite(share[0])):
-        intervals[:, *place] = paired_interval(share[:, *place])
+    mean, low, high = np.apply_along_axis(paired_interval, 0, share)
     return {
         "found_by_draw": np.moveaxis(share, 0, -1),
-        "found_share": intervals[0],
-        "found_low": intervals[1].clip(0, 1),
-        "found_high": intervals[2].clip(0, 1),
+        "found_share": mean,
+        "found_low": low.clip(0, 1),
+        "found_high": high.clip(0, 1),
         "foretold_share": foretold.mean(0),
         "extrapolated_share": extrapolated.mean(0),
     }

@@ -271,34 +271,22 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     }
 
 
-FINE = 127
-"""Steps from the smallest gradient that the script gets to the largest, of one ratio."""
-
-SMALLEST = 3e-4
-"""The smallest, as a share of the largest: smaller ones are 0."""
-
-
 def _lead(excerpt: xr.Dataset, count: int, known: np.ndarray) -> dict[str, Any] | None:
-    """What comes of an excerpt: the likeliest next token, its lead, and what scores add to it.
+    """What comes of an excerpt: the likeliest next tokens, the lead, and what scores add to it.
 
     The gradients are those of the `known` heads, in their order, by cell as in
-    `attention_bytes`: of `step` n it is `largest` times `ratio` to the power of 127 - |n|.
+    `attention_bytes`: a byte n stands for `largest` times the square of (n - 127) / 127, with
+    the sign of n - 127.
     """
     if "excerpt_score_gradient" not in excerpt:  # the model has none
         return None
     gradient = excerpt["excerpt_score_gradient"].values[..., :count, :count]
     cells = np.nan_to_num(gradient[known][:, np.tril(np.ones((count, count), bool))])
-    largest = max(float(np.abs(cells).max()), 1e-30)
-    ratio = SMALLEST ** (1 / (FINE - 1))
-    size = np.maximum(np.abs(cells) / largest, SMALLEST / 2)
-    step = np.sign(cells) * np.round(FINE - np.log(size) / np.log(ratio)).clip(0)
-    return {
-        "words": [visible_token(str(token)) for token in excerpt["excerpt_answer"].values],
-        "nats": float(excerpt["excerpt_lead"]),
-        "steps": packed((step + FINE).astype(np.uint8)),
-        "largest": largest,
-        "ratio": ratio,
-    }
+    largest = max(float(np.abs(cells).max(initial=0)), 1e-30)
+    steps = 127 + np.round(127 * np.sign(cells) * np.sqrt(np.abs(cells) / largest))
+    words = [visible_token(str(token)) for token in excerpt["excerpt_answer"].values]
+    sent = {"steps": packed(steps.astype(np.uint8)), "largest": largest}
+    return sent | {"words": words, "nats": float(excerpt["excerpt_lead"])}
 
 
 def turned(still: np.ndarray, inv_freq: np.ndarray) -> np.ndarray:

@@ -84,7 +84,7 @@ function slopeOf(query, key, layer, head, model) {
   if (!lead || bandOf(layer, model)) return NaN;
   const cells = lead.steps.shape[1], cell = query * (query + 1) / 2 + key;
   const step = decode(lead.steps)[cells * place[layer][head] + cell] - 127;
-  return step ? Math.sign(step) * lead.largest * lead.ratio ** (127 - Math.abs(step)) : 0;
+  return Math.sign(step) * lead.largest * (step / 127) ** 2;
 }
 
 /** What a pair's push does for the model's next token, in words. */
