@@ -139,29 +139,23 @@ def _integrated(
     """
     planes = subject.planes(text.context)
     most = max(layer.terms for layer in planes)
-    total = torch.full((*chosen.shape, most), torch.nan)
+    total = torch.full((*chosen.shape, most), torch.nan, dtype=torch.float64)
     by_pair: list[Any] = [0.0] * len(looked_at)
     for size in [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]:
         _, of_layers = differentiate(subject, text, number, chosen, size=size)
         for layer, head in chosen.nonzero().tolist():
-            slope, q, k = _slope(*of_layers[layer], head)
+            slope, q, k = score_gradient(*of_layers[layer], head)
             along = planes[layer].sum_coordinates((q * (slope @ k)).sum(0)) / size
             now = total[layer, head, : len(along)].nan_to_num()
             total[layer, head, : len(along)] = now + along.cpu() / steps
         for at, (layer, head) in enumerate(looked_at):
-            slope, q, k = _slope(*of_layers[layer], head)
+            slope, q, k = score_gradient(*of_layers[layer], head)
             parts = planes[layer].sum_coordinates(q[:, None] * k)
             seen = of_layers[layer][0].seen_by(torch.arange(len(q)))[0].to(slope.device)
             slope = slope.masked_fill(~seen, torch.nan)
-            by_pair[at] += (slope[..., None] * parts).movedim(-1, 0) / size / steps
+            shrunk = size if chosen[layer, head] else 1.0
+            by_pair[at] += (slope[..., None] * parts).movedim(-1, 0) / shrunk / steps
     return total, by_pair
-
-
-def _slope(call: AttentionCall, of_output: Tensor, head: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The answer's gradient by every score of a head, its queries with the scale, its keys."""
-    call = call.of_heads(torch.tensor([head]))
-    slope = score_gradient(call, of_output[:, :, [head]])[0]
-    return slope, call.scale * call.query[0, 0].to(slope), call.key[0, 0].to(slope)
 
 
 def differentiate(
@@ -191,21 +185,21 @@ def differentiate(
 
 
 def score_gradient(
-    call: AttentionCall, of_output: Float[Tensor, "1 row head feature"]
-) -> Float[Tensor, "head row key"]:
-    """The gradient of an answer by every score of a call, from that by its outputs.
+    call: AttentionCall, of_output: Float[Tensor, "1 row heads feature"], head: int
+) -> tuple[Float[Tensor, "row key"], Float[Tensor, "row coordinate"], Tensor]:
+    """The gradient of an answer by every score of a head; its queries with the scale, its keys.
 
     With attention A, outputs o = A v and g the answer's gradient by o, the gradient of a score
     is A (g . v - g . o).
     """
-    call = call.of_heads(torch.arange(call.query.shape[1]))
-    attention = attention_map(call)[0]
-    q, k, v = (x[0].to(attention) for x in (call.query, call.key, call.value))
-    g, output = (x[0].transpose(0, 1).to(attention) for x in (of_output, call.output))
-    slope = attention * (g @ v.mT - (g * output).sum(-1, keepdim=True))
+    call = call.of_heads(torch.tensor([head]))
+    attention = attention_map(call)[0, 0]
+    q, k, v = (x[0, 0].to(attention) for x in (call.query, call.key, call.value))
+    g, output = (x.to(attention) for x in (of_output[0, :, head], call.output[0, :, 0]))
+    slope, q = attention * (g @ v.mT - (g * output).sum(-1, keepdim=True)), call.scale * q
     if call.softcap is not None:
-        slope = slope * (1 - (call.scale * q @ k.mT / call.softcap).tanh().square())
-    return slope
+        slope = slope * (1 - (q @ k.mT / call.softcap).tanh().square())
+    return slope, q, k
 
 
 def _dropping(

@@ -113,7 +113,10 @@ def _next_tokens(
         except RuntimeError:
             return {}
         leads.append(value)
-        slopes = {layer: score_gradient(*of).detach() for layer, of in calls.items()}
+        slopes = {
+            layer: torch.stack([score_gradient(*of, head)[0] for head in range(subject.heads)])
+            for layer, of in calls.items()
+        }
         gradients.append(torch.from_numpy(by_layer(slopes, subject.layers)))
     names, gradient = np.array(answers, dtype=object), _rounded(stack(gradients))
     return {"score_gradient": gradient, "answer": names, "lead": np.array(leads)}
