@@ -107,7 +107,7 @@ def plot_kernel(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
     axis = style.log_axis({offset + 1: f"{offset}" for offset in ticks}, range=ends)
     style.set_x(figure, axis, "offset: tokens looked back (tokens, log scale)")
     title = "weight of one offset (% of attention)"
-    figure.update_yaxes(title_text=title, tickformat=".0%", rangemode="tozero")
+    figure.update_yaxes(title_text=title, tickformat=".2~%", rangemode="tozero")
     figure.update_layout(hovermode="x unified", meta=style.DRAWN_FROM_ONE)
     drawn = arrays["kernel_measured"][layer, head]
     return style.note_missing(figure, drawn, "no kernel was fitted to this head")
