@@ -44,8 +44,8 @@ LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 OBSERVED = 2.2
 """Plain passes that take as long as one with all statistics."""
 
-FIT_OPERATIONS = 40.0
-"""Of a cell of attention and two weights of a plane, in fits and surrogates of a layer."""
+FIT_OPERATIONS = 1500.0
+"""Of a cell of attention and a weight of a plane, in fits and 40 surrogates of a layer."""
 
 Progress = Callable[[int], None]
 """Called with the number of tokens done since its last call."""
@@ -145,9 +145,10 @@ def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
     """About how many tokens pass the model while the models of a layer are fitted."""
     subject, context = measurement.subject, measurement.text.context
     parameters = sum(weight.numel() for weight in subject.model.parameters())
-    weights = (2 * max(layer.planes.terms for layer in subject.rotations(context))) ** 2
-    cells = subject.heads * 2 * FOLD_ROWS * context / 2
-    return FIT_OPERATIONS * (1 + surrogates / 40) / 2 * cells * weights / (2 * parameters)
+    weights = 2 * max(layer.planes.terms for layer in subject.rotations(context))
+    cells = subject.heads * FOLD_ROWS * context  # of the rows of both folds: half are seen
+    share = (1 + surrogates / 40) / 2  # half of the time goes into 40 surrogates
+    return FIT_OPERATIONS * share * cells * weights / (2 * parameters)
 
 
 def fit_layers(
