@@ -32,7 +32,6 @@ import torch
 import xarray as xr
 
 import ropelens as rl
-from ropelens.figures.comparison import variant_looks
 from ropelens.statistics.intervals import paired_interval
 
 FIVE = 5
@@ -226,13 +225,22 @@ def one_answer(
     return of, [sentence.replace("-", "−") for sentence in sentences]
 
 
+LOOKS = (
+    *(("#006d9c", "square"), ("#b874ed", "diamond"), ("#935649", "triangle-up")),
+    *(("#fa5d14", "cross"), ("#ae0ee9", "star"), ("#d5794f", "pentagon")),
+)
+"""Colours and markers of lines: those of variants, which all kinds of sight tell apart."""
+
+
 def plot_planes(of: xr.Dataset) -> go.Figure:
     """A line a head: its attributions by wavelength."""
     figure = go.Figure(layout={"title": "Attribution of one answer to planes", "height": 420})
     places = np.argwhere(of["attribution"].notnull().any("frequency").values)
-    looks = variant_looks([f"{layer}.{head}" for layer, head in places])
-    for (layer, head), (name, (symbol, style)) in zip(places, looks.items(), strict=True):
-        line = {"name": name, "mode": "lines+markers", "line": style, "marker_symbol": symbol}
+    for n, (layer, head) in enumerate(places):
+        again, at = divmod(n, len(LOOKS))
+        color, symbol = LOOKS[at]
+        line = {"name": f"{layer}.{head}", "mode": "lines+markers", "marker_symbol": symbol}
+        line |= {"line": {"color": color, "dash": ("solid", "dash", "dot")[again % 3]}}
         x, y = of["wavelength"][layer].values, of["attribution"][layer, head].values
         turns = np.isfinite(x)
         figure.add_scatter(x=x[turns], y=y[turns], **line)
