@@ -26,6 +26,14 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLAN = "ropelens: plan: "
 RECORD = '{"kind": "analysis", "findings": ["an earlier one"]}'
 NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
+COLUMNS = (
+    "layer,head,label,confidence,positional_fraction,content_fraction,interaction_fraction,"
+    "total_bits,sink_bits,position_bits,content_bits,interaction_bits,offset,offset_low,"
+    "offset_high,top_wavelength,top_share,offset_weight,mean_wavelength,previous_token,"
+    "self_mass,sink_mass,entropy_bits,induction,duplicate_token,planes_to_half,"
+    "share_low,share_high"
+)
+"""The first line of heads.csv."""
 MAIN = "from ropelens.commands.app import main; main()"
 
 
@@ -107,6 +115,13 @@ def few_draws() -> Iterator[None]:
     places = ("ropelens.report.page", "ropelens.measure.tried_claims")
     with mock.patch(f"{places[0]}.ledger", few), mock.patch(f"{places[1]}.ledger", few):
         yield
+
+
+@pytest.fixture
+def pageless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw a page takes longer than to measure a tiny model: there is but its title."""
+    page = "<!doctype html>\n<title>tiny · ropelens</title>"
+    monkeypatch.setattr("ropelens.analysis.analysis.render_page", lambda *_, **__: page)
 
 
 @pytest.fixture

@@ -232,46 +232,39 @@ def _excerpts(
 ) -> dict:
     """Two excerpts, the second half as long; attention follows from queries and keys."""
     layers, heads = kinds.shape
-    planes = int(np.isfinite(wavelength[0]).sum())
-    coordinates, lengths = 2 * wavelength.shape[1], (count, count // 2)
-    query = rng.normal(0, 1, (2, layers, heads, count, coordinates))
-    key = rng.normal(0, 1, (2, layers, kv_heads, count, coordinates))
+    planes, size = int(np.isfinite(wavelength[0]).sum()), 2 * wavelength.shape[1]
+    query = rng.normal(0, 1, (2, layers, heads, count, size))
+    key = rng.normal(0, 1, (2, layers, kv_heads, count, size))
     plain = (kinds == "positional")[None, :, :, None, None]
     query = np.where(plain, query.mean(3, keepdims=True) + 0.2 * query, query)
     query, key = (x.astype(np.float16).astype(np.float32) for x in (query, key))
-    attention = np.full((2, layers, heads, count, count), np.nan, dtype=np.float32)
-    tokens = np.full((2, count), "", dtype=object)
-    for one, length in enumerate(lengths):
-        query[one, :, :, length:], key[one, :, :, length:] = np.nan, np.nan
-        tokens[one, :length] = excerpt_tokens(length)
-        for layer, head in np.ndindex(layers, heads):
-            turns = np.exp(2j * np.pi * np.arange(length)[:, None] / wavelength[layer, :planes])
-            q = _turned(query[one, layer, head, :length], turns)
-            k = _turned(key[one, layer, head * kv_heads // heads, :length], turns)
-            scores = SCALE * (q @ k.conj().T).real
-            scores[np.triu_indices(length, 1)] = -np.inf
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights /= weights.sum(-1, keepdims=True)
-            attention[one, layer, head, :length, :length] = weights
+    turns = np.exp(2j * np.pi * np.arange(count)[:, None] / wavelength[0, :planes])
+    reads = np.arange(heads) * kv_heads // heads
+    q, k = (_turned(x, turns) for x in (query, key[:, :, reads]))
+    scores = SCALE * (q @ k.conj().swapaxes(-1, -2)).real
+    weights = np.exp(scores - scores.max(-1, keepdims=True)) * np.tri(count)
+    attention = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    tokens = np.array([excerpt_tokens(count)] * 2, dtype=object)
+    tokens[1, count // 2 :] = ""
+    for x, axis in ((query, 3), (key, 3), (attention, 3), (attention, 4)):
+        x[1].swapaxes(0, axis - 1)[count // 2 :] = np.nan
     sides = ("excerpt", "layer", "head", "excerpt_query", "excerpt_key", "coordinate")
     return {
         "excerpt_token": (sides[::4], tokens),
-        "excerpt_length": ("excerpt", np.array(lengths)),
+        "excerpt_length": ("excerpt", np.array([count, count // 2])),
         "excerpt_planes": ("layer", np.full(layers, planes)),
         "excerpt_scale": ("layer", np.full(layers, SCALE)),
         "excerpt_attention": (sides[:5], attention),
         "excerpt_query_still": ((*sides[:4], "coordinate"), query),
-        "excerpt_key_still": (
-            ("excerpt", "layer", "kv_head", "excerpt_key", "coordinate"), key
-        ),
-    }  # fmt: skip
+        "excerpt_key_still": (("excerpt", "layer", "kv_head", *sides[4:]), key),
+    }
 
 
 def _turned(still: np.ndarray, turns: np.ndarray) -> np.ndarray:
     """Vectors as complex numbers, planes turned; what does not rotate comes last."""
     count = turns.shape[1]
-    planes = (still[:, :count] + 1j * still[:, count : 2 * count]) * turns
-    return np.concatenate([planes, still[:, 2 * count :]], axis=1)
+    planes = (still[..., :count] + 1j * still[..., count : 2 * count]) * turns
+    return np.concatenate([planes, still[..., 2 * count :]], axis=-1)
 
 
 def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
+import pytest
 import xarray as xr
 from synthetic_profile import synthetic_profile
 
@@ -62,6 +64,17 @@ def synthetic_truncation(
     for name, variable in dataset.variables.items():
         variable.attrs = {"long_name": str(name).replace("_", " "), "units": "1"}
     return named_entries(dataset, cuts, turning)
+
+
+@pytest.fixture(scope="session")
+def small() -> tuple[xr.Dataset, pd.DataFrame]:
+    """A profile of five layers of eight heads, and its table."""
+    return synthetic_profile()
+
+
+@pytest.fixture(scope="session")
+def sweep() -> xr.Dataset:
+    return synthetic_truncation()
 
 
 def _losses(total: np.ndarray, sequences: int, context: int, rng: np.random.Generator) -> dict:

@@ -28,6 +28,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.usefixtures("pageless")
 def test_what_is_stopped_goes_on_with_those_that_are_left(
     run: Path, text: Path, tmp_path: Path, ropelens: Command
 ) -> None:

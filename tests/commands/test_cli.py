@@ -13,20 +13,13 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from cli_runs import NAMES, PLAN, Command
+from cli_runs import COLUMNS, NAMES, PLAN, Command
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.paths import BUNDLED, bundled_path
 
-COLUMNS = (
-    "layer,head,label,confidence,positional_fraction,content_fraction,interaction_fraction,"
-    "total_bits,sink_bits,position_bits,content_bits,interaction_bits,offset,offset_low,"
-    "offset_high,top_wavelength,top_share,offset_weight,mean_wavelength,previous_token,"
-    "self_mass,sink_mass,entropy_bits,induction,duplicate_token,planes_to_half,share_low,"
-    "share_high"
-)
 HEAD = ("layer", "head")
 DIMS = {
     "q_norm": (*HEAD, "frequency"),
@@ -123,6 +116,7 @@ def test_profile_nc_has_the_promised_names_and_says_what_was_run(
     assert shlex.split(attrs["command"]) == ["ropelens", *map(str, args)]
 
 
+@pytest.mark.usefixtures("pageless")
 def test_run_json_says_enough_to_run_it_again(
     ropelens: Command, analyzed: Path, model: Path
 ) -> None:
@@ -149,6 +143,7 @@ def test_run_json_says_enough_to_run_it_again(
     assert again == record
 
 
+@pytest.mark.usefixtures("pageless")
 def test_a_context_beyond_the_model_warns_in_one_line_and_goes_on(
     ropelens: Command, model: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -191,6 +186,7 @@ def test_the_plan_says_what_would_run_and_measures_nothing(
     assert "model   bundled:rope, 6 layers" in ropelens("analyze", "--plan").out
 
 
+@pytest.mark.usefixtures("pageless")
 def test_transformer_lens_gives_the_same_heads(
     ropelens: Command, analyzed: Path, model: Path, text: Path, tmp_path: Path
 ) -> None:

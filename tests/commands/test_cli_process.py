@@ -26,6 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("models") / "model")
 
 
+@pytest.mark.usefixtures("pageless")
 def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(
     model: Path, tmp_path: Path, ropelens: Command
 ) -> None:

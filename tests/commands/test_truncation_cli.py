@@ -139,6 +139,7 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     assert found.provenance["command"] == found.truncation.attrs["command"]
 
 
+@pytest.mark.usefixtures("pageless")
 def test_a_sweep_with_other_options_is_not_replaced(
     ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path
 ) -> None:

@@ -93,15 +93,6 @@ def test_stopped_planes_are_those_of_a_model_whose_own_stand_still(name: str):
         assert (edited - expected).abs().max() < 1e-5 * plain.abs().max()
 
 
-@pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
-def test_as_many_planes_are_kept_as_transformers_keeps(head_dim: int):
-    planes = Planes(1e4 ** (-torch.arange(0, head_dim, 2) / head_dim), head_dim, "half")
-    for p in (tenths / 10 for tenths in range(11)):
-        expected = int(p * head_dim // 2)
-        assert int((~rl.Slowest(1 - p)(planes)).sum()) == expected
-        assert int((~rl.Fastest(1 - p)(planes)).sum()) == expected
-
-
 @pytest.mark.parametrize("name", ["nanochat", "glm", "gpt_neox", "deepseek_v3", "cohere"])
 def test_rescaled_planes_keep_their_direction(name: str):
     """Clockwise, in part of a head, paired either way: all of them at half their speed."""

@@ -27,6 +27,7 @@ from ropelens.figures.comparison import (
     plot_loss_change,
     plot_position_loss,
 )
+from ropelens.figures.edits import MEASURES
 from ropelens.figures.head import kernel_arrays, pair_figure
 from ropelens.figures.heads import claim_title, plot_budget_triangle
 from ropelens.figures.inputs import kv_heads
@@ -59,29 +60,6 @@ SHAPES = {"small": {}, "partial rotary": LARGE | {"unrotated": True, "context": 
 @pytest.fixture(scope="module", params=SHAPES)
 def measured(request: pytest.FixtureRequest) -> tuple[xr.Dataset, pd.DataFrame]:
     return synthetic_profile(**SHAPES[request.param])
-
-
-@pytest.fixture(scope="module")
-def small() -> tuple[xr.Dataset, pd.DataFrame]:
-    return synthetic_profile()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_axis_names_its_unit_and_nothing_is_changed(family, measured):
-    profile, heads = measured
-    before, table = profile.copy(deep=True), heads.copy(deep=True)
-    figure = FAMILIES[family](profile, heads)
-    assert figure.data
-    titles = [axis.title.text for axis in figure.select_xaxes() if axis.title.text]
-    titles += [axis.title.text for axis in figure.select_yaxes() if axis.visible is not False]
-    if family == "triangle":
-        ternary = figure.layout.ternary
-        titles = [axis.title.text for axis in (ternary.aaxis, ternary.baxis, ternary.caxis)]
-    for title in titles:
-        assert re.search(r"\(.+\)$", title), f"{title!r} has no unit"
-    assert figure.to_json()  # what the page needs of it
-    xr.testing.assert_identical(profile, before)
-    pd.testing.assert_frame_equal(heads, table)
 
 
 def test_head_map_holds_the_bits_of_each_head_under_its_label(measured):
@@ -232,7 +210,12 @@ OTHERS: dict[str, tuple[xr.Dataset, Callable[[xr.Dataset], go.Figure]]] = {
     "silenced": (RUNS, lambda _: rl.plot_silenced(pd.DataFrame(columns=SILENCED))),
 }
 PLOTS = {name: (SMALL[0], lambda ds, f=f: f(ds, heads_of(ds))) for name, f in FAMILIES.items()}
-PLOTS |= OTHERS
+SWEPT = {
+    "shares": (SWEEP, lambda ds: rl.plot_truncation(ds, measures=tuple(MEASURES))),
+    "bands": (SWEEP, lambda ds: rl.plot_truncation(ds, by="band")),
+    "head of a sweep": OTHERS["head of a sweep"],
+}
+AXES, PLOTS = PLOTS | SWEPT, PLOTS | OTHERS
 
 
 def heads_of(profile: xr.Dataset) -> pd.DataFrame:
@@ -242,6 +225,24 @@ def heads_of(profile: xr.Dataset) -> pd.DataFrame:
     numbers = heads.columns.drop(["layer", "head", "label"])
     heads.loc[~known, numbers] = np.nan
     return heads
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_every_axis_names_its_unit_and_nothing_is_changed(name: str):
+    data, plot = AXES[name]
+    before, table = data.copy(deep=True), SMALL[1].copy(deep=True)
+    figure = FAMILIES[name](*SMALL) if name in FAMILIES else plot(data)
+    titles = [axis.title.text for axis in figure.select_xaxes() if axis.title.text]
+    titles += [axis.title.text for axis in figure.select_yaxes() if axis.visible is not False]
+    if name == "triangle":
+        ternary = figure.layout.ternary
+        titles = [axis.title.text for axis in (ternary.aaxis, ternary.baxis, ternary.caxis)]
+    for title in titles:
+        unit = re.search(r"\(.+\)$", title) or "label as it is" in title
+        assert unit, f"{title!r} has no unit"
+    assert figure.to_json()  # what the page needs of it
+    xr.testing.assert_identical(data, before)
+    pd.testing.assert_frame_equal(SMALL[1], table)
 
 
 @pytest.mark.parametrize("name", PLOTS)

@@ -10,36 +10,13 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.figures.edits import MEASURES
 from ropelens.figures.truncated_heads import plot_head_truncation
 from ropelens.figures.wavelengths import marks
 from ropelens.measure.truncation_table import summarize_truncation
 
-FAMILIES = {
-    "shares": rl.plot_truncation,
-    "all measures": lambda ds: rl.plot_truncation(ds, measures=tuple(MEASURES)),
-    "bands": lambda ds: rl.plot_truncation(ds, by="band"),
-    "one head": lambda ds: plot_head_truncation(ds, layer=1, head=2),
-}
-
-
-@pytest.fixture(scope="module")
-def sweep() -> xr.Dataset:
-    return synthetic_truncation()
-
 
 def named(figure: go.Figure, name: str) -> list:
     return [trace for trace in figure.data if trace.name == name]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_axis_has_a_name_with_its_unit_and_nothing_is_changed(sweep, family):
-    before = sweep.copy(deep=True)
-    figure = FAMILIES[family](sweep)
-    axes = [*figure.select_xaxes(), *figure.select_yaxes()]
-    for title in [axis.title.text for axis in axes if axis.title.text]:
-        assert "(" in title or "label as it is" in title, title
-    xr.testing.assert_identical(sweep, before)
 
 
 @pytest.mark.parametrize("measure", ["loss", "retrieval"])

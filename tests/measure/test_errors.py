@@ -68,11 +68,20 @@ def test_tokens_and_seeds_of_numpy() -> None:
     pd.testing.assert_frame_equal(one, other)
 
 
-def test_a_model_whose_scores_are_not_finite() -> None:
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (torch.nan, "queries or keys that are NaN or infinite(.|\n)*layer 1"),
+        (1e12, "The attention budget of layer 1 cannot be fitted(.|\n)*queries up to"),
+    ],
+)
+def test_a_model_whose_scores_are_no_numbers(factor: float, words: str) -> None:
     model = tiny("llama_gqa")
+    attention = model.model.layers[1].self_attn
     with torch.no_grad():
-        model.model.layers[1].self_attn.q_proj.weight[0, 0] = torch.nan
-    with pytest.raises(UnsupportedModel, match="queries or keys that are NaN or infinite"):
+        for projection in (attention.q_proj, attention.k_proj):
+            projection.weight *= factor
+    with pytest.raises(UnsupportedModel, match=words):
         rl.profile(model, TOKENS)
 
 

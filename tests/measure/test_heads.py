@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+from cli_runs import COLUMNS
 from oracles.tiny import random_tokens, tiny
 from scipy import stats
 
@@ -18,13 +19,6 @@ from ropelens.report.words import cautions, heads_sentences
 from ropelens.statistics.labels import GAINS, Thresholds, attention_budget
 from ropelens.statistics.variables import columns
 
-COLUMNS = (
-    "layer,head,label,confidence,positional_fraction,content_fraction,interaction_fraction,"
-    "total_bits,sink_bits,position_bits,content_bits,interaction_bits,offset,offset_low,"
-    "offset_high,top_wavelength,top_share,offset_weight,mean_wavelength,previous_token,"
-    "self_mass,sink_mass,entropy_bits,induction,duplicate_token,planes_to_half,"
-    "share_low,share_high"
-)
 Gains = tuple[float, float, float, float, float]
 POSITIONAL: Gains = (1.0, 0.0, 1.0, 0.0, 1.0)  # total, S, P, C, B
 SEMANTIC: Gains = (1.0, 0.0, 0.0, 1.0, 1.0)

@@ -11,8 +11,6 @@ import torch
 import xarray as xr
 from oracles.tiny import tiny
 from tiny_checkpoints import tiny_llama
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
 from ropelens.analysis.options import Options
@@ -42,29 +40,6 @@ def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
 
 
 # Which planes.
-
-
-@pytest.mark.parametrize("planes", [6, 64])
-@pytest.mark.parametrize("share", [0, 0.1, 0.7, 0.9, 1])
-def test_the_slow_end_is_what_transformers_calls_proportional(
-    planes: int, share: float
-) -> None:
-    config = LlamaConfig(
-        hidden_size=4 * 2 * planes,
-        num_attention_heads=4,
-        rope_parameters={
-            "rope_type": "proportional",
-            "rope_theta": 10_000.0,
-            "partial_rotary_factor": share,
-        },
-    )
-    inv_freq, _ = ROPE_INIT_FUNCTIONS["proportional"](config, device="cpu")
-    still = tuple((inv_freq == 0).nonzero().ravel().tolist())
-    cuts = plan([turning(planes)], keep=[share])
-    slow, fast = (of_kind(cuts, end) for end in ("slow", "fast"))
-    assert [cut.stopped for cut in slow] == ([(still,)] if still else [])
-    fastest = tuple(range(len(still)))
-    assert [cut.stopped for cut in fast] == ([(fastest,)] if still else [])
 
 
 def test_a_sweep_is_named_by_what_really_rotates() -> None:

@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 import xarray as xr
 from scipy import stats
-from synthetic_truncation import synthetic_truncation
 
 from ropelens.measure.truncation_table import COLUMNS, best_head, summarize_truncation
-
-
-@pytest.fixture(scope="module")
-def sweep() -> xr.Dataset:
-    return synthetic_truncation()
 
 
 def test_the_summary_has_a_row_an_edit(sweep: xr.Dataset) -> None:

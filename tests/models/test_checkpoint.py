@@ -133,6 +133,10 @@ def not_a_number(weights: dict[str, torch.Tensor]) -> None:
     weights["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
 
 
+def integers(weights: dict[str, torch.Tensor]) -> None:
+    weights.update({name: weight.view(torch.int32) for name, weight in weights.items()})
+
+
 def t5() -> T5ForConditionalGeneration:
     sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 16}
     return T5ForConditionalGeneration(T5Config(num_layers=1, num_heads=4, **sizes))
@@ -171,6 +175,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "NaN": (
         lambda f: edit_weights(f, not_a_number),
         ["does not run in torch.float32", "logits are NaN or infinite", "another dtype"],
+    ),
+    "integers": (
+        lambda f: edit_weights(f, integers),
+        ["weight is I32, and config.json states no quantization"],
     ),
     "pickle": (only_pickle, ["no model.safetensors", "run any code", "save_pretrained(NEW"]),
     "missing shard": (lose_a_shard, ["index.json cannot be read", "missing"]),

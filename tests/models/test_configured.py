@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
 import pytest
-import torch
-from oracles.tiny import SUPPORTED, tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
@@ -60,11 +57,3 @@ def test_a_base_beside_that_of_rope_parameters(tmp_path: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="rope_theta 500000, beside another"):
         rl.measure_rope(model)
-
-
-@pytest.mark.parametrize("name", SUPPORTED)
-def test_families_rotate_as_their_configurations_ask(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        torch.manual_seed(0)
-        rl.measure_rope(tiny(name))

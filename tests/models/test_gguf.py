@@ -95,13 +95,16 @@ def test_a_file_is_the_model_it_was_made_of(bundled_file: Path, tmp_path: Path) 
 
 
 @needs_smollm2
-def test_a_quantized_file_knows_what_its_model_knows() -> None:
+def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, str]] = []
+    see = lambda *of: seen.append(row_order(*of)) or seen[-1]  # noqa: E731
+    monkeypatch.setattr("ropelens.models.load.row_order", see)
     model, tokenizer = rl.load(FILE)
     tokens = tokenizer("The capital of France is Paris, on the Seine.", return_tensors="pt")
     with torch.no_grad():
         logits = model(tokens.input_ids).logits
     assert tokenizer.decode(logits[0, 4].argmax()) == " Paris"
-    wrong, words = row_order(model, tokenizer)
+    ((wrong, words),) = seen
     as_is, other = map(float, re.findall(r"\d\.\d\d", words))
     assert not wrong
     assert as_is < 2.5 < 3 < other

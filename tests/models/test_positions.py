@@ -7,9 +7,9 @@ import copy
 import numpy as np
 import pytest
 import torch
-from oracles.tiny import random_tokens, tiny
+from oracles.tiny import random_tokens, sighted, tiny
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, DynamicCache
+from transformers import DynamicCache
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
@@ -17,26 +17,6 @@ from ropelens.models.positions import positions
 
 TOKENS = random_tokens(sequences=2, length=24, vocabulary=80)
 EDIT = rl.stop_slowest(0.5)
-
-
-def sighted(kind: str) -> nn.Module:
-    """A tiny model that reads images, whose planes turn with three positions of a token."""
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    text = sizes | {"rope_parameters": rope, "initializer_range": 0.3}
-    eyes = {
-        "depth": 1,
-        "embed_dim": 32,
-        "num_heads": 2,
-        "hidden_size": 64,
-        "out_hidden_size": 64,
-    }
-    special = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92}
-    config = CONFIG_MAPPING[kind](text_config=text, vision_config=eyes, **special)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return AutoModelForImageTextToText.from_config(config).eval()
 
 
 def stopped(model: nn.Module) -> nn.Module:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from oracles.tiny import FAMILIES, SUPPORTED, UNSUPPORTED, not_as_configured, rotations, tiny
+from oracles.tiny import (
+    FAMILIES,
+    SUPPORTED,
+    UNSUPPORTED,
+    not_as_configured,
+    of_kind,
+    rotations,
+    tiny,
+)
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
@@ -176,27 +184,20 @@ def test_planes_of_more_than_half_a_turn_a_token_and_backward_ones():
 
 SCALED = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0}
 SCALED |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 256}
-
-
-def ministral(**more: float) -> nn.Module:
-    sizes = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 1, "head_dim": 16}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
-    config = CONFIG_MAPPING["ministral3"](**sizes, rope_parameters=SCALED | more)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config).eval()
+ministral = partial(of_kind, "ministral3", num_hidden_layers=1, head_dim=16)
 
 
 @pytest.mark.parametrize("context", [128, 4096])
 def test_queries_that_grow_with_position(context: int):
     """Within the context where they do not, and beyond it; against transformers' formula."""
-    model = ministral(llama_4_scaling_beta=0.1)
+    model = ministral(rope_parameters=SCALED | {"llama_4_scaling_beta": 0.1})
     rope = rl.measure_rope(model, context=context)
     expected = get_llama_4_attn_scale(torch.tensor(rope["position"].values)[None], 0.1, 256)
     np.testing.assert_allclose(rope["query_scale"][0], expected.flatten(), rtol=1e-6)
     np.testing.assert_allclose(rope["inv_freq"], rope["inv_freq_stated"], rtol=1e-6)
     assert rl.compare_rope(model, model, context=4096).attrs["verdict"] == "same"
-    without = rl.compare_rope(model, ministral(llama_4_scaling_beta=0.0), context=4096)
+    other = ministral(rope_parameters=SCALED | {"llama_4_scaling_beta": 0.0})
+    without = rl.compare_rope(model, other, context=4096)
     assert without.attrs["verdict"] == "different"
     assert rl.profile(model, torch.arange(600).view(2, 300) % 96, surrogates=0).sizes["layer"]
 
@@ -214,19 +215,6 @@ def test_queries_that_grow_with_their_row():
 
 
 # planes that stand still
-
-
-@pytest.mark.parametrize("factor", [0.0, 0.25, 0.75])
-def test_planes_stopped_by_p_rope(factor: float):
-    """transformers' own p-RoPE: int(p 16 // 2) planes turn, p = 0 is a NoPE model."""
-    rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": factor}
-    model = tiny("llama_proportional", rope_parameters=rope)
-    kept = int(factor * 16 // 2)
-    full = 1e4 ** (-torch.arange(8) / 8)
-    for layer in layers_of(model):
-        torch.testing.assert_close(layer.planes.inv_freq[:kept], full[:kept])
-        assert not layer.planes.inv_freq[kept:].any()
-        assert layer.planes.terms == 8
 
 
 @not_as_configured

@@ -93,8 +93,8 @@ def dense(
     lengths: Sequence[int] | NDArray[np.int64],
     *,
     rotations: Sequence[LayerRotation],
-    bins: Bins | None = None,
-    sinks: NDArray[np.bool_] | None = None,
+    bins: Bins,
+    sinks: NDArray[np.bool_],
 ) -> dict[str, NDArray[Any]]:
     """All statistics of `model` over `tokens` [sequence, position], of which only the first
     `lengths` [sequence] of each count.
@@ -102,14 +102,13 @@ def dense(
     Arrays are [layer, head or kv_head, ...]; the last axis of per-frequency ones holds the
     planes that turn, in the order of `rotations`, then one entry for the coordinates that
     stay put if any layer has some. NaN where a layer has fewer. `offset_mass` is by bin
-    (`bins` [bin, 2]) or, without bins, by offset. Bits are log2; selectivity is in nats.
-    `sinks` [sequence, position] says which keys are sinks; without it position 0 alone.
+    (`bins` [bin, 2]). Bits are log2; selectivity is in nats. `sinks` [sequence, position] says
+    which keys are sinks.
     """
     model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")
     context = tokens.shape[1]
     sums: list[Counter[str]] = [Counter() for _ in rotations]
-    sinks = np.arange(context) == np.zeros((len(tokens), 1)) if sinks is None else sinks
     loss, scales = 0.0, [1.0] * len(sums)
     for row, length, own in zip(tokens, lengths, sinks, strict=True):
         calls, logits = attention_calls(model, row[:length])
@@ -125,8 +124,6 @@ def dense(
             scales[layer] = call.scale
         loss -= float(logits[:-1].log_softmax(-1).gather(1, row[1:length, None]).sum())
     count, rows = int(np.sum(lengths)), int(np.sum(lengths)) - len(lengths)
-    if bins is None:
-        bins = np.arange(context)[:, None] + [0, 1]
     width = max(len(rotation.pairs) for rotation in rotations)
     width += any(len(rotation.rest) for rotation in rotations)
     layers = []

@@ -283,6 +283,31 @@ def tiny(name: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrain
     return model.eval()
 
 
+def of_kind(kind: str, *, how: str = "eager", **config: Any) -> transformers.PreTrainedModel:
+    """One of the type `kind`, of the sizes in `COMMON` where `config` says no other."""
+    sizes = COMMON | {"initializer_range": INITIAL_STD} | config
+    built = transformers.CONFIG_MAPPING[kind](**sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(built, attn_implementation=how)
+    return model.eval()
+
+
+def sighted(kind: str) -> transformers.PreTrainedModel:
+    """One that reads images, whose planes turn with three positions of a token."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    text = COMMON | {"head_dim": 16, "rope_parameters": rope, "initializer_range": INITIAL_STD}
+    text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    eyes = {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "patch_size": 4}
+    eyes |= {"out_hidden_size": 64, "intermediate_size": 32, "num_position_embeddings": 16}
+    eyes |= {"deepstack_visual_indexes": [0]}
+    special = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92}
+    config = transformers.CONFIG_MAPPING[kind](text_config=text, vision_config=eyes, **special)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return transformers.AutoModelForImageTextToText.from_config(config).eval()
+
+
 @pytest.fixture
 def llama() -> transformers.LlamaForCausalLM:
     """The usual one, which a test may change."""

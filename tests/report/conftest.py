@@ -6,10 +6,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Any
 
-import pandas as pd
 import pytest
-import xarray as xr
-from synthetic_profile import synthetic_profile
 
 
 @pytest.fixture(scope="package")
@@ -29,9 +26,3 @@ def browser(driver: Any) -> Iterator[Any]:
     browser = driver.chromium.launch(executable_path=chromium, args=arguments)
     yield browser
     browser.close()
-
-
-@pytest.fixture(scope="package")
-def small() -> tuple[xr.Dataset, pd.DataFrame]:
-    """A profile of five layers of eight heads, and its table."""
-    return synthetic_profile()

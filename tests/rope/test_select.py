@@ -1,11 +1,17 @@
-"""Which heads a list names, held to the list written out."""
+"""Which heads a list names, held to the list written out; how many planes a fraction is."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.errors import BadArgument
-from ropelens.rope.select import heads_by_layer
+from ropelens.models.variants import frequencies
+from ropelens.rope.planes import Planes
+from ropelens.rope.select import Fastest, Slowest, heads_by_layer, plan_cuts, turning
+from ropelens.rope.variants import Shape, parse_variant
 
 
 @pytest.mark.parametrize(
@@ -29,3 +35,24 @@ def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]) -> None:
 def test_what_names_none_is_refused(heads: str) -> None:
     with pytest.raises(BadArgument, match="has no head"):
         heads_by_layer(heads, layers=4, heads_of_layer=3)
+
+
+@pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
+@pytest.mark.parametrize("p", [tenths / 10 for tenths in range(11)])
+def test_as_many_planes_are_kept_as_transformers_keeps(head_dim: int, p: float) -> None:
+    """By selections, sweeps and formulas alike, from the fast end and from the slow one."""
+    rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": p}
+    config = LlamaConfig(head_dim=head_dim, rope_parameters=rope)
+    kept = ROPE_INIT_FUNCTIONS["proportional"](config, device="cpu")[0] != 0
+    inv_freq = 1e4 ** (-torch.arange(0, head_dim, 2) / head_dim)
+    planes = Planes(inv_freq, head_dim, "half")
+    back = kept.flip(0)
+    ends = (("slow", Slowest, "p-rope", kept), ("fast", Fastest, "p-rope-reversed", back))
+    for end, select, name, turns in ends:
+        assert torch.equal(select(1 - p)(planes), ~turns)
+        still = tuple((~turns).nonzero().flatten().tolist())
+        sweep = {"keep": [p], "ends": [end], "bands": 0, "controls": 0, "seed": 0}
+        cuts = [cut for cut in plan_cuts([turning(planes)], **sweep) if cut.kind == end]
+        assert [cut.stopped for cut in cuts] == ([(still,)] if still else [])
+        found, _ = frequencies(parse_variant(f"{name}:{p}"), Shape(head_dim))
+        torch.testing.assert_close(found, inv_freq * turns, rtol=1e-6, atol=0)

@@ -110,24 +110,6 @@ def test_layers_without_rotation_in_a_pattern():
         assert still == [not turns for turns in rotates]
 
 
-@pytest.mark.parametrize("head_dim", [2, 10, 16, 64, 100, 128])
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.25, 0.5, 0.7, 0.75, 0.9, 1.0])
-def test_p_rope_keeps_planes_at_their_frequencies_and_partial_does_not(p: float, head_dim: int):
-    shape, kept = Shape(head_dim), int(p * head_dim // 2)
-    whole, _ = frequencies(parse_variant("rope"), shape)
-    stopped, _ = frequencies(parse_variant(f"p-rope:{p}"), shape)
-    reverse, _ = frequencies(parse_variant(f"p-rope-reversed:{p}"), shape)
-    partial, _ = frequencies(parse_variant(f"partial:{p}"), shape)
-    assert torch.equal(stopped[:kept], whole[:kept])
-    assert not stopped[kept:].any()
-    assert torch.equal(reverse[len(whole) - kept :], whole[len(whole) - kept :])
-    assert not reverse[: len(whole) - kept].any()
-    assert int((partial > 0).sum()) == kept
-    if 1 < kept < len(whole):
-        assert (partial[1:kept] < whole[1:kept]).all()
-        assert partial[kept - 1] == pytest.approx(1e4 ** -((kept - 1) / kept), rel=1e-5)
-
-
 @pytest.mark.parametrize("p", [0.25, 0.5, 0.75, 1.0])
 def test_partial_is_that_of_gpt_neox(p: float):
     """Black et al. 2022, in transformers' own rotary module for it."""
