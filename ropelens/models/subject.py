@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
@@ -29,6 +29,7 @@ from ropelens.models.doorway import (
     wrapped_attention,
 )
 from ropelens.models.judge import Judge
+from ropelens.models.passing import first_token_alone, once, without_dropout
 from ropelens.models.rotation import (
     LayerRotation,
     depends_on_length,
@@ -138,7 +139,7 @@ class Subject:
             # As a list: of a number, Gemma 4 runs its last layers on these rows alone.
             length = tokens.shape[1]
             inputs["logits_to_keep"] = torch.arange(length - last, length, device=self.device)
-        with _without_dropout(self.model):
+        with without_dropout(self.model):
             return self.model(tokens.to(self.device), **inputs, use_cache=False).logits
 
     def _inputs(
@@ -198,7 +199,7 @@ class Subject:
             piece = torch.arange(begin, min(begin + size, context), device=ids.device)
             options = {} if size >= context else {"logits_to_keep": piece}
             # Closed before the piece is given away: who gets it may never come back.
-            with _without_dropout(self.model), _once(self.model.base_model, hidden):
+            with without_dropout(self.model), once(self.model.base_model, hidden):
                 logits = self.model(ids, **inputs, **options).logits
             yield begin, logits
 
@@ -259,7 +260,7 @@ class Subject:
         if kind in self._looked:
             return
         run = partial(self.forward, tokens, hidden=hidden, last=1)
-        with _first_token_alone(self.model):
+        with first_token_alone(self.model):
             plain = run()
             blind: Any = {"observers": (lambda call: None,), "judge": None}
             with self._hooked(lambda hooks: replace(hooks, **blind)):
@@ -384,64 +385,3 @@ def stated_context(config: PreTrainedConfig) -> int | None:
     facts = config.get_text_config().to_dict()
     length = facts.get("max_position_embeddings") or facts.get("n_positions")
     return int(length) if length else None
-
-
-# a model run piece by piece
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """The model without dropout, which is no part of what a head does."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
-def _once(module: nn.Module, results: list[Any]) -> Iterator[None]:
-    """`module` gives its first result of `results` again while the block runs."""
-    own = module.forward
-
-    def first(*args: Any, **kwargs: Any) -> Any:
-        if not results:
-            results.append(own(*args, **kwargs))
-        return results[0]
-
-    with _running(module, first):
-        yield
-
-
-@contextmanager
-def _first_token_alone(model: PreTrainedModel) -> Iterator[None]:
-    """Linear maps outside attention give every token what they give the first, in the block.
-
-    They take most of a pass.
-    """
-    attention = {part for m in attention_modules(model)[1:] for part in m.modules()}
-    with ExitStack() as stack:
-        for module in set(model.modules()) - attention:
-            if type(module).forward is nn.Linear.forward:
-                stack.enter_context(_running(module, partial(_cut_short, module.forward)))
-        yield
-
-
-def _cut_short(run: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
-    return run(input[..., :1, :]).repeat_interleave(input.shape[-2], dim=-2)
-
-
-@contextmanager
-def _running(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """`module` runs `forward` in place of its own while the block runs."""
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
