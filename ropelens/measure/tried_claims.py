@@ -115,13 +115,8 @@ def _of_planes(
     change = (lost["loss"].values[1:] - lost["loss"].values[0]) * weight
     sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(lost["group"].values).sum()
     of_tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
-    arrays = {
-        "tokens": of_tokens[:, 0],
-        "fast_loss": stopped[:, 1:],
-        "long_loss": dropped,
-        "once": np.ones(1),
-    }
-    arrays |= {"slow_loss": np.delete(stopped, 1, axis=1)}
+    arrays = {"tokens": of_tokens[:, 0], "long_loss": dropped, "once": np.ones(1)}
+    arrays |= {"slow_loss": np.delete(stopped, 1, axis=1), "fast_loss": stopped[:, 1:]}
     at = np.argwhere(profile["induction"].values >= INDUCTION)
     if not len(at):
         none = np.full((1, 1 + SETS), np.nan)
