@@ -314,15 +314,6 @@ def test_the_bundled_model_needs_its_fastest_planes_and_not_its_slowest() -> Non
 
 @pytest.mark.slow
 def test_of_forty_random_models_a_claim_holds_in_one_at_most() -> None:
-    tables = [
-        rl.test_claims(
-            random_profile(seed),
-            draws=999,
-            model=random_model(seed),
-            tokens=random_tokens(seed)[:8],
-            tokenizer=Letters(),
-        )
-        for seed in range(40)
-    ]
+    tables = [rl.test_claims(random_profile(seed), draws=999) for seed in range(40)]
     held = sum((table.set_index("claim")["verdict"] == "holds").astype(int) for table in tables)
     assert held.max() <= 1, held
