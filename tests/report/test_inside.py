@@ -111,7 +111,7 @@ def test_a_pair_does_for_the_next_token_what_its_planes_are_attributed(opened, l
     hovers = page.evaluate("document.getElementById('plot-pair').data[0].customdata")
     shown = [float(words.split("<br>")[1].split()[0].replace("−", "-")) for _, words in hovers]
     expected = float(slopes[query, key]) * seen["contrast"].values[:, query, key]
-    np.testing.assert_allclose(shown, expected, rtol=0.05, atol=6e-4)
+    np.testing.assert_allclose(shown, expected, rtol=0.1, atol=6e-4)  # of two digits
     assert abs(expected).max() > 0.01
     words = page.inner_text("#pair-lead")
     assert f"{of.attrs['answer']:.2f} nats ahead of" in words

@@ -1,7 +1,8 @@
 // One query and one key: the text they stand in, each plane's push, and the key moved away.
 const tokensOf = () => page.excerpts[state.excerpt].tokens;
 const code = (i) => Object.assign(document.createElement("code"), { textContent: tokensOf()[i] });
-const nats = (value, digits = 2) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
+const nats = (value, write = (size) => size.toFixed(2)) => (value < 0 ? "−" : "+") + write(Math.abs(value));
+const roughly = (size) => Number(size.toPrecision(2));
 
 function chooseExcerpt(excerpt) {
   const length = page.excerpts[excerpt].tokens.length;
@@ -73,9 +74,9 @@ function tellPair(query, key) {
 }
 
 /** The three planes of the chosen head that do most, in words. */
-const largest = (pushes, digits) => pushes.map((push, plane) => [push, plane]).filter(([push]) => push !== 0)
+const largest = (pushes, write) => pushes.map((push, plane) => [push, plane]).filter(([push]) => push !== 0)
   .sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, 3)
-  .map(([push, plane]) => `${nats(push, digits)} ${plane < page.planes[state.layer]
+  .map(([push, plane]) => `${nats(push, write)} ${plane < page.planes[state.layer]
     ? `from ${span(page.frequencies[state.layer][plane])} tokens` : "from what does not rotate"}`).join(", ");
 
 /** What a nat more of a pair's score adds to the lead of the next token; NaN where planes are stopped. */
@@ -95,7 +96,7 @@ function leadWords(query, key, pair) {
   const [first, second] = lead.words.map((textContent) => Object.assign(document.createElement("code"), { textContent }));
   const [least, sum] = [5e-4, parts.reduce((a, b) => a + b, 0)];
   return ["The model's next token is ", first, `, ${lead.nats.toFixed(2)} nats ahead of `, second, ". To first order, the push on this pair adds ",
-    ...(Math.max(...parts.map(Math.abs)) < least ? ["nothing to that."] : [`${nats(sum, 3)} to that: ${largest(parts, 3)}.`])];
+    ...(Math.max(...parts.map(Math.abs)) < least ? ["nothing to that."] : [`${nats(sum, roughly)} to that: ${largest(parts, roughly)}.`])];
 }
 
 /** A bar a plane, the fastest first: up pushes toward the key, down away. */
@@ -154,7 +155,7 @@ function showText() {
 
 /** Where the attention of a query goes, in words. */
 function lookWords(query, row) {
-  const best = [...row.keys()].filter((i) => row[i] >= 0.005).sort((a, b) => row[b] - row[a]).slice(0, 3);
+  const best = [...row.keys()].filter((i) => row[i] >= 0.005).sort((a, b) => row[b] - row[a]).slice(0, 4);
   const parts = best.flatMap((i, n) => {
     const back = i === query ? "itself" : i === 0 ? "first" : `${query - i} back`;
     return [n ? ", " : "", code(i), ` ${Math.round(100 * row[i])}% (${back})`];
@@ -179,7 +180,7 @@ function showPair(element, layer, head, model) {
   const slope = distance === query - key ? slopeOf(query, key, layer, head, model) : NaN;
   const hovers = shown.map((push, plane) => {
     const frequency = model.frequencies[layer][plane];
-    return [frequency > 0 ? 2 * Math.PI / frequency : Infinity, Number.isFinite(slope) ? `<br>${nats(slope * push, 3)} of the next token's lead` : ""];
+    return [frequency > 0 ? 2 * Math.PI / frequency : Infinity, Number.isFinite(slope) ? `<br>${nats(slope * push, roughly)} of the next token's lead` : ""];
   });
   return Plotly.restyle(element, { x: [own.slice(0, shown.length), score.map((_, d) => d), [distance]],
     y: [shown, score, [score[distance]]], customdata: [hovers, null, null], width: [own.map((x) => 0.3 * x), null, null] }, at);
