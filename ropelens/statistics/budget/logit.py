@@ -22,6 +22,7 @@ coordinates of a head are one more plane.
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +54,8 @@ RIDGE = 0.03
 """Weight of half the squared weights beside a sum over rows: as nats of one row in all."""
 
 TOLERANCE = 5e-4  # share of a head's information that a fit may miss
-CURVATURE_ROWS = 32  # rows whose scores by plane show how the likelihood curves in beta
+CURVATURE_ROWS = 64  # rows whose scores by plane show how the likelihood curves in beta
+CURVATURE_KEYS = 64  # keys of such a row
 CURVATURE_AT = (0, 8, 24)  # steps of a fit at which that is computed
 
 
@@ -168,12 +170,15 @@ def _fit_content(
     first = blocks[0].planes.terms + len(SINKS)
     factor = torch.empty(0)
 
-    def expect(point: Tensor) -> tuple[Tensor, Tensor]:
+    def expect(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         norm, expected = torch.zeros(shape).double(), torch.zeros_like(point).view(*shape, -1)
+        members = active.view(shape).any(0).nonzero()[:, 0]
+        weights = point.view(*shape, has)[:, members]
         for block in blocks:
-            modelled, log_norm = softmax(log_weights(block, point.view(*shape, has)))
-            norm += block.weigh(log_norm)
-            expected += sums(block, modelled, offsets=has > first)
+            part = _members(block, members)
+            modelled, log_norm = softmax(log_weights(part, weights))
+            norm[:, members] += part.weigh(log_norm)
+            expected[:, members] += sums(part, modelled, offsets=has > first)
         return norm.flatten(), expected.flatten(0, 1)
 
     def curvature(step: int, point: Tensor, expected: Tensor) -> Divide:
@@ -202,32 +207,58 @@ def _fit_content(
     )
 
 
+def _members(block: Block, members: Int[Tensor, " member"]) -> Block:
+    """The block of some members of each group of heads that read the same keys."""
+    if len(members) == block.q.shape[2]:
+        return block
+    part = copy(block)
+    part.q, part.q_still = block.q[:, :, members], block.q_still[:, :, members]
+    if block.sink_kind.shape[2] > 1:
+        part.sink_kind = block.sink_kind[:, :, members]
+    return part
+
+
 def covariance(
     blocks: list[Block], weights: Float[Tensor, "kv_head group variable"]
 ) -> Float[Tensor, "kv_head group first first"]:
-    """How log Z curves in beta and sigma: the covariance under P of what they multiply."""
+    """How log Z curves in beta and sigma: the covariance under P of what they multiply.
+
+    It is that of `CURVATURE_KEYS` keys a row, at equal steps of the running sum of P + U: so
+    those that hold much of P are among them, each with its share of P over that of P + U.
+    """
     first = blocks[0].planes.terms + len(SINKS)
     total = weights.new_zeros(*weights.shape[:2], first, first)
     for block in blocks:
-        modelled, _ = softmax(log_weights(block, weights))
-        for sequence, share in enumerate(modelled):
-            features, weight = _features(block, sequence), block.weight[sequence]
-            # about each row's mean, or rounding would leave more than a sharp head has
-            features = features - share[..., None, :] @ features
-            weighted = features * (share * weight[:, None])[..., None]
-            product = weighted.flatten(2, 3).mT @ features.flatten(2, 3)
-            total += product.to("cpu", torch.float64)
+        share, _ = softmax(log_weights(block, weights))
+        seen = share > 0
+        drawn = share + seen / seen.sum(-1, keepdim=True)
+        running = drawn.cumsum(-1)
+        steps = (torch.arange(CURVATURE_KEYS, device=share.device) + 0.5) / CURVATURE_KEYS
+        key = torch.searchsorted(running, running[..., -1:] * steps)
+        part = share.gather(-1, key) / drawn.gather(-1, key)
+        part /= part.sum(-1, keepdim=True)
+        features = _features(block, key)
+        # about each row's mean, or rounding would leave more than a sharp head has
+        features = features - part[..., None, :] @ features
+        weighted = features * (part * block.weight[:, None, None, :, None])[..., None]
+        product = weighted.flatten(3, 4).mT @ features.flatten(3, 4)
+        total += product.to("cpu", torch.float64).sum(0)
     return total
 
 
-def _features(block: Block, sequence: int) -> Float[Tensor, "kv_head group row key first"]:
-    """What beta and sigma multiply at every cell of one sequence."""
-    q, k = block.call.scale * block.q_still[sequence], block.k_still[sequence]
-    by_plane = block.planes.sum_coordinates(q[..., None, :] * k[:, None, None])
-    sinks = by_plane.new_zeros(*by_plane.shape[:4], 1 + len(SINKS))
-    kind = block.sink_kind[sequence].expand(*by_plane.shape[:3], -1)
-    sinks[..., block.sinks, :] = one_hot(kind, 1 + len(SINKS)).to(sinks.dtype)
-    return torch.cat([by_plane, sinks[..., 1:]], dim=-1)
+def _features(
+    block: Block, key: Int[Tensor, "batch kv_head group row drawn"]
+) -> Float[Tensor, "batch kv_head group row drawn first"]:
+    """What beta and sigma multiply at some keys of each row."""
+    k = block.k_still[:, :, None, None].expand(*key.shape[:4], -1, -1)
+    k = k.gather(-2, key[..., None].expand(*key.shape, k.shape[-1]))
+    by_plane = block.planes.sum_coordinates(
+        (block.call.scale * block.q_still)[..., None, :] * k
+    )
+    kind = key.new_zeros(*key.shape[:3], len(block.keys))
+    kind[..., block.sinks] = block.sink_kind[..., 0, :].expand(*key.shape[:3], -1)
+    kind = one_hot(kind.gather(-1, key.flatten(-2)).view_as(key), 1 + len(SINKS))
+    return torch.cat([by_plane, kind[..., 1:].to(by_plane.dtype)], dim=-1)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ cost grows with the context and not with its square.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.statistics.block import CallRows
-from ropelens.statistics.budget.solver import SMOOTH, Divide, Minimum, fit_log_linear
+from ropelens.statistics.budget.solver import (
+    SMOOTH,
+    Divide,
+    Expect,
+    Minimum,
+    fit_log_linear,
+)
 from ropelens.statistics.call import sees
 from ropelens.statistics.corpus import SINKS
 from ropelens.statistics.kernel import bin_of, offset_edges
@@ -165,7 +172,7 @@ def fit_offsets(
     first = observed[:, :kinds]
     start = torch.zeros_like(first)
     of_sinks: dict[str, Any] = {"start": start, "tolerance": tolerance, **given}
-    sink = fit_log_linear(table.expect_sinks, curvature, first, **of_sinks)
+    sink = fit_log_linear(_of_all(table.expect_sinks), curvature, first, **of_sinks)
     point = pad(sink.point, (0, size - kinds))
     sink = replace(sink, point=point.clone())
     value, done = torch.zeros_like(tolerance), torch.zeros_like(tolerance, dtype=torch.bool)
@@ -175,17 +182,22 @@ def fit_offsets(
             if not len(some):
                 break
             position = fit_log_linear(
-                table.of_heads(some).expect,
+                _of_all(table.of_heads(some).expect),
                 curvature,
                 observed[some],
                 start=point[some],
                 tolerance=tolerance[some],
                 max_evaluations=more,
-                memory=1,
+                memory=8,
                 **given,
             )
             point[some], value[some], done[some] = vars(position).values()
     return sink, Minimum(point, value, done)
+
+
+def _of_all(expect: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Expect:
+    """`expect` of all problems: those that are done cost little."""
+    return lambda point, _: expect(point)
 
 
 def offset_curvature(

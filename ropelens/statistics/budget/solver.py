@@ -30,6 +30,10 @@ Divide = Callable[[Tensor], Tensor]
 """Divides gradients [problem, variable] by about the curvature at the current points."""
 
 
+Expect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""log Z and the sums that the model expects at points, of the problems that are active."""
+
+
 @dataclass(frozen=True)
 class Minimum:
     """The weights of each problem and the value there; `done` where the fit has converged."""
@@ -40,7 +44,7 @@ class Minimum:
 
 
 def fit_log_linear(
-    expect: Callable[[Tensor], tuple[Tensor, Tensor]],
+    expect: Expect,
     curvature: Callable[[int, Tensor, Tensor], Divide],
     observed: Float[Tensor, "problem variable"],
     *,
@@ -49,27 +53,26 @@ def fit_log_linear(
     start: Float[Tensor, "problem variable"],
     tolerance: Float[Tensor, " problem"],
     max_evaluations: int = 100,
-    memory: int = 4,
+    memory: int = 24,
 ) -> Minimum:
     """Minimize log Z - `observed` . weights + penalty, in each problem within `tolerance`.
 
-    `expect` gives log Z and the sums that the model expects at a point. The penalty is `ridge`
-    / 2 times the squared weights, and `SMOOTH` times the squared steps between neighbours of
-    those in `smooth`. `curvature(step, point, expected)` gives the division by the curvature,
+    The penalty is `ridge` / 2 times the squared weights, and `SMOOTH` times the squared steps
+    between neighbours of those in `smooth`. `curvature(step, point, expected)` gives the division by the curvature,
     which the last `memory` steps correct. A problem ends when no step promises more than its
     tolerance.
     """
 
-    def evaluate(point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        log_norm, expected = expect(point)
+    def evaluate(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        log_norm, expected = expect(point, active)
         pull = point.clone()
         pull[:, smooth] -= SMOOTH * pad(point[:, smooth].diff(dim=-1), (1, 1)).diff(dim=-1)
         penalty = ridge * (pull * point).sum(-1) / 2
         value = log_norm - (observed * point).sum(-1) + penalty
         return value, expected - observed + ridge * pull, expected
 
-    point = start
-    value, gradient, expected = evaluate(point)
+    point, active = start, torch.ones(len(start), dtype=torch.bool)
+    value, gradient, expected = evaluate(point, active)
     direction, length = -curvature(0, point, expected)(gradient), torch.ones_like(value)
     slope = (gradient * direction).sum(-1)
     active = -slope / 2 > tolerance
@@ -78,7 +81,7 @@ def fit_log_linear(
         if not active.any():
             break
         trial = point + (active * length)[:, None] * direction
-        new_value, new_gradient, expected = evaluate(trial)
+        new_value, new_gradient, expected = evaluate(trial, active)
         rounding = ROUNDING * (1 + value.abs())
         better = active & (new_value <= value + DECREASE * length * slope + rounding)
         moved = better[:, None]

@@ -118,8 +118,8 @@ def _rotate(
     """`x` with each plane turned by an angle."""
     real, imaginary = x[..., planes.first], x[..., planes.second]
     turned = x.clone()
-    turned[..., planes.first] = real * cos - imaginary * sin
-    turned[..., planes.second] = imaginary * cos + real * sin
+    turned[..., planes.first] = torch.addcmul(real * cos, imaginary, sin, value=-1)
+    turned[..., planes.second] = torch.addcmul(imaginary * cos, real, sin)
     return turned
 
 
