@@ -32,7 +32,7 @@ SCORED_ROWS = 2048  # rows that models are scored on, at least, where there are 
 LEAST_SCORED = 32  # rows of each sequence that models are scored on, at least
 LEAST_SHARE = 0.3  # mean attention of the rows behind a key above which it is a sink
 LEAST_ROWS = 16  # rows that such a mean is over, at least
-SURROGATE_CELLS = 2**16  # about as many rows times keys as surrogates are compared on
+SURROGATE_CELLS = 2**16  # rows times context that surrogates are compared on, but 64 rows
 
 
 def scored_rows(text: Corpus) -> int:

@@ -58,9 +58,9 @@ def fit_log_linear(
     """Minimize log Z - `observed` . weights + penalty, in each problem within `tolerance`.
 
     The penalty is `ridge` / 2 times the squared weights, and `SMOOTH` times the squared steps
-    between neighbours of those in `smooth`. `curvature(step, point, expected)` gives the division by the curvature,
-    which the last `memory` steps correct. A problem ends when no step promises more than its
-    tolerance.
+    between neighbours of those in `smooth`. `curvature(step, point, expected)` gives the
+    division by the curvature, which the last `memory` steps correct. A problem ends when no
+    step promises more than its tolerance; then it is no longer active.
     """
 
     def evaluate(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
