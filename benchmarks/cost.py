@@ -11,8 +11,12 @@ and TransformerLens' `run_with_cache`, which only collect, and have yet to compu
 With --large the model has 1.1 billion parameters in bfloat16 (22 layers of width 2,048, 32
 query and 4 key-value heads), 256 rows are looked at, and there is no second table.
 
+With --model there is one table, of processor time: the whole `rl.profile` of any model, and its
+fits and surrogates, beside a plain forward pass of the same sequences. Each runs once.
+
     python benchmarks/cost.py [--others] [--contexts 1024,4096] [--device cuda]
     python benchmarks/cost.py --large [--contexts 1024]
+    python benchmarks/cost.py --model MODEL [--text FILE] [--contexts 512] [--sequences 8]
 
 Takes about 4 minutes on 2 CPU cores (7 with --others or --large).
 """
@@ -37,7 +41,7 @@ import ropelens as rl
 from ropelens.measure.measurement import Measurement
 from ropelens.measure.passes import collect, fit_layers
 from ropelens.measure.tasks import repeats
-from ropelens.models.subject import as_subject
+from ropelens.models.subject import Subject, as_subject
 from ropelens.statistics.budget.held_out import LayerFit
 
 RUNS = 5
@@ -61,9 +65,17 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="1.1 billion parameters, bfloat16")
     parser.add_argument("--contexts", help="[default: 1024,4096; with --large 1024]")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--model", help="whole profiles of this model: a folder, file or Hub id"
+    )
+    parser.add_argument("--text", type=Path, default=SAMPLE, help="with --model")
+    parser.add_argument("--sequences", type=int, default=8, help="with --model")
     arguments = parser.parse_args()
 
     device = torch.device(arguments.device)
+    if arguments.model:
+        Console(width=100).print(whole_profiles(arguments))
+        return
     large = arguments.large
     contexts = arguments.contexts or ("1024" if large else "1024,4096")
     model = (random_llama(**LARGE) if large else random_llama()).to(device)
@@ -90,6 +102,46 @@ def main() -> None:
     Console(width=100).print(table)
     if not large:
         Console(width=100).print(parts_of_a_profile(device))
+
+
+def whole_profiles(options: argparse.Namespace) -> Table:
+    """Processor time of profiles of a model, beside its plain forward pass."""
+    model, tokenizer = rl.load(options.model, device=options.device)
+    documents = rl.read_documents([options.text])
+    table = Table(title=f"{options.model}, {torch.get_num_threads()} threads")
+    for heading in ("sequences", "what", "seconds of CPU", "of plain forward"):
+        table.add_column(heading, justify="left" if heading == "what" else "right")
+    for context in map(int, (options.contexts or "512").split(",")):
+        read = rl.tokenize(documents, tokenizer, context=context)
+        some = slice(options.sequences)
+        costs = cost_of_profile(as_subject(model), read.tokens[some], read.lengths[some])
+        for what, seconds in costs.items():
+            ratio = f"{seconds / costs['plain forward']:.2f}"
+            size = f"{len(read.tokens[some])} x {context:,}"
+            table.add_row(size, what, f"{seconds:.1f}", ratio)
+        table.add_section()
+    return table
+
+
+@torch.no_grad()
+def cost_of_profile(
+    subject: Subject, tokens: torch.Tensor, lengths: torch.Tensor
+) -> dict[str, float]:
+    """Processor time of a profile and of its parts, in seconds: each runs once."""
+    model = subject.model
+    measurement = Measurement.of(subject, tokens, lengths)
+    planes = [layer.planes for layer in subject.rotations(tokens.shape[1])]
+    ways: dict[str, Callable[[], object]] = {
+        "plain forward": lambda: [model(one, use_cache=False) for one in tokens.split(1)],
+        "fits and 40 surrogates": lambda: fit_layers(measurement, planes, surrogates=40),
+        "rl.profile": lambda: rl.profile(model, tokens, lengths=lengths),
+    }
+    seconds = {}
+    for what, way in ways.items():
+        begin = time.process_time()
+        way()
+        seconds[what] = time.process_time() - begin
+    return seconds
 
 
 def parts_of_a_profile(device: torch.device) -> Table:
