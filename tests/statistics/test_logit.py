@@ -13,7 +13,17 @@ from oracles.recording import attention_calls
 from oracles.tiny import random_tokens, rotations, tiny
 
 from ropelens.statistics.block import CallRows
-from ropelens.statistics.budget.logit import RIDGE, SCORES, fit, gains, score, sums
+from ropelens.statistics.budget.logit import (
+    RIDGE,
+    SCORES,
+    averaged,
+    covariance,
+    fit,
+    gains,
+    log_weights,
+    score,
+    sums,
+)
 from ropelens.statistics.budget.offsets import split
 from ropelens.statistics.call import attention_map
 from ropelens.statistics.rows import all_rows
@@ -84,3 +94,30 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         [on_sinks[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1
     )
     torch.testing.assert_close(masses[:, 33:63], by_bin, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "phi"])
+def test_a_few_keys_of_each_row_show_how_the_likelihood_curves(name: str):
+    """Beside the covariance of all keys, in whole matrices."""
+    tokens = random_tokens(sequences=2, length=150)
+    call, planes = observed_calls(tiny(name), tokens)[0]
+    rows, _ = averaged(CallRows(call, all_rows(torch.full((2,), 150)), planes))
+    first, heads = planes.terms + 3, slice(0, rows.k.shape[1])
+    weights = torch.zeros(*rows.row_q.shape[1:3], first).double()
+    weights[..., : planes.terms] = 0.7
+    drawn, true = covariance(list(rows.blocks(heads)), weights), torch.zeros(())
+    for block in rows.blocks(heads):
+        log_p = log_weights(block, weights).clone()
+        products = block.q_still[..., None, :] * block.k_still[:, :, None, None]
+        values = block.planes.sum_coordinates(call.scale * products)
+        at_first = torch.zeros(*values.shape[:-1], 3).index_fill_(-2, block.sinks, 1)
+        at_first[..., 1:] = 0
+        values = torch.cat([values, at_first], dim=-1).double()
+        share = (
+            log_p.double().softmax(-1)[..., None] * block.weight[:, None, None, :, None, None]
+        )
+        mean = (log_p.double().softmax(-1)[..., None] * values).sum(-2, keepdim=True)
+        values = values - mean
+        true = true + ((share * values).flatten(3, 4).mT @ values.flatten(3, 4)).sum(0)
+    error = (drawn - true).flatten(2).norm(dim=-1) / true.flatten(2).norm(dim=-1)
+    assert (error < 0.05).all(), error
