@@ -44,7 +44,7 @@ LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 OBSERVED = 1.6
 """Time of a token with all statistics, beside one of the short passes that come first."""
 
-FIT_OPERATIONS = 1500.0
+FIT_OPERATIONS = 500.0
 """Of a cell of attention and a weight of a plane, in fits and 40 surrogates of a layer."""
 
 Progress = Callable[[int], None]
@@ -146,7 +146,8 @@ def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
     subject, context = measurement.subject, measurement.text.context
     parameters = sum(weight.numel() for weight in subject.model.parameters())
     weights = 2 * max(layer.planes.terms for layer in subject.rotations(context))
-    cells = subject.heads * FOLD_ROWS * context  # of the rows of both folds: half are seen
+    # Of the rows of both folds half are seen; surrogates have fewer rows of longer sequences.
+    cells = subject.heads * FOLD_ROWS * (context + 600)
     share = (1 + surrogates / 40) / 2  # half of the time goes into 40 surrogates
     return FIT_OPERATIONS * share * cells * weights / (2 * parameters)
 
