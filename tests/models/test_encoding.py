@@ -25,8 +25,8 @@ from ropelens.statistics.call import attention_map
 
 LENGTHS = [40, 23, 31]
 FAMILIES = (
-    *("llama_gqa", "mistral_sliding", "gemma2", "gemma4", "gpt_oss", "glm", "deepseek_v3"),
-    "gpt_neox",
+    *("llama_gqa", "llama_yarn", "mistral_sliding", "mixtral", "qwen3", "gemma2", "gemma4"),
+    *("gpt_oss", "phi3", "glm", "deepseek_v3", "gpt_neox"),
 )
 SAME = ("q_norm", "k_norm", "selectivity", "offset_mass", "total_bits", "group_loss")
 SEQUENCES = [
