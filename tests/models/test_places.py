@@ -30,6 +30,8 @@ MAP = {
     "model.rotary_emb": "disk",
     "lm_head": "cpu",
 }
+BACKWARD = ["excerpt_answer", "excerpt_lead", "excerpt_score_gradient"]
+"""What takes a backward pass, which stops at weights that are not on a device."""
 TOKENS = torch.arange(72).reshape(3, 24) * 7 % 40
 
 
@@ -54,7 +56,8 @@ def test_an_offloaded_model_is_measured_and_edited_as_it_is(
     model = OFFLOADED[how](tiny_llama().eval(), tmp_path)
     assert model.device.type == "meta"
     assert devices_of(model) == [device_of(model)] == [CPU]
-    xr.testing.assert_equal(rl.profile(model, TOKENS, surrogates=0), plain)
+    expected = plain.drop_vars(BACKWARD)
+    xr.testing.assert_equal(rl.profile(model, TOKENS, surrogates=0), expected)
     own = tiny_llama().eval()
     with rl.edit_rope(model, "nope"), rl.edit_rope(own, "nope"), torch.no_grad():
         torch.testing.assert_close(model(TOKENS).logits, own(TOKENS).logits)
@@ -77,7 +80,8 @@ def test_a_checkpoint_in_shards_is_spread_as_asked(
     on_disk = model.get_parameter("model.layers.1.mlp.up_proj.weight")
     assert (on_disk.device.type, device_of(model)) == ("meta", CPU)
     found = rl.profile(model, TOKENS, surrogates=0)
-    xr.testing.assert_equal(found.drop_attrs(), plain.drop_attrs())
+    expected = plain.drop_vars(BACKWARD)
+    xr.testing.assert_equal(found.drop_attrs(), expected.drop_attrs())
     model, _ = load(tmp_path, device_map="auto")
     assert devices_of(model) == devices_of_options(Loading(device_map="auto"))
     assert capfd.readouterr() == ("", "")
