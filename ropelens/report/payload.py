@@ -278,7 +278,8 @@ def _lead(excerpt: xr.Dataset, count: int, known: np.ndarray) -> dict[str, Any] 
     `attention_bytes`: a byte n stands for `largest` times the square of (n - 127) / 127, with
     the sign of n - 127.
     """
-    if "excerpt_score_gradient" not in excerpt:  # the model has none
+    nats = float(excerpt.get("excerpt_lead", np.nan))
+    if not np.isfinite(nats):  # no gradient, or logits that overflow
         return None
     gradient = excerpt["excerpt_score_gradient"].values[..., :count, :count]
     cells = np.nan_to_num(gradient[known][:, np.tril(np.ones((count, count), bool))])
@@ -286,7 +287,7 @@ def _lead(excerpt: xr.Dataset, count: int, known: np.ndarray) -> dict[str, Any] 
     steps = 127 + np.round(127 * np.sign(cells) * np.sqrt(np.abs(cells) / largest))
     words = [visible_token(str(token)) for token in excerpt["excerpt_answer"].values]
     sent = {"steps": packed(steps.astype(np.uint8)), "largest": largest}
-    return sent | {"words": words, "nats": float(excerpt["excerpt_lead"])}
+    return sent | {"words": words, "nats": nats}
 
 
 def turned(still: np.ndarray, inv_freq: np.ndarray) -> np.ndarray:
