@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
-from ropelens.errors import public
+from ropelens.errors import BadArgument, public
 from ropelens.measure.truncation_table import best_head, changes_of_edits
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.labels import LABELS
@@ -166,6 +166,11 @@ def paired_changes(values: xr.Dataset | xr.DataArray, group: str = "") -> Any:
     Of a variable [entry, ...] of what `compare` gives: that of the entries of `group`, minus
     that of their pairs; over no `entry` for a baseline, and for a group without pairs.
     """
+    if ("edit" if isinstance(values, xr.Dataset) else "partner") not in values.coords:
+        raise BadArgument(
+            "There is nothing in pairs here.",
+            attempt="what evaluate gave, or a variable of what compare gave, and a group",
+        )
     if isinstance(values, xr.Dataset):
         return changes_of_edits(values)
     partner = values["partner"].values

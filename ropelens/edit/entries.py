@@ -76,8 +76,12 @@ def entries_of(
         silences = [one for one in changes if isinstance(one, Silence)]
         if any(one.subject.model is not subject.model for one in silences):
             raise BadArgument(f"The heads that {name} silences are of another model.")
-        with subject.edit(edit):
-            outputs = [one.outputs() for one in silences]
+        outputs: list[HeadSilence] = []
+        with ExitStack() as blocks:  # a mean is taken under what is open before it
+            blocks.enter_context(subject.edit(edit))
+            for one in silences:
+                outputs.append(one.outputs())
+                blocks.enter_context(subject.silence(outputs[-1]))
         return Entry(name, turned, edit if edit.edits else None, outputs, control_of)
 
     entries = [Entry(NONE, subject.planes(context))]

@@ -123,8 +123,7 @@ def evaluate(
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     if controls:
-        of = [entry.control_of for entry in entries]
-        values["control_of"] = np.array(of, dtype=object)
+        values["control_of"] = np.array([entry.control_of for entry in entries], dtype=object)
     dataset = xr.Dataset(coords=plane_coordinates(entries[0].planes))
     if "loss" in wanted:
         values |= _loss_values(text, edges, classes, measured)

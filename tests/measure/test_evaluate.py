@@ -146,9 +146,11 @@ def test_loss_by_position_sums_to_the_loss():
 def silenced() -> tuple[PreTrainedModel, xr.Dataset]:
     """Silences and edits, alone and together, beside random heads of the same layers."""
     model = tiny("llama_gqa")
+    mean = partial(rl.silence_heads, model, to="mean", tokens=tokens())
     edits = {
-        "silent": rl.silence_heads(model, "0.1,1.0", to="mean", tokens=tokens()),
+        "silent": mean("0.1,1.0"),
         "stopped": rl.stop_slowest(0.5, heads="1.2"),
+        "means": [mean("0.1,1.0"), mean("1.1")],
         "both": [rl.silence_heads(model, "1.0"), rl.stop_slowest(0.5, heads="1.0,1.3")],
         "everywhere": "nope",
     }
@@ -164,6 +166,9 @@ def test_a_silence_among_edits_is_that_of_its_block(silenced: tuple):
             alone = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
         assert (alone["loss"][0] == found["loss"].sel(edit="silent")).all()
     zero, stopped = rl.silence_heads(model, "1.0"), rl.stop_slowest(0.5, heads="1.0,1.3")
+    with block, rl.silence_heads(model, "1.1", to="mean", tokens=tokens()):
+        nested = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
+    assert (nested["loss"][0] == found["loss"].sel(edit="means")).all()
     with zero, zero:
         both = rl.evaluate(model, tokens(), edits={"a": stopped}, measures="loss", batch_size=2)
     assert (both["loss"][1] == found["loss"].sel(edit="both")).all()
@@ -200,6 +205,8 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
     assert table.loc[["none", "everywhere"], "loss_beyond"].isna().all()
     sweep = rl.truncate(tiny("llama_gqa"), tokens(), keep=[0.5], controls=0, measures="loss")
     assert rl.paired_changes(sweep)["kind"].tolist() == ["none", "slow", "fast"]
+    with pytest.raises(BadArgument, match="nothing in pairs"):
+        rl.paired_changes(xr.Dataset(coords={"partner": [0]}), "p-rope")
 
 
 def test_what_cannot_be_silenced_or_controlled_is_refused():
