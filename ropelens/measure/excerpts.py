@@ -74,12 +74,9 @@ def read_excerpts(
         short = zip(subject.planes(length), planes, strict=True)
         if not all(torch.equal(one.inv_freq, whole.inv_freq) for one, whole in short):
             query[:] = np.nan
-    still = {"query_still": _rounded(query), "key_still": _rounded(key), "scale": scale}
-    return (
-        {"attention": attention.astype(np.float32)}
-        | still
-        | _next_tokens(subject, pieces, tokenizer)
-    )
+    arrays = {"attention": attention.astype(np.float32), "query_still": _rounded(query)}
+    arrays |= {"key_still": _rounded(key), "scale": scale}
+    return arrays | _next_tokens(subject, pieces, tokenizer)
 
 
 def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:

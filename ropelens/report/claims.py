@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
@@ -66,7 +67,7 @@ def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
             for claim, words in statements.items()
         },
         ledgers={model: ledger_rows(table[table["model"] == model]) for model in models},
-        pages={name: run.get("page") for name, run in record["runs"].items()},
+        pages={n: quote(run["page"]) for n, run in record["runs"].items() if "page" in run},
         model=record["model"]["name"],
         facts=[plural(len(models), "model")],
         run=[(name, run["facts"]) for name, run in record["runs"].items()],

@@ -78,9 +78,9 @@ def test_the_page_has_each_claim_and_escapes_names(
 def test_rows_link_to_their_figures_on_the_page_of_the_analysis(
     table: pd.DataFrame, profile: xr.Dataset
 ) -> None:
-    run = RECORD["runs"]["toy"] | {"page": '../a "page"/index.html'}
+    run = RECORD["runs"]["toy"] | {"page": '../#1 "page"/index.html'}
     linked = render_claims(table, RECORD | {"runs": {"toy": run}})
-    places = re.findall(r'href="\.\./a &#34;page&#34;/index.html#([\w=-]+)"', linked)
+    places = re.findall(r'href="\.\./%231%20%22page%22/index.html#([\w=-]+)"', linked)
     drawn = [row for row in table["call"] if "plot_" in row]
     assert len(places) == len(drawn) > 9
     assert "#" + places[0] not in render_claims(table, RECORD)  # which knows no such page
