@@ -32,7 +32,8 @@ SCORED_ROWS = 2048  # rows that models are scored on, at least, where there are 
 LEAST_SCORED = 32  # rows of each sequence that models are scored on, at least
 LEAST_SHARE = 0.3  # mean attention of the rows behind a key above which it is a sink
 LEAST_ROWS = 16  # rows that such a mean is over, at least
-SURROGATE_CELLS = 2**16  # rows times context that surrogates are compared on, but 64 rows
+SURROGATE_SEQUENCES = 8
+SURROGATE_ROWS = 256  # rows of so many sequences that surrogates are compared on
 
 
 def scored_rows(text: Corpus) -> int:
@@ -102,9 +103,8 @@ class Sample:
             per_sequence, first = 2 * FOLD_ROWS // len(both), 0
         text = text.part(both, width=text.context)
         rows = sample_rows(text.lengths, count=per_sequence, seed=seed, first=first)
-        some = text.part(slice(_of_a_fold(text.context)), width=text.context)
-        count = min(128, max(64, SURROGATE_CELLS // text.context)) // len(some)
-        compared = sample_rows(some.lengths, count=count, seed=seed)
+        some = text.part(slice(SURROGATE_SEQUENCES), width=text.context)
+        compared = sample_rows(some.lengths, count=SURROGATE_ROWS // len(some), seed=seed)
         return cls(text, rows.without(text.hidden), compared.without(some.hidden))
 
     def fit(
