@@ -71,7 +71,8 @@ def analyzed(
         ended = ropelens("analyze", model, "--text", text, *FEW, "--out", out)
         assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
         lines = ended.err.splitlines()  # a slow machine also says how far it is
-        plan, *findings = (x for x in lines if not x.startswith("measuring: "))
+        stages = ("measuring: ", "probing: ", "fitting the budget: ")
+        plan, *findings = (x for x in lines if not x.startswith(stages))
         assert plan.startswith(PLAN)
         assert re.match(r"Of 8 heads, \d .*\. The claim that positional heads ", findings[0])
         assert 1 <= len(findings) <= 5
