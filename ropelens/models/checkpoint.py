@@ -72,8 +72,8 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
         at = f" at revision {loading.revision}" * bool(loading.revision)
         with explained(
             f"There is no checkpoint called {name:.80}{at}, and no folder here.",
-            "a model of the Hub that is not in the cache needs the network (and "
-            "HF_HUB_OFFLINE unset), a gated one `hf auth login`",
+            "a folder or a GGUF file (a text is --text); a model of the Hub that is not in the "
+            "cache needs the network (and HF_HUB_OFFLINE unset), a gated one `hf auth login`",
         ):
             folder = snapshot_download(
                 name,
@@ -120,6 +120,7 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
                     raise
                 known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
                 raise ValueError(f"no rope_type {error}; there are: {known}") from error
+            empty.tie_weights()  # or embeddings that are the unembedding too count twice
     return config, empty.num_parameters()
 
 

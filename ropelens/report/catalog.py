@@ -98,7 +98,7 @@ PROFILE = (
     PageFigure("norms", lambda profile, *_: planes.plot_norms(profile),
         "Bright cells are planes with long queries or keys, which can push most. Fast planes "
         "are on the left, slow ones on the right; the dotted line is the text's length. Values "
-        "do not rotate: what they show too is not of RoPE.",
+        "do not rotate: a pattern that they show too is not due to RoPE.",
         title="Query, key and value norms, by layer and wavelength", section="model"),
 )
 

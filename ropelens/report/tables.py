@@ -93,8 +93,8 @@ OF_COMPARISON = (
            "the median wavelength through which positional heads select their keys, of planes "
            "that turn", short_count),
     Column("semantic", "semantic", "heads",
-           "heads with as many from the tokens without rotation; all others are mixed, "
-           "sinks or diffuse", mean_count),
+           "heads with at least two thirds of them from what the tokens are; all others are "
+           "mixed, sinks or diffuse", mean_count),
     Column("semantic_wavelength", "semantic\nthrough", "tokens",
            "the median wavelength through which semantic heads select their keys, of planes "
            "that turn", short_count),

@@ -108,7 +108,7 @@ def heads_by_layer(
             raise BadArgument(
                 f"The model has no head {part.strip()!r}{f' that {doing}s' * exist}.",
                 seen=f"layers 0 to {layers - 1}{some}, heads 0 to {heads_of_layer - 1}",
-                attempt='"3.5" for head 5 of layer 3, "4.*" for all of layer 4, "2-6.0,*.5"',
+                attempt='"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"',
             )
         chosen |= able & named
     return chosen
