@@ -43,7 +43,7 @@ def test_claims(
     profile: xr.Dataset,
     *,
     model: Any = None,  # noqa: PT028
-    tokens: Any = None,  # noqa: PT028
+    tokens: Any = (),  # noqa: PT028
     lengths: Any = None,  # noqa: PT028
     documents: Any = None,  # noqa: PT028
     tokenizer: Any = None,  # noqa: PT028
