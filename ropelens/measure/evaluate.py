@@ -269,7 +269,7 @@ def _on_text(
             also=compare,
         )
     by_bin = sum_bins(losses[:, 1:].where(text.predicted[:, 1:], 0.0), edges - 1)
-    splits = _splits(text, classes)
+    splits = _splits(text, sets)
     by_split = losses[:, None].where(splits, 0.0).sum(2)
     rows = batch.rows.by_position(sets.shape[2])[:, None].where(sets, 0.0).sum((0, 2))
     return Measured(sums, torch.cat([by_bin, by_split], dim=1), change, rows)
@@ -285,10 +285,10 @@ def _sets(
 
 
 def _splits(
-    text: Corpus, classes: Mapping[str, Int[Tensor, " id"]]
+    text: Corpus, sets: Bool[Tensor, "sequence set position"]
 ) -> Bool[Tensor, "sequence split position"]:
-    """Predicted tokens that their sequence had before, and those of each class."""
-    of_classes = _sets(text, classes)[:, 1:] & text.predicted[:, None]
+    """Predicted tokens that their sequence had before, and those of each class: see `_sets`."""
+    of_classes = sets[:, 1:] & text.predicted[:, None]
     return torch.cat([text.seen_before[:, None], of_classes], dim=1)
 
 
@@ -312,7 +312,8 @@ def _loss_values(
     of_sequences = sum_bins(text.predicted[:, 1 : text.context].long(), edges - 1)
     in_bins, far = by_group(of_sequences, text.group), (edges[:-1] >= text.context / 2).numpy()
     far_tokens = of_sequences.numpy()[:, far].sum(1)
-    predicted, tokens = text.predicted.sum(1).numpy(), _splits(text, classes).sum(2).numpy()
+    predicted = text.predicted.sum(1).numpy()
+    tokens = _splits(text, _sets(text, classes)).sum(2).numpy()
     losses, of_splits = np.split(
         np.stack([of.losses.numpy() for of in measured]), [len(edges) - 1], axis=-1
     )
