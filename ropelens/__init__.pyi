@@ -34,10 +34,8 @@ from .edit.rope import stop_slowest as stop_slowest
 from .edit.rope import stop_fastest as stop_fastest
 from .edit.rope import rescale as rescale
 from .edit.rope import drop as drop
-from .measure.ablate import mean_ablate as mean_ablate
 from .rope.select import Slowest as Slowest
 from .rope.select import Fastest as Fastest
-from .rope.select import Wavelengths as Wavelengths
 from .rope.select import PlaneNumbers as PlaneNumbers
 from .models.variants import variant_config as variant_config
 

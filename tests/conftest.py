@@ -14,7 +14,7 @@ import pytest
 ROOMS = ["rope", "statistics", "models", "edit", "measure", "comparison", "analysis"]
 # All but the last take tokens of any kind; that warns at its caller, whom a check hides.
 TAKES_ANY = {f"ropelens.measure.{name}" for name in ("profile", "measurement", "capture")}
-TAKES_ANY |= {f"ropelens.measure.{name}" for name in ("ablate", "token_sets")}
+TAKES_ANY |= {"ropelens.measure.token_sets"}
 TAKES_ANY |= {"ropelens.models.texts", "ropelens.edit.silence", "ropelens.analysis.analyze"}
 TAKES_ANY |= {"ropelens.analysis.options"}
 UNCHECKED = TAKES_ANY | {"ropelens.models.texts"}

@@ -3,8 +3,8 @@
 with rl.edit_rope(model, rl.stop_slowest(0.25)):
     model(tokens)
 
-An edit gives chosen planes of chosen heads one frequency, gain or mean, so that edits add up:
-queries and keys are turned once.
+An edit gives chosen planes of chosen heads one frequency or gain, so that edits add up: queries
+and keys are turned once.
 """
 
 from __future__ import annotations
@@ -24,15 +24,7 @@ from ropelens.models.rotation import planes_now
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.variants import attention_factor, frequencies, shape_of, sharpening
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import (
-    ALL_HEADS,
-    EVERY,
-    Fastest,
-    PlaneNumbers,
-    Selection,
-    Slowest,
-    Wavelengths,
-)
+from ropelens.rope.select import ALL_HEADS, EVERY, Fastest, PlaneNumbers, Selection, Slowest
 from ropelens.rope.turn import Side, turn
 from ropelens.rope.variants import Variant, parse_variant
 
@@ -51,7 +43,6 @@ class Change(TypedDict, total=False):
 
     inv_freq: Float[Tensor, " frequency"]
     gain: float
-    mean: Float[Tensor, "head frequency 2"]
 
 
 Action = Callable[[Layer], tuple[Change, Change]]
@@ -181,19 +172,15 @@ def placed(subject: Subject, edit: Edit | str) -> PlacedEdit:
     edit = as_edit(parse_variant(edit), subject) if isinstance(edit, str) else edit
     heads = subject.heads_of(edit.heads)
     layers = [Layer(index, one.planes) for index, one in enumerate(subject.rotations())]
-    used = [layer for layer in layers if edit.select(layer.planes).any()]
     most = max(len(layer.planes.inv_freq) for layer in layers)
     numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()
-    missing = isinstance(edit.select, Wavelengths) and not used
-    if missing or not all(0 <= number < most for number in numbers):
-        wavelength = torch.cat([layer.planes.wavelength for layer in layers])
-        longest = wavelength[wavelength.isfinite()].max()
+    if not all(0 <= number < most for number in numbers):
         raise BadArgument(
-            f"The model has no plane for {edit.select}.",
-            seen=f"planes 0 to {most - 1}, of {wavelength.min():.4g} to {longest:.4g} tokens",
+            f"The model has no plane for {edit.select}.", seen=f"planes 0 to {most - 1}"
         )
-    for layer in used:
-        edit.action(layer)
+    for layer in layers:
+        if edit.select(layer.planes).any():
+            edit.action(layer)
     return edit, heads
 
 
@@ -205,11 +192,7 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
     scores that it has.
     """
     if variant.stops is not None:
-        every = variant.value if variant.usage == "nope-every:n" else 1
-        layers = {*range(every - 1, subject.layers, every)} & {*subject.attending}
-        heads = ",".join(f"{n}.*" for n in sorted(layers))
-        select = variant.stops(variant.value) if heads else PlaneNumbers(())
-        return stop(select, heads=heads or ALL_HEADS)
+        return stop(variant.stops(variant.value))
     factor_now = attention_factor(subject)
 
     def act(layer: Layer) -> tuple[Change, Change]:

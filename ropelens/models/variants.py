@@ -98,7 +98,7 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
     parameters = text.to_dict().get("rope_parameters") or {}
     by_type = {key: part for key, part in parameters.items() if isinstance(part, dict)}
     parts = [part.get("partial_rotary_factor") for part in by_type.values() or [parameters]]
-    if not parameters or {*parts} - {None, 1.0} or not variant.rope_type:
+    if not parameters or {*parts} - {None, 1.0}:
         raise UnsupportedModel(
             f"The configuration of {changed.model_type} cannot express {variant.text}.",
             seen=f"rope_parameters {parameters}",

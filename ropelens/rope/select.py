@@ -19,7 +19,10 @@ from ropelens.rope.planes import Planes
 ALL_HEADS = "*.*"
 
 Selection = Callable[[Planes], Bool[Tensor, " frequency"]]
-"""Some planes of a layer, fastest first, as the model without edits rotates them."""
+"""Some planes of a layer, fastest first, as the model without edits rotates them.
+
+Any function will do: lambda planes: planes.inv_freq < 0.01
+"""
 
 
 @dataclass(frozen=True)
@@ -43,21 +46,6 @@ class Fastest(Slowest):
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         return super().__call__(planes).flip(0)
-
-
-@dataclass(frozen=True)
-class Wavelengths:
-    """The planes whose wavelength, in tokens, is at least `low` and below `high`.
-
-    A plane that stands still has an infinite one, which only an infinite `high` includes.
-    """
-
-    low: float | int
-    high: float | int = math.inf
-
-    def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
-        wavelength = planes.wavelength[: len(planes.inv_freq)]
-        return (wavelength >= self.low) & ((wavelength < self.high) | (self.high == math.inf))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ c_f = s q~_f conj(k~_f) (Barbero et al. 2024, arXiv 2410.06205).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,20 +22,17 @@ class Side:
     """How a layer's queries change, or its keys: a row for each head, or one for all.
 
     Plane f turns at `inv_freq[..., f]` rad/token (signed as in `Planes`) and becomes
-    `gain[..., f]` times as long. Where `mean[..., f, :]` is not NaN, it replaces the unrotated
-    vector of every token.
+    `gain[..., f]` times as long.
     """
 
     inv_freq: Float[Tensor, "head frequency"]
     gain: Float[Tensor, "head frequency"]
-    mean: Float[Tensor, "head frequency 2"]
 
     @classmethod
     def of(cls, planes: Planes, *, heads: int) -> Side:
         """A side that changes nothing."""
-        shape = (heads, len(planes.inv_freq))
-        inv_freq = planes.inv_freq.float().expand(shape)
-        return cls(inv_freq, torch.ones(shape), torch.full((*shape, 2), math.nan))
+        inv_freq = planes.inv_freq.float().expand(heads, -1)
+        return cls(inv_freq, torch.ones(inv_freq.shape))
 
     def at(
         self,
@@ -44,23 +40,20 @@ class Side:
         *,
         inv_freq: Float[Tensor, " frequency"] | None = None,
         gain: float | None = None,
-        mean: Float[Tensor, "head frequency 2"] | None = None,
     ) -> Side:
-        """This side with a new frequency, gain or mean of the chosen planes; gain 0 stays."""
+        """This side with a new frequency or gain of the chosen planes; gain 0 stays."""
         new: dict[str, Tensor] = {}
         if inv_freq is not None:
             new["inv_freq"] = torch.where(chosen, inv_freq.float(), self.inv_freq)
         if gain is not None:
             new["gain"] = torch.where(chosen & (self.gain != 0), gain, self.gain)
-        if mean is not None:
-            new["mean"] = torch.where(chosen[..., None], mean.float(), self.mean)
         return replace(self, **new)
 
     def shared(self, *, groups: int) -> Side | None:
         """One row for each of `groups` groups of heads; None where heads of a group differ."""
-        parts = [x.unflatten(0, (groups, -1)) for x in (self.inv_freq, self.gain, self.mean)]
-        same = [(x == x[:, :1]) | (x.isnan() & x[:, :1].isnan()) for x in parts]
-        return Side(*(x[:, 0] for x in parts)) if all(x.all() for x in same) else None
+        parts = [x.unflatten(0, (groups, -1)) for x in (self.inv_freq, self.gain)]
+        same = all((x == x[:, :1]).all() for x in parts)
+        return Side(*(x[:, 0] for x in parts)) if same else None
 
 
 def turn(
@@ -73,20 +66,15 @@ def turn(
 
     Of positions on several axes each plane turns with its own.
     """
-    same = (side.inv_freq == planes.inv_freq.float()).all()
-    if same and (side.gain == 1).all() and side.mean.isnan().all():
+    if (side.inv_freq == planes.inv_freq.float()).all() and (side.gain == 1).all():
         return x
     side = side.shared(groups=1) or side
     at = by_plane(positions, planes).to(x.device, torch.float32)[:, None]
     old = (at * planes.inv_freq.to(x.device, torch.float32)).double()
     new = (at * side.inv_freq.to(x.device)[:, None]).double()
     exact = torch.promote_types(x.dtype, torch.float32)
-    gain, mean = side.gain[:, None].to(x.device, exact), side.mean[:, None].to(x.device, exact)
     z = torch.stack([x[..., planes.first], x[..., planes.second]]).to(exact)
-    z = _rotated(z, new - old, gain)
-    if not mean.isnan().all():
-        means = mean.movedim(-1, 0)[:, None]
-        z = torch.where(means.isnan(), z, _rotated(means, new, gain))
+    z = _rotated(z, new - old, side.gain[:, None].to(x.device, exact))
     return _with_planes(x, z, planes)
 
 

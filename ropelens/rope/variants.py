@@ -45,8 +45,7 @@ class Variant:
     `read` makes the value of the text behind the colon; it raises ValueError. `formula` makes
     frequencies of value and shape; None where transformers has it. `stops` selects planes that
     stop in a model whose other planes keep their frequencies. A configuration of transformers
-    has the `rope_type` (where it can express the variant), the base, and `parameters` of value
-    and shape.
+    has the `rope_type`, the base, and `parameters` of value and shape.
     """
 
     usage: str
@@ -131,12 +130,6 @@ def _nothing(text: str) -> None:
         raise ValueError("it takes none")
 
 
-def _every(text: str) -> int:
-    if not text.isdecimal() or int(text) < 2:
-        raise ValueError("it must be a whole number, 2 or more")
-    return int(text)
-
-
 # the table
 
 
@@ -165,8 +158,6 @@ VARIANTS: Mapping[str, Variant] = {
     "nope": Variant("nope", lambda value, shape: _stopped(EVERY, shape), _nothing,
         "proportional",  # arXiv 2305.19466
         lambda value, shape: {"partial_rotary_factor": 0.0}, stops=lambda value: EVERY),
-    "nope-every": Variant("nope-every:n", None, _every, "",  # SmolLM3, arXiv 2501.18795
-        stops=lambda value: EVERY),
     "linear": Variant("linear:s", None, _stretch, "linear", _factor),  # arXiv 2306.15595
     "ntk": Variant("ntk:s",  # arXiv 2309.00071, as the next two
         lambda stretch, shape: _rope(_ntk_base(stretch, shape), shape), _stretch,

@@ -114,11 +114,8 @@ def model_config(
 ) -> LlamaConfig:
     """The model's configuration, for the tokens of `tokenizer`.
 
-    Embeddings are tied, so that a small model spends its parameters on layers.
-
-    Raises:
-        BadArgument: there is no such variant or size.
-        UnsupportedModel: LLaMA's configuration cannot express the variant.
+    Embeddings are tied, so that a small model spends its parameters on layers. Raises
+    `BadArgument` where there is no such variant or size.
     """
     shape = settings.shape
     config = LlamaConfig(

@@ -101,8 +101,7 @@ class Settings(Checked):
         str,
         option(
             "NAME[:VALUE]",
-            "The model's RoPE: p-rope:0.75, nope, ...; all but nope-every, which LLaMA's "
-            "configuration lacks.",
+            "The model's RoPE: p-rope:0.75, nope, ...",
         ),
     ] = "rope"
     size: Annotated[

@@ -198,10 +198,6 @@ def test_generation_with_a_cache(
     [
         (lambda: rl.stop_slowest(1.2), "from 0 to 1, not 1.2"),
         (lambda: rl.stop(rl.PlaneNumbers([8])), "no plane for Pl.*8.*; seen: planes 0 to 7"),
-        (
-            lambda: rl.stop(rl.Wavelengths(7.0, 8.0)),
-            "no plane for Wavelengths.* of 6.283 to 1.987e.04 tokens",
-        ),
         (lambda: rl.stop_slowest(1, heads="2.0"), "no head '2.0'; seen: layers 0 to 1"),
         (lambda: rl.stop_slowest(1, heads="1.1,3"), "no head '3'; seen: layers 0 to 1"),
         (lambda: rl.rescale([1.0, 0.5]), "2 frequencies; layer 0 has 8 planes"),

@@ -13,9 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
-from ropelens.edit.rope import Layer
 from ropelens.models.subject import as_subject
-from ropelens.rope.planes import Planes
 from ropelens.rope.select import kept_planes
 from ropelens.statistics.call import AttentionCall, attention_map
 
@@ -59,16 +57,13 @@ def test_planes_that_are_not_chosen_keep_every_bit():
     assert torch.equal(plain[0].value, edited[0].value)
 
 
-def test_planes_of_a_range_of_wavelengths():
-    """From the low end, up to but without the high one; the slowest are chosen by infinity."""
-    planes = Planes(torch.tensor([1.0, 0.5, 0.0]), 6, "half")
-    length = 2 * math.pi / 0.5
-    for low, high, chosen in (
-        (length, 20.0, [1]),
-        (1.0, length, [0]),
-        (1.0, math.inf, [0, 1, 2]),
-    ):
-        assert rl.Wavelengths(low, high)(planes).nonzero().flatten().tolist() == chosen
+def test_a_function_chooses_planes():
+    model = tiny("llama_gqa")
+    with rl.edit_rope(model, rl.stop(lambda planes: planes.inv_freq < 0.01)):
+        chosen = rl.measure_rope(model)["inv_freq"] == 0
+    plain = rl.measure_rope(model)["inv_freq"]
+    assert 0 < int(chosen.sum()) < chosen.size
+    assert (chosen == (plain < 0.01)).all()
 
 
 # against models that are built that way
@@ -181,46 +176,17 @@ def test_one_plane_of_some_heads_stops(name: str, heads: list[int]):
     assert (edited[heads] - plain[heads]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("how", ["drop", "mean"])
 @pytest.mark.parametrize("name", GROUPED)
-def test_a_plane_adds_nothing_or_holds_its_mean(name: str, how: str):
-    """Means over the one sequence itself, so that the oracle can take its own."""
-    model, of = tiny(name), {"select": rl.PlaneNumbers((1,)), "heads": "0.1"}
+def test_a_plane_adds_nothing(name: str):
+    model = tiny(name)
 
     def change(query, key, turned):
-        for x in (query, key):
-            x[1, :, 1] = x[1, :, 1].mean() * (how == "mean")
+        query[1, :, 1] = 0
         return query * turned, key * turned
 
-    if how == "drop":
-        edit = rl.drop(**of)
-    else:
-        edit = rl.mean_ablate(model, random_tokens(sequences=1), **of)
-    with rl.edit_rope(model, edit):
+    with rl.edit_rope(model, rl.drop(rl.PlaneNumbers((1,)), heads="0.1")):
         edited = observed(model)
     torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
-
-
-def ablated_means(
-    model: PreTrainedModel, ids: torch.Tensor, lengths: torch.Tensor
-) -> torch.Tensor:
-    """[side, layer, head, frequency, 2]"""
-    act = rl.mean_ablate(model, ids, lengths=lengths).action
-    layers = [Layer(n, layer.planes) for n, layer in enumerate(as_subject(model).rotations())]
-    sides = zip(*(act(layer) for layer in layers), strict=True)
-    return torch.stack([torch.stack([change["mean"] for change in side]) for side in sides])
-
-
-def test_means_leave_out_padding_and_agree_with_coherence():
-    model = tiny("llama_gqa")
-    ids, lengths = random_tokens(sequences=5), torch.tensor([30, 20, 11, 30, 5])
-    once = ablated_means(model, ids, lengths)
-    profile = rl.profile(model, ids, lengths=lengths, surrogates=0)
-    ids[lengths[:, None] <= torch.arange(LENGTH)] = 7
-    torch.testing.assert_close(ablated_means(model, ids, lengths), once, rtol=0, atol=1e-5)
-    for means, side, group in zip(once, "qk", (1, 2), strict=True):
-        expected = profile[f"{side}_coherence"] * profile[f"{side}_norm"]
-        assert float(abs(means.norm(dim=-1)[:, ::group].numpy() - expected).max()) < 1e-4
 
 
 # RoPE that depends on the length

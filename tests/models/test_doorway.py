@@ -199,7 +199,6 @@ def test_a_model_that_does_otherwise_while_it_is_observed_is_refused(llama: Llam
         (rl.truncate, shown),
         (rl.reach, shown | {"copies": [48, 50]}),
         (rl.analyze, shown),
-        (rl.mean_ablate, {}),
     ):
         with pytest.raises(UnsupportedModel, match="else while it is observed") as refused:
             measure(llama, tokens(), **options)
