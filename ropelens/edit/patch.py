@@ -46,9 +46,9 @@ def patch_planes(
     """Parts of `heads` are those of the prompt `source` while the block runs.
 
     Activation patching (Vig et al. 2020, arXiv 2004.12265), plane by plane. `source` is a text,
-    tokens [position] or [sequence, position] of one length, or a BatchEncoding; it runs once
-    when the block opens, with the edits, silences and patches that are open then. One sequence
-    is patched into every sequence of a batch, several into as many.
+    tokens [position], or a BatchEncoding of one text; it runs once when the block opens, with
+    the edits, silences and patches that are open then, and is patched into every sequence of a
+    batch.
 
     `of` says what is taken: "query", "key", "both", "value", or the "output" of a head before
     the output projection. `planes` chooses planes of queries and keys, such as
@@ -65,9 +65,8 @@ def patch_planes(
     no bit.
 
     Raises `BadArgument` for heads, planes or positions that do not exist, planes of values
-    and outputs, and when the model runs with another number of sequences than `source`;
-    `UnsupportedModel` for a model that hides its attention, and on a bridge where heads that
-    share a key differ.
+    and outputs, and several sources; `UnsupportedModel` for a model that hides its attention,
+    and on a bridge where heads that share a key differ.
     """
     subject = as_subject(model, tokenizer)
     if of in ("value", "output"):
@@ -78,7 +77,13 @@ def patch_planes(
     else:
         _, chosen = placed(subject, stop(planes or PlaneNumbers(()), heads=heads))
         rotations = [layer.planes for layer in subject.rotations()]
-    taken = take(subject, _read(subject, source), chosen, rotations)
+    if isinstance(source, str):
+        source = prompt_tokens(source, subject.tokenizer)
+    source = torch.atleast_2d(source) if isinstance(source, Tensor) else source
+    tokens, _ = check_tokens(source, None, vocabulary=subject.vocabulary)
+    if len(tokens) > 1:
+        raise BadArgument("A patch comes from one sequence.", seen=f"{len(tokens)} sequences")
+    taken = take(subject, tokens, chosen, rotations)
     patch = Patch(
         subject, chosen, rotations, planes, of, places_of(positions, taken.length), taken
     )
@@ -86,25 +91,12 @@ def patch_planes(
         yield
 
 
-def _read(subject: Subject, source: Source) -> Int[Tensor, "sequence position"]:
-    if isinstance(source, str):
-        source = prompt_tokens(source, subject.tokenizer)
-    source = torch.atleast_2d(source) if isinstance(source, Tensor) else source
-    tokens, lengths = check_tokens(source, None, vocabulary=subject.vocabulary)
-    if int(lengths.min()) < tokens.shape[1]:
-        raise BadArgument(
-            "Sequences to patch from must have one length.",
-            seen=f"lengths {lengths.tolist()}"[:80],
-        )
-    return tokens
-
-
 @dataclass(frozen=True)
 class Taken:
     """What chosen layers were given in the source, and what their heads put out.
 
-    `vectors` are [sequence, head, place, coordinate], outputs among them, by layer and what
-    they are; `turned` is the angle of each plane [_, place, frequency] in rad, by layer.
+    `vectors` are [1, head, place, coordinate], outputs among them, by layer and what they are;
+    `turned` is the angle of each plane [_, place, frequency] in rad, by layer.
     """
 
     length: int
@@ -114,10 +106,10 @@ class Taken:
 
 def take(
     subject: Subject,
-    tokens: Int[Tensor, "sequence position"],
+    tokens: Int[Tensor, "1 position"],
     chosen: Bool[Tensor, "layer head"],
     rotations: Sequence[Planes],
-    hidden: Bool[Tensor, "sequence position"] | None = None,
+    hidden: Bool[Tensor, "1 position"] | None = None,
 ) -> Taken:
     """What chosen heads have in the source: one pass, in which nothing changes."""
     taken = Taken(tokens.shape[1], {}, {})
@@ -193,8 +185,7 @@ class Patch:
             by_key = heads[:, None]
         mine = by_key.any(1).nonzero()
         rows, source = self._within(places)
-        given = self._vectors(layer, side, heads=x.shape[1], sequences=len(x))
-        new = given[:, mine, source]
+        new = self._vectors(layer, side, heads=x.shape[1])[:, mine, source]
         if side != "value":
             angle = _angles(positions, now)[:, rows] - self.taken.turned[layer][:, source]
             new = moved(new, angle, planes)
@@ -213,9 +204,9 @@ class Patch:
         if not heads.any():
             return None
         rows, source = self._within(range(past, past + output.shape[1]))
-        shape = {"heads": len(heads), "sequences": len(output)}
+        taken = self._vectors(layer, "output", heads=len(heads))
         output = output.clone()
-        output[:, rows] = self._vectors(layer, "output", **shape)[:, :, source].transpose(1, 2)
+        output[:, rows] = taken[:, :, source].transpose(1, 2)
         return heads, output
 
     def _within(self, places: range) -> tuple[Tensor, Tensor]:
@@ -224,12 +215,7 @@ class Patch:
         within = (at >= places.start) & (at < places.stop)
         return at[within] - places.start, source[within]
 
-    def _vectors(self, layer: int, side: str, *, heads: int, sequences: int) -> Tensor:
-        """What was taken of a layer, [sequence, head, place, coordinate]."""
+    def _vectors(self, layer: int, side: str, *, heads: int) -> Tensor:
+        """What was taken of a layer, [1, head, place, coordinate]."""
         vectors = self.taken.vectors[layer, side]
-        if len(vectors) not in (1, sequences):
-            raise BadArgument(
-                "A patch needs one sequence in the source, or as many as the batch has.",
-                seen=f"{len(vectors)} in the source, {sequences} in the batch",
-            )
         return vectors.repeat_interleave(heads // vectors.shape[1], dim=1)

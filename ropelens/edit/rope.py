@@ -225,19 +225,22 @@ class ModelEdit:
         return query, key
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, rows: Tensor, keys: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Queries and keys as the edits change them."""
-        continued = query.shape[2] < key.shape[2]
+        self, layer: int, side: str, x: Tensor, places: range, positions: Tensor
+    ) -> Tensor:
+        """Queries or keys as the edits change them."""
+        if side == "value":
+            return x
+        continued, length = places.start > 0, int(positions[:, : len(places)].max()) + 1
         planes = planes_now(self.subject, layer, self.planes[layer], continued=continued)
-        of_query, of_key = self.sides(Layer(layer, planes, length=int(rows.max()) + 1))
-        query = turn(query, rows, planes, of_query)
-        scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
-        query = query * scales[-1] if scales else query
-        shared = of_key.shared(groups=key.shape[1])
+        of_query, of_key = self.sides(Layer(layer, planes, length))
+        if side == "query":
+            scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
+            x = turn(x, positions, planes, of_query)
+            return x * scales[-1] if scales else x
+        shared = of_key.shared(groups=x.shape[1])
         if shared is None:  # heads of one group differ: a key for each
-            key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        return query, turn(key, keys, planes, shared or of_key)
+            x = x.repeat_interleave(self.subject.heads // x.shape[1], dim=1)
+        return turn(x, positions, planes, shared or of_key)
 
     def inv_freq(
         self, layer: int, planes: Planes, *, length: int

@@ -17,15 +17,7 @@ from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument, UnsupportedModel, explained
 from ropelens.models.device import device_of
-from ropelens.models.doorway import (
-    AttentionEdit,
-    Hooks,
-    Patch,
-    between,
-    hooked,
-    hooks_of,
-    silence_outputs,
-)
+from ropelens.models.doorway import Hooks, Patch, between, hooked, hooks_of, silence_outputs
 from ropelens.models.subject import Subject
 from ropelens.statistics.call import AttentionCall
 
@@ -118,52 +110,32 @@ class _Calls:
     def come(self, part: str, value: Tensor, hook: Any) -> Tensor | None:
         """A part of the call comes by; what is returned takes its place."""
         hooks = hooks_of(self.subject.bridge) or Hooks()
-        edit = hooks.edit
         if part == "output":
             return self._end(value, hooks)
-        changes = edit or hooks.observers or hooks.patches
-        if part == "scores" and value.shape[2] != value.shape[3] and changes:
+        looks = hooks.observers or hooks.changes
+        if part == "scores" and value.shape[2] != value.shape[3] and looks:
             raise UnsupportedModel(
                 "A bridge is neither observed nor edited with a key-value cache: hook_rot_k "
                 "fires for the keys of the rows alone.",
                 attempt="use_past_kv_cache=False, or the transformers model itself",
             )
         if part != "scores":
-            for patch in hooks.patches:
-                value = self._patched(patch, part, value)
+            for change in hooks.changes:
+                value = self._changed(change, part, value)
         self.parts[part] = value
-        if part in ("query", "key") and edit is not None:
-            self.parts[f"{part} by itself"] = value
-            self.parts[part] = self._edited(edit, part)
-        return self.parts[part]
+        return value
 
-    def _patched(self, patch: Patch, part: Any, value: Tensor) -> Tensor:
+    def _changed(self, change: Patch, part: Any, value: Tensor) -> Tensor:
         x = value.transpose(1, 2)
-        patched = patch(self.layer, part, x, range(x.shape[2]), self._positions(x))
-        self._check_heads(patched, x)
-        return patched.transpose(1, 2)
-
-    def _positions(self, x: Tensor) -> Tensor:
-        """Where the rows of a call stand; without a cache they are its keys too."""
-        index = torch.arange(x.shape[2], device=x.device)[None]
-        return self.parts.get("position_ids", index)
-
-    def _edited(self, edit: AttentionEdit, part: str) -> Tensor:
-        """Queries or keys as an edit has them: it takes both, and here they come one by one."""
-        query = self.parts["query by itself"].transpose(1, 2)
-        key = self.parts["key by itself"].transpose(1, 2) if part == "key" else query[:, :1]
-        where = self._positions(query)
-        changed = edit(self.layer, query, key, where, where)[part == "key"]
-        self._check_heads(changed, self.parts[part].transpose(1, 2))
-        return changed.transpose(1, 2)
-
-    @staticmethod
-    def _check_heads(changed: Tensor, given: Tensor) -> None:
-        if changed.shape[1] != given.shape[1]:
+        index = torch.arange(x.shape[2], device=x.device)[None]  # rows are keys: no cache
+        positions = self.parts.get("position_ids", index)
+        changed = change(self.layer, part, x, range(x.shape[2]), positions)
+        if changed.shape[1] != x.shape[1]:
             raise UnsupportedModel(
                 "A bridge has one key for all query heads of a group, at hook_rot_k.",
                 attempt="an edit of whole groups, or the transformers model itself",
             )
+        return changed.transpose(1, 2)
 
     def _end(self, output: Tensor, hooks: Hooks) -> Tensor:
         """The call is complete: it is shown, then silenced."""

@@ -30,22 +30,26 @@ from ropelens.statistics.call import AttentionCall, sees
 Observer = Callable[[AttentionCall], None]
 
 
+Side = Literal["query", "key", "value"]
+
+
+Patch = Callable[[int, Side, Tensor, range, Tensor], Tensor]
+"""What chosen heads are given in place of their queries, keys or values.
+
+Called as (layer, side, x [batch, head, place, coordinate], places, positions [_, place *axis]):
+it gives `x`, changed, with a head for each query head where heads of a group differ. `places`
+count the tokens of a sequence from 0, without room that a cache still has; `positions` are up to
+a shift that a sequence has in common.
+"""
+
+
 @runtime_checkable
 class AttentionEdit(Protocol):
-    """A change of the queries and keys that a model's attention is given."""
+    """A patch that makes queries and keys rotate otherwise."""
 
     def __call__(
-        self,
-        layer: int,
-        query: Float[Tensor, "batch head row coordinate"],
-        key: Float[Tensor, "batch kv_head key coordinate"],
-        rows: Int[Tensor, "_ row *axis"],
-        keys: Int[Tensor, "_ key *axis"],
-    ) -> tuple[Tensor, Tensor]:
-        """The changed queries and keys, with a key for each query head where heads differ.
-
-        `rows` and `keys` are their positions, up to a shift that a sequence has in common.
-        """
+        self, layer: int, side: Side, x: Tensor, places: range, positions: Tensor, /
+    ) -> Tensor: ...
 
     def inv_freq(
         self, layer: int, planes: Planes, *, length: int
@@ -62,27 +66,20 @@ no padding; a cache holds `past` tokens before them.
 """
 
 
-Side = Literal["query", "key", "value"]
-
-
-Patch = Callable[[int, Side, Tensor, range, Tensor], Tensor]
-"""What chosen heads are given in place of their queries, keys or values.
-
-Called as (layer, side, x [batch, head, place, coordinate], places, positions [_, place *axis]):
-it gives `x`, patched, with a head for each query head where heads of a group differ. `places`
-count the tokens of a sequence from 0; `positions` are as for `AttentionEdit`.
-"""
-
-
 @dataclass(frozen=True)
 class Hooks:
-    """What the attention calls of one model meet: patches first, then the edit."""
+    """What the attention calls of one model meet."""
 
     observers: tuple[Observer, ...] = ()
     patches: tuple[Patch, ...] = ()
     edit: AttentionEdit | None = None
     silences: tuple[HeadSilence, ...] = ()
     judge: Judge | None = None
+
+    @property
+    def changes(self) -> tuple[Patch, ...]:
+        """The patches, then the edit."""
+        return self.patches if self.edit is None else (*self.patches, self.edit)
 
 
 Change = Callable[[Hooks], Hooks]
@@ -200,14 +197,12 @@ def _attend(
     layer: int = module.layer_idx  # type: ignore[assignment]
     own = own_keys(query.shape[2], key, attention_mask, name)
     by_module = key.shape[1]
-    if hooks.edit is not None or hooks.patches:
-        where = positions(module, own, key, options.get("position_ids"), attention_mask)
-        for patch in hooks.patches:
-            query = patch(layer, "query", query, own, where[0])
-            key = patch(layer, "key", key, range(key.shape[2]), where[1])
-            value = patch(layer, "value", value, range(key.shape[2]), where[1])
-        if hooks.edit is not None:
-            query, key = hooks.edit(layer, query, key, *where)
+    if hooks.changes:
+        rows, keys = positions(module, own, key, options.get("position_ids"), attention_mask)
+        for change in hooks.changes:
+            query = change(layer, "query", query, own, rows)
+            key = change(layer, "key", key, range(own.stop), keys)
+            value = change(layer, "value", value, range(own.stop), keys)
         most = max(key.shape[1], value.shape[1])
         key, value = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value))
     with nullcontext() if key.shape[1] == by_module else _a_key_for_every_query(module):
