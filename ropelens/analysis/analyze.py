@@ -59,9 +59,8 @@ def analyze(
 ) -> Analysis:
     """Measure a model on text: its profile, the labels of its heads, and how it came about.
 
-    `model` is a name that `ropelens.load` takes; or a transformers model or a
-    `TransformerBridge`, with its `tokenizer`. A tokenizer may also be a name, a folder or a
-    Hub id, and replaces the one of a checkpoint.
+    `model` is a name that `ropelens.load` takes, or a transformers model or a
+    `TransformerBridge`. `tokenizer` is that of the model, or replaces the one of a checkpoint.
 
     `text` is a `Path` of a file or folder, read as by `read_documents`; a `str`, which is a
     document; a list of both; or tokens: what `ropelens.tokenize` returns, a BatchEncoding, or

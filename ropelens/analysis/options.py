@@ -144,11 +144,4 @@ Text = Annotated[
         parser=path_of,
     ),
 ]
-Tokenizer = Annotated[
-    str | None,
-    option(
-        "NAME_OR_FOLDER",
-        "Instead of the model's own: a folder with tokenizer.json, or a Hub id.",
-    ),
-]
 Out = Annotated[Path, option("DIR", "Folder for the results.", parser=path_of)]

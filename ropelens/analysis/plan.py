@@ -23,7 +23,6 @@ from ropelens.measure.excerpts import check_excerpts
 from ropelens.measure.measurement import sequences_at_once
 from ropelens.measure.token_sets import attention_on
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
-from ropelens.models.checkpoint import load_tokenizer
 from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_number
 from ropelens.models.encoding import cut
 from ropelens.models.load import Opened, open_checkpoint
@@ -102,9 +101,6 @@ def plan_analysis(
     lines: list[str] = []
     with listed_warnings(lines):
         names, documents = _documents(text, model)
-        if isinstance(tokenizer, (str, Path)):
-            names["tokenizer"] = str(tokenizer)
-            tokenizer = load_tokenizer(tokenizer, options)
         source: Opened | Subject
         if not isinstance(model, (str, Path)):
             source = as_subject(model, tokenizer)
@@ -252,7 +248,7 @@ def _documents(
     parts: list[Any] = [text] if isinstance(text, (Path, str, *tokens)) else list(text or ())
     check_text(name, parts)
     if isinstance(text, tokens):
-        return {"model": name, "text": "tokens", "tokenizer": None}, text
+        return {"model": name, "text": "tokens"}, text
     documents, names = [], []
     for part in parts:
         if isinstance(part, str):
@@ -264,7 +260,7 @@ def _documents(
             names.append(str(part))
     if not parts:
         documents = read_documents([sample_path(name.partition(":")[2] or "rope")])
-    return {"model": name, "text": names, "tokenizer": None}, documents
+    return {"model": name, "text": names}, documents
 
 
 def _sequences(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ropelens.analysis.options import Model, Options, Out, Text, Tokenizer, with_options
+from ropelens.analysis.options import Model, Options, Out, Text, with_options
 from ropelens.commands.terminal import finish, say
 from ropelens.files.progress import opening, show_progress
 from ropelens.models.loading import option
@@ -39,7 +39,6 @@ def analyze(
     out: Out = Path("out"),
     plan: Planned = False,
     text: Text = None,
-    tokenizer: Tokenizer = None,
     options: Options,
 ) -> None:
     """Measure a model on text: which heads are positional, through which wavelengths.
@@ -76,7 +75,7 @@ def analyze(
         from ropelens.models.processes import gather, processes, shared
     with opening(show_progress, "reading"):  # all, so that nothing is measured in vain
         plans = {
-            name: plan_analysis(model, text, options, tokenizer=tokenizer)
+            name: plan_analysis(model, text, options)
             for name, model in checkpoints.items()
         }
     if plan:
@@ -164,7 +163,6 @@ def truncate(
     *,
     out: Out = Path("out"),
     text: Text = None,
-    tokenizer: Tokenizer = None,
     plan: Planned = False,
     options: Sweep,
 ) -> None:
@@ -197,7 +195,7 @@ def truncate(
     sweep["ends"] = ["slow", "fast"] if end is None else [end]
     plain = Options(**{name: getattr(options, name) for name in Options.__dataclass_fields__})
     with opening(show_progress, "reading"):
-        planned = plan_analysis(model, text, plain, tokenizer=tokenizer, truncation=sweep)
+        planned = plan_analysis(model, text, plain, truncation=sweep)
     if plan:
         typer.echo(planned)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropelens.analysis.options import Options, Out, Text, Tokenizer, with_options
+from ropelens.analysis.options import Options, Out, Text, with_options
 from ropelens.commands.terminal import finish
 from ropelens.errors import BadArgument
 from ropelens.files.progress import opening, show_progress
@@ -34,7 +34,6 @@ def claims(
     *,
     out: Out = Path("out"),
     text: Text = None,
-    tokenizer: Tokenizer = None,
     quick: Annotated[
         bool,
         option(None, "Leave out the claims for which the model runs again.", name="--quick"),
@@ -79,7 +78,7 @@ def claims(
     runs: dict[str, Any] = {}
     for name, (table, of) in ledgers.items():
         if table is None:
-            profile, more = _measured(given[name], text, tokenizer, options)
+            profile, more = _measured(given[name], text, options)
             with opening(show_progress, "testing"):
                 table = test_claims(profile, seed=options.seed, **({} if quick else more))
             table = table.assign(model=name)
@@ -118,16 +117,14 @@ def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
     write_folder(folder, record=record, results={"claims.csv": table}, page=page)
 
 
-def _measured(
-    place: str, text: Text, tokenizer: Tokenizer, options: Options
-) -> tuple[xr.Dataset, dict[str, Any]]:
+def _measured(place: str, text: Text, options: Options) -> tuple[xr.Dataset, dict[str, Any]]:
     """The profile of a folder of results; or of a model, with what claims try on it."""
     from ropelens.analysis.analyze import analyze
     from ropelens.files.results import open_results, read_record
 
     if read_record(place):
         return open_results(Path(place) / "profile.nc", "profile"), {}
-    analysis = analyze(place, text, options, tokenizer=tokenizer, progress=show_progress)
+    analysis = analyze(place, text, options, progress=show_progress)
     assert analysis.sequences is not None
     read = {
         name: getattr(analysis.sequences, name) for name in ("tokens", "lengths", "documents")

@@ -151,7 +151,7 @@ def _measured(
     if not all(gather(key_of(dataset).items() >= key.items())):
         if not weights:
             raise BadArgument(f"{folder} has no weights, and {file} does not stand for them.")
-        model, _ = load(folder, local_files_only=True, device=device)
+        model, _ = load(folder, device=device)
         dataset = measure(run, model, final=name == "final", **how)
         dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key))
         if place()[0] == 0:

@@ -37,7 +37,7 @@ from ropelens.models.paths import at_home, bundled_path
 from ropelens.models.rotation import rope_parameters
 from ropelens.models.texts import encode
 
-WITHOUT_WEIGHTS = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
+FETCHED = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.safetensors"]
 # Folders in a repository (onnx/, original/, ...) hold conversions, which are not read.
 NOT_FETCHED = ["*/*", "consolidated*.safetensors"]
 TOKENIZER_FILES = (
@@ -56,12 +56,11 @@ class Checkpoint:
     revision: str
 
 
-def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
+def locate(name: str, loading: Loading) -> Checkpoint:
     """The checkpoint `name`, downloaded where it is a Hub id that is not in the cache.
 
     `name` is a local folder, a GGUF file or a folder that holds one, "bundled", "bundled:NAME"
-    or a Hub id; a folder wins over a Hub id of the same name. No pickle is downloaded, and
-    without `weights` no safetensors.
+    or a Hub id; a folder wins over a Hub id of the same name. No pickle is downloaded.
     """
     first, _, which = name.partition(":")
     path = bundled_path(which or "rope") if first == "bundled" else at_home(name)
@@ -78,8 +77,7 @@ def locate(name: str, loading: Loading, *, weights: bool = True) -> Checkpoint:
             folder = snapshot_download(
                 name,
                 revision=loading.revision,
-                local_files_only=loading.local_files_only,
-                allow_patterns=[*WITHOUT_WEIGHTS, *["*.safetensors"] * weights],
+                allow_patterns=FETCHED,
                 ignore_patterns=NOT_FETCHED,
             )
         return Checkpoint(name, Path(folder), revision=Path(folder).name)
@@ -132,15 +130,6 @@ def auto_class(config: PreTrainedConfig) -> Any:
     sees = type(config) in AutoModelForImageTextToText._model_mapping
     speaks = type(config) in AutoModelForCausalLM._model_mapping
     return AutoModelForImageTextToText if sees and not speaks else AutoModelForCausalLM
-
-
-def load_tokenizer(name: str | Path, loading: Loading) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, a bundled checkpoint or a Hub id, which must have one."""
-    with quiet_transformers():
-        tokenizer = read_tokenizer(locate(str(name), loading, weights=False).path, loading)
-    if tokenizer is None:
-        raise BadCheckpoint(f"There is no tokenizer in {name}.")
-    return tokenizer
 
 
 def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | None:

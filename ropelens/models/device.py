@@ -43,18 +43,12 @@ def device_named(name: str) -> torch.device:
 def devices_of_options(loading: Loading) -> list[torch.device]:
     """The devices that a model will compute on, each tried; the first takes the tokens.
 
-    Under a device map they are the GPUs in it, or the CPU where there is none.
+    Under a device map they are the GPUs, or the CPU where there is none.
     """
     if loading.device_map is None:
         return [device_named(loading.device)]
-    if loading.device_map == "auto":
-        named = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
-    else:
-        places = [
-            f"cuda:{at}" if isinstance(at, int) else at for at in loading.device_map.values()
-        ]
-        named = [device_named(place) for place in dict.fromkeys(places) if place != "disk"]
-    return [device for device in named if device.type == "cuda"] or [torch.device("cpu")]
+    gpus = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
+    return gpus or [torch.device("cpu")]
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
@@ -34,7 +34,7 @@ from ropelens.models.checkpoint import (
     weight_files,
 )
 from ropelens.models.device import device_of, devices_of_options, free_bytes, room_for_weights
-from ropelens.models.loading import DeviceMap, Dtype, Loading, Quantization
+from ropelens.models.loading import Dtype, Loading, Quantization
 from ropelens.models.row_order import row_order
 
 BITS = {"int8": 8, "bnb-int8": 8, "bnb-nf4": 4}
@@ -47,10 +47,9 @@ def load(
     *,
     dtype: Dtype = "float32",
     device: str = "auto",
-    device_map: DeviceMap | None = None,
+    device_map: Literal["auto"] | None = None,
     quantize: Quantization | None = None,
     revision: str | None = None,
-    local_files_only: bool = False,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A causal language model and its tokenizer, ready to be measured.
@@ -62,10 +61,9 @@ def load(
 
     `dtype` is float32 by default on every device, so that a measurement does not depend on
     the machine; "saved" is that of the files, "auto" is bfloat16 on a GPU that computes in
-    it, else float32. `device` "auto" is CUDA where there is one. `device_map` in its place
-    spreads a large model: "auto" over the GPUs, then main memory, then disk; or a device,
-    "cpu" or "disk" for each part of the model. `quantize` reads weights into fewer bits: "int8"
-    (torchao), "bnb-int8" or "bnb-nf4" (bitsandbytes).
+    it, else float32. `device` "auto" is CUDA where there is one. `device_map` "auto" in its
+    place spreads a large model over the GPUs, then main memory, then disk. `quantize` reads
+    weights into fewer bits: "int8" (torchao), "bnb-int8" or "bnb-nf4" (bitsandbytes).
 
     Raises BadCheckpoint for files or weights that are missing or broken, UnsupportedModel
     for a model that is not a causal language model, BadArgument for the other arguments.
@@ -77,7 +75,6 @@ def load(
         device_map=device_map,
         quantize=quantize,
         revision=revision,
-        local_files_only=local_files_only,
         trust_remote_code=trust_remote_code,
     )
     opened = open_checkpoint(name, loading)
@@ -151,7 +148,7 @@ class Opened:
         options["device_map"] = loading.device_map or {"": self.devices[0]}
         if path.is_dir():
             options["use_safetensors"] = True
-        if loading.device_map == "auto":
+        if loading.device_map is not None:
             options["max_memory"] = room_for_weights(self.devices)
         with explained(f"transformers cannot load the model in {path}."):
             if not (path.is_file() or _is_quantized(self.config)):

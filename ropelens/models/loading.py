@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -15,9 +14,6 @@ import typer
 from beartype.door import is_bearable
 
 from ropelens.errors import BadArgument
-
-DeviceMap = Literal["auto"] | Mapping[str, int | str]
-"""Where the parts of a model go: "auto", or a device, "cpu" or "disk" for each part by name."""
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64", "auto", "saved"]
 """Dtypes to load a model in: "saved" is that of its files."""
@@ -66,12 +62,11 @@ class Loading(Checked):
         "auto"
     )
     device_map: Annotated[
-        DeviceMap | None,
+        Literal["auto"] | None,
         option(
             "auto",
             "Instead of --device: spread a large model over all GPUs, then main memory, "
             "then disk.",
-            parser=str,
         ),
     ] = None
     quantize: Annotated[
@@ -83,9 +78,6 @@ class Loading(Checked):
         ),
     ] = None
     revision: Annotated[str | None, option("R", "Branch, tag or commit of a Hub model.")] = None
-    local_files_only: Annotated[
-        bool, option(None, "Never ask the Hub, use its cache.", name="--local-files-only")
-    ] = False
     trust_remote_code: Annotated[
         bool, option(None, "Run code that comes with the model.", name="--trust-remote-code")
     ] = False

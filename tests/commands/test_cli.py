@@ -215,14 +215,14 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
         ("", "analyze rope report train"),
         (
             "analyze",
-            "--out --text --tokenizer --prompt --attention-on "
+            "--out --text --prompt --attention-on "
             "--context --sequences --rows --batch-size --surrogates --plan --seed --device "
-            "--device-map --quantize --dtype --revision --local-files-only --backend "
+            "--device-map --quantize --dtype --revision --backend "
             "--trust-remote-code",
         ),
         (
             "truncate",
-            "[MODEL] --out --text --tokenizer --keep --end --bands --controls --measures "
+            "[MODEL] --out --text --keep --end --bands --controls --measures "
             "--context --sequences --rows --seed --device --dtype --revision",
         ),
         ("rope", "[MODEL] --context --variant --against --verbose --device"),

@@ -46,17 +46,15 @@ def cached(folder: Path, hub: Path) -> None:
     (repository / "refs" / "main").write_text("c" * 40)
 
 
-@pytest.mark.parametrize("local_files_only", [True, False])
 def test_a_hub_id_is_read_from_the_cache(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_files_only: bool
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached(folder, tmp_path / "hub")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    model, tokenizer = load("acme/tiny", local_files_only=local_files_only)
+    model, tokenizer = load("acme/tiny")
     assert model.config._name_or_path == "acme/tiny"
     assert tokenizer is not None
-    loading = Loading(local_files_only=local_files_only)
-    assert locate("acme/tiny", loading).revision == "c" * 40
+    assert locate("acme/tiny", Loading()).revision == "c" * 40
 
 
 def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +68,7 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("ropelens.models.checkpoint.snapshot_download", fetch)
     locate("acme/tiny", Loading())
-    locate("acme/tiny", Loading(), weights=False)
-    assert fetched == [files[:2], files[:1]]
+    assert fetched == [files[:2]]
 
 
 # Names of nothing.

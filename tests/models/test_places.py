@@ -75,13 +75,13 @@ def test_a_checkpoint_in_shards_is_spread_as_asked(
 ) -> None:
     tiny_llama().save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    capfd.readouterr()
-    model, _ = load(tmp_path, device_map=MAP)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, device_map=MAP).eval()
     on_disk = model.get_parameter("model.layers.1.mlp.up_proj.weight")
     assert (on_disk.device.type, device_of(model)) == ("meta", CPU)
     found = rl.profile(model, TOKENS, surrogates=0)
     expected = plain.drop_vars(BACKWARD)
     xr.testing.assert_equal(found.drop_attrs(), expected.drop_attrs())
+    capfd.readouterr()
     model, _ = load(tmp_path, device_map="auto")
     assert devices_of(model) == devices_of_options(Loading(device_map="auto"))
     assert capfd.readouterr() == ("", "")
@@ -164,7 +164,7 @@ def test_layers_on_two_gpus_are_summed_where_they_are(
 ) -> None:
     save_tiny(tmp_path / "model")
     places = dict.fromkeys(MAP, 0) | {"model.layers.1": 1, "lm_head": 1}
-    model, _ = load(tmp_path / "model", device_map=places)
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "model", device_map=places).eval()
     assert len(devices_of(model)) == 2
     seen: list[torch.device] = []
     with rl.observe(model, lambda call, _: seen.append(call.key.device)), torch.no_grad():
@@ -179,7 +179,7 @@ def test_layers_on_two_gpus_are_summed_where_they_are(
 def test_layers_in_main_memory_are_summed_on_the_gpu(plain: xr.Dataset, tmp_path: Path) -> None:
     save_tiny(tmp_path / "model")
     places = dict.fromkeys(MAP, 0) | {"model.layers.1": "cpu"}
-    model, _ = load(tmp_path / "model", device_map=places)
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "model", device_map=places).eval()
     assert [device.type for device in devices_of(model)] == ["cuda"]
     found = rl.profile(model, TOKENS, surrogates=0)
     np.testing.assert_allclose(found["selectivity"], plain["selectivity"], atol=1e-3)

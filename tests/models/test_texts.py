@@ -17,10 +17,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import ropelens as rl
-from ropelens.errors import BadArgument, BadCheckpoint, BadText, RopelensError
-from ropelens.models.checkpoint import load_tokenizer
+from ropelens.errors import BadArgument, BadText, RopelensError
 from ropelens.models.load import load
-from ropelens.models.loading import Loading
 from ropelens.models.texts import (
     PADDING,
     Sequences,
@@ -293,7 +291,7 @@ def test_special_tokens_that_somebody_wrote_are_text() -> None:
 
 
 def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole() -> None:
-    tokenizer = load_tokenizer("bundled", Loading())
+    tokenizer = load("bundled")[1]
     text = "Once upon  a time, there   was a well-known fox;\n\n it ran.  " * 40
     _, whole = encode(text, tokenizer)
     for longest in range(30, 60):
@@ -331,8 +329,7 @@ def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> No
     assert found.profile.attrs["tokens"] == 90
     with pytest.raises(BadArgument, match="A text needs the tokenizer"):
         rl.analyze(bare, text, options)
-    with pytest.raises(BadCheckpoint, match="There is no tokenizer in"):
-        rl.analyze(bare, text, options, tokenizer=bare)
-    assert load_tokenizer(whole, Loading())(text)["input_ids"]
+    read = rl.analyze(bare, text, options, tokenizer=load(whole)[1])
+    assert read.profile.attrs["tokens_sha256"]
     with pytest.raises(BadArgument, match="not in the model's vocabulary"):
         rl.analyze(bare, torch.full((2, 9), 40), options)
