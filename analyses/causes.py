@@ -72,7 +72,7 @@ def five_heads(
     """Losses without them or their planes, the best induction head, and sentences."""
     model, tokens, heads = analysis.model, analysis.sequences.tokens, named(five)
     edits = {
-        "fastest quarter of their planes stops": rl.stop_fastest(0.25, heads=heads),
+        "fastest quarter of their planes stops": rl.stop(rl.Fastest(0.25), heads=heads),
         "slowest half of their planes stops": rl.stop_slowest(0.5, heads=heads),
     }
     plain = rl.evaluate(model, tokens, measures=["induction"], edits=edits)

@@ -8,7 +8,7 @@ layers of 6 heads, two normal numbers a head, alike within a layer.
 
 With a FOLDER that holds novels/train/*.txt or novels/valid/*.txt: the bundled checkpoint on
 stretches of every novel, a pool of which documents are drawn with replacement, each as it is.
-The change of loss under stop_slowest(0.25) and stop_fastest(0.25), whose truth is the mean of
+The change of loss under stop(Slowest(0.25)) and stop(Fastest(0.25)), whose truth is the mean of
 the pool; with --profiles also the share that names a head, whose truth is that of a profile
 of the pool, over heads that are not diffuse, and the rank correlation of the claim, whose
 truth is the draws' mean. Every draw fits its own models.
@@ -178,7 +178,7 @@ def changes_of_loss(
         documents=torch.from_numpy(group),
         edits={
             "slowest quarter stopped": rl.stop_slowest(0.25),
-            "fastest quarter stopped": rl.stop_fastest(0.25),
+            "fastest quarter stopped": rl.stop(rl.Fastest(0.25)),
         },
         measures=["loss"],
     )

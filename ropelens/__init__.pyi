@@ -31,7 +31,6 @@ from .edit.silence import silence_heads as silence_heads
 from .edit.patch import patch_planes as patch_planes
 from .edit.rope import stop as stop
 from .edit.rope import stop_slowest as stop_slowest
-from .edit.rope import stop_fastest as stop_fastest
 from .edit.rope import rescale as rescale
 from .edit.rope import drop as drop
 from .rope.select import Slowest as Slowest

@@ -139,7 +139,7 @@ def model_card(
         sequences_of=sequences_of(settings),
         falling=f"{settings.get('decay', 1):.0%}",
         embeddings="without position embeddings"
-        if variant.text == "nope"
+        if variant.usage == "nope"
         else "with rotary position embeddings",
         rope=", ".join(f"{key} {value}" for key, value in rope_parameters.items()),
         needs=NEEDS_ROPELENS if variant.rope_type.startswith(OWN) else "",

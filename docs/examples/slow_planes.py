@@ -12,7 +12,7 @@ model, text = analysis.model, analysis.sequences
 edits = {
     "slowest quarter": rl.stop_slowest(0.25),  # p-RoPE with p = 0.75
     "slowest half": rl.stop_slowest(0.5),
-    "fastest quarter": rl.stop_fastest(0.25),
+    "fastest quarter": rl.stop(rl.Fastest(0.25)),
     "all": "nope",
 }
 found = rl.evaluate(

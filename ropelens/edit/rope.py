@@ -24,7 +24,7 @@ from ropelens.models.rotation import planes_now
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.variants import attention_factor, frequencies, shape_of, sharpening
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, EVERY, Fastest, PlaneNumbers, Selection, Slowest
+from ropelens.rope.select import ALL_HEADS, EVERY, PlaneNumbers, Selection, Slowest
 from ropelens.rope.turn import Side, turn
 from ropelens.rope.variants import Variant, parse_variant
 
@@ -86,12 +86,6 @@ def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS) -> Edit:
     `rope_type` "proportional" and that p (Barbero et al. 2024, arXiv 2410.06205).
     """
     return stop(Slowest(fraction), heads=heads)
-
-
-@public
-def stop_fastest(fraction: Number, *, heads: str = ALL_HEADS) -> Edit:
-    """Stop the fastest `fraction` of the planes, the paper's "reversed" variant."""
-    return stop(Fastest(fraction), heads=heads)
 
 
 @public

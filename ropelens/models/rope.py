@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,21 +56,20 @@ score_difference (layer, frequency) 1: between what the plane adds to scores, re
 def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset:
     """The rotation of every layer of `model`, measured from one forward pass.
 
-    A sequence of one token has the same hidden state whatever its position, so from
-    positions 0, 1, 2, 4, 8, ... its queries and keys differ by their rotation alone. RoPE that
-    changes with the length (dynamic, longrope) is measured as it is at `context` tokens; None
-    means within the trained context. Under `edit_rope`, what the edit leaves.
+    A sequence of one token has the same hidden state whatever its position, so at positions
+    0, 1, 2, 4, 8, ... its queries and keys differ by their rotation alone. RoPE that changes
+    with the length (dynamic, longrope) is measured as it is at `context` tokens; None means
+    within the trained context. Under `edit_rope`, what the edit leaves.
 
-    Returns a dataset over `layer` and `frequency`: `inv_freq` (rad/token, measured;
-    negative in planes that turn against the others), `wavelength` (tokens; infinite where
-    nothing turns), `inv_freq_stated` (rad/token, the buffer of the model; NaN where it has
-    none), `inv_freq_configured` (rad/token, what its configuration asks for; NaN where that is
-    not known), `residual` (change of a plane's length between positions, relative to the mean
-    length), `pairing` ("half", "interleaved", "none"), `rotary_dim` (coordinates of a head
-    that lie in planes), `layer_type` (all else of a layer that does not attend is NaN), and
-    over `position` also `query_scale`: by how much queries are longer than at position 0
-    (Ministral 3, Llama 4). Where RoPE leaves coordinates alone, the last frequency is that
-    rest, with inv_freq 0.
+    Returns a dataset over `layer` and `frequency`: `inv_freq` (rad/token, measured; negative
+    in planes that turn against the others), `wavelength` (tokens; infinite where nothing
+    turns), `inv_freq_stated` and `inv_freq_configured` (rad/token, the buffer of the model, and
+    what its configuration asks for; NaN where not known), `residual` (change of a plane's
+    length between positions, relative to the mean length), `pairing` ("half", "interleaved",
+    "none"), `rotary_dim` (coordinates in planes), `layer_type`, and over `position` the
+    `query_scale`: by how much queries are longer than at position 0 (Ministral 3, Llama 4).
+    Coordinates that RoPE leaves alone are the last frequency, with inv_freq 0. Layers that do
+    not attend are NaN.
 
     Warns where the model does not rotate as its configuration asks.
 
@@ -116,41 +114,26 @@ def observe(
 ) -> Iterator[None]:
     """Hand every attention call of `model` to `function(call, planes)` while the block runs.
 
-    A statistic of one's own, here the mean length of every query plane by head:
+    `call` (`AttentionCall`) has the layer, queries [batch, head, position, coordinate] and keys
+    with their rotation, values, the scale, and the keys that each row sees. Its tensors are the
+    model's own: clone them to keep or change them. `planes` (`Planes`) says how the layer
+    rotates, as `measure_rope` measures. With a key-value cache a call has its new rows alone,
+    and all keys (`call.past`). The output of the model keeps every bit.
 
-        norms = {}
+    Under `edit_rope` the function sees edited queries, keys and `planes`; where heads of the
+    layer differ, `planes.inv_freq` has a row and `call.key` a head for each query head. Under
+    `silence_heads` `call.output` is what the heads gave before.
 
-        def measure(call, planes):  # call.query [batch, head, position, coordinate]
-            real, imaginary = call.query[..., planes.first], call.query[..., planes.second]
-            norms[call.layer] = real.hypot(imaginary).mean((0, 2))  # [head, frequency]
-
-        with rl.observe(model, measure):
-            model(tokens)
-
-    `call` (`AttentionCall`) has the layer, queries and keys with their rotation, values, the
-    scale, and the keys that each row sees. Its tensors are the model's own: clone them to keep
-    or change them. `planes` (`Planes`) says how the layer rotates, as `measure_rope` measures.
-    With a key-value cache a call has its new rows alone, and all keys (`call.past`).
-
-    Under `edit_rope` the function sees edited queries, keys and `planes`, with `inv_freq` NaN
-    where heads of the layer differ; `call.key` then has a head for each query head. Under
-    `silence_heads` `call.output` is what the heads gave before. The output of the model keeps
-    every bit.
-
-    `model` is a transformers model or a TransformerLens `TransformerBridge`. Raises
-    `UnsupportedModel` as `measure_rope` does, and, when the model runs, for a cache of a RoPE
-    that changes with the length, past the length that it was trained for.
+    Raises `UnsupportedModel` as `measure_rope` does, and, when the model runs, for a cache of
+    a RoPE that changes with the length, past the length that it was trained for.
     """
     subject = as_subject(model)
     own = [layer.planes for layer in subject.rotations()]
 
     def show(call: AttentionCall) -> None:
         planes = planes_now(subject, call.layer, own[call.layer], continued=call.past > 0)
-        length = call.key.shape[2]
-        planes = edited_planes(subject.open_edit, call.layer, planes, length=length)
-        by_head = torch.atleast_2d(planes.inv_freq)
-        same = (by_head == by_head[0]).all(0)
-        function(call, replace(planes, inv_freq=by_head[0].where(same, math.nan)))
+        edit, length = subject.open_edit, call.key.shape[2]
+        function(call, edited_planes(edit, call.layer, planes, length=length))
 
     with subject.observe(show):
         yield
@@ -163,9 +146,9 @@ def observe(
 def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -> xr.Dataset:
     """The rotations of two implementations of one model, plane by plane: do they agree?
 
-    `one` and `other` are transformers models or TransformerLens bridges with the same weights.
-    (A bridge changes its model; load that twice.) Each runs tokens alone at positions 0, 1, 2,
-    4, 8, ... within `context` (by default what `one` was trained for).
+    `one` and `other` have the same weights. (A bridge changes its model; load that twice.) Each
+    runs tokens alone at positions 0, 1, 2, 4, 8, ... within `context` (by default what `one`
+    was trained for).
 
     Returns a dataset over `implementation` ("one", "other"), `layer`, `frequency` (the planes
     of `one`) and `position`:
@@ -177,16 +160,15 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
       heads or keys that turn otherwise, what lies in no plane), relative to the mean length;
       for `other` also what scales its queries with position otherwise.
     - `strength_ratio` (layer): scale times the mean square of queries and keys, of `other` to
-      `one`; 1 where both scale alike (YaRN's attention factor is part of it).
+      `one` (with YaRN's attention factor).
     - `score_difference` (layer, frequency): between what the plane adds to the scores of tokens
-      at one position, relative to the scores. Weights whose rows are in another order keep
-      their angles, and differ here.
+      at one position, relative to the scores: of rows in another order, which keep angles.
     - attributes `verdict` ("same", "different") and `why`, a sentence.
 
     They are the same where differences stay below 1e-3 rad and the rounding of an angle in
-    float32, and residuals, ratios and scores within 1e-3 (in half precision, of what it
-    rounds). Raises `BadArgument` where layers or heads are not of one shape, and
-    `UnsupportedModel` for an implementation that hides its attention.
+    float32, and the rest within 1e-3 (in half precision, of what it rounds). Raises
+    `BadArgument` where layers or heads are not of one shape, and `UnsupportedModel` for an
+    implementation that hides its attention.
     """
     sides = [as_subject(one), as_subject(other)]
     positions = probe_positions((context or sides[0].context) - 1)

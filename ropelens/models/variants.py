@@ -84,7 +84,7 @@ def stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:
 
 
 @public
-def variant_config(config: Config, variant: Variant | str) -> Config:
+def variant_config(config: Config, variant: str) -> Config:
     """A copy of `config` for a model that rotates as `variant`, such as "p-rope:0.75".
 
     The base is that of `config` unless the variant names one; max_position_embeddings is the
@@ -92,7 +92,7 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
 
     Raises `UnsupportedModel` where the family cannot express the variant.
     """
-    variant = variant if isinstance(variant, Variant) else parse_variant(variant)
+    asked = parse_variant(variant)
     changed: Any = copy.deepcopy(config)
     text = changed.get_text_config()
     parameters = text.to_dict().get("rope_parameters") or {}
@@ -100,13 +100,13 @@ def variant_config(config: Config, variant: Variant | str) -> Config:
     parts = [part.get("partial_rotary_factor") for part in by_type.values() or [parameters]]
     if not parameters or {*parts} - {None, 1.0}:
         raise UnsupportedModel(
-            f"The configuration of {changed.model_type} cannot express {variant.text}.",
+            f"The configuration of {changed.model_type} cannot express {variant}.",
             seen=f"rope_parameters {parameters}",
             attempt="the variant as an edit of the live model, ropelens.edit_rope",
         )
     text.rope_parameters = {
-        key: variant.rope_parameters(stated_shape(text, part)) for key, part in by_type.items()
-    } or variant.rope_parameters(stated_shape(text, parameters))
+        key: asked.rope_parameters(stated_shape(text, part)) for key, part in by_type.items()
+    } or asked.rope_parameters(stated_shape(text, parameters))
     return changed
 
 

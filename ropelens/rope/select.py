@@ -42,7 +42,7 @@ class Slowest:
 
 @dataclass(frozen=True)
 class Fastest(Slowest):
-    """The fastest `fraction` of the planes: as many as `Slowest` has."""
+    """The fastest `fraction` of the planes, the paper's "reversed": as many as `Slowest`."""
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         return super().__call__(planes).flip(0)

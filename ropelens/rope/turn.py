@@ -8,7 +8,7 @@ c_f = s q~_f conj(k~_f) (Barbero et al. 2024, arXiv 2410.06205).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
@@ -42,12 +42,12 @@ class Side:
         gain: float | None = None,
     ) -> Side:
         """This side with a new frequency or gain of the chosen planes; gain 0 stays."""
-        new: dict[str, Tensor] = {}
+        turned, length = self.inv_freq, self.gain
         if inv_freq is not None:
-            new["inv_freq"] = torch.where(chosen, inv_freq.float(), self.inv_freq)
+            turned = torch.where(chosen, inv_freq.float(), turned)
         if gain is not None:
-            new["gain"] = torch.where(chosen & (self.gain != 0), gain, self.gain)
-        return replace(self, **new)
+            length = torch.where(chosen & (length != 0), gain, length)
+        return Side(turned, length)
 
     def shared(self, *, groups: int) -> Side | None:
         """One row for each of `groups` groups of heads; None where heads of a group differ."""

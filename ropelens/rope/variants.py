@@ -54,7 +54,6 @@ class Variant:
     rope_type: str
     parameters: Callable[[Any, Shape], dict[str, Any]] = lambda value, shape: {}
     stops: Callable[[Any], Selection] | None = None
-    text: str = ""
     value: Any = None
 
     def rope_parameters(self, shape: Shape) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def parse_variant(text: str) -> Variant:
     row = VARIANTS[name]
     what = f"The RoPE variant {row.usage} cannot have the value {value!r}."
     with explained(what, usages, error=BadArgument):
-        return replace(row, text=text, value=row.read(value))
+        return replace(row, value=row.read(value))
 
 
 # frequencies

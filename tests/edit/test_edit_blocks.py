@@ -145,7 +145,7 @@ Block = Callable[[PreTrainedModel], AbstractContextManager[None]]
 
 
 def edited(heads: str) -> Block:
-    return lambda model: rl.edit_rope(model, rl.stop_fastest(0.5, heads=heads))
+    return lambda model: rl.edit_rope(model, rl.stop(rl.Fastest(0.5), heads=heads))
 
 
 def silenced(to: str) -> Block:

@@ -36,7 +36,7 @@ def keep(model: PreTrainedModel, kept: Callable[[int], torch.Tensor]) -> PreTrai
 def test_an_edit_of_nothing_leaves_every_bit(name: str):
     model = tiny(name)
     plain = logits(model)
-    nothing = [rl.stop_slowest(0.0), rl.stop_fastest(0.0), rl.drop(rl.PlaneNumbers(()))]
+    nothing = [rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.0)), rl.drop(rl.PlaneNumbers(()))]
     with rl.edit_rope(model), rl.edit_rope(model, *nothing):
         assert torch.equal(logits(model), plain)
     assert torch.equal(logits(model), plain)
@@ -79,7 +79,7 @@ def test_stopped_planes_are_those_of_a_model_whose_own_stand_still(name: str):
 
     for edit, kept in (
         (rl.stop_slowest(0.3), slow),
-        (rl.stop_fastest(0.3), lambda count: slow(count).flip(0)),
+        (rl.stop(rl.Fastest(0.3)), lambda count: slow(count).flip(0)),
         (rl.stop_slowest(1.0), torch.zeros),
     ):
         with rl.edit_rope(model, edit):

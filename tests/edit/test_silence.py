@@ -118,7 +118,7 @@ def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, implementation: str
 def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
     """Of its real tokens alone, and as the model is there: with the edit around it."""
     reference, lengths = tokens(sequences=4, seed=1), torch.tensor([20, 7, 13, 20])
-    for edit in (rl.stop_slowest(0.0), rl.stop_fastest(0.5)):
+    for edit in (rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.5))):
         with rl.edit_rope(llama, edit):
             with projected(llama) as seen:
                 for row, length in zip(reference, lengths, strict=True):

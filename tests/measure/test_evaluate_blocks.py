@@ -124,7 +124,7 @@ def test_under_an_open_edit_that_is_the_model_as_it_is():
     """Also one that makes heads differ, under which every entry has a budget too."""
     model = tiny("llama_gqa")
     with rl.edit_rope(model, "p-rope:0.5"):
-        inside = evaluate(model, edits={"fast too": rl.stop_fastest(0.5)})
+        inside = evaluate(model, edits={"fast too": rl.stop(rl.Fastest(0.5))})
     outside = evaluate(model, edits={"half": "p-rope:0.5", "all": "nope"})
     pairs = (("none", "half"), ("fast too", "all"))
     for name in ("loss", "induction", "repeat_loss", "retrieval_hit", "total_bits"):

@@ -111,7 +111,7 @@ def outputs(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         with changed(model, name):
             logits[name] = said()
     with (
-        rl.edit_rope(model, rl.stop_fastest(0.5)),
+        rl.edit_rope(model, rl.stop(rl.Fastest(0.5))),
         rl.silence_heads(model, "0.*", to="mean", tokens=TOKENS),
     ):
         logits["both"] = said()
@@ -188,10 +188,10 @@ def test_given_positions_are_those_of_an_edit(tmp_path: Path):
     model, tokenizer = saved("llama_gqa", tmp_path)
     model.set_attn_implementation("eager")
     apart = 2 * torch.arange(40)[None]
-    with torch.no_grad(), rl.edit_rope(model, rl.stop_fastest(0.5)):
+    with torch.no_grad(), rl.edit_rope(model, rl.stop(rl.Fastest(0.5))):
         expected = model(TOKENS[:1], position_ids=apart).logits
     bridged = bridge(model, tokenizer)
-    with torch.no_grad(), rl.edit_rope(bridged, rl.stop_fastest(0.5)):
+    with torch.no_grad(), rl.edit_rope(bridged, rl.stop(rl.Fastest(0.5))):
         ours = bridged(TOKENS[:1], position_ids=apart)
         assert not torch.allclose(bridged(TOKENS[:1]), ours, atol=1e-2)
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)

@@ -269,7 +269,7 @@ def test_no_key_leaves_a_sliding_window():
 
 def test_planes_that_stand_still_do_not_count(browser, looked, tmp_path):
     """Of a layer whose fastest planes stand still p stops the slowest; of a still one none."""
-    edits = [rl.stop_fastest(0.25, heads="2.*"), rl.stop_slowest(1, heads="0.*")]
+    edits = [rl.stop(rl.Fastest(0.25), heads="2.*"), rl.stop_slowest(1, heads="0.*")]
     with rl.edit_rope(looked.model, *edits):
         tokens = prompt_tokens(PROMPTS[0], looked.tokenizer)
         text = torch.stack([tokens, tokens.flip(0)])
