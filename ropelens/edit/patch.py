@@ -59,10 +59,9 @@ def patch_planes(
     `positions` are places in the sequence, counted from 0, that are patched from the same
     places of `source`, or a mapping {place: place in source}. By default all that both have.
 
-    Blocks nest, beside `edit_rope`, `silence_heads` and `observe`: edits turn what was patched,
-    and of two patches of one vector the inner counts. The model may generate; a batch is not
-    padded on the left. Restored on exit, on errors too. A patch from the same tokens changes
-    no bit.
+    Blocks nest: edits turn what was patched, and of two patches of one vector the inner counts.
+    The model may generate; a batch is not padded on the left. Restored on exit, on errors too.
+    A patch from the same tokens changes no bit.
 
     Raises `BadArgument` for heads, planes or positions that do not exist, planes of values
     and outputs, and several sources; `UnsupportedModel` for a model that hides its attention,

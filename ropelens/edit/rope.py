@@ -93,8 +93,7 @@ def drop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
     """The planes no longer add to the scores: their queries become 0.
 
     A head without all its planes attends evenly to all keys that it sees (but for coordinates
-    that never rotate), and still passes on the mean of their values: `silence_heads` takes its
-    output away.
+    that never rotate), and passes on the mean of their values.
     """
     return Edit(select, lambda layer: ({"gain": 0.0}, {}), heads)
 
@@ -136,11 +135,9 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
 
     An edit may also be the name of a RoPE variant, such as "p-rope:0.75". Everything that runs
     the model meets the edited one: calls, generation with a cache, `profile`, `measure_rope`.
-    Planes that no edit chooses keep every bit. Restored on exit, on errors too. `model` is a
-    transformers model or a TransformerLens `TransformerBridge`.
+    Planes that no edit chooses keep every bit. Restored on exit, on errors too.
 
-    Raises `UnsupportedModel` for a model that does not rotate, whose attention does not pass
-    through transformers' attention interface, or whose bridge does not fire its hooks; and
+    Raises `UnsupportedModel` for a model that does not rotate or hides its attention, and
     `BadArgument` for planes or heads that it does not have, or a variant that does not exist.
     A bridge also raises `UnsupportedModel` when it runs with a key-value cache, or under
     an edit that makes heads of one key-value head differ.

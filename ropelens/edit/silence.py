@@ -7,7 +7,7 @@ with rl.silence_heads(model, "2.3,4.*", to="mean", tokens=reference):
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,10 +28,7 @@ Replacement = Literal["zero", "mean", "resample"]
 
 @dataclass(frozen=True, eq=False)
 class Silence(AbstractContextManager[None]):
-    """Heads that are silenced in a block, which may be opened again, or while it is open.
-
-    See `silence_heads`, whose arguments these are.
-    """
+    """Heads that are silenced in a block; see `silence_heads`, whose arguments these are."""
 
     subject: Subject
     heads: str
@@ -39,15 +36,13 @@ class Silence(AbstractContextManager[None]):
     tokens: Int[Tensor, "sequence position"] | None
     lengths: Int[Tensor, " sequence"] | None
     seed: int
-    opened: list[AbstractContextManager[None]] = field(default_factory=list)
+    blocks: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> None:
-        block = self.subject.silence(self.outputs())
-        block.__enter__()
-        self.opened.append(block)
+        self.blocks.enter_context(self.subject.silence(self.outputs()))
 
     def __exit__(self, *error: Any) -> None:
-        self.opened.pop().__exit__(*error)
+        self.blocks.close()
 
     def outputs(self) -> HeadSilence:
         """What stands in for the heads' outputs; means are taken under what is open now."""
@@ -105,18 +100,15 @@ def silence_heads(
       permutation that leaves none in its place, drawn with `seed` and the same for all heads
       and batches of a size. The sequences have one length.
 
-    The block may be opened again, and stand among the `edits` of `ropelens.evaluate`.
+    Blocks may be opened again, stand among the `edits` of `ropelens.evaluate`, and nest beside
+    `edit_rope` and `observe`, which shows the output as the head made it. Of two blocks that
+    silence a head the inner one counts. Restored on exit, on errors too. All other heads keep
+    every bit. The model need not rotate, and may generate.
 
-    Blocks nest, beside `edit_rope` and `observe`, in any order: edits change what comes before
-    the output; `observe` shows the output as the head made it, and the effect in later
-    layers. Of two blocks that silence a head the inner one counts. Restored on exit, on
-    errors too. All other heads keep every bit. The model need not rotate, and may generate.
-
-    Raises `BadArgument` for heads or tokens that the model does not have, for `tokens` without
-    to="mean" and `lengths` without `tokens`; when the model runs, for "resample" of one
-    sequence (`profile` and `capture` run one at a time; `evaluate` takes a `batch_size`) or of
-    several lengths, and for the mean of a batch of which a cache holds a part. Raises
-    `UnsupportedModel` for a model that hides its attention.
+    Raises `BadArgument` for heads or tokens that the model does not have; when the model runs,
+    for "resample" of one sequence (`profile` and `capture` run one at a time; `evaluate` takes
+    a `batch_size`) or of several lengths, and for the mean of a batch of which a cache holds a
+    part. Raises `UnsupportedModel` for a model that hides its attention.
     """
     subject = as_subject(model)
     if (tokens is not None and to != "mean") or (lengths is not None and tokens is None):

@@ -60,8 +60,7 @@ def load(
     mode, and its weights take no gradients.
 
     `dtype` is float32 by default on every device, so that a measurement does not depend on
-    the machine; "saved" is that of the files, "auto" is bfloat16 on a GPU that computes in
-    it, else float32. `device` "auto" is CUDA where there is one. `device_map` "auto" in its
+    the machine; "auto" is bfloat16 on a GPU that computes in it, else float32. `device` "auto" is CUDA where there is one. `device_map` "auto" in its
     place spreads a large model over the GPUs, then main memory, then disk. `quantize` reads
     weights into fewer bits: "int8" (torchao), "bnb-int8" or "bnb-nf4" (bitsandbytes).
 
@@ -104,18 +103,16 @@ class Opened:
         size = self.parameters * self.torch_dtype.itemsize
         if self.checkpoint.path.is_file():
             return 2 * size  # transformers holds the weights twice while it reads them
-        as_saved = self.loading.dtype == "saved" or _is_quantized(self.config)
-        return self.file_bytes if as_saved else size
+        return self.file_bytes if _is_quantized(self.config) else size
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype of the model; for "saved" that of its config."""
-        name = self.loading.dtype
-        if name == "auto":
+        """The dtype of the model."""
+        if self.loading.dtype == "auto":
             on_gpu = self.devices[0].type == "cuda" and torch.cuda.is_bf16_supported(False)
             return torch.bfloat16 if on_gpu else torch.float32
-        saved: Any = self.config.dtype or torch.float32
-        return saved if name == "saved" else getattr(torch, name)
+        dtype: torch.dtype = getattr(torch, self.loading.dtype)
+        return dtype
 
     def read(self) -> PreTrainedModel:
         """The model, checked; raises as `load` does."""
@@ -157,7 +154,7 @@ class Opened:
                 options["quantization_config"] = _quantization_config(loading.quantize)
             model, weights = auto_class(self.config).from_pretrained(
                 config=self.config,
-                dtype="auto" if loading.dtype == "saved" else self.torch_dtype,
+                dtype=self.torch_dtype,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # _check_weights names them
                 **options,

@@ -15,8 +15,7 @@ from beartype.door import is_bearable
 
 from ropelens.errors import BadArgument
 
-Dtype = Literal["float32", "float16", "bfloat16", "float64", "auto", "saved"]
-"""Dtypes to load a model in: "saved" is that of its files."""
+Dtype = Literal["float32", "float16", "bfloat16", "float64", "auto"]
 
 Quantization = Literal["int8", "bnb-int8", "bnb-nf4"]
 """Formats that weights are quantized to as they are read."""
@@ -55,7 +54,7 @@ class Loading(Checked):
         option(
             "T",
             "float32, float64, bfloat16, float16; auto: bfloat16 on a GPU that computes in "
-            "it, else float32; saved: as the model is saved.",
+            "it, else float32.",
         ),
     ] = "float32"
     device: Annotated[str, option("D", "cpu, cuda, cuda:1; auto: cuda where there is one.")] = (

@@ -77,7 +77,7 @@ def test_configs(model: Path, changes: dict[str, object]) -> None:
     whole = (model / "config.json").read_text()
     (model / "config.json").write_text(json.dumps(json.loads(whole) | changes))
     with works_or_is_refused():
-        plan_analysis(model, "a quick fox " * 20, Options(dtype="saved", device="cpu"))
+        plan_analysis(model, "a quick fox " * 20, Options(device="cpu"))
     with works_or_is_refused():
         measure_rope(open_checkpoint(model, Loading(device="cpu")).read())
     (model / "config.json").write_text(whole)
