@@ -38,8 +38,8 @@ Patch = Callable[[int, Side, Tensor, range, Tensor], Tensor]
 
 Called as (layer, side, x [batch, head, place, coordinate], places, positions [_, place *axis]):
 it gives `x`, changed, with a head for each query head where heads of a group differ. `places`
-count the tokens of a sequence from 0, without room that a cache still has; `positions` are up to
-a shift that a sequence has in common.
+count the tokens of a sequence from 0, without those that a static cache still lacks;
+`positions` are up to a shift that a sequence has in common.
 """
 
 

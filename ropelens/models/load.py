@@ -60,9 +60,10 @@ def load(
     mode, and its weights take no gradients.
 
     `dtype` is float32 by default on every device, so that a measurement does not depend on
-    the machine; "auto" is bfloat16 on a GPU that computes in it, else float32. `device` "auto" is CUDA where there is one. `device_map` "auto" in its
-    place spreads a large model over the GPUs, then main memory, then disk. `quantize` reads
-    weights into fewer bits: "int8" (torchao), "bnb-int8" or "bnb-nf4" (bitsandbytes).
+    the machine; "auto" is bfloat16 on a GPU that computes in it, else float32. `device` "auto"
+    is CUDA where there is one. `device_map` "auto" in its place spreads a large model over the
+    GPUs, then main memory, then disk. `quantize` reads weights into fewer bits: "int8"
+    (torchao), "bnb-int8" or "bnb-nf4" (bitsandbytes).
 
     Raises BadCheckpoint for files or weights that are missing or broken, UnsupportedModel
     for a model that is not a causal language model, BadArgument for the other arguments.

@@ -214,7 +214,7 @@ def encode(text: str, tokenizer: Any, begin: Bos = "always") -> tuple[list[int],
     if tokenizer is None:
         raise BadArgument(
             "A text needs the tokenizer of the model.",
-            attempt="its files in the folder of the model, tokenizer=, or tokens in place of the text",
+            attempt="its files in the model's folder, tokenizer=, or tokens instead of text",
         )
     # verbose=False: no warning of documents that are longer than the model's maximum.
     # split_special_tokens: a "<s>" in the text is text, not a beginning.

@@ -59,11 +59,11 @@ def test_planes_that_are_not_chosen_keep_every_bit():
 
 def test_a_function_chooses_planes():
     model = tiny("llama_gqa")
-    with rl.edit_rope(model, rl.stop(lambda planes: planes.inv_freq < 0.01)):
+    with rl.edit_rope(model, rl.stop(lambda planes: planes.inv_freq < 0.02)):
         chosen = rl.measure_rope(model)["inv_freq"] == 0
     plain = rl.measure_rope(model)["inv_freq"]
     assert 0 < int(chosen.sum()) < chosen.size
-    assert (chosen == (plain < 0.01)).all()
+    assert (chosen == (plain < 0.02)).all()
 
 
 # against models that are built that way
