@@ -23,11 +23,11 @@ ROOMS = {
     "files": 430,
     "train": 1_000,
     "comparison": 660,
-    "figures": 1_990,
-    "report": 1_690,
-    "analysis commands": 1_980,
+    "figures": 1_940,
+    "report": 1_530,
+    "analysis commands": 1_930,
 }
-PACKAGE, TESTS, NAMES = 20_450, 18_520, 60
+PACKAGE, TESTS, NAMES = 20_180, 18_470, 60
 WORDS = {
     "README.md": 9_000,
     "CONTRIBUTING.md": 6_000,

@@ -40,12 +40,6 @@ from ropelens.report.words import (
 FACTS = ("revision", "backend", "text", "command", "warnings")
 """Attributes that results have from `analyze`, beside those of `profile`."""
 
-OF_COMPARISON = (
-    *("command", "question", "baseline", "seed", "created", "documents"),
-    *("context", "sequences", "head_sequences", "growth_sequences"),
-)
-"""Attributes of a comparison that run.json has too; trained runs alone have the last ones."""
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Analysis:
@@ -245,16 +239,13 @@ class Answer:
         )
         table, facts = summarize_comparison(comparison), comparison.attrs
         entries = comparison["entry"].values.tolist()
-        record: dict[str, Any] = {
+        findings = [*comparison_sentences(comparison, table), *filter(None, [scope(facts)])]
+        record: dict[str, Any] = facts | {
             "kind": "comparison",
-            "findings": [
-                *comparison_sentences(comparison, table),
-                *filter(None, [scope(facts)]),
-            ],
+            "findings": findings,
             "model": {"name": str(facts["model"])},
             "entries": entries,
             "versions": json.loads(facts["versions"]),
-            **{name: facts[name] for name in OF_COMPARISON if name in facts},
         }
         if "fingerprint" in comparison.coords:
             prints = comparison["fingerprint"].values.tolist()

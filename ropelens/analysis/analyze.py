@@ -17,8 +17,6 @@ from typing import Any
 import pandas as pd
 import torch
 import xarray as xr
-from jaxtyping import Int
-from torch import Tensor
 
 from ropelens.analysis.analysis import Analysis, check_sweep, earlier_analysis
 from ropelens.analysis.options import Options
@@ -52,9 +50,7 @@ def analyze(
     options: Options = DEFAULT,
     *,
     tokenizer: Any = None,
-    lengths: Int[Tensor, " sequence"] | None = None,
     truncation: Mapping[str, Any] | None = None,
-    folder: str | Path | None = None,
     progress: ShowProgress | None = None,
 ) -> Analysis:
     """Measure a model on text: its profile, the labels of its heads, and how it came about.
@@ -64,31 +60,31 @@ def analyze(
 
     `text` is a `Path` of a file or folder, read as by `read_documents`; a `str`, which is a
     document; a list of both; or tokens: what `ropelens.tokenize` returns, a BatchEncoding, or
-    a tensor [sequence, position] with `lengths` as for `ropelens.profile`. Without text, a
-    bundled checkpoint reads text that was sampled from it.
+    a tensor [sequence, position]. Without text, a bundled checkpoint reads text that was
+    sampled from it.
 
     `truncation` asks for a sweep too: the arguments keep, ends, bands, controls and measures
     of `ropelens.truncate`, {} for their defaults. It has the same sequences, rows and seed.
-
-    `folder` is where the results will be saved. The measurement of a checkpoint is saved there
-    once a minute, until `Analysis.save`, so that the same call goes on after a kill. A sweep
-    joins an analysis of the same weights and text in `folder`, whose profile is then not
-    measured again. `progress` opens each stage of the work.
+    `progress` opens each stage of the work.
 
     Raises `BadText` and `BadCheckpoint` for what cannot be read, and what `ropelens.load`,
     `profile` and `truncate` raise.
     """
     show = progress or silent
-    more: dict[str, Any] = {"lengths": lengths, "truncation": truncation}
     with opening(show, "reading"):
-        plan = plan_analysis(model, text, options, tokenizer=tokenizer, **more)
-    analysis = run_plan(plan, folder=folder, progress=show)
+        plan = plan_analysis(model, text, options, tokenizer=tokenizer, truncation=truncation)
+    analysis = run_plan(plan, folder=None, progress=show)
     shown: Any = analysis.model if isinstance(model, (str, Path)) else model
     return replace(analysis, model=shown)
 
 
 def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -> Analysis:
-    """What `analyze` with the arguments of the plan returns."""
+    """What `analyze` with the arguments of the plan returns.
+
+    `folder` is where the results will be saved. The measurement of a checkpoint is saved there
+    once a minute, until `Analysis.save`, and goes on after a kill. A sweep joins an analysis
+    of the same weights and text in `folder`, whose profile is then not measured again.
+    """
     begin, source, read, options = time.perf_counter(), plan.source, plan.text, plan.options
     if folder is not None and plan.truncation is not None:
         check_sweep(Path(folder), plan.arguments)

@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ropelens.analysis.options import Options
-from ropelens.errors import BadArgument
 from ropelens.measure.excerpts import check_excerpts
 from ropelens.measure.measurement import sequences_at_once
 from ropelens.measure.token_sets import attention_on
@@ -92,7 +91,6 @@ def plan_analysis(
     options: Options,
     *,
     tokenizer: Any = None,
-    lengths: Int[Tensor, " sequence"] | None = None,
     truncation: Mapping[str, Any] | None = None,
 ) -> Plan:
     """What `analyze` with the same arguments will run; raises what it raises before that."""
@@ -110,7 +108,7 @@ def plan_analysis(
         tokenizer, config = source.tokenizer, source.config
         if truncation is not None and isinstance(documents, list):
             truncation, options = _sweep(truncation, options, source, documents)
-        read = _sequences(documents, lengths, source, options)
+        read = _sequences(documents, source, options)
         texts = names["text"] or [sample_path(names["model"].partition(":")[2] or "rope")]
         if writers := {writer_of(Path(path)) for path in texts} - {""}:
             read = replace(read, source=f"{read.source}, sampled from {', '.join(writers)}")
@@ -265,18 +263,15 @@ def _documents(
 
 def _sequences(
     documents: list[str] | Sequences | Tensor | Mapping[str, Any],
-    lengths: Int[Tensor, " sequence"] | None,
     source: Opened | Subject,
     options: Options,
 ) -> Sequences:
     """Documents as tokens of the model, cut to the context; tokens as they are."""
-    if lengths is not None and not isinstance(documents, Tensor):
-        raise BadArgument("lengths are those of tokens; text has its own.")
     if isinstance(documents, Sequences):
         return documents
     config = source.config.get_text_config()
     if isinstance(documents, Tensor | Mapping):
-        ids, hidden, numbers = documents, None, None
+        ids, lengths, hidden, numbers = documents, None, None, None
         if isinstance(documents, Mapping):
             ids, lengths, hidden, numbers, _ = cut(documents, None, config)
         tokens, lengths = check_tokens(ids, lengths, vocabulary=config.vocab_size)

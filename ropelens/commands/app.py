@@ -12,7 +12,7 @@ from ropelens.analysis.options import Options, Out, with_options
 from ropelens.commands.analyze import analyze, truncate
 from ropelens.commands.claims import claims
 from ropelens.commands.rope import rope
-from ropelens.commands.terminal import finish, print_path, run_app, stopped_in_its_words
+from ropelens.commands.terminal import finish, print_path, run_app
 from ropelens.commands.train import train
 from ropelens.models.loading import option
 
@@ -152,7 +152,7 @@ for name, short_help, command in (
     ("report", "Make the page again, from saved results.", report),
     ("train", "Train small LLaMA-style models on text.", train),
 ):
-    app.command(name, short_help=short_help)(stopped_in_its_words()(command))
+    app.command(name, short_help=short_help)(command)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,13 +42,6 @@ def rope(
             "Of the model as this RoPE variant would make it: p-rope:0.75, yarn:4, ...",
         ),
     ] = None,
-    against: Annotated[
-        Literal["transformer-lens"] | None,
-        option(
-            None,
-            "Compare with this implementation of the model. Exit status 1 if they differ.",
-        ),
-    ] = None,
     verbose: Annotated[
         bool, option(None, "A table a layer, also if layers are alike.", name="--verbose")
     ] = False,
@@ -59,26 +52,16 @@ def rope(
     A row a plane: its angular frequency and wavelength as measured, the frequency that the
     model's buffer states and the one that its configuration asks for, and how far, relative to
     the stated one, the measured one is off. With --variant, the rotation that an edit makes of
-    it. With --against, whether two implementations of the model rotate alike, and where not.
+    it.
 
     \b
     Examples:
       ropelens rope ./my-llama
-      ropelens rope ./my-llama --against transformer-lens
       ropelens rope ./my-llama --variant p-rope:0.75
     """
     from ropelens.models.row_order import row_order
 
-    if against is not None and variant is not None:
-        raise typer.BadParameter("--against is for a model as it is, without --variant")
     loaded, tokenizer = rl.load(model, **asdict(options))
-    if against is not None:
-        from ropelens.models.bridge import bridge
-
-        other, _ = rl.load(model, **asdict(options))  # a bridge changes its model
-        compared = rl.compare_rope(loaded, bridge(other, tokenizer), context=context)
-        typer.echo(f"{compared.attrs['verdict'].upper()}. {compared.attrs['why']}")
-        raise typer.Exit(compared.attrs["verdict"] != "same")
     with rl.edit_rope(loaded, *([variant] if variant else [])):
         rotation = rl.measure_rope(loaded, context=context)
     groups: list[list[int]] = []

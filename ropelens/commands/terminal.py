@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from io import TextIOWrapper
@@ -22,19 +22,6 @@ from ropelens.errors import RopelensError, explained
 
 if TYPE_CHECKING:
     from ropelens.analysis.analysis import Analysis, Answer
-
-
-class Stopped(Exception):
-    """The last words of a command that Ctrl-C ended."""
-
-
-@contextmanager
-def stopped_in_its_words() -> Iterator[None]:
-    """Decorate a command, so that typer does not drop the message of a KeyboardInterrupt."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise Stopped(str(error)) from error
 
 
 def say(message: str, *, by: str = "ropelens: ") -> None:
@@ -124,9 +111,7 @@ def run_script(main: Callable[..., None]) -> None:
     script.
     """
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(help=f"\b\n{sys.modules[main.__module__].__doc__ or ''}")(
-        stopped_in_its_words()(main)
-    )
+    app.command(help=f"\b\n{sys.modules[main.__module__].__doc__ or ''}")(main)
     run_app(app, name=Path(sys.argv[0]).name)
 
 
@@ -171,7 +156,7 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     """
     quiet_libraries()
     signals = catch_signals()
-    code, words = 1, ""
+    code = 1
     silence_others()
     try:
         with explained("The working directory is gone.", "cd to another", error=RopelensError):
@@ -179,14 +164,13 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
         code = app(prog_name=name, standalone_mode=False) or 0
         print(end="", flush=True)
     except (Exception, KeyboardInterrupt) as error:
-        let_one_speak()
         if not signals:
+            let_one_speak()
             code = _explain(error, name)
-        elif isinstance(error, Stopped):
-            words = str(error)
     if signals and code:
+        let_one_speak()
         with suppress(OSError):  # the terminal may be gone
-            say(words or "stopped; nothing half-written is left")
+            say("stopped; nothing half-written is left, and the same command goes on")
         os._exit(128 + signals[0])  # leaving torch takes seconds
     sys.exit(code)
 

@@ -8,6 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 from plotly.colors import get_colorscale
+from scipy.special import softmax
 
 from ropelens.errors import Count, public
 from ropelens.figures import style
@@ -120,12 +121,10 @@ def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
     score = profile["predicted_kernel"].transpose(*dims).values
     width = (profile["offset_stop"] - profile["offset_start"]).values
     known = np.isfinite(score) & np.isfinite(measured)
-    highest = np.max(score, axis=-1, keepdims=True, where=known, initial=-1e30)
-    weight = np.exp(np.where(known, score - highest, -np.inf))
     whole = np.nansum(measured * width, axis=-1, keepdims=True)
-    total = (weight * width).sum(-1, keepdims=True)
-    predicted = np.divide(weight * whole, total, out=np.zeros_like(weight), where=total > 0)
-    predicted[~known] = np.nan
+    with np.errstate(invalid="ignore"):  # of heads without a kernel
+        share = softmax(np.where(known, score + np.log(width), -np.inf), axis=-1)
+    predicted = np.where(known, whole * share / width, np.nan)
     return {"kernel_measured": measured, "kernel_predicted": predicted}
 
 

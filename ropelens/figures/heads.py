@@ -1,9 +1,9 @@
-"""Every head: the map, where its bits come from, and the claim on wavelengths."""
+"""Every head: the map, and the claim on wavelengths."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -125,31 +125,29 @@ def _add_points(
     heads: pd.DataFrame,
     at: Mapping[str, np.ndarray],
     selected: tuple[int, int] | None,
-    **panel: int,
 ) -> None:
-    """A point a head whose places `at` all axes are known; a ring at the `selected` head.
+    """A point a head whose places `at`, x and y, are known; a ring at the `selected` head.
 
-    Colour and symbol show the label (of those `OUTSIDE` an outline), the area grows with the
-    head's bits, hovers give its numbers.
+    Colour and symbol show the label, the area grows with the head's bits, hovers give its
+    numbers.
     """
     hovers, sizes = hover_lines(heads), marker_sizes(heads)
     known = np.isfinite([*at.values()]).all(0)
-    add = figure.add_scatterternary if "a" in at else figure.add_scatter
     for label in style.LABELS:
         rows = (heads["label"] == label).to_numpy() & known
         if not rows.any():
             continue
-        hollow = label in style.OUTSIDE
         marker = {"color": style.COLORS[label], "size": sizes[rows], "opacity": 0.85}
-        marker["symbol"] = style.SYMBOLS[label] + ("-open" if hollow else "")
-        marker["line_width"] = 1.5 if hollow else 1
-        places = heads.loc[rows, ["layer", "head"]].to_numpy(int)
-        hover = {"customdata": places, "text": hovers[rows], "hovertemplate": style.TEXT_ONLY}
+        marker |= {"symbol": style.SYMBOLS[label], "line_width": 1}
+        points = {axis: values[rows] for axis, values in at.items()}
+        points["customdata"] = heads.loc[rows, ["layer", "head"]].to_numpy(int)
+        hover = {"text": hovers[rows], "hovertemplate": style.TEXT_ONLY}
         look = {"mode": "markers", "name": label, "marker": marker, "cliponaxis": False}
-        add(**{axis: values[rows] for axis, values in at.items()}, **look, **hover, **panel)
+        figure.add_scatter(**points, **look, **hover, row=1, col=1)
     if selected is not None:
-        row = row_of(heads, selected)
-        add(**{axis: values[[row]] for axis, values in at.items()}, **RING, **panel)
+        here = [row_of(heads, selected)]
+        point = {axis: values[here] for axis, values in at.items()}
+        figure.add_scatter(**point, **RING, row=1, col=1)
 
 
 def marker_sizes(heads: pd.DataFrame) -> np.ndarray:
@@ -163,39 +161,10 @@ def marker_sizes(heads: pd.DataFrame) -> np.ndarray:
 BITS = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
 """The four parts of a head's bits."""
 
-CORNERS = {"aaxis": "position only (%)", "baxis": "content<br>(%)", "caxis": "both<br>(%)"}
 
-
-def plot_budget_triangle(
-    profile: xr.Dataset,
-    heads: pd.DataFrame | None = None,
-    *,
-    selected: tuple[int, int] | None = None,
-) -> go.Figure:
-    """A point a head: the shares, in [0, 1], of the bits that sinks do not explain.
-
-    Position only (top): what the offset adds to what the tokens explain. Content: what the
-    tokens explain. Both at once: which tokens count depends on how far they are. The area of
-    a point grows with the head's total bits, so heads that choose nothing stay small.
-    `selected` (layer, head) gets a ring. A head without bits is left out.
-    """
-    heads = head_table(profile, heads)
-    figure = style.new_figure("What sinks do not explain: where it comes from", height=430)
-    shares = dict(zip("abc", bit_shares(heads, BITS[1:]).T, strict=True))
-    _add_points(figure, heads, shares, selected)
-    axis = {"tickvals": [1 / 3, 2 / 3], "tickformat": ".0%", "ticks": ""}
-    axes = {name: axis | {"title_text": title} for name, title in CORNERS.items()}
-    figure.update_layout(
-        ternary={"sum": 1} | axes,
-        legend={"itemsizing": "constant", "orientation": "v", "y": 1, "yanchor": "top"},
-        margin={"l": 56, "r": 56, "t": 80, "b": 56},
-    )
-    return style.note_missing(figure, shares["a"], "no head has bits that sinks do not explain")
-
-
-def bit_shares(heads: pd.DataFrame, parts: Sequence[str] = BITS) -> np.ndarray:
-    """Shares [row, part] of the sum of some parts of each head's bits; NaN of none."""
-    bits = heads[list(parts)].to_numpy(float).clip(min=0)
+def bit_shares(heads: pd.DataFrame) -> np.ndarray:
+    """Shares [row, part] of the sum of the four parts of each head's bits; NaN of none."""
+    bits = heads[list(BITS)].to_numpy(float).clip(min=0)
     whole = bits.sum(1, keepdims=True)
     return np.divide(bits, whole, out=np.full_like(bits, np.nan), where=whole > 0)
 
@@ -224,7 +193,7 @@ def plot_claim(
     y, x = (of_draws[0][at] for of_draws in drawn)
     x = np.exp(x)
     figure = style.new_figure(claim_title(heads.attrs.get("claim")), height=430, **PANELS)
-    _add_points(figure, heads, {"x": x, "y": y}, selected, row=1, col=1)
+    _add_points(figure, heads, {"x": x, "y": y}, selected)
     rho = correlations(*drawn)
     stroke = {"symbol": "line-ns-open", "size": 16, "color": style.MUTED, "line_width": 1.5}
     diamond = {"symbol": "star-diamond", "size": 14}

@@ -19,7 +19,7 @@ Theme = Literal["light", "dark"]
 
 LABELS = ("positional", "mixed", "semantic", "sink", "diffuse", "untested")
 OUTSIDE = ("sink", "diffuse", "untested")
-"""Labels whose heads choose too little for a share of the rest to mean much: drawn hollow."""
+"""Labels whose heads choose too little for a share of the rest to mean much."""
 COLORS = {
     "positional": "#2a8fe0",
     "mixed": "#97488d",
@@ -68,9 +68,6 @@ def template(theme: Theme) -> go.layout.Template:
     small = {"color": soft, "size": 11}
     axis = lines | {"tickcolor": soft, "tickfont": small, "ticks": "outside"}
     axis |= {"title": {"font": words, "standoff": 10}, "zeroline": False, "automargin": True}
-    ternary = dict.fromkeys(
-        ("aaxis", "baxis", "caxis"), lines | {"tickfont": small, "title": {"font": words}}
-    )
     left = {"x": 0, "xref": "paper", "xanchor": "left"}
     above = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
     hover = {"bgcolor": paper, "bordercolor": soft, "align": "left"}
@@ -84,7 +81,6 @@ def template(theme: Theme) -> go.layout.Template:
             "colorway": [ink],
             "xaxis": axis,
             "yaxis": axis,
-            "ternary": ternary | {"bgcolor": clear},
             "annotationdefaults": {"font": small, "showarrow": False},
             "shapedefaults": {"line": {"color": ink}},
             "modebar": {"bgcolor": clear, "color": soft, "activecolor": ink},
@@ -95,7 +91,6 @@ def template(theme: Theme) -> go.layout.Template:
         data={
             "heatmap": [{"textfont": {"size": 11}, "colorbar": bar, "hoverongaps": False}],
             "scatter": [{"marker": {"line": {"color": paper}}}],
-            "scatterternary": [{"marker": {"line": {"color": paper}}}],
         },
     )
 

@@ -10,7 +10,6 @@ import xarray as xr
 
 from ropelens.figures import style
 from ropelens.figures.inputs import check_head
-from ropelens.figures.text import NOTHING
 
 ENDS = {
     "slow": ("slowest planes stopped first (p-RoPE)", style.VARIANT_COLORS[0], "square"),
@@ -36,7 +35,6 @@ PANELS = {
     "induction": "induction<br>(0 to 1)",
 }
 """The variables of a sweep that have a panel for one head, and their axes."""
-NAMES = np.array([*style.LABELS, NOTHING])  # labels by their numbers in `head_steps`
 
 
 def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:
@@ -44,36 +42,23 @@ def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go
 
     x: share of the planes that rotate, from all on the left to none. y: mean over rows of
     KL(attention as it is || under the edit), in bits; below, its induction score. A line an
-    end of the axis, its markers by the head's label there; grey, the mean over as many
-    random planes. Trace `meta` names the array of `head_steps` behind y.
+    end of the axis, whose markers the page's script gives the head's label there; grey, the
+    mean over as many random planes. Trace `meta` names the array of `head_steps` behind y.
     """
     check_head(truncation, layer=layer, head=head)
     arrays = head_steps(truncation)
     panels = [name for name in PANELS if name in truncation]
     title = f"Layer {layer}, head {head}, as planes stop"
     figure = style.stacked(title, len(panels), height=120 + 150 * len(panels))
+    hover = "%{x:.3~%} of the planes rotate: %{y:.3f}, %{text}<extra></extra>"
     for row, name in enumerate(panels, start=1):
         for kind in kinds_of(truncation):
             look: dict[str, Any] = MEAN_OF_DRAWS
             if kind in ENDS:
                 words, color, _ = ENDS[kind]
-                steps = arrays.get(f"label_{kind}")
-                labels = [] if steps is None else NAMES[steps[layer, head]].tolist()
-                marks = [
-                    style.SYMBOLS.get(label, "circle-open") for label in labels
-                ] or "circle"
-                colors = [style.COLORS.get(label, style.MUTED) for label in labels] or color
-                look = {
-                    "name": words,
-                    "legendgroup": kind,
-                    "mode": "lines+markers",
-                    "line": {"color": color, "width": 2},
-                    "marker": {"size": 9, "symbol": marks, "color": colors},
-                    "text": labels,
-                    "hovertemplate": "%{x:.3~%} of the planes rotate: %{y:.3f}, %{text}"
-                    "<extra></extra>",
-                    "cliponaxis": False,
-                }
+                look = {"name": words, "legendgroup": kind, "mode": "lines+markers"}
+                look |= {"line": {"color": color, "width": 2}, "marker": {"size": 9}}
+                look |= {"hovertemplate": hover, "cliponaxis": False}
             x, y = shares_of(truncation, kind), arrays[f"{name}_{kind}"][layer, head]
             trace = look | {"meta": {"y": f"{name}_{kind}"}, "showlegend": row == 1}
             figure.add_scatter(x=x, y=y, **trace, row=row, col=1)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ropelens.errors import BadArgument, explained
-from ropelens.figures.text import NOTHING, number, plural
+from ropelens.figures.text import plural
 from ropelens.files.results import read_record
 from ropelens.measure.claims import VERDICTS
 from ropelens.report.render import render, say
@@ -84,14 +84,10 @@ def ledger_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _row(row: dict[Hashable, Any]) -> dict[str, Any]:
-    """The cells of a claim, and where its strip has what, in percent of its width.
+    """A claim, and where its strip has what, in percent of its width.
 
     A strip has a scale of its own, with the claimed side on the right.
     """
-
-    def span(low: float, high: float) -> str:
-        return NOTHING if pd.isna(low) else f"{number(low, '.3g')} to {number(high, '.3g')}"
-
     known = {end: row["side"] * row[end] for end in ENDS if not pd.isna(row[end])}
     least, most = min(known.values(), default=0), max(known.values(), default=0)
     at = {end: 100 * (x - least) / ((most - least) or 1) for end, x in known.items()}
@@ -99,14 +95,9 @@ def _row(row: dict[Hashable, Any]) -> dict[str, Any]:
     bars = {
         name: sorted(at[end] for end in ends) for name, ends in pairs.items() if ends[0] in at
     }
-    return {str(name): value for name, value in row.items()} | {
-        "shown": number(row["number"], ".3g"),
-        "spread": span(row["low"], row["high"]),
-        "beside": span(row["null_low"], row["null_high"]),
-        "figure": next((FIGURES[name] for name in FIGURES if name in row["call"]), ""),
-        "needed": number(row["threshold"], ".3g"),
-        "p": number(row["p_value"], ".2g"),
-        "q": number(row["q_value"], ".2g"),
+    figure = next((FIGURES[name] for name in FIGURES if name in row["call"]), "")
+    return {str(n): value for n, value in row.items()} | {
+        "figure": figure,
         "bars": bars,
         "at": at,
     }

@@ -23,19 +23,11 @@ from ropelens.report import catalog, tables, words
 from ropelens.report.catalog import bare, card, draw
 from ropelens.report.claims import GLYPHS, claims_sentences, ledger_rows
 from ropelens.report.payload import beside_payload, build_payload, page_templates
-from ropelens.report.render import render, say
-from ropelens.report.tables import about, about_comparison, beside_name, short_facts
+from ropelens.report.render import page_words, render, say
+from ropelens.report.tables import about, about_comparison, model_name, short_facts
 from ropelens.statistics.labels import Thresholds
 
 SCRIPTS = ["arrays", "inside", "figures", "live", "pair", "tabs", "lists", "choice"]
-MAP_BY = {
-    "": "label",
-    "total_bits": "bits",
-    "top_wavelength": "strongest plane (tokens)",
-    "induction": "induction",
-    "sink_mass": "attention on sinks",
-}
-"""The columns that the map of heads is coloured by."""
 
 
 @public
@@ -108,8 +100,7 @@ def render_page(
         claim_numbers=claim_title(claim),
         verdict=claim["verdict"] if claim else "",
         label_rules=say("profile", "label_rules", thresholds=thresholds),
-        slow_planes=words.slow_planes(profile),
-        map_by={name: by for name, by in MAP_BY.items() if not name or name in heads}
+        map_by={n: by for n, by in page_words()["map_by"].items() if not n or n in heads}
         | {one.name: one.meaning for one in tables.searched_columns(profile, heads)},
         columns=columns,
         rows=tables.head_rows(heads, columns),
@@ -155,7 +146,9 @@ def _beside(
     profile: xr.Dataset, other: xr.Dataset, heads: pd.DataFrame, figures: dict[Any, go.Figure]
 ) -> dict[str, Any]:
     """The other model: its name and facts for the template, and the script's payload."""
-    name = beside_name(other, profile)
+    name, revision = model_name(other), other.attrs["revision"][:12]
+    if name == model_name(profile):
+        name += f" at {revision}" if revision else " (beside)"
     tokens = {one.attrs.get("tokens_sha256") for one in (profile, other)}
     at = first_head(heads)
     payload = beside_payload(other, heads, of_page=profile, figures=figures, selected=at)
@@ -185,10 +178,13 @@ def render_answer(
 def render_comparison(comparison: xr.Dataset, table: pd.DataFrame | None = None) -> str:
     """The page of a comparison as it was saved, as text; `table` is its summary."""
     table = summarize_comparison(comparison) if table is None else table
-    drawn = draw(catalog.COMPARISON, comparison, table)
+    captions = {
+        page_words()["figures"][row.name]["explain"].format(**comparison.attrs): figure
+        for row, figure in draw(catalog.COMPARISON, comparison, table).items()
+    }
     return render_figures(
         "comparison.html",
-        {row.explain.format(**comparison.attrs): figure for row, figure in drawn.items()},
+        captions,
         question=str(comparison.attrs.get("question", QUESTION)),
         findings=words.comparison_sentences(comparison, table),
         columns=tables.comparison_columns(table),

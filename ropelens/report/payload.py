@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,17 +72,13 @@ def build_payload(
 
 def _stopped(table: pd.DataFrame, context: int) -> list[dict]:
     """What stopping the slowest planes costs at this context, by the share that is `kept`."""
-    stopped = []
-    for row in table[table["kind"] == "slow"].dropna(subset="loss_change").to_dict("records"):
-        ends = (row[f"loss_change{end}"] for end in ("", "_low", "_high"))
-        change, interval = change_and_interval(*ends)
-        stopped.append(
-            {
-                "kept": row["kept"],
-                "words": f"{change} nats/token ({interval}) within {context:,} tokens",
-            }
-        )
-    return stopped
+    rows = table[table["kind"] == "slow"].dropna(subset="loss_change")
+    ends = rows[["loss_change", "loss_change_low", "loss_change_high"]].to_numpy(float)
+    words = "{} nats/token ({}) within {:,} tokens"
+    return [
+        {"kept": kept, "words": words.format(*change_and_interval(*of), context)}
+        for kept, of in zip(rows["kept"].tolist(), ends, strict=True)
+    ]
 
 
 def model_payload(
@@ -112,7 +107,7 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
     Views of all heads share the legend in the page's text; a map has 13 pixels a layer where
     there are many.
     """
-    layout = {"margin_t": 24, "showlegend": row.name not in ("map", "triangle", "claim")}
+    layout = {"margin_t": 24, "showlegend": row.name not in ("map", "claim")}
     if row.section == "head":  # the script says so of each head
         notes = [note for note in figure.layout.annotations if note.name != style.NO_DATA]
         figure = go.Figure(figure).update_layout(annotations=notes)
@@ -161,12 +156,6 @@ def beside_payload(
         if row.name != "attention":  # its axes are tokens
             one_range(figures[row], drawn[row])
     same = same_text(tokens_of(of_page), tokens_of(profile))
-    if missing := same.count(-1):
-        warnings.warn(
-            f"{profile.attrs['model']} has not read {missing} of the {len(same)} pieces of "
-            f"text of {of_page.attrs['model']}: give both the same --prompt to see it there.",
-            stacklevel=2,
-        )
     shown = sorted({number for number in same if number >= 0}) or [0]
     return {
         **model_payload(profile.isel(excerpt=shown), heads, drawn),

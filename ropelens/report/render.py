@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,19 +31,38 @@ def environment(folder: str = "") -> jinja2.Environment:
 
     An unknown name is an error.
     """
-    return jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES / folder),
         autoescape=not folder,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.filters |= {
+        "number": text.number,
+        "signed": text.signed,
+        "short": text.short_count,
+        "mean_count": text.mean_count,
+        "percent": lambda share: f"{100 * share:.3g}%",
+        "plural": text.plural,
+        "in_words": text.in_words,
+        "ranges": text.ranges,
+    }
+    numbers = {"NOTHING": text.NOTHING, "nan": math.nan}
+    templates.globals |= numbers | {"change_and_interval": text.change_and_interval}
+    return templates
 
 
 @functools.cache
 def asset(name: str) -> Markup:
     """A style sheet or script of this package as it stands, for a <style> or <script>."""
     return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def page_words() -> dict[str, Any]:
+    """The words around figures and the columns of tables, of templates/words.toml."""
+    return tomllib.loads(str(asset("words.toml")))
 
 
 @functools.cache
@@ -114,7 +134,7 @@ def render(
 
 def say(subject: str, sentence: str, /, **record: object) -> str:
     """The sentence, no HTML, that a macro of `subject` makes; "" where it says nothing."""
-    macros = _sentences().get_template(f"{subject}.txt").module
+    macros = environment("sentences").get_template(f"{subject}.txt").module
     words = str(getattr(macros, sentence)(**record)).split()
     return re.sub(r" (?=[,;.:)])", "", " ".join(words))
 
@@ -122,21 +142,3 @@ def say(subject: str, sentence: str, /, **record: object) -> str:
 def say_all(subject: str, records: Mapping[str, dict[str, Any] | None]) -> dict[str, str]:
     """The sentences of the records that there are, by their macros."""
     return {name: say(subject, name, **record) for name, record in records.items() if record}
-
-
-@functools.cache
-def _sentences() -> jinja2.Environment:
-    sentences = environment("sentences")
-    sentences.filters |= {
-        "number": text.number,
-        "signed": text.signed,
-        "short": text.short_count,
-        "mean_count": text.mean_count,
-        "percent": lambda share: f"{100 * share:.3g}%",
-        "plural": text.plural,
-        "in_words": text.in_words,
-        "ranges": text.ranges,
-    }
-    numbers = {"NOTHING": text.NOTHING, "nan": math.nan}
-    sentences.globals |= numbers | {"change_and_interval": text.change_and_interval}
-    return sentences

@@ -152,19 +152,6 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     return [*filter(None, stated), *say_all("profile", weak).values()]
 
 
-def slow_planes(profile: xr.Dataset) -> str:
-    """How many planes never turn within the context; "" where all do."""
-    context = int(profile.attrs.get("context", 0))
-    of_layers = profile["wavelength"].dropna("layer", how="all")
-    wavelength = of_layers.values[0]
-    slow = int((wavelength > context).sum())
-    if not context or not slow:
-        return ""
-    alike = np.allclose(of_layers, wavelength, rtol=1e-3, equal_nan=True)
-    record = {"slow": slow, "planes": int((~pd.isna(wavelength)).sum()), "context": context}
-    return say("profile", "slow_planes", alike=alike, **record)
-
-
 # ---- a sweep
 
 FREE = 0.01  # nats/token: a cut whose interval ends below this is called free

@@ -62,13 +62,9 @@ def test_models_documents_and_tokens_are_taken_alike(
 ) -> None:
     model, tokenizer = rl.load(checkpoint)
     read = rl.tokenize([WORDS], tokenizer, context=64)
-    for text, lengths in (
-        (WORDS, None),
-        ([WORDS], None),
-        (read, None),
-        (read.tokens, read.lengths),
-    ):
-        same = rl.analyze(model, text, FEW, tokenizer=tokenizer, lengths=lengths)
+    mask = torch.arange(64) < read.lengths[:, None]
+    for text in (WORDS, [WORDS], read, {"input_ids": read.tokens, "attention_mask": mask}):
+        same = rl.analyze(model, text, FEW, tokenizer=tokenizer)
         xr.testing.assert_equal(same.profile, analysis.profile)
     assert same.provenance["model"]["fingerprint"] is None
     assert same.provenance["text"]["fingerprint"] is None
@@ -104,11 +100,6 @@ def test_mistakes_show_before_a_model_is_looked_for(
 ) -> None:
     with pytest.raises(rl.RopelensError, match=words):
         rl.analyze("no/such/model", **({"text": WORDS} | given))
-
-
-def test_lengths_need_tokens(checkpoint: Path) -> None:
-    with pytest.raises(rl.BadArgument, match="lengths are those of tokens"):
-        rl.analyze(checkpoint, WORDS, lengths=torch.tensor([3]))
 
 
 def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path) -> None:

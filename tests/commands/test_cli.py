@@ -225,7 +225,7 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
             "[MODEL] --out --text --keep --end --bands --controls --measures "
             "--context --sequences --rows --seed --device --dtype --revision",
         ),
-        ("rope", "[MODEL] --context --variant --against --verbose --device"),
+        ("rope", "[MODEL] --context --variant --verbose --device"),
         ("compare", "DIR... --out --sequences --seed --device"),
         ("report", "DIR --beside"),
         ("train", "--text --tokens --study --out --steps --precision --size --seed"),

@@ -18,7 +18,7 @@ from ropelens.files.progress import Advance
 from ropelens.files.results import open_results
 from ropelens.train import loop
 
-STOPPED = "ropelens: stopped; nothing half-written is left\n"
+STOPPED = "ropelens: stopped; nothing half-written is left, and the same command goes on\n"
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ COMMANDS = {
         "--dtype",
         "--device",
     ),
-    "rope": ("--variant", "--context", "--against", "--verbose"),
+    "rope": ("--variant", "--context", "--verbose"),
     "compare": ("--out", "--sequences", "--seed", "--device"),
     "report": ("--out", "--help"),
     "train": ("--text", "--out", "--variant", "--size", "--steps", "--study", "--precision"),

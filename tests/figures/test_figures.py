@@ -29,7 +29,7 @@ from ropelens.figures.comparison import (
 )
 from ropelens.figures.edits import MEASURES
 from ropelens.figures.head import kernel_arrays, pair_figure
-from ropelens.figures.heads import claim_title, plot_budget_triangle
+from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.planes import PANELS
 from ropelens.figures.style import LABELS, SIGNS, SYMBOLS
@@ -44,7 +44,6 @@ AT = {"layer": 1, "head": 2}
 FAMILIES: dict[str, Draw] = {
     "head_map": lambda p, h: rl.plot_head_map(p, h, selected=(1, 2)),
     "head_wavelengths": lambda p, h: rl.plot_head_wavelengths(p, h, selected=(1, 2)),
-    "triangle": lambda p, h: plot_budget_triangle(p, h, selected=(1, 2)),
     "claim": lambda p, h: rl.plot_claim(p, h, selected=(1, 2)),
     "norms": lambda p, h: rl.plot_norms(p),
     "norms of a layer": lambda p, h: rl.plot_norms(p, layer=1),
@@ -76,24 +75,6 @@ def test_head_map_holds_the_bits_of_each_head_under_its_label(measured):
             assert set(np.array(trace.text).ravel()) == {"", SIGNS[trace.name]}
     frame = figure.layout.shapes[0]
     assert (frame.x0, frame.x1, frame.y0, frame.y1) == (1.5, 2.5, 0.5, 1.5)
-
-
-def test_triangle_shares_out_the_bits(measured):
-    profile, heads = measured
-    figure = plot_budget_triangle(profile, heads, selected=(1, 2))
-    *labelled, chosen = figure.data
-    assert sum(len(trace.a) for trace in labelled) == len(heads)
-    table = heads.set_index(["layer", "head"])
-    for trace in labelled:
-        np.testing.assert_allclose(trace.a + trace.b + trace.c, 1)
-        rows = table.loc[[tuple(pair) for pair in trace.customdata]]
-        assert set(rows.label) == {trace.name}
-        rest = rows.total_bits - rows.sink_bits
-        np.testing.assert_allclose(trace.a, rows.position_bits / rest)
-        np.testing.assert_allclose(trace.b, rows.content_bits / rest)
-        assert trace.marker.symbol.removesuffix("-open") == SYMBOLS[trace.name]
-    row = table.loc[(1, 2)]
-    assert chosen.a[0] == pytest.approx(row.positional_fraction)
 
 
 def test_claim_shows_the_heads_that_count_and_the_surrogates(small):
@@ -235,9 +216,6 @@ def test_every_axis_names_its_unit_and_nothing_is_changed(name: str):
     titles = [axis.title.text for axis in figure.select_xaxes() if axis.title.text]
     shown = [axis for axis in figure.select_yaxes() if axis.visible is not False]
     titles += [axis.title.text for axis in shown if axis.title.text or name not in SWEPT]
-    if name == "triangle":
-        ternary = figure.layout.ternary
-        titles = [axis.title.text for axis in (ternary.aaxis, ternary.baxis, ternary.caxis)]
     for title in titles:
         unit = re.search(r"\(.+\)$", title) or "label as it is" in title
         assert unit, f"{title!r} has no unit"
@@ -300,8 +278,6 @@ def test_layers_of_unequal_width():
     heads = heads[(heads.layer != 1) | (heads["head"] < 2)]
     np.testing.assert_array_equal(kv_heads(profile)[0], [0, 0, 1, 1])
     np.testing.assert_array_equal(kv_heads(profile)[1, :2], [0, 0])
-    points = [t for t in plot_budget_triangle(profile, heads).data if t.customdata is not None]
-    assert sum(len(trace.customdata) for trace in points) == len(heads)
     with pytest.raises(ValueError, match=r"\(1, 2\) is not in list"):
         rl.plot_claim(profile, heads, selected=(1, 2))
     figure = rl.plot_head_map(profile, heads)

@@ -10,7 +10,8 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.figures.truncated_heads import plot_head_truncation
+from ropelens.figures.style import LABELS
+from ropelens.figures.truncated_heads import head_steps, plot_head_truncation
 from ropelens.figures.wavelengths import marks
 from ropelens.measure.truncation_table import summarize_truncation
 
@@ -81,7 +82,7 @@ def test_bands_tile_the_axis_with_their_cost(sweep: xr.Dataset) -> None:
     np.testing.assert_allclose([y for y in dashed.y if y is not None][::2], means)
 
 
-def test_a_head_has_a_line_an_end_and_its_labels_as_marks(sweep: xr.Dataset) -> None:
+def test_a_head_has_a_line_an_end_and_its_labels_as_numbers(sweep: xr.Dataset) -> None:
     sweep = sweep.copy(deep=True)
     sweep["label"][:, 1, 2] = "mixed"
     sweep["label"][sweep["edit"].values == "fast 0.25", 1, 2] = ""
@@ -95,9 +96,9 @@ def test_a_head_has_a_line_an_end_and_its_labels_as_marks(sweep: xr.Dataset) -> 
             np.testing.assert_array_equal(line.x, sorted(set(kept[here]), reverse=True))
             means = [of_head[name].values[here & (kept == share)].mean() for share in line.x]
             np.testing.assert_allclose(line.y, means)
-        assert set(slow.marker.symbol) == {"diamond"}
-        assert fast.marker.symbol[-3:] == ("circle-open", "diamond", "square")
-        assert fast.text[-3:] == ("–", "mixed", "semantic")
+    slow, fast = (head_steps(sweep)[f"label_{end}"][1, 2] for end in ("slow", "fast"))
+    assert set(slow) == {LABELS.index("mixed")}
+    assert [*fast[-3:]] == [len(LABELS), LABELS.index("mixed"), LABELS.index("semantic")]
 
 
 def test_a_sweep_without_what_is_asked_for() -> None:

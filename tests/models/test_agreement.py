@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_runs import Command
 from oracles.tiny import tiny
 from tiny_checkpoints import save_tiny
 from torch import nn
@@ -18,6 +17,7 @@ from transformers.models.mistral import modeling_mistral
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.bridge import bridge
 
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 LINEAR = {**ROPE, "rope_type": "linear", "factor": 4.0}
@@ -137,11 +137,12 @@ def test_what_cannot_be_compared():
         rl.compare_rope(tiny("falcon"), tiny("falcon"))
 
 
-def test_the_command(tmp_path: Path, ropelens: Command, monkeypatch: pytest.MonkeyPatch):
-    save_tiny(tmp_path)
-    done = ropelens("rope", tmp_path, "--against", "transformer-lens")
-    assert done.code == 0
-    assert "SAME. All planes of 2 layers turn alike: the largest difference is" in done.out
+def test_a_bridge_of_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model, _ = rl.load(save_tiny(tmp_path))
+    other = bridge(*rl.load(tmp_path))  # a bridge changes its model
+    found = rl.compare_rope(model, other)
+    assert found.attrs["verdict"] == "same"
+    assert found.attrs["why"].startswith("All planes of 2 layers turn alike: the largest")
 
     def linear(self: object, embeddings: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         angle = torch.atan2(embeddings[1], embeddings[0]) / 2
@@ -150,15 +151,6 @@ def test_the_command(tmp_path: Path, ropelens: Command, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         f"{TL}.PositionEmbeddingsAttentionBridge._apply_position_embedding_hooks", linear
     )
-    done = ropelens("rope", tmp_path, "--against", "transformer-lens")
-    assert done.code == 1
-    assert done.out.splitlines()[-1].startswith(
-        "DIFFERENT. Layer 0: planes turn otherwise: the largest difference is"
-    )
-    for arguments, problem in (
-        (["--against", "vllm"], "'--against': 'vllm' is not one of 'transformer-lens'"),
-        (["--against", "transformer-lens", "--variant", "nope"], "--against is for a model as"),
-    ):
-        done = ropelens("rope", tmp_path, *arguments)
-        assert done.code == 2
-        assert problem in done.problem
+    found = rl.compare_rope(model, other)
+    assert found.attrs["verdict"] == "different"
+    assert found.attrs["why"].startswith("Layer 0: planes turn otherwise: the largest")

@@ -38,6 +38,7 @@ def sweep(reach: xr.Dataset) -> xr.Dataset:
     sweep = synthetic_truncation(layers=reach.sizes["layer"], heads=reach.sizes["head"])
     sweep["label"][:, LAYER, HEAD] = "mixed"
     sweep["label"][sweep["edit"].values == "fast 0.5", LAYER, HEAD] = "diffuse"
+    sweep["label"][sweep["edit"].values == "fast 0", LAYER, HEAD] = ""
     return sweep
 
 
@@ -69,10 +70,12 @@ def test_what_became_of_the_head_as_planes_stop(opened, sweep):
     ]
     np.testing.assert_allclose(traces[1]["y"], change, rtol=1e-5)
     half = traces[1]["x"].index(0.5)
-    assert traces[1]["marks"] == ["x" if at == half else "diamond" for at in range(len(edits))]
+    marks = ["x" if at == half else "diamond" for at in range(len(edits) - 1)]
+    assert traces[1]["marks"] == [*marks, "circle-open"]
     assert set(traces[0]["marks"]) == {"diamond"}
     rows = table(page, "stopped")
     assert len(rows) == 2 * len(edits)
+    assert rows[-1][:3] == ["fastest", "0%", "–"]
     assert rows[len(edits) + half][:3] == ["fastest", "50%", "diffuse"]
     assert float(rows[len(edits) + half][3]) == pytest.approx(change[half], abs=5.1e-4)
 

@@ -45,14 +45,6 @@ POINT = """([name, x, y]) => {
 
 
 NORMS = "Array.from(document.getElementById('plot-norms')._fullData[0].z, (z) => Array.from(z))"
-MARKER = """(chosen) => {
-  for (const path of document.querySelectorAll("#plot-triangle .points path")) {
-    const { trace } = path.closest(".trace").__data__[0];
-    if (String(trace.customdata?.[path.__data__.i]) !== String(chosen)) continue;
-    const { x, y, width, height } = path.getBoundingClientRect();
-    return [x + width / 2, y + height / 2];
-  }
-}"""
 
 
 def place(page: playwright.Page, name: str, x: float, y: float) -> list[float]:
@@ -112,12 +104,10 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert abs(box["x"] - left) < 12, "the frame is drawn where the layout says"
     assert abs(box["y"] - top) < 12
     fraction = float(profile.surrogate_offset_fraction[0, 1, 3])
-    ring = "document.getElementById('plot-{}').data.findIndex((trace) => trace.meta?.role)"
-    places = {"claim": ("y", fraction), "triangle": ("a", row.positional_fraction)}
-    for name, (axis, value) in places.items():
-        view(page, name)
-        at = values(page, f"plot-{name}", axis, page.evaluate(ring.format(name)))
-        assert at[0] == pytest.approx(value)
+    ring = "document.getElementById('plot-claim').data.findIndex((trace) => trace.meta?.role)"
+    view(page, "claim")
+    at = values(page, "plot-claim", "y", page.evaluate(ring))
+    assert at[0] == pytest.approx(fraction)
 
 
 def test_the_other_ways_to_choose_a_head(opened, small):
@@ -162,18 +152,16 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     page.click("#list button[data-sort=head]")
 
 
-def test_a_click_in_the_triangle_chooses_and_back_returns(opened, small):
+def test_a_click_on_a_point_chooses_and_back_returns(opened, small):
     """Also after a pin, and after the window was made narrower."""
     _, heads = small
-    page = opened.at("#L0H0&view=triangle")
+    page = opened.at("#L0H0&view=claim")
     row = heads.loc[heads["positional_fraction"].idxmax()]
     page.click("#pin")
-    at = page.evaluate(MARKER, [int(row.layer), int(row["head"])])
-    page.mouse.move(*at)
-    page.wait_for_selector("#plot-triangle .hoverlayer text")
-    page.mouse.click(*at)
+    at = float(row.mean_wavelength), float(row.positional_fraction)
+    page.mouse.click(*place(page, "plot-claim", *at))
     shown(page, row.layer, row["head"])
-    assert page.url.endswith("&view=triangle&pin=L0H0")
+    assert page.url.endswith("&view=claim&pin=L0H0")
     page.go_back()
     shown(page, 0, 0)
     page.go_back()

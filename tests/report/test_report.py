@@ -108,7 +108,6 @@ def test_words_warn(small):
     heads.loc[named[:2], "total_bits"] = 0.49
     (_, faint) = words.cautions(profile, heads)
     assert faint.startswith(f"2 of {len(named)} heads labelled positional, semantic or mixed")
-    assert "8 of 16 planes have wavelengths longer" in words.slow_planes(profile)
 
 
 def test_a_text_of_one_repeated_token_has_a_page(tmp_path, small):

@@ -56,11 +56,10 @@ function tellIfEmpty(element) {
 function ring(element) {
   const data = element._fullData;
   const index = data.findIndex((trace) => trace.meta?.role === "selected");
-  const axes = data[index].type === "scatterternary" ? ["a", "b", "c"] : ["x", "y"];
   const at = (trace) => [...(trace.customdata ?? [])]
     .findIndex((pair) => pair?.[0] === state.layer && pair?.[1] === state.head);
   const own = data.find((trace) => !trace.meta?.role && at(trace) >= 0);
-  const changed = Object.fromEntries(axes.map((axis) => [axis, [own ? [own[axis][at(own)]] : []]]));
+  const changed = Object.fromEntries(["x", "y"].map((axis) => [axis, [own ? [own[axis][at(own)]] : []]]));
   return Plotly.restyle(element, changed, [index]);
 }
 
@@ -141,7 +140,7 @@ const SHOW = {
     }
     return colorMap();
   },
-  triangle: ring, claim: ring,
+  claim: ring,
   selectivity: (...shown) => {
     refill(...shown);
     return markBand(...shown);
@@ -162,13 +161,6 @@ const CLICKS = {
   }),
   map: onClick((point) => choose(point.y, point.x)),
   claim: onClick(({ customdata }) => customdata && choose(...customdata)),
-  // Without a drag mode plotly tells of no clicks in a triangle, only of what is hovered.
-  triangle: (element) => {
-    let over = null;
-    element.on("plotly_hover", (event) => { over = event.points[0].customdata; });
-    element.on("plotly_unhover", () => { over = null; });
-    element.addEventListener("click", () => over && choose(...over));
-  },
   norms: onClick((point) => choose(point.y, state.head)),
   selectivity: (element) => element.on("plotly_selected", (event) => {
     const planes = event?.points.map((point) => point.pointNumber) ?? [];
