@@ -116,7 +116,7 @@ def correlated(
         picks = random.integers(layers, size=(200, layers))
         redrawn = [rank_correlation(x[pick].ravel(), y[pick].ravel()) for pick in picks]
         low, high = np.quantile(redrawn, [0.025, 0.975])
-        hits.append((claim.low <= truth <= claim.high, low <= truth <= high))
+        hits.append((claim["low"] <= truth <= claim["high"], low <= truth <= high))
     return np.array(hits)
 
 

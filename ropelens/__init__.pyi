@@ -22,7 +22,6 @@ from .measure.heads import classify_heads as classify_heads
 from .measure.tried_claims import test_claims as test_claims
 from .measure.reach import reach as reach
 from .measure.evaluate import evaluate as evaluate
-from .measure.tasks import Retrieval as Retrieval
 from .measure.truncate import truncate as truncate
 
 # edit

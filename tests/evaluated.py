@@ -11,16 +11,12 @@ from oracles.tiny import random_tokens
 from torch import nn
 
 import ropelens as rl
-from ropelens.measure.tasks import Retrieval
-
-FEW = Retrieval(lengths=(40,), depths=(0.5,), trials=2)
-
 
 tokens = partial(random_tokens, sequences=3, length=40)
 
 
 def evaluate(model: nn.Module, **options: object) -> xr.Dataset:
-    return rl.evaluate(model, **{"tokens": tokens(), "retrieval": FEW, **options})
+    return rl.evaluate(model, **{"tokens": tokens(), "prompts": [40], **options})
 
 
 def telling(told: Callable[[int], object]) -> Callable[..., AbstractContextManager]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from ropelens.files.folder import file_name, write_whole
 from ropelens.files.results import open_results, read_record, write_folder, write_page
 from ropelens.measure.heads import classify_heads
 from ropelens.measure.measurement import versions
-from ropelens.measure.savepoint import UNFINISHED, remove_savepoint
+from ropelens.measure.savepoint import UNFINISHED
 from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.load import Opened
@@ -124,7 +125,7 @@ class Analysis:
         unfinished = Path(folder) / UNFINISHED
 
         def page() -> str:
-            remove_savepoint(unfinished)  # its numbers stand by now
+            shutil.rmtree(unfinished, ignore_errors=True)  # its numbers stand by now
             return whole.page()
 
         try:

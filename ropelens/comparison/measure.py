@@ -15,8 +15,7 @@ from ropelens.comparison.entries import Entry
 from ropelens.measure.evaluate import evaluate
 from ropelens.measure.heads import head_values
 from ropelens.measure.profile import profile
-from ropelens.measure.tasks import NEAREST, SHORTEST, Retrieval, doublings
-from ropelens.statistics.labels import Thresholds
+from ropelens.measure.tasks import NEAREST, SHORTEST, doublings
 from ropelens.statistics.variables import compared
 from ropelens.train.data import documents_of, held_out_sequences, spread
 
@@ -66,7 +65,7 @@ def measure(
     far = on(
         text,
         *("copying", "retrieval"),
-        retrieval=Retrieval(doublings(SHORTEST, longest)),
+        prompts=doublings(SHORTEST, longest),
         distances=doublings(NEAREST, longest // 2),
     )
     return dataset.assign(
@@ -84,13 +83,13 @@ def measure(
 def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
     """The variables of a profile that are compared, and the labels of its heads.
 
-    Labels use the default thresholds; "" stands for no head. Of a profile that is not `final`
-    some variables are left out.
+    The label "" stands for no head. Of a profile that is not `final` some variables are left
+    out.
     """
     dataset = profile[compared("final", "growth") if final else compared("growth")]
     dataset = dataset.drop_vars(set(dataset.coords) - {"inv_freq", "wavelength"})
     dataset = dataset.reset_coords(("inv_freq", "wavelength"))
-    values = head_values(profile, Thresholds())
+    values = head_values(profile)
     heads = ("layer", "head")
     dataset = dataset.assign({name: (heads, values[name]) for name in OF_HEADS})
     losses = {name: float(profile.attrs[name]) for name in ("loss", "loss_se")}

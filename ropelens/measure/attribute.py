@@ -110,7 +110,11 @@ def attribute_planes(
         attribution = values["attribution"]
         places, others = _checked(subject, attribution, check)
         answers = partial(_answers, places, attribution.shape, answer_of)
-        values["dropped"] = dropped = answers(partial(_dropping, subject)) - facts["answer"]
+
+        def dropping(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
+            return subject.edit(stack_edits(subject, [drop(plane, heads=heads)]))
+
+        values["dropped"] = dropped = answers(dropping) - facts["answer"]
         facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
         if len(others) > 2:
             ranks = spearmanr(attribution.flat[others], -dropped.flat[others])
@@ -202,13 +206,6 @@ def score_gradient(
     return slope, q, k
 
 
-def _dropping(
-    subject: Subject, plane: PlaneNumbers, heads: str
-) -> AbstractContextManager[None]:
-    """A block in which a plane alone is dropped."""
-    return subject.edit(stack_edits(subject, [drop(plane, heads=heads)]))
-
-
 def _patching(
     subject: Subject, source: Corpus, chosen: Bool[Tensor, "layer head"]
 ) -> Callable[[PlaneNumbers, str], AbstractContextManager[None]]:
@@ -241,7 +238,6 @@ def _scaled(chosen: Bool[Tensor, "layer head"], size: Float[Tensor, ""]) -> door
 
 
 def _number_of(answer: Answer, tokenizer: Any, vocabulary: int) -> Number:
-    """The answer as a function of the logits."""
     if callable(answer):
         return answer
     pair = answer if isinstance(answer, tuple) else (answer,)

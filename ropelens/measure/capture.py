@@ -21,12 +21,11 @@ from ropelens.models.texts import encode, prompt_tokens, warn_beyond
 from ropelens.models.writing import logit_directions, output_projections, weight_of
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
-from ropelens.statistics.call import AttentionCall, write_head, write_values
+from ropelens.statistics.call import AttentionCall, write_head
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.variables import Variable, labelled, table
 
-LARGEST = 2**31
-"""Bytes that a capture may take by default."""
+LARGEST = 2**31  # bytes that a capture may take by default
 
 Prompt = str | Integer[Tensor, " position"] | Integer[Tensor, "1 position"] | Mapping[str, Any]
 """A text, its tokens, or a BatchEncoding of one sequence."""
@@ -208,7 +207,6 @@ def _fill(
     answers: Sequence[int],
     runner_up: int | None,
 ) -> None:
-    """One pass: what the heads at these places, (layer, head), compute fills the arrays."""
     projections = output_projections(subject) if "write_norm" in arrays else {}
     toward: list[Tensor] = []
     if answers:
@@ -225,9 +223,10 @@ def _fill(
                 continue
             into = {name: array[place] for name, array in arrays.items()}
             of_head = replace(turning, inv_freq=inv_freq[head])
-            write_head(call, head, of_head, into, runner_up=runner_up)
+            options: dict[str, Any] = {"runner_up": runner_up}
             if projections:
-                write_values(call, head, weight[:, head], into, toward)
+                options |= {"projection": weight[:, head], "toward": toward}
+            write_head(call, head, of_head, into, **options)
 
     look(subject, text.tokens, see, hidden=text.hidden)
 

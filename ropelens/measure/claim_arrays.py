@@ -22,6 +22,10 @@ BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(conte
 Arrays = tuple[np.ndarray, ...]
 
 
+Draw = Callable[[Arrays, np.random.Generator, int], Iterator[Arrays]]
+"""Arrays drawn anew, so many times; or every one that there is."""
+
+
 @dataclass(frozen=True)
 class Null:
     """How arrays are drawn anew where the claim says nothing, and what a test of it takes.
@@ -32,78 +36,57 @@ class Null:
 
     how: str
     takes: str
-    draw: Callable[[Arrays, np.random.Generator, int], Iterator[Arrays]]
+    draw: Draw
     possible: Callable[[np.ndarray], int]
     over: str = ""
 
 
-def _planes(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    moved, *others = arrays
-    for _ in range(draws):
-        yield moved[..., random.permutation(moved.shape[-1])], *others
+def _at_random(one: Callable[[Arrays, np.random.Generator], Arrays]) -> Draw:
+    return lambda arrays, random, draws: (one(arrays, random) for _ in range(draws))
 
 
-def _layers(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    for _ in range(draws):
-        yield (arrays[0][random.permutation(len(arrays[0]))],)
-
-
-def _pairs(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+def _pairs(arrays: Arrays, *_: object) -> Iterator[Arrays]:
     layers = np.arange(len(arrays[0]))
     for first, last in combinations(layers, 2):
         if last - first < len(layers) - 1:
             yield (arrays[0][[first, *np.delete(layers, [first, last]), last]],)
 
 
-def _partners(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    for _ in range(draws):
-        order = random.random(arrays[0].shape[:2]).argsort(1)
-        yield (np.take_along_axis(arrays[0], order[..., None], 1),)
-
-
-def _roles(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    for _ in range(draws):
-        yield tuple(random.permuted(np.stack(arrays), axis=0))
-
-
-def _signs(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    for _ in range(draws):
-        yield (arrays[0] * random.choice([-1, 1], len(arrays[0])),)
-
-
-def _offsets(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
-    for offset in range(2, arrays[0].shape[-1]):
-        yield (arrays[0][..., [offset, offset]],)
-
-
-def _sets(arrays: Arrays, random: np.random.Generator, draws: int) -> Iterator[Arrays]:
+def _sets(arrays: Arrays, *_: object) -> Iterator[Arrays]:
     for number in range(1, arrays[0].shape[-1]):
         yield np.roll(arrays[0], -number, axis=-1), *arrays[1:]
 
 
 # fmt: off
-PLANES = Null("planes in a random order, the same in all layers and heads",
-    "8 planes", _planes, lambda x: math.factorial(x.shape[-1]), "layers")
-LAYERS = Null("layers in a random order",
-    "5 layers whose heads choose keys", _layers, lambda x: math.factorial(len(x)))
+PLANES = Null("planes in a random order, the same in all layers and heads", "8 planes",
+    _at_random(lambda x, random: (x[0][..., random.permutation(x[0].shape[-1])], *x[1:])),
+    lambda x: math.factorial(x.shape[-1]), "layers")
+LAYERS = Null("layers in a random order", "5 layers whose heads choose keys",
+    _at_random(lambda x, random: (x[0][random.permutation(len(x[0]))],)),
+    lambda x: math.factorial(len(x)))
 PAIRS = Null("every other pair of layers as the first and last",
     "10 layers", _pairs, lambda x: math.comb(len(x), 2), "layers")
 PARTNERS = Null("the mean query and key of another head of the layer",
-    "2 layers of 4 heads, 3 of 3, or 6 of 2", _partners,
+    "2 layers of 4 heads, 3 of 3, or 6 of 2",
+    _at_random(lambda x, random: (np.take_along_axis(
+        x[0], random.random(x[0].shape[:2]).argsort(1)[..., None], 1),)),
     lambda x: math.factorial(x.shape[1]) ** len(x), "layers")
-ROLES = Null("queries, keys and values change places at random in each layer",
-    "4 layers", _roles, lambda x: 3 ** len(x), "layers")
-SIGNS = Null("the curves of each layer turned over at random",
-    "6 layers", _signs, lambda x: 2 ** len(x), "layers")
-OFFSETS = Null("every other offset from 2 on",
-    "a context of 42", _offsets, lambda x: x.shape[-1] - 2)
+ROLES = Null("queries, keys and values change places at random in each layer", "4 layers",
+    _at_random(lambda x, random: tuple(random.permuted(np.stack(x), axis=0))),
+    lambda x: 3 ** len(x), "layers")
+SIGNS = Null("the curves of each layer turned over at random", "6 layers",
+    _at_random(lambda x, random: (x[0] * random.choice([-1, 1], len(x[0])),)),
+    lambda x: 2 ** len(x), "layers")
+OFFSETS = Null("every other offset from 2 on", "a context of 42",
+    lambda x, *_: ((x[0][..., [offset] * 2],) for offset in range(2, x[0].shape[-1])),
+    lambda x: x.shape[-1] - 2)
 FREQUENCIES = Null("the frequencies of each kv head in a random order", "39 surrogates",
-    _planes, len, "layers")
+    _sets, len, "layers")
 QUARTERS = Null("40 random sets of as many planes, the same in all layers",
     "10 planes", _sets, lambda x: x.shape[-1] - 1, "documents")
 EIGHTHS = replace(QUARTERS, takes="16 planes")
-DRAWS = Null("the two runs of each draw of random tokens change places at random",
-    "6 draws", _signs, lambda x: 2 ** len(x), "draws")
+DRAWS = replace(SIGNS, over="draws", takes="6 draws",
+    how="the two runs of each draw of random tokens change places at random")
 TOKENS = Null("the head that attends most to each of 40 random sets of words, as frequent",
     "a text with 40 such sets of words", _sets, lambda x: x.shape[-1] - 1)
 # fmt: on

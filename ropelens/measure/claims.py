@@ -18,22 +18,8 @@ import xarray as xr
 from jaxtyping import Float
 from scipy import stats
 
-from ropelens.measure.claim_arrays import (
-    DRAWS,
-    EIGHTHS,
-    FREQUENCIES,
-    LAYERS,
-    OFFSETS,
-    PAIRS,
-    PARTNERS,
-    PLANES,
-    QUARTERS,
-    ROLES,
-    SIGNS,
-    TOKENS,
-    Null,
-    claim_arrays,
-)
+from ropelens.measure import claim_arrays as nulls
+from ropelens.measure.claim_arrays import Null, claim_arrays
 from ropelens.measure.heads import claim_numbers
 from ropelens.statistics.budget.claim import TAIL, correlations, judge, rank_correlation
 from ropelens.statistics.intervals import jackknife_half
@@ -50,17 +36,8 @@ INDUCTION = 0.3  # attention on the token after the earlier occurrence, of an in
 FAINT = 0.05  # of a head's attention: less on a set of tokens is none
 
 
-@dataclass(frozen=True)
-class Tested:
-    """The number of a claim with its 95 % interval, and the same number of draws of its null.
-
-    `verdict`: where it is known already, with its reason.
-    """
-
-    number: float
-    null: Float[np.ndarray, " draw"]
-    interval: tuple[float, float] = (math.nan, math.nan)
-    verdict: tuple[str, str] | None = None
+Tested = tuple[tuple[float, float, float], np.ndarray, tuple[str, str] | None]
+"""A number with its 95 % interval, those of draws of its null, and a verdict known already."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +162,8 @@ def wavelengths_of_labels(profile: xr.Dataset) -> Tested:
     """What `heads.attrs["claim"]` says, beside surrogates that the profile has."""
     numbers = claim_numbers(profile)
     claim, rho = judge(*numbers), correlations(*numbers)
-    known, words = rho[1:][np.isfinite(rho[1:])], (claim.verdict, claim.why)
-    return Tested(rho[0], known, (claim.low, claim.high), words)
+    known, words = rho[1:][np.isfinite(rho[1:])], (claim["verdict"], claim["why"])
+    return (rho[0], claim["low"], claim["high"]), known, words
 
 
 # ---- the table
@@ -201,95 +178,97 @@ DIFFER = "longest planes differ, or 50 planes"
 CLAIMS: tuple[Claim, ...] = (
     Claim("slow_norms", "Slow planes have the longest queries and keys",
         f"{BARBERO}, Figs 3, 4", "share of |q||k| in the slower half of the planes",
-        "rl.plot_norms(profile)", PLANES, ("length",), slow_half, absent=ALIKE),
+        "rl.plot_norms(profile)", nulls.PLANES, ("length",), slow_half, absent=ALIKE),
     Claim("fast_at_the_ends", "The first and last layers use fast planes more than the others",
         f"{BARBERO}, Figs 3, 4",
         "share of |q||k| in the fastest quarter: the two layers less the others",
-        "rl.plot_norms(profile)", PAIRS, ("length",), fast_at_the_ends),
+        "rl.plot_norms(profile)", nulls.PAIRS, ("length",), fast_at_the_ends),
     Claim("flat_values", "Values are spread over the planes more evenly than queries and keys",
         f"{BARBERO}, Figs 10, 13",
         "sd over mean of the planes' lengths: of q and k less of v", "rl.plot_norms(profile)",
-        ROLES, ("q_uneven", "k_uneven", "v_uneven"), more_than_values, absent=NO_VALUES),
+        nulls.ROLES, ("q_uneven", "k_uneven", "v_uneven"), more_than_values, absent=NO_VALUES),
     Claim("band", "Queries and keys are longest in the band at plane (D/2) log_b(L / 3.657)",
         "Oka et al. 2026, ICLR", "planes between a layer's longest plane and the predicted one",
-        "rl.plot_norms(profile)", PLANES, ("length", "band"), distance_to_band, sign=-1,
+        "rl.plot_norms(profile)", nulls.PLANES, ("length", "band"), distance_to_band, sign=-1,
         absent=ALIKE, takes=f"10 planes and layers whose {DIFFER}"),
     Claim("massive_slow", "Massive values of queries and keys are in slow planes",
         "Jin et al. 2025, arXiv 2502.01563",
         "share of planes 3.5 times as long as a head's mean one that are in the slower half",
-        "rl.plot_norms(profile)", PLANES, ("massive",), slow_half_of_all,
+        "rl.plot_norms(profile)", nulls.PLANES, ("massive",), slow_half_of_all,
         absent="no plane is 3.5 times as long as the mean", takes="6 such planes or more"),
     Claim("massive_not_in_values", "Queries and keys have massive values, and values have none",
         "Jin et al. 2025, arXiv 2502.01563",
         "planes 3.5 times as long as the mean one, a head: of q and k less of v",
-        "rl.plot_norms(profile)", ROLES, ("q_count", "k_count", "v_count"), more_than_values,
-        absent=NO_VALUES, takes="4 layers with them in q and k, or 10 in one of the two"),
+        "rl.plot_norms(profile)", nulls.ROLES, ("q_count", "k_count", "v_count"),
+        more_than_values, absent=NO_VALUES,
+        takes="4 layers with them in q and k, or 10 in one of the two"),
     Claim("sinks_slow", "Sinks are held by planes that do not turn once in the context",
         "Jonasson 2025, arXiv 2503.01832", "share of these planes in the push toward sinks",
         "rl.plot_selectivity(profile, layer=0, head=0)",
-        PLANES, ("sink_push", "slow"), push_of_long_planes,
+        nulls.PLANES, ("sink_push", "slow"), push_of_long_planes,
         absent="sinks explain less than 5 % of the bits, or all planes turn, or none",
         takes="2 of 10 planes that do not turn once, or 1 of 50"),
     Claim("positional_fast", "Positional heads use short wavelengths, semantic heads long ones",
         f"{BARBERO}, sections 5, 6",
         "rank correlation of what the offset explains with the mean log wavelength",
-        'rl.plot_claim(profile), heads.attrs["claim"]', FREQUENCIES, sign=-1,
+        'rl.plot_claim(profile), heads.attrs["claim"]', nulls.FREQUENCIES, sign=-1,
         test=wavelengths_of_labels),
     Claim("positional_early", "Early layers are positional, late ones are not",
         "Urrutia et al. 2025, arXiv 2511.11579",
         "rank correlation of a layer's median positional share with its number",
-        "rl.plot_head_map(profile)", LAYERS, ("positional",), rank_with_depth, sign=-1,
-        absent=f"layers do not differ; it takes {LAYERS.takes} or more"),
+        "rl.plot_head_map(profile)", nulls.LAYERS, ("positional",), rank_with_depth, sign=-1,
+        absent=f"layers do not differ; it takes {nulls.LAYERS.takes} or more"),
     Claim("fixed_vectors", "The longest planes of most heads carry a fixed vector",
         TRI, "share of heads whose queries' longest plane has a coherence above 0.95",
         "rl.plot_selectivity(profile, layer=0, head=0)",
-        PLANES, ("q_coherence", "q_norm"), fixed_in_longest, floor=MOST,
+        nulls.PLANES, ("q_coherence", "q_norm"), fixed_in_longest, floor=MOST,
         absent="coherence is above 0.95 in no plane, or in all",
         takes=f"10 planes and heads whose {DIFFER}"),
     Claim("mean_vectors_predict", "Mean queries and keys predict most of how heads look back",
         TRI, "share that the predicted kernel explains of the log of the fitted one",
-        "rl.plot_kernel(profile, layer=0, head=0)", PARTNERS, ("agreement",), predicted_share,
-        floor=MOST, absent="every head is diffuse"),
+        "rl.plot_kernel(profile, layer=0, head=0)", nulls.PARTNERS, ("agreement",),
+        predicted_share, floor=MOST, absent="every head is diffuse"),
     Claim("decay", "Scores decay with distance", "Su et al. 2021, arXiv 2104.09864",
         "rank correlation of the mean vectors' score with nearness",
-        "rl.plot_kernel(profile, layer=0, head=0)", SIGNS, ("nearness",), mean_beyond(TRIFLING),
+        "rl.plot_kernel(profile, layer=0, head=0)", nulls.SIGNS, ("nearness",),
+        mean_beyond(TRIFLING),
         absent=f"curves rise and fall alike: rank correlations below {TRIFLING}"),
     Claim("previous_token", "Some head attends to the previous token", f"{BARBERO}, section 5",
         "largest weight of offset 1 in a head's kernel", 'heads.nlargest(3, "previous_token")',
-        OFFSETS, ("kernel",), largest_at(1), floor=Thresholds.offset),
+        nulls.OFFSETS, ("kernel",), largest_at(1), floor=Thresholds.offset),
     Claim("diagonal", "Some head attends to its own token", f"{BARBERO}, section 5",
         "largest weight of offset 0 in a head's kernel", 'heads.nlargest(3, "self_mass")',
-        OFFSETS, ("kernel",), largest_at(0), floor=Thresholds.offset),
+        nulls.OFFSETS, ("kernel",), largest_at(0), floor=Thresholds.offset),
     Claim("slow_stop", "Stopping the slowest quarter costs less than random planes",
         f"{BARBERO}, section 6.1", "change of loss with it stopped, nats/token",
         "rl.truncate(model, tokens, keep=[0.75])",
-        QUARTERS, ("slow_loss", "tokens"), cost, sign=-1, absent=CHEAP),
+        nulls.QUARTERS, ("slow_loss", "tokens"), cost, sign=-1, absent=CHEAP),
     Claim("fast_stop", "Stopping the fastest quarter costs more than random planes",
         f"{BARBERO}, section 6.1", "change of loss with it stopped, nats/token",
         "rl.truncate(model, tokens, keep=[0.75], ends=['fast'])",
-        QUARTERS, ("fast_loss", "tokens"), cost, absent=CHEAP),
+        nulls.QUARTERS, ("fast_loss", "tokens"), cost, absent=CHEAP),
     Claim("long_planes", "The longest planes matter more than as many others",
         "Jin et al. 2025, arXiv 2502.01563",
         "change of loss without the eighth of the planes with the largest |q||k|, nats/token",
         "rl.evaluate(model, tokens, edits={'without': rl.drop(planes)})",
-        EIGHTHS, ("long_loss", "tokens"), cost, absent=CHEAP),
+        nulls.EIGHTHS, ("long_loss", "tokens"), cost, absent=CHEAP),
     Claim("slow_induction", "Induction heads need the slowest quarter of their planes",
         "Chiang and Yogatama 2025, arXiv 2502.11276",
         "loss of induction of the induction heads with it stopped",
         "rl.evaluate(model, tokens, edits={'slow': rl.stop_slowest(0.25, heads=heads)})",
-        QUARTERS, ("induction_lost", "once"), cost, absent=NO_INDUCTION),
+        nulls.QUARTERS, ("induction_lost", "once"), cost, absent=NO_INDUCTION),
     Claim("slow_reach", "Without slow planes' rotation, induction heads find more far copies",
         f"{BARBERO}, section 6",
         "share of copies found that stand 2/3 of the trained context back (2,048 tokens at "
         "most): with the slowest quarter stopped less as it is",
         "rl.reach(model, tokens, variants=['own', 'p-rope:0.75'])",
-        DRAWS, ("more_found",), mean_beyond(NOTHING), takes="6 draws that differ",
+        nulls.DRAWS, ("more_found",), mean_beyond(NOTHING), takes="6 draws that differ",
         absent=f"{NO_INDUCTION}, or copies found differ by less than 1 %"),
     Claim("apostrophes", "Some head attends to a class of tokens: apostrophes",
         f"{BARBERO}, section 6",
         "attention on them, where one is in sight, less that on others as frequent and as far",
         "rl.attention_on(tokens, \"*'*\", tokenizer)",
-        TOKENS, ("token_lead",), largest_at(0), floor=FAINT,
+        nulls.TOKENS, ("token_lead",), largest_at(0), floor=FAINT,
         absent="there are no 10 apostrophes in this text, or no tokenizer to know them by"),
 )
 # fmt: on
@@ -323,21 +302,22 @@ def judged(
 ) -> dict[str, object]:
     """The row of a claim, from its number and null."""
     tested = claim.test(profile) if claim.test else _tested(claim, arrays, random, draws)
-    null = tested.null[np.isfinite(tested.null)]
+    (number, low, high), null, known = tested
+    null = null[np.isfinite(null)]
     ends = np.quantile(null, [TAIL, 0.5, 1 - TAIL]) if len(null) else np.full(3, np.nan)
     verdict, why, p_value = "not testable", claim.absent, math.nan
-    if math.isfinite(tested.number) and len(null):
-        verdict, why, p_value = _verdict(tested.number, null, ends, claim)
-    verdict, why = tested.verdict or (verdict, why)
+    if math.isfinite(number) and len(null):
+        verdict, why, p_value = _verdict(number, null, ends, claim)
+    verdict, why = known or (verdict, why)
     return {
         "claim": claim.name,
         "statement": claim.statement,
         "source": claim.source,
         "what": claim.what,
-        "number": tested.number,
-        "low": tested.interval[0],
-        "high": tested.interval[1],
-        "over": claim.null.over if math.isfinite(tested.interval[0]) else "",
+        "number": number,
+        "low": low,
+        "high": high,
+        "over": claim.null.over if math.isfinite(low) else "",
         "null": claim.null.how,
         "null_median": ends[1],
         "null_low": ends[0],
@@ -356,7 +336,6 @@ def judged(
 def _tested(
     claim: Claim, arrays: Mapping[str, np.ndarray], random: np.random.Generator, draws: int
 ) -> Tested:
-    """The number of a claim and its null."""
     assert claim.number is not None
     of = tuple(arrays[name] for name in claim.of)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -366,12 +345,12 @@ def _tested(
             number, possible = claim.number(*of), claim.null.possible(of[0])
             why = f"{possible} draws are possible; it takes {claim.null.takes} or more"
         if possible < 1 / TAIL:
-            return Tested(number, np.empty(0), verdict=("not testable", why))
+            return (number, math.nan, math.nan), np.empty(0), ("not testable", why)
         null = np.array([claim.number(*x) for x in claim.null.draw(of, random, draws)])
         units = range(len(of[0]) if claim.null.over and len(of[0]) >= 3 else 0)
         without = [claim.number(*(np.delete(x, unit, 0) for x in of)) for unit in units]
     half = float(jackknife_half(np.array(without))) if without else math.nan
-    return Tested(number, null, (number - half, number + half))
+    return (number, number - half, number + half), null, None
 
 
 def _verdict(

@@ -24,8 +24,8 @@ from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
 from ropelens.measure.passes import OBSERVED, Progress, cost_of_fit, fit_layers, sum_batch
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import number_dims, plane_coordinates, summarize
-from ropelens.measure.tasks import Retrieval, Task, copies, needles, repeats
-from ropelens.measure.token_sets import ids_by_class
+from ropelens.measure.tasks import Task, copies, needles, repeats
+from ropelens.measure.token_sets import CLASSES, ids_of
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, stated_context
@@ -33,13 +33,11 @@ from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus, Documents
 from ropelens.statistics.kernel import sum_bins
-from ropelens.statistics.labels import Thresholds
 from ropelens.statistics.rows import HowMany
 from ropelens.statistics.sums import Sums, attention_change, by_group, mean_loss, no_sums
 from ropelens.statistics.variables import EVALUATED, STATISTICS, columns, labelled, of_planes
 
-RESAMPLES = 400
-"""Draws of the sequences that intervals of label changes come from."""
+RESAMPLES = 400  # draws of the sequences that intervals of label changes come from
 
 
 @public
@@ -54,7 +52,7 @@ def evaluate(
     controls: Count = 0,
     measures: str | Sequence[str] = MEASURES,
     rows: HowMany = "auto",
-    retrieval: Retrieval | None = None,
+    prompts: Sequence[Whole] | None = None,
     distances: Sequence[Whole] | None = None,
     seed: Whole = 0,
     batch_size: Positive | None = None,
@@ -83,8 +81,9 @@ def evaluate(
       `trial_induction` (edit, trial, layer, head) of each sequence of random tokens, and the
       loss of these the first time and when repeated (edit, trial).
     - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles hidden in
-      the text that are found, which asks for no instruction tuning (`Retrieval` says how;
-      chance is 1 in 8), and `retrieval_hit`, 1 or 0 for each `retrieval_trial`.
+      the text that are found, which asks for no instruction tuning (chance is 1 in 8), and
+      `retrieval_hit`, 1 or 0 for each `retrieval_trial`. `prompts` have so many tokens, by
+      default a quarter, a half and all of the context.
     - "copying", on request: `copy_loss` (edit, copy_distance, trial), the loss of random tokens
       that come again after `distances` tokens (by default 8, 16, 32, ..., as far as both
       copies are in the context; more is allowed): 0 for a model that copies, ln(vocabulary)
@@ -92,10 +91,9 @@ def evaluate(
     - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of
       KL(A of the model as it is || A under the edit); with `tokenizer` also over the rows of
       each class of tokens, `class_change` (edit, layer, head, token_class).
-    - "labels": the attention budget and `label` (edit, layer, head), and `label_changed`,
-      1 or 0; `labels_changed_resampled` (edit, resample), how many heads change their label
-      when groups of sequences are drawn again; `selectivity`, `q_norm` and `k_norm` of the
-      model as it is.
+    - "labels": the attention budget and `label` (edit, layer, head);
+      `labels_changed_resampled` (edit, resample), how many heads change their label when groups
+      of sequences are drawn again; `selectivity`, `q_norm` and `k_norm` of the model as it is.
 
     Coordinates `inv_freq` (rad/token) and `wavelength` (tokens) say how the model rotates as
     it is (layer, frequency). docs/measures.md defines all variables. Raises `BadArgument` for
@@ -106,19 +104,20 @@ def evaluate(
     )
     subject, text = measurement.subject, measurement.text
     wanted = wanted_measures(measures)
+    measurement.check_looking()
     drawn: dict[str, Any] = {"controls": controls, "seed": int(seed)}
     entries = entries_of(subject, edits or {}, context=text.context, **drawn)
-    measurement.check_looking()
     tasks: dict[str, Task] = {}
     if "induction" in wanted:
         tasks["induction"] = repeats(measurement, entries[0].planes)  # any do for attention
     if "copying" in wanted:
         tasks["copying"] = copies(measurement, distances)
     if "retrieval" in wanted:
-        tasks["retrieval"] = needles(measurement, retrieval or Retrieval())
+        tasks["retrieval"] = needles(measurement, prompts)
     edges = _position_edges(text.context, stated_context(subject.config))
     show = progress or silent
-    classes = {} if tokenizer is None else ids_by_class(text.tokens, tokenizer)
+    named = () if tokenizer is None else CLASSES
+    classes = {name: ids_of(text.tokens, name, tokenizer) for name in named}
     fits, measured, answers = _run(measurement, entries, wanted, tasks, edges, classes, show)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
@@ -308,7 +307,6 @@ def _loss_values(
     classes: Mapping[str, Int[Tensor, " id"]],
     measured: Sequence[Measured],
 ) -> dict[str, np.ndarray]:
-    """Losses of every entry, by sequence, in all, and by position."""
     of_sequences = sum_bins(text.predicted[:, 1 : text.context].long(), edges - 1)
     in_bins, far = by_group(of_sequences, text.group), (edges[:-1] >= text.context / 2).numpy()
     far_tokens = of_sequences.numpy()[:, far].sum(1)
@@ -362,16 +360,11 @@ def _label_values(
         for entry, of, fit in zip(entries, sums, fits, strict=True)
     ]
     names = (*columns("budget"), "positional_fraction", "label")
-    each = [head_values(profile, Thresholds()) for profile in profiles]
+    each = [head_values(profile) for profile in profiles]
     values = {name: np.stack([one[name] for one in each]) for name in names}
-    labels, missing = values["label"], np.isnan(values["total_bits"])
-    changed = (labels != labels[0]).astype(float)
-    values["label_changed"] = np.where(missing | missing[0], np.nan, changed)
     again = np.full((len(profiles), RESAMPLES), np.nan)
     if profiles[0].sizes["group"] > 1:
-        drawn = [
-            resample_labels(p, Thresholds(), resamples=RESAMPLES, seed=0) for p in profiles
-        ]
+        drawn = [resample_labels(p, resamples=RESAMPLES, seed=0) for p in profiles]
         again = np.stack([(now != drawn[0]).sum(axis=(1, 2)) for now in drawn]).astype(float)
     values["labels_changed_resampled"] = again
     return values, profiles[0]

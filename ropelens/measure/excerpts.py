@@ -21,17 +21,14 @@ from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.rows import generator_of
-from ropelens.statistics.variables import AXES, by_layer, labelled, stack
+from ropelens.statistics.sums import by_layer
+from ropelens.statistics.variables import AXES, labelled, stack
 
-COUNT, LENGTH = 3, 40
-"""Excerpts of a profile, and their tokens, where none are given."""
+COUNT, LENGTH = 3, 40  # excerpts of a profile, and their tokens, where none are given
 
 LONGEST_EXCERPT = 256
-CANDIDATES = 16
-"""Pieces of the text that excerpts are chosen from."""
-
-EXCERPTED = (CANDIDATES + COUNT) * LENGTH
-"""Tokens that run to choose excerpts and to read them."""
+CANDIDATES = 16  # pieces of the text that excerpts are chosen from
+EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose excerpts and to read them
 
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS = 2**24, 2**20
 """Most attention weights, and numbers of queries, that a profile holds."""
@@ -64,10 +61,7 @@ def read_excerpts(
     scale = np.full(subject.layers, np.nan)
     of_pieces = [look(subject, piece[None], see) for piece in pieces]
     attention, query, key = (
-        stack(
-            torch.from_numpy(by_layer({n: x[part] for n, x in of.items()}, subject.layers))
-            for of in of_pieces
-        )
+        stack(by_layer({n: x[part] for n, x in of.items()}, subject.layers) for of in of_pieces)
         for part in range(3)
     )
     for length in {len(piece) for piece in pieces}:
@@ -114,7 +108,7 @@ def _next_tokens(
             layer: torch.stack([score_gradient(*of, head)[0] for head in range(subject.heads)])
             for layer, of in calls.items()
         }
-        gradients.append(torch.from_numpy(by_layer(slopes, subject.layers)))
+        gradients.append(by_layer(slopes, subject.layers))
     names, gradient = np.array(answers, dtype=object), _rounded(stack(gradients))
     return {"score_gradient": gradient, "answer": names, "lead": np.array(leads)}
 

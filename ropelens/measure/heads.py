@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,6 @@ from ropelens.statistics.labels import (
 from ropelens.statistics.variables import columns
 
 FRACTIONS = ("positional_fraction", "content_fraction", "interaction_fraction")
-LABELLED_BY = ("total", "sink", "position", "content")
 
 APART = 2**0.5
 """Two samples of a text are so much farther apart than each is from the text itself."""
@@ -41,11 +40,7 @@ COLUMNS = (
 
 @public
 def classify_heads(
-    profile: xr.Dataset,
-    *,
-    thresholds: Thresholds | None = None,
-    resamples: Count = 1000,
-    seed: Whole = 0,
+    profile: xr.Dataset, *, resamples: Count = 1000, seed: Whole = 0
 ) -> pd.DataFrame:
     """Label every head of a profile; the columns of heads.csv, a row a head.
 
@@ -67,12 +62,10 @@ def classify_heads(
     finds: do positional and semantic heads differ in wavelength more than in models whose
     frequencies are in a random order?
     """
-    thresholds, seed = thresholds or Thresholds(), int(seed)
-    table = head_values(profile, thresholds)
+    table = head_values(profile)
     table["confidence"] = np.full(table["label"].shape, np.nan)
     if profile.sizes["group"] > 1 and resamples:
-        draws: dict[str, int] = {"resamples": resamples, "seed": seed}
-        resampled = resample_labels(profile, thresholds, **draws, spread=APART)
+        resampled = resample_labels(profile, resamples=resamples, seed=int(seed), spread=APART)
         known = table["label"] != "untested"
         table["confidence"] = np.where(known, (resampled == table["label"]).mean(0), np.nan)
     table["share_low"], table["share_high"] = share_interval(profile, table)
@@ -82,12 +75,12 @@ def classify_heads(
     heads = heads[heads["total_bits"].notna()].reset_index(drop=True)
     whole = ("offset", "offset_low", "offset_high", "planes_to_half")
     heads = heads.astype(dict.fromkeys(whole, "Int64"))
-    heads.attrs["thresholds"] = asdict(thresholds)
+    heads.attrs["thresholds"] = asdict(Thresholds())
     claim = judge(*claim_numbers(profile))
     if (heads["label"] == "untested").any():
-        why = f"labels take {thresholds.rows} scored rows, more than this text has"
-        claim = replace(claim, verdict="not testable", why=why)
-    heads.attrs["claim"] = asdict(claim)
+        why = f"labels take {Thresholds.rows} scored rows, more than this text has"
+        claim |= {"verdict": "not testable", "why": why}
+    heads.attrs["claim"] = claim
     return heads
 
 
@@ -95,21 +88,19 @@ def claim_numbers(
     profile: xr.Dataset,
 ) -> tuple[Float[np.ndarray, "draw layer head"], Float[np.ndarray, "draw layer head"]]:
     """Offset fractions and mean log wavelengths of the heads, of the model and surrogates."""
-    fraction, wavelength = (
-        profile[f"surrogate_{name}"].values for name in ("offset_fraction", "log_wavelength")
-    )
-    return fraction, wavelength
+    fraction, wavelength = "surrogate_offset_fraction", "surrogate_log_wavelength"
+    return profile[fraction].values, profile[wavelength].values
 
 
-def head_values(profile: xr.Dataset, thresholds: Thresholds) -> dict[str, np.ndarray]:
+def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     """The columns of heads.csv that follow from a profile, each [layer, head]."""
     columns_of_bits = {name: profile[name].values for name in columns("budget")}
     bits = {name.removesuffix("_bits"): x for name, x in columns_of_bits.items()}
-    label = _labels(profile, thresholds, bits)
+    label = label_heads(bits, rows=float(profile["group_scored"].sum()))
     by_head = "head_wavelength" if "head_wavelength" in profile else "wavelength"
     push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
     positional = label == "positional"
-    named = positional & (profile["offset_weight"].values >= thresholds.offset)
+    named = positional & (profile["offset_weight"].values >= Thresholds.offset)
     layer, head = (np.asarray(index) for index in np.indices(label.shape))
 
     def only(where: np.ndarray, name: str) -> np.ndarray:
@@ -157,12 +148,7 @@ def share_interval(
 
 
 def resample_labels(
-    profile: xr.Dataset,
-    thresholds: Thresholds,
-    *,
-    resamples: int,
-    seed: int,
-    spread: float = 1.0,
+    profile: xr.Dataset, *, resamples: int, seed: int, spread: float = 1.0
 ) -> np.ndarray:
     """Labels [resample, layer, head] with the groups of sequences drawn again (bootstrap).
 
@@ -177,11 +163,4 @@ def resample_labels(
     weight = whole + spread * (weight / weight.sum(axis=1, keepdims=True) - whole)
     gains = (profile[f"group_{name}"].values for name in GAINS)
     bits = attention_budget(*(np.einsum("rg,glh->rlh", weight, gain) for gain in gains))
-    return _labels(profile, thresholds, bits)
-
-
-def _labels(
-    profile: xr.Dataset, thresholds: Thresholds, bits: dict[str, np.ndarray]
-) -> np.ndarray:
-    scored = float(profile["group_scored"].sum())
-    return label_heads(thresholds, **{name: bits[name] for name in LABELLED_BY}, rows=scored)
+    return label_heads(bits, rows=float(rows.sum()))

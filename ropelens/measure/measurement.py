@@ -40,8 +40,7 @@ Tokens = (
 Lengths = Integer[Tensor, " sequence"] | Integer[np.ndarray, " sequence"] | Sequence[int]
 
 ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
-ONE_PASS = 2**16
-"""Tokens of the longest sequences that run in one pass."""
+ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
 
 MASK_ELEMENTS = 2**25
 """Keys times rows of a chunk: a model makes a mask of both, which takes about 40 bytes each."""
@@ -107,13 +106,9 @@ class Measurement:
         tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)
         if documents is not None:
             documents = torch.as_tensor(documents).long()
-        known: dict[str, Any] = {
-            "bos": subject.bos,
-            "documents": documents,
-            "named": sinks,
-            "hidden": hidden,
-        }
-        text = Corpus.of(tokens, lengths, **known)
+        text = Corpus.of(
+            tokens, lengths, bos=subject.bos, documents=documents, named=sinks, hidden=hidden
+        )
         if apart := turned_otherwise(subject, text.lengths):
             warnings.warn(
                 f"{apart:,} of {len(text):,} sequences are measured with the RoPE of the "

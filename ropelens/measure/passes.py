@@ -88,7 +88,6 @@ def _in_chunks(
     whole: Observer,
     part: Callable[[AttentionCall, int], None],
 ) -> Observer:
-    """An observer of chunks, for `observing`."""
     at = torch.cat([each.position.flatten() for each in rows]).unique()
     earlier: dict[int, dict[str, Any]] = {}
 

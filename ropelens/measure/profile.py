@@ -84,9 +84,6 @@ def profile(
     - `batch_size` sequences run together, by default as many as memory takes.
     - `progress` shows the stages; see `show_progress`.
 
-    Two passes over a sample come first: one of excerpts and repeated tokens, one in which the
-    models of the attention budget are fitted.
-
     Returns a dataset over layer, head, kv_head, frequency (0 turns fastest), offset_bin,
     group (of sequences, for the bootstrap) and draw (of surrogates; 0 is the model). Each
     variable has `long_name` and `units`; docs/measures.md defines them. Layers that do not

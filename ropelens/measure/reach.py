@@ -31,8 +31,7 @@ from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.rows import generator_of
 from ropelens.statistics.variables import OWN, labelled, table
 
-COPIED = 48
-"""Random tokens that come twice, where the context holds so many."""
+COPIED = 48  # random tokens that come twice, where the context holds so many
 
 DISTANCES = tuple(np.unique(np.geomspace(1, 1_000_000, 49).round()).tolist())
 """Tokens: 1 to 1,000,000, eight a decade."""
@@ -94,7 +93,13 @@ def reach(
         raise BadArgument('variants names none; the model as it is, is "own".')
     chosen = [mask.nonzero().flatten() for mask in subject.heads_of(heads)]
     copied = max(2, min(copied, (subject.context - 1) // 3))
-    apart = _run_distances(subject.context, copied, copies)
+    farthest = subject.context - 1 - copied
+    apart = sorted(doublings(copied, farthest) if copies is None else copies)
+    if not apart or not copied <= apart[0] <= apart[-1] <= farthest:
+        raise BadArgument(
+            "Copies must lie in the context that the model was trained for.",
+            seen=f"distances {apart}; {copied} to {farthest} fit",
+        )
     far = np.array([float(d) for d in distances if d > apart[-1]])
     subject.check_looking(two_copies(measurement, apart[-1], copied, draw=0))
     total = len(variants) * draws * sum(1 + distance + copied for distance in apart)
@@ -115,17 +120,6 @@ def reach(
         },
     )
     return dataset.assign_attrs({"kind": "reach", "copied": copied} | measurement.facts)
-
-
-def _run_distances(context: int, copied: int, given: Sequence[int] | None) -> tuple[int, ...]:
-    if given is None:
-        return doublings(copied, context - 1 - copied)
-    if not given or not all(copied <= distance < context - copied for distance in given):
-        raise BadArgument(
-            "Copies must lie in the context that the model was trained for.",
-            seen=f"distances {list(given)}; {copied} to {context - 1 - copied} fit",
-        )
-    return tuple(sorted(given))
 
 
 def _run(

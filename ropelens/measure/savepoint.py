@@ -86,11 +86,6 @@ def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
         _open.reset(token)
 
 
-def remove_savepoint(folder: Path) -> None:
-    """Remove the folder of a `savepoint`, when the results are written."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def begin_stage(*kinds: type) -> Stage:
     """The next measurement of the open savepoint, in the state that was saved.
 
@@ -118,7 +113,7 @@ def begin_stage(*kinds: type) -> Stage:
         word = "of no use here, and removed:" if state is None else "going on from"
         print(f"{word} what was measured in {folder}", file=sys.stderr, flush=True)
         if state is None:
-            remove_savepoint(folder)
+            shutil.rmtree(folder, ignore_errors=True)
     if not all(gather(state is not None)):  # of the processes that share the measurement
         state = None
     return Stage(path, key, state, time.monotonic() + SECONDS)

@@ -109,28 +109,23 @@ def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
 
 
 def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
-    """The variables of a profile that come from the models of the budget."""
     layers = sorted(sums.scores)
-    scores = [sums.scores[layer] for layer in layers]
-    whole = [gains(score.sum(0)) for score in scores]
-    bits = attention_budget(*(stack(each[name] for each in whole) for name in whole[0]))
-    rows = scores[0][:, 0, SCORES.index("weight")]
-    by_group = [gains(score[rows > 0]) for score in scores]
-    group_gains = {
-        f"group_{name}": np.moveaxis(stack(each[name] for each in by_group), 0, 1)
-        for name in by_group[0]
-    }
+    scores = torch.from_numpy(stack(sums.scores[layer] for layer in layers))
+    bits = attention_budget(*(gain.numpy() for gain in gains(scores.sum(1)).values()))
+    rows = scores[0, :, 0, SCORES.index("weight")]
+    by_group = gains(scores[:, rows > 0])
     kernels = [_kernel(sums, layer, fits[layer]) for layer in layers]
-    drawn = [fits[layer].surrogates for layer in layers]
+    of_layers = [fits[layer] for layer in layers]
+    drawn = [fit.surrogates for fit in of_layers]
     values = {
         **{f"{name}_bits": values for name, values in bits.items()},
         **{name: stack(kernel[name] for kernel in kernels) for name in kernels[0]},
         "found_sink": stack(
             torch.where(fit.found.any(-1), fit.found.int().argmax(-1).double(), torch.nan)
-            for fit in (fits[layer] for layer in layers)
+            for fit in of_layers
         ),
         "group_scored": rows[rows > 0].numpy(),
-        **group_gains,
+        **{f"group_{name}": gain.movedim(0, 1).numpy() for name, gain in by_group.items()},
         **{name: np.moveaxis(stack(x[name] for x in drawn), 0, 1) for name in drawn[0]},
     }
     return labelled(values, MEASURES)

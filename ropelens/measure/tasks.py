@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.errors import BadArgument, Whole
+from ropelens.errors import BadArgument
 from ropelens.measure.measurement import TOKENS_PER_BATCH, Measurement, chunk_of
 from ropelens.measure.passes import Progress, logits_of, observing, token_losses
 from ropelens.models.subject import Subject
@@ -19,20 +19,18 @@ from ropelens.rope.planes import Planes
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows, generator_of
-from ropelens.statistics.sums import sum_attention
-from ropelens.statistics.variables import NEEDLES, by_layer, named
+from ropelens.statistics.sums import by_layer, sum_attention
+from ropelens.statistics.variables import NEEDLES, STATISTICS
 
 REPEATED_TOKENS = 64
 """Random tokens before they are repeated, where the context holds twice as many."""
 
-REPEATS = 8
-"""Sequences of repeated random tokens that scores are means of."""
+REPEATS = 8  # sequences of repeated random tokens that scores are means of
+NEAREST = 8  # tokens of the least distance of a copy, where none are asked for
+KEY = 2  # tokens of a needle's key; its value is one more
 
-NEAREST = 8
-"""Tokens of the least distance of a copy, where none are asked for."""
-
-KEY = 2
-"""Tokens of a needle's key; its value is one more."""
+DEPTHS, TRIALS = (0.1, 0.5, 0.9), 16
+"""Shares of the text that stands before a needle; prompts of a length and depth."""
 
 SHORTEST = 32
 """Tokens of the shortest prompt: the needles, a key again, and something to hide them in."""
@@ -80,7 +78,8 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
     tokens = repeated_tokens(measurement, length)
     second = torch.arange(length + 1, 2 * length + 1).expand(len(tokens), -1)
     weight, whole = torch.full(second.shape, 1 / length), _whole(tokens)
-    by_offset, rows = named("offset_mass"), Rows(second, weight, whole, dense=False)
+    by_offset = [row for row in STATISTICS if row.name == "offset_mass"]
+    rows = Rows(second, weight, whole, dense=False)
 
     def measure(progress: Progress) -> dict[str, Tensor]:
         mass: dict[int, Tensor] = {}
@@ -95,12 +94,8 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
         with observing(subject, tokens, (rows,), see):
             losses = token_losses(subject, tokens, whole)
         progress(tokens.numel())
-        after, same = (
-            torch.from_numpy(
-                by_layer({n: x[..., offset] for n, x in mass.items()}, subject.layers)
-            )
-            for offset in (length - 1, length)
-        )
+        of_layers = by_layer(mass, subject.layers)
+        after, same = of_layers[..., length - 1], of_layers[..., length]
         return {
             "induction": after.mean(1),
             "trial_induction": after.transpose(0, 1),
@@ -148,52 +143,23 @@ def doublings(least: int, most: int) -> tuple[int, ...]:
 # needles
 
 
-@dataclass(frozen=True)
-class Retrieval:
-    """Needles to look for: prompts of so many tokens, at these depths, so often.
+def needles(measurement: Measurement, lengths: Sequence[int] | None) -> Task:
+    """Which needles in stretches of the text are found, by length and depth of the prompt.
 
-    `lengths` are in tokens, None for a quarter, a half and all of the context (the trained
-    one, or that of the text where it is shorter); `depths` are shares of the text that stands
-    before the needle, 0 the start; `trials` is the number of prompts of a length and depth.
+    By default prompts are as long as a quarter, a half and all of the context (the trained one,
+    or that of the text where it is shorter).
     """
-
-    lengths: Sequence[Whole] | None = None
-    depths: Sequence[float] = (0.1, 0.5, 0.9)
-    trials: int = 16
-
-    def __post_init__(self) -> None:
-        long = min(self.lengths or [SHORTEST]) >= SHORTEST
-        if not long or not all(0 <= depth <= 1 for depth in self.depths):
-            raise BadArgument(
-                f"A prompt that hides needles has {SHORTEST} tokens or more, at depths from 0 "
-                "to 1.",
-                seen=f"lengths {self.lengths}, depths {self.depths}",
-            )
-
-    def lengths_within(self, context: int) -> tuple[int, ...]:
-        """The lengths of the prompts, by default in `context` tokens."""
-        if self.lengths is not None:
-            return tuple(map(int, self.lengths))
-        return tuple(dict.fromkeys(max(SHORTEST, context // part) for part in (4, 2, 1)))
-
-
-def needles(measurement: Measurement, plan: Retrieval) -> Task:
-    """Which needles in stretches of the text are found, by length and depth of the prompt."""
-    subject, text = measurement.subject, measurement.text
-    stretch = text.tokens.cpu()[:, 1:][text.real[:, 1:]]
-    lengths = plan.lengths_within(measurement.within)
-    hidden = [
-        hide_needles(
-            stretch,
-            first_token=measurement.first_token,
-            vocabulary=subject.vocabulary,
-            length=length,
-            depths=plan.depths,
-            trials=plan.trials,
-            seed=measurement.seed,
+    subject, text, within = measurement.subject, measurement.text, measurement.within
+    by_default = [max(SHORTEST, within // part) for part in (4, 2, 1)]
+    lengths = tuple(dict.fromkeys(map(int, by_default if lengths is None else lengths)))
+    if min(lengths, default=0) < SHORTEST:
+        raise BadArgument(
+            f"A prompt that hides needles has {SHORTEST} tokens or more.", seen=str(lengths)
         )
-        for length in lengths
-    ]
+    stretch = text.tokens.cpu()[:, 1:][text.real[:, 1:]]
+    given = {"vocabulary": subject.vocabulary, "seed": measurement.seed}
+    given["first_token"] = measurement.first_token
+    hidden = [hide_needles(stretch, length=length, **given) for length in lengths]
 
     def measure(progress: Progress) -> dict[str, Tensor]:
         hits = []
@@ -208,8 +174,8 @@ def needles(measurement: Measurement, plan: Retrieval) -> Task:
         hit = torch.stack(hits)
         return {"retrieval": hit.mean(-1), "retrieval_hit": hit}
 
-    coordinates = {"retrieval_length": np.array(lengths), "depth": np.array(plan.depths)}
-    return Task(len(plan.depths) * plan.trials * sum(lengths), measure, coordinates)
+    coordinates = {"retrieval_length": np.array(lengths), "depth": np.array(DEPTHS)}
+    return Task(len(DEPTHS) * TRIALS * sum(lengths), measure, coordinates)
 
 
 def found_needles(
@@ -226,8 +192,6 @@ def hide_needles(
     first_token: int,
     vocabulary: int,
     length: int,
-    depths: Sequence[float],
-    trials: int,
     seed: int,
 ) -> tuple[Int[Tensor, "depth trial token"], Int[Tensor, "trial needle"]]:
     """Prompts of `length` tokens with needles in stretches of `text`, and the needles' values.
@@ -250,7 +214,7 @@ def hide_needles(
     around = length - 1 - size - KEY
     known, every = text.unique().numpy(), np.arange(vocabulary)
     prompts, values = [], []
-    for _ in range(trials):
+    for _ in range(TRIALS):
         if len(text) >= around:
             begin = int(random.integers(len(text) - around + 1))
             hay = text[begin : begin + around].numpy()
@@ -260,7 +224,7 @@ def hide_needles(
         pool = next(p for p in pools if len(p) >= size)
         needle = random.permutation(pool)[:size].reshape(NEEDLES, KEY + 1)
         anywhere = random.integers(around + 1, size=NEEDLES - 1)
-        places = [[round(depth * around), *anywhere] for depth in depths]
+        places = [[round(depth * around), *anywhere] for depth in DEPTHS]
         hidden = [np.insert(hay, np.repeat(at, KEY + 1), needle.flatten()) for at in places]
         prompts.append([[first_token, *body, *needle[0, :KEY]] for body in hidden])
         values.append(needle[:, KEY])
@@ -283,7 +247,6 @@ def _whole(tokens: Int[Tensor, "sequence position"]) -> Int[Tensor, " sequence"]
 def _last_logits(
     subject: Subject, tokens: Int[Tensor, "sequence position"]
 ) -> Float[Tensor, "sequence token"]:
-    """The logits at the last position."""
     with torch.no_grad():
         if chunk_of(subject, tokens.shape[1]) is None:
             return subject.forward(tokens, last=1)[:, -1]

@@ -28,8 +28,7 @@ CLASSES: dict[str, Callable[[str], bool]] = {
 """Sets of tokens by what their text is; "repeated" is one by the sequence."""
 
 AFTER = "after:"
-NEAR = 8
-"""Tokens to either side among which one of like frequency is looked for."""
+NEAR = 8  # tokens to either side among which one of like frequency is looked for
 
 
 @dataclass(frozen=True)
@@ -69,16 +68,15 @@ def attention_on(
     needed, and where there is no such token.
     """
     tokens, _ = check_tokens(tokens, None, vocabulary=LARGEST_ID)
-    chosen = find_tokens(tokens, what, tokenizer).to(tokens.device)
-    if not chosen.any() or str(what).startswith(AFTER * 2):
+    after = isinstance(what, str) and what.startswith(AFTER)
+    word = what.removeprefix(AFTER) if isinstance(what, str) else what
+    ids = None if word == "repeated" else ids_of(tokens, word, tokenizer)
+    if not places_of(tokens, ids, after=after).any():
         raise BadArgument(
             f"There is no token {what!r} in this text.",
             means="a token must be that text, but for spaces around it",
             attempt='any that contains it, "*\'*", or another text to measure on',
         )
-    after = isinstance(what, str) and what.startswith(AFTER)
-    before = chosen.roll(-1, 1) if after else chosen  # the token that decides, and its ids
-    ids = None if str(what).removeprefix(AFTER) == "repeated" else tokens[before].unique()
     texts = [what] if isinstance(what, str) else list(what)
     name, words = "_or_".join(map(_spelled, texts)), " or ".join(texts)
     return shares_of(tokens, ids, name, words, after=after)
@@ -102,8 +100,7 @@ def shares_of(
         if hidden is not None:
             given = given.masked_fill(hidden[:, of.places.cpu()].to(given.device), -1)
         if not read or not torch.equal(read[0][0], given):
-            on = seen_before(given) if ids is None else torch.isin(given, ids.to(given.device))
-            on = (_following(on) if after else on) & (given >= 0)
+            on = places_of(given, ids, after=after) & (given >= 0)
             at = torch.searchsorted(kinds.to(given.device), given).clamp(max=len(kinds) - 1)
             frequent = counts.to(given.device)[at].log2().masked_fill(given < 0, torch.inf)
             read[:] = [(given, on, controls(on, frequent))]
@@ -135,22 +132,15 @@ def shares_of(
     )  # fmt: skip
 
 
-def ids_by_class(
-    tokens: Int[Tensor, "sequence position"], tokenizer: TokenNames
-) -> dict[str, Int[Tensor, " id"]]:
-    """The tokens of each of `CLASSES`."""
-    ids = tokens.cpu().unique()
-    names = token_names(ids, tokenizer)
-    return {
-        name: ids[torch.tensor([of_class(text) for text in names])]
-        for name, of_class in CLASSES.items()
-    }
-
-
-def _following(on: Bool[Tensor, "sequence position"]) -> Bool[Tensor, "sequence position"]:
-    after = on.roll(1, 1)
-    after[:, 0] = False
-    return after
+def places_of(
+    tokens: Int[Tensor, "sequence position"], ids: Int[Tensor, " id"] | None, *, after: bool
+) -> Bool[Tensor, "sequence position"]:
+    """Where tokens with one of the `ids` are (None: repeated ones), or those `after` them."""
+    on = seen_before(tokens) if ids is None else torch.isin(tokens, ids.to(tokens.device))
+    if after:
+        on = on.roll(1, 1)
+        on[:, 0] = False
+    return on
 
 
 def controls(
@@ -175,22 +165,18 @@ def controls(
     return weight
 
 
-def find_tokens(
+def ids_of(
     tokens: Int[Tensor, "sequence position"],
     what: str | Sequence[str],
-    tokenizer: TokenNames | None = None,
-) -> Bool[Tensor, "sequence position"]:
-    """Which tokens are `what`; see `attention_on`. Padding is not known here."""
-    if isinstance(what, str) and what.startswith(AFTER):
-        return _following(find_tokens(tokens, what.removeprefix(AFTER), tokenizer))
-    if what == "repeated":
-        return seen_before(tokens)
+    tokenizer: TokenNames | None,
+) -> Int[Tensor, " id"]:
+    """The ids among `tokens` that are texts or of a class: see `attention_on`."""
     if tokenizer is None or not what:
         raise BadArgument(
             f"Tokens {what!r} are found by their text, and there is no tokenizer or text.",
             attempt='tokenizer=, or "repeated"',
         )
-    ids, places = tokens.cpu().unique(return_inverse=True)
+    ids = tokens.cpu().unique()
     names = token_names(ids, tokenizer)
     if isinstance(what, str) and what in CLASSES:
         among = [CLASSES[what](name) for name in names]
@@ -199,7 +185,7 @@ def find_tokens(
     else:
         texts = {what} if isinstance(what, str) else set(what)
         among = [name in texts or name.strip() in texts for name in names]
-    return torch.tensor(among, dtype=torch.bool)[places]
+    return ids[torch.tensor(among, dtype=torch.bool)]
 
 
 def _spelled(text: str) -> str:

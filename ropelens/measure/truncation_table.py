@@ -13,8 +13,7 @@ from ropelens.errors import BadArgument
 MEASURES = ("loss", "induction", "retrieval", "change", "labels")
 """What `ropelens.evaluate` measures where nothing is asked for."""
 
-EVERY = (*MEASURES, "copying")
-"""What it can measure, and a sweep does."""
+EVERY = (*MEASURES, "copying")  # what it can measure, and a sweep does
 
 ENDS_OF_INTERVAL = ("", "_low", "_high")
 COLUMNS = (
@@ -52,20 +51,12 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
 def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
     """What edits change, a row an edit: `results` are what `evaluate` or `truncate` gave.
 
-    Changes are from the entry "none", the model as it is, on the same tokens: `loss_change` and
-    `repeat_loss_change` in nats/token (the mean over predicted tokens; over trials),
-    `seen_loss_change` of tokens that the sequence had before, `far_loss_change` near the end of
-    the context, `copy_loss_change` of the farthest copies, `retrieval_change` in share of right
-    answers, `induction_change` of the score of the head that is best in the model as it is,
-    chosen on half of the trials and measured on the others. `_low` and `_high`
+    Changes are from the entry "none", the model as it is, on the same tokens; `_low`, `_high`
     are their 95 % intervals (`paired_interval`) over trials, or of losses of the text over the
-    groups of sequences in the coordinate `group` (without it each is one). `labels_changed`
-    counts the heads whose label differs, `labels_changed_share` is their share of the heads
-    that have one both times; their intervals are the middle 95 % of what they are with groups
-    of sequences drawn again. `loss_beyond` and the like say how much more an edit changes than
-    the mean of its controls: groups and draws each give an interval, and the squares of their
-    half widths add (crossed factors, whose sum errs toward wide: Owen 2007, "The pigeonhole
-    bootstrap").
+    groups of sequences in the coordinate `group` (without it each is one). `loss_beyond` and
+    the like say how much more an edit changes than the mean of its controls: groups and draws
+    each give an interval, and the squares of their half widths add (crossed factors, whose sum
+    errs toward wide: Owen 2007, "The pigeonhole bootstrap"). docs/measures.md defines the rest.
     """
     # Imports scipy, for which a command that refuses a measure does not wait.
     from ropelens.statistics.intervals import paired_interval

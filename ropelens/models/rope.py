@@ -24,7 +24,7 @@ from ropelens.models.rotation import (
     read_rotations,
 )
 from ropelens.models.subject import Model, as_subject
-from ropelens.rope.planes import Planes, plane_norms, probe_positions
+from ropelens.rope.planes import Planes, probe_positions
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.variables import labelled, stack, table
 
@@ -218,7 +218,7 @@ def _compared(
     rest[planes.first] = rest[planes.second] = False
     moved = [(turned_back - z[:, :, :1]).abs(), (x - x[:, :, :1])[..., rest].abs()]
     change = torch.cat(moved, dim=-1).square().mean(1).sqrt().amax((1, 2))
-    residual = change / plane_norms(x, planes).square().mean((1, 2, 3)).sqrt()
+    residual = change / planes.norms(x).square().mean((1, 2, 3)).sqrt()
     residual[1] += (other.query_scale / one.query_scale - 1).abs().max()
 
     length, size = z.abs().square().mean((1, 2)), x.square().mean((1, 2, 3))

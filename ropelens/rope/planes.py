@@ -100,21 +100,18 @@ class Planes:
         rest = before.sum(-1, keepdim=True) + after.sum(-1, keepdim=True)
         return torch.cat([planes, rest], dim=-1)
 
+    def norms(self, x: Float[Tensor, "*batch coordinate"]) -> Float[Tensor, "*batch term"]:
+        """Length of each plane of `x`, in the units of `x`; last that of the unrotated rest.
 
-def plane_norms(
-    x: Float[Tensor, "*batch coordinate"], planes: Planes
-) -> Float[Tensor, "*batch term"]:
-    """Length of each plane of `x`, in the units of `x`; last that of the unrotated rest.
-
-    A rotation keeps it (YaRN's attention factor stays in it). Source: Barbero et al. 2024,
-    arXiv 2410.06205, the statistic of its norm figures.
-    """
-    real, imaginary = x[..., planes.first], x[..., planes.second]
-    squares = real.square().addcmul_(imaginary, imaginary)
-    if planes.rotary_dim < planes.head_dim:
-        rest = planes.sum_coordinates(x.square())[..., -1:]
-        squares = torch.cat([squares, rest], dim=-1)
-    return squares.sqrt_()
+        A rotation keeps it (YaRN's attention factor stays in it). Source: Barbero et al. 2024,
+        arXiv 2410.06205, the statistic of its norm figures.
+        """
+        real, imaginary = x[..., self.first], x[..., self.second]
+        squares = real.square().addcmul_(imaginary, imaginary)
+        if self.rotary_dim < self.head_dim:
+            rest = self.sum_coordinates(x.square())[..., -1:]
+            squares = torch.cat([squares, rest], dim=-1)
+        return squares.sqrt_()
 
 
 def plane_products(
@@ -220,7 +217,7 @@ def read_rotation(
 
 def _residual(x: Float[Tensor, "vector position coordinate"], planes: Planes) -> float:
     """Largest change of any term's root-mean-square length, relative to the mean length."""
-    lengths = plane_norms(x, planes)
+    lengths = planes.norms(x)
     change = (lengths - lengths[:, :1]).square().mean(dim=0).sqrt().max()
     return float(change / lengths.square().mean().sqrt())
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from ropelens.rope.planes import Planes, plane_norms, unrotate
+from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics import memory
 from ropelens.statistics.call import AttentionCall, sees
 from ropelens.statistics.rows import Rows
@@ -86,10 +86,6 @@ class CallRows:
     def k_still(self) -> Float[Tensor, "batch kv_head position coordinate"]:
         """k~: the keys with their rotation taken off."""
         return unrotate(self.k, self.places, self.planes.of_keys(self.k.shape[1]))
-
-    def plane_norms(self, x: Float[Tensor, "*batch coordinate"]) -> Tensor:
-        """Length of each plane of `x`."""
-        return plane_norms(x, self.planes)
 
     @cached_property
     def row_q(self) -> Float[Tensor, "batch kv_head group row coordinate"]:

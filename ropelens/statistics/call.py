@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.errors import UnsupportedModel
-from ropelens.rope.planes import Planes, plane_norms, unrotate
+from ropelens.rope.planes import Planes, unrotate
 
 
 @dataclass(frozen=True)
@@ -161,14 +161,17 @@ def write_head(
     into: Mapping[str, Tensor],
     *,
     runner_up: int | None = None,
+    projection: Float[Tensor, "hidden feature"] | None = None,
+    toward: Iterable[Float[Tensor, "query hidden"]] = (),
 ) -> None:
     """One query head on one sequence: its vectors by plane, and every term of its scores.
 
-    Fills arrays of NaN, [query or key, frequency, ...] or [query, key], by their names. Layers
-    of fewer planes than others fill only the first frequencies.
+    With the output `projection` also what it passes on, v W_O by key, and what that adds
+    `toward` each answer. Fills arrays of NaN, [query or key, frequency, ...] or [query, key],
+    by their names. Layers of fewer planes than others fill only the first frequencies.
     """
     call = call.of_heads(torch.tensor([head]))
-    attention, terms = attention_map(call), planes.terms
+    attention, terms = attention_map(call)[0, 0], planes.terms
     q, k = (x[0, 0].to(attention.dtype) for x in (call.query, call.key))
     position, term_of = torch.arange(len(q)), planes.term_of
     hidden = ~call.seen_by(position)[0].to(q.device)
@@ -177,34 +180,24 @@ def write_head(
         return (call.scale * q[:, chosen] @ k[:, chosen].mT).masked_fill(hidden, torch.nan)
 
     for side, x in (("q", q), ("k", k)):
-        into[f"{side}_norm"][:, :terms] = plane_norms(x, planes)
+        into[f"{side}_norm"][:, :terms] = planes.norms(x)
         still = unrotate(x, position, planes)
         turning = into[f"{side}_still"][:, : len(planes.inv_freq)]
         turning[..., 0], turning[..., 1] = still[:, planes.first], still[:, planes.second]
     into["score"].copy_(scores(term_of >= 0))
     for term in range(terms):
         into["contribution"][term].copy_(scores(term_of == term))
-    into["attention"].copy_(attention[0, 0])
+    into["attention"].copy_(attention)
     into["contrast"].copy_(
         contrasts(into["contribution"], into["attention"], runner_up=runner_up)
     )
     into["inv_freq"][:terms] = planes.term_inv_freq
     into["wavelength"][:terms] = planes.wavelength
     into["scale"].fill_(call.scale)
-
-
-def write_values(
-    call: AttentionCall,
-    head: int,
-    projection: Float[Tensor, "hidden feature"],
-    into: Mapping[str, Tensor],
-    toward: Iterable[Float[Tensor, "query hidden"]],
-) -> None:
-    """What one query head passes on, v W_O by key, and what that adds `toward` each answer."""
-    call = call.of_heads(torch.tensor([head]))
-    attention = attention_map(call)[0, 0]
-    value, projection = call.value[0, 0].to(attention), projection.to(attention)
-    written = value @ projection.mT
+    if projection is None:
+        return
+    value = call.value[0, 0].to(attention)
+    written = value @ projection.to(attention).mT
     into["value_norm"].copy_(torch.linalg.vector_norm(value, dim=-1))
     into["write_norm"].copy_(torch.linalg.vector_norm(written, dim=-1))
     into["written_norm"].copy_(torch.linalg.vector_norm(attention @ written, dim=-1))

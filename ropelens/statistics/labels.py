@@ -5,6 +5,7 @@ For arrays of any shape; no torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,17 +25,14 @@ LABELS = ("untested", "diffuse", "sink", "positional", "mixed", "semantic")
 
 
 def attention_budget(
-    total: Float[np.ndarray, "*shape"],
-    sink_gain: Float[np.ndarray, "*shape"],
-    position_gain: Float[np.ndarray, "*shape"],
-    content_gain: Float[np.ndarray, "*shape"],
-    both_gain: Float[np.ndarray, "*shape"],
+    *gains: Float[np.ndarray, "*shape"],
 ) -> dict[str, Float[np.ndarray, "*shape"]]:
-    """Where the bits in a head's choice of keys come from, by the gains of its models.
+    """Where the bits in a head's choice of keys come from, by the `GAINS` of its models.
 
     "sink", "position", "content" and "interaction" sum to "total"; none is negative. A model
     that gains less than one that it contains, which happens on other rows, counts as that one.
     """
+    total, sink_gain, position_gain, content_gain, both_gain = gains
     sink = np.maximum(sink_gain, 0)
     position, content = (np.maximum(gain, sink) for gain in (position_gain, content_gain))
     both = np.maximum(both_gain, np.maximum(position, content))
@@ -68,24 +66,16 @@ class Thresholds:
     rows: int = 100
 
 
-def label_heads(
-    thresholds: Thresholds,
-    *,
-    total: Float[np.ndarray, "*shape"],
-    sink: Float[np.ndarray, "*shape"],
-    position: Float[np.ndarray, "*shape"],
-    content: Float[np.ndarray, "*shape"],
-    rows: float,
-) -> np.ndarray:
+def label_heads(bits: Mapping[str, Float[np.ndarray, "*shape"]], *, rows: float) -> np.ndarray:
     """The label of each head, from its bits on `rows` rows: the first rule, "" of NaN."""
-    rest = total - sink
+    total, rest = bits["total"], bits["total"] - bits["sink"]
     rules = {
         "": np.isnan(total),
-        "untested": np.full(total.shape, rows < thresholds.rows),
-        "diffuse": total < thresholds.diffuse,
-        "sink": sink > thresholds.sink * total,
-        "positional": (position >= thresholds.named * rest) & (rest > 0),
-        "semantic": (content >= thresholds.named * rest) & (rest > 0),
+        "untested": np.full(total.shape, rows < Thresholds.rows),
+        "diffuse": total < Thresholds.diffuse,
+        "sink": bits["sink"] > Thresholds.sink * total,
+        "positional": (bits["position"] >= Thresholds.named * rest) & (rest > 0),
+        "semantic": (bits["content"] >= Thresholds.named * rest) & (rest > 0),
     }
     return np.select(list(rules.values()), list(rules), default="mixed").astype(object)
 

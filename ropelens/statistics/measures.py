@@ -28,12 +28,12 @@ BITS = 1 / math.log(2)  # bits in a nat
 
 def q_norm(call: CallRows) -> Float[Tensor, "batch head row term"]:
     """|q_f|."""
-    return call.plane_norms(call.q)
+    return call.planes.norms(call.q)
 
 
 def k_norm(call: CallRows) -> Float[Tensor, "batch kv_head position term"]:
     """|k_f|."""
-    return call.plane_norms(call.k)
+    return call.planes.norms(call.k)
 
 
 def v_norm(call: CallRows) -> Float[Tensor, "batch kv_head position term"]:
@@ -41,17 +41,17 @@ def v_norm(call: CallRows) -> Float[Tensor, "batch kv_head position term"]:
     keys, values = call.k, call.call.value.to(call.k.dtype)
     if keys.shape[-1] != values.shape[-1]:
         return keys.new_full((*keys.shape[:3], call.planes.terms), math.nan)
-    return call.plane_norms(values.repeat_interleave(keys.shape[1] // values.shape[1], dim=1))
+    return call.planes.norms(values.repeat_interleave(keys.shape[1] // values.shape[1], dim=1))
 
 
 def q_coherence(layer: LayerMeans) -> Float[Tensor, "head term"]:
     """|mean of q~_f| / mean of |q_f|."""
-    return layer.plane_norms(layer["q_still"]) / layer["q_norm"]
+    return layer.planes.norms(layer["q_still"]) / layer["q_norm"]
 
 
 def k_coherence(layer: LayerMeans) -> Float[Tensor, "kv_head term"]:
     """|mean of k~_f| / mean of |k_f|."""
-    return layer.plane_norms(layer["k_still"]) / layer["k_norm"]
+    return layer.planes.norms(layer["k_still"]) / layer["k_norm"]
 
 
 def selectivity(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:

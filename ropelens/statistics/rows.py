@@ -12,11 +12,8 @@ from torch import Tensor
 
 from ropelens.errors import Positive
 
-ALL_ROWS = 2048
-"""Longest sequences, in tokens, of which "auto" means all rows."""
-
-SAMPLED_ROWS = 512
-"""Rows of each longer sequence that "auto" means."""
+ALL_ROWS = 2048  # longest sequences, in tokens, of which "auto" means all rows
+SAMPLED_ROWS = 512  # rows of each longer sequence that "auto" means
 
 HowMany = Positive | Literal["auto", "all"]
 """Rows of each sequence that are measured: a number, all, or as the context allows."""

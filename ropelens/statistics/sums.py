@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.errors import BadArgument
-from ropelens.rope.planes import Planes, plane_norms
+from ropelens.rope.planes import Planes
 from ropelens.statistics.block import Block, CallRows
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import GROUPS
 from ropelens.statistics.intervals import mean_and_error
 from ropelens.statistics.kernel import offset_edges, sum_bins
 from ropelens.statistics.rows import Rows
-from ropelens.statistics.variables import Statistic
+from ropelens.statistics.variables import Statistic, stack
 
 SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 """Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""
@@ -72,7 +72,6 @@ def _values(statistic: Statistic, block: Block) -> Tensor:
 def _sum_rows(
     statistic: Statistic, values: Tensor, block: Block
 ) -> Float[Tensor, "batch kv_head group *value"]:
-    """The weighted sum over the rows of a block."""
     if statistic.over == "offsets":
         return block.sum_by_offset(values)
     if values.ndim == 4:
@@ -170,10 +169,6 @@ class LayerMeans:
         count = self.whole.tokens if self._over[name] == "tokens" else self.row_weight.sum()
         return self.sums.sums[name] / count
 
-    def plane_norms(self, x: Float[Tensor, "*batch coordinate"]) -> Tensor:
-        """Length of each plane of `x`."""
-        return plane_norms(x, self.planes)
-
     @property
     def offset_share(self) -> Float[Tensor, " bin"]:
         """Share of rows that see each bin's first offset at a key other than position 0."""
@@ -206,6 +201,13 @@ def by_group(
     """Values of each sequence, summed over the sequences of each group."""
     values = values.double().cpu()
     return values.new_zeros(GROUPS, *values.shape[1:]).index_add_(0, group, values)
+
+
+def by_layer(arrays: Mapping[int, Tensor], layers: int) -> Tensor:
+    """Arrays of some layers stacked along a new first axis; NaN for the other layers."""
+    some = next(iter(arrays.values()))
+    nothing = some[(slice(0),) * some.ndim]
+    return torch.from_numpy(stack(arrays.get(layer, nothing) for layer in range(layers)))
 
 
 def _add(one: Tensor, other: Tensor) -> Tensor:

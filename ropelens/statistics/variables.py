@@ -95,16 +95,12 @@ class Statistic(Variable):
 
 @dataclass(frozen=True)
 class Derived(Variable):
-    """A variable that follows from the sums: `of` computes it from the `LayerMeans` of a layer.
+    """A variable that follows from the sums, as `value` computes it for a layer.
 
     Without "layer" among `dims` it is the same for all layers.
     """
 
-    of: Callable[[Any], Tensor] = field(kw_only=True)
-
-    def value(self, layer: LayerMeans) -> Tensor:
-        """The variable of one layer."""
-        return self.of(layer)
+    value: Callable[[Any], Tensor] = field(kw_only=True)
 
 
 def table(text: str) -> tuple[Variable, ...]:
@@ -129,23 +125,24 @@ MEASURES: tuple[Variable, ...] = (
     Statistic("k_still", ("layer", "kv_head", "coordinate"), "model units",
         "mean key without rotation", over="tokens", saved=False, of=lambda call: call.k_still),
     Derived("q_coherence", BY_PLANE, "1",
-        "length of the mean unrotated query over its mean length", of=measures.q_coherence),
+        "length of the mean unrotated query over its mean length", value=measures.q_coherence),
     Derived("k_coherence", BY_KEY_PLANE, "1",
-        "length of the mean unrotated key over its mean length", of=measures.k_coherence),
+        "length of the mean unrotated key over its mean length", value=measures.k_coherence),
     Statistic("selectivity", BY_COORDINATE, "nat",
         "push of the plane toward the keys attended to", of=measures.selectivity),
     Statistic("selectivity_keys", BY_COORDINATE, "nat",
         "the part of selectivity on keys that are no sinks",
         compared="growth", of=measures.selectivity_keys),
     Derived("selectivity_sink", BY_PLANE, "nat", "the part of selectivity on sinks",
-        of=measures.selectivity_sink),
+        value=measures.selectivity_sink),
     Derived("predicted_kernel", BY_OFFSET, "nat",
         "score of the mean query and key at the bin's first offset",
-        of=measures.predicted_kernel),
+        value=measures.predicted_kernel),
     Statistic("offset_mass", BY_OFFSET, "1", "mean attention on keys at the bin's offsets",
         over="offsets", of=lambda block: block.attention),
     Derived("offset_share", ("layer", "offset_bin"), "1",
-        "share of rows that see the bin's first offset", of=lambda layer: layer.offset_share),
+        "share of rows that see the bin's first offset",
+        value=lambda layer: layer.offset_share),
     *table("""
 kernel (layer, head, offset_bin) 1: fitted weight of one offset of the bin
 offset (layer, head) token: offset with the most weight in the kernel
@@ -162,24 +159,24 @@ content_bits (layer, head) bit: part of it that the tokens explain
 interaction_bits (layer, head) bit: the rest: what needs both at once
 """)),
     Derived("previous_token", BY_HEAD, "1", "mean attention on the previous token",
-        column="score", compared="growth", of=measures.previous_token),
+        column="score", compared="growth", value=measures.previous_token),
     Derived("self_mass", BY_HEAD, "1", "mean attention on the row's own token",
-        column="score", compared="final", of=measures.self_mass),
+        column="score", compared="final", value=measures.self_mass),
     Statistic("sink_mass", BY_HEAD, "1", "mean attention on sinks",
         column="score", compared="final", of=measures.sink_mass),
     Statistic("entropy", BY_HEAD, "nat", "mean entropy of the attention",
         saved=False, of=measures.entropy),
     Derived("entropy_bits", BY_HEAD, "bit", "mean entropy of the attention",
-        column="score", of=lambda layer: layer["entropy"] * measures.BITS),
+        column="score", value=lambda layer: layer["entropy"] * measures.BITS),
     Statistic("learned_sink_mass", BY_HEAD, "1",
         "mean attention on a sink logit that is no key", of=measures.learned_sink_mass),
     Derived("group_rows", ("group",), "1", "rows of the group of sequences",
-        of=lambda layer: layer.whole.row_weight.sum(1)),
+        value=lambda layer: layer.whole.row_weight.sum(1)),
     Derived("group_loss", ("group",), "nat/token",
         "mean loss of the predicted tokens of the group",
-        of=lambda layer: layer.whole.group_loss / layer.whole.group_predicted),
+        value=lambda layer: layer.whole.group_loss / layer.whole.group_predicted),
     Derived("group_predicted", ("group",), "token", "predicted tokens of the group",
-        of=lambda layer: layer.whole.group_predicted),
+        value=lambda layer: layer.whole.group_predicted),
     Variable("group_scored", ("group",), "1", "rows of the group that models are scored on"),
     *(Variable(f"group_{name}", ("group", *BY_HEAD), "bit", f"{what}, within the group")
         for name, what in GAINS.items()),
@@ -279,7 +276,6 @@ class_change (edit, layer, head, token_class) bit: the same over rows of a class
 label (edit, layer, head): label of the head
 labels_changed_resampled (edit, resample) 1: heads with another label, groups of sequences drawn
     again
-label_changed (edit, layer, head) 1: whether the label differs from that of the model as it is
 positional_fraction (edit, layer, head) 1: share of the bits that sinks do not explain which
     only the offset explains
 retrieval (edit, retrieval_length, depth) 1: share of needles whose value was found
@@ -310,11 +306,8 @@ band (edit) 1: number of the band, 0 the fastest, -1 outside bands
 """)
 """What a truncation sweep says of each of its edits."""
 
-NEEDLES = 8
-"""Needles of a prompt, of which one is asked for: chance is 1 in 8."""
-
-OWN = "own"
-"""The variant of a reach that is the model as it rotates by itself."""
+NEEDLES = 8  # needles of a prompt, of which one is asked for: chance is 1 in 8
+OWN = "own"  # the variant of a reach that is the model as it rotates by itself
 # fmt: on
 
 
@@ -337,19 +330,6 @@ def stack(arrays: Iterable[Tensor]) -> np.ndarray:
     for place, part in zip(stacked, parts, strict=True):
         place[tuple(slice(size) for size in part.shape)] = part
     return stacked
-
-
-def by_layer(arrays: Mapping[int, Tensor], layers: int) -> np.ndarray:
-    """Arrays of some layers stacked along a new first axis; NaN for the other layers."""
-    some = next(iter(arrays.values()))
-    nothing = some[(slice(0),) * some.ndim]
-    return stack(arrays.get(layer, nothing) for layer in range(layers))
-
-
-def named(*names: str) -> list[Any]:
-    """The rows of a profile with these names, in this order."""
-    by_name = {row.name: row for row in MEASURES}
-    return [by_name[name] for name in names]
 
 
 def check_new(statistics: Sequence[Variable]) -> None:

@@ -117,9 +117,9 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
     for name in ("first_loss", "repeat_loss", "retrieval"):
         np.testing.assert_allclose(last[f"growth_{name}"], last[name], rtol=1e-6)
     text = validation(entry, sequences=SEQUENCES)[0]
-    far = rl.Retrieval(lengths=(32, 64, 128))
     asked = ("copying", "retrieval")
-    theirs = rl.evaluate(model, text, measures=asked, distances=(8, 16, 32, 64), retrieval=far)
+    far = {"distances": (8, 16, 32, 64), "prompts": (32, 64, 128)}
+    theirs = rl.evaluate(model, text, measures=asked, **far)
     np.testing.assert_allclose(last["copy_loss"], theirs.copy_loss[0])
     np.testing.assert_allclose(last["far_retrieval"], theirs.retrieval[0].mean("depth"))
     longer, _ = past_context(entry, sequences=2)

@@ -17,7 +17,6 @@ import ropelens as rl
 from ropelens.edit.rope import ModelEdit
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.files.progress import Stage
-from ropelens.measure.tasks import Retrieval
 from ropelens.measure.truncation_table import MEASURES
 
 TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
@@ -124,8 +123,7 @@ def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
         totals.append(stages[0].total)
         return telling(told.append)(*stages)
 
-    plan = Retrieval(lengths=(33, 40), depths=(0.5,), trials=3)
-    asked = {"measures": measures, "retrieval": plan, "edits": {"a": "nope"}}
+    asked = {"measures": measures, "prompts": (33, 40), "edits": {"a": "nope"}}
     evaluate(tiny("llama_gqa"), lengths=torch.tensor([40, 20, 3]), progress=show, **asked)
     assert [sum(told)] == totals
     assert measures != ("loss",) or totals == [2 * 63]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import xarray as xr
-from evaluated import FEW, telling
+from evaluated import telling
 from same import assert_same
 from tiny_checkpoints import tiny_llama
 
@@ -33,7 +33,7 @@ def measure(**options: object) -> xr.Dataset:
 
 def evaluate(**options: object) -> xr.Dataset:
     return rl.evaluate(
-        MODEL, TOKENS, edits=EDITS, retrieval=FEW, rows=10, batch_size=2, **options
+        MODEL, TOKENS, edits=EDITS, prompts=[40], rows=10, batch_size=2, **options
     )
 
 
@@ -102,13 +102,13 @@ def test_a_profile_goes_on(
     assert_same(resumed, uninterrupted[measure])
 
 
-# Tokens of an entry: 6 x 24 of text, in batches of 2; 8 x 63 of repeats; 2 x 40 of needles.
+# Tokens of an entry: 6 x 24 of text, in batches of 2; 8 x 63 of repeats; 48 x 40 of needles.
 @pytest.mark.parametrize(
     ("measures", "stop", "again", "left"),
     [
         (("loss", "labels", "change"), 5 * 48, [2] * 6, 6 * 48),
-        (("induction", "retrieval"), 504 + 1, [], 2 * 504 + 3 * 80),
-        (("induction", "retrieval"), 3 * 504 + 81, [], 2 * 80),
+        (("induction", "retrieval"), 504 + 1, [], 2 * 504 + 3 * 1920),
+        (("induction", "retrieval"), 3 * 504 + 1921, [], 2 * 1920),
     ],
     ids=["text", "repeats", "needles"],
 )

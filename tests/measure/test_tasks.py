@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import nullcontext
 
 import numpy as np
@@ -15,15 +14,15 @@ from torch.nn.functional import cross_entropy
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.measure.measurement import Measurement
-from ropelens.measure.tasks import Retrieval, found_needles, hide_needles, repeated_tokens
+from ropelens.measure.tasks import TRIALS, found_needles, hide_needles, repeated_tokens
+from ropelens.measure.tasks import needles as hidden_needles
 
 TEXT = torch.from_numpy(np.random.default_rng(0).integers(1, 25, size=(4, 96)))
 TEXT[:, 0] = 0
 
 
 def needles(**changed: object) -> tuple[torch.Tensor, torch.Tensor]:
-    options = {"vocabulary": 64, "length": 61, "depths": (0.0, 0.5, 1.0), "trials": 20}
-    options |= {"first_token": 63, "seed": 0} | changed
+    options = {"vocabulary": 64, "length": 61, "first_token": 63, "seed": 0} | changed
     return hide_needles(TEXT.flatten(), **options)
 
 
@@ -60,10 +59,10 @@ def test_losses_of_copies_by_their_distance():
 
 def test_a_prompt_holds_its_needles_once_and_ends_with_a_key():
     of_depths, of_trials = needles()
-    assert of_depths.shape == (3, 20, 61)
-    assert of_trials.shape == (20, 8)
+    assert of_depths.shape == (3, TRIALS, 61)
+    assert of_trials.shape == (TRIALS, 8)
     text = " ".join(map(str, TEXT.flatten().tolist()))
-    for depth, before in enumerate((0, 17, 34)):  # of 34 tokens of text
+    for depth, before in enumerate((3, 17, 31)):  # of 34 tokens of text
         for prompt, values in zip(of_depths[depth], of_trials.tolist(), strict=True):
             first, *rest = prompt.tolist()
             body, key = rest[:-2], rest[-2:]
@@ -89,17 +88,15 @@ def test_a_trial_is_the_same_at_every_depth_and_another_by_seed():
 
 def test_needles_are_tokens_of_the_text_where_it_has_enough():
     text = torch.cat([torch.zeros(40, dtype=torch.long), torch.arange(30)])
-    _, values = hide_needles(
-        text, first_token=1, vocabulary=99, length=32, depths=[0.5], trials=50, seed=0
-    )
+    _, values = hide_needles(text, first_token=1, vocabulary=99, length=32, seed=0)
     assert int(values.max()) < 30
     assert not (needles()[1][..., None] == TEXT.unique()).all()
 
 
 def test_a_short_text_and_a_small_vocabulary():
     """The needles lie in random tokens; they may then be made of tokens that lie there too."""
-    prompts, _ = needles(length=2000, vocabulary=25, first_token=24, trials=2)
-    assert prompts.shape == (3, 2, 2000)
+    prompts, _ = needles(length=2000, vocabulary=25, first_token=24)
+    assert prompts.shape == (3, TRIALS, 2000)
     assert len(prompts.unique()) == 25
     with pytest.raises(BadArgument, match="The vocabulary is too small to hide needles"):
         needles(vocabulary=23)
@@ -119,22 +116,13 @@ def test_a_needle_is_found_where_its_value_is_above_all_others():
 
 
 def test_lengths_by_default_are_parts_of_the_context():
-    assert Retrieval().lengths_within(512) == (128, 256, 512)
-    assert Retrieval().lengths_within(40) == (32, 40)
-    assert Retrieval(lengths=(99,)).lengths_within(512) == (99,)
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"lengths": (512, 31)}, "has 32 tokens or more, .* seen: lengths .512, 31."),
-        ({"depths": (0.5, 1.1)}, "at depths from 0 to 1; .* depths .0.5, 1.1."),
-    ],
-)
-def test_what_no_retrieval_can_be(options: dict[str, object], line: str):
-    with pytest.raises(BadArgument) as refused:
-        Retrieval(**options)
-    assert re.search(line, refused.value.line), refused.value.line
+    for context, lengths in ((512, [128, 256, 512]), (40, [32, 40])):
+        model = tiny("llama_gqa", max_position_embeddings=context)
+        text = TEXT.tile(1, 6)[:, :context]
+        task = hidden_needles(Measurement.of(model, text), None)
+        assert task.coordinates["retrieval_length"].tolist() == lengths
+        with pytest.raises(BadArgument, match="has 32 tokens or more"):
+            hidden_needles(Measurement.of(model, text), [512, 31])
 
 
 def test_a_model_that_copies_finds_every_needle():
@@ -147,11 +135,11 @@ def test_a_model_that_copies_finds_every_needle():
         edits={"slow": rl.stop_slowest(0.25), "half": rl.rescale(speeds / 2, heads="0.*")},
         measures=("retrieval", "induction", "copying"),
         distances=(8, 40),
-        retrieval=Retrieval(lengths=(48, 96), depths=(0.0, 0.3, 1.0), trials=16),
+        prompts=(48, 96),
     )
     assert found.retrieval.dims == ("edit", "retrieval_length", "depth")
     assert found.retrieval_length.values.tolist() == [48, 96]
-    assert found.depth.values.tolist() == [0.0, 0.3, 1.0]
+    assert found.depth.values.tolist() == [0.1, 0.5, 0.9]
     assert (found.retrieval.sel(edit=["none", "slow"]) > 0.99).all()
     assert (found.retrieval.sel(edit="half") < 0.3).all()
     np.testing.assert_array_equal(found.retrieval, found.retrieval_hit.mean("retrieval_trial"))

@@ -12,7 +12,7 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.measure.measurement import Measurement
 from ropelens.measure.passes import collect
-from ropelens.measure.token_sets import controls, find_tokens
+from ropelens.measure.token_sets import AFTER, controls, ids_of, places_of
 from ropelens.report.words import attention_on as describe_attention_on
 from ropelens.statistics.sums import LayerMeans
 
@@ -26,9 +26,15 @@ class Names:
         return "".join(TEXTS[token] for token in token_ids).removeprefix(" ")
 
 
+def find_tokens(tokens: torch.Tensor, what: str | list[str]) -> torch.Tensor:
+    word = what.removeprefix(AFTER) if isinstance(what, str) else what
+    ids = None if word == "repeated" else ids_of(tokens, word, Names())
+    return places_of(tokens, ids, after=word != what)
+
+
 def found(what: str | list[str]) -> list[str]:
     every = torch.arange(len(TEXTS))[None]
-    among = find_tokens(every, what, Names())[0]
+    among = find_tokens(every, what)[0]
     return [text for text, yes in zip(TEXTS, among.tolist(), strict=True) if yes]
 
 
@@ -40,7 +46,7 @@ def test_tokens_are_found_by_their_text_and_by_class():
     assert found(["punctuation"]) == found("rope") == []
     assert found("*'*") == ["'", "'s"]
     assert (found("newline"), found("digits"), found("capital")) == (["\n"], ["12"], ["The"])
-    after = find_tokens(torch.tensor([[3, 0, 4, 4], [0, 2, 3, 3]]), "after:*'*", Names())
+    after = find_tokens(torch.tensor([[3, 0, 4, 4], [0, 2, 3, 3]]), "after:*'*")
     assert after.int().tolist() == [[0, 1, 0, 1], [0, 0, 0, 1]]
     again = find_tokens(torch.tensor([[4, 2, 4, 4, 7, 2], [7, 4, 1, 0, 3, 0]]), "repeated")
     assert again.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1]]
@@ -82,7 +88,7 @@ def test_the_attention_on_them_is_dense_attention(name: str):
     apart = measurement.text.sinks[0, 0] == 0
     assert not apart[tokens[0] == 4].any()
     for name_of, what in sets.items():
-        on = find_tokens(tokens, what, Names())
+        on = find_tokens(tokens, what)
         weights = {"attention": on[0].double(), "control": controls(on, count)[0]}
         for layer, call in enumerate(calls):
             key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ropelens.statistics.kernel import SEEN_BY, describe_kernel
-from ropelens.statistics.labels import LABELS, Thresholds, describe_wavelengths, label_heads
+from ropelens.statistics.labels import LABELS, describe_wavelengths, label_heads
 
 RULES = [  # total, sink, position, content -> label
     ((0.0999, 0.0, 0.0999, 0.0), "diffuse"),
@@ -30,34 +30,20 @@ RULES = [  # total, sink, position, content -> label
 ]
 
 
-def labelled(thresholds: Thresholds, bits: tuple[float, ...], rows: float = 100.0) -> str:
+def labelled(bits: tuple[float, ...], rows: float = 100.0) -> str:
     parts = zip(("total", "sink", "position", "content"), bits, strict=True)
-    values = {name: np.array([value]) for name, value in parts}
-    return label_heads(thresholds, **values, rows=rows)[0]
+    return label_heads({name: np.array([value]) for name, value in parts}, rows=rows)[0]
 
 
 @pytest.mark.parametrize(("bits", "label"), RULES)
 def test_the_first_rule_that_fits(bits: tuple[float, ...], label: str):
-    assert labelled(Thresholds(), bits) == label
+    assert labelled(bits) == label
     assert label in (*LABELS, "")
 
 
 @pytest.mark.parametrize(("bits", "label"), RULES)
 def test_few_rows_are_a_label_of_their_own(bits: tuple[float, ...], label: str):
-    assert labelled(Thresholds(), bits, rows=99.0) == ("untested" if label else "")
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "label"),
-    [
-        (Thresholds(), "positional"),
-        (Thresholds(diffuse=1.5), "diffuse"),
-        (Thresholds(sink=0.1), "sink"),
-        (Thresholds(named=0.9), "mixed"),
-    ],
-)
-def test_thresholds_move_the_rules(thresholds: Thresholds, label: str):
-    assert labelled(thresholds, (1.2, 0.2, 0.8, 0.2)) == label
+    assert labelled(bits, rows=99.0) == ("untested" if label else "")
 
 
 # kernels

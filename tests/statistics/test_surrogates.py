@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import known_sinks
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sums import sum_attention
-from ropelens.statistics.variables import named
+from ropelens.statistics.variables import STATISTICS
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat"])
@@ -31,7 +32,7 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
     sinks = known_sinks(tokens, bos=1)
     rows, of_keys = (
         sample_rows(torch.full((4,), 40), count=12, seed=0),
-        named("selectivity_keys"),
+        [row for row in STATISTICS if row.name == "selectivity_keys"],
     )
     for call, planes in observed_calls(tiny(name), tokens):
         as_is = CallRows(call, rows, planes, sinks=sinks)
@@ -41,7 +42,7 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
         for draw, order in enumerate(orders):
             frequency = planes.inv_freq.float()[order]
             sides = [
-                Side(f, torch.ones_like(f), torch.full((*f.shape, 2), torch.nan))
+                Side(f, torch.ones_like(f))
                 for f in (frequency.repeat_interleave(group, 0), frequency)
             ]
             at = torch.arange(40)[None]
@@ -104,6 +105,10 @@ def heads_of(
     return x / 3.4 + 0.5, y
 
 
+def verdict_of(fraction: np.ndarray, wavelength: np.ndarray) -> SimpleNamespace:
+    return SimpleNamespace(**judge(fraction, wavelength))
+
+
 def test_bounds_are_those_of_an_exact_test():
     """Of n surrogates and a model that is one more: at most 2.5 % of ranks lie beyond."""
     for draws in range(1, 500):
@@ -123,7 +128,7 @@ def test_with_forty_surrogates_below_all_is_holds_and_above_all_contradicted():
     verdicts = {0: "holds", 1: "unresolved", 39: "unresolved", 40: "contradicted"}
     for rank, verdict in verdicts.items():
         model_first = [order[rank], *np.delete(order, rank)]
-        claim = judge(fraction[model_first], wavelength[model_first])
+        claim = verdict_of(fraction[model_first], wavelength[model_first])
         assert (claim.verdict, claim.null_draws, claim.heads) == (verdict, 40, 24), rank
         assert claim.low <= claim.rank_correlation <= claim.high
         assert claim.null_low <= claim.null_median <= claim.null_high
@@ -134,7 +139,7 @@ def test_with_forty_surrogates_below_all_is_holds_and_above_all_contradicted():
 @pytest.mark.parametrize(("lift", "ends"), [(-0.42, (2, 22)), (0.42, (22, 2))])
 def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, int]):
     fraction, wavelength = heads_of([-0.99] + [0.0] * 40)
-    claim = judge(fraction + lift, wavelength)
+    claim = verdict_of(fraction + lift, wavelength)
     assert claim.verdict == "not testable"
     assert claim.why == (
         f"heads whose choice the offset explains by more than half: {ends[0]}, by less: "
@@ -144,19 +149,19 @@ def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, 
 
 @pytest.mark.parametrize("draws", [0, 38])
 def test_too_few_surrogates_make_no_verdict(draws: int):
-    claim = judge(*heads_of([-0.99] + [0.5] * draws))
+    claim = verdict_of(*heads_of([-0.99] + [0.5] * draws))
     assert claim.verdict == "not testable"
     assert claim.why == f"{draws} surrogates have a correlation; it takes 39"
     assert claim.p_value == 1 / (1 + draws)
     assert np.isnan(claim.null_median) == (draws == 0)
-    assert judge(*heads_of([-0.99] + [0.5] * 39)).verdict == "holds"
+    assert verdict_of(*heads_of([-0.99] + [0.5] * 39)).verdict == "holds"
 
 
 def test_heads_that_do_not_count_are_left_out_of_each_draw():
     fraction, wavelength = heads_of([-0.99] + [-0.5] * 40)
     fraction[0, 1:] = np.nan
     wavelength[3] = np.nan
-    claim = judge(fraction, wavelength)
+    claim = verdict_of(fraction, wavelength)
     assert (claim.heads, claim.null_draws) == (6, 39)
     own = stats.spearmanr(fraction[0, 0], wavelength[0, 0]).statistic
     assert claim.rank_correlation == pytest.approx(own)
@@ -164,11 +169,11 @@ def test_heads_that_do_not_count_are_left_out_of_each_draw():
 
 def test_no_verdict_where_nothing_rotates_or_the_order_makes_no_difference():
     fraction, wavelength = heads_of([-0.5] * 41)
-    claim = judge(fraction, np.full_like(wavelength, np.nan))
+    claim = verdict_of(fraction, np.full_like(wavelength, np.nan))
     assert (claim.verdict, claim.heads) == ("not testable", 0)
     assert claim.why == "no head picks keys through planes that rotate"
     assert np.isnan([claim.rank_correlation, claim.p_value, claim.low, claim.high]).all()
-    claim = judge(*(np.repeat(x[:1], 41, axis=0) for x in (fraction, wavelength)))
+    claim = verdict_of(*(np.repeat(x[:1], 41, axis=0) for x in (fraction, wavelength)))
     assert claim.verdict == "not testable"
     assert claim.why == "the order of the frequencies makes no difference"
 
@@ -191,14 +196,14 @@ def test_the_interval_covers_with_few_layers():
     for _ in range(400):
         noise = random.normal(size=(2, 6, 1)) * 0.2**0.5
         own = noise + random.normal(size=(2, 6, 6)) * 0.8**0.5
-        claim = judge(*np.einsum("ij,jlh->ilh", mix, own)[:, None])
+        claim = verdict_of(*np.einsum("ij,jlh->ilh", mix, own)[:, None])
         hits += claim.low <= truth <= claim.high
     assert 0.92 <= hits / 400 <= 0.98
 
 
 def test_perfect_order_is_no_certainty():
     fraction = heads_of([-0.5], layers=4)[0]
-    claim = judge(fraction, -fraction)
+    claim = verdict_of(fraction, -fraction)
     assert claim.rank_correlation == pytest.approx(-1)
     assert claim.low <= claim.rank_correlation < claim.high < -0.99
 

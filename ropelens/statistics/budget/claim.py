@@ -6,7 +6,7 @@ wavelength, beside that of surrogates (see surrogates.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -20,31 +20,10 @@ LEAST_HEADS = 3
 TAIL = 0.025  # share of the surrogates beyond either bound
 
 
-@dataclass(frozen=True)
-class Claim:
-    """The rank correlation, its 95 % interval over layers, its surrogates, and the verdict.
-
-    `null_low` and `null_high` bound 95 % of the surrogates; `p_value` is the share of the model
-    and its surrogates that correlate as negatively as the model or more.
-    """
-
-    rank_correlation: float
-    low: float
-    high: float
-    heads: int
-    null_median: float
-    null_low: float
-    null_high: float
-    null_draws: int
-    p_value: float
-    verdict: str
-    why: str
-
-
 def judge(
     offset_fraction: Float[np.ndarray, "draw layer head"],
     log_wavelength: Float[np.ndarray, "draw layer head"],
-) -> Claim:
+) -> dict[str, Any]:
     """The claim's verdict, from both numbers of the model (draw 0) and of its surrogates.
 
     It **holds** where the model correlates more negatively than 97.5 % of its surrogates, is
@@ -52,6 +31,10 @@ def judge(
     where no order of the frequencies makes a difference, or with fewer than 3 heads of which
     the offset explains more than half, or fewer than 3 of which it explains less. Heads that
     are NaN do not count.
+
+    `low` to `high` is the 95 % interval of the rank correlation, over layers; `null_low` and
+    `null_high` bound 95 % of the surrogates; `p_value` is the share of the model and its
+    surrogates that correlate as negatively as the model or more.
     """
     rho = correlations(offset_fraction, log_wavelength)
     null = rho[1:][np.isfinite(rho[1:])]
@@ -59,18 +42,20 @@ def judge(
     counts = np.isfinite(offset_fraction[0]) & np.isfinite(log_wavelength[0])
     verdict, why = _verdict(rho[0], null, bounds, offset_fraction[0][counts])
     p_value = (1 + (null <= rho[0]).sum()) / (1 + len(null))
-    return Claim(
-        float(rho[0]),
-        *_interval(offset_fraction[0], log_wavelength[0], rho[0]),
-        heads=int(counts.sum()),
-        null_median=float(np.median(null)) if len(null) else np.nan,
-        null_low=bounds[0],
-        null_high=bounds[1],
-        null_draws=len(null),
-        p_value=float(p_value) if np.isfinite(rho[0]) else np.nan,
-        verdict=verdict,
-        why=why,
-    )
+    low, high = _interval(offset_fraction[0], log_wavelength[0], rho[0])
+    return {
+        "rank_correlation": float(rho[0]),
+        "low": low,
+        "high": high,
+        "heads": int(counts.sum()),
+        "null_median": float(np.median(null)) if len(null) else np.nan,
+        "null_low": bounds[0],
+        "null_high": bounds[1],
+        "null_draws": len(null),
+        "p_value": float(p_value) if np.isfinite(rho[0]) else np.nan,
+        "verdict": verdict,
+        "why": why,
+    }
 
 
 def correlations(
@@ -109,7 +94,6 @@ def _verdict(
     bounds: tuple[float, float],
     fraction: Float[np.ndarray, " head"],
 ) -> tuple[str, str]:
-    """The verdict and the reason."""
     if not len(fraction):
         return "not testable", "no head picks keys through planes that rotate"
     more = int((fraction > 0.5).sum())

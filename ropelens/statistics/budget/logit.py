@@ -304,7 +304,6 @@ def tolerance(information: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
 
 
 def _sink_bins(block: Block) -> Int[Tensor, "shared row sink"]:
-    """The bin of the offset of each sink."""
     return bin_of(block.offset[..., block.sinks], offset_edges(block.call.key.shape[2]))
 
 

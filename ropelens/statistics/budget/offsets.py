@@ -103,7 +103,7 @@ class OffsetRows:
         if self.keys is not None:
             return rate @ self.keys.to(rate)
         ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
-        return _from_here_on(ends)[:, 1:]
+        return ends.flip(-1).cumsum(-1).flip(-1)[:, 1:]
 
     def expect(
         self, weights: Float[Tensor, "head variable"]
@@ -265,8 +265,3 @@ def _add_at(
     if len(table) == 1:
         return into.index_add_(1, table[0].flatten(), values)
     return into.scatter_add_(1, table.flatten(1), values)
-
-
-def _from_here_on(x: Float[Tensor, "*head offset"]) -> Float[Tensor, "*head offset"]:
-    """Sum of each entry and all after it."""
-    return x.flip(-1).cumsum(-1).flip(-1)

@@ -115,7 +115,6 @@ def _rotate(
     sin: Float[Tensor, "*shared position frequency"],
     planes: Planes,
 ) -> Float[Tensor, "*batch position coordinate"]:
-    """`x` with each plane turned by an angle."""
     real, imaginary = x[..., planes.first], x[..., planes.second]
     turned = x.clone()
     turned[..., planes.first] = torch.addcmul(real * cos, imaginary, sin, value=-1)
