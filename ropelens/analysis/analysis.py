@@ -166,11 +166,10 @@ def open_analysis(folder: str | Path) -> Analysis:
     profile = open_results(folder / "profile.nc", "profile")
     if (folder / "reach.nc").exists():
         reach = open_results(folder / "reach.nc", "reach")
-        if reach.attrs.get("model") != profile.attrs.get("model"):
-            raise BadArgument(
-                f"{folder / 'reach.nc'} is of {reach.attrs.get('model')}, and the profile "
-                f"beside it of {profile.attrs.get('model')}."
-            )
+        model, other = (of.attrs.get("model") for of in (profile, reach))
+        if model != other:
+            file = folder / "reach.nc"
+            raise BadArgument(f"{file} is of {other}, and the profile beside it of {model}.")
     what = f"{folder / 'profile.nc'} lacks numbers that labels are made of."
     with explained(what, "measure again", error=BadArgument):
         heads = classify_heads(profile, seed=profile.attrs["seed"])
