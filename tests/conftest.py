@@ -18,7 +18,9 @@ TAKES_ANY |= {"ropelens.measure.token_sets"}
 TAKES_ANY |= {"ropelens.models.texts", "ropelens.edit.silence", "ropelens.analysis.analyze"}
 TAKES_ANY |= {"ropelens.analysis.options"}
 UNCHECKED = TAKES_ANY | {"ropelens.models.texts"}
-if "slow" not in sys.argv and "ALLSHAPES" not in os.environ:
+if "slow" in sys.argv:  # which workers are not told: they have arguments of their own
+    os.environ["ALL_SHAPES"] = "1"
+if "ALL_SHAPES" not in os.environ:
     BUDGET = "ropelens.statistics.budget"
     UNCHECKED |= {f"{BUDGET}.{name}" for name in ("logit", "offsets", "solver")}
 PACKAGE = Path(__file__).parents[1] / "ropelens"
