@@ -30,12 +30,21 @@ from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, stated_context
 from ropelens.statistics.budget.held_out import LayerFit
+from ropelens.statistics.budget.logit import SCORES, gains
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus, Documents
 from ropelens.statistics.kernel import sum_bins
+from ropelens.statistics.labels import attention_budget, label_heads
 from ropelens.statistics.rows import HowMany
 from ropelens.statistics.sums import Sums, attention_change, by_group, mean_loss, no_sums
-from ropelens.statistics.variables import EVALUATED, STATISTICS, columns, labelled, of_planes
+from ropelens.statistics.variables import (
+    EVALUATED,
+    STATISTICS,
+    by_layer,
+    columns,
+    labelled,
+    of_planes,
+)
 
 RESAMPLES = 400  # draws of the sequences that intervals of label changes come from
 
@@ -93,7 +102,9 @@ def evaluate(
       each class of tokens, `class_change` (edit, layer, head, token_class).
     - "labels": the attention budget and `label` (edit, layer, head);
       `labels_changed_resampled` (edit, resample), how many heads change their label when groups
-      of sequences are drawn again; `selectivity`, `q_norm` and `k_norm` of the model as it is.
+      of sequences are drawn again; `selectivity`, `q_norm` and `k_norm` of the model as it is;
+      with `tokenizer` also `class_label` (edit, layer, head, token_class), the labels over the
+      rows of each class of tokens.
 
     Coordinates `inv_freq` (rad/token) and `wavelength` (tokens) say how the model rotates as
     it is (layer, frequency). docs/measures.md defines all variables. Raises `BadArgument` for
@@ -136,6 +147,9 @@ def evaluate(
     if "labels" in wanted:
         labels, profile = _label_values(entries, fits, [of.sums for of in measured])
         values |= labels
+        if classes:
+            every = [_class_labels(of.sums, subject.layers) for of in measured]
+            values |= {"class_label": np.stack(every), "token_class": list(classes)}
         dataset = profile[of_planes()]
     for name, task in tasks.items():
         each = [of[name] for of in answers]
@@ -265,6 +279,7 @@ def _on_text(
             statistics=STATISTICS if fits else (),
             fits=fits,
             progress=progress,
+            sets=sets,
             also=compare,
         )
     by_bin = sum_bins(losses[:, 1:].where(text.predicted[:, 1:], 0.0), edges - 1)
@@ -368,3 +383,13 @@ def _label_values(
         again = np.stack([(now != drawn[0]).sum(axis=(1, 2)) for now in drawn]).astype(float)
     values["labels_changed_resampled"] = again
     return values, profiles[0]
+
+
+def _class_labels(sums: Sums, layers: int) -> np.ndarray:
+    """The label [layer, head, class] of each head over the rows of each class of tokens."""
+    of_classes = {layer: scores[:, 1:].sum(0) for layer, scores in sums.scores.items()}
+    scores = by_layer(of_classes, layers).swapaxes(1, 2)
+    nats = gains(torch.from_numpy(scores))
+    bits = attention_budget(*(each.numpy() for each in nats.values()))
+    rows = scores[..., SCORES.index("weight")]
+    return label_heads(bits, rows=rows)

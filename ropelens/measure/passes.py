@@ -241,12 +241,13 @@ def sum_batch(
     statistics: Sequence[Statistic],
     fits: Mapping[int, LayerFit],
     progress: Progress,
+    sets: Bool[Tensor, "sequence set position"] | None = None,
     also: Observer = lambda call: None,
 ) -> tuple[Sums, Float[Tensor, "sequence position"]]:
     """One pass over a batch: the sums of its statistics, and the loss of each token.
 
-    `planes` says how each layer rotates, `fits` are the models of its budget, to be scored;
-    `also` is called with the call of each layer.
+    `planes` says how each layer rotates, `fits` are the models of its budget, to be scored on
+    rows of each of `sets`, by default on all; `also` is called with the call of each layer.
     """
     text, width = batch.text, batch.text.tokens.shape[1]
     calls = len(subject.attending) * -(-width // (chunk_of(subject, width) or width))
@@ -254,7 +255,7 @@ def sum_batch(
     share = tokens // (calls + 1)  # of a call, and of the losses
     over_tokens = [row for row in statistics if row.over == "tokens"]
     layers: dict[int, LayerSums] = {}
-    scores: dict[int, Float[Tensor, "group head score"]] = {}
+    scores: dict[int, Float[Tensor, "group set head score"]] = {}
     in_chunks: dict[int, SequenceSums] = {}
 
     def see_part(call: AttentionCall, first: int) -> None:
@@ -273,7 +274,7 @@ def sum_batch(
             fit = fits[call.layer]
             sinks = fit.sinks(text)
             scored = CallRows(call, batch.scored, turning, sinks=sinks)
-            scores[call.layer] = fit.score(scored, text)
+            scores[call.layer] = fit.score(scored, text, sets)
         sums = in_chunks.pop(call.layer, {})
         rest = [row for row in statistics if row.name not in sums]
         rows = CallRows(call, batch.rows, turning, sinks=sinks, tokens=text.tokens)

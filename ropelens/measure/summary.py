@@ -110,7 +110,7 @@ def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
 
 def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
     layers = sorted(sums.scores)
-    scores = torch.from_numpy(stack(sums.scores[layer] for layer in layers))
+    scores = torch.from_numpy(stack(sums.scores[layer][:, 0] for layer in layers))
     bits = attention_budget(*(gain.numpy() for gain in gains(scores.sum(1)).values()))
     rows = scores[0, :, 0, SCORES.index("weight")]
     by_group = gains(scores[:, rows > 0])

@@ -236,6 +236,10 @@ def _classes(sweep: xr.Dataset, at: Record, rows: Sequence[Record]) -> Record | 
                 ends = zip(("loss", "loss_low", "loss_high"), interval, strict=True)
                 moved = float(bits.sel(edit=row["edit"])[number])
                 classes.append({"name": name, "bits": moved} | dict(ends))
+                if "class_label" in sweep:
+                    label = sweep["class_label"][..., number]
+                    changed = int((label.sel(edit=row["edit"]) != label[0]).sum())
+                    classes[-1]["labels_changed"] = changed
         told.append(row | {"classes": classes})
     return {"at": at, "rows": told}
 

@@ -66,12 +66,14 @@ class Thresholds:
     rows: int = 100
 
 
-def label_heads(bits: Mapping[str, Float[np.ndarray, "*shape"]], *, rows: float) -> np.ndarray:
+def label_heads(
+    bits: Mapping[str, Float[np.ndarray, "*shape"]], *, rows: float | Float[np.ndarray, "*shape"]
+) -> np.ndarray:
     """The label of each head, from its bits on `rows` rows: the first rule, "" of NaN."""
     total, rest = bits["total"], bits["total"] - bits["sink"]
     rules = {
         "": np.isnan(total),
-        "untested": np.full(total.shape, rows < Thresholds.rows),
+        "untested": np.broadcast_to(rows < Thresholds.rows, total.shape),
         "diffuse": total < Thresholds.diffuse,
         "sink": bits["sink"] > Thresholds.sink * total,
         "positional": (bits["position"] >= Thresholds.named * rest) & (rest > 0),

@@ -131,7 +131,7 @@ class Sums:
     tokens: int = 0
     sequences: int = 0
     layers: dict[int, LayerSums] = field(default_factory=dict)
-    scores: dict[int, Float[Tensor, "group head score"]] = field(default_factory=dict)
+    scores: dict[int, Float[Tensor, "group set head score"]] = field(default_factory=dict)
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(

@@ -274,6 +274,7 @@ attention_change (edit, layer, head) bit: divergence of the attention from that 
     it is
 class_change (edit, layer, head, token_class) bit: the same over rows of a class of tokens
 label (edit, layer, head): label of the head
+class_label (edit, layer, head, token_class): the same over rows of a class of tokens
 labels_changed_resampled (edit, resample) 1: heads with another label, groups of sequences drawn
     again
 positional_fraction (edit, layer, head) 1: share of the bits that sinks do not explain which

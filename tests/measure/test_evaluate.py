@@ -118,6 +118,18 @@ def test_labels_are_those_of_a_profile_of_the_edited_model():
         assert found[name].dims == profile[name].dims
 
 
+def test_labels_of_a_class_are_those_of_its_rows():
+    ids = tokens() % 2 * 2 + 5  # digits alone
+    options = {"edits": {"half": "p-rope:0.5"}, "measures": ["labels"], "tokenizer": Names()}
+    found = rl.evaluate(tiny("llama_gqa"), ids, **options)
+    assert "untested" not in found.label
+    xr.testing.assert_equal(
+        found.class_label.sel(token_class="digits", drop=True),
+        found.label.rename("class_label"),
+    )
+    assert (found.class_label.sel(token_class="newline") == "").all()
+
+
 def test_loss_by_position_sums_to_the_loss():
     model = tiny("llama_gqa")
     found = rl.evaluate(model, tokens(), lengths=LENGTHS, edits={"a": "nope"}, measures="loss")

@@ -224,7 +224,7 @@ def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
     fitted = sample.fit(own, planes, surrogates=0, seed=0)
     fitted.weights[:, 1] = 0
     of_call = CallRows(call, all_rows(lengths), planes, sinks=text.sinks)
-    scores = fitted.score(of_call, text)
+    scores = fitted.score(of_call, text)[:, 0]
     of_groups = gains(scores)
     assert (of_groups["both_gain"][1:4:2].abs() > 0.05).all()
     torch.testing.assert_close(
@@ -232,6 +232,14 @@ def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
     )
     assert of_groups["total"].shape == (GROUPS, 4)
     assert of_groups["total"][4:].isnan().all()
+    even = (torch.arange(30) % 2 == 0).expand(4, 30)
+    every, some, rest = fitted.score(
+        of_call, text, torch.stack([even | ~even, even, ~even], 1)
+    ).unbind(1)
+    torch.testing.assert_close(every, scores)
+    torch.testing.assert_close(some + rest, scores, rtol=1e-6, atol=1e-4)
+    alone = of_call.with_rows(all_rows(lengths).without(~even))
+    torch.testing.assert_close(some, fitted.score(alone, text)[:, 0])
 
 
 def test_groups_are_documents_or_stretches_of_one_text():

@@ -44,7 +44,7 @@ def test_gains_are_scipys_on_tiny_models(name: str):
     for layer, head in ((0, 3), (len(ours) - 1, 1)):
         call, planes = ours[layer]
         rows = CallRows(call, all_rows(torch.full((2,), 40)), planes)
-        scores = score(rows, fit(rows)).sum(0)[head]
+        scores = score(rows, fit(rows)).sum((0, 1))[head]
         gain_of = {key: float(values) for key, values in gains(scores).items()}
         calls, is_sink = (of_sequence[layer] for of_sequence in recorded), np.arange(40) == 0
         parts = (head_rows(one, turning[layer], head=head, sinks=is_sink) for one in calls)
@@ -76,7 +76,7 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         attention_map(call).double(),
         torch.arange(30)[:, None] - torch.arange(30),
     )
-    offset, scores = offset.clamp(min=0), score(rows, weights)
+    offset, scores = offset.clamp(min=0), score(rows, weights)[:, 0]
     for name, model in zip(("sink", "position"), weights, strict=False):
         _, sigma, kappa, tau = split(model, planes.terms, 30)
         assert (sigma.diff(dim=-1).abs() > 0.05).any(0).all()

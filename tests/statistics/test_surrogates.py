@@ -49,7 +49,7 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
             q, k = turn(call.query, at, planes, sides[0]), turn(call.key, at, planes, sides[1])
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
             of_turned = CallRows(turned, rows, planes, sinks=sinks)
-            scores = score(of_turned, fit(of_turned)).sum(0)
+            scores = score(of_turned, fit(of_turned)).sum((0, 1))
             nats = dict(zip(SCORES, scores.unbind(-1), strict=True))
             rest = nats["information"] - nats["sink"]
             fraction = (nats["position"] - nats["sink"]) / rest

@@ -62,17 +62,27 @@ class LayerFit:
         """The sinks of a batch: those known, and those that were found."""
         return with_found(text.sinks, self.found)
 
-    def score(self, rows: CallRows, text: Corpus) -> Float[Tensor, "group head score"]:
-        """The `SCORES` of the rows of each group under the models of the other fold."""
+    def score(
+        self,
+        rows: CallRows,
+        text: Corpus,
+        sets: Bool[Tensor, "batch set position"] | None = None,
+    ) -> Float[Tensor, "group set head score"]:
+        """The `SCORES` of the rows of each group and set under the other fold's models."""
         context = rows.k.shape[2]
         beta, sigma, kappa, tau = split(self.weights, self.terms, self.found.shape[1])
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
-        by_group = torch.zeros(GROUPS, rows.q.shape[1], len(SCORES), dtype=torch.float64)
+        by_group = torch.zeros(GROUPS, 1, rows.q.shape[1], len(SCORES), dtype=torch.float64)
+        if sets is not None:
+            by_group = by_group.repeat(1, sets.shape[1], 1, 1)
         for fold in (0, 1):
             mine, of_fold = _of_fold(rows, text, fold)
             if mine.any():
-                by_group.index_add_(0, text.group[mine], score(of_fold, weights[:, 1 - fold]))
+                scores = score(
+                    of_fold, weights[:, 1 - fold], sets if sets is None else sets[mine]
+                )
+                by_group.index_add_(0, text.group[mine], scores)
         return by_group
 
     @property

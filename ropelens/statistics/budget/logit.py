@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
@@ -263,10 +263,17 @@ def _features(
 
 @torch.no_grad()
 def score(
-    rows: CallRows, weights: Float[Tensor, "model head variable"]
-) -> Float[Tensor, "batch head score"]:
-    """The `SCORES` of each sequence under models of these weights."""
-    scores = torch.zeros(*rows.q.shape[:2], len(SCORES), dtype=torch.float64)
+    rows: CallRows,
+    weights: Float[Tensor, "model head variable"],
+    sets: Bool[Tensor, "batch set position"] | None = None,
+) -> Float[Tensor, "batch set head score"]:
+    """The `SCORES` of each sequence under models of these weights, over rows of each set.
+
+    By default there is one set, of all rows.
+    """
+    batch, heads, context = *rows.q.shape[:2], rows.k.shape[2]
+    sets = torch.ones(batch, 1, context, dtype=torch.bool) if sets is None else sets
+    scores = torch.zeros(batch, sets.shape[1], heads, len(SCORES), dtype=torch.float64)
     weights = weights.unflatten(1, (rows.k.shape[1], -1))
     first = rows.planes.terms + len(SINKS)
     for block in rows.blocks():
@@ -278,8 +285,10 @@ def score(
             picked = torch.linalg.vecdot(block.attention, modelled)
             likelihoods.append(picked - softmax(modelled)[1])
         by_row = torch.stack(likelihoods, dim=-1)
-        sums = (block.weight[:, None, None, None] @ by_row)[..., 0, :]
-        scores[:, block.query_heads] += sums.flatten(1, 2).to("cpu", torch.float64)
+        at = block.position[:, None].expand(*sets.shape[:2], -1)
+        weight = sets.gather(2, at.to(sets.device)).to(block.weight) * block.weight[:, None]
+        sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]
+        scores[:, :, block.query_heads] += sums.flatten(2, 3).to("cpu", torch.float64)
     return scores
 
 
