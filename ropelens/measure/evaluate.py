@@ -36,15 +36,15 @@ from ropelens.statistics.corpus import Corpus, Documents
 from ropelens.statistics.kernel import sum_bins
 from ropelens.statistics.labels import attention_budget, label_heads
 from ropelens.statistics.rows import HowMany
-from ropelens.statistics.sums import Sums, attention_change, by_group, mean_loss, no_sums
-from ropelens.statistics.variables import (
-    EVALUATED,
-    STATISTICS,
+from ropelens.statistics.sums import (
+    Sums,
+    attention_change,
+    by_group,
     by_layer,
-    columns,
-    labelled,
-    of_planes,
+    mean_loss,
+    no_sums,
 )
+from ropelens.statistics.variables import EVALUATED, STATISTICS, columns, labelled, of_planes
 
 RESAMPLES = 400  # draws of the sequences that intervals of label changes come from
 
@@ -388,8 +388,6 @@ def _label_values(
 def _class_labels(sums: Sums, layers: int) -> np.ndarray:
     """The label [layer, head, class] of each head over the rows of each class of tokens."""
     of_classes = {layer: scores[:, 1:].sum(0) for layer, scores in sums.scores.items()}
-    scores = by_layer(of_classes, layers).swapaxes(1, 2)
-    nats = gains(torch.from_numpy(scores))
-    bits = attention_budget(*(each.numpy() for each in nats.values()))
-    rows = scores[..., SCORES.index("weight")]
-    return label_heads(bits, rows=rows)
+    scores = by_layer(of_classes, layers).transpose(1, 2)
+    bits = attention_budget(*(gain.numpy() for gain in gains(scores).values()))
+    return label_heads(bits, rows=scores[..., SCORES.index("weight")].numpy())

@@ -67,7 +67,9 @@ class Thresholds:
 
 
 def label_heads(
-    bits: Mapping[str, Float[np.ndarray, "*shape"]], *, rows: float | Float[np.ndarray, "*shape"]
+    bits: Mapping[str, Float[np.ndarray, "*shape"]],
+    *,
+    rows: float | Float[np.ndarray, "*shape"],
 ) -> np.ndarray:
     """The label of each head, from its bits on `rows` rows: the first rule, "" of NaN."""
     total, rest = bits["total"], bits["total"] - bits["sink"]
