@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     "errors.py": 120,
     "rope": 810,
-    "statistics": 3_160,
+    "statistics": 3_190,
     "models": 3_620,
     "edit": 780,
-    "measure": 3_990,
+    "measure": 4_010,
     "files": 430,
     "train": 1_000,
     "comparison": 660,
@@ -27,7 +27,7 @@ ROOMS = {
     "report": 1_530,
     "analysis commands": 1_930,
 }
-PACKAGE, TESTS, NAMES = 19_950, 18_440, 60
+PACKAGE, TESTS, NAMES = 20_000, 18_460, 60
 WORDS = {
     "README.md": 9_000,
     "CONTRIBUTING.md": 6_000,
