@@ -149,7 +149,10 @@ def evaluate(
         values |= labels
         if classes:
             every = [_class_labels(of.sums, subject.layers) for of in measured]
-            values |= {"class_label": np.stack(every), "token_class": list(classes)}
+            values |= {
+                "class_label": np.stack(every),
+                "token_class": np.array(list(classes), dtype=object),
+            }
         dataset = profile[of_planes()]
     for name, task in tasks.items():
         each = [of[name] for of in answers]
