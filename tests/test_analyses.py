@@ -97,6 +97,8 @@ def test_claims_pass_over_models_whose_ledger_is_there(
         assert ended.code == 0, ended.err
         written.add(ledger.stat().st_mtime_ns)
     assert len(written) == 1
+    assert 'href="one/index.html#norms-title"' in (ledger.parent / "index.html").read_text()
+    assert (ledger.parent / "one" / "index.html").is_file()
     table = pd.read_csv(tmp_path / "reports" / "claims" / "models" / "claims.csv")
     assert table["model"].unique().tolist() == ["one", "two"]
     assert (tmp_path / "reports" / "index.html").read_text().count("claims/") == 3

@@ -45,7 +45,7 @@ def claims(
     Each claim is a number of the model beside what chance and geometry give. Its verdict is
     one of four words: holds, contradicted, unresolved, not testable. Writes index.html (the
     page), claims.csv (a row a claim and model) and run.json to DIR, prints the table, and the
-    path of the page.
+    path of the page. What ropelens analyze writes of a model goes to DIR/NAME.
 
     \b
     Examples:
@@ -54,22 +54,22 @@ def claims(
       ropelens claims ./my-llama --text book.txt --out out
     """
     from ropelens.files.results import PAGE, check_out, other_place, read_record
+    from ropelens.models.paths import name_checkpoints
 
-    check_out(out, "claims")
+    given = name_checkpoints(models or ["bundled"])
+    check_out(out, "claims", parts=given)
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         import pandas as pd
 
         from ropelens.measure.tried_claims import test_claims
-        from ropelens.models.paths import name_checkpoints
         from ropelens.report.claims import read_ledger
         from ropelens.report.tables import short_facts
-    given = name_checkpoints(models or ["bundled"])
     ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
     for name, place in given.items():
         kind = read_record(place).get("kind")
         if kind in (None, "comparison") and not (text or place.startswith("bundled")):
             raise other_place(place, "what ropelens analyze wrote, or a model with --text FILE")
-        new = {name: {"page": PAGE} if kind else {}}
+        new: dict[str, Any] = {name: {"page": PAGE}}
         ledgers[name] = read_ledger(place) if kind == "claims" else (None, new)
     names = [name for _, of in ledgers.values() for name in of]
     if len(set(names)) < len(names):
@@ -78,7 +78,8 @@ def claims(
     runs: dict[str, Any] = {}
     for name, (table, of) in ledgers.items():
         if table is None:
-            profile, more = _measured(given[name], text, options)
+            profile, more = _measured(given[name], text, options, out / name)
+            given[name] = given[name] if not more else str(out / name)
             with opening(show_progress, "testing"):
                 table = test_claims(profile, seed=options.seed, **({} if quick else more))
             table = table.assign(model=name)
@@ -117,14 +118,22 @@ def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
     write_folder(folder, record=record, results={"claims.csv": table}, page=page)
 
 
-def _measured(place: str, text: Text, options: Options) -> tuple[xr.Dataset, dict[str, Any]]:
-    """The profile of a folder of results; or of a model, with what claims try on it."""
+def _measured(
+    place: str, text: Text, options: Options, folder: Path
+) -> tuple[xr.Dataset, dict[str, Any]]:
+    """The profile of a folder of results; or of a model, with what claims try on it.
+
+    What is measured of a model is saved in `folder`.
+    """
     from ropelens.analysis.analyze import analyze
     from ropelens.files.results import open_results, read_record
 
     if read_record(place):
         return open_results(Path(place) / "profile.nc", "profile"), {}
     analysis = analyze(place, text, options, progress=show_progress)
+    with opening(show_progress, "writing"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        analysis.save(folder)
     assert analysis.sequences is not None
     read = {
         name: getattr(analysis.sequences, name) for name in ("tokens", "lengths", "documents")
