@@ -53,7 +53,6 @@ STUDY = """\
 variants = ["rope", "p-rope:0.5", "nope"]
 seeds = [0, 1]
 sizes = ["nano"]
-text = ["story.txt"]
 context = 32
 vocabulary = 300
 steps = 2
@@ -110,7 +109,8 @@ def study(place: Path) -> Path:
             folder.mkdir()
             (folder / "story.txt").write_text(story(2000), encoding="utf-8")
             (folder / "study.toml").write_text(STUDY)
-        return run_study(folder / "study.toml", out=folder / "runs")
+        text = [folder / "story.txt"]
+        return run_study(folder / "study.toml", out=folder / "runs", text=text)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,8 @@ def finish(folder: Path) -> None:
 def quiet_libraries() -> None:
     """Show our own warnings, a line each, and not those of libraries, nor their logs.
 
-    Python's -W and the libraries' own variables take precedence.
+    Python's -W and the libraries' own variables take precedence. Of the processes that
+    torchrun started, only the first one prints.
     """
     warnings.showwarning = lambda message, *_: say(f"warning: {message}")
     if not sys.warnoptions:
@@ -60,10 +61,6 @@ def quiet_libraries() -> None:
     for stream in (sys.stdout, sys.stderr):  # a path may have what their encoding lacks
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
-
-
-def silence_others() -> None:
-    """Of the processes that torchrun started, only the first one prints."""
     if int(os.environ.get("RANK", "0")) > 0:
         sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
@@ -157,7 +154,6 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     quiet_libraries()
     signals = catch_signals()
     code = 1
-    silence_others()
     try:
         with explained("The working directory is gone.", "cd to another", error=RopelensError):
             Path.cwd()  # without one torch ends the process

@@ -28,19 +28,11 @@ def train(
     *,
     out: Annotated[
         Path,
-        option(
-            "RUN",
-            "Folder of the run, which is also the model; or of the study.",
-            parser=path_of,
-        ),
+        option("RUN", "Folder of the run, also the model; or of the study.", parser=path_of),
     ],
     text: Annotated[
         list[Path] | None,
-        option(
-            "FILE",
-            "Text file or folder; may be repeated. [default: what the study names]",
-            parser=path_of,
-        ),
+        option("FILE", "Text file or folder; may be repeated.", parser=path_of),
     ] = None,
     valid: Annotated[
         list[Path] | None,

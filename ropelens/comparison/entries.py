@@ -57,10 +57,8 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
     """The runs, finished runs of studies, or analyses in `paths`, in order.
 
     And the runs of studies that are not finished ("tiny/nope/seed-2"); a warning names them.
-
-    Raises:
-        BadArgument: a folder that is none of these, both runs and analyses, runs that saw
-            different text, or fewer than two entries.
+    Raises `BadArgument` for a folder that is none of these, runs beside analyses, runs that saw
+    different text, and fewer than two entries.
     """
     records: dict[Path, dict[str, Any]] = {}
     unfinished: list[str] = []

@@ -63,10 +63,10 @@ def plot_truncation(
 
     "share": change of each of `measures` from the model as it is, with the 95 % interval of
     the paired difference, an end of the axis a panel. x: share of the planes that still
-    rotate. Grey: as many random planes, a cross
-    a draw, dashed their mean. Dotted: the plane whose wavelength is the trained context, and
-    the one where Oka et al. 2026 predict the longest queries. Source: Barbero et al. 2024
-    (arXiv 2410.06205), its p-RoPE and reversed variants.
+    rotate. Grey: as many random planes, a cross a draw, dashed their mean. Dotted: the plane
+    whose wavelength is the trained context, and the one where Oka et al. 2026 predict the
+    longest queries. Source: Barbero et al. 2024 (arXiv 2410.06205), its p-RoPE and reversed
+    variants.
 
     "band": the first of `measures` for one band of wavelengths at a time, a bar a band. x:
     wavelength (tokens).

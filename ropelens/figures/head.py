@@ -163,7 +163,7 @@ def plot_attention(
         z=np.where(keys[None] <= keys[:, None], weights, np.nan),
         zmin=0,
         zmax=1,
-        colorscale=square_root_scale(style.SEQUENTIAL),
+        colorscale=[[place**2, color] for place, color in get_colorscale(style.SEQUENTIAL)],
         colorbar=corner | ticked | {"title": title},
         meta={"z": "attention"},
         # One text a cell, [query token, key token]: cheaper as text of rows and columns.
@@ -178,11 +178,6 @@ def plot_attention(
     figure.update_yaxes(title_text="query (token)", **axis)
     figure.update_yaxes(range=[len(keys) - 0.5, -0.5])
     return style.note_missing(figure, weights, "this head has no attention on the excerpt")
-
-
-def square_root_scale(name: str) -> list[list]:
-    """A colour scale that spends its colours on the square root of the value."""
-    return [[place**2, color] for place, color in get_colorscale(name)]
 
 
 def pair_figure(profile: xr.Dataset) -> go.Figure:

@@ -108,8 +108,10 @@ def check_out(folder: Path, kind: str, *, parts: Iterable[str] = ()) -> None:
     record = read_record(folder).get("kind")
     lost = [name for name in parts if (folder / name).is_symlink()]
     if record not in KINDS:
-        others = [name for name in (*TRAINED, RECORD, PAGE) if (folder / name).exists()]
-        lost += [name for name in others if not _is_own_page(folder / name)]
+        page = folder / PAGE
+        own = page.is_file() and OWN_PAGE in page.read_bytes()[:100_000]
+        others = (*TRAINED, RECORD, *[PAGE] * (not own))
+        lost += [name for name in others if (folder / name).exists()]
     elif record != kind and {record, kind} != {"analysis", "truncation"}:
         lost.append(KINDS[record])
     if lost:
@@ -117,10 +119,6 @@ def check_out(folder: Path, kind: str, *, parts: Iterable[str] = ()) -> None:
             f"{folder} holds {', '.join(lost)}: results would replace that, or mix with it.",
             attempt="another --out",
         )
-
-
-def _is_own_page(path: Path) -> bool:
-    return path.name == PAGE and path.is_file() and OWN_PAGE in path.read_bytes()[:100_000]
 
 
 @public

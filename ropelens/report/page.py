@@ -71,7 +71,7 @@ def render_page(
     figures = draw(catalog.PROFILE, profile, heads, selected)
     figures |= draw(catalog.SWEEP_OF_HEAD, truncation, selected) | draw(catalog.REACH, reach)
     other = {} if beside is None else _beside(profile, *beside, figures)
-    measured: dict[str, Any] = {"truncation": truncation, "table": table, "reach": reach}
+    measured: dict[str, Any] = {"truncation": truncation, "reach": reach}
     payload = build_payload(profile, heads, figures, selected=selected, **measured)
     payload["beside"] = other.pop("payload", None)
     section = None if truncation is None else _sweep_section(truncation, table, payload)

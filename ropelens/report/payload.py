@@ -15,7 +15,7 @@ from ropelens.figures import style
 from ropelens.figures.head import excerpt_tokens, farthest, kernel_arrays, reach_arrays
 from ropelens.figures.heads import bit_shares
 from ropelens.figures.inputs import kv_heads, numbers
-from ropelens.figures.text import change_and_interval, plotly_text, visible_token
+from ropelens.figures.text import plotly_text, visible_token
 from ropelens.figures.truncated_heads import head_steps, kinds_of, shares_of
 from ropelens.figures.wavelengths import wavelength_positions
 from ropelens.report.catalog import BESIDE, PROFILE, PageFigure, bare, draw
@@ -36,13 +36,9 @@ def build_payload(
     *,
     selected: tuple[int, int],
     truncation: xr.Dataset | None = None,
-    table: pd.DataFrame | None = None,
     reach: xr.Dataset | None = None,
 ) -> dict[str, Any]:
-    """Everything the script shows of the page's model, ready for JSON.
-
-    `table` is the summary of `truncation`.
-    """
+    """Everything the script shows of the page's model, ready for JSON."""
     payload = {
         **model_payload(profile, heads, figures),
         "name": model_name(profile),
@@ -55,11 +51,10 @@ def build_payload(
         "beside": None,
     }
     more: dict[str, np.ndarray] = {}
-    if truncation is not None and table is not None:
+    if truncation is not None:
         more |= head_steps(truncation)
         kinds = kinds_of(truncation)
         payload["sweep"] = {kind: shares_of(truncation, kind).tolist() for kind in kinds}
-        payload["stopped"] = _stopped(table, int(truncation.attrs["context"]))
     if reach is not None:
         more |= reach_arrays(reach)
         payload["reach"] = {
@@ -68,17 +63,6 @@ def build_payload(
         }
     payload["arrays"] |= {name: packed(values, dims=BY_HEAD) for name, values in more.items()}
     return payload
-
-
-def _stopped(table: pd.DataFrame, context: int) -> list[dict]:
-    """What stopping the slowest planes costs at this context, by the share that is `kept`."""
-    rows = table[table["kind"] == "slow"].dropna(subset="loss_change")
-    ends = rows[["loss_change", "loss_change_low", "loss_change_high"]].to_numpy(float)
-    words = "{} nats/token ({}) within {:,} tokens"
-    return [
-        {"kept": kept, "words": words.format(*change_and_interval(*of), context)}
-        for kept, of in zip(rows["kept"].tolist(), ends, strict=True)
-    ]
 
 
 def model_payload(

@@ -83,16 +83,12 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, what: str
 def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Texts:
     """Read files and folders; warn where some text is both learnt from and held out.
 
-    Without `text`, the folder `data` must have been filled before.
-
-    Raises:
-        BadText: no text, not UTF-8, or all that is held out is also learnt from.
+    Without `text`, the folder `data` must have been filled before. Raises `BadText` without
+    text, for text that is not UTF-8, and where all that is held out is also learnt from.
     """
     documents, held_out = read_documents(text), read_documents(valid)
     if not documents and not (data / DATA).exists():
-        raise BadText(
-            "There is no text to train on.", attempt='--text FILE, or text = ["FILE"]'
-        )
+        raise BadText("There is no text to train on.", attempt="--text FILE")
     shared = len(set(documents) & set(held_out))
     if held_out and shared == len(set(held_out)):
         raise BadText("All of the validation text is also text to learn from.")
@@ -104,11 +100,9 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Te
 def prepare_data(folder: Path, texts: Texts, settings: Settings) -> dict[str, Any]:
     """Fill `folder` from `texts`, once; returns what data.json says.
 
-    The first process that needs the folder fills it, and the others wait.
-
-    Raises:
-        BadText: too little text.
-        BadArgument: `folder` was filled from other text, or its tokenizer was replaced.
+    The first process that needs the folder fills it, and the others wait. Raises `BadText` for
+    too little text, `BadArgument` where the folder was filled from other text or its tokenizer
+    was replaced.
     """
     facts: dict[str, Any] = {"vocabulary": settings.vocabulary, "context": settings.context}
     path = folder / DATA
@@ -219,10 +213,7 @@ def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]
 
     Text is one stage, of sequences of `context` tokens. Tokens that were made before may have
     several, also of shorter sequences, if `context` is a multiple of their length. Each is cut
-    to whole steps of `batch` x `context` tokens.
-
-    Raises:
-        BadArgument: a stage fills no step.
+    to whole steps of `batch` x `context` tokens. Raises `BadArgument` if a stage fills none.
     """
     stages = []
     for name in read_json(data / DATA)["stages"]:

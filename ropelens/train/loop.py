@@ -1,8 +1,8 @@
 """The loop of training, in plain torch.
 
-AdamW on matrices and vectors, gradients summed over passes and clipped, a linear warm-up,
-then a cosine to zero. Every number follows from the settings and the text,
-so a run that goes on from a checkpoint ends with the same weights, bit for bit.
+AdamW, gradients summed over passes and clipped, a linear warm-up, then a cosine to zero. Every
+number follows from the settings and the text, so a run that goes on from a checkpoint ends with
+the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -68,10 +68,8 @@ def fit(
     """Train `model` on the tokens in `data`, starting at the checkpoint in `out`, if any.
 
     `out` gets metrics.csv, models of steps on the way in history/, and a checkpoint every
-    `checkpoint_seconds` and at the end.
-
-    Raises:
-        TrainingFailed: the loss or a weight is NaN or infinite; no such weight is written.
+    `checkpoint_seconds` and at the end. Raises `TrainingFailed` where the loss or a weight is
+    NaN or infinite; no such weight is written.
     """
     if settings.compile:
         model.compile(dynamic=False)  # there are only a few shapes
@@ -190,8 +188,7 @@ def learn(
 ) -> Float[Tensor, " part"]:
     """Take one step on `batch`; the loss per predicted token, a part for each pass.
 
-    Raises:
-        TrainingFailed: the loss is NaN or infinite; nothing was changed.
+    Raises `TrainingFailed` where the loss is NaN or infinite; nothing was changed then.
     """
     losses = []
     for tokens in passes_of(batch, settings, device=model.device):

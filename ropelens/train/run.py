@@ -62,11 +62,9 @@ def train(
     metrics.csv, run.json, and history/. Tokenizer and tokens are in `data`, which runs may
     share; without it, in `out`/data. Without `text` they must be there.
 
-    Raises:
-        BadText: no such text, not UTF-8, or too little of it.
-        BadArgument: no such variant or size, `out` holds a run with other settings or
-            something else, or another process is at work on it (`Busy`).
-        TrainingFailed: the loss or a weight stopped being a number.
+    Raises `BadText` for text that is missing, not UTF-8 or too short; `BadArgument` for an
+    unknown variant or size, and where `out` holds something else or another process is at
+    work on it (`Busy`); `TrainingFailed` where the loss or a weight stopped being a number.
     """
     data = data or out / "data"
     model_config(settings)
@@ -138,8 +136,7 @@ def model_config(
 def read_own(out: Path, name: str, *, key: str) -> dict[str, Any]:
     """The record `name` in `out`, which has a `key`; {} where nothing has begun.
 
-    Raises:
-        BadArgument: `out` holds a model, a run, a study or other results.
+    Raises `BadArgument` where `out` holds a model, a run, a study or other results.
     """
     record = read_json(out / name) if (out / name).exists() else {}
     others = (RECORD, STUDY, CHECKPOINT, "config.json", "tokenizer.json", "history")

@@ -36,23 +36,19 @@ def runs_of(study: Mapping[str, Any]) -> dict[Path, Settings]:
     }
 
 
-def read_study(path: Path) -> tuple[dict[str, Any], list[Path], list[Path]]:
-    """The study in the TOML file `path`: what its runs are made of, its text, its valid.
+def read_study(path: Path) -> dict[str, Any]:
+    """The study in the TOML file `path`.
 
-    Raises:
-        BadArgument: the file cannot be read, or a key, variant, size or value is wrong.
+    Raises `BadArgument` for a file, key, variant, size or value that is wrong.
     """
     with explained(f"{path} is no study.", error=BadArgument):
         study = tomllib.loads(path.read_text(encoding="utf-8"))
-        text, valid = (
-            [path.parent / name for name in study.pop(part, ())] for part in ("text", "valid")
-        )
         runs = runs_of(study)
         if not runs:
             raise ValueError("it names no run")
         for settings in runs.values():
             model_config(settings)
-    return study, text, valid
+    return study
 
 
 @public
@@ -67,12 +63,11 @@ def run_study(
     """Train what the study file `path` names in the folder `out`, and return that folder.
 
     The file names `variants` (the first is the baseline of comparisons), `seeds` and `sizes`,
-    the settings that all runs share, and `text` and `valid`, files or folders from its place.
-    Finished runs are passed over, a stopped one is resumed, and one that another process is at
-    work on is left to it: the same command, given several times at once, shares the runs out
-    (one for each GPU, say). If a run diverges, the others are still trained. `text` and `valid`
-    take the place of the file's; `tokens` is a folder of tokens that were made before, in place
-    of text.
+    and the settings that all runs share. Finished runs are passed over, a stopped one is
+    resumed, and one that another process is at work on is left to it: the same command, given
+    several times at once, shares the runs out (one for each GPU, say). If a run diverges, the
+    others are still trained. `text` and `valid` are files or folders; in place of text,
+    `tokens` is a folder of tokens that were made before.
 
     Raises:
         BadArgument: `path` is no study, or `out` holds another one.
@@ -80,9 +75,8 @@ def run_study(
         TrainingFailed: at the end, naming the runs that diverged.
     """
     out = Path(out)
-    study, own_text, own_valid = read_study(Path(path))
-    learnt = [] if tokens is not None else list(map(Path, text)) or own_text
-    held_out = [] if tokens is not None else list(map(Path, valid)) or own_valid
+    study = read_study(Path(path))
+    learnt, held_out = (list(map(Path, files)) for files in (text, valid))
     data = out / "data" if tokens is None else Path(tokens)
     if not read_own(out, STUDY, key="variants"):
         read_texts(learnt, held_out, data=data)  # before there is a folder to leave behind

@@ -84,10 +84,8 @@ function bandWords(band, layer, model = page) {
   const p = kept === null ? "" : `p = ${(kept / rotating).toFixed(2)}: `;
   const ends = [span(frequencies[band.from]), span(frequencies[band.to])];
   const planes = many === 1 ? `the plane of ${ends[0]} tokens` : `${many} planes (${ends.join(" to ")} tokens)`;
-  const measuredLoss = p && page.stopped?.find(({ kept: share }) => Math.abs(share - kept / rotating) < 1e-6);
   const verb = (word) => many === 1 ? word.replace(/^(\w+)/, "$1s") : word;
-  return `${p}${planes} ${verb(band.mode === "stop" ? "stand still" : "drop out")} in this head.`
-    + (measuredLoss ? ` Stopped in all heads: loss ${measuredLoss.words}.` : "");
+  return `${p}${planes} ${verb(band.mode === "stop" ? "stand still" : "drop out")} in this head.`;
 }
 
 /** The colour of what is stopped: no label's. */
