@@ -29,7 +29,8 @@ from ropelens.measure.truncation_table import summarize_truncation
 from ropelens.models.checkpoint import fingerprint
 from ropelens.models.load import Opened
 from ropelens.models.texts import Sequences
-from ropelens.report.page import QUESTION, render_answer, render_comparison, render_page
+from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
+from ropelens.report.tables import about
 from ropelens.report.words import (
     attention_on,
     comparison_sentences,
@@ -280,8 +281,12 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
         record=analysis.provenance
         | {"kind": "answer", "question": answer.question, "findings": findings},
         results=analysis.results | more,
-        page=lambda: render_answer(
-            answer.question, answer.findings, answer.figures, analysis.profile, analysis.heads
+        page=lambda: render_figures(
+            "answer.html",
+            answer.figures,
+            question=answer.question,
+            findings=answer.findings,
+            **about(analysis.profile, analysis.heads),
         ),
     )
 

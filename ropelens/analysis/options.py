@@ -15,11 +15,6 @@ import typer
 from ropelens.models.loading import Loading, option
 
 
-def rows_of(text: str) -> int | str:
-    """The value of --rows."""
-    return text if text in ("all", "auto") else int(text)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
     """What `analyze` measures, and (those of `Loading`) how it reads a model that is named."""
@@ -64,7 +59,7 @@ class Options(Loading):
             "N|all",
             "Rows of attention that are measured in each sequence: all, a random N of them,"
             " or auto: all of sequences of up to 2,048 tokens, 512 of longer ones.",
-            parser=rows_of,
+            parser=lambda text: text if text in ("all", "auto") else int(text),
             min=1,
         ),
     ] = "auto"

@@ -109,17 +109,6 @@ def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndar
     )
 
 
-RING = {
-    "mode": "markers",
-    "marker": {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}},
-    "meta": {"role": "selected"},
-    "hoverinfo": "skip",
-    "showlegend": False,
-    "cliponaxis": False,
-}
-"""The open circle around the selected head, as keywords of a scatter."""
-
-
 def _add_points(
     figure: go.Figure,
     heads: pd.DataFrame,
@@ -147,7 +136,10 @@ def _add_points(
     if selected is not None:
         here = [row_of(heads, selected)]
         point = {axis: values[here] for axis, values in at.items()}
-        figure.add_scatter(**point, **RING, row=1, col=1)
+        circle = {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}}
+        look = {"mode": "markers", "marker": circle, "meta": {"role": "selected"}}
+        look |= {"hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
+        figure.add_scatter(**point, **look, row=1, col=1)
 
 
 def marker_sizes(heads: pd.DataFrame) -> np.ndarray:

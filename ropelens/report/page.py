@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -161,18 +161,6 @@ def _beside(
 
 
 QUESTION = "How do these models differ in their use of RoPE's frequencies?"
-
-
-def render_answer(
-    question: str,
-    findings: Sequence[str],
-    figures: Mapping[str, go.Figure],
-    profile: xr.Dataset,
-    heads: pd.DataFrame,
-) -> str:
-    """The page of a script's answer on one model, as text; `Answer` says what these are."""
-    said = {"question": question, "findings": findings}
-    return render_figures("answer.html", figures, **said, **about(profile, heads))
 
 
 def render_comparison(comparison: xr.Dataset, table: pd.DataFrame | None = None) -> str:
