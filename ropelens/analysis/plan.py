@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig
 from ropelens.analysis.options import Options
 from ropelens.measure.excerpts import check_excerpts
 from ropelens.measure.measurement import sequences_at_once
+from ropelens.measure.passes import fitted_tokens
 from ropelens.measure.token_sets import attention_on
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_number
@@ -171,6 +172,10 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
         )
     shape, rows = config.get_text_config(), rows_for(options.rows, longest)
     heads = stated_number(config, "num_attention_heads", 0)
+    terms = stated_number(config, "head_dim", shape.hidden_size // max(1, heads)) // 2
+    layers = len(attending_layers(config))
+    fits = layers * fitted_tokens(heads, terms, longest, options.surrogates)
+    fits /= source.parameters
     quantized = "" if options.quantize is None else f"{options.quantize}, computed in "
     facts = {
         "model": f"{short_name(source.checkpoint.name)}, {shape.num_hidden_layers} layers x "
@@ -179,6 +184,8 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
         "tokens": f"{read.lengths.sum():,} tokens ({count:,} sequences of up to {longest:,})",
         "rows": "all rows" if rows == "all" else f"{rows:,} rows of each sequence",
         "batch": f"{size:,} sequences at a time, {-(-count // size):,} batches",
+        "budget": f"fits take as long as a plain pass of {fits:,.0f} tokens; "
+        "rl.profile(..., budget=False) leaves them out",
         "memory": f"{memory} on {', '.join(map(str, devices))}",
     }
     return size, facts

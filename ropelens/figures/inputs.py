@@ -68,7 +68,7 @@ def head_grid(
 
 def idle_layers(profile: xr.Dataset) -> list[int]:
     """The layers of a hybrid model that do not attend: no head of theirs has numbers."""
-    return np.flatnonzero(profile["total_bits"].isnull().all("head")).tolist()
+    return np.flatnonzero(profile["entropy_bits"].isnull().all("head")).tolist()
 
 
 def kv_heads(profile: xr.Dataset) -> np.ndarray:

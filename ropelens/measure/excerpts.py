@@ -193,21 +193,21 @@ def excerpt_variables(
     excerpts: dict[str, np.ndarray],
     pieces: Sequence[Int[Tensor, " _"]],
     tokenizer: TokenNames | None,
-    bits: Float[np.ndarray, "layer head"],
+    sharp: Float[np.ndarray, "layer head"],
     planes: Sequence[Planes],
 ) -> dict[str, xr.Variable]:
     """The variables of what `read_excerpts` gave for `pieces`.
 
-    Queries are those of the heads with the most `bits`, as many as fit; of others NaN. NaN too
+    Queries are those of the heads that are most `sharp`, as many as fit; of others NaN. NaN too
     where an edit makes a head turn otherwise than the `wavelength` of its layer.
     """
     query = excerpts["query_still"]
-    order = np.argsort(-np.nan_to_num(bits, nan=-np.inf), axis=None, kind="stable")
-    sharpest = np.zeros(bits.size, bool)
+    order = np.argsort(-np.nan_to_num(sharp, nan=-np.inf), axis=None, kind="stable")
+    sharpest = np.zeros(sharp.size, bool)
     sharpest[order[: max(EXCERPT_NUMBERS // query[:, 0, 0].size, 1)]] = True
-    speeds = [p.inv_freq.nan_to_num().abs().expand(bits.shape[1], -1) for p in planes]
+    speeds = [p.inv_freq.nan_to_num().abs().expand(sharp.shape[1], -1) for p in planes]
     as_layer = np.stack([(speed == speed.amax(0)).all(-1).numpy() for speed in speeds])
-    query[:, ~(sharpest.reshape(bits.shape) & as_layer)] = np.nan
+    query[:, ~(sharpest.reshape(sharp.shape) & as_layer)] = np.nan
     names = np.full((len(pieces), query.shape[3]), "", dtype=object)
     for row, piece in zip(names, pieces, strict=True):
         row[: len(piece)] = token_names(piece, tokenizer)

@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
-from ropelens.errors import Count, Whole, public
+from ropelens.errors import BadArgument, Count, Whole, public
 from ropelens.statistics.budget.claim import judge
 from ropelens.statistics.intervals import jackknife_half
 from ropelens.statistics.labels import (
@@ -94,6 +94,7 @@ def claim_numbers(
 
 def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     """The columns of heads.csv that follow from a profile, each [layer, head]."""
+    require_budget(profile)
     columns_of_bits = {name: profile[name].values for name in columns("budget")}
     bits = {name.removesuffix("_bits"): x for name, x in columns_of_bits.items()}
     label = label_heads(bits, rows=float(profile["group_scored"].sum()))
@@ -118,6 +119,15 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
         "offset_weight": only(positional, "offset_weight"),
         **describe_wavelengths(push.values, wavelength.transpose(*push.dims).values),
     }
+
+
+def require_budget(profile: xr.Dataset) -> None:
+    """Raise `BadArgument` for a profile without attention budget."""
+    if "total_bits" not in profile:
+        raise BadArgument(
+            "This profile has no attention budget, which labels and claims are made of.",
+            attempt="rl.profile(model, tokens), without budget=False",
+        )
 
 
 def _fractions(

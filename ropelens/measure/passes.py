@@ -44,7 +44,7 @@ LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 OBSERVED = 1.6
 """Time of a token with all statistics, beside one of the short passes that come first."""
 
-FIT_OPERATIONS = 500.0
+FIT_OPERATIONS = 700.0
 """Of a cell of attention and a weight of a plane, in fits and 40 surrogates of a layer."""
 
 Progress = Callable[[int], None]
@@ -143,12 +143,17 @@ def token_losses(
 def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
     """About how many tokens pass the model while the models of a layer are fitted."""
     subject, context = measurement.subject, measurement.text.context
+    terms = max(layer.planes.terms for layer in subject.rotations(context))
     parameters = sum(weight.numel() for weight in subject.model.parameters())
-    weights = 2 * max(layer.planes.terms for layer in subject.rotations(context))
+    return fitted_tokens(subject.heads, terms, context, surrogates) / parameters
+
+
+def fitted_tokens(heads: int, terms: int, context: int, surrogates: int) -> float:
+    """`cost_of_fit` times the parameters: a layer of so many heads, with so many planes."""
     # Of the rows of both folds half are seen; surrogates have fewer rows of longer sequences.
-    cells = subject.heads * FOLD_ROWS * (context + 600)
+    cells = heads * FOLD_ROWS * (context + 600)
     share = (1 + surrogates / 40) / 2  # half of the time goes into 40 surrogates
-    return FIT_OPERATIONS * share * cells * weights / (2 * parameters)
+    return FIT_OPERATIONS * share * cells * terms
 
 
 def fit_layers(

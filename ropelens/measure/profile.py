@@ -53,6 +53,7 @@ def profile(
     excerpts: Sequence[Int[Tensor, " position"]] = (),
     statistics: Sequence[Statistic] = (),
     sinks: Sequence[Whole] = (),
+    budget: bool = True,
     surrogates: Count = DRAWS,
     rows: HowMany = "auto",
     seed: Whole = 0,
@@ -79,6 +80,8 @@ def profile(
     - `statistics` are measured beside those that every profile has.
     - `sinks` are ids of tokens that are sinks wherever they stand, beside position 0, the
       token that sequences begin with, and keys that are found to be sinks.
+    - `budget=False` leaves out the attention budget, and with it labels and claims. Its fits
+      take most of the time where text is short.
     - `surrogates`, with frequencies in a random order, are what the claim on wavelengths is
       compared with.
     - `batch_size` sequences run together, by default as many as memory takes.
@@ -106,7 +109,7 @@ def profile(
     measurement.check_looking()
     repeated = repeats(measurement, planes)
     stage, chosen = begin_stage(), shard(len(text))
-    fits, sums = stage.state or (None, None)
+    fits, sums = stage.state or (None if budget else {}, None)
     done = 0 if sums is None else sums.sequences
     left = int(text.real[chosen.start + done : chosen.stop].sum())
     layers = len(shard(len(subject.attending))) if fits is None else 0
@@ -139,7 +142,8 @@ def profile(
     dataset = summarize(sums, planes, fits, extra=statistics)
     scores = {name: x.numpy() for name, x in answers.items() if not name.endswith("loss")}
     dataset = dataset.assign(labelled(scores, MEASURES))
-    shown = excerpt_variables(read, pieces, tokenizer, dataset["total_bits"].values, planes)
+    sharp = dataset.get("total_bits", -dataset["entropy_bits"]).values
+    shown = excerpt_variables(read, pieces, tokenizer, sharp, planes)
     dataset = dataset.assign(shown).set_coords("excerpt_token")
     if len(subject.attending) < subject.layers:
         kinds = {"layer_type": np.array(subject.kinds, dtype=object)}

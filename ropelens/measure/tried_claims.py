@@ -22,6 +22,7 @@ from ropelens.errors import Positive, Whole, public
 from ropelens.measure.capture import TokenNames, token_names
 from ropelens.measure.claims import INDUCTION, ledger
 from ropelens.measure.evaluate import evaluate
+from ropelens.measure.heads import require_budget
 from ropelens.measure.measurement import Measurement, Tokens
 from ropelens.measure.passes import collect
 from ropelens.measure.reach import reach
@@ -68,6 +69,7 @@ def test_claims(
     so rare; `why` says it in words. `call` shows what the number is made of. docs/measures.md
     defines each number.
     """
+    require_budget(profile)
     if model is None:
         return ledger(profile, draws=draws, seed=int(seed))
     measurement = Measurement.of(

@@ -118,7 +118,7 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
                     raise
                 known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
                 raise ValueError(f"no rope_type {error}; there are: {known}") from error
-            empty.tie_weights()  # or embeddings that are the unembedding too count twice
+        empty.tie_weights()  # or embeddings that are the unembedding too count twice
     return config, empty.num_parameters()
 
 

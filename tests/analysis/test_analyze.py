@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -172,6 +173,11 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path) -> None:
     assert short.facts["model"] == "tiny, 2 layers x 4 heads, 18,080 parameters in float32"
     assert short.facts["tokens"] == "384 tokens (6 sequences of up to 64)"
     assert (short.facts["rows"], short.batch_size) == ("all rows", 6)
+    told = r"fits take as long as a plain pass of ([\d,]+) tokens; .*budget=False"
+    passes = [
+        re.match(told, plan.facts["budget"])[1].replace(",", "") for plan in (short, long)
+    ]
+    assert 3 < int(passes[1]) / int(passes[0]) < 4  # (2,049 + 600) / (64 + 600)
     assert (long.facts["rows"], long.batch_size) == ("512 rows of each sequence", 1)
 
 

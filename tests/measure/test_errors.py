@@ -39,6 +39,20 @@ def test_what_cannot_be_profiled(tokens: Any, options: dict[str, Any], line: str
     assert re.search(line, refused.value.line), refused.value.line
 
 
+def test_sums_alone_are_those_of_a_profile_and_have_no_labels() -> None:
+    alone, whole = (
+        rl.profile(tiny("llama_gqa"), TOKENS, budget=budget, surrogates=0)
+        for budget in (False, True)
+    )
+    for name in ("q_norm", "selectivity", "offset_mass", "induction"):
+        np.testing.assert_array_equal(alone[name], whole[name])
+    assert "total_bits" not in alone
+    rl.plot_norms(alone)
+    for refuse in (rl.classify_heads, rl.test_claims, rl.write_report):
+        with pytest.raises(BadArgument, match="has no attention budget"):
+            refuse(alone, *["nowhere.html"] * (refuse is rl.write_report))
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from ropelens.errors import BadArgument
+from ropelens.models.load import open_checkpoint
+from ropelens.models.loading import Loading
 from ropelens.models.paths import BUNDLED, bundled_path, sample_path
 
 # Written for this test, in the manner of what the bundled checkpoint has read.
@@ -32,6 +34,11 @@ COPIERS = ["rope", "p-rope-0.75", "p-rope-0.25"]
 @pytest.fixture(scope="module", params=list(BUNDLED))
 def bundled(request: pytest.FixtureRequest) -> Path:
     return bundled_path(request.param)
+
+
+def test_weights_that_are_tied_count_once() -> None:
+    planned = open_checkpoint("bundled", Loading())
+    assert planned.parameters == planned.read().num_parameters()
 
 
 def test_bundled_is_small_and_described(bundled: Path) -> None:
