@@ -48,9 +48,6 @@ def synthetic_truncation(
         **_losses(total, sequences, context, rng),
         **_tasks(total, (layers, heads), rng),
         **_heads(total, table["label"].to_numpy().reshape(layers, heads), rng),
-        "selectivity_keys": profile["selectivity_keys"].variable,
-        "q_norm": profile["q_norm"].variable,
-        "k_norm": profile["k_norm"].variable,
     }
     coordinates = {
         "edit": [cut.name(turning) for cut in cuts],

@@ -128,7 +128,7 @@ def _ends_figure(
 
 
 def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure) -> go.Figure:
-    """The change a band, above the selectivity of each plane."""
+    """The change a band, at its wavelengths."""
     bands = table[table["kind"] == "band"]
     figure = _with_words_above("What each band of wavelengths is worth", height=400)
     spans = _spans(truncation, bands)

@@ -44,7 +44,7 @@ from ropelens.statistics.sums import (
     mean_loss,
     no_sums,
 )
-from ropelens.statistics.variables import EVALUATED, STATISTICS, columns, labelled, of_planes
+from ropelens.statistics.variables import EVALUATED, STATISTICS, columns, labelled
 
 RESAMPLES = 400  # draws of the sequences that intervals of label changes come from
 
@@ -102,9 +102,8 @@ def evaluate(
       each class of tokens, `class_change` (edit, layer, head, token_class).
     - "labels": the attention budget and `label` (edit, layer, head);
       `labels_changed_resampled` (edit, resample), how many heads change their label when groups
-      of sequences are drawn again; `selectivity`, `q_norm` and `k_norm` of the model as it is;
-      with `tokenizer` also `class_label` (edit, layer, head, token_class), the labels over the
-      rows of each class of tokens.
+      of sequences are drawn again; with `tokenizer` also `class_label` (edit, layer, head,
+      token_class), the labels over the rows of each class of tokens.
 
     Coordinates `inv_freq` (rad/token) and `wavelength` (tokens) say how the model rotates as
     it is (layer, frequency). docs/measures.md defines all variables. Raises `BadArgument` for
@@ -134,7 +133,6 @@ def evaluate(
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     if controls:
         values["control_of"] = np.array([entry.control_of for entry in entries], dtype=object)
-    dataset = xr.Dataset(coords=plane_coordinates(entries[0].planes))
     if "loss" in wanted:
         values |= _loss_values(text, edges, classes, measured)
     if "change" in wanted:
@@ -145,23 +143,21 @@ def evaluate(
             values["class_change"] = means[:, 1:].movedim(1, -1).numpy()
             values["token_class"] = np.array(list(classes), dtype=object)
     if "labels" in wanted:
-        labels, profile = _label_values(entries, fits, [of.sums for of in measured])
-        values |= labels
+        values |= _label_values(entries, fits, [of.sums for of in measured])
         if classes:
             every = [_class_labels(of.sums, subject.layers) for of in measured]
             values |= {
                 "class_label": np.stack(every),
                 "token_class": np.array(list(classes), dtype=object),
             }
-        dataset = profile[of_planes()]
     for name, task in tasks.items():
         each = [of[name] for of in answers]
         values |= {key: np.stack([of[key].numpy() for of in each]) for key in each[0]}
         values |= task.coordinates
-    dataset = dataset.assign(labelled(values, EVALUATED))
+    coords = plane_coordinates(entries[0].planes)
+    dataset = xr.Dataset(labelled(values, EVALUATED), coords)
     names = {"control_of", "group", "position_start", "position_stop", "token_class"}
-    coordinates = names & values.keys()
-    dataset = number_dims(dataset.set_coords(coordinates))
+    dataset = number_dims(dataset.set_coords(names & values.keys()))
     dataset.attrs = measurement.facts
     return dataset
 
@@ -367,8 +363,8 @@ def _loss_values(
 
 def _label_values(
     entries: Sequence[Entry], fits: Sequence[Mapping[int, LayerFit]], sums: Sequence[Sums]
-) -> tuple[dict[str, np.ndarray], xr.Dataset]:
-    """The budget and label of every head of every entry; the profile of the model as it is.
+) -> dict[str, np.ndarray]:
+    """The budget and label of every head of every entry.
 
     `labels_changed_resampled` draws the same sequences of all entries; it is NaN where all of
     them are one group.
@@ -385,7 +381,7 @@ def _label_values(
         drawn = [resample_labels(p, resamples=RESAMPLES, seed=0) for p in profiles]
         again = np.stack([(now != drawn[0]).sum(axis=(1, 2)) for now in drawn]).astype(float)
     values["labels_changed_resampled"] = again
-    return values, profiles[0]
+    return values
 
 
 def _class_labels(sums: Sums, layers: int) -> np.ndarray:

@@ -350,8 +350,3 @@ def columns(place: str) -> list[str]:
 def compared(*how: str) -> list[str]:
     """Names of the variables that comparisons show ("final", "growth")."""
     return [row.name for row in MEASURES if row.compared in how]
-
-
-def of_planes() -> list[str]:
-    """Names of the variables that comparisons show plane by plane."""
-    return [row.name for row in MEASURES if row.compared and "frequency" in row.saved_dims]

@@ -47,7 +47,6 @@ def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset)
         "labels": {
             *("total_bits", "sink_bits", "position_bits", "content_bits", "interaction_bits"),
             *("label", "labels_changed_resampled", "positional_fraction"),
-            *("selectivity_keys", "q_norm", "k_norm"),
         },
     }
     assert set(groups) == set(MEASURES)
@@ -137,7 +136,6 @@ def test_under_an_open_edit_that_is_the_model_as_it_is():
     assert (found.label != "").all()
     assert found.total_bits.notnull().all()
     assert np.isinf(found.head_wavelength.sel(layer=0, head=1)[0])
-    assert found.selectivity_keys.notnull().all()
 
 
 @pytest.mark.parametrize("family", ["gemma4", "gpt_oss", "smollm3"])
