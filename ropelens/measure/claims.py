@@ -111,8 +111,7 @@ def push_of_long_planes(
 
 
 def rank_with_depth(by_layer: Float[np.ndarray, " layer"]) -> float:
-    known = np.isfinite(by_layer)
-    return rank_correlation(np.flatnonzero(known).astype(float), by_layer[known])
+    return rank_correlation(np.arange(len(by_layer), dtype=float), by_layer)
 
 
 def fixed_in_longest(

@@ -111,7 +111,7 @@ class LayerSums:
             self.scale,
             farthest=max(self.farthest, other.farthest),
             reach=_add(self.reach, other.reach),
-            sums={name: _add(x, other.sums[name]) for name, x in self.sums.items()},
+            sums=_add(self.sums, other.sums),
         )
 
 
@@ -134,15 +134,7 @@ class Sums:
     scores: dict[int, Float[Tensor, "group set head score"]] = field(default_factory=dict)
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(
-            row_weight=_add(self.row_weight, other.row_weight),
-            group_loss=self.group_loss + other.group_loss,
-            group_predicted=self.group_predicted + other.group_predicted,
-            tokens=self.tokens + other.tokens,
-            sequences=self.sequences + other.sequences,
-            layers=_merged(self.layers, other.layers),
-            scores=_merged(self.scores, other.scores),
-        )
+        return Sums(**_add(vars(self), vars(other)))
 
     @property
     def loss(self) -> tuple[float, float]:
@@ -210,15 +202,14 @@ def by_layer(arrays: Mapping[int, Tensor], layers: int) -> Tensor:
     return torch.from_numpy(stack(arrays.get(layer, nothing) for layer in range(layers)))
 
 
-def _add(one: Tensor, other: Tensor) -> Tensor:
-    """Sum of two arrays, the shorter along the last axis filled up with 0."""
-    missing = one.shape[-1] - other.shape[-1]
-    return pad(one, (0, max(-missing, 0))) + pad(other, (0, max(missing, 0)))
-
-
-def _merged(one: dict[int, Any], other: dict[int, Any]) -> dict[int, Any]:
-    """The union of both, with a sum for each layer that both have."""
-    return one | {layer: one[layer] + x if layer in one else x for layer, x in other.items()}
+def _add(one: Any, other: Any) -> Any:
+    """The sum; of arrays the shorter is filled up with 0, of tables rows may be of one alone."""
+    if isinstance(one, dict):
+        return one | {key: _add(one[key], x) if key in one else x for key, x in other.items()}
+    if isinstance(one, Tensor):
+        missing = one.shape[-1] - other.shape[-1]
+        return pad(one, (0, max(-missing, 0))) + pad(other, (0, max(missing, 0)))
+    return one + other
 
 
 def attention_change(

@@ -64,14 +64,13 @@ def correlations(
 ) -> Float[np.ndarray, " draw"]:
     """The rank correlation of both numbers in each draw, over the heads that count."""
     both = zip(offset_fraction, log_wavelength, strict=True)
-    counts = np.isfinite(offset_fraction) & np.isfinite(log_wavelength)
-    return np.array(
-        [rank_correlation(x[c], y[c]) for (x, y), c in zip(both, counts, strict=True)]
-    )
+    return np.array([rank_correlation(x, y) for x, y in both])
 
 
-def rank_correlation(x: Float[np.ndarray, " head"], y: Float[np.ndarray, " head"]) -> float:
-    """Spearman's rank correlation; NaN for fewer than 4 heads, or where all are alike."""
+def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"]) -> float:
+    """Spearman's, over the heads that have both; NaN for fewer than 4, or where all are alike."""
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return np.nan
     return float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1])
