@@ -9,9 +9,8 @@ layers of 6 heads, two normal numbers a head, alike within a layer.
 With a FOLDER that holds novels/train/*.txt or novels/valid/*.txt: the bundled checkpoint on
 stretches of every novel, a pool of which documents are drawn with replacement, each as it is.
 The change of loss under stop(Slowest(0.25)) and stop(Fastest(0.25)), whose truth is the mean of
-the pool; with --profiles also the share that names a head, whose truth is that of a profile
-of the pool, over heads that are not diffuse, and the rank correlation of the claim, whose
-truth is the draws' mean. Every draw fits its own models.
+the pool; with --profiles also the rank correlation of the claim, whose truth is the draws'
+mean. Every draw fits its own models.
 
 "now" draws documents again (8 or more of them) and jackknifes layers; "before" drew each
 sequence by itself, and layers with replacement. Of fewer documents stretches are drawn, and
@@ -28,12 +27,10 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.measure.heads import FRACTIONS
 from ropelens.statistics.budget.claim import judge, rank_correlation
 from ropelens.statistics.corpus import deal
 from ropelens.statistics.intervals import paired_interval
@@ -195,43 +192,21 @@ def profiled(
     draws: int,
     random: np.random.Generator,
 ) -> None:
-    """Profiles of documents drawn with replacement: shares of heads, rank correlations."""
+    """Profiles of documents drawn with replacement: rank correlations."""
     documents, each = PROFILED
     members = [np.flatnonzero(group == number)[:each] for number in range(group.max() + 1)]
-    pool = np.concatenate(members)
-    truth = classified(model, tokens[pool], group[pool])
-    clear = (truth["label"] != "diffuse").values
-    hits, claims = [], []
+    claims = []
     for draw in range(draws):
         picks = random.integers(len(members), size=documents)
         some = tokens[np.concatenate([members[number] for number in picks])]
-        document = np.repeat(np.arange(documents), each)
-        both = []
-        for by in (document, np.arange(len(some))):
-            heads = classified(model, some, by, seed=draw)
-            if by is document:
-                claims.append(heads.attrs["claim"])
-            largest = heads[list(FRACTIONS)].idxmax(axis=1)
-            of_pool = np.array([truth.at[head, name] for head, name in largest.items()])
-            both.append(heads["share_low"].le(of_pool) & heads["share_high"].ge(of_pool))
-        hits.append(np.stack(both, axis=-1)[clear])
-    print(f"{documents} novels of {each} sequences, {draws} draws: share that names a head")
-    print("            now  before")
-    print(f"{'':9} {np.mean(hits, axis=(0, 1))[0]:6.1%} {np.mean(hits, axis=(0, 1))[1]:6.1%}")
+        document = torch.from_numpy(np.repeat(np.arange(documents), each))
+        profile = rl.profile(model, some, documents=document, surrogates=0, seed=draw)
+        claims.append(rl.classify_heads(profile, resamples=0).attrs["claim"])
+    print(f"{documents} novels of {each} sequences, {draws} draws")
     rho = np.array([claim["rank_correlation"] for claim in claims])
     mean, sd = rho.mean(), rho.std()
     covered = np.mean([claim["low"] <= mean <= claim["high"] for claim in claims])
     print(f"rank correlation {mean:+.2f}, sd {sd:.2f} over draws: {covered:.1%}")
-
-
-def classified(
-    model: PreTrainedModel, tokens: torch.Tensor, documents: np.ndarray, seed: int = 0
-) -> pd.DataFrame:
-    """The heads of a profile without surrogates."""
-    profile = rl.profile(
-        model, tokens, documents=torch.from_numpy(documents), surrogates=0, seed=seed
-    )
-    return rl.classify_heads(profile, resamples=0)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,7 @@ COLUMNS = (
     "layer,head,label,confidence,positional_fraction,content_fraction,interaction_fraction,"
     "total_bits,sink_bits,position_bits,content_bits,interaction_bits,offset,offset_low,"
     "offset_high,top_wavelength,top_share,offset_weight,mean_wavelength,previous_token,"
-    "self_mass,sink_mass,entropy_bits,induction,duplicate_token,planes_to_half,"
-    "share_low,share_high"
+    "self_mass,sink_mass,entropy_bits,induction,duplicate_token,planes_to_half"
 )
 """The first line of heads.csv."""
 MAIN = "from ropelens.commands.app import main; main()"

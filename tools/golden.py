@@ -49,7 +49,7 @@ VOLATILE = re.compile(
     r"|threads|device|folder|path|\w*sha256|tokens_per_second|arguments|started|finished|speed"
     r"|fingerprints?|kind|batch_size|source"
 )
-FITTED = re.compile(r"(.*_)?(bits|fraction|gain|kernel|share_low|share_high|change|loss_se)")
+FITTED = re.compile(r"(.*_)?(bits|fraction|gain|kernel|change|loss_se)")
 """What follows from fits, which stop within 5e-4 of a head's bits: compared to `FITTED_TO`."""
 FITTED_TO = 1e-4
 NUMBER = re.compile(r"[-+\u2212]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")

@@ -1,9 +1,8 @@
 """How much each plane of each head does for an answer, by the gradient of its scores.
 
 A score is a sum of contributions c_f, a plane each; an attribution is c_f times the gradient of
-an answer by the score. It takes one backward pass, and the attention of a head at a time.
-Softmax ignores what all keys of a row share, and so does the gradient: its sum over the keys of
-a row is 0.
+an answer by the score. Softmax ignores what all keys of a row share, and so does the gradient:
+its sum over the keys of a row is 0.
 """
 
 from __future__ import annotations

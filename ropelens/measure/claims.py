@@ -1,9 +1,7 @@
 """The ledger: which published claims about RoPE hold in a model, each beside its null.
 
-A claim is a number of the model and the same number where only chance and geometry speak. Its
-row in `CLAIMS` names the arrays that the number is made of, the function that makes it, and the
-null, which draws these arrays anew. Arrays are those of a profile (claim_arrays.py), or take
-other runs of the model (tried_claims.py).
+A claim is a number of the model and the same number where only chance and geometry speak. It is
+made of arrays of a profile (claim_arrays.py), or of other runs of the model (tried_claims.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from jaxtyping import Float
 
 from ropelens.errors import BadArgument, Count, Whole, public
 from ropelens.statistics.budget.claim import judge
-from ropelens.statistics.intervals import jackknife_half
 from ropelens.statistics.labels import (
     GAINS,
     Thresholds,
@@ -33,7 +32,7 @@ COLUMNS = (
     *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
     *("offset_weight", "mean_wavelength"),
     *columns("score"),
-    *("planes_to_half", "share_low", "share_high"),
+    "planes_to_half",
 )
 """The columns of heads.csv, before those of statistics that were asked for."""
 
@@ -55,8 +54,7 @@ def classify_heads(
     heads. `top_wavelength` (tokens; infinite for a plane that stands still) is that of the
     plane with the most selectivity on keys that are no sinks, `top_share` its share, and
     `planes_to_half` the number of planes that hold half. `mean_wavelength` (tokens) is the
-    geometric mean over planes that rotate, with the same weights. `share_low` to `share_high`
-    is the 95 % interval of the largest of the three fractions, by the jackknife over groups.
+    geometric mean over planes that rotate, with the same weights.
 
     `attrs["thresholds"]` holds the thresholds; `attrs["claim"]` what `statistics.claim.judge`
     finds: do positional and semantic heads differ in wavelength more than in models whose
@@ -68,7 +66,6 @@ def classify_heads(
         resampled = resample_labels(profile, resamples=resamples, seed=int(seed), spread=APART)
         known = table["label"] != "untested"
         table["confidence"] = np.where(known, (resampled == table["label"]).mean(0), np.nan)
-    table["share_low"], table["share_high"] = share_interval(profile, table)
     given = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
     table |= {name: profile[name].values for name in (*columns("score"), *given)}
     heads = pd.DataFrame({name: table[name].ravel() for name in (*COLUMNS, *given)})
@@ -137,24 +134,6 @@ def _fractions(
     parts = np.stack([bits[name] for name in ("position", "content", "interaction")])
     rest = np.broadcast_to(bits["total"] - bits["sink"], parts.shape)
     return np.divide(parts, rest, out=np.full_like(parts, np.nan), where=rest > 0)
-
-
-def share_interval(
-    profile: xr.Dataset, table: dict[str, np.ndarray]
-) -> tuple[Float[np.ndarray, "layer head"], Float[np.ndarray, "layer head"]]:
-    """The ends of the 95 % interval of each head's largest fraction; NaN with one group.
-
-    By `jackknife_half`: each group of sequences is left out in turn.
-    """
-    fractions = np.stack([table[name] for name in FRACTIONS])
-    largest = np.nan_to_num(fractions).argmax(0)[None]
-    rows = profile["group_scored"].values
-    sums = [profile[f"group_{name}"].values * rows[:, None, None] for name in GAINS]
-    bits = attention_budget(*(x.sum(0) - x for x in sums))  # shares need no mean
-    shares = np.take_along_axis(_fractions(bits), largest[:, None], 0)[0]
-    half = jackknife_half(shares)
-    share = np.take_along_axis(fractions, largest, 0)[0]
-    return (share - half).clip(0, 1), (share + half).clip(0, 1)
 
 
 def resample_labels(

@@ -1,7 +1,7 @@
 """How far back heads find a key: by runs at real distances, and farther by turning their keys.
 
-Random tokens come twice, with text between them. On the second copy a head that acts on a match
-looks for the key after the same token's first place.
+Random tokens come twice. On the second copy a head that acts on a match looks for the key after
+the same token's first place.
 """
 
 from __future__ import annotations

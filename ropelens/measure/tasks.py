@@ -67,11 +67,10 @@ def repeated_tokens(measurement: Measurement, length: int) -> Int[Tensor, "trial
 def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
     """Attention on repeated random tokens, mean over rows of the repetition, and their losses.
 
-    `induction` (layer, head): on the token after the earlier occurrence (Olsson et al. 2022,
-    arXiv 2209.11895, the prefix-matching score); `trial_induction` (trial, layer, head): the
-    same of each sequence; `duplicate_token`: on that occurrence itself. NaN where the
-    mask hides it. `first_loss` and `repeat_loss` (nats/token) leave out the first token of
-    each time, which nothing announces. As many tokens are repeated as the context holds.
+    `induction` is the prefix-matching score of Olsson et al. 2022 (arXiv 2209.11895); NaN where
+    the mask hides the earlier occurrence. `first_loss` and `repeat_loss` (nats/token) leave out
+    the first token of each time, which nothing announces. As many tokens are repeated as the
+    context holds.
     """
     subject = measurement.subject
     length = max(2, min(REPEATED_TOKENS, (subject.context - 1) // 2))
@@ -110,8 +109,7 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
 def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
     """`copy_loss` (nats/token) of random tokens that come again, but for the first of them.
 
-    Nothing announces the first; each of the others follows the same token as before. By
-    default `distances` are 8, 16, 32, ..., as long as both copies are in the context.
+    Nothing announces the first; each of the others follows the same token as before.
     """
     subject = measurement.subject
     most = max(2, (measurement.within - 1) // 2)
@@ -144,11 +142,7 @@ def doublings(least: int, most: int) -> tuple[int, ...]:
 
 
 def needles(measurement: Measurement, lengths: Sequence[int] | None) -> Task:
-    """Which needles in stretches of the text are found, by length and depth of the prompt.
-
-    By default prompts are as long as a quarter, a half and all of the context (the trained one,
-    or that of the text where it is shorter).
-    """
+    """Which needles in stretches of the text are found, by length and depth of the prompt."""
     subject, text, within = measurement.subject, measurement.text, measurement.within
     by_default = [max(SHORTEST, within // part) for part in (4, 2, 1)]
     lengths = tuple(dict.fromkeys(map(int, by_default if lengths is None else lengths)))
@@ -199,10 +193,8 @@ def hide_needles(
     A prompt is `first_token`, text with eight needles in it, and the key of one of them
     again, whose value is the first. A needle is a key of two tokens and a value of one, all
     different; they are tokens of `text` that the stretch does not hold, or where there are too
-    few of the vocabulary, at last any. A model that copies what followed the same tokens before
-    is right, without instruction; one that answers with any value in the prompt is right in 1
-    of 8. The needle lies at a depth, the others anywhere; but for that depth the prompts of a
-    trial are the same. Where `text` is too short, random tokens stand for it.
+    few of the vocabulary, at last any. But for the depth of that needle the prompts of a trial
+    are the same. Where `text` is too short, random tokens stand for it.
     """
     size = NEEDLES * (KEY + 1)
     if vocabulary < size:

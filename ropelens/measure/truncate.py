@@ -1,9 +1,7 @@
 """Truncation sweeps: which planes may stop rotating, and what that costs.
 
 Barbero et al. 2024 (arXiv 2410.06205) truncate the low frequencies of RoPE (p-RoPE) and, as a
-foil, the high ones. A sweep does both to a live model, step by step, and beside every step
-stops as many random planes: a cost says *which* planes matter only where it differs from
-theirs.
+foil, the high ones. A cost says *which* planes matter only where as many random ones differ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The sequences of a measurement, and what is known of them before a model runs.
 
-A sink is a key that takes attention whatever stands there: position 0; every place where the
-token that all sequences begin with stands again (documents packed into one sequence); a token
-that the caller names; and a key that is found to take most rows' attention (see held_out.py).
+A sink is a key that takes attention whatever stands there: by its place and token (see
+`known_sinks`), or found to take most rows' attention (see held_out.py).
 
 Sequences of one document are alike, so intervals that resample single sequences are far too
 narrow: they resample groups of sequences.

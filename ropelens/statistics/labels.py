@@ -48,14 +48,11 @@ def attention_budget(
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Where one label ends and the next begins; shares, and bits per row.
+    """Where one label ends and the next begins; shares, and bits per row: see `label_heads`.
 
-    A head is "untested" where its models are scored on fewer than `rows` rows: bits differ by
-    about 1 from row to row, so that the error of their mean is `diffuse` at 100 rows. It is
-    "diffuse" below `diffuse` total bits; else "sink" where sink bits exceed `sink`
-    of the total; else "positional" or "semantic" where position or content bits are `named`
-    or more of the rest; else "mixed". Below `faint` bits it is said to be faint. A positional
-    head has an offset where one offset has `offset` of its kernel or more, else a band.
+    Bits differ by about 1 from row to row, so that the error of their mean is `diffuse` at 100
+    rows. Below `faint` bits a head is said to be faint. A positional head has an offset where
+    one offset has `offset` of its kernel or more, else a band.
     """
 
     diffuse: float = 0.1
@@ -91,10 +88,7 @@ def describe_wavelengths(
     """The wavelengths (tokens) that a head picks keys through, by the columns of heads.csv.
 
     Planes weigh with the positive part of `selectivity_keys`: keys are not picked through a
-    plane that pushes away from them. `top_wavelength` is that of the strongest plane, infinite
-    where it does not rotate, and `top_share` its share; `planes_to_half` planes together hold
-    half; `mean_wavelength` is the geometric mean over planes that rotate. NaN (and 0 planes)
-    without any.
+    plane that pushes away from them. See `classify_heads`; NaN (and 0 planes) without any.
     """
     push = np.nan_to_num(selectivity_keys).clip(min=0)
     wavelength = np.broadcast_to(wavelength, push.shape)

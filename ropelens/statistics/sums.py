@@ -203,7 +203,7 @@ def by_layer(arrays: Mapping[int, Tensor], layers: int) -> Tensor:
 
 
 def _add(one: Any, other: Any) -> Any:
-    """The sum; of arrays the shorter is filled up with 0, of tables rows may be of one alone."""
+    """The sum: the shorter array is filled up with 0, and dicts are merged."""
     if isinstance(one, dict):
         return one | {key: _add(one[key], x) if key in one else x for key, x in other.items()}
     if isinstance(one, Tensor):

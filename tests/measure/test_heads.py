@@ -188,38 +188,9 @@ def test_resamples_are_tables_of_the_groups_that_are_drawn():
     assert (labels != other).any()
 
 
-def test_the_interval_of_the_largest_share_is_the_jackknifes():
-    """Each group left out of a profile in turn, and scipy's Student's t."""
-    random = np.random.default_rng(5)
-    lift = np.array(
-        [[2.0, 0.2, 0.4, 0.6, 1.9], [3.0, 0.1, 0.3, 2.2, 2.4], [2.0, 0.3, 1, 1, 1.1]]
-    )
-    groups = [
-        (float(random.integers(5, 30)), [tuple(g + random.uniform(0, 0.2, 5)) for g in lift])
-        for _ in range(7)
-    ]
-    heads = classify_heads(profile_of(groups), resamples=5)
-    assert heads["label"].tolist() == ["positional", "semantic", "mixed"]
-    columns = ["positional_fraction", "content_fraction", "interaction_fraction"]
-    largest = [0, 1, 2]
-    without = np.array(
-        [
-            classify_heads(profile_of(groups[:g] + groups[g + 1 :]), resamples=5)[columns]
-            for g in range(7)
-        ]
-    )[:, [0, 1, 2], largest]
-    error = np.sqrt(6 / 7 * ((without - without.mean(0)) ** 2).sum(0))
-    share = heads[columns].to_numpy()[[0, 1, 2], largest]
-    half = stats.t.interval(0.95, 6)[1] * error
-    assert (half > 0.001).all()
-    np.testing.assert_allclose(heads["share_low"], (share - half).clip(0, 1))
-    np.testing.assert_allclose(heads["share_high"], (share + half).clip(0, 1))
-
-
 def test_confidence_of_one_sequence_is_unknown():
     heads = classify_heads(one_group(POSITIONAL, SEMANTIC))
     assert heads["confidence"].isna().all()
-    assert heads[["share_low", "share_high"]].isna().all(axis=None)
 
 
 # the claim

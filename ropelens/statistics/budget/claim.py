@@ -27,10 +27,8 @@ def judge(
     """The claim's verdict, from both numbers of the model (draw 0) and of its surrogates.
 
     It **holds** where the model correlates more negatively than 97.5 % of its surrogates, is
-    **contradicted** where less than 97.5 %, and **unresolved** between. It is **not testable**
-    where no order of the frequencies makes a difference, or with fewer than 3 heads of which
-    the offset explains more than half, or fewer than 3 of which it explains less. Heads that
-    are NaN do not count.
+    **contradicted** where less than 97.5 %, and **unresolved** between; why it is **not
+    testable** is said. Heads that are NaN do not count.
 
     `low` to `high` is the 95 % interval of the rank correlation, over layers; `null_low` and
     `null_high` bound 95 % of the surrogates; `p_value` is the share of the model and its
@@ -68,7 +66,7 @@ def correlations(
 
 
 def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"]) -> float:
-    """Spearman's, over the heads that have both; NaN for fewer than 4, or where all are alike."""
+    """Spearman's, over heads that have both; NaN for fewer than 4, or where all are alike."""
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:

@@ -1,12 +1,9 @@
 """The numbers behind the paper's claim on wavelengths, of the model and of its surrogates.
 
-Positional heads use short wavelengths, semantic ones long (Barbero et al. 2024, arXiv
-2410.06205): the rank correlation of two numbers of a head, the share of its choice that the
-offset explains by itself, and the mean log wavelength of the planes that it picks keys
-through. It is negative by construction, for a plane much slower than the context cannot tell
-offsets apart. A surrogate keeps every query and key as the model made them, gives the planes
-of each key-value head the same frequencies in a random order, and rotates: a correlation
-beyond those of surrogates is the model's choice.
+Their rank correlation (see claim.py) is negative by construction, for a plane much slower than
+the context cannot tell offsets apart. A surrogate keeps every query and key as the model made
+them, gives the planes of each key-value head the same frequencies in a random order, and
+rotates: a correlation beyond those of surrogates is the model's choice.
 """
 
 from __future__ import annotations
