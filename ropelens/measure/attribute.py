@@ -20,7 +20,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from ropelens.edit.patch import Patch, Source, places_of, take
-from ropelens.edit.rope import drop, stack_edits
+from ropelens.edit.rope import drop, edit_rope
 from ropelens.errors import BadArgument, Count, Positive, public
 from ropelens.measure.capture import Prompt, Token, one_sequence, token_id
 from ropelens.models import doorway
@@ -109,11 +109,8 @@ def attribute_planes(
         attribution = values["attribution"]
         places, others = _checked(subject, attribution, check)
         answers = partial(_answers, places, attribution.shape, answer_of)
-
-        def dropping(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
-            return subject.edit(stack_edits(subject, [drop(plane, heads=heads)]))
-
-        values["dropped"] = dropped = answers(dropping) - facts["answer"]
+        dropped = answers(lambda plane, heads: edit_rope(subject, drop(plane, heads=heads)))
+        values["dropped"] = dropped = dropped - facts["answer"]
         facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
         if len(others) > 2:
             ranks = spearmanr(attribution.flat[others], -dropped.flat[others])
@@ -182,6 +179,8 @@ def differentiate(
     scaled = subject.patch(_scaled(chosen, torch.tensor(size, requires_grad=True)))
     with torch.enable_grad(), scaled, subject.observe(calls.append), subject.silence(note):
         value = number(_logits(subject, text))
+        if not value.requires_grad:
+            raise BadArgument("answer does not depend on the logits.")
     of_outputs = torch.autograd.grad(value, [*outputs.values()], materialize_grads=True)
     gradients = dict(zip(outputs, of_outputs, strict=True))
     return float(value.detach()), {call.layer: (call, gradients[call.layer]) for call in calls}

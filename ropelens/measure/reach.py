@@ -44,8 +44,7 @@ found_low (variant, layer, head, run_distance) 1: lower end of its 95 % interval
 found_high (variant, layer, head, run_distance) 1: upper end of its 95 % interval over draws
 foretold_share (variant, layer, head, run_distance) 1: the same, as the run at the distance
     before says, its key turned to this distance
-extrapolated_share (variant, layer, head, distance) 1: the same, as the farthest run says of
-    distances beyond it
+extrapolated_share (variant, layer, head, distance) 1: the same, as the farthest run says
 distance (distance) token: distance that the key is turned to, beyond the farthest run
 run_distance (run_distance) token: distance between the copies that were run
 """)

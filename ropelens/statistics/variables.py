@@ -181,10 +181,8 @@ interaction_bits (layer, head) bit: the rest: what needs both at once
     *(Variable(f"group_{name}", ("group", *BY_HEAD), "bit", f"{what}, within the group")
         for name, what in GAINS.items()),
     *table("""
-surrogate_offset_fraction (draw, layer, head) 1: share that the offset explains, of the model
-    (draw 0) and its surrogates
-surrogate_log_wavelength (draw, layer, head) ln(token): mean log wavelength, of the model (draw
-    0) and its surrogates
+surrogate_offset_fraction (draw, layer, head) 1: share the offset explains; draw 0: the model
+surrogate_log_wavelength (draw, layer, head) ln(token): mean log wavelength; draw 0: the model
 """),
     Variable("induction", BY_HEAD, "1",
         "mean attention on the token after the earlier occurrence", "score", "growth"),
@@ -246,19 +244,15 @@ EVALUATED = (
 edit (edit): name of the edit
 control_of (edit): the edit whose heads it has replaced by random ones
 loss (edit, sequence) nat/token: mean loss of the sequence's predicted tokens
-seen_loss (edit, sequence) nat/token: mean loss of the predicted tokens that the sequence had
-    before
-class_loss (edit, sequence, token_class) nat/token: mean loss of its tokens of a
-    class
+seen_loss (edit, sequence) nat/token: mean loss of predicted tokens that the sequence had before
+class_loss (edit, sequence, token_class) nat/token: mean loss of its tokens of a class
 class_tokens (sequence, token_class) token: predicted tokens of the sequence of a class
 token_class (token_class): class of tokens
 predicted_tokens (sequence) token: predicted tokens of the sequence
 seen_tokens (sequence) token: predicted tokens that the sequence had before
-far_loss (edit, sequence) nat/token: mean loss of the sequence's tokens in bins of positions in
-    the second half of the context
+far_loss (edit, sequence) nat/token: mean loss in bins in the second half of the context
 far_tokens (sequence) token: predicted tokens of the sequence there
-group (sequence): sequences of one group are drawn together: those of a document, or of a
-    stretch
+group (sequence): sequences that are drawn together: those of a document, or of a stretch
 mean_loss (edit) nat/token: mean loss of all predicted tokens
 mean_loss_se (edit) nat/token: its standard error over groups of sequences
 position_loss (edit, position_bin) nat/token: mean loss of the tokens at the bin's positions
@@ -270,18 +264,15 @@ repeat_loss (edit, trial) nat/token: mean loss of the same tokens, repeated
 copy_loss (edit, copy_distance, trial) nat/token: mean loss of random tokens that come again,
     but for the first
 copy_distance (copy_distance) token: tokens from a token to its copy
-attention_change (edit, layer, head) bit: divergence of the attention from that of the model as
-    it is
+attention_change (edit, layer, head) bit: divergence from the attention of the model as it is
 class_change (edit, layer, head, token_class) bit: the same over rows of a class of tokens
 label (edit, layer, head): label of the head
 class_label (edit, layer, head, token_class): the same over rows of a class of tokens
-labels_changed_resampled (edit, resample) 1: heads with another label, groups of sequences drawn
-    again
+labels_changed_resampled (edit, resample) 1: heads with another label, groups drawn again
 positional_fraction (edit, layer, head) 1: share of the bits that sinks do not explain which
     only the offset explains
 retrieval (edit, retrieval_length, depth) 1: share of needles whose value was found
-retrieval_hit (edit, retrieval_length, depth, retrieval_trial) 1: whether the needle's value was
-    found
+retrieval_hit (edit, retrieval_length, depth, retrieval_trial) 1: whether the value was found
 retrieval_length (retrieval_length) token: tokens of the prompt
 depth (depth) 1: share of the prompt's text before the needle
 """),
