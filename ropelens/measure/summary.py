@@ -16,14 +16,7 @@ from ropelens.statistics.budget.logit import SCORES, gains
 from ropelens.statistics.kernel import describe_kernel, offset_edges, sum_bins
 from ropelens.statistics.labels import attention_budget
 from ropelens.statistics.sums import LayerMeans, Sums
-from ropelens.statistics.variables import (
-    AXES,
-    MEASURES,
-    Derived,
-    Statistic,
-    labelled,
-    stack,
-)
+from ropelens.statistics.variables import AXES, MEASURES, Derived, Statistic, labelled, stack
 
 
 def summarize(

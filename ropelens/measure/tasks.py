@@ -181,12 +181,7 @@ def found_needles(
 
 
 def hide_needles(
-    text: Int[Tensor, " position"],
-    *,
-    first_token: int,
-    vocabulary: int,
-    length: int,
-    seed: int,
+    text: Int[Tensor, " position"], *, first_token: int, vocabulary: int, length: int, seed: int
 ) -> tuple[Int[Tensor, "depth trial token"], Int[Tensor, "trial needle"]]:
     """Prompts of `length` tokens with needles in stretches of `text`, and the needles' values.
 

@@ -135,9 +135,7 @@ def count_documents(documents: Documents | None) -> int:
     return 0 if documents is None else len(torch.as_tensor(documents).unique())
 
 
-def seen_before(
-    tokens: Int[Tensor, "sequence position"],
-) -> Bool[Tensor, "sequence position"]:
+def seen_before(tokens: Int[Tensor, "sequence position"]) -> Bool[Tensor, "sequence position"]:
     """Which tokens their sequence has had before."""
     ordered, order = tokens.sort(dim=1, stable=True)
     again = torch.zeros_like(ordered, dtype=torch.bool)

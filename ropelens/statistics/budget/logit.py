@@ -32,12 +32,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ropelens.statistics.block import Block, CallRows
-from ropelens.statistics.budget.offsets import (
-    OffsetRows,
-    fit_offsets,
-    offset_curvature,
-    split,
-)
+from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets, offset_curvature, split
 from ropelens.statistics.budget.solver import Divide, Minimum, fit_log_linear
 from ropelens.statistics.corpus import SINKS
 from ropelens.statistics.kernel import bin_of, offset_edges

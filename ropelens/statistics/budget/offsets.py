@@ -18,13 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.statistics.block import CallRows
-from ropelens.statistics.budget.solver import (
-    SMOOTH,
-    Divide,
-    Expect,
-    Minimum,
-    fit_log_linear,
-)
+from ropelens.statistics.budget.solver import SMOOTH, Divide, Expect, Minimum, fit_log_linear
 from ropelens.statistics.call import sees
 from ropelens.statistics.corpus import SINKS
 from ropelens.statistics.kernel import bin_of, offset_edges
@@ -201,10 +195,7 @@ def _of_all(expect: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Expect:
 
 
 def offset_curvature(
-    masses: Float[Tensor, "problem variable"],
-    *,
-    reach: Float[Tensor, " offset"],
-    ridge: float,
+    masses: Float[Tensor, "problem variable"], *, reach: Float[Tensor, " offset"], ridge: float
 ) -> Divide:
     """Division by about the curvature of log Z in kappa and tau, for expected `masses`.
 
