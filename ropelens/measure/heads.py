@@ -22,8 +22,7 @@ from ropelens.statistics.variables import columns
 
 FRACTIONS = ("positional_fraction", "content_fraction", "interaction_fraction")
 
-APART = 2**0.5
-"""Two samples of a text are so much farther apart than each is from the text itself."""
+APART = 2**0.5  # two samples of a text are so much farther apart than each is from the text
 
 COLUMNS = (
     *("layer", "head", "label", "confidence"),

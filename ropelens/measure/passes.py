@@ -41,8 +41,7 @@ from ropelens.statistics.variables import STATISTICS, Statistic
 LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 """Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
 
-OBSERVED = 1.6
-"""Time of a token with all statistics, beside one of the short passes that come first."""
+OBSERVED = 1.6  # time of a token with all statistics, beside one of the short passes before
 
 FIT_OPERATIONS = 700.0
 """Of a cell of attention and a weight of a plane, in fits and 40 surrogates of a layer."""

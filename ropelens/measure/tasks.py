@@ -22,9 +22,7 @@ from ropelens.statistics.rows import Rows, generator_of
 from ropelens.statistics.sums import by_layer, sum_attention
 from ropelens.statistics.variables import NEEDLES, STATISTICS
 
-REPEATED_TOKENS = 64
-"""Random tokens before they are repeated, where the context holds twice as many."""
-
+REPEATED_TOKENS = 64  # random tokens before they are repeated, if the context holds them twice
 REPEATS = 8  # sequences of repeated random tokens that scores are means of
 NEAREST = 8  # tokens of the least distance of a copy, where none are asked for
 KEY = 2  # tokens of a needle's key; its value is one more
@@ -32,8 +30,7 @@ KEY = 2  # tokens of a needle's key; its value is one more
 DEPTHS, TRIALS = (0.1, 0.5, 0.9), 16
 """Shares of the text that stands before a needle; prompts of a length and depth."""
 
-SHORTEST = 32
-"""Tokens of the shortest prompt: the needles, a key again, and something to hide them in."""
+SHORTEST = 32  # tokens of the shortest prompt: needles, a key again, and what hides them
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,7 @@ Documents = Int[Tensor, "*_"] | Int[np.ndarray, "*_"] | Sequence[int]
 """The number of the document of each sequence, or of each token of packed rows."""
 
 GROUPS = 64  # most groups: of more documents, neighbours share one
-
-BLOCKS = 16
-"""Most stretches of neighbouring sequences into which a text of few documents is divided."""
+BLOCKS = 16  # most stretches of neighbours into which a text of few documents is divided
 
 SINKS = ("first", "named", "found")
 """Kinds of sinks, 1, 2, 3 in tables of them: each has a weight of its own in the models."""

@@ -10,8 +10,7 @@ from scipy import stats
 
 LEVEL = 0.95
 
-ENOUGH_DOCUMENTS = 8
-"""Documents from which on a result speaks of text like this, and not of this text alone."""
+ENOUGH_DOCUMENTS = 8  # of fewer a result speaks of this text alone
 
 
 def mean_and_error(

@@ -13,12 +13,8 @@ BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 BLOCK_ROWS = {"cpu": 128, "cuda": 1024}
 """Most rows of a block: the keys of its last row are computed for all its rows."""
 
-FEWEST_ROWS = 16
-"""Rows of a block even where their scores do not fit: products of fewer are slow."""
-
-HIDDEN = -1e30
-"""Score of a key that the row does not see: its weight is exactly 0, its product finite."""
-
+FEWEST_ROWS = 16  # rows of a block even where scores do not fit: products of fewer are slow
+HIDDEN = -1e30  # score of a key that a row does not see: weight exactly 0, product finite
 STRETCH = 64  # positions that a running sum takes by one product
 
 

@@ -14,9 +14,7 @@ from scipy import stats
 
 from ropelens.statistics.intervals import jackknife_half
 
-LEAST_HEADS = 3
-"""Heads that a verdict takes of either sort: the offset explains more than half, or less."""
-
+LEAST_HEADS = 3  # heads of either sort that a verdict takes: mostly by the offset, or not
 TAIL = 0.025  # share of the surrogates beyond either bound
 
 

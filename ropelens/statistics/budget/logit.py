@@ -45,9 +45,7 @@ MODELS = ("sink", "position", "content", "both")  # S, P, C and B
 SCORES = ("weight", "information", "uniform", *MODELS)
 """Sums over rows: their number, and in nats sum_j A_ij log A_ij and sum_j A_ij log P_i(j)."""
 
-RIDGE = 0.03
-"""Weight of half the squared weights beside a sum over rows: as nats of one row in all."""
-
+RIDGE = 0.03  # weight of half the squared weights beside a sum over rows: nats of one row
 TOLERANCE = 5e-4  # share of a head's information that a fit may miss
 CURVATURE_ROWS = 64  # rows whose scores by plane show how the likelihood curves in beta
 CURVATURE_KEYS = 64  # keys of such a row

@@ -16,15 +16,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 DECREASE = 1e-4  # share of the decrease promised by the slope that a step must bring (Armijo)
-
-SHORTEST = 1e-6
-"""Share of a step below which no shorter one is tried: rounding hides what it would bring."""
-
-SMOOTH = 3.0
-"""Weight of the squared steps between neighbours beside the squared weights themselves."""
-
-ROUNDING = 4 * torch.finfo(torch.float32).eps
-"""Relative increase of a value that may be rounding alone."""
+SHORTEST = 1e-6  # share of a step below which none is tried: rounding hides what it brings
+SMOOTH = 3.0  # weight of squared steps between neighbours beside the squared weights
+ROUNDING = 4 * torch.finfo(torch.float32).eps  # relative increase that may be rounding
 
 Divide = Callable[[Tensor], Tensor]
 """Divides gradients [problem, variable] by about the curvature at the current points."""
