@@ -141,15 +141,13 @@ def evaluate(
         values["attention_change"] = means[:, 0].numpy()
         if classes:
             values["class_change"] = means[:, 1:].movedim(1, -1).numpy()
-            values["token_class"] = np.array(list(classes), dtype=object)
     if "labels" in wanted:
         values |= _label_values(entries, fits, [of.sums for of in measured])
         if classes:
             every = [_class_labels(of.sums, subject.layers) for of in measured]
-            values |= {
-                "class_label": np.stack(every),
-                "token_class": np.array(list(classes), dtype=object),
-            }
+            values["class_label"] = np.stack(every)
+    if classes and wanted & {"loss", "change", "labels"}:
+        values["token_class"] = np.array(list(classes), dtype=object)
     for name, task in tasks.items():
         each = [of[name] for of in answers]
         values |= {key: np.stack([of[key].numpy() for of in each]) for key in each[0]}
@@ -339,11 +337,7 @@ def _loss_values(
     with np.errstate(invalid="ignore"):  # NaN where a sequence has no such token
         split_loss = of_splits / tokens
         far_loss = losses[..., far].sum(-1) / far_tokens
-    of_classes = {
-        "class_loss": split_loss[..., 1:],
-        "class_tokens": tokens[:, 1:],
-        "token_class": np.array(list(classes), dtype=object),
-    }
+    of_classes = {"class_loss": split_loss[..., 1:], "class_tokens": tokens[:, 1:]}
     return (of_classes if classes else {}) | {
         "loss": losses.sum(-1) / predicted,
         "predicted_tokens": predicted,
