@@ -33,7 +33,7 @@ from transformers.utils import logging as transformers_logging
 from ropelens.errors import BadArgument, BadCheckpoint, explained
 from ropelens.models.device import stated_number
 from ropelens.models.loading import Loading
-from ropelens.models.paths import at_home, bundled_path
+from ropelens.models.paths import bundled_path
 from ropelens.models.rotation import rope_parameters
 from ropelens.models.texts import encode
 
@@ -63,7 +63,7 @@ def locate(name: str, loading: Loading) -> Checkpoint:
     or a Hub id; a folder wins over a Hub id of the same name. No pickle is downloaded.
     """
     first, _, which = name.partition(":")
-    path = bundled_path(which or "rope") if first == "bundled" else at_home(name)
+    path = bundled_path(which or "rope") if first == "bundled" else Path(name)
     if os.path.isdir(path):  # noqa: PTH112 (False for a name of any length)
         whole, files = path / "config.json", list(path.glob("*.gguf"))
         path = files[0] if len(files) == 1 and not whole.is_file() else path
@@ -74,12 +74,8 @@ def locate(name: str, loading: Loading) -> Checkpoint:
             "a folder or a GGUF file (a text is --text); a model of the Hub that is not in the "
             "cache needs the network (and HF_HUB_OFFLINE unset), a gated one `hf auth login`",
         ):
-            folder = snapshot_download(
-                name,
-                revision=loading.revision,
-                allow_patterns=FETCHED,
-                ignore_patterns=NOT_FETCHED,
-            )
+            patterns: Any = {"allow_patterns": FETCHED, "ignore_patterns": NOT_FETCHED}
+            folder = snapshot_download(name, revision=loading.revision, **patterns)
         return Checkpoint(name, Path(folder), revision=Path(folder).name)
     if loading.revision is not None:
         raise BadArgument(f"{name} has no revision {loading.revision}: it is on this machine.")
@@ -99,10 +95,8 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
     """The configuration in a folder or a GGUF file, and the parameters of its model."""
     with explained(
         f"transformers cannot read the configuration in {path}.",
-        attempt="the whole file, fetched again; a newer transformers"
-        if path.is_file()
-        else "a newer transformers; for a model that brings its own code "
-        "trust_remote_code=True, once you have read it; an adapter merged into its model",
+        "the whole file, fetched again; a newer transformers; for a model that brings its own "
+        "code trust_remote_code=True, once you have read it; an adapter merged into its model",
     ):
         config = AutoConfig.from_pretrained(**source_of(path, loading))
         for name in COUNTS:  # transformers would build such a model for ever

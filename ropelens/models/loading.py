@@ -57,24 +57,14 @@ class Loading(Checked):
             "it, else float32.",
         ),
     ] = "float32"
-    device: Annotated[str, option("D", "cpu, cuda, cuda:1; auto: cuda where there is one.")] = (
-        "auto"
-    )
+    device: Annotated[str, option("D", "cpu, cuda, cuda:1; auto: cuda, else cpu.")] = "auto"
     device_map: Annotated[
         Literal["auto"] | None,
-        option(
-            "auto",
-            "Instead of --device: spread a large model over all GPUs, then main memory, "
-            "then disk.",
-        ),
+        option("auto", "Instead of --device: over all GPUs, then main memory, then disk."),
     ] = None
     quantize: Annotated[
         Quantization | None,
-        option(
-            "Q",
-            "Read the weights into fewer bits: int8 (torchao), bnb-int8 or bnb-nf4 "
-            "(bitsandbytes).",
-        ),
+        option("Q", "Weights in fewer bits: int8 (torchao), bnb-int8, bnb-nf4 (bitsandbytes)."),
     ] = None
     revision: Annotated[str | None, option("R", "Branch, tag or commit of a Hub model.")] = None
     trust_remote_code: Annotated[

@@ -64,17 +64,12 @@ def check_text(model: str, text: Collection[object]) -> None:
             )
 
 
-def at_home(name: str) -> Path:
-    """The path of a name, in which "~" is the home of the user."""
-    return Path(os.path.expanduser(name))  # noqa: PTH111 (leaves "~nobody")
-
-
 def short_name(name: str) -> str:
     """The name of a model in results: a Hub id as it is, a folder by its name, not its place.
 
     A run or a checkpoint of a study also by that of the folder above: "rope seed-0".
     """
-    place = at_home(name)
+    place = Path(name)
     if not name or not place.exists():
         return name
     *above, last = (part for part in place.resolve().parts[1:] if part != "history")

@@ -28,13 +28,6 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny(tmp_path / "model")
 
 
-def test_a_file_called_by_its_home_is_found(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(folder.parent))
-    assert locate(f"~/{folder.name}", Loading()).path == folder
-
-
 # The Hub.
 
 
@@ -82,7 +75,6 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             ["no checkpoint called /no/such/folder", "no folder", "Repo id must be"],
         ),
         ("a" * 3000, ["There is no checkpoint called aaaa"]),
-        ("~nobody-here/model", ["no checkpoint called ~nobody-here/model"]),
         (
             "acme/none",
             ["There is no checkpoint called acme/none", "no folder", "HF_HUB_OFFLINE"],
