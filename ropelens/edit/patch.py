@@ -25,7 +25,6 @@ from ropelens.models.texts import check_tokens, prompt_tokens
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
 from ropelens.rope.turn import by_plane, moved
-from ropelens.statistics.call import AttentionCall
 
 Of = Literal["query", "key", "both", "value", "output"]
 Source = str | Integer[Tensor, "*sequence position"] | Mapping[str, Any]
@@ -112,7 +111,6 @@ def take(
 ) -> Taken:
     """What chosen heads have in the source: one pass, in which nothing changes."""
     taken = Taken(tokens.shape[1], {}, {})
-    seen: set[int] = set()
 
     def note(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
         if chosen[layer].any():
@@ -122,14 +120,10 @@ def take(
                 taken.turned[layer] = _angles(positions, now)
         return x
 
-    def see(call: AttentionCall) -> None:
-        seen.add(call.layer)
-        if chosen[call.layer].any():
-            taken.vectors[call.layer, "output"] = call.output.transpose(1, 2)
-
-    with torch.no_grad(), subject.patch(note), subject.observe(see):
-        subject.forward(tokens, hidden=hidden, last=1)
-    subject.check_layers(seen)
+    with subject.patch(note):
+        outputs = subject.look(tokens, lambda call: call.output, hidden=hidden)
+    for layer in chosen.any(1).nonzero().flatten().tolist():
+        taken.vectors[layer, "output"] = outputs[layer].transpose(1, 2)
     return taken
 
 

@@ -19,7 +19,6 @@ from ropelens.errors import BadArgument, Whole, public
 from ropelens.models.doorway import HeadSilence
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import check_tokens
-from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import generator_of
 
 Replacement = Literal["zero", "mean", "resample"]
@@ -48,7 +47,7 @@ class Silence(AbstractContextManager[None]):
         """What stands in for the heads' outputs; means are taken under what is open now."""
         subject, chosen, to = self.subject, self.subject.heads_of(self.heads), self.to
         given, lengths = self.tokens, self.lengths
-        means = None if given is None else _means(subject, chosen, given, lengths)
+        means = None if given is None else _means(subject, given, lengths)
 
         def silenced(
             layer: int, output: Tensor, real: Tensor, *, past: int
@@ -117,7 +116,8 @@ def silence_heads(
             attempt='to="mean" with tokens=; the padding of a batch is its attention mask',
         )
     subject.heads_of(heads)
-    _check_shown(subject)
+    with subject.by_itself():  # refuse attention that is hidden
+        subject.look(torch.ones(1, 1, dtype=torch.long), lambda call: None)
     return Silence(subject, heads, to, tokens, lengths, int(seed))
 
 
@@ -134,35 +134,16 @@ def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " se
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(real.device)
 
 
-def _check_shown(subject: Subject) -> None:
-    """Refuse a model with a layer whose attention cannot be observed."""
-    seen: set[int] = set()
-
-    def see(call: AttentionCall) -> None:
-        seen.add(call.layer)
-
-    with subject.by_itself(), torch.no_grad(), subject.observe(see):
-        subject.forward(torch.ones(1, 1, dtype=torch.long))
-    subject.check_layers(seen)
-
-
 def _means(
     subject: Subject,
-    chosen: Bool[Tensor, "layer head"],
     tokens: Int[Tensor, "sequence position"],
     lengths: Int[Tensor, " sequence"] | None,
 ) -> Mapping[int, Float[Tensor, "head feature"]]:
-    """The mean output of every head of the layers that have chosen ones, over `tokens`."""
+    """The mean output of every head over `tokens`, by layer."""
     pad, vocabulary = subject.pad, subject.vocabulary
     tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)
     sums: dict[int, Tensor] = {}
-
-    def add(call: AttentionCall) -> None:
-        if chosen[call.layer].any():
-            total = call.output[0].double().sum(0)
-            sums[call.layer] = sums[call.layer] + total if call.layer in sums else total
-
-    with torch.no_grad(), subject.observe(add):
-        for sequence, length in zip(tokens, lengths.tolist(), strict=True):
-            subject.forward(sequence[None, :length], last=1)
+    for sequence, length in zip(tokens, lengths.tolist(), strict=True):
+        of = subject.look(sequence[None, :length], lambda call: call.output[0].double().sum(0))
+        sums = {layer: sums.get(layer, 0) + total for layer, total in of.items()}
     return {layer: total / int(lengths.sum()) for layer, total in sums.items()}

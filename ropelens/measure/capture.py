@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
-from jaxtyping import Bool, Int, Integer
+from jaxtyping import Integer
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Count, Whole, public
@@ -33,7 +33,6 @@ Prompt = str | Integer[Tensor, " position"] | Integer[Tensor, "1 position"] | Ma
 Token = str | Whole
 """A token by its id, or by its text."""
 
-Seen = TypeVar("Seen")
 
 CAPTURE = table("""
 q_still (head, query, frequency, part) 1: query without its rotation
@@ -71,25 +70,6 @@ class TokenNames(Protocol):
     """A tokenizer, as far as it names tokens; transformers' do."""
 
     def decode(self, token_ids: Any, **options: Any) -> Any: ...
-
-
-def look(
-    subject: Subject,
-    tokens: Int[Tensor, "sequence position"],
-    see: Callable[[AttentionCall], Seen],
-    *,
-    hidden: Bool[Tensor, "sequence position"] | None = None,
-) -> dict[int, Seen]:
-    """What `see` makes of the call of each layer on short sequences."""
-    layers: dict[int, Seen] = {}
-
-    def keep(call: AttentionCall) -> None:
-        layers[call.layer] = see(call)
-
-    with torch.no_grad(), subject.observe(keep):
-        subject.forward(tokens, last=1, hidden=hidden)
-    subject.check_layers(set(layers))
-    return {layer: layers[layer] for layer in sorted(layers)}
 
 
 @public
@@ -228,7 +208,7 @@ def _fill(
                 options |= {"projection": weight[:, head], "toward": toward}
             write_head(call, head, of_head, into, **options)
 
-    look(subject, text.tokens, see, hidden=text.hidden)
+    subject.look(text.tokens, see, hidden=text.hidden)
 
 
 def _side_by_side(captures: Sequence[xr.Dataset]) -> xr.Dataset:

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.measure.attribute import differentiate, score_gradient
-from ropelens.measure.capture import TokenNames, look, token_names
+from ropelens.measure.capture import TokenNames, token_names
 from ropelens.measure.measurement import Measurement
 from ropelens.models.subject import Subject
 from ropelens.models.texts import check_tokens
@@ -59,7 +59,7 @@ def read_excerpts(
         return attention, _still(call.query[0], turning), _still(call.key[0], turning)
 
     scale = np.full(subject.layers, np.nan)
-    of_pieces = [look(subject, piece[None], see) for piece in pieces]
+    of_pieces = [subject.look(piece[None], see) for piece in pieces]
     attention, query, key = (
         stack(by_layer({n: x[part] for n, x in of.items()}, subject.layers) for of in of_pieces)
         for part in range(3)
@@ -159,7 +159,7 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
         of_rest = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
         return (weights * (of_rest * keys).clamp(min=1e-30).log2()).sum(-1).mean(-1).sum(-1)
 
-    of_layers = look(measurement.subject, candidates, bits).values()
+    of_layers = measurement.subject.look(candidates, bits).values()
     total = sum(of_layers, torch.zeros(len(candidates)).double())
     return list(candidates[total.argsort(descending=True, stable=True)[:COUNT]])
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from ropelens.edit.rope import edit_rope
 from ropelens.errors import BadArgument, Number, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, Stage, silent
-from ropelens.measure.capture import look
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.tasks import doublings, forget_length
 from ropelens.models.subject import Model
@@ -148,7 +147,7 @@ def _run(
                 return won(call.of_heads(chosen[call.layer]), turning, copied, there, to)
 
             forget_length(subject)
-            for layer, shares in look(subject, tokens, see).items():
+            for layer, shares in subject.look(tokens, see).items():
                 place: Any = (draw, layer, chosen[layer].numpy())
                 share[*place, at] = shares[:, 0]
                 beyond[place] = shares[:, 1:]

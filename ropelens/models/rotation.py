@@ -91,12 +91,12 @@ def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRot
     return layers
 
 
+@torch.no_grad()
 def lone_tokens(
     subject: Subject, positions: Int[Tensor, "*axis position"]
 ) -> dict[int, LoneTokens]:
     """Some tokens, each alone at each of `positions`, as each layer's attention sees them."""
     tokens = torch.arange(1, PROBED_TOKENS + 1) * subject.vocabulary // (PROBED_TOKENS + 2)
-    layers: dict[int, LoneTokens] = {}
     rows = {  # of layers that scale a query by its row, which lone tokens do not show: Llama 4
         module["layer_idx"]: 1
         + module["attn_scale"] * ((positions + 1) // module["floor_scale"]).double().log1p()
@@ -104,12 +104,7 @@ def lone_tokens(
         if module.get("attn_temperature_tuning") and not module["use_rope"]
     }
 
-    def collect(call: AttentionCall) -> None:
-        if call.layer in layers:
-            raise UnsupportedModel(
-                f"{subject.kind} attends more than once in a layer.",
-                seen=f"a second attention call of layer {call.layer} in one pass",
-            )
+    def collect(call: AttentionCall) -> LoneTokens:
         query, key, values = (
             x[:, :, 0].double().cpu().unflatten(0, (len(tokens), -1))
             for x in (call.query, call.key, call.value)
@@ -126,18 +121,13 @@ def lone_tokens(
         both = torch.cat([query / scale[:, None, None], key], dim=2)
         vectors = both.transpose(1, 2).flatten(0, 1)
         scale = scale * rows.get(call.layer, 1)
-        layers[call.layer] = LoneTokens(vectors, values, float(call.scale), scale)
+        return LoneTokens(vectors, values, float(call.scale), scale)
 
-    with torch.no_grad():
-        if subject.depends_on_length:
-            subject.forward(tokens[:1, None])  # dynamic RoPE forgets what was longer before
-        with subject.observe(collect):
-            subject.forward(
-                tokens.repeat_interleave(positions.shape[-1])[:, None],
-                positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None],
-            )
-    subject.check_layers(set(layers))
-    return {layer: layers[layer] for layer in sorted(layers)}
+    if subject.depends_on_length:
+        subject.forward(tokens[:1, None])  # dynamic RoPE forgets what was longer before
+    places = positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None]
+    alone = tokens.repeat_interleave(positions.shape[-1])[:, None]
+    return subject.look(alone, collect, places)
 
 
 def _axes(

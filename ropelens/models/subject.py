@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -38,6 +38,7 @@ from ropelens.models.rotation import (
 )
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import heads_by_layer
+from ropelens.statistics.call import AttentionCall
 
 LARGEST_RESIDUAL = 1e-3
 """In float32: of plane lengths that a rotation keeps, and of outputs that attention gives."""
@@ -47,6 +48,8 @@ WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}
 
 UNSTATED_CONTEXT = 1024
 """Positions, of a model whose configuration does not say how many it was made for."""
+
+Seen = TypeVar("Seen")
 
 
 class Subject:
@@ -151,6 +154,34 @@ class Subject:
         mask = None if hidden is None else (~hidden).long()
         inputs = {"position_ids": positions, "attention_mask": mask}
         return {name: x.to(self.device) for name, x in inputs.items() if x is not None}
+
+    @torch.no_grad()
+    def look(
+        self,
+        tokens: Int[Tensor, "sequence position"],
+        see: Callable[[AttentionCall], Seen],
+        positions: Int[Tensor, "*axis sequence position"] | None = None,
+        *,
+        hidden: Bool[Tensor, "sequence position"] | None = None,
+    ) -> dict[int, Seen]:
+        """What `see` makes of the call of each layer that attends, on short sequences.
+
+        Raises `UnsupportedModel` where one hides its attention, or attends twice.
+        """
+        layers: dict[int, Seen] = {}
+
+        def keep(call: AttentionCall) -> None:
+            if call.layer in layers:
+                raise UnsupportedModel(
+                    f"{self.kind} attends more than once in a layer.",
+                    seen=f"a second attention call of layer {call.layer} in one pass",
+                )
+            layers[call.layer] = see(call)
+
+        with self.observe(keep):
+            self.forward(tokens, positions, hidden=hidden, last=1)
+        self.check_layers(set(layers))
+        return {layer: layers[layer] for layer in sorted(layers)}
 
     def logits(
         self,

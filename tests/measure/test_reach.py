@@ -13,7 +13,6 @@ from oracles.tiny import TEN, random_tokens, tiny
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.measure.capture import look
 from ropelens.measure.measurement import Measurement
 from ropelens.measure.reach import two_copies, won
 from ropelens.models.subject import as_subject
@@ -44,7 +43,7 @@ def test_a_key_turned_farther_scores_as_in_a_run_at_that_distance(name: str) -> 
         call = call.of_heads(torch.arange(call.query.shape[1]))
         return won(call, planes, COPIED, distance, further.double())
 
-    wins = look(subject, near, see)[0].numpy()
+    wins = subject.look(near, see)[0].numpy()
     (scores, visible), (real, _) = (scores_of(model, x[0])[0] for x in (near, far))
     expected = np.zeros((len(scores), 3))
     for head, row in np.ndindex(len(scores), COPIED - 1):
