@@ -84,11 +84,10 @@ def locate(name: str, loading: Loading) -> Checkpoint:
 
 def source_of(path: Path, loading: Loading) -> dict[str, Any]:
     """The arguments by which transformers reads a folder, or a GGUF file."""
-    gguf = {} if path.is_dir() else {"gguf_file": path.name}
-    folder = path.parent if gguf else path
-    code = loading.trust_remote_code
-    where = {"pretrained_model_name_or_path": folder, "local_files_only": True}
-    return {**where, "trust_remote_code": code, **gguf}
+    common = {"local_files_only": True, "trust_remote_code": loading.trust_remote_code}
+    if path.is_dir():
+        return {"pretrained_model_name_or_path": path, **common}
+    return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, **common}
 
 
 def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:

@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from ropelens.errors import BadArgument, explained, words_of
-from ropelens.models.loading import Loading
 
 FIXED = {"cpu": 150_000_000, "cuda": 2_500_000_000}
 """Bytes that measuring takes whatever the batch, for blocks of scores and the like."""
@@ -38,17 +37,6 @@ def device_named(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float64, device=device).item()  # of which the sums are
     return device
-
-
-def devices_of_options(loading: Loading) -> list[torch.device]:
-    """The devices that a model will compute on, each tried; the first takes the tokens.
-
-    Under a device map they are the GPUs, or the CPU where there is none.
-    """
-    if loading.device_map is None:
-        return [device_named(loading.device)]
-    gpus = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
-    return gpus or [torch.device("cpu")]
 
 
 def device_of(model: nn.Module) -> torch.device:

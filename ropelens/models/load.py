@@ -33,12 +33,9 @@ from ropelens.models.checkpoint import (
     source_of,
     weight_files,
 )
-from ropelens.models.device import device_of, devices_of_options, free_bytes, room_for_weights
+from ropelens.models.device import device_named, device_of, free_bytes, room_for_weights
 from ropelens.models.loading import Dtype, Loading, Quantization
 from ropelens.models.row_order import row_order
-
-BITS = {"int8": 8, "bnb-int8": 8, "bnb-nf4": 4}
-"""Bits that a weight takes in each `Quantization`."""
 
 
 @public
@@ -100,7 +97,7 @@ class Opened:
     def weight_bytes(self) -> int:
         """About how many bytes the weights will take."""
         if self.loading.quantize is not None:
-            return self.parameters * BITS[self.loading.quantize] // 8
+            return self.parameters // (2 if self.loading.quantize == "bnb-nf4" else 1)
         size = self.parameters * self.torch_dtype.itemsize
         if self.checkpoint.path.is_file():
             return 2 * size  # transformers holds the weights twice while it reads them
@@ -168,7 +165,10 @@ class Opened:
 
 def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
     """The checkpoint that `load` loads, before its weights; raises as `load` does."""
-    devices = devices_of_options(loading)
+    devices = [device_named(loading.device)]  # tried; the first takes the tokens
+    if loading.device_map is not None:
+        gpus = range(torch.cuda.device_count())
+        devices = [torch.device("cuda", gpu) for gpu in gpus] or [torch.device("cpu")]
     with quiet_transformers():
         checkpoint = locate(str(name), loading)
         config, parameters = read_config(checkpoint.path, loading)

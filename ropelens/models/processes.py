@@ -6,10 +6,10 @@ All run the same code; each runs the model on its own part and gets the whole re
 from __future__ import annotations
 
 import atexit
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -23,18 +23,13 @@ Part = TypeVar("Part")
 _place: ContextVar[tuple[int, int]] = ContextVar("ropelens_place", default=(0, 1))
 
 
+@cache
 def processes() -> PartialState:
     """The processes that work together: one, or as many as torchrun or accelerate started."""
     state = PartialState(cpu=not torch.cuda.is_available())
-    if state.use_distributed:
-        _close_at_exit()
+    if state.use_distributed:  # its threads may abort a process that ends with its group
+        atexit.register(state.destroy_process_group)
     return state
-
-
-@functools.cache
-def _close_at_exit() -> None:
-    """Close the process group at exit: its threads may abort a process that ends with it."""
-    atexit.register(PartialState().destroy_process_group)
 
 
 @contextmanager

@@ -76,15 +76,14 @@ def heads_by_layer(
     *,
     layers: int,
     heads_of_layer: int,
-    among: Sequence[int] | None = None,
-    doing: str = "attend",
+    among: Sequence[int],
+    doing: str,
 ) -> Bool[Tensor, "layer head"]:
     """Which heads a list such as "3.5,4.*,12-29.0" (layer.head) names.
 
-    Raises `BadArgument` for a part that names none in the layers `among`, by default all; it
-    says that others are not `doing` that.
+    Raises `BadArgument` for a part that names none in the layers `among`, and says that others
+    are not `doing` that.
     """
-    among = range(layers) if among is None else among
     able = torch.isin(torch.arange(layers), torch.tensor(among))[:, None]
     chosen = torch.zeros(layers, heads_of_layer, dtype=torch.bool)
     for part in heads.split(","):
@@ -112,7 +111,6 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
 
 # the planes that a truncation sweep stops
 
-NONE_ROTATES = "The model has no planes that rotate, so none can be stopped."
 ATTEMPTS = 100  # to draw a control that differs from what it stands beside
 ALIKE = 1e-3  # relative difference below which wavelengths of two layers count as one
 
@@ -195,7 +193,7 @@ def plan_cuts(
     if not (keep or bands):
         raise BadArgument("No planes are to be stopped.", attempt="--keep or --bands")
     if not any(layers):
-        raise UnsupportedModel(NONE_ROTATES)
+        raise UnsupportedModel("The model has no planes that rotate, so none can be stopped.")
     sizes = {tuple(len(x) - kept_planes(share, 2 * len(x)) for x in layers) for share in keep}
     steps = sorted(sizes - {(0,) * len(layers)}) if ends else []
     fast = [list(layer) for layer in layers]

@@ -78,7 +78,7 @@ def test_layers_that_do_not_attend_are_empty_in_all_results() -> None:
         .any(("variant", "run_distance"))
     )
     assert reached.all("head").values.tolist() == [False, True, False, True]
-    edits = {"slow alone": rl.stop(rl.Fastest(0.5)), "nope": "nope"}
+    edits = {"dropped": rl.drop(rl.Slowest(1.0)), "nope": "nope"}
     losses = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])["mean_loss"].values
     assert len(set(losses.round(6))) == 3
     assert set(rl.capture(model, TOKENS[0], heads="*.1")["head"].values) == {"1.1", "3.1"}

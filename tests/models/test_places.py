@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
-from ropelens.models.device import device_of, devices_of, devices_of_options, room_for_weights
+from ropelens.models.device import device_of, devices_of, room_for_weights
 from ropelens.models.load import load, open_checkpoint
 from ropelens.models.loading import Loading
 
@@ -83,7 +83,7 @@ def test_a_checkpoint_in_shards_is_spread_as_asked(
     xr.testing.assert_equal(found.drop_attrs(), expected.drop_attrs())
     capfd.readouterr()
     model, _ = load(tmp_path, device_map="auto")
-    assert devices_of(model) == devices_of_options(Loading(device_map="auto"))
+    assert devices_of(model) == open_checkpoint(tmp_path, Loading(device_map="auto")).devices
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger("accelerate").level == logging.NOTSET
 
