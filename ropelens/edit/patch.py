@@ -181,7 +181,7 @@ class Patch:
         new = self._vectors(layer, side, heads=x.shape[1])[:, mine, source]
         if side != "value":
             angle = _angles(positions, now)[:, rows] - self.taken.turned[layer][:, source]
-            new = moved(new, angle, planes)
+            new = moved(new, angle[:, None], planes)
             if self.select is not None:
                 coordinates = pad(self.select(planes), (0, 1))[planes.term_of].to(x.device)
                 new = torch.where(coordinates, new, x[:, mine, rows])

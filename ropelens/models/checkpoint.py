@@ -147,8 +147,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise BadCheckpoint(
             f"{folder} has no {whole.name}.",
             means="ropelens reads no pickle (.bin, .pt), which can run any code",
-            attempt="where you trust the author, with the class of the model: "
-            "CLASS.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)",
+            attempt="if you trust it, CLASS.from_pretrained(OLD).save_pretrained(NEW_FOLDER)",
         )
     with explained(f"{index} cannot be read."):
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))

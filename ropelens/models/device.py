@@ -110,8 +110,7 @@ def pass_bytes(
 
     `width` is the bytes of one number of the model, `device` "cpu" or "cuda". `scores`: the
     model stores every score of a layer, as eager attention does, and all `logits`, before which
-    a pass may stop. The estimate is 1.0 to 1.4 times
-    what `rl.profile` took from 250 MB on (Llamas of width 512 on a CPU).
+    a pass may stop. It is 1.0 to 1.4 times what `rl.profile` took (Llamas of width 512, CPU).
     """
     hidden = stated_number(config, "hidden_size", 1)
     heads = stated_number(config, "num_attention_heads", 1)

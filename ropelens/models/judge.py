@@ -62,8 +62,7 @@ class Judge:
                 f"{self.kind} attends in a way that ropelens does not know.",
                 seen=f"layer {call.layer}: attention from its queries, keys and mask "
                 f"misses the model's own output by {residual:.2g} (allowed {allowed:.0e})",
-                means="the model changes scores, mask or weights and does not tell "
-                "the attention interface",
+                means="the model changes scores, mask or weights without a word",
                 attempt="a causal language model of a tested family (docs/families.md)",
             )
         self.judged.add(like)

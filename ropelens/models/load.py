@@ -80,10 +80,7 @@ def load(
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A checkpoint before its weights are read: what it is, and where they will go.
-
-    The files hold `parameters` numbers in `file_bytes`.
-    """
+    """A checkpoint before its weights are read; `parameters` numbers in `file_bytes`."""
 
     checkpoint: Checkpoint
     loading: Loading
@@ -117,8 +114,7 @@ class Opened:
         size, free = self.weight_bytes, free_bytes(self.devices[0])
         if self.loading.device_map is None and size > free:
             raise BadArgument(
-                f"The model in {self.checkpoint.path} does not fit into the memory of "
-                f"{self.devices[0]}.",
+                f"{self.checkpoint.name} does not fit into the memory of {self.devices[0]}.",
                 seen=f"{size / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB free",
                 attempt="dtype bfloat16, another device, or device map auto",
             )
@@ -213,8 +209,7 @@ def _require_floats(files: Iterable[Path]) -> None:
 def _check_weights(name: str, weights: dict[str, set]) -> None:
     """Raise BadCheckpoint for weights that the checkpoint does not give, warn of any left over.
 
-    `weights` is what from_pretrained(output_loading_info=True) says; without this check such
-    weights are random numbers.
+    `weights` is what from_pretrained(output_loading_info=True) says.
     """
     missing = weights["missing_keys"] | {name for name, *_ in weights["mismatched_keys"]}
     if missing:
@@ -239,9 +234,9 @@ def _some(names: Iterable[str]) -> str:
 def _check_causal(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel where a token changes what is predicted before it.
 
-    Measured, because no config says it for all families: GPT-NeoX is causal with
-    is_decoder=False, BERT is not. Changes are held against that of the last token's logits.
-    Raises BadCheckpoint where the model does not run, or gives logits that are not finite.
+    Measured, because no config says it for all families. Changes are held against that of the
+    last token's logits. Raises BadCheckpoint where the model does not run, or its logits are
+    not finite.
     """
     length, vocabulary = 8, model.config.get_text_config().vocab_size
     tokens = torch.arange(length, device=device_of(model)) % vocabulary

@@ -33,8 +33,8 @@ LENGTH_DEPENDENT = {"dynamic", "longrope"}
 class LoneTokens:
     """What one layer's attention is given for sequences of one token, in float64.
 
-    A sequence of one token has the same hidden state whatever its position. `vectors` are its
-    queries and keys, a few tokens times all heads; `values` those of all key-value heads.
+    `vectors` are queries and keys, a few tokens times all heads; `values` those of all
+    key-value heads.
     `query_scale` is by how much queries are longer than at position 0 (Ministral 3, Llama 4),
     which is taken off `vectors`.
     """

@@ -118,8 +118,7 @@ class Subject:
         if alike and any(layer.inv_freq.ndim == 2 for layer in planes):
             raise BadArgument(
                 "Under this edit heads of one layer rotate differently.",
-                attempt='an edit of whole layers (heads="3.*"); ropelens.profile and capture '
-                "also take this one",
+                attempt='an edit of whole layers (heads="3.*"); profile and capture take this one',
             )
         return planes
 
@@ -193,9 +192,8 @@ class Subject:
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
         """All logits in pieces of about `at_once` numbers, each with its first position.
 
-        The layers run once, when the first piece is asked for; the model's own head, with all
-        that it does to logits, runs on each piece. With `chunk` so many tokens run at a time,
-        on all before them in a cache that forgets none.
+        The layers run once, when the first piece is asked for, the model's own head on each
+        piece. With `chunk` so many tokens run at a time, on all before them in a cache.
         """
         inputs: dict[str, Any] = self._inputs(hidden)
         if chunk is None:
@@ -300,8 +298,7 @@ class Subject:
                 residual = float((plain - observed).abs().max() / plain.abs().max())
                 raise UnsupportedModel(
                     f"{self.kind} computes something else while it is observed.",
-                    seen=f"logits of {tokens.shape[1]} tokens: a relative change of "
-                    f"{residual:.2g}",
+                    seen=f"logits of {kind[0]} tokens: a relative change of {residual:.2g}",
                 )
         self._looked.add(kind)
 
@@ -323,8 +320,7 @@ class Subject:
                 f"the first that did not is layer {missing[0]}"
                 if missing
                 else f"layers of {', '.join(sorted(set(self.kinds)))}",
-                attempt="a family that uses transformers' attention interface (Llama, Qwen, "
-                "Gemma, Mistral, GPT-NeoX, Phi, OLMo and most others)",
+                attempt="a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX",
             )
 
 
@@ -359,8 +355,7 @@ def as_subject(model: Model, tokenizer: Any = None) -> Subject:
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
         raise UnsupportedModel(
             f"{kind} is not a model that ropelens can run.",
-            attempt="a transformers model that predicts tokens (AutoModelForCausalLM, "
-            "ropelens.load), or a TransformerLens TransformerBridge",
+            attempt="what ropelens.load or AutoModelForCausalLM give, or a TransformerBridge",
         )
     unlike = f"Layers of {kind} have different numbers of heads."
     with explained(unlike, error=UnsupportedModel):  # transformers' (Dots 3)

@@ -91,8 +91,7 @@ def read_documents(paths: str | Path | Iterable[str | Path]) -> list[str]:
 def _read(path: Path) -> list[str]:
     with explained(
         f"{path} cannot be read as text in UTF-8.",
-        "a text file, or a folder of *.txt, *.md and *.jsonl; iconv -f LATIN1 -t UTF-8 for an "
-        "older one",
+        "iconv -f LATIN1 -t UTF-8 for an older text, or a folder of *.txt, *.md and *.jsonl",
         error=BadText,
     ):
         text = path.read_text("utf-8-sig")
@@ -123,16 +122,14 @@ def tokenize(
 ) -> Sequences:
     """Cut documents, or one, into sequences of `context` tokens.
 
-    Each starts with the tokenizer's BOS where it has one (which is one of the `context`
-    tokens; with bos="tokenizer" only where the tokenizer itself begins a text with it) and
-    holds no other special token. Each document is tokenized as a whole (a document of more than
-    a million characters in pieces that end before a space) and then cut. Its last, shorter
-    sequence is padded; one of fewer than 2 tokens is dropped, since it has nothing to predict.
+    Each starts with the tokenizer's BOS where it has one (one of the `context` tokens; with
+    bos="tokenizer" only where the tokenizer itself begins a text with it) and holds no other
+    special token. A document is tokenized as a whole and then cut. Its last, shorter sequence
+    is padded; one of fewer than 2 tokens is dropped, since it has nothing to predict.
 
     `sequences=N` draws N of them at random by `seed`, as many from each document as it can, and
-    leaves them in order. Sequences shorter than an eighth of their document's first are drawn
-    only where there are too few others. Where there are fewer than N, all are taken, with a
-    warning.
+    leaves them in order; all, with a warning, where there are fewer. Sequences shorter than an
+    eighth of their document's first are drawn only where there are too few others.
 
     Raises BadText for a text of fewer than `context` tokens in total and for a text that is
     the name of a file, BadArgument for a context below 2 and without a tokenizer.

@@ -124,7 +124,6 @@ def _check(subject: Subject, straight: bool) -> None:
     if not straight:
         raise UnsupportedModel(
             f"What heads of {subject.kind} write does not go straight to the logits.",
-            seen="a norm or a factor between the heads and the residual stream, or a final "
-            "norm that is not linear once its scale is frozen",
+            seen="a norm or a factor on the way, or a final norm that is not linear",
             attempt="values=True without logits_of",
         )

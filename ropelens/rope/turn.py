@@ -72,28 +72,23 @@ def turn(
     at = by_plane(positions, planes).to(x.device, torch.float32)[:, None]
     old = (at * planes.inv_freq.to(x.device, torch.float32)).double()
     new = (at * side.inv_freq.to(x.device)[:, None]).double()
-    exact = torch.promote_types(x.dtype, torch.float32)
-    z = torch.stack([x[..., planes.first], x[..., planes.second]]).to(exact)
-    z = _rotated(z, new - old, side.gain[:, None].to(x.device, exact))
-    return _with_planes(x, z, planes)
+    return moved(x, new - old, planes, gain=side.gain[:, None].to(x.device))
 
 
 def moved(
     x: Float[Tensor, "batch head position coordinate"],
-    angle: Float[Tensor, "_ position frequency"],
+    angle: Float[Tensor, "_ _ position frequency"],
     planes: Planes,
+    *,
+    gain: Tensor | float = 1.0,
 ) -> Float[Tensor, "batch head position coordinate"]:
-    """`x` turned by `angle` rad in every plane; where that is 0, its bits."""
+    """`x` times gain exp(i angle), rad, in every plane; its bits where that is 1."""
     exact = torch.promote_types(x.dtype, torch.float32)
-    z = torch.stack([x[..., planes.first], x[..., planes.second]]).to(exact)
-    ones = torch.ones((), dtype=exact, device=x.device)
-    return _with_planes(x, _rotated(z, angle[:, None].double(), ones), planes)
-
-
-def _with_planes(x: Tensor, z: Float[Tensor, "2 ..."], planes: Planes) -> Tensor:
-    """`x` with these real and imaginary parts in its planes."""
+    cos, sin = (z.to(exact) * gain for z in (angle.double().cos(), angle.double().sin()))
+    real, imaginary = (x[..., part].to(exact) for part in (planes.first, planes.second))
     result = x.clone()
-    result[..., planes.first], result[..., planes.second] = z.to(x.dtype)
+    result[..., planes.first] = (real * cos - imaginary * sin).to(x.dtype)
+    result[..., planes.second] = (imaginary * cos + real * sin).to(x.dtype)
     return result
 
 
@@ -102,12 +97,6 @@ def by_plane(
 ) -> Int[Tensor, "_ position frequency"]:
     """The positions by which each plane turns; one for all where they have no axes."""
     return positions[..., None] if positions.ndim == 2 else positions[..., planes.axis]
-
-
-def _rotated(z: Float[Tensor, "2 ..."], angle: Tensor, gain: Tensor) -> Float[Tensor, "2 ..."]:
-    """Times gain exp(i angle), for real and imaginary parts of `z`."""
-    cos, sin = angle.cos().to(z.dtype) * gain, angle.sin().to(z.dtype) * gain
-    return torch.stack([z[0] * cos - z[1] * sin, z[1] * cos + z[0] * sin])
 
 
 # keys moved to other distances
