@@ -118,7 +118,7 @@ class Subject:
         if alike and any(layer.inv_freq.ndim == 2 for layer in planes):
             raise BadArgument(
                 "Under this edit heads of one layer rotate differently.",
-                attempt='an edit of whole layers (heads="3.*"); profile and capture take this one',
+                attempt='an edit of whole layers (heads="3.*"), or ropelens.capture',
             )
         return planes
 

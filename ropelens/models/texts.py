@@ -6,13 +6,13 @@ import hashlib
 import json
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Int
 from numpy.typing import ArrayLike
@@ -180,13 +180,11 @@ def _sample(rows: list[Row], sequences: int, seed: int) -> list[Row]:
             f"all {len(rows):,} sequences of the text are used: {sequences:,} were asked for",
             stacklevel=4,
         )
-    taken: Counter[int] = Counter()
-    turns: list[tuple[int, int, int]] = []  # the first of every document, then the second, ...
-    for place, index in enumerate(torch.randperm(len(rows), generator=generator_of(seed))):
-        document = rows[index][1]
-        turns.append((taken[document], place, int(index)))
-        taken[document] += 1
-    return [rows[index] for index in sorted(index for *_, index in sorted(turns)[:sequences])]
+    order = torch.randperm(len(rows), generator=generator_of(seed)).numpy()
+    document = pd.Series([rows[index][1] for index in order])
+    turn = document.groupby(document).cumcount()  # all first ones come before the second ones
+    taken = order[turn.argsort(kind="stable")[:sequences]]
+    return [rows[index] for index in sorted(taken)]
 
 
 def fingerprint_of(documents: Iterable[str]) -> str:

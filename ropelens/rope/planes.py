@@ -149,8 +149,7 @@ def unrotate(
     return unrotated
 
 
-# a rotation, read off vectors that differ by nothing else: a lone token has the same hidden
-# state at every position, so its query at position p is the rotation of that at position 0
+# a rotation, read off vectors that differ by nothing else
 
 
 @dataclass(frozen=True)
