@@ -21,7 +21,7 @@ from ropelens.comparison.table import (
 )
 from ropelens.figures import style
 from ropelens.figures.text import plotly_text, short_count
-from ropelens.figures.wavelengths import AXIS_TITLE, NO_PLANES, mark_wavelengths
+from ropelens.figures.wavelengths import AXIS_TITLE, NO_PLANES, mark_trained
 from ropelens.measure.truncation_table import best_head
 from ropelens.statistics.variables import NEEDLES
 
@@ -219,7 +219,7 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
         legend["showlegend"] = row == 1 and len(x) > 0
         figure.add_scatter(x=x, y=np.concatenate(still), **points, **legend, row=row, col=1)
     figure.update_yaxes(nticks=5, rangemode="tozero", zeroline=True, zerolinecolor=style.MUTED)
-    mark_wavelengths(figure, comparison, yanchor="bottom")
+    mark_trained(figure, comparison)
     return figure.update_layout(margin_t=104, legend_y=1.1)
 
 

@@ -21,9 +21,8 @@ from ropelens.figures.truncated_heads import (
     MEAN_OF_DRAWS,
 )
 from ropelens.figures.wavelengths import (
-    MARKS,
-    mark_wavelengths,
-    marks,
+    TRAINED,
+    mark_trained,
     plane_borders,
     set_wavelengths,
 )
@@ -64,9 +63,8 @@ def plot_truncation(
     "share": change of each of `measures` from the model as it is, with the 95 % interval of
     the paired difference, an end of the axis a panel. x: share of the planes that still
     rotate. Grey: as many random planes, a cross a draw, dashed their mean. Dotted: the plane
-    whose wavelength is the trained context, and the one where Oka et al. 2026 predict the
-    longest queries. Source: Barbero et al. 2024 (arXiv 2410.06205), its p-RoPE and reversed
-    variants.
+    whose wavelength is the trained context. Source: Barbero et al. 2024 (arXiv 2410.06205), its
+    p-RoPE and reversed variants.
 
     "band": the first of `measures` for one band of wavelengths at a time, a bar a band. x:
     wavelength (tokens).
@@ -154,7 +152,7 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
     set_wavelengths(figure, truncation["wavelength"].values)
     ends = np.log10([spans.min(), spans.max()])
     figure.update_xaxes(range=[float(ends[0]) - 0.03, float(ends[1]) + 0.03])
-    mark_wavelengths(figure, truncation, yanchor="bottom")
+    mark_trained(figure, truncation)
     return figure
 
 
@@ -221,22 +219,20 @@ def _spans(truncation: xr.Dataset, bands: pd.DataFrame) -> Float[np.ndarray, "ba
 
 
 def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:
-    """Lines at the trained context and the predicted band, named above the first panel."""
+    """A line at the trained context, named above the first panel."""
     every = truncation["wavelength"].transpose("layer", "frequency").values
     most = every[np.isfinite(every).sum(axis=1).argmax()]  # the layer where most planes turn
-    turning = np.log(most[np.isfinite(most)])
+    turning, trained = most[np.isfinite(most)], int(truncation.attrs.get("trained_context", 0))
+    if len(turning) < 2 or not turning[0] <= trained <= turning[-1]:
+        return
+    index = np.interp(np.log(trained), np.log(turning), np.arange(len(turning)))
+    share = float(index + 0.5) / len(turning)
+    at, side = (share, "left") if end == "slow" else (1 - share, "right")
     trace = next(figure.select_traces(row=1, col=column))
-    for name, length in marks(truncation).items():
-        if len(turning) < 2 or not turning[0] <= np.log(length) <= turning[-1]:
-            continue
-        index = np.interp(np.log(length), turning, np.arange(len(turning)))
-        share = float(index + 0.5) / len(turning)
-        at = share if end == "slow" else 1 - share
-        side = "right" if (name == "band") == (end == "slow") else "left"
-        place = {"xref": trace.xaxis, "yref": f"{trace.yaxis} domain"}
-        place |= {"yanchor": "bottom", "xanchor": side, "align": side}
-        words = MARKS[name].format(length)
-        style.mark(figure, at, words, name=name, panels={"col": column}, **place)
+    place = {"xref": trace.xaxis, "yref": f"{trace.yaxis} domain"}
+    place |= {"yanchor": "bottom", "xanchor": side, "align": side}
+    words = TRAINED.format(trained)
+    style.mark(figure, at, words, name="context", panels={"col": column}, **place)
 
 
 @public

@@ -20,9 +20,6 @@ NARROWEST = 1e-3
 
 NO_PLANES = np.array([1.0, 10.0])  # where an axis ends that has no plane to hold, in tokens
 
-BAND_RATIO = 3.657
-"""Oka et al. 2026: queries are longest at plane (D/2) log_base(context / 3.657)."""
-
 
 def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     """Where each plane stands on the axis [layer, frequency], in tokens.
@@ -132,30 +129,14 @@ def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) ->
     return {"x": edges, "z": np.where(rows >= 0, moved, np.nan), "text": np.array(names)}
 
 
-MARKS = {
-    "context": "trained context<br>{:,.0f} tokens",
-    "band": "high-norm band,<br>predicted",
-}
-"""The marks of a figure of planes, in words."""
+TRAINED = "trained context<br>{:,} tokens"
+"""The mark of a figure of planes, in words."""
 
 
-def marks(dataset: xr.Dataset) -> dict[str, float]:
-    """Wavelengths of the trained context and the predicted high-norm band, where it is known.
-
-    Oka's plane i has base^(2 i / D) = context / 3.657. Its wavelength, 2 pi times that, is
-    1.72 contexts: no base is needed, and any list of frequencies has such a place.
-    """
-    context = int(dataset.attrs.get("trained_context", 0))
-    if not context:
-        return {}
-    return {"context": float(context), "band": 2 * np.pi * context / BAND_RATIO}
-
-
-def mark_wavelengths(figure: go.Figure, dataset: xr.Dataset, **note: Any) -> None:
-    """Dotted lines at the marks that lie in the range of the first panel, and their words."""
+def mark_trained(figure: go.Figure, dataset: xr.Dataset) -> None:
+    """A dotted line at the trained context, where the range of the first panel holds it."""
     low, high = 10.0 ** np.array(figure.layout.xaxis.range)
-    for name, wavelength in marks(dataset).items():
-        if low < wavelength < high:
-            side = "right" if name == "context" else "left"
-            words = MARKS[name].format(wavelength)
-            mark(figure, wavelength, words, name=name, xanchor=side, **note)
+    context = int(dataset.attrs.get("trained_context", 0))
+    if low < context < high:
+        place = {"xanchor": "right", "yanchor": "bottom"}
+        mark(figure, context, TRAINED.format(context), name="context", **place)

@@ -12,7 +12,6 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.figures.style import LABELS
 from ropelens.figures.truncated_heads import head_steps, plot_head_truncation
-from ropelens.figures.wavelengths import marks
 from ropelens.measure.truncation_table import summarize_truncation
 
 
@@ -50,20 +49,17 @@ def test_the_control_is_the_mean_of_its_draws_from_nothing_to_everything(sweep):
     assert sorted(crosses[0].y) == sorted(random["loss_change"])
 
 
-def test_the_marks_stand_at_the_planes_that_they_name(sweep: xr.Dataset) -> None:
-    """With base b and D/2 planes, Oka's plane is (D/2) log_b(context / 3.657)."""
-    at = {
-        name: 16 * np.log(512 / part) / np.log(10_000)
-        for name, part in (("band", 3.657), ("context", 2 * np.pi))
-    }
-    assert marks(sweep) == {"context": 512, "band": pytest.approx(2 * np.pi * 512 / 3.657)}
+def test_the_mark_stands_at_the_plane_that_it_names(sweep: xr.Dataset) -> None:
+    """With base b and D/2 planes, a wavelength L is at plane (D/2) log_b(L / 2 pi)."""
+    index = 16 * np.log(512 / (2 * np.pi)) / np.log(10_000)
     figure = rl.plot_truncation(sweep)
-    lines = {(shape.xref, shape.name): shape.x0 for shape in figure.layout.shapes}
-    for name, index in at.items():
-        assert lines["x", name] == pytest.approx((index + 0.5) / 16)
-        assert lines["x2", name] == pytest.approx(1 - (index + 0.5) / 16)
+    lines = {shape.xref: shape.x0 for shape in figure.layout.shapes}
+    assert lines["x"] == pytest.approx((index + 0.5) / 16)
+    assert lines["x2"] == pytest.approx(1 - (index + 0.5) / 16)
     words = {note.name: note.text for note in figure.layout.annotations}
     assert words["context"] == "trained context<br>512 tokens"
+    (line,) = rl.plot_truncation(sweep, by="band").layout.shapes
+    assert line.x0 == 512
 
 
 def test_bands_tile_the_axis_with_their_cost(sweep: xr.Dataset) -> None:
@@ -104,9 +100,9 @@ def test_a_head_has_a_line_an_end_and_its_labels_as_numbers(sweep: xr.Dataset) -
 def test_a_sweep_without_what_is_asked_for() -> None:
     one = synthetic_truncation(ends=["fast"], controls=0, bands=0)
     assert [trace.legendgroup for trace in rl.plot_truncation(one).data] == ["fast"]
-    far = synthetic_truncation(bands=2).assign_attrs(trained_context=10**6)
-    assert len(rl.plot_truncation(far).layout.shapes) == 0
-    assert marks(far.assign_attrs(trained_context=0)) == {}
+    for context in (0, 10**6):
+        far = synthetic_truncation(bands=2).assign_attrs(trained_context=context)
+        assert len(rl.plot_truncation(far).layout.shapes) == 0
     losses = one[["loss", "predicted_tokens", "wavelength"]]
     for line, sweep, options in (
         ("The sweep did not measure labels", losses, {"measures": ["labels"]}),
