@@ -65,8 +65,11 @@ def claims(
         from ropelens.report.claims import read_ledger
         from ropelens.report.tables import short_facts
     ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
+    kinds = {name: read_record(place).get("kind") for name, place in given.items()}
+    if text and not {None, "comparison"} & {*kinds.values()}:
+        raise BadArgument("Saved results are not measured again.", attempt="without --text")
     for name, place in given.items():
-        kind = read_record(place).get("kind")
+        kind = kinds[name]
         if kind in (None, "comparison") and not (text or place.startswith("bundled")):
             raise other_place(place, "what ropelens analyze wrote, or a model with --text FILE")
         new: dict[str, Any] = {name: {"page": PAGE}}

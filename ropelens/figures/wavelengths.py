@@ -138,5 +138,5 @@ def mark_trained(figure: go.Figure, dataset: xr.Dataset) -> None:
     low, high = 10.0 ** np.array(figure.layout.xaxis.range)
     context = int(dataset.attrs.get("trained_context", 0))
     if low < context < high:
-        place = {"xanchor": "right", "yanchor": "bottom"}
+        place: dict[str, Any] = {"xanchor": "right", "yanchor": "bottom"}
         mark(figure, context, TRAINED.format(context), name="context", **place)

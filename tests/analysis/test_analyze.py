@@ -103,6 +103,11 @@ def test_mistakes_show_before_a_model_is_looked_for(
         rl.analyze("no/such/model", **({"text": WORDS} | given))
 
 
+def test_a_prompt_has_something_to_look_into(checkpoint: Path) -> None:
+    with pytest.raises(rl.BadText, match="A prompt has fewer than 3 tokens"):
+        rl.analyze(checkpoint, WORDS, rl.Options(prompts=[WORDS, ""]))
+
+
 def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path) -> None:
     page = analysis.save(tmp_path / "out")
     again = rl.open(tmp_path / "out")

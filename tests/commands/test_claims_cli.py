@@ -64,6 +64,8 @@ def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(
 ) -> None:
     one, two = (ledger.parent / name for name in ("one", "two"))
     assert "would replace" in said("claims", one, "--out", one)
+    words = said("claims", ledger, one, "--text", one / "run.json", "--out", tmp_path / "out")
+    assert words == "Saved results are not measured again; try: without --text"
     for more in ([ledger, one], [two, ledger]):
         words = said("claims", *more, "--out", tmp_path / "out")
         assert words.startswith("A ledger has each model once; seen: ")
