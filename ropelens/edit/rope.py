@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,15 +38,12 @@ class Layer:
     length: int = 1
 
 
-class Change(TypedDict, total=False):
-    """What becomes of planes of a layer's queries or keys; see `Side.at`."""
+class Change(NamedTuple):
+    """What becomes of planes: how they turn, how long queries and keys get; see `Side.at`."""
 
-    inv_freq: Float[Tensor, " frequency"]
-    gain: float
-
-
-Action = Callable[[Layer], tuple[Change, Change]]
-"""How an edit changes queries and keys of a layer."""
+    inv_freq: Float[Tensor, " frequency"] | None = None
+    query_gain: float | None = None
+    key_gain: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Edit:
     """
 
     select: Selection
-    action: Action
+    action: Callable[[Layer], Change]
     heads: str = ALL_HEADS
     scale: float = 1.0
 
@@ -70,12 +67,7 @@ PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]
 @public
 def stop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
     """The planes no longer rotate: what they add to a score is the same at any distance."""
-
-    def act(layer: Layer) -> tuple[Change, Change]:
-        change: Change = {"inv_freq": torch.zeros_like(layer.planes.inv_freq)}
-        return change, change
-
-    return Edit(select, act, heads)
+    return Edit(select, lambda layer: Change(torch.zeros_like(layer.planes.inv_freq)), heads)
 
 
 @public
@@ -95,7 +87,7 @@ def drop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
     A head without all its planes attends evenly to all keys that it sees (but for coordinates
     that never rotate), and passes on the mean of their values.
     """
-    return Edit(select, lambda layer: ({"gain": 0.0}, {}), heads)
+    return Edit(select, lambda layer: Change(query_gain=0.0), heads)
 
 
 @public
@@ -115,7 +107,7 @@ def rescale(
     return Edit(select, lambda layer: _turning(layer, speeds, float(attention_factor)), heads)
 
 
-def _turning(layer: Layer, inv_freq: Tensor, gain: float) -> tuple[Change, Change]:
+def _turning(layer: Layer, inv_freq: Tensor, gain: float) -> Change:
     """Planes turn at `inv_freq`, in the direction in which the model turns."""
     count = len(layer.planes.inv_freq)
     if len(inv_freq) != count:
@@ -123,9 +115,7 @@ def _turning(layer: Layer, inv_freq: Tensor, gain: float) -> tuple[Change, Chang
             "A new rotation needs a frequency for every plane.",
             seen=f"{len(inv_freq)} frequencies; layer {layer.index} has {count} planes",
         )
-    turned = -inv_freq if layer.planes.inv_freq.sum() < 0 else inv_freq
-    change: Change = {"inv_freq": turned, "gain": gain}
-    return change, change
+    return Change(-inv_freq if layer.planes.inv_freq.sum() < 0 else inv_freq, gain, gain)
 
 
 @public
@@ -186,7 +176,7 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
         return stop(variant.stops(variant.value))
     factor_now = attention_factor(subject)
 
-    def act(layer: Layer) -> tuple[Change, Change]:
+    def act(layer: Layer) -> Change:
         options = {"rotary_dim": layer.planes.rotary_dim, "length": layer.length}
         inv_freq, factor = frequencies(variant, shape_of(subject, layer.index, **options))
         return _turning(layer, inv_freq, factor / factor_now)
@@ -211,8 +201,9 @@ class ModelEdit:
         for edit, heads in self.edits:
             chosen = heads[layer.index][:, None] & edit.select(layer.planes)
             if chosen.any():
-                of_query, of_key = edit.action(layer)
-                query, key = query.at(chosen, **of_query), key.at(chosen, **of_key)
+                inv_freq, query_gain, key_gain = edit.action(layer)
+                query = query.at(chosen, inv_freq, query_gain)
+                key = key.at(chosen, inv_freq, key_gain)
         return query, key
 
     def __call__(

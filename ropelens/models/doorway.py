@@ -29,9 +29,7 @@ from ropelens.statistics.call import AttentionCall, sees
 
 Observer = Callable[[AttentionCall], None]
 
-
 Side = Literal["query", "key", "value"]
-
 
 Patch = Callable[[int, Side, Tensor, range, Tensor], Tensor]
 """What chosen heads are given in place of their queries, keys or values.

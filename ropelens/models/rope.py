@@ -162,7 +162,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     - `strength_ratio` (layer): scale times the mean square of queries and keys, of `other` to
       `one` (with YaRN's attention factor).
     - `score_difference` (layer, frequency): between what the plane adds to the scores of tokens
-      at one position, relative to the scores: of rows in another order, which keep angles.
+      at one position, relative to the scores. Rows in another order keep angles, not this.
     - attributes `verdict` ("same", "different") and `why`, a sentence.
 
     They are the same where differences stay below 1e-3 rad and the rounding of an angle in
@@ -172,10 +172,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     """
     sides = [as_subject(one), as_subject(other)]
     positions = probe_positions((context or sides[0].context) - 1)
-    tokens = []
-    for side in sides:
-        with side.by_itself():
-            tokens.append(lone_tokens(side, positions))
+    tokens = [lone_tokens(side, positions) for side in sides]
     lone = [list(of.values()) for of in tokens]
     shapes = [[tuple(layer.vectors.shape[::2]) for layer in layers] for layers in lone]
     if shapes[0] != shapes[1]:
@@ -183,8 +180,8 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
             "These are not two implementations of one model.",
             seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
         )
-    one_by_one = read_rotations(sides[0], tokens[0], positions)
-    planes = [layer.planes for layer in one_by_one.values()]
+    measured = read_rotations(sides[0], tokens[0], positions).values()
+    planes = [layer.planes for layer in measured]
     noise = torch.tensor([side.noise for side in sides])
     layers = [_compared(*layer, noise=noise) for layer in zip(*lone, planes, strict=True)]
     angle, difference, residual, ratio, apart = zip(*layers, strict=True)

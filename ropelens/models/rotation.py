@@ -26,7 +26,9 @@ LONGEST_PROBE = 2**24
 """Positions are exact in float32 up to here; a wavelength of 10 million tokens still turns."""
 
 PROBED_TOKENS = 4
+
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
+"""RoPE that changes with the length of a batch."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +125,12 @@ def lone_tokens(
         scale = scale * rows.get(call.layer, 1)
         return LoneTokens(vectors, values, float(call.scale), scale)
 
-    if subject.depends_on_length:
-        subject.forward(tokens[:1, None])  # dynamic RoPE forgets what was longer before
     places = positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None]
     alone = tokens.repeat_interleave(positions.shape[-1])[:, None]
-    return subject.look(alone, collect, places)
+    with subject.by_itself():
+        if subject.depends_on_length:
+            subject.forward(tokens[:1, None])  # dynamic RoPE forgets what was longer before
+        return subject.look(alone, collect, places)
 
 
 def _axes(
@@ -203,11 +206,6 @@ def rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """The `rope_parameters` of a config, for every type of layer that has its own."""
     parameters = config.get_text_config().to_dict().get("rope_parameters") or {}
     return [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
-
-
-def depends_on_length(config: PreTrainedConfig) -> bool:
-    """Whether the RoPE of a config changes with the length of a batch: dynamic, longrope."""
-    return bool(LENGTH_DEPENDENT & {str(p.get("rope_type")) for p in rope_parameters(config)})
 
 
 def stated_inv_freq(subject: Subject, layer: int) -> list[Float[Tensor, " frequency"]]:

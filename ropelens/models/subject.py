@@ -31,10 +31,11 @@ from ropelens.models.doorway import (
 from ropelens.models.judge import Judge
 from ropelens.models.passing import first_token_alone, once, without_dropout
 from ropelens.models.rotation import (
+    LENGTH_DEPENDENT,
     LayerRotation,
-    depends_on_length,
     edited_planes,
     measure_rotations,
+    rope_parameters,
 )
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import heads_by_layer
@@ -45,9 +46,6 @@ LARGEST_RESIDUAL = 1e-3
 
 WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}
 """What transformers calls layers that choose no keys (state spaces, convolutions, experts)."""
-
-UNSTATED_CONTEXT = 1024
-"""Positions, of a model whose configuration does not say how many it was made for."""
 
 Seen = TypeVar("Seen")
 
@@ -80,11 +78,12 @@ class Subject:
         facts = self.config.to_dict()
         self.bos, self.pad = facts.get("bos_token_id"), facts.get("pad_token_id")
         self.vocabulary: int = self.config.vocab_size
-        self.context = stated_context(model.config) or UNSTATED_CONTEXT
+        self.context = stated_context(model.config) or 1024  # where it does not say
         self.device = device_of(model)  # which takes the tokens
         self.noise = torch.finfo(model.dtype).eps
         self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
-        self.depends_on_length = depends_on_length(self.config)
+        kinds = {str(part.get("rope_type")) for part in rope_parameters(self.config)}
+        self.depends_on_length = bool(LENGTH_DEPENDENT & kinds)
         self.turned: dict[int, Tensor] = {}  # frequencies of each layer's last call
         self._rotations: dict[int | None, list[LayerRotation]] = {}
         self._judge = Judge(self.kind)
@@ -99,8 +98,7 @@ class Subject:
         """
         at = context if self.depends_on_length else None
         if at not in self._rotations:
-            with self.by_itself():
-                self._rotations[at] = measure_rotations(self, context=context)
+            self._rotations[at] = measure_rotations(self, context=context)
             if at is None and not self.depends_on_length:
                 warn_of_configuration(self, self._rotations[at])
         return self._rotations[at]

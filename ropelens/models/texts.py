@@ -34,8 +34,6 @@ LARGEST_ID = 2**31
 PIECE = 1_000_000
 """Characters tokenized at once; a tokenizer takes a hundred times their memory."""
 
-PADDING = 0  # any id of any vocabulary: padded positions are never counted
-
 
 @dataclass(frozen=True)
 class Sequences:
@@ -155,7 +153,7 @@ def tokenize(
         rows = _sample(long if len(long) >= sequences else rows, sequences, seed)
     taken = [torch.tensor(row) for row, _ in rows]
     return Sequences(
-        torch.nn.utils.rnn.pad_sequence(taken, batch_first=True, padding_value=PADDING),
+        torch.nn.utils.rnn.pad_sequence(taken, batch_first=True),
         lengths=torch.tensor([len(row) for row in taken]),
         fingerprint=fingerprint_of(texts),
         source=f"{len(rows):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "

@@ -37,9 +37,8 @@ class Side:
     def at(
         self,
         chosen: Bool[Tensor, "head frequency"],
-        *,
-        inv_freq: Float[Tensor, " frequency"] | None = None,
-        gain: float | None = None,
+        inv_freq: Float[Tensor, " frequency"] | None,
+        gain: float | None,
     ) -> Side:
         """This side with a new frequency or gain of the chosen planes; gain 0 stays."""
         turned, length = self.inv_freq, self.gain

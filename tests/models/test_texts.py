@@ -20,7 +20,6 @@ import ropelens as rl
 from ropelens.errors import BadArgument, BadText, RopelensError
 from ropelens.models.load import load
 from ropelens.models.texts import (
-    PADDING,
     Sequences,
     encode,
     fingerprint_of,
@@ -140,7 +139,7 @@ def test_documents_are_cut_each_with_bos_and_a_padded_tail() -> None:
         [1, *map(ord, "xy")],
     ]
     assert cut.tokens.shape == (4, 4)
-    assert cut.tokens[2:, 3].tolist() == [PADDING, PADDING]
+    assert cut.tokens[2:, 3].tolist() == [0, 0]
     assert cut.source == "4 of 4 sequences of up to 4 tokens (documents: 2, characters: 10)"
 
 
