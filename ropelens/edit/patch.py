@@ -27,6 +27,7 @@ from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
 from ropelens.rope.turn import by_plane, moved
 
 Of = Literal["query", "key", "both", "value", "output"]
+WHOLE = ("value", "output")  # which do not rotate
 Source = str | Integer[Tensor, "*sequence position"] | Mapping[str, Any]
 
 
@@ -67,24 +68,20 @@ def patch_planes(
     and on a bridge where heads that share a key differ.
     """
     subject = as_subject(model, tokenizer)
-    if of in ("value", "output"):
-        if planes is not None:
-            raise BadArgument(f"A head's {of} does not rotate: it is patched whole.")
-        chosen = subject.heads_of(heads)
-        rotations: list[Planes] = []  # nothing turns
-    else:
+    if of not in WHOLE:
         _, chosen = placed(subject, stop(planes or PlaneNumbers(()), heads=heads))
-        rotations = [layer.planes for layer in subject.rotations()]
+    elif planes is not None:
+        raise BadArgument(f"A head's {of} does not rotate: it is patched whole.")
+    else:
+        chosen = subject.heads_of(heads)
     if isinstance(source, str):
         source = prompt_tokens(source, subject.tokenizer)
     source = torch.atleast_2d(source) if isinstance(source, Tensor) else source
     tokens, _ = check_tokens(source, None, vocabulary=subject.vocabulary)
     if len(tokens) > 1:
         raise BadArgument("A patch comes from one sequence.", seen=f"{len(tokens)} sequences")
-    taken = take(subject, tokens, chosen, rotations)
-    patch = Patch(
-        subject, chosen, rotations, planes, of, places_of(positions, taken.length), taken
-    )
+    taken = take(subject, tokens, chosen, of)
+    patch = Patch(subject, chosen, planes, of, places_of(positions, taken.length), taken)
     with subject.silence(patch.outputs) if of == "output" else subject.patch(patch):
         yield
 
@@ -106,7 +103,7 @@ def take(
     subject: Subject,
     tokens: Int[Tensor, "1 position"],
     chosen: Bool[Tensor, "layer head"],
-    rotations: Sequence[Planes],
+    of: Of,
     hidden: Bool[Tensor, "1 position"] | None = None,
 ) -> Taken:
     """What chosen heads have in the source: one pass, in which nothing changes."""
@@ -115,8 +112,8 @@ def take(
     def note(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
         if chosen[layer].any():
             taken.vectors[layer, side] = x.detach()
-            if side == "query" and rotations:
-                now = planes_now(subject, layer, rotations[layer], continued=False)
+            if side == "query" and of not in WHOLE:
+                now = planes_now(subject, layer, continued=False)
                 taken.turned[layer] = _angles(positions, now)
         return x
 
@@ -156,7 +153,6 @@ class Patch:
 
     subject: Subject
     chosen: Bool[Tensor, "layer head"]
-    rotations: Sequence[Planes]
     select: Selection | None
     of: Of
     pairs: tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
@@ -167,9 +163,8 @@ class Patch:
     ) -> Tensor:
         wanted = ("query", "key") if self.of == "both" else (self.of,)
         heads = self.chosen[layer]
-        if self.rotations:  # of queries refused where keys in a cache turned otherwise
-            planes = self.rotations[layer]
-            now = planes_now(self.subject, layer, planes, continued=places.start > 0)
+        if self.of not in WHOLE:  # queries are refused where keys in a cache turned otherwise
+            planes = planes_now(self.subject, layer, continued=places.start > 0)
         if side not in wanted or not heads.any():
             return x
         by_key = heads.unflatten(0, (x.shape[1], -1))
@@ -180,7 +175,7 @@ class Patch:
         rows, source = self._within(places)
         new = self._vectors(layer, side, heads=x.shape[1])[:, mine, source]
         if side != "value":
-            angle = _angles(positions, now)[:, rows] - self.taken.turned[layer][:, source]
+            angle = _angles(positions, planes)[:, rows] - self.taken.turned[layer][:, source]
             new = moved(new, angle[:, None], planes)
             if self.select is not None:
                 coordinates = pad(self.select(planes), (0, 1))[planes.term_of].to(x.device)

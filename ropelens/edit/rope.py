@@ -139,10 +139,10 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
 
 def stack_edits(subject: Subject, edits: Sequence[Edit | str]) -> ModelEdit:
     """`edits`, checked, after those that are open."""
-    planes = [layer.planes for layer in subject.rotations()]
+    subject.rotations()  # measured, or refused, before the block
     outer = subject.open_edit
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    return ModelEdit(subject, planes, (*before, *(placed(subject, edit) for edit in edits)))
+    return ModelEdit(subject, (*before, *(placed(subject, edit) for edit in edits)))
 
 
 def placed(subject: Subject, edit: Edit | str) -> PlacedEdit:
@@ -186,13 +186,9 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
 
 @dataclass(frozen=True, eq=False)
 class ModelEdit:
-    """Edits of a model, one after the other, applied at its attention; see `AttentionEdit`.
-
-    `planes` are those of each layer without edits.
-    """
+    """Edits of a model, one after the other, applied at its attention; see `AttentionEdit`."""
 
     subject: Subject
-    planes: Sequence[Planes]
     edits: tuple[PlacedEdit, ...]
 
     def sides(self, layer: Layer) -> tuple[Side, Side]:
@@ -213,7 +209,7 @@ class ModelEdit:
         if side == "value":
             return x
         continued, length = places.start > 0, int(positions[:, : len(places)].max()) + 1
-        planes = planes_now(self.subject, layer, self.planes[layer], continued=continued)
+        planes = planes_now(self.subject, layer, continued=continued)
         of_query, of_key = self.sides(Layer(layer, planes, length))
         if side == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]

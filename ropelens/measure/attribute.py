@@ -208,13 +208,12 @@ def _patching(
     subject: Subject, source: Corpus, chosen: Bool[Tensor, "layer head"]
 ) -> Callable[[PlaneNumbers, str], AbstractContextManager[None]]:
     """Blocks in which a plane alone is patched from `source`, which runs once for all."""
-    rotations = [layer.planes for layer in subject.rotations()]
-    taken = take(subject, source.tokens, chosen, rotations, hidden=source.hidden)
+    taken = take(subject, source.tokens, chosen, "both", hidden=source.hidden)
     places = places_of(None, taken.length)
 
     def patching(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
         of = subject.heads_of(heads)
-        return subject.patch(Patch(subject, of, rotations, plane, "both", places, taken))
+        return subject.patch(Patch(subject, of, plane, "both", places, taken))
 
     return patching
 

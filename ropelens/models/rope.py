@@ -128,10 +128,10 @@ def observe(
     a RoPE that changes with the length, past the length that it was trained for.
     """
     subject = as_subject(model)
-    own = [layer.planes for layer in subject.rotations()]
+    subject.rotations()  # measured, or refused, before the block
 
     def show(call: AttentionCall) -> None:
-        planes = planes_now(subject, call.layer, own[call.layer], continued=call.past > 0)
+        planes = planes_now(subject, call.layer, continued=call.past > 0)
         edit, length = subject.open_edit, call.key.shape[2]
         function(call, edited_planes(edit, call.layer, planes, length=length))
 

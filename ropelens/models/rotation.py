@@ -176,13 +176,13 @@ def edited_planes(
     return replace(planes, inv_freq=inv_freq[0] if alike else inv_freq)
 
 
-def planes_now(subject: Subject, layer: int, planes: Planes, *, continued: bool) -> Planes:
+def planes_now(subject: Subject, layer: int, *, continued: bool) -> Planes:
     """How the model rotates without edits in the call that runs, whose length may matter.
 
-    `planes` is how the layer rotates within the trained context. Raises `UnsupportedModel`
-    for a call that continues a cache of keys which may have been rotated otherwise: by a longer
-    call, of which the cache was cropped, or before the block.
+    Raises `UnsupportedModel` for a call that continues a cache of keys which may have been
+    rotated otherwise: by a longer call, of which the cache was cropped, or before the block.
     """
+    planes = subject.rotations()[layer].planes
     if not subject.depends_on_length:
         return planes
     count = len(planes.inv_freq)
