@@ -30,8 +30,9 @@ LONGEST_EXCERPT = 256
 CANDIDATES = 16  # pieces of the text that excerpts are chosen from
 EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose excerpts and to read them
 
-EXCERPT_WEIGHTS, EXCERPT_NUMBERS = 2**24, 2**20
-"""Most attention weights, and numbers of queries, that a profile holds."""
+EXCERPT_WEIGHTS, EXCERPT_NUMBERS, NUMBERS_A_HEAD = 2**24, 180_000, 700
+"""Most attention weights, and numbers of queries, that a profile holds; of many heads more
+numbers. The page of 270 heads of 64 coordinates has 3 MB with 23 of them."""
 
 
 def read_excerpts(
@@ -204,7 +205,8 @@ def excerpt_variables(
     query = excerpts["query_still"]
     order = np.argsort(-np.nan_to_num(sharp, nan=-np.inf), axis=None, kind="stable")
     sharpest = np.zeros(sharp.size, bool)
-    sharpest[order[: max(EXCERPT_NUMBERS // query[:, 0, 0].size, 1)]] = True
+    room = max(EXCERPT_NUMBERS, NUMBERS_A_HEAD * sharp.size)
+    sharpest[order[: max(room // query[:, 0, 0].size, 1)]] = True
     speeds = [p.inv_freq.nan_to_num().abs().expand(sharp.shape[1], -1) for p in planes]
     as_layer = np.stack([(speed == speed.amax(0)).all(-1).numpy() for speed in speeds])
     query[:, ~(sharpest.reshape(sharp.shape) & as_layer)] = np.nan

@@ -49,7 +49,7 @@ function keptOf(band, layer = state.layer) {
 const threeDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const span = (frequency) => frequency > 0 ? threeDigits.format(2 * Math.PI / frequency) : "∞";
 
-const NOT_LIVE = "The planes of this head cannot be stopped here: the profile lacks its queries and keys, or a soft-cap, window or sink also shapes its attention.";
+const NOT_LIVE = "The planes of this head cannot be stopped here: the profile lacks its queries and keys (of a short --prompt it holds more heads), or a soft-cap, window or sink also shapes its attention.";
 function showBand() {
   const { layer, head, band } = state;
   const live = page.live[layer][head], count = page.planes[layer], rotating = turns().length;
