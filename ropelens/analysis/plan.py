@@ -28,13 +28,7 @@ from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_num
 from ropelens.models.encoding import cut
 from ropelens.models.load import Opened, open_checkpoint
 from ropelens.models.paths import check_document, check_text, sample_path, short_name, writer_of
-from ropelens.models.subject import (
-    Model,
-    Subject,
-    as_subject,
-    attending_layers,
-    stated_context,
-)
+from ropelens.models.subject import Model, Subject, as_subject, attending_layers, stated_context
 from ropelens.models.texts import (
     PIECE,
     Sequences,

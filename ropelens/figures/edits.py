@@ -14,18 +14,8 @@ from jaxtyping import Float
 from ropelens.errors import BadArgument, public
 from ropelens.figures import style
 from ropelens.figures.text import NOTHING, number, short_count
-from ropelens.figures.truncated_heads import (
-    ENDS,
-    KEPT_AXIS,
-    KEPT_TITLE,
-    MEAN_OF_DRAWS,
-)
-from ropelens.figures.wavelengths import (
-    TRAINED,
-    mark_trained,
-    plane_borders,
-    set_wavelengths,
-)
+from ropelens.figures.truncated_heads import ENDS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
+from ropelens.figures.wavelengths import TRAINED, mark_trained, plane_borders, set_wavelengths
 from ropelens.measure.truncation_table import summarize_truncation
 
 

@@ -24,11 +24,7 @@ MEAN_OF_DRAWS = {
     "hoverinfo": "skip",
 }
 """Keywords of the scatter that draws the mean over random sets of planes."""
-KEPT_AXIS = {
-    "range": [1.04, -0.04],
-    "tickvals": [1, 0.75, 0.5, 0.25, 0],
-    "tickformat": ".0%",
-}
+KEPT_AXIS = {"range": [1.04, -0.04], "tickvals": [1, 0.75, 0.5, 0.25, 0], "tickformat": ".0%"}
 KEPT_TITLE = "planes that still rotate (% of all)"
 PANELS = {
     "attention_change": "attention,<br>change (bits)",

@@ -98,11 +98,7 @@ class Settings(Checked):
     """
 
     variant: Annotated[
-        str,
-        option(
-            "NAME[:VALUE]",
-            "The model's RoPE: p-rope:0.75, nope, ...",
-        ),
+        str, option("NAME[:VALUE]", "The model's RoPE: p-rope:0.75, nope, ...")
     ] = "rope"
     size: Annotated[
         str,
