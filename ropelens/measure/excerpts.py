@@ -36,17 +36,20 @@ numbers. The page of 270 heads of 64 coordinates has 3 MB with 23 of them."""
 
 
 def read_excerpts(
-    subject: Subject,
-    pieces: Sequence[Int[Tensor, " _"]],
+    measurement: Measurement,
+    given: Sequence[Int[Tensor, " _"]],
     planes: Sequence[Planes],
-    tokenizer: TokenNames | None = None,
+    tokenizer: TokenNames | None,
 ) -> dict[str, np.ndarray]:
-    """What the heads compute on short sequences: arrays [excerpt, layer, ...], NaN at the end.
+    """What the heads compute on sequences, or on chosen ones: arrays [excerpt, layer, ...].
 
     `attention` and, without their rotation, queries and keys: the real parts of the `planes`,
-    then the imaginary ones, then the coordinates that do not rotate. Queries are NaN where RoPE
-    changes with the length, and the pieces turn otherwise than the whole text, as `planes`.
+    then the imaginary ones, then the coordinates that do not rotate; NaN at the end. Queries
+    are NaN where RoPE changes with the length, and the pieces turn otherwise than the whole
+    text, as `planes`, or where an edit makes a head turn otherwise than its layer.
     """
+    subject = measurement.subject
+    pieces = check_excerpts(subject.config, given) or chosen_excerpts(measurement)
 
     def see(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
         attention, turning = attention_map(call)[0].float().cpu(), planes[call.layer]
@@ -69,9 +72,21 @@ def read_excerpts(
         short = zip(subject.planes(length), planes, strict=True)
         if not all(torch.equal(one.inv_freq, whole.inv_freq) for one, whole in short):
             query[:] = np.nan
-    arrays = {"attention": attention.astype(np.float32), "query_still": _rounded(query)}
-    arrays |= {"key_still": _rounded(key), "scale": scale}
-    return arrays | _next_tokens(subject, pieces, tokenizer)
+    speeds = [p.inv_freq.nan_to_num().abs().expand(subject.heads, -1) for p in planes]
+    as_layer = np.stack([(speed == speed.amax(0)).all(-1).numpy() for speed in speeds])
+    query[:, ~as_layer] = np.nan
+    names = np.full((len(pieces), query.shape[3]), "", dtype=object)
+    for row, piece in zip(names, pieces, strict=True):
+        row[: len(piece)] = token_names(piece, tokenizer)
+    return _next_tokens(subject, pieces, tokenizer) | {
+        "attention": attention.astype(np.float32),
+        "query_still": _rounded(query),
+        "key_still": _rounded(key),
+        "scale": scale,
+        "token": names,
+        "length": np.array([len(piece) for piece in pieces]),
+        "planes": np.array([layer.rotary_dim // 2 for layer in planes]),
+    }
 
 
 def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
@@ -191,31 +206,13 @@ def _longest(config: PreTrainedConfig) -> int:
 
 
 def excerpt_variables(
-    excerpts: dict[str, np.ndarray],
-    pieces: Sequence[Int[Tensor, " _"]],
-    tokenizer: TokenNames | None,
-    sharp: Float[np.ndarray, "layer head"],
-    planes: Sequence[Planes],
+    excerpts: dict[str, np.ndarray], sharp: Float[np.ndarray, "layer head"]
 ) -> dict[str, xr.Variable]:
-    """The variables of what `read_excerpts` gave for `pieces`.
-
-    Queries are those of the heads that are most `sharp`, as many as fit; of others NaN. NaN too
-    where an edit makes a head turn otherwise than the `wavelength` of its layer.
-    """
+    """The variables of excerpts; queries are of the most `sharp` heads, as many as fit."""
     query = excerpts["query_still"]
     order = np.argsort(-np.nan_to_num(sharp, nan=-np.inf), axis=None, kind="stable")
-    sharpest = np.zeros(sharp.size, bool)
     room = max(EXCERPT_NUMBERS, NUMBERS_A_HEAD * sharp.size)
-    sharpest[order[: max(room // query[:, 0, 0].size, 1)]] = True
-    speeds = [p.inv_freq.nan_to_num().abs().expand(sharp.shape[1], -1) for p in planes]
-    as_layer = np.stack([(speed == speed.amax(0)).all(-1).numpy() for speed in speeds])
-    query[:, ~(sharpest.reshape(sharp.shape) & as_layer)] = np.nan
-    names = np.full((len(pieces), query.shape[3]), "", dtype=object)
-    for row, piece in zip(names, pieces, strict=True):
-        row[: len(piece)] = token_names(piece, tokenizer)
-    values = excerpts | {
-        "token": names,
-        "length": np.array([len(piece) for piece in pieces]),
-        "planes": np.array([layer.rotary_dim // 2 for layer in planes]),
-    }
-    return labelled({f"excerpt_{name}": of for name, of in values.items()}, AXES)
+    others = order[max(room // query[:, 0, 0].size, 1) :]
+    layer, head = np.unravel_index(others, sharp.shape)
+    query[:, layer, head] = np.nan
+    return labelled({f"excerpt_{name}": of for name, of in excerpts.items()}, AXES)

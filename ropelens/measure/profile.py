@@ -15,13 +15,7 @@ from torch import Tensor
 from ropelens.errors import Count, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, Stage, silent
 from ropelens.measure.capture import TokenNames
-from ropelens.measure.excerpts import (
-    EXCERPTED,
-    check_excerpts,
-    chosen_excerpts,
-    excerpt_variables,
-    read_excerpts,
-)
+from ropelens.measure.excerpts import EXCERPTED, excerpt_variables, read_excerpts
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.passes import OBSERVED, collect, cost_of_fit, fit_layers
 from ropelens.measure.savepoint import begin_stage
@@ -120,8 +114,7 @@ def profile(
     )
     with show(*stages) as step:
         probe = partial(step, stage=1)
-        pieces = check_excerpts(subject.config, excerpts) or chosen_excerpts(measurement)
-        read = read_excerpts(subject, pieces, planes, tokenizer)
+        read = read_excerpts(measurement, excerpts, planes, tokenizer)
         probe(EXCERPTED)
         answers = repeated.measure(probe)
         if fits is None:
@@ -143,8 +136,7 @@ def profile(
     scores = {name: x.numpy() for name, x in answers.items() if not name.endswith("loss")}
     dataset = dataset.assign(labelled(scores, MEASURES))
     sharp = dataset.get("total_bits", -dataset["entropy_bits"]).values
-    shown = excerpt_variables(read, pieces, tokenizer, sharp, planes)
-    dataset = dataset.assign(shown).set_coords("excerpt_token")
+    dataset = dataset.assign(excerpt_variables(read, sharp)).set_coords("excerpt_token")
     if len(subject.attending) < subject.layers:
         kinds = {"layer_type": np.array(subject.kinds, dtype=object)}
         dataset = dataset.assign_coords(labelled(kinds, AXES))

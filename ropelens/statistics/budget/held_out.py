@@ -73,15 +73,13 @@ class LayerFit:
         beta, sigma, kappa, tau = split(self.weights, self.terms, self.found.shape[1])
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
-        by_group = torch.zeros(GROUPS, 1, rows.q.shape[1], len(SCORES), dtype=torch.float64)
-        if sets is not None:
-            by_group = by_group.repeat(1, sets.shape[1], 1, 1)
+        sets = torch.ones(len(rows.q), 1, context, dtype=torch.bool) if sets is None else sets
+        shape = (GROUPS, sets.shape[1], rows.q.shape[1], len(SCORES))
+        by_group = torch.zeros(shape, dtype=torch.float64)
         for fold in (0, 1):
             mine, of_fold = _of_fold(rows, text, fold)
             if mine.any():
-                scores = score(
-                    of_fold, weights[:, 1 - fold], sets if sets is None else sets[mine]
-                )
+                scores = score(of_fold, weights[:, 1 - fold], sets[mine])
                 by_group.index_add_(0, text.group[mine], scores)
         return by_group
 
