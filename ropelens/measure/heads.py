@@ -93,6 +93,9 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     require_budget(profile)
     columns_of_bits = {name: profile[name].values for name in columns("budget")}
     bits = {name.removesuffix("_bits"): x for name, x in columns_of_bits.items()}
+    parts = np.stack([bits[name] for name in ("position", "content", "interaction")])
+    rest = np.broadcast_to(bits["total"] - bits["sink"], parts.shape)
+    shares = np.divide(parts, rest, out=np.full_like(parts, np.nan), where=rest > 0)
     label = label_heads(bits, rows=float(profile["group_scored"].sum()))
     by_head = "head_wavelength" if "head_wavelength" in profile else "wavelength"
     push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
@@ -107,7 +110,7 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
         "layer": layer,
         "head": head,
         "label": label,
-        **dict(zip(FRACTIONS, _fractions(bits), strict=True)),
+        **dict(zip(FRACTIONS, shares, strict=True)),
         **columns_of_bits,
         "offset": only(named, "offset"),
         "offset_low": only(positional, "offset_low"),
@@ -124,15 +127,6 @@ def require_budget(profile: xr.Dataset) -> None:
             "This profile has no attention budget, which labels and claims are made of.",
             attempt="rl.profile(model, tokens), without budget=False",
         )
-
-
-def _fractions(
-    bits: dict[str, Float[np.ndarray, "*shape"]],
-) -> Float[np.ndarray, " part *shape"]:
-    """Shares of the bits that sinks do not explain; NaN without any."""
-    parts = np.stack([bits[name] for name in ("position", "content", "interaction")])
-    rest = np.broadcast_to(bits["total"] - bits["sink"], parts.shape)
-    return np.divide(parts, rest, out=np.full_like(parts, np.nan), where=rest > 0)
 
 
 def resample_labels(

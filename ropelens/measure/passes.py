@@ -25,7 +25,7 @@ from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.block import CallRows
-from ropelens.statistics.budget.held_out import FOLD_ROWS, LayerFit, Sample
+from ropelens.statistics.budget.held_out import FOLD_ROWS, LayerFit, Sample, with_found
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.sums import (
@@ -276,7 +276,7 @@ def sum_batch(
         turning, sinks = planes[call.layer], text.sinks
         if fits:
             fit = fits[call.layer]
-            sinks = fit.sinks(text)
+            sinks = with_found(text.sinks, fit.found)
             scored = CallRows(call, batch.scored, turning, sinks=sinks)
             scores[call.layer] = fit.score(scored, text, sets)
         sums = in_chunks.pop(call.layer, {})

@@ -58,10 +58,6 @@ class LayerFit:
     found: Bool[Tensor, "head position"]
     surrogates: dict[str, Float[Tensor, "draw head"]]
 
-    def sinks(self, text: Corpus) -> Int[Tensor, "batch shared position"]:
-        """The sinks of a batch: those known, and those that were found."""
-        return with_found(text.sinks, self.found)
-
     def score(
         self,
         rows: CallRows,
