@@ -109,7 +109,7 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."
 
     context, trained = (int(profile.attrs[n]) for n in ("context", "trained_context"))
     wanted = np.log(2 * np.pi * trained / BAND_RATIO)
-    q, k, coherence = map(by_plane, ("q_norm", "k_norm", "q_coherence"))
+    q, k, values, coherence = map(by_plane, ("q_norm", "k_norm", "v_norm", "q_coherence"))
     kernel, predicted = of["kernel"].values, of["predicted_kernel"].values
     single = (profile["offset_stop"] - profile["offset_start"] == 1).values
     chooses = of["total_bits"].values >= Thresholds.diffuse
@@ -120,7 +120,6 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."
     near = np.broadcast_to(-np.arange(predicted.shape[-1], dtype=float), predicted.shape)
     nearness = _correlate(stats.rankdata(predicted, axis=-1), near)
     none = np.full(wavelength.shape, np.nan)
-    values = by_plane("v_norm") if "v_norm" in of else np.full(k.shape, np.nan)
     of_planes, massive = {}, {}
     for name, x in (("q", q), ("k", k), ("v", values)):
         spread, mean = x.std(-1), x.mean(-1, keepdims=True)
