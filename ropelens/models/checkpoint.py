@@ -94,8 +94,10 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
     """The configuration in a folder or a GGUF file, and the parameters of its model."""
     with explained(
         f"transformers cannot read the configuration in {path}.",
-        "the whole file, fetched again; a newer transformers; for a model that brings its own "
-        "code trust_remote_code=True, once you have read it; an adapter merged into its model",
+        "the whole file, fetched again; a newer transformers"
+        if path.is_file()
+        else "a newer transformers; for a model that brings its own code "
+        "trust_remote_code=True, once you have read it; an adapter merged into its model",
     ):
         config = AutoConfig.from_pretrained(**source_of(path, loading))
         for name in COUNTS:  # transformers would build such a model for ever
