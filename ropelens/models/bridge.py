@@ -66,29 +66,21 @@ class BridgeSubject(Subject):
     @contextmanager
     def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:
         """Hooks of ours stand at the bridge's while the block runs; the outermost adds them."""
+        outermost = hooks_of(self.bridge) is None
         with ExitStack() as stack:
-            if hooks_of(self.bridge) is None:
-                for layer, block in enumerate(self.bridge.blocks):
-                    stack.enter_context(_at_layer(self, layer, block.attn))
+            for layer, block in enumerate(self.bridge.blocks if outermost else ()):
+                calls = _Calls(self, layer, block.attn.original_component)
+                begins = block.attn.register_forward_pre_hook(calls.begin, with_kwargs=True)
+                stack.callback(begins.remove)
+                hooks = {f"blocks.{layer}.attn.{hook}": part for part, hook in _HOOKS.items()}
+                passed = [
+                    (hook, partial(calls.come, part))
+                    for hook, part in hooks.items()
+                    if hook in self.bridge.hook_dict
+                ]
+                stack.enter_context(self.bridge.hooks(fwd_hooks=passed))
             with hooked(self._modules, change):
                 yield
-
-
-@contextmanager
-def _at_layer(subject: BridgeSubject, layer: int, attention: Any) -> Iterator[None]:
-    """The attention calls of one layer meet the open hooks while the block runs."""
-    calls = _Calls(subject, layer, attention.original_component)
-    passed = [
-        (f"blocks.{layer}.attn.{hook}", partial(calls.come, part))
-        for part, hook in _HOOKS.items()
-        if f"blocks.{layer}.attn.{hook}" in subject.bridge.hook_dict
-    ]
-    begins = attention.register_forward_pre_hook(calls.begin, with_kwargs=True)
-    try:
-        with subject.bridge.hooks(fwd_hooks=passed):
-            yield
-    finally:
-        begins.remove()
 
 
 @dataclass(frozen=True)

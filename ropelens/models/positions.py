@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -42,13 +42,10 @@ def axes_noted(model: nn.Module, attention: list[nn.Module]) -> Iterator[None]:
         if given.ndim == 3 and len(given) == 3 and not given.is_floating_point():
             _axes.update({id(module): given.movedim(0, -1) for module in attention})
 
-    rotary = turning_by_axes(model)
-    notes = [module.register_forward_pre_hook(note, with_kwargs=True) for module in rotary]
-    try:
+    with ExitStack() as stack:
+        for rotary in turning_by_axes(model):
+            stack.callback(rotary.register_forward_pre_hook(note, with_kwargs=True).remove)
         yield
-    finally:
-        for handle in notes:
-            handle.remove()
 
 
 def positions(
@@ -93,9 +90,8 @@ def positions(
 
 def slides(config: Any, past: int) -> bool:
     """Whether a cache of so many keys may have dropped those before a window."""
-    widths = [
-        getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")
-    ]
+    names = ("sliding_window", "attention_chunk_size")
+    widths = [getattr(config, name, None) for name in names]
     return any(past + 1 >= width for width in widths if width is not None)
 
 
