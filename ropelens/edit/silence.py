@@ -18,7 +18,7 @@ from torch import Tensor
 from ropelens.errors import BadArgument, Whole, public
 from ropelens.models.doorway import HeadSilence
 from ropelens.models.subject import Model, Subject, as_subject
-from ropelens.models.texts import check_tokens
+from ropelens.models.texts import check_tokens, padding_ids
 from ropelens.statistics.rows import generator_of
 
 Replacement = Literal["zero", "mean", "resample"]
@@ -140,8 +140,8 @@ def _means(
     lengths: Int[Tensor, " sequence"] | None,
 ) -> Mapping[int, Float[Tensor, "head feature"]]:
     """The mean output of every head over `tokens`, by layer."""
-    pad, vocabulary = subject.pad, subject.vocabulary
-    tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)
+    padding, vocabulary = padding_ids(subject.model), subject.vocabulary
+    tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, padding=padding)
     sums: dict[int, Tensor] = {}
     for sequence, length in zip(tokens, lengths.tolist(), strict=True):
         of = subject.look(sequence[None, :length], lambda call: call.output[0].double().sum(0))

@@ -24,7 +24,7 @@ from ropelens.models.encoding import cut
 from ropelens.models.paths import short_name
 from ropelens.models.rotation import turned_otherwise
 from ropelens.models.subject import Model, Subject, as_subject
-from ropelens.models.texts import check_tokens
+from ropelens.models.texts import check_tokens, padding_ids
 from ropelens.statistics.budget.held_out import scored_rows
 from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.corpus import Corpus, Documents, count_documents
@@ -102,8 +102,8 @@ class Measurement:
             held = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
             tokens, lengths, hidden, documents, number = cut(held, documents, subject.config)
             across = attention_across(subject, held, number)
-        pad, vocabulary = subject.pad, subject.vocabulary
-        tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, pad=pad)
+        padding, vocabulary = padding_ids(subject.model), subject.vocabulary
+        tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, padding=padding)
         if documents is not None:
             documents = torch.as_tensor(documents).long()
         text = Corpus.of(

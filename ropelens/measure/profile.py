@@ -64,8 +64,8 @@ def profile(
       shows, on whichever side the padding is, and that begin anew in its `position_ids` (packed
       rows). Tokens that it hides inside a sequence are no keys, rows or predictions.
     - `documents[s]` numbers the document that sequence s was cut from; `documents[s, i]` the
-      one of each token of packed rows, which are measured as documents alone. Intervals
-      resample documents; without them they speak of this text alone.
+      one of each token of packed rows, which are measured as documents alone (below 0:
+      padding). Intervals resample documents; without them they speak of this text alone.
     - `rows` of each sequence's attention are looked at: "all", a number drawn with `seed`
       (unbiased), or "auto": all of sequences of up to 2,048 tokens, 512 of longer ones. The
       attention budget has rows of its own, the same for any `rows`.

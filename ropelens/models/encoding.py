@@ -16,6 +16,11 @@ from torch import Tensor
 from ropelens.errors import BadArgument
 from ropelens.models.positions import slides
 
+TEXT = {"input_ids", "attention_mask", "position_ids", "labels", "length", "seq_idx"}
+TEXT |= {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping"}
+TEXT |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+"""What a batch of text may have; only the first three are read."""
+
 
 def cut(
     encoding: Mapping[str, Any], documents: Any = None, config: Any = None
@@ -61,8 +66,20 @@ def number_sequences(
     either side, or hide tokens inside a sequence, and `position_ids`, which begin anew with
     every document of a packed row and may count hidden tokens or leave them out; under a
     window that `config` states, which counts them always, `BadArgument`. `documents` numbers
-    the document of each row, or of each token [row, position]. Masked tokens are of 0.
+    the document of each row, or of each token [row, position], below 0 padding. Masked tokens
+    are of 0. Raises `BadArgument` for inputs that would be left out, such as an image.
     """
+    unread = [
+        name
+        for name in sorted(encoding.keys() - TEXT)
+        if not name.endswith("token_type_ids") or torch.as_tensor(encoding[name]).any()
+    ]
+    if unread:
+        raise BadArgument(
+            "Models are measured on token ids alone.",
+            seen=", ".join(unread),
+            attempt="the batch without these inputs",
+        )
     ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu()
     columns = torch.arange(ids.shape[1]).expand_as(ids)
 
@@ -85,12 +102,20 @@ def number_sequences(
     if numbers.ndim == 1:
         numbers = numbers[:, None].expand_as(ids)
     numbers = of_each_token("documents", numbers)
+    real &= numbers >= 0
     if not real.any():
         raise BadArgument("attention_mask hides every token.")
     row, column = real.nonzero(as_tuple=True)
     place, number = places[real], numbers[real]
-    follows = (row.diff() == 0) & (number.diff() == 0)
-    follows &= (place.diff() == 1) | (place.diff() == column.diff())
+    same = (row.diff() == 0) & (number.diff() == 0)
+    follows = same & ((place.diff() == 1) | (place.diff() == column.diff()))
+    odd = (same & ~follows & (place[1:] > 0) & (place.diff() >= 0)).nonzero().flatten()[:1]
+    if len(odd):
+        raise BadArgument(
+            "position_ids neither go on by 1 nor begin anew at 0.",
+            seen=f"position {int(place[odd + 1])} behind position {int(place[odd])}",
+            attempt="ropelens.edit_rope, for RoPE that is interpolated or stretched",
+        )
     left_out = follows & (place.diff() < column.diff())
     if left_out.any() and slides(config, ids.shape[1] - 2):
         raise BadArgument(

@@ -54,7 +54,7 @@ class Subject:
     """A transformers model, run as it is and observed through its attention interface.
 
     `model` is without what was wrapped around it; its modules and `config` state the RoPE.
-    `bos` and `pad` are ids of its tokens, None where its configuration names none.
+    `bos` is the id of a token, None where its configuration names none.
     `heads` are the query heads of a layer, `kinds` what the configuration calls the layers,
     `attending` the numbers of those that attend, `context` the tokens that it was trained for.
     `noise` is the relative rounding of its numbers, `tolerance` what a residual may have of it.
@@ -76,7 +76,7 @@ class Subject:
         stateless = not any(k.startswith("hybrid") for k in self.kinds)
         self.in_chunks &= stateless and len(self.attending) == self.layers
         facts = self.config.to_dict()
-        self.bos, self.pad = facts.get("bos_token_id"), facts.get("pad_token_id")
+        self.bos = facts.get("bos_token_id")
         self.vocabulary: int = self.config.vocab_size
         self.context = stated_context(model.config) or 1024  # where it does not say
         self.device = device_of(model)  # which takes the tokens

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument, BadText, Count, Positive, explained, public
 from ropelens.models.encoding import cut
@@ -238,16 +239,29 @@ def prompt_tokens(text: str, tokenizer: Any, begin: Bos = "always") -> Int[Tenso
 # token ids
 
 
+def padding_ids(model: PreTrainedModel) -> dict[int, int]:
+    """The ids that pad batches, each with how many of it a text does not begin with.
+
+    Where no other id pads, an end of text does, and one may begin a text.
+    """
+    ids = []
+    for config in (model.config.get_text_config(), model.generation_config):
+        facts = {} if config is None else config.to_dict()
+        end = facts.get("eos_token_id")
+        ids += [facts.get("pad_token_id"), *(end if isinstance(end, list) else [end])]
+    return {id: 1 if id == ids[0] else 2 for id in ids if id is not None}
+
+
 def check_tokens(
     tokens: ArrayLike | Mapping[str, Any],
     lengths: ArrayLike | None,
     *,
     vocabulary: int,
-    pad: int | None = None,
+    padding: Mapping[int, int] | None = None,
 ) -> tuple[Int[Tensor, "sequence position"], Int[Tensor, " sequence"]]:
     """`tokens` and `lengths` as tensors (lengths on the CPU); without `lengths` all count.
 
-    `vocabulary` is the number of ids that the model knows, `pad` the one of its padding. Raises
+    `vocabulary` is the number of ids that the model knows, `padding` see `padding_ids`. Raises
     `BadArgument` for tokens or lengths out of range, and for lengths that count padding.
     """
     if isinstance(tokens, Mapping):
@@ -274,13 +288,14 @@ def check_tokens(
             "lengths must say, for every sequence, how many of its tokens count (2 or more).",
             seen=f"lengths {lengths.tolist()} for tokens of shape {tuple(tokens.shape)}"[:200],
         )
-    real = tokens.cpu() != (-1 if pad is None else pad)
-    beyond = torch.arange(tokens.shape[1]) >= lengths[:, None]
-    wrong = ~real[:, 0] & (beyond & real).any(1)
-    if bool(wrong.any()):
-        raise BadArgument(
-            "tokens must be padded on the right: lengths count from the left.",
-            seen=f"sequence {int(wrong.nonzero()[0])} begins with padding (id {pad})",
-            attempt="the tokenizer's BatchEncoding, which has an attention_mask",
-        )
+    ids, beyond = tokens.cpu(), torch.arange(tokens.shape[1]) >= lengths[:, None]
+    for id, run in (padding or {}).items():
+        real = ids != id
+        wrong = ~real[:, :run].any(1) & (beyond & real).any(1) | ~(real & ~beyond).any(1)
+        if wrong.any():
+            raise BadArgument(
+                "tokens must be padded on the right, where lengths do not count them.",
+                seen=f"sequence {int(wrong.nonzero()[0])} begins with padding (id {id})",
+                attempt="a BatchEncoding with its attention_mask, or documents[s, i] below 0",
+            )
     return tokens.long(), lengths

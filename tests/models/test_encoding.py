@@ -221,6 +221,20 @@ def test_what_no_sequence_is_made_of_is_refused() -> None:
         rl.profile(model, {"input_ids": ids, "attention_mask": torch.zeros_like(ids)})
     with pytest.raises(BadArgument, match="position_ids must have a number for each"):
         rl.profile(model, {"input_ids": ids, "position_ids": torch.arange(29)[None]})
+    for places in (torch.arange(30) * 2, torch.arange(30) // 2, torch.arange(30) / 2):
+        with pytest.raises(BadArgument, match="neither go on by 1 nor begin anew"):
+            rl.profile(model, {"input_ids": ids, "position_ids": places.expand(2, -1)})
+
+
+@pytest.mark.parametrize("name", ["pixel_values", "token_type_ids", "inputs_embeds"])
+def test_what_would_be_left_out_is_refused(name: str) -> None:
+    model, ids = tiny("llama_gqa"), SEQUENCES[0][None]
+    text = {"input_ids": ids, "labels": ids, "token_type_ids": 0 * ids}
+    rl.capture(model, text)
+    held = {"inputs_embeds": ids} if name == "inputs_embeds" else {**text, name: ids}
+    for measure in (rl.profile, rl.capture, rl.analyze):
+        with pytest.raises(BadArgument, match=rf"on token ids alone.\n.*seen:  {name}\n"):
+            measure(model, held)
 
 
 def test_a_mask_with_a_hole_is_refused_where_no_mask_is_taken() -> None:
@@ -229,10 +243,30 @@ def test_a_mask_with_a_hole_is_refused_where_no_mask_is_taken() -> None:
         rl.patch_planes(model, held, heads="0.*").__enter__()
 
 
-def test_lengths_of_ids_that_begin_with_padding_are_refused() -> None:
+@pytest.mark.parametrize("name", ["pad_token_id", "eos_token_id", "generation"])
+def test_lengths_of_ids_that_begin_with_padding_are_refused(name: str) -> None:
+    """Without an id for padding, tokenizers pad with the end of a text."""
     model = tiny("llama_gqa")
-    model.config.pad_token_id = 0
+    model.config.pad_token_id = model.config.eos_token_id = None
+    of = model.generation_config if name == "generation" else model.config
+    setattr(of, "eos_token_id" if name == "generation" else name, 0)
     ids = pad_sequence(SEQUENCES, batch_first=True, padding_side="left")
     for measure in (rl.profile, rl.truncate):
         with pytest.raises(BadArgument, match="sequence 1 begins with padding"):
             measure(model, ids, lengths=LENGTHS)
+    begun = torch.cat([torch.zeros_like(ids[:, :1]), ids.flip(1)], 1)  # with an end of a text
+    if name != "pad_token_id":
+        rl.profile(model, begun, lengths=[20, 20, 20], surrogates=0)
+
+
+@pytest.mark.filterwarnings("ignore:in packed rows this model gives")
+def test_padding_is_no_document() -> None:
+    model, held = tiny("llama_gqa"), packed_by_document()
+    held = {name: torch.nn.functional.pad(x, (0, 9)) for name, x in held.items()}
+    model.config.pad_token_id = 0
+    with pytest.raises(BadArgument, match="sequence 3 begins with padding"):
+        rl.profile(model, **held)
+    held["documents"][held["documents"] == 0] = -1
+    held["documents"][0, :40] = 0
+    profile = rl.profile(model, **held, surrogates=0)
+    np.testing.assert_array_equal(profile["q_norm"], alone("llama_gqa")["q_norm"])
