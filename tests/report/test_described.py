@@ -39,10 +39,11 @@ def test_a_sweep_tells_both_ends_and_the_random_planes_beside() -> None:
 
 def test_a_sweep_of_short_text_speaks_of_that_length_alone() -> None:
     sweep = synthetic_truncation().assign_attrs(trained_context=8192)
-    said = [one for one in rl.describe(sweep) if "retrieves" not in one]
+    first, *said = (one for one in rl.describe(sweep) if "retrieves" not in one)
     begin = "Within 512 tokens of the 8,192 that the model was trained for (this speaks of that"
-    assert len(said) == 7
-    assert all(one.startswith(f"{begin} length alone), ") for one in said)
+    assert first.startswith(f"{begin} length alone), ")
+    assert len(said) == 6
+    assert all(one.startswith("Within 512 tokens (longer text may differ), ") for one in said)
 
 
 def test_what_costs_near_the_end_of_the_context_is_not_free() -> None:
