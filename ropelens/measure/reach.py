@@ -21,6 +21,7 @@ from ropelens.errors import BadArgument, Number, Positive, Whole, public
 from ropelens.files.progress import ShowProgress, Stage, silent
 from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.tasks import doublings, forget_length
+from ropelens.models.rotation import planes_of
 from ropelens.models.subject import Model
 from ropelens.rope.planes import Planes, plane_products
 from ropelens.rope.select import ALL_HEADS
@@ -131,7 +132,7 @@ def _run(
 ) -> dict[str, np.ndarray]:
     """The variables of `REACH`, [layer, head, ...], as the model rotates now."""
     subject = measurement.subject
-    planes = subject.planes(alike=True)
+    subject.planes(alike=True)  # or refused
     shape = (draws, subject.layers, subject.heads, len(apart))
     share, foretold = np.full(shape, np.nan), np.full(shape, np.nan)
     extrapolated = np.full((*shape[:3], len(far)), np.nan)
@@ -143,7 +144,7 @@ def _run(
             tokens = two_copies(measurement, distance, copied, draw)
 
             def see(call: AttentionCall, there: int = distance, to: Tensor = further) -> Tensor:
-                turning = planes[call.layer]
+                turning = planes_of(subject, call)
                 return won(call.of_heads(chosen[call.layer]), turning, copied, there, to)
 
             forget_length(subject)

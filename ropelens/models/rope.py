@@ -16,13 +16,7 @@ from torch.nn.functional import pad
 
 from ropelens.errors import BadArgument, Positive, public
 from ropelens.models.configured import asked_inv_freqs
-from ropelens.models.rotation import (
-    LoneTokens,
-    edited_planes,
-    lone_tokens,
-    planes_now,
-    read_rotations,
-)
+from ropelens.models.rotation import LoneTokens, lone_tokens, planes_of, read_rotations
 from ropelens.models.subject import Model, as_subject
 from ropelens.rope.planes import Planes, probe_positions
 from ropelens.statistics.call import AttentionCall
@@ -129,13 +123,7 @@ def observe(
     """
     subject = as_subject(model)
     subject.rotations()  # measured, or refused, before the block
-
-    def show(call: AttentionCall) -> None:
-        planes = planes_now(subject, call.layer, continued=call.past > 0)
-        edit, length = subject.open_edit, call.key.shape[2]
-        function(call, edited_planes(edit, call.layer, planes, length=length))
-
-    with subject.observe(show):
+    with subject.observe(lambda call: function(call, planes_of(subject, call))):
         yield
 
 

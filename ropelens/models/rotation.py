@@ -199,6 +199,13 @@ def planes_now(subject: Subject, layer: int, *, continued: bool) -> Planes:
     return replace(planes, inv_freq=now)
 
 
+def planes_of(subject: Subject, call: AttentionCall) -> Planes:
+    """How the layer of the call that runs rotates, under the open edit; see `planes_now`."""
+    planes = planes_now(subject, call.layer, continued=call.past > 0)
+    length = call.key.shape[2]
+    return edited_planes(subject.open_edit, call.layer, planes, length=length)
+
+
 # what the model states
 
 
@@ -221,7 +228,8 @@ def stated_inv_freq(subject: Subject, layer: int) -> list[Float[Tensor, " freque
         for module in subject.model.modules():
             if name in module._buffers:
                 with align_module_device(module):
-                    stated.append(module.get_buffer(name).float().cpu())
+                    # cloned: longrope changes it in place
+                    stated.append(module.get_buffer(name).float().cpu().clone())
     return stated
 
 

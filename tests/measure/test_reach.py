@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from oracles.recording import attention_calls
 from oracles.tiny import TEN, random_tokens, tiny
 
@@ -18,7 +19,7 @@ from ropelens.measure.reach import two_copies, won
 from ropelens.models.subject import as_subject
 from ropelens.statistics.call import AttentionCall
 
-COPIED = 6
+COPIED, TOKENS = 6, torch.arange(40)[None]
 
 
 def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -114,3 +115,17 @@ def test_copies_lie_in_the_context() -> None:
         rl.reach(model, torch.arange(40)[None], copies=(context,))
     with pytest.raises(BadArgument, match="variants names none"):
         rl.reach(model, torch.arange(40)[None], variants=[])
+
+
+def test_a_rotation_that_depends_on_the_length_is_the_one_of_the_run() -> None:
+    """Past its first 16 tokens this one turns as a linear one of factor 4 always does."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "attention_factor": 1.0}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 1.0, **factors}
+    long = {**rope, "original_max_position_embeddings": 16}
+    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    found, expected = (
+        rl.reach(tiny("llama_gqa", rope_parameters=rope), TOKENS, copied=6, copies=(24, 48))
+        for rope in (long, linear)
+    )
+    xr.testing.assert_equal(found, expected)
+    assert found["foretold_share"].sel(run_distance=48).any()

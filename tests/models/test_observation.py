@@ -153,8 +153,12 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
         assert float(true[..., :-keys].sum()) == 0, "what slid out of the cache is not seen"
 
 
-def test_a_cache_of_keys_that_turned_otherwise_is_refused():
-    model = tiny("llama_dynamic", max_position_embeddings=16)
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_cache_of_keys_that_turned_otherwise_is_refused(kind: str):
+    """Both change past 16 tokens; longrope changes its buffer in place."""
+    rope = tiny(f"llama_{kind}").config.rope_parameters
+    rope = {**rope, "original_max_position_embeddings": 16}
+    model = tiny("llama_gqa", max_position_embeddings=16, rope_parameters=rope)
     with (
         rl.observe(model, noting({})),
         pytest.raises(UnsupportedModel, match="how the keys in this cache") as refused,
