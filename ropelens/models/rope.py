@@ -123,7 +123,11 @@ def observe(
     """
     subject = as_subject(model)
     subject.rotations()  # measured, or refused, before the block
-    with subject.observe(lambda call: function(call, planes_of(subject, call))):
+
+    def show(call: AttentionCall) -> None:
+        function(call, planes_of(subject, call))
+
+    with subject.observe(show):
         yield
 
 
