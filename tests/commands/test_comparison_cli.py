@@ -112,7 +112,7 @@ def test_profiles_that_lack_numbers_are_refused(ropelens: Command, tmp_path: Pat
     """As those of an earlier version may."""
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
-        few = xr.Dataset({"loss": 1.0}, attrs={"kind": "profile", "seed": 0})
+        few = xr.Dataset({"total_bits": 1.0}, attrs={"kind": "profile", "seed": 0})
         save(few, folder / "profile.nc")
     for words, arguments in {
         "A profile lacks numbers": ("compare", *folders, "--out", tmp_path / "out"),
