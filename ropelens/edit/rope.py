@@ -9,6 +9,7 @@ and keys are turned once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Number, public
-from ropelens.models.rotation import planes_now
+from ropelens.models.rotation import attention_factor, planes_now
 from ropelens.models.subject import Model, Subject, as_subject
-from ropelens.models.variants import attention_factor, frequencies, shape_of, sharpening
+from ropelens.models.variants import frequencies, shape_of, sharpening
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, EVERY, PlaneNumbers, Selection, Slowest
 from ropelens.rope.turn import Side, turn
@@ -74,8 +75,8 @@ def stop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
 def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS) -> Edit:
     """Stop the slowest `fraction` of the planes: p-RoPE with p = 1 - fraction.
 
-    In all heads, it makes of a model the one that transformers loads from the same weights with
-    `rope_type` "proportional" and that p (Barbero et al. 2024, arXiv 2410.06205).
+    In all heads, it makes of a model of `rope_type` "default" the one that transformers loads
+    from the same weights as "proportional", with p (Barbero et al. 2024, arXiv 2410.06205).
     """
     return stop(Slowest(fraction), heads=heads)
 
@@ -140,6 +141,10 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
 def stack_edits(subject: Subject, edits: Sequence[Edit | str]) -> ModelEdit:
     """`edits`, checked, after those that are open."""
     subject.rotations()  # measured, or refused, before the block
+    if any(type(module).__name__.endswith("Indexer") for module in subject.model.modules()):
+        warnings.warn(
+            f"the indexer of {subject.kind} picks keys without the edit", stacklevel=5
+        )
     outer = subject.open_edit
     before = outer.edits if isinstance(outer, ModelEdit) else ()
     return ModelEdit(subject, (*before, *(placed(subject, edit) for edit in edits)))
@@ -179,7 +184,7 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
     def act(layer: Layer) -> Change:
         options = {"rotary_dim": layer.planes.rotary_dim, "length": layer.length}
         inv_freq, factor = frequencies(variant, shape_of(subject, layer.index, **options))
-        return _turning(layer, inv_freq, factor / factor_now)
+        return _turning(layer, inv_freq, factor / factor_now if factor_now else 1.0)
 
     return Edit(EVERY, act, scale=1 / sharpening(subject))
 

@@ -72,15 +72,16 @@ def asked_inv_freqs(
     config = subject.config
     facts = config.to_dict()
     parameters, kinds = facts.get("rope_parameters") or {}, facts.get("layer_types") or [None]
+    if {*(facts.get("layer_rope_theta") or ())} - {0, parameters.get("rope_theta")}:
+        return [None] * subject.layers
 
     def asked(kind: str | None) -> Float[Tensor, " frequency"] | None:
-        by_kind = isinstance(parameters.get(kind), dict)
-        of_kind = parameters[kind] if by_kind else parameters
+        kind = kind if isinstance(parameters.get(kind), dict) else None
+        of_kind = parameters if kind is None else parameters[kind]
         init = ROPE_INIT_FUNCTIONS.get(of_kind.get("rope_type", "default"))
         with suppress(AttributeError, KeyError, TypeError, ValueError):  # names of its own
             if init is not None:
-                where = {"layer_type": kind} if by_kind else {}
-                return init(config, "cpu", seq_len=length, **where)[0].double()
+                return init(config, "cpu", seq_len=length, layer_type=kind)[0].double()
             shape = stated_shape(config, of_kind)
             rotary = int(shape.head_dim * (of_kind.get("partial_rotary_factor") or 1))
             plain = frequencies(parse_variant("rope"), replace(shape, head_dim=rotary))

@@ -222,10 +222,11 @@ def _attend(
             past=own.start,
             visible=visible,
         )
-        if hooks.judge is not None and not options.get("dropout"):
-            hooks.judge(call, real)
-        for observer in hooks.observers:
-            observer(call)
+        with torch.autocast(query.device.type, enabled=False):  # which is for the model alone
+            if hooks.judge is not None and not options.get("dropout"):
+                hooks.judge(call, real)
+            for observer in hooks.observers:
+                observer(call)
     if not hooks.silences:
         return result
     return silence_outputs(hooks.silences, layer, result[0], real, past=own.start), *result[1:]

@@ -69,15 +69,11 @@ def number_sequences(
     the document of each row, or of each token [row, position], below 0 padding. Masked tokens
     are of 0. Raises `BadArgument` for inputs that would be left out, such as an image.
     """
-    unread = [
-        name
-        for name in sorted(encoding.keys() - TEXT)
-        if not name.endswith("token_type_ids") or torch.as_tensor(encoding[name]).any()
-    ]
-    if unread:
+    zero = {n for n in encoding if "type_ids" in n and not torch.as_tensor(encoding[n]).any()}
+    if unread := encoding.keys() - TEXT - zero:
         raise BadArgument(
             "Models are measured on token ids alone.",
-            seen=", ".join(unread),
+            seen=", ".join(sorted(unread)),
             attempt="the batch without these inputs",
         )
     ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu()
@@ -114,7 +110,6 @@ def number_sequences(
         raise BadArgument(
             "position_ids neither go on by 1 nor begin anew at 0.",
             seen=f"position {int(place[odd + 1])} behind position {int(place[odd])}",
-            attempt="ropelens.edit_rope, for RoPE that is interpolated or stretched",
         )
     left_out = follows & (place.diff() < column.diff())
     if left_out.any() and slides(config, ids.shape[1] - 2):

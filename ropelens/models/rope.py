@@ -41,8 +41,8 @@ COMPARED = table("""
 angle (implementation, layer, frequency, position) rad: turned since position 0
 difference (layer, frequency, position) rad: angle between the two implementations
 residual (implementation, layer) 1: change with position beside a rotation
-strength_ratio (layer) 1: scale times lengths of queries and keys, other to one
-score_difference (layer, frequency) 1: between what the plane adds to scores, relative to them
+strength_ratio (layer) 1: size of scores, other to one
+score_difference (layer, frequency) 1: between the plane's parts of scores, relative to them
 """)
 
 
@@ -151,10 +151,10 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     - `residual` (implementation, layer): what changes with position beside that angle (lengths,
       heads or keys that turn otherwise, what lies in no plane), relative to the mean length;
       for `other` also what scales its queries with position otherwise.
-    - `strength_ratio` (layer): scale times the mean square of queries and keys, of `other` to
-      `one` (with YaRN's attention factor).
-    - `score_difference` (layer, frequency): between what the plane adds to the scores of tokens
-      at one position, relative to the scores. Rows in another order keep angles, not this.
+    - `strength_ratio` (layer): root mean square of the scores of tokens at one position, of
+      `other` to `one` (with the scale and YaRN's attention factor).
+    - `score_difference` (layer, frequency): between what the plane adds to these scores, each
+      relative to their root mean square. Rows in another order keep angles, not this.
     - attributes `verdict` ("same", "different") and `why`, a sentence.
 
     They are the same where differences stay below 1e-3 rad and the rounding of an angle in
@@ -217,13 +217,13 @@ def _compared(
 
     scale = torch.tensor([one.scale, other.scale], dtype=torch.float64)
     tokens, _, kv_heads, _ = one.values.shape
-    query, key = z[:, :, 0].unflatten(1, (tokens, -1)).tensor_split([-kv_heads], dim=2)
+    query, key = x[:, :, 0].unflatten(1, (tokens, -1)).tensor_split([-kv_heads], dim=2)
     key = key.repeat_interleave(query.shape[2] // kv_heads, dim=2)
-    parts = scale.view(2, 1, 1, 1, 1) * (query[:, :, None] * key[:, None].conj()).real
-    scores = parts[0].sum(-1).square().mean().sqrt().clamp(min=1e-30)
-    apart = (parts[0] - parts[1]).square().mean((0, 1, 2)).sqrt() / scores
-    strength = scale * size
-    return angle, difference, residual, strength[1] / strength[0], apart
+    products = scale.view(2, 1, 1, 1, 1) * query[:, :, None] * key[:, None]
+    scores = products.sum(-1).square().mean((1, 2, 3)).sqrt().clamp(min=1e-30)
+    parts = products[..., planes.first] + products[..., planes.second]
+    apart = (parts[0] / scores[0] - parts[1] / scores[1]).square().mean((0, 1, 2)).sqrt()
+    return angle, difference, residual, scores[1] / scores[0], apart
 
 
 def _what_differs(compared: xr.Dataset, planes: Planes, limit: float) -> str:
@@ -237,13 +237,13 @@ def _what_differs(compared: xr.Dataset, planes: Planes, limit: float) -> str:
         why = f"something else than the angles of planes changes (residual {residual:.2g})"
     elif (at["difference"].values[: len(inv_freq)] > limit + rounding).any():
         why = f"planes turn otherwise: {_largest(compared)}"
-    elif not abs(ratio - 1) <= limit:
-        why = f"planes turn alike, but scores are {ratio:.4g} times as large"
     elif (scores > limit).any():
         why = (
             f"planes turn alike, but plane {np.nanargmax(scores)} adds something else to the "
             "scores, as where rows of q and k are in another order"
         )
+    elif not abs(ratio - 1) <= limit:
+        why = f"planes turn alike, but scores are {ratio:.4g} times as large"
     else:
         return ""
     return f"Layer {int(at['layer'])}: {why}."

@@ -133,6 +133,32 @@ def lone_tokens(
         return subject.look(alone, collect, places)
 
 
+def attention_factor(subject: Subject) -> float | None:
+    """By how much the model's rotary modules make queries and keys longer (YaRN, LongRoPE).
+
+    None where a norm behind them makes up for it, as is tried (NanoChat, Llama 4).
+    """
+    modules = [vars(module) for module in subject.model.modules()]
+    rotary = [(m, name) for m in modules for name in m if name.endswith("attention_scaling")]
+    factors = {float(module[name]) for module, name in rotary} or {1.0}
+    if len(factors) > 1:
+        raise UnsupportedModel(
+            f"{subject.kind} scales its queries in more than one way: {sorted(factors)}."
+        )
+    (factor,), lengths = factors, []
+    try:
+        for tried in (factor, 2 * factor):
+            for module, name in rotary:
+                module[name] = tried
+            layers, lone = subject.rotations(), lone_tokens(subject, torch.tensor([0]))
+            norms = [layers[at].planes.norms(of.vectors) for at, of in lone.items()]
+            lengths.append(sum(float(of.sum()) for of in norms))
+    finally:
+        for module, name in rotary:
+            module[name] = factor
+    return None if rotary and lengths[1] < 1.5 * lengths[0] else factor
+
+
 def _axes(
     subject: Subject, layers: list[LayerRotation], positions: Int[Tensor, " position"]
 ) -> dict[int, Int[Tensor, " frequency"]]:

@@ -75,8 +75,7 @@ class Subject:
         # Other layers hold a state, not keys; "hybrid" ones hold both.
         stateless = not any(k.startswith("hybrid") for k in self.kinds)
         self.in_chunks &= stateless and len(self.attending) == self.layers
-        facts = self.config.to_dict()
-        self.bos = facts.get("bos_token_id")
+        self.bos = self.config.to_dict().get("bos_token_id")
         self.vocabulary: int = self.config.vocab_size
         self.context = stated_context(model.config) or 1024  # where it does not say
         self.device = device_of(model)  # which takes the tokens

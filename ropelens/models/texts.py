@@ -245,8 +245,8 @@ def padding_ids(model: PreTrainedModel) -> dict[int, int]:
     Where no other id pads, an end of text does, and one may begin a text.
     """
     ids = []
-    for config in (model.config.get_text_config(), model.generation_config):
-        facts = {} if config is None else config.to_dict()
+    text = model.config.get_text_config()
+    for facts in (text.to_dict(), (model.generation_config or text).to_dict()):
         end = facts.get("eos_token_id")
         ids += [facts.get("pad_token_id"), *(end if isinstance(end, list) else [end])]
     return {id: 1 if id == ids[0] else 2 for id in ids if id is not None}

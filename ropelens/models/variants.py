@@ -74,12 +74,12 @@ def _variant(parameters: dict[str, Any]) -> Variant:
 
 def stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:
     """The head that the rope_parameters of a config, or of one kind of its layers, rotate."""
-    facts = config.to_dict()
     context = parameters.get("original_max_position_embeddings")
+    size = config.to_dict().get(config.attribute_map.get("head_dim", "head_dim"))
     return Shape(
-        facts.get("head_dim") or config.hidden_size // config.num_attention_heads,
+        size or config.hidden_size // config.num_attention_heads,
         float(parameters["rope_theta"]),
-        int(context or facts["max_position_embeddings"]),
+        int(context or config.max_position_embeddings),
     )
 
 
@@ -104,39 +104,33 @@ def variant_config(config: Config, variant: str) -> Config:
             seen=f"rope_parameters {parameters}",
             attempt="the variant as an edit of the live model, ropelens.edit_rope",
         )
-    text.rope_parameters = {
-        key: asked.rope_parameters(stated_shape(text, part)) for key, part in by_type.items()
-    } or asked.rope_parameters(stated_shape(text, parameters))
+
+    def varied(part: dict[str, Any]) -> dict[str, Any]:
+        axes = {key: value for key, value in part.items() if key.startswith("mrope_")}
+        return axes | asked.rope_parameters(stated_shape(text, part))
+
+    own = {key: varied(part) for key, part in by_type.items()}
+    text.rope_parameters = parameters | own if by_type else varied(parameters)
+    for layer, base in enumerate(text.to_dict().get("layer_rope_theta") or ()):  # Granite SWA
+        own = varied(parameters | {"rope_theta": base or 1})
+        text.layer_rope_theta[layer] = base and own["rope_theta"]
     return changed
 
 
 def shape_of(subject: Subject, layer: int, *, rotary_dim: int, length: int) -> Shape:
     """What a variant's frequencies depend on, as one layer of a live model has it."""
-    config = subject.config
-    parameters = config.to_dict().get("rope_parameters") or {}
+    config, facts = subject.config, subject.config.to_dict()
+    parameters = facts.get("rope_parameters") or {}
     if any(isinstance(part, dict) for part in parameters.values()):
-        parameters = parameters[config.layer_types[layer]]
+        parameters = parameters[config.layer_types[layer]] or {}
+    if bases := facts.get("layer_rope_theta"):
+        parameters = parameters | {"rope_theta": bases[layer]}
     if "rope_theta" not in parameters:
         raise UnsupportedModel(
             f"{subject.kind} does not state the base of its RoPE.",
             attempt="ropelens.rescale with the frequencies themselves",
         )
     return replace(stated_shape(config, parameters), head_dim=rotary_dim, length=length)
-
-
-def attention_factor(subject: Subject) -> float:
-    """By how much the model's rotary modules make queries and keys longer (YaRN, LongRoPE)."""
-    factors = {
-        float(value)
-        for module in subject.model.modules()
-        for name, value in vars(module).items()
-        if name.endswith("attention_scaling")
-    }
-    if len(factors) > 1:
-        raise UnsupportedModel(
-            f"{subject.kind} scales its queries in more than one way: {sorted(factors)}."
-        )
-    return factors.pop() if factors else 1.0
 
 
 def sharpening(subject: Subject) -> float:

@@ -8,7 +8,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from oracles.recording import attention_calls
-from oracles.tiny import SUPPORTED, logits, not_as_configured, random_tokens, rotations, tiny
+from oracles.tiny import (
+    SUPPORTED,
+    logits,
+    not_as_configured,
+    of_kind,
+    random_tokens,
+    rotations,
+    tiny,
+)
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -203,3 +211,14 @@ def test_a_rotation_that_depends_on_the_length():
         short = random_tokens(length=10)
         within = logits(keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4), short)
         torch.testing.assert_close(logits(model, short), within, rtol=0, atol=1e-4)
+
+
+def test_an_indexer_is_told_to_turn_as_it_did():
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    sizes |= {"qk_nope_head_dim": 8, "index_n_heads": 2, "index_head_dim": 16, "n_group": 1}
+    model = of_kind("deepseek_v32", first_k_dense_replace=2, num_key_value_heads=4, **sizes)
+    with (
+        pytest.warns(UserWarning, match="indexer of DeepseekV32ForCausalLM"),
+        rl.edit_rope(model, "nope"),
+    ):
+        pass

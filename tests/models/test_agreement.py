@@ -116,17 +116,27 @@ def test_a_wrong_implementation(turn: Callable, why: str, monkeypatch: pytest.Mo
     assert back.attrs["verdict"] == "different"
 
 
-def test_rows_in_another_order_keep_their_angles_and_are_found():
-    one, other = tiny("llama_gqa"), tiny("llama_gqa")
+@pytest.mark.parametrize(("name", "of"), [("llama_gqa", "weight"), ("qwen2", "bias")])
+def test_rows_in_another_order_keep_their_angles_and_are_found(name: str, of: str):
+    one, other = (tiny(name).requires_grad_(False) for _ in range(2))
     for layer in other.model.layers:
-        for weight in (layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight):
-            pairs = weight.data.unflatten(0, (-1, 2, one.config.head_dim // 2))
+        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            weight = getattr(part, of)
+            pairs = weight.data.unflatten(0, (-1, 2, 8))
             weight.data = pairs.transpose(1, 2).reshape(weight.shape)
     found = rl.compare_rope(one, other, context=64)
     assert found["difference"].max() < 1e-3
     assert found.attrs["verdict"] == "different"
     assert "rows of q and k are in another order" in found.attrs["why"]
     assert rl.compare_rope(one, one, context=64)["score_difference"].max() == 0
+
+
+def test_a_scale_that_stands_in_the_queries():
+    one, other = llama(), llama()
+    for layer in other.model.layers:
+        layer.self_attn.q_proj.weight.data *= layer.self_attn.scaling
+        layer.self_attn.scaling = 1.0
+    assert rl.compare_rope(one, other).attrs["verdict"] == "same"
 
 
 def test_what_cannot_be_compared():

@@ -109,6 +109,15 @@ def test_a_model_in_training_is_measured_without_dropout(name: str):
     assert model.training
 
 
+def test_autocast_is_for_the_model_alone():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        profile = rl.profile(tiny("llama_gqa"), tokens(), surrogates=0)
+        seen = rl.capture(tiny("llama_gqa"), tokens()[0])
+    assert profile["total_bits"].notnull().all()
+    total = seen["contribution"].sum("frequency")
+    np.testing.assert_allclose(total, seen["score"].fillna(0), atol=1e-4)
+
+
 TOP_K = {  # keys a row attends to: fewer than the sequence has
     **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8},
     **{"v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},

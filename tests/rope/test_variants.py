@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from cli_runs import Command, save_family
-from oracles.tiny import logits, random_tokens, tiny
-from transformers import GPTNeoXConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from oracles.tiny import logits, of_kind, random_tokens, tiny
+from transformers import (
+    DbrxConfig,
+    Glm4MoeLiteConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2VLTextConfig,
+)
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 
 import ropelens as rl
@@ -57,9 +65,15 @@ def test_frequencies_are_those_that_transformers_computes(spelled: str, length: 
     assert factor == pytest.approx(rotary.attention_scaling, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding", "nanochat", "llama4"],
+)
 def test_an_edit_by_name_is_the_model_built_so(name: str):
-    """Same weights; also past the trained context, where the variant changes there."""
+    """Same weights; also past the trained context, where the variant changes there.
+
+    The last two have a norm behind RoPE, which takes YaRN's attention factor off.
+    """
     model = plain(name)
     before = logits(model)
     for spelled in SPELLED if name == "llama_gqa" else FEW:
@@ -180,6 +194,28 @@ def test_a_config_is_copied_and_each_type_of_layer_keeps_its_base():
     bases = {key: own["rope_theta"] for key, own in changed.rope_parameters.items()}
     assert bases == {"sliding_attention": 1e4, "full_attention": 1e6}
     assert {own["rope_type"] for own in changed.rope_parameters.values()} == {"proportional"}
+
+
+def test_a_base_of_every_layer():
+    """Against models that are built so; 0 is a layer without RoPE."""
+    model = of_kind("granite_swa", layer_rope_theta=[500.0, 0, 1e5], num_hidden_layers=3)
+    for spelled in ("rope", "rope:300", "ntk:4", "yarn:4", "p-rope:0.3"):
+        other = type(model)(rl.variant_config(model.config, spelled)).eval()
+        other.load_state_dict(model.state_dict())
+        with rl.edit_rope(model, spelled):
+            torch.testing.assert_close(logits(model), logits(other), rtol=0, atol=1e-3)
+    assert rl.measure_rope(model)["inv_freq_configured"].isnull().all()
+
+
+def test_names_that_only_a_family_has():
+    """Of the head, and of the trained context; planes of several axes stay so."""
+    flash = rl.variant_config(Glm4MoeLiteConfig(), "ntk:2").rope_parameters
+    assert flash["rope_theta"] == pytest.approx(1e4 * 2 ** (64 / 62))
+    yarn = rl.variant_config(DbrxConfig(rope_parameters=dict(ROPE)), "yarn:4").rope_parameters
+    assert yarn["original_max_position_embeddings"] == 2048
+    axes = {"mrope_section": [2, 3, 3]}
+    config = rl.variant_config(Qwen2VLTextConfig(rope_parameters=ROPE | axes), "linear:4")
+    assert config.rope_parameters == ROPE | axes | {"rope_type": "linear", "factor": 4.0}
 
 
 @pytest.mark.parametrize(
