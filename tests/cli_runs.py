@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import signal
 import sys
@@ -46,10 +47,12 @@ class Ended:
 
     @property
     def problem(self) -> str:
-        """The one line on stderr that says what went wrong; only the plan may stand before."""
-        lines = self.err.splitlines()
-        if lines and lines[0].startswith(PLAN):
-            del lines[0]
+        """The one line on stderr that says what went wrong.
+
+        Before it may stand the plan and, on a slow machine, how far stages are.
+        """
+        said = self.err.splitlines()
+        lines = [line for line in said if not re.match(f"{PLAN}|[a-z ]+: [\\d,]+ of ", line)]
         assert len(lines) == 1, self.err
         assert lines[0].startswith("ropelens: ")
         assert len(lines[0]) < 700

@@ -100,6 +100,7 @@ def reach(
             seen=f"distances {apart}; {copied} to {farthest} fit",
         )
     far = np.array([float(d) for d in distances if d > apart[-1]])
+    subject.planes(alike=True)  # or refused
     subject.check_looking(two_copies(measurement, apart[-1], copied, draw=0))
     total = len(variants) * draws * sum(1 + distance + copied for distance in apart)
     runs = []
@@ -132,7 +133,6 @@ def _run(
 ) -> dict[str, np.ndarray]:
     """The variables of `REACH`, [layer, head, ...], as the model rotates now."""
     subject = measurement.subject
-    subject.planes(alike=True)  # or refused
     shape = (draws, subject.layers, subject.heads, len(apart))
     share, foretold = np.full(shape, np.nan), np.full(shape, np.nan)
     extrapolated = np.full((*shape[:3], len(far)), np.nan)
