@@ -111,7 +111,8 @@ def random_heads(
         if len(sets) == draws:
             break
         moved = _moved(torch.stack([*named.values()]), generator)
-        lists = dict(zip(named, map(_listed, moved), strict=True))
+        pairs = [[f"{layer}.{head}" for layer, head in one.nonzero().tolist()] for one in moved]
+        lists = dict(zip(named, map(",".join, pairs), strict=True))
         drawn = [
             one if isinstance(one, str) or at not in lists else replace(one, heads=lists[at])
             for at, one in enumerate(changes)
@@ -136,7 +137,3 @@ def _moved(
         others = free[torch.randperm(len(free), generator=generator)[: len(mine)]]
         moved[:, layer, others] = chosen[:, layer, mine]
     return moved
-
-
-def _listed(heads: Bool[Tensor, "layer head"]) -> str:
-    return ",".join(f"{layer}.{head}" for layer, head in heads.nonzero().tolist())

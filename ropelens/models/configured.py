@@ -19,6 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.models.rotation import LayerRotation, rope_parameters
 from ropelens.models.variants import frequencies, stated_shape
+from ropelens.rope.planes import Planes
 from ropelens.rope.variants import parse_variant
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ def warn_of_configuration(subject: Subject, layers: Sequence[LayerRotation]) -> 
     The configuration's are computed from it alone, without the model. Warns also of keys of the
     configuration that the model does not read.
     """
-    rotary = {layer.planes.rotary_dim for layer in layers} - {0}
-    words = _idle_keys(subject.config, rotary)
+    words = _idle_keys(subject.config, [layer.planes for layer in layers])
     configured = asked_inv_freqs(subject)
     for number, (layer, asked) in enumerate(zip(layers, configured, strict=True)):
         if layer.stated is not None and asked is not None:
@@ -46,20 +46,26 @@ def warn_of_configuration(subject: Subject, layers: Sequence[LayerRotation]) -> 
         warnings.warn(f"{subject.kind}, {each}", stacklevel=2)
 
 
-def _idle_keys(config: PreTrainedConfig, rotary: set[int]) -> list[str]:
+def _idle_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
     """Keys that do not reach a rotation, beside those that transformers names as it reads."""
     facts = config.to_dict()
     with suppress(OSError, ValueError):  # the file has keys that transformers drops as it reads
         written, _ = config.get_config_dict(str(config.name_or_path), local_files_only=True)
         facts = written | written.get("text_config", {}) | facts
-    base, turning = facts.get("rope_theta"), facts.get("rotary_dim")
-    unread = "the configuration sets what the model does not read:"
-    idle = []
-    if base not in (None, *(part.get("rope_theta") for part in rope_parameters(config))):
-        idle.append(f"{unread} rope_theta {base:g}, beside another in rope_parameters")
-    if rotary and turning not in (None, *rotary):
-        idle.append(f"{unread} rotary_dim {turning}, where {max(rotary)} coordinates turn")
-    return idle
+    bases = {None, *(part.get("rope_theta") for part in rope_parameters(config))}
+    idle = [
+        f"{name} {facts[name]:g}, beside another in rope_parameters"
+        for name in ("rope_theta", "rotary_emb_base")
+        if facts.get(name) not in bases
+    ]
+    turning = {planes.rotary_dim: planes.head_dim for planes in layers if planes.rotary_dim}
+    for name, unit in (("rotary_dim", 1), ("rotary_pct", max(turning.values(), default=0))):
+        if turning and facts.get(name) is not None and int(facts[name] * unit) not in turning:
+            idle.append(f"{name} {facts[name]}, where {max(turning)} coordinates turn")
+    still = zip(facts.get("no_rope_layers") or (), layers, strict=False)
+    if any(not turns and planes.rotary_dim for turns, planes in still):
+        idle.append("no_rope_layers, where these layers turn")
+    return [f"the configuration sets what the model does not read: {each}" for each in idle]
 
 
 def asked_inv_freqs(

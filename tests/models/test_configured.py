@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from oracles.tiny import tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
@@ -43,10 +45,20 @@ def test_a_share_of_planes_that_the_family_does_not_read() -> None:
         rl.measure_rope(llama(partial_rotary_factor=0.5))
 
 
-def test_a_number_of_coordinates_that_the_family_does_not_read() -> None:
-    words = "sets what the model does not read: rotary_dim 8, where 16 coordinates turn"
-    with pytest.warns(UserWarning, match=words):
-        rl.measure_rope(llama(rotary_dim=8))
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("rotary_dim", 8, "rotary_dim 8, where 16 coordinates turn"),
+        ("rotary_pct", 0.5, "rotary_pct 0.5, where 16 coordinates turn"),
+        ("no_rope_layers", [1, 0], "no_rope_layers, where these layers turn"),
+        ("rotary_emb_base", 500, "rotary_emb_base 500, beside another"),
+    ],
+)
+def test_a_key_that_the_family_does_not_read(name: str, value: Any, words: str) -> None:
+    with pytest.warns(UserWarning, match=f"sets what the model does not read: {words}"):
+        rl.measure_rope(llama(**{name: value}))
+    neox = {"rotary_pct": 0.25, "rotary_emb_base": 500}  # which reads these
+    rl.measure_rope(tiny("gpt_neox", **neox))
 
 
 def test_a_base_beside_that_of_rope_parameters(tmp_path: Path) -> None:
