@@ -101,6 +101,5 @@ def in_words(parts: Sequence[object]) -> str:
 def ranges(numbers: Sequence[int]) -> str:
     """[0, 1, 2, 5] as "0–2 and 5"; `numbers` rise."""
     firsts = [n for n in numbers if n - 1 not in numbers]
-    lasts = [n for n in numbers if n + 1 not in numbers]
-    runs = zip(firsts, lasts, strict=True)
+    runs = zip(firsts, [n for n in numbers if n + 1 not in numbers], strict=True)
     return in_words([f"{a}" if a == b else f"{a}–{b}" for a, b in runs])

@@ -152,8 +152,7 @@ def evaluate(
         each = [of[name] for of in answers]
         values |= {key: np.stack([of[key].numpy() for of in each]) for key in each[0]}
         values |= task.coordinates
-    coords = plane_coordinates(entries[0].planes)
-    dataset = xr.Dataset(labelled(values, EVALUATED), coords)
+    dataset = xr.Dataset(labelled(values, EVALUATED), plane_coordinates(entries[0].planes))
     names = {"control_of", "group", "position_start", "position_stop", "token_class"}
     dataset = number_dims(dataset.set_coords(names & values.keys()))
     dataset.attrs = measurement.facts

@@ -161,8 +161,7 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     pieces = []
     for sequence in (order * CANDIDATES)[:CANDIDATES]:  # of few sequences several pieces each
         of_sequence = text.tokens[sequence][text.real[sequence].to(text.tokens.device)]
-        free = len(of_sequence) - length
-        start = int(torch.randint(free + 1, (), generator=generator))
+        start = int(torch.randint(len(of_sequence) - length + 1, (), generator=generator))
         piece = of_sequence[start : start + length].clone()
         if begins:
             piece[0] = first[0]

@@ -81,8 +81,7 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
         mass: dict[int, Tensor] = {}
 
         def see(call: AttentionCall) -> None:
-            of_call = CallRows(call, rows, planes[call.layer])
-            sums = sum_attention(of_call, by_offset)
+            sums = sum_attention(CallRows(call, rows, planes[call.layer]), by_offset)
             seen = call.seen_by(second[0]).cpu()[:, torch.arange(length), second[0] - length]
             mass[call.layer] = sums["offset_mass"].masked_fill(~seen.any(), torch.nan)
 

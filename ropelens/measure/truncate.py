@@ -121,8 +121,7 @@ def named_entries(
         "draw": np.array([cut.draw for cut in cuts]),
         "band": np.array([cut.band for cut in cuts]),
     }
-    named = measured.assign_coords(labelled(values, SWEEP))
-    return named.assign_attrs(kind="truncation")
+    return measured.assign_coords(labelled(values, SWEEP)).assign_attrs(kind="truncation")
 
 
 def edits_of(cut: Cut, chosen: Bool[Tensor, "layer head"] | None = None) -> list[Edit]:

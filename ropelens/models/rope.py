@@ -172,8 +172,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
             "These are not two implementations of one model.",
             seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
         )
-    measured = read_rotations(sides[0], tokens[0], positions).values()
-    planes = [layer.planes for layer in measured]
+    planes = [layer.planes for layer in read_rotations(sides[0], tokens[0], positions).values()]
     noise = torch.tensor([side.noise for side in sides])
     layers = [_compared(*layer, noise=noise) for layer in zip(*lone, planes, strict=True)]
     angle, difference, residual, ratio, apart = zip(*layers, strict=True)

@@ -228,8 +228,7 @@ def planes_now(subject: Subject, layer: int, *, continued: bool) -> Planes:
 def planes_of(subject: Subject, call: AttentionCall) -> Planes:
     """How the layer of the call that runs rotates, under the open edit; see `planes_now`."""
     planes = planes_now(subject, call.layer, continued=call.past > 0)
-    length = call.key.shape[2]
-    return edited_planes(subject.open_edit, call.layer, planes, length=length)
+    return edited_planes(subject.open_edit, call.layer, planes, length=call.key.shape[2])
 
 
 # what the model states
@@ -371,5 +370,4 @@ def _turns_apart(
     allowed = 32 * torch.where(
         resolution.isfinite(), resolution * stated[:count].abs(), noise / longest
     )
-    agree = (difference - 2 * math.pi * turns).abs() <= allowed
-    return turns if agree.all() else None
+    return turns if ((difference - 2 * math.pi * turns).abs() <= allowed).all() else None

@@ -112,8 +112,8 @@ def variant_config(config: Config, variant: str) -> Config:
     own = {key: varied(part) for key, part in by_type.items()}
     text.rope_parameters = parameters | own if by_type else varied(parameters)
     for layer, base in enumerate(text.to_dict().get("layer_rope_theta") or ()):  # Granite SWA
-        own = varied(parameters | {"rope_theta": base or 1})
-        text.layer_rope_theta[layer] = base and own["rope_theta"]
+        of_layer = parameters | {"rope_theta": base}
+        text.layer_rope_theta[layer] = base and varied(of_layer)["rope_theta"]
     return changed
 
 

@@ -192,8 +192,7 @@ def sequences_of(
     parts = [np.empty(0, np.uint16)]
     for text in texts:
         for piece in pieces(f"{text}\n"):
-            ids = bpe.encode(piece, add_special_tokens=False).ids
-            parts.append(np.array(ids, np.uint16))
+            parts.append(np.array(bpe.encode(piece, add_special_tokens=False).ids, np.uint16))
         parts.append(np.array([eos], np.uint16))
     stream = np.concatenate(parts)
     count = len(stream) // (context - 1)
