@@ -60,12 +60,12 @@ def patch_planes(
     places of `source`, or a mapping {place: place in source}. By default all that both have.
 
     Blocks nest: edits turn what was patched, and of two patches of one vector the inner counts.
-    The model may generate; a batch is not padded on the left. Restored on exit, on errors too.
-    A patch from the same tokens changes no bit.
+    The model may generate. A patch from the same tokens changes no bit. Restored on exit, on
+    errors too.
 
     Raises `BadArgument` for heads, planes or positions that do not exist, planes of values
-    and outputs, and several sources; `UnsupportedModel` for a model that hides its attention,
-    and on a bridge where heads that share a key differ.
+    and outputs, several sources, and prompts padded on the left; `UnsupportedModel` for a model
+    that hides its attention, and on a bridge where heads that share a key differ.
     """
     subject = as_subject(model, tokenizer)
     if of not in WHOLE:
@@ -82,7 +82,7 @@ def patch_planes(
         raise BadArgument("A patch comes from one sequence.", seen=f"{len(tokens)} sequences")
     taken = take(subject, tokens, chosen, of)
     patch = Patch(subject, chosen, planes, of, places_of(positions, taken.length), taken)
-    with subject.silence(patch.outputs) if of == "output" else subject.patch(patch):
+    with subject.silence(patch.outputs), subject.patch(patch):
         yield
 
 
@@ -189,7 +189,12 @@ class Patch:
     ) -> tuple[Tensor, Tensor] | None:
         """What stands in for the outputs of the chosen heads; see `HeadSilence`."""
         heads = self.chosen[layer]
-        if not heads.any():
+        if past == 0 and not bool(real[:, 0].all()):
+            raise BadArgument(
+                "A patch counts places from the first token, which here is padding.",
+                attempt="prompts of one length, or one at a time",
+            )
+        if self.of != "output" or not heads.any():
             return None
         rows, source = self._within(range(past, past + output.shape[1]))
         taken = self._vectors(layer, "output", heads=len(heads))

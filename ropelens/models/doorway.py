@@ -23,7 +23,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.judge import Judge
-from ropelens.models.positions import axes_noted, forget_positions, positions
+from ropelens.models.positions import calls_noted, forget_positions, own_keys, positions
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall, sees
 
@@ -143,7 +143,7 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
             _around_blocks.enter_context(_wrapped_functions())
         _blocks.add(block)
     try:
-        with axes_noted(model, attention_modules(model)):
+        with calls_noted(model, attention_modules(model)):
             yield
     finally:
         with _lock:
@@ -157,9 +157,9 @@ def _wrapped_functions() -> Iterator[None]:
     """transformers gives out its functions wrapped, and eager ones, which models bring."""
     interface: Any = AttentionInterface  # also of files with one of their own (Doge)
     get, get_interface = interface.__getitem__, interface.get_interface
-    interface.__getitem__ = lambda self, name: _wrapper(get(self, name), name)
+    interface.__getitem__ = lambda self, name: _wrapper(get(self, name))
     interface.get_interface = lambda self, name, default: get_interface(
-        self, name, _wrapper(default, name)
+        self, name, _wrapper(default)
     )
     try:
         yield
@@ -167,14 +167,14 @@ def _wrapped_functions() -> Iterator[None]:
         interface.__getitem__, interface.get_interface = get, get_interface
 
 
-def _wrapper(run: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """What a model gets under `name` in place of the function `run`, which it asked for."""
+def _wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
+    """What a model gets in place of the function `run`, which it asked for by its name."""
 
     def attend(module: nn.Module, *arguments: Any, **options: Any) -> Any:
         hooks = hooks_of(module)
         if hooks is None:
             return run(module, *arguments, **options)
-        return _attend(module, *arguments, hooks=hooks, run=run, name=name, **options)
+        return _attend(module, *arguments, hooks=hooks, run=run, **options)
 
     return attend
 
@@ -188,19 +188,21 @@ def _attend(
     *,
     hooks: Hooks,
     run: Callable[..., Any],
-    name: str,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """One attention call: edited, run by the model's own function, shown, then silenced."""
     layer: int = module.layer_idx  # type: ignore[assignment]
-    own = own_keys(query.shape[2], key, attention_mask, name)
+    own, gone = own_keys(module, query.shape[2], key.shape[2])
     by_module = key.shape[1]
+    places, all_places = (range(first + gone, own.stop + gone) for first in (own.start, 0))
     if hooks.changes:
-        rows, keys = positions(module, own, key, options.get("position_ids"), attention_mask)
+        rows, keys = positions(
+            module, own, gone, key, options.get("position_ids"), attention_mask
+        )
         for change in hooks.changes:
-            query = change(layer, "query", query, own, rows)
-            key = change(layer, "key", key, range(own.stop), keys)
-            value = change(layer, "value", value, range(own.stop), keys)
+            query = change(layer, "query", query, places, rows)
+            key = change(layer, "key", key, all_places, keys)
+            value = change(layer, "value", value, all_places, keys)
         most = max(key.shape[1], value.shape[1])
         key, value = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value))
     with nullcontext() if key.shape[1] == by_module else _a_key_for_every_query(module):
@@ -224,12 +226,13 @@ def _attend(
         )
         with torch.autocast(query.device.type, enabled=False):  # which is for the model alone
             if hooks.judge is not None and not options.get("dropout"):
-                hooks.judge(call, real)
+                hooks.judge(call, real, known=_hides_alike(attention_mask))
             for observer in hooks.observers:
                 observer(call)
     if not hooks.silences:
         return result
-    return silence_outputs(hooks.silences, layer, result[0], real, past=own.start), *result[1:]
+    output = silence_outputs(hooks.silences, layer, result[0], real, past=places.start)
+    return output, *result[1:]
 
 
 @contextmanager
@@ -262,27 +265,6 @@ def silence_outputs(
 
 
 # what an attention call says of its rows
-
-
-def own_keys(
-    rows: int,
-    key: Float[Tensor, "batch kv_head key coordinate"],
-    mask: Tensor | None,
-    implementation: str,
-) -> range:
-    """Which of the keys are those of the rows themselves.
-
-    A cache holds the past too, a static one also places that are still empty: the last row
-    sees its own key last, but under a mask with gaps, where the last key that is not 0 is its.
-    """
-    last = key.shape[2] - 1
-    if rows <= last and mask is None and rows > 1 and implementation == "sdpa":
-        last = rows - 1  # it leaves the mask out where the cache was empty
-    elif rows <= last and mask is not None and mask.ndim == 4:
-        seen = _visible(mask[:, 0, -1, : last + 1]).any(0).nonzero()[:, 0]
-        gaps = len(seen) <= int(seen[-1] - seen[0])
-        last = int(key.any(-1).any(1).any(0).nonzero().max() if gaps else seen[-1])
-    return range(last + 1 - rows, last + 1)
 
 
 def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
@@ -333,6 +315,14 @@ def between(
     if not bool(((visible == interval) | of_padding).all()):
         return None, visible
     return start[0] if bool((start == start[0]).all()) else start, None
+
+
+def _hides_alike(mask: Tensor | None) -> bool:
+    """Whether a mask hides keys, the same for all heads, and does nothing else to scores."""
+    if mask is None:
+        return True
+    kinds = mask.dtype == torch.bool or (mask == 0) | (mask < -1e4)
+    return bool((kinds & (mask == mask[:, :1])).all())
 
 
 def _visible(mask: Tensor) -> Bool[Tensor, ...]:

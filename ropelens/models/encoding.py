@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument
 from ropelens.models.positions import slides
+from ropelens.models.rotation import changes_with_position
 
 TEXT = {"input_ids", "attention_mask", "position_ids", "labels", "length", "seq_idx"}
 TEXT |= {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping"}
@@ -65,9 +66,10 @@ def number_sequences(
     `encoding` has `input_ids` and may have an `attention_mask`, whose zeros are padding on
     either side, or hide tokens inside a sequence, and `position_ids`, which begin anew with
     every document of a packed row and may count hidden tokens or leave them out; under a
-    window that `config` states, which counts them always, `BadArgument`. `documents` numbers
-    the document of each row, or of each token [row, position], below 0 padding. Masked tokens
-    are of 0. Raises `BadArgument` for inputs that would be left out, such as an image.
+    window that `config` states, which counts them always, `BadArgument`, as where they begin
+    beyond 0 and change the RoPE or the length of queries. `documents` numbers the document of
+    each row, or of each token [row, position], below 0 padding. Masked tokens are of 0. Raises
+    `BadArgument` for inputs that would be left out, such as an image.
     """
     zero = {n for n in encoding if "type_ids" in n and not torch.as_tensor(encoding[n]).any()}
     if unread := encoding.keys() - TEXT - zero:
@@ -118,8 +120,14 @@ def number_sequences(
             seen=f"a row of {ids.shape[1]} tokens, longer than the window of some layers",
             attempt="the batch without these tokens, or position_ids that count them",
         )
-    of_row = torch.zeros_like(ids)
-    of_row[real] = _first_and(~follows).long()
+    begins, of_row = _first_and(~follows), torch.zeros_like(ids)
+    late = place[begins].max() if "position_ids" in encoding else 0
+    if late and config is not None and changes_with_position(config):
+        raise BadArgument(
+            "Positions begin at 0 where a model changes with them: its RoPE or its queries.",
+            seen=f"a sequence that begins at position {int(late)}",
+        )
+    of_row[real] = begins.long()
     return of_row.cumsum(1) * real, places, numbers
 
 

@@ -28,17 +28,19 @@ class Judge:
     judged: set[tuple[object, ...]] = field(default_factory=set)
     """Layer, rows, past and mask of what was compared."""
 
-    def __call__(self, call: AttentionCall, real: Bool[Tensor, "_ row"]) -> None:
+    def __call__(
+        self, call: AttentionCall, real: Bool[Tensor, "_ row"], *, known: bool = True
+    ) -> None:
         """Raise `UnsupportedModel` where attention as observed misses the call's own output.
 
         Attention is computed from queries, keys, values, scale, soft-cap, sink logits and the
         keys that each row sees. `real` marks the rows that are no padding. A row whose output
-        is NaN or infinite is not compared.
+        is NaN or infinite is not compared. A call whose mask is not `known` always is.
         """
         rows = call.query.shape[2]
         mask = None if call.interval is None else call.interval.ndim
         like = (call.layer, rows, call.past > 0, mask)
-        if like in self.judged:
+        if known and like in self.judged:
             return
         row = torch.linspace(0, rows - 1, min(rows, ROWS)).long()
         output = call.output[:, row]

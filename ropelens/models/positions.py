@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import repeat
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from ropelens.errors import UnsupportedModel
 
-_axes: dict[int, Tensor] = {}
-"""Positions [_, row, axis] that a rotary module was last given, by the id of its attention."""
+_given: dict[int, Tensor] = {}
+"""Positions [_, row *axis] that a rotary module was last given, by the id of its attention."""
 
-_passed: dict[int, Tensor] = {}
-"""Positions of the keys that an edit met last, by the id of their attention module."""
+_caches: dict[int, ref[Cache]] = {}
+"""The cache that an attention module was last given, by its id."""
+
+_passed: dict[int, WeakKeyDictionary[object, Tensor]] = {}
+"""Positions of the tokens in each cache that an edit met, by the id of an attention module."""
 
 
 def forget_positions(module: int) -> None:
     """Forget what is known of the attention module of this id."""
-    _axes.pop(module, None)
-    _passed.pop(module, None)
+    for known in (_given, _caches, _passed):
+        known.pop(module, None)
 
 
 def turning_by_axes(model: nn.Module) -> list[nn.Module]:
@@ -30,52 +38,92 @@ def turning_by_axes(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if "mrope_section" in vars(module)]
 
 
+def _note_positions(
+    attention: tuple[int, ...], rotary: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][-1]
+    by_axis = given.ndim == 3 and len(given) == 3
+    if (by_axis or given.ndim == 2) and not given.is_floating_point():
+        _given.update(dict.fromkeys(attention, given.movedim(0, -1) if by_axis else given))
+
+
+def _note_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    _caches.pop(id(module), None)
+    caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
+    _caches.update({id(module): ref(cache) for cache in caches})
+
+
 @contextmanager
-def axes_noted(model: nn.Module, attention: list[nn.Module]) -> Iterator[None]:
-    """Positions on three axes (Qwen2-VL and its kin) are known while the block runs.
+def calls_noted(model: PreTrainedModel, attention: list[nn.Module]) -> Iterator[None]:
+    """Positions that rotary modules are given, and caches, are known while the block runs.
 
-    Rotary modules are given them, attention calls are not.
+    Attention calls are told no cache, no positions on three axes (Qwen2-VL and its kin), and
+    in some families (Llama 4, Persimmon) none at all.
     """
-
-    def note(rotary: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][-1]
-        if given.ndim == 3 and len(given) == 3 and not given.is_floating_point():
-            _axes.update({id(module): given.movedim(0, -1) for module in attention})
-
+    note = partial(_note_positions, tuple(map(id, attention)))
+    rotary = [m for m in model.get_decoder().modules() if "inv_freq" in " ".join(m._buffers)]
+    noted = [*zip(rotary, repeat(note)), *zip(attention, repeat(_note_cache))]
     with ExitStack() as stack:
-        for rotary in turning_by_axes(model):
-            stack.callback(rotary.register_forward_pre_hook(note, with_kwargs=True).remove)
+        for module, hook in noted:
+            stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
 
 
+def own_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
+    """Which keys of a call are those of its rows, and how many a window dropped before them.
+
+    A cache holds the past too, a static one also places that are still empty.
+    """
+    cache, held = _cache_of(module), 0
+    if cache is not None:
+        at = module.layer_idx  # a layer that shares keys holds none of its own
+        own: list[Any] = [
+            x for x in cache.layers[at : at + 1] if isinstance(x, CacheLayerMixin)
+        ]
+        held = next(filter(None, (int(x.get_seq_length()) for x in (*own, cache))), 0)
+    last = min(held or keys, keys)
+    return range(last - rows, last), max(held - keys, 0)
+
+
+def _cache_of(module: Any) -> Cache | None:
+    noted = _caches.get(id(module))
+    return None if noted is None else noted()
+
+
 def positions(
-    module: nn.Module, own: range, key: Tensor, given: Tensor | None, mask: Tensor | None
+    module: Any, own: range, gone: int, key: Tensor, given: Tensor | None, mask: Tensor | None
 ) -> tuple[Int[Tensor, "_ row *axis"], Int[Tensor, "_ key *axis"]]:
     """Positions of the rows and keys of a call, up to a shift that a sequence has in common.
 
-    `own` are the keys of the rows, `given` the positions of all tokens that run; models to
-    whose attention none are given count from 0. Keys in a cache stand where they passed the
-    doorway; those from before it, one after the other. Raises `UnsupportedModel` where a cache
-    holds more or fewer keys than that.
+    `own` are the keys of the rows, `gone` counts keys dropped before them, `given` are the
+    positions of all tokens that run; where no module is told any, they count from 0. Keys
+    in a cache stand where they passed the doorway; those from before it, one after the other.
+    Raises `UnsupportedModel` where a cache holds more or fewer keys than that.
     """
-    keys, past = key.shape[2], own.start
-    given = _axes.get(id(module), given)
+    keys = key.shape[2]
+    noted = _given.get(id(module))
+    given = noted if given is None or (noted is not None and noted.ndim == 3) else given
     if given is None or given.ndim == 1:
         index = torch.arange(keys, device=key.device)[None]
-        return index[:, past : own.stop], index
+        return index[:, own.start : own.stop], index
     rows = given[:, -len(own) :]  # of all tokens, of which some rows are asked
+    cache = _cache_of(module)
+    known = _passed.setdefault(id(module), WeakKeyDictionary())
+    of: object = module if cache is None else cache
     if given.shape[1] == keys:
-        _passed[id(module)] = given
+        known[of] = given
         return rows, given
-    passed = _passed.get(id(module), rows[:, :0])[:, : None if past else 0]
-    full = slides(module.config, past)
-    if full and bool((passed[:, -1:] + 1 == rows[:, :1]).all()):
-        passed = passed[:, -past:]
+    past = own.start + gone
+    passed = known.get(of, rows[:, :0])[:, : None if past and cache is None else past]
     if passed.shape[1] != past or len({len(passed), len(rows)} - {1}) > 1:
         count = torch.arange(-past, 0, device=rows.device).view(1, -1, *[1] * (rows.ndim - 2))
         passed = rows[:, :1] + count
         first = rows[:, 0] if rows.ndim == 2 else rows[:, 0].mT
-        if not full and bool((first + _first_seen(mask, key) != past).any()):
+        kinds = getattr(module.config, "layer_types", None)
+        full = kinds is not None and kinds[module.layer_idx] == "full_attention"
+        window = slides(module.config, past) and not full  # which hides more than padding
+        hidden = (past - first).clamp(min=0) if window else _first_seen(mask, key)
+        if bool((first + hidden != past).any()):
             raise UnsupportedModel(
                 "It cannot be told where the keys in this cache stand.",
                 seen=f"{past} keys, and a token at position {int(rows[:, 0].max())}",
@@ -83,7 +131,7 @@ def positions(
             )
     batch = max(len(passed), len(rows))
     where = torch.cat([x.expand(batch, *x.shape[1:]) for x in (passed, rows)], dim=1)
-    _passed[id(module)] = where
+    known[of], where = where, where[:, gone:]
     empty = where[:, -1:].expand(-1, keys - own.stop, *where.shape[2:])  # in a static cache
     return rows, torch.cat([where, empty], dim=1)
 

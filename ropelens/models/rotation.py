@@ -234,6 +234,14 @@ def planes_of(subject: Subject, call: AttentionCall) -> Planes:
 # what the model states
 
 
+def changes_with_position(config: PreTrainedConfig) -> bool:
+    """Whether RoPE changes with the length, or the length of queries with the position."""
+    parts = rope_parameters(config)
+    scaled = getattr(config, "attn_temperature_tuning", False)
+    scaled = scaled or any(part.get("llama_4_scaling_beta") for part in parts)
+    return bool(scaled) or any(part.get("rope_type") in LENGTH_DEPENDENT for part in parts)
+
+
 def rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
     """The `rope_parameters` of a config, for every type of layer that has its own."""
     parameters = config.get_text_config().to_dict().get("rope_parameters") or {}

@@ -13,7 +13,7 @@ from oracles.tiny import FAMILIES as TINY
 from oracles.tiny import logits, random_tokens, tiny
 from tiny_checkpoints import save_tiny
 from torch import nn
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
@@ -207,3 +207,25 @@ def test_keys_in_a_cache_that_turned_otherwise_are_refused() -> None:
             pytest.raises(UnsupportedModel, match="how the keys in this cache were rotated"),
         ):
             model(tokens(2, length=4), past_key_values=cache)
+
+
+@pytest.mark.parametrize("of", PARTS)
+@pytest.mark.parametrize("name", ["mistral_sliding", "gemma3"])
+def test_places_count_what_a_window_dropped_from_the_cache(name: str, of: Any) -> None:
+    model, cache = tiny(name), DynamicCache(config=tiny(name).config)
+    with rl.patch_planes(model, tokens(1), heads="*.0,*.1", of=of), torch.no_grad():
+        whole = logits(model, tokens())
+        steps = [tokens()[:, :15], *tokens()[:, 15:].split(1, dim=1)]
+        parts = [model(step, past_key_values=cache).logits for step in steps]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("of", PARTS)
+def test_a_prompt_padded_on_the_left_is_refused(llama: LlamaForCausalLM, of: Any) -> None:
+    mask = torch.ones_like(tokens())
+    mask[:, :3] = 0
+    with (
+        rl.patch_planes(llama, tokens(1), heads="0.*", of=of),
+        pytest.raises(BadArgument, match="the first token, which here is padding"),
+    ):
+        logits(llama, tokens(), attention_mask=mask)

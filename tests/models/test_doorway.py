@@ -344,6 +344,25 @@ def test_flex_attention_is_refused(llama: LlamaForCausalLM):
     assert "sdpa" in refused.value.parts["try"]
 
 
+@pytest.mark.parametrize("how", ["a bias", "by head"])
+@torch.no_grad()
+def test_a_mask_of_another_kind_is_judged_behind_a_plain_one(llama: LlamaForCausalLM, how: str):
+    low = torch.finfo(torch.float32).min
+    size = tokens().shape[1]
+    causal = torch.full((size, size), low).triu(1).expand(1, 4, -1, -1)
+    other = causal.clone()
+    if how == "a bias":
+        other[..., 8:12] = (other[..., 8:12] - 0.9).clamp(min=low)
+    else:
+        other[:, 1, :, 2:8] = low
+    llama.set_attn_implementation("eager")
+    with rl.observe(llama, lambda call, planes: None):
+        for mask in (causal, causal[:, :1]):
+            llama(tokens(), attention_mask=mask, use_cache=False)
+        with pytest.raises(UnsupportedModel, match="attends in a way"):
+            llama(tokens(), attention_mask=other, use_cache=False)
+
+
 def test_a_layer_that_looks_ahead_is_found(llama: LlamaForCausalLM):
     llama.model.layers[1].self_attn.is_causal = False
     llama.set_attn_implementation("sdpa")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import families
 import numpy as np
 import pytest
 import torch
@@ -219,6 +220,12 @@ def test_what_no_sequence_is_made_of_is_refused() -> None:
         rl.profile(model, {"input_ids": ids}, lengths=[30, 20])
     with pytest.raises(BadArgument, match="hides every token"):
         rl.profile(model, {"input_ids": ids, "attention_mask": torch.zeros_like(ids)})
+    late = {"input_ids": ids, "position_ids": torch.arange(5, 5 + ids.shape[1]).expand_as(ids)}
+    rl.evaluate(model, late, measures="loss")
+    changing = [families.tiny(f"{name}ForCausalLM") for name in ("Ministral3", "Llama4")]
+    for other in (*changing, tiny("llama_longrope"), tiny("llama_dynamic")):
+        with pytest.raises(BadArgument, match="Positions begin at 0 where a model changes"):
+            rl.evaluate(other, late, measures="loss")
     with pytest.raises(BadArgument, match="position_ids must have a number for each"):
         rl.profile(model, {"input_ids": ids, "position_ids": torch.arange(29)[None]})
     for places in (torch.arange(30) * 2, torch.arange(30) // 2, torch.arange(30) / 2):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracles.recording import attention_calls
 from oracles.tiny import TEN, logits, random_tokens, rotations, tiny
+from transformers import Cache, DynamicCache, StaticCache
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
@@ -151,6 +152,20 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
         seen, true = weights[:, :, real], true[:, :, -rows:][:, :, real]
         torch.testing.assert_close(seen, true[..., -keys:], rtol=1e-4, atol=1e-5)
         assert float(true[..., :-keys].sum()) == 0, "what slid out of the cache is not seen"
+
+
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+@torch.no_grad()
+def test_a_part_that_is_padded_on_the_right_stands_behind_the_cache(kind: type[Cache]):
+    """Its last rows see nothing after the last token; where they stand the cache says."""
+    model, seen = tiny("llama_gqa"), {}
+    cache = kind(config=model.config, max_cache_len=40) if kind is StaticCache else kind()
+    ids, mask = random_tokens(), torch.ones(2, LENGTH, dtype=torch.long)
+    mask[:, 24:] = 0
+    with rl.observe(model, noting(seen)):
+        model(ids[:, :18], attention_mask=mask[:, :18], past_key_values=cache)
+        model(ids[:, 18:], attention_mask=mask, past_key_values=cache)
+    assert [call.past for call, _ in seen.values()] == [18, 18]
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import families
 import numpy as np
 import pytest
 import torch
@@ -74,16 +75,16 @@ def test_keys_keep_the_positions_at_which_they_passed(name: str) -> None:
         torch.testing.assert_close(in_steps(model, apart), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("cropped", "step", "known"), [(0, 1, True), (4, 1, True), (4, 3, False)]
-)
+@pytest.mark.parametrize(("cropped", "step"), [(0, 1), (4, 1), (4, 3)])
 @pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 @torch.no_grad()
 def test_a_cache_whose_positions_cannot_be_known_is_refused(
-    cropped: int, step: int, known: bool, inside: bool
+    name: str, cropped: int, step: int, inside: bool
 ) -> None:
-    """Filled before the block, or cropped in it: known if its keys are all up to the token."""
-    model = tiny("llama_gqa", num_hidden_layers=1)  # whose keys are the same under an edit
+    """Filled before the block, it is known if its keys are all up to the token."""
+    known = inside or step == 1
+    model = tiny(name, num_hidden_layers=1)  # whose keys are the same under an edit
     positions = step * torch.arange(24)[None].expand(2, -1)
 
     def begin(model: nn.Module) -> DynamicCache:
@@ -123,6 +124,53 @@ def test_a_cropped_cache_of_keys_that_turned_otherwise_is_refused() -> None:
 def test_the_rows_that_are_asked_for_are_the_last_ones() -> None:
     """As in Gemma 4's shared layers, where positions are those of all tokens."""
     given, key = torch.tensor([[3, 4, 5, 9, 10, 11]]), torch.zeros(1, 2, 6, 8)
-    rows, keys = positions(nn.Identity(), range(4, 6), key, given, None)
+    rows, keys = positions(nn.Identity(), range(4, 6), 0, key, given, None)
     assert rows.tolist() == [[10, 11]]
     assert torch.equal(keys, given)
+
+
+@torch.no_grad()
+def test_full_layers_beside_sliding_ones_check_where_cached_keys_stand() -> None:
+    model, cache, jump = tiny("gemma3"), DynamicCache(), torch.arange(24)[None] // 12 * 50
+    where = jump + torch.arange(24)
+    model(TOKENS[:1, :23], position_ids=where[:, :23], past_key_values=cache)
+    with (
+        rl.edit_rope(model, EDIT),
+        pytest.raises(UnsupportedModel, match="where the keys in this cache stand"),
+    ):
+        model(TOKENS[:1, 23:], position_ids=where[:, 23:], past_key_values=cache)
+
+
+@torch.no_grad()
+def test_each_of_two_caches_has_its_own_positions() -> None:
+    """As in classifier-free guidance: one prompt has hidden tokens that do not count."""
+    model, mask = tiny("llama_gqa"), torch.ones(2, 24, dtype=torch.long)
+    mask[0, 8:13] = 0
+    where = mask.cumsum(1) - 1
+
+    def last(model: nn.Module) -> torch.Tensor:
+        def part(row: int, at: slice, cache: DynamicCache) -> torch.Tensor:
+            one = slice(row, row + 1)
+            options = {"position_ids": where[one, at], "attention_mask": mask[one, : at.stop]}
+            return model(TOKENS[one, at], past_key_values=cache, **options).logits
+
+        caches = DynamicCache(), DynamicCache()
+        for row, cache in enumerate(caches):
+            part(row, slice(0, 23), cache)
+        return torch.cat([part(row, slice(23, 24), c) for row, c in enumerate(caches)])
+
+    expected = last(stopped(model))
+    with rl.edit_rope(model, EDIT):
+        torch.testing.assert_close(last(model), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["GraniteMoeHybrid", "Zaya", "Llama4", "Persimmon"])
+@torch.no_grad()
+def test_positions_that_attention_is_not_told_are_known(name: str) -> None:
+    model, ids = families.tiny(f"{name}ForCausalLM"), TOKENS % 39
+    where = torch.arange(24)[None] + (torch.arange(24) >= 12) * 57
+    options = {"attention_mask": torch.ones_like(ids), "use_cache": False}
+    with rl.edit_rope(model, "nope"):
+        plain = model(ids, **options).logits
+        jumping = model(ids, position_ids=where, **options).logits
+    torch.testing.assert_close(jumping, plain, rtol=0, atol=1e-4)
