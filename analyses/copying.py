@@ -44,7 +44,7 @@ RANDOM = "as many random heads as deep, without a role, silent"
 TASKS = {
     "measures": ("copying", "retrieval"),
     "distances": (16, 64, 240),
-    "prompts": (128, 512),
+    "prompt_lengths": (128, 512),
 }
 
 

@@ -65,7 +65,7 @@ def measure(
     far = on(
         text,
         *("copying", "retrieval"),
-        prompts=doublings(SHORTEST, longest),
+        prompt_lengths=doublings(SHORTEST, longest),
         distances=doublings(NEAREST, longest // 2),
     )
     return dataset.assign(

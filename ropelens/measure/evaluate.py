@@ -61,7 +61,7 @@ def evaluate(
     controls: Count = 0,
     measures: str | Sequence[str] = MEASURES,
     rows: HowMany = "auto",
-    prompts: Sequence[Whole] | None = None,
+    prompt_lengths: Sequence[Whole] | None = None,
     distances: Sequence[Whole] | None = None,
     seed: Whole = 0,
     batch_size: Positive | None = None,
@@ -91,7 +91,7 @@ def evaluate(
       loss of these the first time and when repeated (edit, trial).
     - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles hidden in
       the text that are found, which asks for no instruction tuning (chance is 1 in 8), and
-      `retrieval_hit`, 1 or 0 for each `retrieval_trial`. `prompts` have so many tokens, by
+      `retrieval_hit`, 1 or 0 for each `retrieval_trial`. `prompt_lengths` are in tokens, by
       default a quarter, a half and all of the context.
     - "copying", on request: `copy_loss` (edit, copy_distance, trial), the loss of random tokens
       that come again after `distances` tokens (by default 8, 16, 32, ..., as far as both
@@ -123,7 +123,7 @@ def evaluate(
     if "copying" in wanted:
         tasks["copying"] = copies(measurement, distances)
     if "retrieval" in wanted:
-        tasks["retrieval"] = needles(measurement, prompts)
+        tasks["retrieval"] = needles(measurement, prompt_lengths)
     edges = _position_edges(text.context, stated_context(subject.config))
     show = progress or silent
     named = () if tokenizer is None else CLASSES

@@ -118,7 +118,7 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
         np.testing.assert_allclose(last[f"growth_{name}"], last[name], rtol=1e-6)
     text = validation(entry, sequences=SEQUENCES)[0]
     asked = ("copying", "retrieval")
-    far = {"distances": (8, 16, 32, 64), "prompts": (32, 64, 128)}
+    far = {"distances": (8, 16, 32, 64), "prompt_lengths": (32, 64, 128)}
     theirs = rl.evaluate(model, text, measures=asked, **far)
     np.testing.assert_allclose(last["copy_loss"], theirs.copy_loss[0])
     np.testing.assert_allclose(last["far_retrieval"], theirs.retrieval[0].mean("depth"))

@@ -92,7 +92,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
                 },
                 measures=(*MEASURES, "copying"),
                 rows=16,
-                prompts=[60],
+                prompt_lengths=[60],
                 distances=[30],
             )
 

@@ -137,7 +137,7 @@ def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
         totals.append(stages[0].total)
         return telling(told.append)(*stages)
 
-    asked = {"measures": measures, "prompts": (33, 40), "edits": {"a": "nope"}}
+    asked = {"measures": measures, "prompt_lengths": (33, 40), "edits": {"a": "nope"}}
     evaluate(tiny("llama_gqa"), lengths=torch.tensor([40, 20, 3]), progress=show, **asked)
     assert [sum(told)] == totals
     assert measures != ("loss",) or totals == [2 * 63]

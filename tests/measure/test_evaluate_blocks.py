@@ -177,7 +177,7 @@ def test_a_rotation_that_remembers_its_longest_sequence():
         tokens(),
         edits={"no edit": []},
         measures=("retrieval", "loss"),
-        prompts=(60, 200),
+        prompt_lengths=(60, 200),
     )
     for name in ("loss", "retrieval_hit"):
         one, other = found[name]

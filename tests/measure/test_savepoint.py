@@ -33,7 +33,7 @@ def measure(**options: object) -> xr.Dataset:
 
 def evaluate(**options: object) -> xr.Dataset:
     return rl.evaluate(
-        MODEL, TOKENS, edits=EDITS, prompts=[40], rows=10, batch_size=2, **options
+        MODEL, TOKENS, edits=EDITS, prompt_lengths=[40], rows=10, batch_size=2, **options
     )
 
 

@@ -135,7 +135,7 @@ def test_a_model_that_copies_finds_every_needle():
         edits={"slow": rl.stop_slowest(0.25), "half": rl.rescale(speeds / 2, heads="0.*")},
         measures=("retrieval", "induction", "copying"),
         distances=(8, 40),
-        prompts=(48, 96),
+        prompt_lengths=(48, 96),
     )
     assert found.retrieval.dims == ("edit", "retrieval_length", "depth")
     assert found.retrieval_length.values.tolist() == [48, 96]
