@@ -196,9 +196,8 @@ def _attend(
     by_module = key.shape[1]
     places, all_places = (range(first + gone, own.stop + gone) for first in (own.start, 0))
     if hooks.changes:
-        rows, keys = positions(
-            module, own, gone, key, options.get("position_ids"), attention_mask
-        )
+        told = options.get("position_ids")
+        rows, keys = positions(module, own, gone, key, told, attention_mask)
         for change in hooks.changes:
             query = change(layer, "query", query, places, rows)
             key = change(layer, "key", key, all_places, keys)

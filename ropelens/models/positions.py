@@ -74,7 +74,7 @@ def own_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
 
     A cache holds the past too, a static one also places that are still empty.
     """
-    cache, held = _cache_of(module), 0
+    cache, held = _caches.get(id(module), lambda: None)(), 0
     if cache is not None:
         at = module.layer_idx  # a layer that shares keys holds none of its own
         own: list[Any] = [
@@ -83,11 +83,6 @@ def own_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
         held = next(filter(None, (int(x.get_seq_length()) for x in (*own, cache))), 0)
     last = min(held or keys, keys)
     return range(last - rows, last), max(held - keys, 0)
-
-
-def _cache_of(module: Any) -> Cache | None:
-    noted = _caches.get(id(module))
-    return None if noted is None else noted()
 
 
 def positions(
@@ -107,7 +102,7 @@ def positions(
         index = torch.arange(keys, device=key.device)[None]
         return index[:, own.start : own.stop], index
     rows = given[:, -len(own) :]  # of all tokens, of which some rows are asked
-    cache = _cache_of(module)
+    cache = _caches.get(id(module), lambda: None)()
     known = _passed.setdefault(id(module), WeakKeyDictionary())
     of: object = module if cache is None else cache
     if given.shape[1] == keys:
