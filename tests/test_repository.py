@@ -17,7 +17,7 @@ ROOMS = {
     "errors.py": 120,
     "rope": 800,
     "statistics": 3_110,
-    "models": 3_680,
+    "models": 3_670,
     "edit": 740,
     "measure": 3_930,
     "files": 430,
