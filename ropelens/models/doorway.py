@@ -320,8 +320,8 @@ def _hides_alike(mask: Tensor | None) -> bool:
     """Whether a mask hides keys, the same for all heads, and does nothing else to scores."""
     if mask is None:
         return True
-    kinds = mask.dtype == torch.bool or (mask == 0) | (mask < -1e4)
-    return bool((kinds & (mask == mask[:, :1])).all())
+    alike = mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
+    return alike and (mask.dtype == torch.bool or bool(((mask == 0) | (mask < -1e4)).all()))
 
 
 def _visible(mask: Tensor) -> Bool[Tensor, ...]:
