@@ -151,8 +151,8 @@ def attention_factor(subject: Subject) -> float | None:
             for module, name in rotary:
                 module[name] = tried
             layers, lone = subject.rotations(), lone_tokens(subject, torch.tensor([0]))
-            norms = [layers[at].planes.norms(of.vectors) for at, of in lone.items()]
-            lengths.append(sum(float(of.sum()) for of in norms))
+            turned = [of.vectors[..., layers[at].planes.first] for at, of in lone.items()]
+            lengths.append(sum(float(of.abs().sum()) for of in turned))
     finally:
         for module, name in rotary:
             module[name] = factor

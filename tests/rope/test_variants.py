@@ -23,6 +23,7 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.models.rotation import attention_factor
 from ropelens.models.subject import as_subject
 from ropelens.models.variants import frequencies
 from ropelens.rope.variants import VARIANTS, Shape, parse_variant
@@ -194,6 +195,14 @@ def test_a_config_is_copied_and_each_type_of_layer_keeps_its_base():
     bases = {key: own["rope_theta"] for key, own in changed.rope_parameters.items()}
     assert bases == {"sliding_attention": 1e4, "full_attention": 1e6}
     assert {own["rope_type"] for own in changed.rope_parameters.values()} == {"proportional"}
+
+
+def test_the_attention_factor_of_few_planes():
+    """Most of a head's length is in coordinates that do not turn."""
+    model = plain("deepseek_v3")
+    for layer in model.model.layers:
+        layer.self_attn.kv_b_proj.weight.data *= 9
+    assert attention_factor(as_subject(model)) == 1.0
 
 
 def test_a_base_of_every_layer():
