@@ -294,7 +294,7 @@ def check_tokens(
         wrong = ~real[:, :run].any(1) & (beyond & real).any(1) | ~(real & ~beyond).any(1)
         if wrong.any():
             raise BadArgument(
-                "tokens must be padded on the right, where lengths do not count them.",
+                "tokens must be padded on the right: lengths count from the left.",
                 seen=f"sequence {int(wrong.nonzero()[0])} begins with padding (id {id})",
                 attempt="a BatchEncoding with its attention_mask, or documents[s, i] below 0",
             )
