@@ -21,7 +21,7 @@ from ropelens.analysis.options import Options
 from ropelens.errors import BadText
 from ropelens.measure.excerpts import check_excerpts
 from ropelens.measure.measurement import sequences_at_once
-from ropelens.measure.passes import fitted_tokens
+from ropelens.measure.passes import fit_cost
 from ropelens.measure.token_sets import attention_on
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_number
@@ -171,8 +171,8 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
     heads = stated_number(config, "num_attention_heads", 0)
     terms = stated_number(config, "head_dim", shape.hidden_size // max(1, heads)) // 2
     layers = len(attending_layers(config))
-    fits = layers * fitted_tokens(heads, terms, longest, options.surrogates)
-    fits /= source.parameters
+    sizes = (source.parameters, heads, terms, longest)
+    fits = layers * fit_cost(*sizes, options.surrogates)
     quantized = "" if options.quantize is None else f"{options.quantize}, computed in "
     facts = {
         "model": f"{short_name(source.checkpoint.name)}, {shape.num_hidden_layers} layers x "

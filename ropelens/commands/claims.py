@@ -82,7 +82,8 @@ def claims(
     for name, (table, of) in ledgers.items():
         if table is None:
             profile, more = _measured(given[name], text, options, out / name)
-            given[name] = given[name] if not more else str(out / name)
+            if more:
+                given[name] = str(out / name)
             with opening(show_progress, "testing"):
                 table = test_claims(profile, seed=options.seed, **({} if quick else more))
             table = table.assign(model=name)

@@ -23,18 +23,18 @@ from ropelens.measure.heads import head_values, resample_labels
 from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
 from ropelens.measure.passes import OBSERVED, Progress, cost_of_fit, fit_layers, sum_batch
 from ropelens.measure.savepoint import begin_stage
-from ropelens.measure.summary import number_dims, plane_coordinates, summarize
+from ropelens.measure.summary import bits_of, number_dims, plane_coordinates, summarize
 from ropelens.measure.tasks import Task, copies, needles, repeats
 from ropelens.measure.token_sets import CLASSES, ids_of
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject, stated_context
 from ropelens.statistics.budget.held_out import LayerFit
-from ropelens.statistics.budget.logit import SCORES, gains
+from ropelens.statistics.budget.logit import SCORES
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import Corpus, Documents
 from ropelens.statistics.kernel import sum_bins
-from ropelens.statistics.labels import attention_budget, label_heads
+from ropelens.statistics.labels import label_heads
 from ropelens.statistics.rows import HowMany
 from ropelens.statistics.sums import (
     Sums,
@@ -381,5 +381,4 @@ def _class_labels(sums: Sums, layers: int) -> np.ndarray:
     """The label [layer, head, class] of each head over the rows of each class of tokens."""
     of_classes = {layer: scores[:, 1:].sum(0) for layer, scores in sums.scores.items()}
     scores = by_layer(of_classes, layers).transpose(1, 2)
-    bits = attention_budget(*(gain.numpy() for gain in gains(scores).values()))
-    return label_heads(bits, rows=scores[..., SCORES.index("weight")].numpy())
+    return label_heads(bits_of(scores), rows=scores[..., SCORES.index("weight")].numpy())

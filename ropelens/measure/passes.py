@@ -144,15 +144,15 @@ def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
     subject, context = measurement.subject, measurement.text.context
     terms = max(layer.planes.terms for layer in subject.rotations(context))
     parameters = sum(weight.numel() for weight in subject.model.parameters())
-    return fitted_tokens(subject.heads, terms, context, surrogates) / parameters
+    return fit_cost(parameters, subject.heads, terms, context, surrogates)
 
 
-def fitted_tokens(heads: int, terms: int, context: int, surrogates: int) -> float:
-    """`cost_of_fit` times the parameters: a layer of so many heads, with so many planes."""
+def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: int) -> float:
+    """`cost_of_fit`, of a model whose layers have so many heads and planes."""
     # Of the rows of both folds half are seen; surrogates have fewer rows of longer sequences.
     cells = heads * FOLD_ROWS * (context + 600)
     share = (1 + surrogates / 40) / 2  # half of the time goes into 40 surrogates
-    return FIT_OPERATIONS * share * cells * terms
+    return FIT_OPERATIONS * share * cells * terms / parameters
 
 
 def fit_layers(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
@@ -104,7 +105,7 @@ def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
 def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
     layers = sorted(sums.scores)
     scores = torch.from_numpy(stack(sums.scores[layer][:, 0] for layer in layers))
-    bits = attention_budget(*(gain.numpy() for gain in gains(scores.sum(1)).values()))
+    bits = bits_of(scores.sum(1))
     rows = scores[0, :, 0, SCORES.index("weight")]
     by_group = gains(scores[:, rows > 0])
     kernels = [_kernel(sums, layer, fits[layer]) for layer in layers]
@@ -122,6 +123,11 @@ def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
         **{name: np.moveaxis(stack(x[name] for x in drawn), 0, 1) for name in drawn[0]},
     }
     return labelled(values, MEASURES)
+
+
+def bits_of(scores: Float[Tensor, "*head score"]) -> dict[str, Float[np.ndarray, "*head"]]:
+    """The attention budget of each head by the `SCORES` of its models."""
+    return attention_budget(*(gain.numpy() for gain in gains(scores).values()))
 
 
 def _kernel(sums: Sums, layer: int, fit: LayerFit) -> dict[str, Tensor]:
