@@ -144,32 +144,19 @@ class CallRows:
         return total
 
     @cached_property
-    def mean_key(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
-        """U K: the mean of the keys that each row sees."""
-        return self._mean_seen(torch.ones_like(self.sink_kind[:, :1, :1], dtype=torch.bool))
-
-    @cached_property
-    def mean_other_key(self) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
-        """The mean of the keys that each row sees and that are no sinks; 0 without any."""
-        return self._mean_seen(self.sink_kind == 0)
-
-    def _mean_seen(
-        self, among: Bool[Tensor, "batch shared_kv_head shared_group position"]
-    ) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
-        """The mean of the keys `among` those that each row sees, from their running sums."""
-        count = self._sum_seen(among[..., None].to(self.k.dtype))
-        return self._sum_seen(self.k[:, :, None] * among[..., None]).div_(count.clamp_(min=1))
-
-    def _sum_seen(self, x: Float[Tensor, "*head position value"]) -> Tensor:
-        if self.visible is not None:
-            seen = torch.einsum("brk,bhkv->bhrv", self.visible.to(x.dtype), x.flatten(1, 2))
-            return seen.unflatten(1, x.shape[1:3])
-        total = memory.running_sum(x.flatten(1, 2))
+    def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
+        """The sum of the keys that each row sees, from running sums where rows are many."""
+        mask, keys = self.visible, torch.arange(self.k.shape[2])
+        if mask is None and self.position.shape[1] <= memory.STRETCH:
+            mask = sees(self.first, self.position, keys).to(self.k.device)
+        if mask is not None:
+            return mask[:, None, None].to(self.k) @ self.k[:, :, None]
+        total = memory.running_sum(self.k)
         seen = memory.pick(total, self.position)
         if self.first.any():
             before = memory.pick(total, (self.first - 1).clamp(min=0))
-            seen -= before * (self.first > 0).to(x.device)[:, None, :, None]
-        return seen.unflatten(1, x.shape[1:3])
+            seen -= before * (self.first > 0).to(self.k.device)[:, None, :, None]
+        return seen[:, :, None]
 
     @cached_property
     def sink_positions(self) -> Int[Tensor, " sink"]:
@@ -275,7 +262,11 @@ class Block:
     @property
     def mean_key(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
         """U K: the mean of the keys that each row sees."""
-        return self.of_call.mean_key[:, self.heads, :, self._part]
+        return self._sum_of_keys / self._count[..., None]
+
+    @property
+    def _sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
+        return self.of_call.sum_of_keys[:, self.heads, :, self._part]
 
     @property
     def expected_score(self) -> Float[Tensor, "batch kv_head group row"]:
@@ -294,7 +285,11 @@ class Block:
     @property
     def log_keys(self) -> Float[Tensor, "shared 1 1 row"]:
         """Logarithm of the number of keys that each row sees."""
-        return self.of_call.count[:, None, None, self._part].to(self.q).log()
+        return self._count.log()
+
+    @property
+    def _count(self) -> Float[Tensor, "shared 1 1 row"]:
+        return self.of_call.count[:, None, None, self._part].to(self.q)
 
     # sinks
 
@@ -323,20 +318,23 @@ class Block:
 
     @property
     def mean_other_key(self) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
-        """The mean of the keys that each row sees and that are no sinks."""
-        return self.of_call.mean_other_key[:, self.heads, :, self._part]
+        """The mean of the keys that each row sees and that are no sinks; 0 without any."""
+        seen = self._sees(self.sinks.cpu() + self.keys.start)[:, None, None]
+        seen = (seen & (self.sink_kind > 0)).to(self.k)
+        others = self._sum_of_keys - seen @ self.k[:, :, None, self.sinks]
+        count = (self._count - seen.sum(-1))[..., None]
+        return others.masked_fill_(count == 0, 0) / count.clamp(min=1)
 
     # keys and offsets
 
     @property
     def seen(self) -> Bool[Tensor, "shared row key"]:
         """Which keys each row sees."""
-        return self._sees(self.keys.start, self.keys.stop)
+        return self._sees(torch.arange(self.keys.start, self.keys.stop))
 
-    def _sees(self, begin: int, end: int) -> Bool[Tensor, "shared row key"]:
+    def _sees(self, key: Int[Tensor, " key"]) -> Bool[Tensor, "shared row key"]:
         if self.of_call.visible is not None:
-            return self.of_call.visible[:, self._part, begin:end]
-        key = torch.arange(begin, end)
+            return self.of_call.visible[:, self._part, key.to(self.k.device)]
         return sees(self._first, self.position, key).to(self.k.device)
 
     def hide(
@@ -356,7 +354,7 @@ class Block:
             seen_by_all = low, low
         for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], self.keys.stop)):
             if begin < end:
-                penalty = torch.where(self._sees(begin, end), 0.0, memory.HIDDEN)
+                penalty = torch.where(self._sees(torch.arange(begin, end)), 0.0, memory.HIDDEN)
                 hidden.append((slice(begin - low, end - low), penalty[:, None, None]))
         return hidden
 

@@ -16,11 +16,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.rope.planes import Planes
+from ropelens.rope.planes import Planes, rotate
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.logit import RIDGE, averaged, sums, tolerance
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets
 from ropelens.statistics.labels import Thresholds, describe_wavelengths
+from ropelens.statistics.measures import selectivity_keys
 from ropelens.statistics.rows import generator_of
 
 DRAWS = 40  # surrogates by default
@@ -92,8 +93,8 @@ def _turned(
     """These rows alone, turned by these angles; their queries carry the scale."""
     at = rows.position.to(cos.device)
     here_cos, here_sin = (x[:, at].movedim(0, 1)[:, :, None] for x in (cos, sin))
-    query = _rotate(rows.row_q_still * rows.call.scale, here_cos, here_sin, rows.planes)
-    query, key = query.flatten(1, 2), _rotate(rows.k_still, cos, sin, rows.planes)
+    query = rotate(rows.row_q_still * rows.call.scale, here_cos, here_sin, rows.planes)
+    query, key = query.flatten(1, 2), rotate(rows.k_still, cos, sin, rows.planes)
     call = replace(
         rows.call,
         query=query,
@@ -106,19 +107,6 @@ def _turned(
     return CallRows(call, rows.rows, rows.planes, sinks=rows.sinks)
 
 
-def _rotate(
-    x: Float[Tensor, "*batch position coordinate"],
-    cos: Float[Tensor, "*shared position frequency"],
-    sin: Float[Tensor, "*shared position frequency"],
-    planes: Planes,
-) -> Float[Tensor, "*batch position coordinate"]:
-    real, imaginary = x[..., planes.first], x[..., planes.second]
-    turned = x.clone()
-    turned[..., planes.first] = torch.addcmul(real * cos, imaginary, sin, value=-1)
-    turned[..., planes.second] = torch.addcmul(imaginary * cos, real, sin)
-    return turned
-
-
 def _attend(
     rows: CallRows,
 ) -> tuple[Float[Tensor, "head variable"], Float[Tensor, " head"], Float[Tensor, "head term"]]:
@@ -129,19 +117,10 @@ def _attend(
     """
     means = []
     for block in rows.blocks(slice(0, rows.k.shape[1])):
-        information = block.weigh(block.information)
+        push = selectivity_keys(block) * block.weight[:, None, None, :, None]
+        push = rows.planes.sum_coordinates(push.sum((0, 3)).to("cpu", torch.float64))
+        information = block.log_keys - (block.log_norm - block.expected_score)
         masses = sums(block, block.attention, content=False)
-        is_key = block.sink_kind == 0
-        even = block.seen[:, None, None].expand(-1, *is_key.shape[1:3], -1, -1)
-        even = even.to(block.k.dtype).contiguous()
-        even[..., block.sinks] *= is_key
-        even /= even.sum(-1, keepdim=True).clamp(min=1)
-        others = block.attention  # changed from here on
-        others[..., block.sinks] *= is_key
-        others -= others.sum(-1, keepdim=True) * even
-        read = (others.flatten(2, 3) @ block.k).view_as(block.q)
-        weighted = block.q * read * block.weight[:, None, None, :, None]
-        push = rows.planes.sum_coordinates(weighted.sum((0, 3)).to("cpu", torch.float64))
-        means.append((masses, information, push))
+        means.append((masses, block.weigh(information), push))
     masses, information, push = (torch.stack(x).sum(0) for x in zip(*means, strict=True))
     return masses.flatten(0, 1), information.flatten(), push.flatten(0, 1)
