@@ -124,6 +124,7 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."
     for name, x in (("q", q), ("k", k), ("v", values)):
         spread, mean = x.std(-1), x.mean(-1, keepdims=True)
         massive[name] = x > MASSIVE * mean
+        mean = np.where(mean > 0, mean, np.nan)  # a head may have no values, or be pruned
         of_planes[f"{name}_uneven"] = _mean(spread / mean[..., 0])
         of_planes[f"{name}_count"] = _mean(np.where(mean > 0, massive[name], np.nan).sum(-1))
     return of_planes | {

@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from planted import MODELS, Letters, row_of
 from synthetic_profile import synthetic_profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
+from ropelens.measure.claim_arrays import claim_arrays
 from ropelens.measure.claims import CLAIMS, VERDICTS, Claim, judged
 from ropelens.measure.tried_claims import SETS, planes_at_random
 from ropelens.statistics.budget.claim import correlations
 
 LAYERS, HEADS, PLANES, OFFSETS = 12, 4, 16, 64
-RAMP, PLACE = np.linspace(1, 4, PLANES), np.arange(PLANES)
+RAMP = np.linspace(1, 4, PLANES)
 OWN = np.broadcast_to(np.eye(HEADS), (LAYERS, HEADS, HEADS))
 OF_ARRAYS = [claim for claim in CLAIMS if claim.of]
 RUN = "slow_stop fast_stop long_planes slow_induction slow_reach apostrophes"
@@ -29,30 +31,11 @@ def by_plane(row: np.ndarray) -> np.ndarray:
     return np.broadcast_to(row, (LAYERS, PLANES))
 
 
-def by_head(row: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(row, (LAYERS, HEADS, PLANES))
-
-
 def at(*layers: int) -> np.ndarray:
     """Planes that are even, but for the fastest in some layers."""
     length = np.ones((LAYERS, PLANES))
     length[list(layers), 0] = 9
     return length
-
-
-def peaks(planes: tuple[int, int]) -> np.ndarray:
-    """The longest plane of layers, in turn."""
-    return (np.array(planes)[np.arange(LAYERS) % 2, None] == PLACE) + 0.1
-
-
-def sets(first: float, *, others: tuple[float, float]) -> np.ndarray:
-    """A number of the claim's set of planes or tokens, and those of 40 others."""
-    return np.array([first, *np.linspace(*others, SETS)])
-
-
-def losses(first: float) -> tuple[np.ndarray, np.ndarray]:
-    """Of twelve documents of a token each, under sets of planes that cost 1 to 2."""
-    return np.tile(sets(first, others=(1, 2)), (LAYERS, 1)), ONES
 
 
 def kernel(weights: dict[int, float], others: float = 0.01) -> np.ndarray:
@@ -61,37 +44,22 @@ def kernel(weights: dict[int, float], others: float = 0.01) -> np.ndarray:
     return np.broadcast_to(row, (LAYERS, HEADS, OFFSETS))
 
 
-ONE_A_LAYER = np.broadcast_to(np.eye(LAYERS, PLANES)[:, None], (LAYERS, HEADS, PLANES))
+ONES, OF_SETS = np.ones(LAYERS), (LAYERS, 1 + SETS)
+LONG = ["previous_token", "diagonal", "slow_induction", "slow_reach", "apostrophes"]
 
 
-BAND, ONES = np.full(LAYERS, 3.5), np.ones(LAYERS)
-PLANTED: dict[str, tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]] = {
-    "slow_norms": ((by_plane(RAMP),), (by_plane(RAMP[::-1]),)),
-    "fast_at_the_ends": ((at(0, -1),), (at(*range(1, LAYERS - 1)),)),
-    "flat_values": ((ONES, ONES, 0.1 * ONES), (0.1 * ONES, 0.1 * ONES, ONES)),
-    "band": ((peaks((3, 4)), BAND), (peaks((14, 15)), BAND)),
-    "massive_slow": ((by_plane(PLACE >= 8) * 1.0,), (by_plane(PLACE < 8) * 1.0,)),
-    "massive_not_in_values": ((2 * ONES, 3 * ONES, 0 * ONES), (0 * ONES, 0 * ONES, 2 * ONES)),
-    "sinks_slow": tuple(
-        (by_plane(push * 1.0 + 0.1), by_plane(PLACE > 9) * 1.0)
-        for push in (PLACE > 9, PLACE <= 9)
-    ),
-    "positional_early": ((np.linspace(1, 0, LAYERS),), (np.linspace(0, 1, LAYERS),)),
-    "fixed_vectors": ((0.1 + 0.89 * ONE_A_LAYER, ONE_A_LAYER), (1 - ONE_A_LAYER, ONE_A_LAYER)),
-    "mean_vectors_predict": ((OWN,), (1 - OWN,)),
-    "decay": ((ONES,), (-ONES,)),
-    "previous_token": ((kernel({1: 0.9}),), (kernel({1: 0.01}, others=0.9),)),
-    "diagonal": ((kernel({0: 0.9}),), (kernel({0: 0.01}, others=0.9),)),
-    "slow_stop": (losses(0.1), losses(9)),
-    "fast_stop": (losses(9), losses(0.1)),
-    "long_planes": (losses(9), losses(0.1)),
-    "slow_induction": (losses(9), losses(0.1)),
-    "slow_reach": ((0.2 * ONES[:8],), (-0.2 * ONES[:8],)),
-    "apostrophes": tuple(
-        (np.broadcast_to(sets(first, others=(0.1, 0.2)), (LAYERS, HEADS, 1 + SETS)),)
-        for first in (0.3, 0)
-    ),
-}  # fmt: skip
+@pytest.fixture(scope="module")
+def profile() -> xr.Dataset:
+    return synthetic_profile(layers=6)[0]
+
+
+@pytest.fixture(scope="module")
+def shapes() -> dict[str, tuple[int, ...]]:
+    """Of the arrays of claims: of a profile, and of what is tried."""
+    of = claim_arrays(synthetic_profile(layers=LAYERS, heads=HEADS, kv_heads=HEADS)[0])
+    tried = dict.fromkeys(("slow_loss", "fast_loss", "long_loss", "induction_lost"), OF_SETS)
+    tried |= {"tokens": (LAYERS,), "once": (LAYERS,), "more_found": (8,)}
+    return {name: x.shape for name, x in of.items()} | tried | {"token_lead": (3, *OF_SETS)}
 
 
 def verdict(claim: Claim, *arrays: np.ndarray, seed: int = 0, draws: int = 400) -> dict:
@@ -100,21 +68,34 @@ def verdict(claim: Claim, *arrays: np.ndarray, seed: int = 0, draws: int = 400) 
     return judged(claim, xr.Dataset(), named, random, draws)
 
 
-@pytest.mark.parametrize("claim", OF_ARRAYS, ids=lambda claim: claim.name)
-def test_what_is_planted_holds_and_its_opposite_is_contradicted(claim: Claim) -> None:
-    held, contradicted = PLANTED[claim.name]
-    assert verdict(claim, *held)["verdict"] == "holds"
-    assert verdict(claim, *contradicted)["verdict"] == "contradicted"
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        pytest.param(name, of, marks=[pytest.mark.slow] * (name in LONG or of))
+        for name in MODELS
+        for of in (0, 1)
+    ],
+)
+def test_what_a_model_is_built_for_holds_and_its_opposite_is_contradicted(
+    name: str, of: int
+) -> None:
+    row = row_of(name, MODELS[name][of]())
+    assert row["verdict"] == ("holds", "contradicted")[of], row["why"]
+
+
+def test_every_claim_has_its_models() -> None:
+    assert [*MODELS] == [claim.name for claim in CLAIMS]
 
 
 @pytest.mark.parametrize("claim", DRAWN_ALIKE, ids=lambda claim: claim.name)
-def test_where_chance_alone_speaks_a_claim_holds_in_a_fortieth_of_cases(claim: Claim) -> None:
+def test_where_chance_alone_speaks_a_claim_holds_in_a_fortieth_of_cases(
+    claim: Claim, shapes: dict[str, tuple[int, ...]]
+) -> None:
     random = np.random.default_rng(1)
-    shapes = [array.shape for array in PLANTED[claim.name][0]]
     centre = float(claim.name in ("decay", "slow_reach"))  # as often below 0 as above
 
     def drawn(seed: int) -> dict:
-        arrays = (random.gamma(4, 0.25, shape) - centre for shape in shapes)
+        arrays = (random.gamma(4, 0.25, shapes[name]) - centre for name in claim.of)
         return verdict(claim, *arrays, seed=seed, draws=79)
 
     rows = [drawn(seed) for seed in range(80)]
@@ -123,8 +104,10 @@ def test_where_chance_alone_speaks_a_claim_holds_in_a_fortieth_of_cases(claim: C
 
 
 @pytest.mark.parametrize("claim", OF_ARRAYS, ids=lambda claim: claim.name)
-def test_constant_numbers_are_not_testable(claim: Claim) -> None:
-    row = verdict(claim, *(np.full(array.shape, 0.005) for array in PLANTED[claim.name][0]))
+def test_constant_numbers_are_not_testable(
+    claim: Claim, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    row = verdict(claim, *(np.full(shapes[name], 0.005) for name in claim.of))
     assert row["verdict"] == "not testable"
     assert row["why"]
 
@@ -180,11 +163,6 @@ def test_sets_of_planes_take_as_many_planes_as_they_say(claim: Claim, takes: int
         assert (len(drawn) == SETS) == testable
         assert len({*drawn}) == len(drawn)
         assert not {*drawn} & {tuple(of) for of in but}
-
-
-@pytest.fixture(scope="module")
-def profile() -> xr.Dataset:
-    return synthetic_profile(layers=6)[0]
 
 
 def test_the_ledger_has_a_row_a_claim_and_is_the_same_for_a_seed(profile: xr.Dataset) -> None:
@@ -278,13 +256,6 @@ def random_profile(seed: int) -> xr.Dataset:
 def test_random_weights_earn_nothing(seed: int) -> None:
     table = rl.test_claims(random_profile(seed), draws=400)
     assert not (table["verdict"] == "holds").any(), table[table["verdict"] == "holds"]
-
-
-class Letters:
-    """A tokenizer of one letter a token: the first ones that `random_tokens` draws are "'"."""
-
-    def decode(self, token_ids: list[int], **_: object) -> str:
-        return "".join("'" if token < 6 else chr(1000 + token) for token in token_ids)
 
 
 def test_claims_of_edits_on_few_planes_have_numbers_and_say_what_it_takes() -> None:

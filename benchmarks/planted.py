@@ -1,0 +1,358 @@
+"""For each claim of the ledger a model in which it holds, and one in which it is contradicted.
+
+    python benchmarks/planted.py [CLAIM]...
+
+A line a model: the claim, what it was built for, its verdict and why. Queries, keys and values
+are tables, one of each for every token. A head looks back by planes whose vectors are the same
+for every token, or matches tokens by planes with a code of each token's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import ropelens as rl
+
+Floats, Complex = NDArray[np.float64], NDArray[np.complex128]
+BOS = 0
+
+CONTEXT, SEQUENCES, PLANES = 96, 8, 16
+PLACE = np.arange(PLANES)
+RAMP = np.linspace(1, 4, PLANES)
+APOSTROPHES = (3, 4, 5)
+
+
+class Letters:
+    """A tokenizer of one letter a token, apostrophes but for the words."""
+
+    def decode(self, token_ids: list[int], **_: object) -> str:
+        return "".join("'" if n in APOSTROPHES else chr(1000 + n) for n in token_ids)
+
+
+def llama_of(
+    query: Complex,
+    key: Complex,
+    value: Complex,
+    *,
+    base: float,
+    context: int = 256,
+    copies_to: int = 0,
+) -> LlamaForCausalLM:
+    """A Llama in eval mode of tables [layer, head, token, plane], before rotation.
+
+    Scores are in nats. The residual stream has three blocks of a coordinate a token. Embeddings
+    are one-hot in block 0, which queries read; the logits are block 2. Heads write nothing, so
+    every layer sees the embeddings. With `copies_to`, head 0 of layer 0 writes its values to
+    that block; keys of later layers read block 1.
+    """
+    layers, heads, tokens, planes = query.shape
+    width = -(-3 * tokens // heads) * heads
+    config = LlamaConfig(
+        vocab_size=tokens,
+        hidden_size=width,
+        intermediate_size=4,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=2 * planes,
+        max_position_embeddings=context,
+        rope_parameters={"rope_type": "default", "rope_theta": base},
+        bos_token_id=BOS,
+        eos_token_id=None,
+        rms_norm_eps=1e-12,
+    )
+    config._attn_implementation = "eager"
+    model = LlamaForCausalLM(config).eval()
+    block = [slice(n * tokens, (n + 1) * tokens) for n in range(3)]
+    with torch.no_grad():
+        for weight in (weight for weight in model.parameters() if weight.ndim > 1):
+            weight.zero_()
+        model.model.embed_tokens.weight[:, block[0]] = torch.eye(tokens)
+        model.lm_head.weight[:, block[2]] = torch.eye(tokens)
+        for number, layer in enumerate(model.model.layers):
+            later = bool(copies_to and number)
+            tables = {"q": query * np.sqrt(2 * planes), "k": key, "v": value}
+            for name, table in tables.items():
+                by_coordinate = np.concatenate([table[number].real, table[number].imag], -1)
+                of = by_coordinate.transpose(0, 2, 1).reshape(-1, tokens)
+                of = of * np.sqrt((1 + later) / width)  # RMSNorm's, of one code or two
+                weight = getattr(layer.self_attn, f"{name}_proj").weight
+                weight[:, block[name == "k" and later]] = torch.from_numpy(of).float()
+        if copies_to:
+            first = model.model.layers[0].self_attn.o_proj.weight
+            first[block[copies_to], : 2 * planes] = torch.eye(tokens, 2 * planes)
+    return model
+
+
+@dataclass
+class Planted:
+    """Tables of a model, and the text it is measured on.
+
+    With `places`, there is a token for each place in the sequence and code: a vector may turn
+    with its place, so that any plane makes any rhythm.
+    """
+
+    layers: int = 12
+    heads: int = 4
+    planes: int = PLANES
+    codes: int = 24
+    places: int = 1
+    base: float = 1e4
+    noise: float = 0.0
+    copies_to: int = 0
+    repeats: bool = False
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def __post_init__(self) -> None:
+        self.vocabulary = 1 + self.codes * self.places
+        shape = self.layers, self.heads, self.vocabulary, self.planes
+        self.q, self.k = (self.noise * self.gaussian(shape) for _ in "qk")
+        self.v = self.gaussian(shape)
+        if self.copies_to:
+            one_hot = np.eye(self.vocabulary, 2 * self.planes)
+            self.v[0, 0] = one_hot[:, : self.planes] + 1j * one_hot[:, self.planes :]
+        self.inv_freq = self.base ** (-np.arange(self.planes) / self.planes)
+        token = np.arange(-1, self.vocabulary - 1)
+        self.place, self.code = token % self.places, token // self.places
+
+    def gaussian(self, shape: tuple[int, ...]) -> Complex:
+        real, imaginary = self.random.normal(size=(2, *shape))
+        return real + 1j * imaginary
+
+    def look(self, at: tuple[Any, Any], back: int, gain: float, planes: slice) -> Planted:
+        """Heads whose score peaks so many tokens back: a cosine of `gain` a plane."""
+        self.q[*at, :, planes] += gain * np.exp(-1j * self.inv_freq[planes] * back)
+        self.k[*at, :, planes] += 1
+        return self
+
+    def match(
+        self, at: tuple[int, int], gain: float, planes: slice, *, back: int = 0, other: int = 0
+    ) -> Planted:
+        """Heads that seek the token of the same code, or of the `other` next; `back` is where
+        planes would have them. With `places` the rotation is taken off."""
+        shape = 2, self.codes + 1, len(self.inv_freq[planes])
+        real, imaginary = self.random.choice([-1, 1], shape)
+        code = (real + 1j * imaginary)[self.code]
+        off = np.exp(-1j * np.outer(self.place, self.inv_freq[planes]))
+        turn = np.exp(-1j * self.inv_freq[planes] * back)
+        self.q[*at, :, planes] += gain * np.roll(code, other, 0) * off * turn
+        self.k[*at, :, planes] += code * off
+        return self
+
+    def turn(self, at: tuple[int, int], gain: float, plane: int, inv_freq: float) -> Planted:
+        """A cosine of another frequency, through vectors that turn with their place."""
+        turned = np.exp(1j * self.place * (inv_freq - self.inv_freq[plane]))
+        self.q[*at, :, plane] += gain * turned
+        self.k[*at, :, plane] += turned
+        return self
+
+    def model(self) -> LlamaForCausalLM:
+        tables = self.q, self.k, self.v
+        return llama_of(*tables, base=self.base, copies_to=self.copies_to)
+
+    def tokens(self) -> torch.Tensor:
+        """Random ones; with `repeats`, nine of ten are those of three places before."""
+        text = self.random.integers(0, self.codes, (SEQUENCES, CONTEXT)) * self.places
+        tokens = 1 + text + np.arange(CONTEXT) % self.places
+        for place in range(3, CONTEXT if self.repeats else 0):
+            again = self.random.random(len(tokens)) < 0.9
+            tokens[again, place] = tokens[again, place - 3]
+        tokens[:, 0] = BOS
+        return torch.from_numpy(tokens)
+
+
+# ---- lengths
+
+
+def long_in(qk: Any = 1.0, v: Any = 1.0) -> Planted:
+    """Random vectors, as long in each plane as said: [plane], or [layer, plane]."""
+    qk, v = (np.atleast_2d(x)[:, None, None] for x in (qk, v))
+    made = Planted(layers=max(6, len(qk), len(v)), heads=2, noise=0.3)
+    made.q, made.k, made.v = made.q * qk, made.k * qk, made.v * v
+    return made
+
+
+def fast_in(*layers: int) -> Floats:
+    return 1.0 + (np.isin(np.arange(12), np.array(layers) % 12)[:, None] & (PLACE < 4))
+
+
+def peaks(planes: Sequence[int], height: float = 8) -> Floats:
+    """The longest plane of eight layers, in turn."""
+    return 1 + (height - 1) * (np.resize(planes, 8)[:, None] == PLACE)
+
+
+def fixed(*, longest: bool) -> Planted:
+    """All tokens have the same vector in the longest plane, or in all others."""
+    made = long_in(np.ones((12, PLANES)))
+    own = (np.arange(12)[:, None] == PLACE)[:, None, None]
+    made.q = np.where(own == longest, 1 + 0.1 * made.q, made.q) * (1 + 3 * own)
+    return made
+
+
+# ---- heads
+
+
+def sinks(planes: Sequence[int], back: int, gain: float) -> Planted:
+    """Each head looks at BOS through one of the planes."""
+    made = Planted(layers=4, noise=0.06)
+    for head, plane in enumerate(planes):
+        made.q[:, head, :, plane] += gain * np.exp(-1j * made.inv_freq[plane] * back)
+        made.k[:, head, BOS, plane] += 1
+    return made
+
+
+def mixed(made: Planted, positional: Floats) -> Planted:
+    """Heads that look back in fast planes, match in slow ones, by a share [layer, head]."""
+    for at in np.ndindex(positional.shape):
+        share = positional[at]
+        made.look(at, 1, 1.5 * share, slice(0, 4))
+        made.match(at, 0.05 + 1.2 * (1 - share), slice(12, 16), other=1)
+    return made
+
+
+def by_depth(shares: Floats) -> Planted:
+    return mixed(Planted(len(shares), 2, noise=0.03), np.tile(shares[:, None], 2))
+
+
+def slow_positional() -> Planted:
+    """Slow planes look back; fast ones match."""
+    made = Planted(layers=4, codes=8, places=CONTEXT)
+    for layer, head in np.ndindex(4, 2):
+        made.look((layer, head), head + 1 + layer, 1000, slice(8, 10))
+        made.match((layer, 2 + head), 0.8, slice(head, head + 4))
+    return made
+
+
+def others_predict() -> Planted:
+    """Mean vectors make a curve that resembles those of the other heads more than its own."""
+    made = Planted(layers=4, heads=8, base=30.0, codes=2, places=CONTEXT, noise=0.006)
+    for layer, head in np.ndindex(4, 8):
+        for plane, gain in ((0, 1.5), (1 + head, -0.7)):
+            made.look((layer, head), 0, gain, slice(plane, plane + 1))
+        made.turn((layer, head), 1.4, 12, made.inv_freq[1 + head])
+    return made
+
+
+def looking(
+    backs: Sequence[int], layers: int, heads: int, gain: float = 2, planes: slice = slice(0, 8)
+) -> Planted:
+    """A head for each number of tokens back, in turn."""
+    made = Planted(layers=layers, heads=heads, noise=0.015)
+    for number, at in enumerate(np.ndindex(layers, heads)):
+        made.look(at, backs[number % len(backs)], gain, planes)
+    return made
+
+
+# ---- losses
+
+
+def reader(planes: slice, gain: float, **more: Any) -> Planted:
+    """The token two back comes next; so much is read through these planes."""
+    made = Planted(layers=1, base=10.0, copies_to=2, repeats=True, **{"heads": 1} | more)
+    return made.look((0, 0), 2, gain, planes)
+
+
+def long_for_nothing() -> Planted:
+    """Queries and keys of two planes are long in different heads."""
+    made = reader(slice(0, 14), 0.6, heads=2)
+    made.q[0, 0, :, 14:], made.k[0, 1, :, 14:] = 30, 30
+    return made
+
+
+def induction(planes: slice, back: int, gain: float, base: float) -> Planted:
+    """Head 1.0 matches keys of the token before, best so many tokens back."""
+    made = Planted(2, 1, planes=48, codes=89, base=base, copies_to=1, repeats=True)
+    return made.look((0, 0), 1, 4, slice(0, 30)).match((1, 0), gain, planes, back=back)
+
+
+def words(tokens: Sequence[int], layers: int) -> Planted:
+    """A head for each of the tokens."""
+    made = Planted(layers=layers, noise=0.03)
+    for at, token in zip(np.ndindex(layers, 4), tokens, strict=True):
+        made.q[*at, :, -1] += 5
+        made.k[*at, token, -1] += 1
+    return made
+
+
+MASSIVE = partial(peaks, height=20)
+Make = Callable[[], Planted]
+MODELS: dict[str, tuple[Make, Make]] = {
+    "slow_norms": (lambda: long_in(RAMP), lambda: long_in(RAMP[::-1])),
+    "fast_at_the_ends": (
+        lambda: long_in(fast_in(0, -1)), lambda: long_in(fast_in(*range(1, 11)))
+    ),
+    "flat_values": (lambda: long_in(RAMP), lambda: long_in(v=RAMP)),
+    "band": (lambda: long_in(peaks((7, 8))), lambda: long_in(peaks((14, 15)))),
+    "massive_slow": (
+        lambda: long_in(0.4 * MASSIVE(range(8, 16))), lambda: long_in(0.4 * MASSIVE(range(8)))
+    ),
+    "massive_not_in_values": (
+        lambda: long_in(0.4 * MASSIVE(range(16))), lambda: long_in(v=MASSIVE(range(16)))
+    ),
+    "sinks_slow": (lambda: sinks((13, 13, 14, 14), 0, 6), lambda: sinks((1, 2, 3, 4), 30, 8)),
+    "positional_fast": (
+        lambda: mixed(Planted(layers=4, noise=0.015), 1 - np.arange(16).reshape(4, 4).T / 15),
+        slow_positional,
+    ),
+    "positional_early": (
+        lambda: by_depth(np.linspace(1, 0, 6)), lambda: by_depth(np.linspace(0, 1, 6))
+    ),
+    "fixed_vectors": (lambda: fixed(longest=True), lambda: fixed(longest=False)),
+    "mean_vectors_predict": (
+        lambda: looking((1, 4, 9, 16), 4, 4, 1, slice(0, 6)), others_predict
+    ),
+    "decay": (
+        lambda: looking([0], 6, 4, 0.3, slice(5, 10)),
+        lambda: looking([0], 6, 4, -0.3, slice(5, 10)),
+    ),
+    "previous_token": (lambda: looking((0, 1), 1, 4), lambda: looking(range(2, 98), 12, 8)),
+    "diagonal": (lambda: looking((0, 1), 1, 4), lambda: looking(range(2, 98), 12, 8)),
+    "slow_stop": (lambda: reader(slice(0, 12), 0.6), lambda: reader(slice(12, 16), 150)),
+    "fast_stop": (lambda: reader(slice(0, 4), 4), lambda: reader(slice(4, 16), 2)),
+    "long_planes": (lambda: reader(slice(0, 2), 8), long_for_nothing),
+    "slow_induction": (
+        lambda: induction(slice(36, 48), 63, 2, 28),
+        lambda: induction(slice(0, 36), 63, 0.1, 28),
+    ),
+    "slow_reach": (
+        lambda: induction(slice(42, 48), 30, 4, 62),
+        lambda: induction(slice(42, 48), 120, 8, 100),
+    ),
+    "apostrophes": (
+        lambda: words([*APOSTROPHES, 3], 1), lambda: words((1, 2, *range(6, 24)), 5)
+    ),
+}  # fmt: skip
+"""The claim holds in the first of each, and is contradicted in the second."""
+
+
+def row_of(name: str, planted: Planted) -> pd.Series:
+    """The row of a claim in the ledger of a model."""
+    tokens, model = planted.tokens(), planted.model()
+    run = {"tokens": tokens, "documents": range(len(tokens))}
+    profile = rl.profile(model, **run, surrogates=40 if name == "positional_fast" else 0)
+    table = rl.test_claims(profile, draws=400)
+    if name not in {*table["claim"]}:  # one for which the model runs again
+        run |= {"model": model, "tokenizer": Letters()}
+        table = rl.test_claims(profile, draws=400, **run)
+    return table.set_index("claim").loc[name]
+
+
+def main() -> None:
+    for name in sys.argv[1:] or MODELS:
+        for built_for, make in zip(("holds", "contradicted"), MODELS[name], strict=True):
+            row = row_of(name, make())
+            print(f"{name} | {built_for} | {row['verdict']} | {row['why']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
