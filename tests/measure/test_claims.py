@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,8 +84,10 @@ def test_what_a_model_is_built_for_holds_and_its_opposite_is_contradicted(
     assert row["verdict"] == ("holds", "contradicted")[of], row["why"]
 
 
-def test_every_claim_has_its_models() -> None:
+def test_every_claim_has_its_models_and_its_definition() -> None:
     assert [*MODELS] == [claim.name for claim in CLAIMS]
+    measures = (Path(__file__).parents[2] / "docs/measures.md").read_text()
+    assert all(f"`{name}`" in measures for name in MODELS)
 
 
 @pytest.mark.parametrize("claim", DRAWN_ALIKE, ids=lambda claim: claim.name)
