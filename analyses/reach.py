@@ -30,6 +30,9 @@ import ropelens as rl
 FAR = np.random.default_rng(0).integers(100_000, 1_000_000, 200, endpoint=True)
 DISTANCES = np.unique([*np.geomspace(1, 1_000_000, 49).round(), *FAR])
 NEEDLE = 3  # tokens: two ask for the third
+VARIANTS = ("own", "p-rope:0.75", "p-rope:0.5")
+SHORT = 2048  # tokens of context; a draw of a longer one takes half a minute of CPU
+APART = (75, 150, 300, 600, 1200, 2400, 3900)  # in a longer context, where they fit
 MOST = 24
 """Heads that are asked, at most: those that act most on a match."""
 
@@ -54,11 +57,12 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         lengths=analysis.sequences.lengths,
         heads=",".join(f"{row.layer}.{row.head}" for row in asked.itertuples()),
     )
-    short = analysis.profile.attrs["trained_context"] <= 2048
-    variants = ("own", "p-rope:0.75", "p-rope:0.5")
-    reach = run(distances=DISTANCES, variants=variants, draws=4 if short else 2)
+    context = analysis.profile.attrs["trained_context"]
+    fit = [apart for apart in APART if apart + 64 < context] if context > SHORT else None
+    variants, draws = (VARIANTS, 4) if fit is None else (VARIANTS[:2], 4)
+    reach = run(copies=fit, distances=DISTANCES, variants=variants, draws=draws)
     apart = reach["run_distance"].values.tolist()
-    needles = run(copied=NEEDLE, copies=apart, distances=(), draws=16 if short else 4)
+    needles = run(copied=NEEDLE, copies=apart, distances=(), draws=16 if fit is None else 8)
     first = asked.loc[asked["induction"].idxmax()]
     figures = {
         "Circles: how often heads find a copy that stands that far back, a mean over these "

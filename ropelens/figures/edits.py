@@ -16,7 +16,7 @@ from ropelens.figures import style
 from ropelens.figures.text import NOTHING, number, short_count
 from ropelens.figures.truncated_heads import ENDS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
 from ropelens.figures.wavelengths import TRAINED, mark_trained, plane_borders, set_wavelengths
-from ropelens.measure.truncation_table import summarize_truncation
+from ropelens.measure.truncation_table import class_changes, summarize_truncation
 
 
 class Measure(NamedTuple):
@@ -39,16 +39,19 @@ MEASURES: dict[MeasureName, Measure] = {
     "labels": Measure("labels_changed_share", "heads with a new<br>label (share)"),
 }
 
+CLASS_MEASURES = {"loss": MEASURES["loss"].title, "bits": "attention<br>moved (bits)"}
+CLASS_MEASURES |= {"labels_changed": "heads with a new<br>label (count)"}
+
 
 @public
 def plot_truncation(
     truncation: xr.Dataset,
     *,
-    by: Literal["share", "band"] = "share",
+    by: Literal["share", "band", "class"] = "share",
     measures: Sequence[MeasureName] = ("loss",),
     table: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """What stopping planes changes, `by` the share that still rotates or by band.
+    """What stopping planes changes, `by` the share that still rotates, band or class of token.
 
     "share": change of each of `measures` from the model as it is, with the 95 % interval of
     the paired difference, an end of the axis a panel. x: share of the planes that still
@@ -59,18 +62,25 @@ def plot_truncation(
     "band": the first of `measures` for one band of wavelengths at a time, a bar a band. x:
     wavelength (tokens).
 
+    "class": loss, attention and labels of each class of tokens, a row a measure, with a quarter
+    of the planes stopped (or as near to it as there is), a mark an end.
+
     `table` is `summarize_truncation(truncation)`, if made already.
     """
     table = summarize_truncation(truncation) if table is None else table
     missing = [name for name in measures if table[MEASURES[name].column].isna().all()]
+    if by == "class":
+        missing = [] if "class_loss" in truncation else ["classes of tokens"]
     kinds = ["band"] if by == "band" else [end for end in ENDS if (table["kind"] == end).any()]
     if missing or not table["kind"].isin(kinds).any():
         raise BadArgument(
             f"The sweep did not measure {missing[0]}."
             if missing
             else f"The sweep stopped no {'bands' if by == 'band' else 'planes from an end'}.",
-            attempt="truncate(model, tokens, ends=..., bands=..., measures=...)",
+            attempt="truncate(model, tokens, ends=..., bands=..., measures=..., tokenizer=...)",
         )
+    if by == "class":
+        return _classes_figure(truncation, table[table["kind"].isin(kinds)])
     chosen = [MEASURES[name] for name in measures]
     if by == "band":
         return _bands_figure(truncation, table, chosen[0])
@@ -144,6 +154,30 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
     figure.update_xaxes(range=[float(ends[0]) - 0.03, float(ends[1]) + 0.03])
     mark_trained(figure, truncation)
     return figure
+
+
+def _classes_figure(truncation: xr.Dataset, table: pd.DataFrame) -> go.Figure:
+    """A row a measure; marks by class, one for each end of which a quarter stops."""
+    rows = {}
+    for end, of_end in table.groupby("kind", sort=False):
+        row = of_end.loc[(of_end["kept"] - 0.75).abs().idxmin()]
+        name = f"{ENDS[end][0].split()[0]} {100 * (1 - row['kept']):.3g}% of planes stopped"
+        rows[end, name] = pd.DataFrame(class_changes(truncation, row["edit"]))
+    measures = [name for name in CLASS_MEASURES if all(name in of for of in rows.values())]
+    title, height = "What stopping planes changes, by class of token", 120 + 110 * len(measures)
+    figure = style.stacked(title, len(measures), height=height, spacing=0.08)
+    for at, measure in enumerate(measures, start=1):
+        for (end, name), of in rows.items():
+            _, color, symbol = ENDS[end]
+            look = {"mode": "markers", "marker": {"color": color, "symbol": symbol, "size": 9}}
+            look |= {"name": name, "legendgroup": end, "showlegend": at == 1}
+            look |= {"cliponaxis": False, "hovertemplate": "%{x} tokens: %{y:.3~f}"}
+            if measure == "loss":
+                bars = of["loss"], of["loss_low"], of["loss_high"]
+                look["error_y"] = style.interval_bars(*bars, width=4, color=color)
+            figure.add_scatter(x=of["name"], y=of[measure], **look, row=at, col=1)
+        figure.update_yaxes(title_text=CLASS_MEASURES[measure], zeroline=True, nticks=5, row=at)
+    return figure.update_layout(scattermode="group", margin_t=80)
 
 
 def _with_words_above(title: str, *, height: int, **panels: Any) -> go.Figure:

@@ -24,7 +24,7 @@ from ropelens.measure.measurement import Batch, Lengths, Measurement, Tokens
 from ropelens.measure.passes import OBSERVED, Progress, cost_of_fit, fit_layers, sum_batch
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import bits_of, number_dims, plane_coordinates, summarize
-from ropelens.measure.tasks import Task, copies, needles, repeats
+from ropelens.measure.tasks import TRIALS, Task, copies, needles, repeats
 from ropelens.measure.token_sets import CLASSES, ids_of
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
 from ropelens.models.processes import gather, shard
@@ -62,6 +62,7 @@ def evaluate(
     measures: str | Sequence[str] = MEASURES,
     rows: HowMany = "auto",
     prompt_lengths: Sequence[Whole] | None = None,
+    prompts: Positive = TRIALS,
     distances: Sequence[Whole] | None = None,
     seed: Whole = 0,
     batch_size: Positive | None = None,
@@ -92,7 +93,7 @@ def evaluate(
     - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles hidden in
       the text that are found, which asks for no instruction tuning (chance is 1 in 8), and
       `retrieval_hit`, 1 or 0 for each `retrieval_trial`. `prompt_lengths` are in tokens, by
-      default a quarter, a half and all of the context.
+      default a quarter, a half and all of the context, `prompts` of each length and depth.
     - "copying", on request: `copy_loss` (edit, copy_distance, trial), the loss of random tokens
       that come again after `distances` tokens (by default 8, 16, 32, ..., as far as both
       copies are in the context; more is allowed): 0 for a model that copies, ln(vocabulary)
@@ -123,7 +124,7 @@ def evaluate(
     if "copying" in wanted:
         tasks["copying"] = copies(measurement, distances)
     if "retrieval" in wanted:
-        tasks["retrieval"] = needles(measurement, prompt_lengths)
+        tasks["retrieval"] = needles(measurement, prompt_lengths, prompts)
     edges = _position_edges(text.context, stated_context(subject.config))
     show = progress or silent
     named = () if tokenizer is None else CLASSES

@@ -137,8 +137,10 @@ def doublings(least: int, most: int) -> tuple[int, ...]:
 # needles
 
 
-def needles(measurement: Measurement, lengths: Sequence[int] | None) -> Task:
-    """Which needles in stretches of the text are found, by length and depth of the prompt."""
+def needles(
+    measurement: Measurement, lengths: Sequence[int] | None, prompts: int = TRIALS
+) -> Task:
+    """Which needles in stretches of the text are found, by length and depth of `prompts`."""
     subject, text, within = measurement.subject, measurement.text, measurement.within
     by_default = [max(SHORTEST, within // part) for part in (4, 2, 1)]
     lengths = tuple(dict.fromkeys(map(int, by_default if lengths is None else lengths)))
@@ -147,25 +149,25 @@ def needles(measurement: Measurement, lengths: Sequence[int] | None) -> Task:
             f"A prompt that hides needles has {SHORTEST} tokens or more.", seen=str(lengths)
         )
     stretch = text.tokens.cpu()[:, 1:][text.real[:, 1:]]
-    given = {"vocabulary": subject.vocabulary, "seed": measurement.seed}
+    given = {"vocabulary": subject.vocabulary, "seed": measurement.seed, "trials": prompts}
     given["first_token"] = measurement.first_token
     hidden = [hide_needles(stretch, length=length, **given) for length in lengths]
 
     def measure(progress: Progress) -> dict[str, Tensor]:
         hits = []
-        for prompts, values in hidden:
+        for texts, values in hidden:
             forget_length(subject)
             last = []
-            for part in _together(subject, prompts.flatten(0, 1)):
+            for part in _together(subject, texts.flatten(0, 1)):
                 last.append(_last_logits(subject, part).float().cpu())
                 progress(part.numel())
-            logits = torch.cat(last).unflatten(0, prompts.shape[:2])
+            logits = torch.cat(last).unflatten(0, texts.shape[:2])
             hits.append(found_needles(logits, values).double())
         hit = torch.stack(hits)
         return {"retrieval": hit.mean(-1), "retrieval_hit": hit}
 
     coordinates = {"retrieval_length": np.array(lengths), "depth": np.array(DEPTHS)}
-    return Task(len(DEPTHS) * TRIALS * sum(lengths), measure, coordinates)
+    return Task(len(DEPTHS) * prompts * sum(lengths), measure, coordinates)
 
 
 def found_needles(
@@ -177,7 +179,13 @@ def found_needles(
 
 
 def hide_needles(
-    text: Int[Tensor, " position"], *, first_token: int, vocabulary: int, length: int, seed: int
+    text: Int[Tensor, " position"],
+    *,
+    first_token: int,
+    vocabulary: int,
+    length: int,
+    seed: int,
+    trials: int = TRIALS,
 ) -> tuple[Int[Tensor, "depth trial token"], Int[Tensor, "trial needle"]]:
     """Prompts of `length` tokens with needles in stretches of `text`, and the needles' values.
 
@@ -197,7 +205,7 @@ def hide_needles(
     around = length - 1 - size - KEY
     known, every = text.unique().numpy(), np.arange(vocabulary)
     prompts, values = [], []
-    for _ in range(TRIALS):
+    for _ in range(trials):
         if len(text) >= around:
             begin = int(random.integers(len(text) - around + 1))
             hay = text[begin : begin + around].numpy()

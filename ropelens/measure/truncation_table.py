@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -79,6 +80,35 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
     if "label" in results:
         _add_labels(table, results)
     return table
+
+
+def class_changes(truncation: xr.Dataset, edit: str) -> list[dict[str, Any]]:
+    """What an edit changes for each class of tokens, a row a class that the text has.
+
+    `name`, `loss` (nats/token, with its interval as in `changes_of_edits`), `bits` (how far
+    attention moved) and `labels_changed` (heads). Nothing where classes were not measured.
+    """
+    from ropelens.statistics.intervals import paired_interval
+
+    if not {"class_loss", "class_change"} <= {*truncation}:
+        return []
+    here, as_it_is = truncation.sel(edit=edit), truncation.isel(edit=0)
+    loss, group = (here["class_loss"] - as_it_is["class_loss"]).values, here["group"].values
+    rows = []
+    for number, name in enumerate(truncation["token_class"].values):
+        weight = here["class_tokens"].values[:, number].astype(float)
+        there = weight > 0
+        if there.any():
+            interval = paired_interval(loss[there, number], weight[there], group[there])
+            row = {"name": name} | dict(
+                zip(("loss", "loss_low", "loss_high"), interval, strict=True)
+            )
+            row["bits"] = float(here["class_change"][..., number].mean())
+            if "class_label" in here:
+                labels = (of["class_label"].values[..., number] for of in (here, as_it_is))
+                row["labels_changed"] = int(np.not_equal(*labels).sum())
+            rows.append(row)
+    return rows
 
 
 def _paired(

@@ -95,6 +95,9 @@ SWEEP = (
         known=lambda _, table: _has(table, "slow", "fast") and "loss" in _measured(table)),
     PageFigure("bands", lambda sweep, table: plot_truncation(sweep, by="band", table=table),
         known=lambda _, table: _has(table, "band") and "loss" in _measured(table)),
+    PageFigure("classes",
+        lambda sweep, table: plot_truncation(sweep, by="class", table=table),
+        known=lambda sweep, table: "class_loss" in sweep and _has(table, "slow", "fast")),
     PageFigure("others",
         lambda sweep, table: plot_truncation(
             sweep, measures=[one for one in _measured(table) if one != "loss"], table=table

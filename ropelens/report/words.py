@@ -20,9 +20,9 @@ from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import LABELS, OUTSIDE
 from ropelens.figures.text import change_and_interval, short_count
 from ropelens.measure.heads import classify_heads
-from ropelens.measure.truncation_table import summarize_truncation
+from ropelens.measure.truncation_table import class_changes, summarize_truncation
 from ropelens.report.render import say, say_all
-from ropelens.statistics.intervals import ENOUGH_DOCUMENTS, paired_interval
+from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.variables import NEEDLES, OWN
 
 Record = dict[str, Any]  # the numbers of a sentence
@@ -221,27 +221,8 @@ def _sweep_records(table: pd.DataFrame) -> list[Record]:
 
 def _classes(sweep: xr.Dataset, at: Record, rows: Sequence[Record]) -> Record | None:
     """What these entries do to tokens of each class that the text has."""
-    if not {"class_loss", "class_change"} <= {*sweep} or not rows:
-        return None
-    loss, group = sweep["class_loss"] - sweep["class_loss"][0], sweep["group"].values
-    bits, tokens = sweep["class_change"].mean(("layer", "head")), sweep["class_tokens"]
-    told = []
-    for row in rows:
-        classes = []
-        for number, name in enumerate(sweep["token_class"].values):
-            weight = tokens[:, number].values.astype(float)
-            there, lost = weight > 0, loss.sel(edit=row["edit"])[:, number].values
-            if there.any():
-                interval = paired_interval(lost[there], weight[there], group[there])
-                ends = zip(("loss", "loss_low", "loss_high"), interval, strict=True)
-                moved = float(bits.sel(edit=row["edit"])[number])
-                classes.append({"name": name, "bits": moved} | dict(ends))
-                if "class_label" in sweep:
-                    label = sweep["class_label"][..., number]
-                    changed = int((label.sel(edit=row["edit"]) != label[0]).sum())
-                    classes[-1]["labels_changed"] = changed
-        told.append(row | {"classes": classes})
-    return {"at": at, "rows": told}
+    rows = [row | {"classes": class_changes(sweep, row["edit"])} for row in rows]
+    return {"at": at, "rows": rows} if rows and rows[0]["classes"] else None
 
 
 def _quarters(rows: Sequence[Record], measured: str) -> list[Record]:

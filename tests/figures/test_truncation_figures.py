@@ -107,6 +107,7 @@ def test_a_sweep_without_what_is_asked_for() -> None:
     for line, sweep, options in (
         ("The sweep did not measure labels", losses, {"measures": ["labels"]}),
         ("The sweep stopped no bands", one, {"by": "band"}),
+        ("The sweep did not measure classes", one, {"by": "class"}),
     ):
         with pytest.raises(BadArgument, match=line):
             rl.plot_truncation(sweep, **options)

@@ -136,7 +136,9 @@ def test_a_model_that_copies_finds_every_needle():
         measures=("retrieval", "induction", "copying"),
         distances=(8, 40),
         prompt_lengths=(48, 96),
+        prompts=7,
     )
+    assert found.sizes["retrieval_trial"] == 7
     assert found.retrieval.dims == ("edit", "retrieval_length", "depth")
     assert found.retrieval_length.values.tolist() == [48, 96]
     assert found.depth.values.tolist() == [0.1, 0.5, 0.9]

@@ -83,7 +83,10 @@ def test_a_sweep_tells_what_each_class_of_tokens_loses() -> None:
     numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", told.replace("−", "-"))]
     bits = [float(n) for n in re.findall(r"by ([\d.]+) bits", told)]
     places = [(end, kind) for end in ("slow 0.75", "fast 0.75") for kind in (0, 1)]
+    figure = rl.plot_truncation(sweep, by="class")
+    marks = {trace.legendgroup: trace for trace in figure.select_traces(row=1)}
     for number, moved, (end, kind) in zip(numbers, bits, places, strict=True):
+        assert marks[end[:4]].y[kind] == pytest.approx(number, abs=6e-4)
         lost = (loss.sel(edit=end) - loss[0])[:, kind].values
         assert number == pytest.approx(np.average(lost, weights=weight[:, kind]), abs=6e-4)
         assert moved == pytest.approx(float(change.sel(edit=end)[..., kind].mean()), abs=6e-4)
