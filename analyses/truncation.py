@@ -34,12 +34,13 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
             rl.plot_truncation(sweep, table=table),
         "One band of wavelengths stops at a time, beside as many random planes.":
             rl.plot_truncation(sweep, by="band", table=table),
-        "A quarter of the planes stopped: loss, attention and labels by class of token.":
-            rl.plot_truncation(sweep, by="class", table=table),
         "The same steps: loss near the end of the context, of copies as far back as it allows "
         "and of repeated random tokens, and heads with a new label.":
             rl.plot_truncation(sweep, measures=OTHERS, table=table),
     }  # fmt: skip
+    if sweep["class_tokens"].any():
+        words = "A quarter of the planes stopped: loss, attention and labels by class of token."
+        figures[words] = rl.plot_truncation(sweep, by="class", table=table)
     question = "Which planes may stop rotating for nothing?"
     return rl.Answer(question, rl.describe(sweep), figures)
 

@@ -39,8 +39,10 @@ MEASURES: dict[MeasureName, Measure] = {
     "labels": Measure("labels_changed_share", "heads with a new<br>label (share)"),
 }
 
-CLASS_MEASURES = {"loss": MEASURES["loss"].title, "bits": "attention<br>moved (bits)"}
-CLASS_MEASURES |= {"labels_changed": "heads with a new<br>label (count)"}
+CLASS_MEASURES = (
+    *(MEASURES["loss"], Measure("bits", "attention<br>moved (bits)")),
+    Measure("labels_changed", "heads with a new<br>label (count)"),
+)
 
 
 @public
@@ -68,9 +70,10 @@ def plot_truncation(
     `table` is `summarize_truncation(truncation)`, if made already.
     """
     table = summarize_truncation(truncation) if table is None else table
-    missing = [name for name in measures if table[MEASURES[name].column].isna().all()]
-    if by == "class":
-        missing = [] if "class_loss" in truncation else ["classes of tokens"]
+    classes = class_changes(truncation)
+    missing: list[str] = ["classes of tokens"] * classes.empty
+    if by != "class":
+        missing = [name for name in measures if table[MEASURES[name].column].isna().all()]
     kinds = ["band"] if by == "band" else [end for end in ENDS if (table["kind"] == end).any()]
     if missing or not table["kind"].isin(kinds).any():
         raise BadArgument(
@@ -80,7 +83,7 @@ def plot_truncation(
             attempt="truncate(model, tokens, ends=..., bands=..., measures=..., tokenizer=...)",
         )
     if by == "class":
-        return _classes_figure(truncation, table[table["kind"].isin(kinds)])
+        return _classes_figure(classes, kinds)
     chosen = [MEASURES[name] for name in measures]
     if by == "band":
         return _bands_figure(truncation, table, chosen[0])
@@ -156,27 +159,23 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
     return figure
 
 
-def _classes_figure(truncation: xr.Dataset, table: pd.DataFrame) -> go.Figure:
+def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
     """A row a measure; marks by class, one for each end of which a quarter stops."""
-    rows = {}
-    for end, of_end in table.groupby("kind", sort=False):
-        row = of_end.loc[(of_end["kept"] - 0.75).abs().idxmin()]
-        name = f"{ENDS[end][0].split()[0]} {100 * (1 - row['kept']):.3g}% of planes stopped"
-        rows[end, name] = pd.DataFrame(class_changes(truncation, row["edit"]))
-    measures = [name for name in CLASS_MEASURES if all(name in of for of in rows.values())]
+    measures = [measure for measure in CLASS_MEASURES if measure.column in table]
     title, height = "What stopping planes changes, by class of token", 120 + 110 * len(measures)
     figure = style.stacked(title, len(measures), height=height, spacing=0.08)
     for at, measure in enumerate(measures, start=1):
-        for (end, name), of in rows.items():
-            _, color, symbol = ENDS[end]
-            look = {"mode": "markers", "marker": {"color": color, "symbol": symbol, "size": 9}}
-            look |= {"name": name, "legendgroup": end, "showlegend": at == 1}
-            look |= {"cliponaxis": False, "hovertemplate": "%{x} tokens: %{y:.3~f}"}
-            if measure == "loss":
-                bars = of["loss"], of["loss_low"], of["loss_high"]
-                look["error_y"] = style.interval_bars(*bars, width=4, color=color)
-            figure.add_scatter(x=of["name"], y=of[measure], **look, row=at, col=1)
-        figure.update_yaxes(title_text=CLASS_MEASURES[measure], zeroline=True, nticks=5, row=at)
+        for end in ends:
+            rows, (words, color, symbol) = table[table["kind"] == end], ENDS[end]
+            kept = min(rows["kept"], key=lambda share: abs(share - 0.75))
+            name = f"{words.split()[0]} {100 * (1 - kept):.3g}% of planes stopped"
+            look: dict[str, Any] = {"mode": "markers", "name": name, "legendgroup": end}
+            look |= {"marker": {"color": color, "symbol": symbol, "size": 9}}
+            look |= {"showlegend": at == 1, "cliponaxis": False}
+            rows = rows[rows["kept"] == kept]
+            data = _changes(rows, measure) | {"x": rows["token_class"]}
+            figure.add_scatter(**data, **look, row=at, col=1)
+        figure.update_yaxes(title_text=measure.title, zeroline=True, nticks=5, row=at)
     return figure.update_layout(scattermode="group", margin_t=80)
 
 

@@ -71,7 +71,9 @@ def plot_head_map(
             look["customdata"] = np.tile(profile["layer_type"].values[:, None], (1, count))
         hover = f"layer %{{y}}: %{{customdata}}, {IDLE}<extra></extra>"
         figure.add_heatmap(z=z, **look, name=IDLE, meta={"role": "idle"}, hovertemplate=hover)
-    style.add_squares(figure, dict(entries))
+    for name, color in entries:  # heat maps have no entries of a legend: empty scatters have
+        look = {"mode": "markers", "marker": {"color": color, "symbol": "square", "size": 11}}
+        figure.add_scatter(x=[None], y=[None], name=name, hoverinfo="skip", **look)
     # Room at both ends of an axis for a frame's stroke.
     across, down = (
         style.index_axis(cells, what, most=16, room=max(0.05, 0.006 * cells))
@@ -120,7 +122,10 @@ def _add_points(
     Colour and symbol show the label, the area grows with the head's bits, hovers give its
     numbers.
     """
-    hovers, sizes = hover_lines(heads), marker_sizes(heads)
+    hovers, bits = hover_lines(heads), heads["total_bits"].to_numpy(float).clip(min=0)
+    largest = np.nanmax(bits, initial=0) or 1.0
+    crowd = 1.0 if len(heads) <= 200 else 0.75
+    sizes = np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
     known = np.isfinite([*at.values()]).all(0)
     for label in style.LABELS:
         rows = (heads["label"] == label).to_numpy() & known
@@ -140,14 +145,6 @@ def _add_points(
         look = {"mode": "markers", "marker": circle, "meta": {"role": "selected"}}
         look |= {"hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
         figure.add_scatter(**point, **look, row=1, col=1)
-
-
-def marker_sizes(heads: pd.DataFrame) -> np.ndarray:
-    """Diameters in pixels, 5 to 15: the area grows with the head's total bits."""
-    bits = heads["total_bits"].to_numpy(float).clip(min=0)
-    largest = np.nanmax(bits) if np.isfinite(bits).any() and np.nanmax(bits) > 0 else 1.0
-    crowd = 1.0 if len(heads) <= 200 else 0.75
-    return np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
 
 
 BITS = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
@@ -196,11 +193,15 @@ def plot_claim(
         hover = f"{words}: %{{x:.2f}}<extra></extra>"
         look = {"mode": "markers", "marker": marker, "showlegend": False}
         figure.add_scatter(x=value, y=0 * value, **look, hovertemplate=hover, row=2, col=1)
-    figure.update_xaxes(**_used_wavelengths(x), row=1)
+    ticks = [float(f"{n * 10.0**power:g}") for power in range(-1, 10) for n in (1, 3)]
+    used = np.log10(x[np.isfinite(x) & (x > 0)])
+    ends = [float(used.min()) - 0.15, float(used.max()) + 0.15] if used.size else [0, 6]
+    figure.update_xaxes(**style.log_axis({one: short_count(one) for one in ticks}), row=1)
+    figure.update_xaxes(title_text="mean wavelength (tokens, log scale)", range=ends, row=1)
     figure.update_yaxes(title_text="offset alone<br>explains (0 to 1)", row=1)
     figure.update_yaxes(range=[-0.04, 1.04], tickvals=[0, 0.25, 0.5, 0.75, 1], row=1)
-    ticks = {"range": [-1.05, 1.05], "tickvals": [-1, -0.5, 0, 0.5, 1]}
-    figure.update_xaxes(title_text="rank correlation (−1 to 1)", **ticks, row=2)
+    whole = {"range": [-1.05, 1.05], "tickvals": [-1, -0.5, 0, 0.5, 1]}
+    figure.update_xaxes(title_text="rank correlation (−1 to 1)", **whole, row=2)
     figure.update_yaxes(visible=False, range=[-1, 1], row=2)
     figure.update_layout(legend_itemsizing="constant")
     return style.note_missing(figure, x * y, "no head has a wavelength and a share")
@@ -217,14 +218,3 @@ def claim_title(claim: dict | None) -> str:
     if not math.isfinite(claim["null_low"]):
         return f"Rank correlation {value}, without surrogates"
     return f"Rank correlation {value}; of surrogates {low} to {high}"
-
-
-def _used_wavelengths(used: np.ndarray) -> dict:
-    """A wavelength axis, cut to the wavelengths that heads use on average."""
-    ticks = [float(f"{n * 10.0**power:g}") for power in range(-1, 10) for n in (1, 3)]
-    used = np.log10(used[np.isfinite(used) & (used > 0)])
-    ends = [float(used.min()) - 0.15, float(used.max()) + 0.15] if used.size else [0, 6]
-    title = "mean wavelength (tokens, log scale)"
-    return style.log_axis(
-        {tick: short_count(tick) for tick in ticks}, title_text=title, range=ends
-    )

@@ -165,14 +165,6 @@ def mark(
     figure.add_annotation(place | {"text": words, "name": name} | note)
 
 
-def add_squares(figure: go.Figure, entries: Mapping[str, str]) -> None:
-    """Entries of a legend, colours by name, for heat maps, which have none: empty scatters."""
-    for name, color in entries.items():
-        marker = {"color": color, "symbol": "square", "size": 11}
-        look = {"mode": "markers", "name": name, "marker": marker, "hoverinfo": "skip"}
-        figure.add_scatter(x=[None], y=[None], **look)
-
-
 def note_missing(figure: go.Figure, values: Any, why: str) -> go.Figure:
     """`figure`, with the words "no data: `why`" where none of the `values` is finite."""
     if not np.isfinite(np.asarray(values, float)).any():

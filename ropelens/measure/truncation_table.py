@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -82,33 +81,25 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
     return table
 
 
-def class_changes(truncation: xr.Dataset, edit: str) -> list[dict[str, Any]]:
-    """What an edit changes for each class of tokens, a row a class that the text has.
+def class_changes(truncation: xr.Dataset) -> pd.DataFrame:
+    """`changes_of_edits` of each `token_class` that the text has, below each other.
 
-    `name`, `loss` (nats/token, with its interval as in `changes_of_edits`), `bits` (how far
-    attention moved) and `labels_changed` (heads). Nothing where classes were not measured.
+    Beside `loss_change` (nats/token) `bits`, how far attention moved, and `labels_changed`
+    (heads), where these were measured. Empty without classes.
     """
-    from ropelens.statistics.intervals import paired_interval
-
-    if not {"class_loss", "class_change"} <= {*truncation}:
-        return []
-    here, as_it_is = truncation.sel(edit=edit), truncation.isel(edit=0)
-    loss, group = (here["class_loss"] - as_it_is["class_loss"]).values, here["group"].values
-    rows = []
-    for number, name in enumerate(truncation["token_class"].values):
-        weight = here["class_tokens"].values[:, number].astype(float)
-        there = weight > 0
-        if there.any():
-            interval = paired_interval(loss[there, number], weight[there], group[there])
-            row = {"name": name} | dict(
-                zip(("loss", "loss_low", "loss_high"), interval, strict=True)
-            )
-            row["bits"] = float(here["class_change"][..., number].mean())
-            if "class_label" in here:
-                labels = (of["class_label"].values[..., number] for of in (here, as_it_is))
-                row["labels_changed"] = int(np.not_equal(*labels).sum())
-            rows.append(row)
-    return rows
+    tables = []
+    for name in truncation["token_class"].values if "class_loss" in truncation else []:
+        of = truncation.sel(token_class=name)
+        if of["class_tokens"].any():
+            losses = {"loss": of["class_loss"], "predicted_tokens": of["class_tokens"]}
+            table = changes_of_edits(xr.Dataset(losses)).assign(token_class=name)
+            if "class_change" in of:
+                table["bits"] = of["class_change"].mean(("layer", "head")).values
+            if "class_label" in of:
+                new = of["class_label"] != of["class_label"][0]
+                table["labels_changed"] = new.sum(("layer", "head")).values
+            tables.append(table)
+    return pd.concat(tables) if tables else pd.DataFrame({"edit": []})
 
 
 def _paired(

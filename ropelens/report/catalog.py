@@ -13,6 +13,7 @@ import xarray as xr
 
 from ropelens.figures import comparison, head, heads, planes, truncated_heads
 from ropelens.figures.edits import MEASURES, MeasureName, plot_truncation
+from ropelens.measure.truncation_table import class_changes
 from ropelens.report.render import page_words
 
 
@@ -97,7 +98,9 @@ SWEEP = (
         known=lambda _, table: _has(table, "band") and "loss" in _measured(table)),
     PageFigure("classes",
         lambda sweep, table: plot_truncation(sweep, by="class", table=table),
-        known=lambda sweep, table: "class_loss" in sweep and _has(table, "slow", "fast")),
+        known=lambda sweep, table: (
+            _has(table, "slow", "fast") and not class_changes(sweep).empty
+        )),
     PageFigure("others",
         lambda sweep, table: plot_truncation(
             sweep, measures=[one for one in _measured(table) if one != "loss"], table=table

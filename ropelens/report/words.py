@@ -221,8 +221,10 @@ def _sweep_records(table: pd.DataFrame) -> list[Record]:
 
 def _classes(sweep: xr.Dataset, at: Record, rows: Sequence[Record]) -> Record | None:
     """What these entries do to tokens of each class that the text has."""
-    rows = [row | {"classes": class_changes(sweep, row["edit"])} for row in rows]
-    return {"at": at, "rows": rows} if rows and rows[0]["classes"] else None
+    table = class_changes(sweep)
+    of = [table[table["edit"] == row["edit"]].to_dict("records") for row in rows if len(table)]
+    rows = [row | {"classes": some} for row, some in zip(rows, of, strict=True)] if of else []
+    return {"at": at, "rows": rows} if rows else None
 
 
 def _quarters(rows: Sequence[Record], measured: str) -> list[Record]:
