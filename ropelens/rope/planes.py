@@ -138,24 +138,15 @@ def unrotate(
     """
     inv_freq = planes.inv_freq.to(x.device, torch.float32)
     angle = positions.to(x.device, torch.float32)[:, None] * inv_freq[..., None, :]
-    return rotate(x, angle.cos().to(x.dtype), -angle.sin().to(x.dtype), planes)
-
-
-def rotate(
-    x: Float[Tensor, "*batch position coordinate"],
-    cos: Float[Tensor, "*shared position frequency"],
-    sin: Float[Tensor, "*shared position frequency"],
-    planes: Planes,
-) -> Float[Tensor, "*batch position coordinate"]:
-    """`x` turned by the angles whose cosines and sines these are."""
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     real, imaginary = x[..., planes.first], x[..., planes.second]
-    turned = torch.empty_like(x)
+    unrotated = torch.empty_like(x)
     if planes.rotary_dim < planes.head_dim:
-        turned.copy_(x)
-    first, second = turned[..., planes.first], turned[..., planes.second]
-    torch.mul(real, cos, out=first).addcmul_(imaginary, sin, value=-1)
-    torch.mul(imaginary, cos, out=second).addcmul_(real, sin)
-    return turned
+        unrotated.copy_(x)
+    first, second = unrotated[..., planes.first], unrotated[..., planes.second]
+    torch.mul(real, cos, out=first).addcmul_(imaginary, sin)
+    torch.mul(imaginary, cos, out=second).addcmul_(real, sin, value=-1)
+    return unrotated
 
 
 # a rotation, read off vectors that differ by nothing else

@@ -47,7 +47,7 @@ class CallRows:
     ) -> None:
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         self.call, self.rows, self.planes = call, rows, planes
-        self.q, self.k = call.query.to(dtype), call.key.to(dtype)
+        self.q, self.k = call.query.to(dtype), call.key.to(dtype).contiguous()
         self.k_scaled = self.k if call.scale == 1 else self.k * call.scale
         self.places = torch.arange(first, first + self.k.shape[2], device=self.k.device)
         self.position = rows.position[:1] if rows.dense else rows.position

@@ -12,11 +12,11 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.rope.planes import Planes, rotate
+from ropelens.rope.planes import Planes
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.logit import RIDGE, averaged, sums, tolerance
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets
@@ -42,13 +42,11 @@ def draw_surrogates(
     orders = _orders(rows.planes, kv_heads, draws, seed=seed, layer=rows.call.layer)
     inv_freq = rows.planes.of_keys(kv_heads).inv_freq[..., None, :].to(rows.k.device)
     angle = rows.places.to(torch.float32)[:, None] * inv_freq
-    waves = angle.cos().to(rows.k.dtype), angle.sin().to(rows.k.dtype)
-    drawn = []
+    waves = torch.polar(torch.ones_like(angle), angle).expand(kv_heads, -1, -1)
+    still, drawn = _side_by_side(rows), []
     for order in orders.to(angle.device):
-        at = order[:, None].expand(kv_heads, *angle.shape[-2:])
-        drawn.append(
-            _attend(_turned(rows, *(x.expand(at.shape).gather(-1, at) for x in waves)))
-        )
+        turned = _turned(still, waves.gather(-1, order[:, None].expand(waves.shape)))
+        drawn.append(_attend(turned))
     # In float32: ranks of heads need no more, and 41 times a layer's heads are many.
     masses, total = (torch.cat([each[n] for each in drawn]).float() for n in (0, 1))
     table = OffsetRows.of(rows).of_heads(torch.arange(heads).repeat(len(drawn)))
@@ -85,25 +83,37 @@ def _orders(
     return orders
 
 
-def _turned(
-    rows: CallRows,
-    cos: Float[Tensor, "kv_head position frequency"],
-    sin: Float[Tensor, "kv_head position frequency"],
-) -> CallRows:
-    """These rows alone, turned by these angles; their queries carry the scale."""
-    at = rows.position.to(cos.device)
-    here_cos, here_sin = (x[:, at].movedim(0, 1)[:, :, None] for x in (cos, sin))
-    query = rotate(rows.row_q_still * rows.call.scale, here_cos, here_sin, rows.planes)
-    query, key = query.flatten(1, 2), rotate(rows.k_still, cos, sin, rows.planes)
+def _side_by_side(rows: CallRows) -> CallRows:
+    """These rows alone, scaled and without rotation: the parts of a plane stand together.
+
+    Complex products are several times as fast as those of real and imaginary halves.
+    """
+    planes = rows.planes
+    order = torch.arange(planes.head_dim)
+    pairs = torch.stack([order[planes.first], order[planes.second]], dim=-1).flatten()
+    order = torch.cat([pairs, order[~torch.isin(order, pairs)]]).to(rows.k.device)
+    query = (rows.row_q_still[..., order] * rows.call.scale).flatten(1, 2)
     call = replace(
         rows.call,
         query=query,
-        key=key,
+        key=rows.k_still[..., order].contiguous(),
         output=query.transpose(1, 2),  # nobody reads it
-        at=at,
+        at=rows.position,
         visible=rows.visible,
         scale=1.0,
     )
+    planes = replace(planes, pairing="interleaved", offset=0)
+    return CallRows(call, rows.rows, planes, sinks=rows.sinks)
+
+
+def _turned(rows: CallRows, wave: Complex[Tensor, "kv_head position frequency"]) -> CallRows:
+    """Rows whose keys turn by `wave` at each position, and whose queries by that of theirs."""
+    call, at = rows.call, rows.position.to(wave.device)
+    key, query = call.key.clone(), rows.row_q.clone()
+    rotated = slice(0, rows.planes.rotary_dim)
+    for x, by in ((key, wave), (query, wave[:, at].movedim(0, 1)[:, :, None])):
+        torch.view_as_complex(x[..., rotated].unflatten(-1, (-1, 2))).mul_(by)
+    call = replace(call, key=key, query=query.flatten(1, 2))
     return CallRows(call, rows.rows, rows.planes, sinks=rows.sinks)
 
 
