@@ -22,17 +22,26 @@ from torch import Tensor
 
 def kind(value: object) -> object:
     """What a check of `value` depends on."""
-    if isinstance(value, Tensor | np.ndarray):
-        return type(value), value.dtype, value.shape
-    if isinstance(value, tuple):
-        return type(value), tuple(map(kind, value))
-    if isinstance(value, list | set | frozenset):
-        return type(value), frozenset(map(kind, value))
-    if isinstance(value, dict):
-        return type(value), frozenset((kind(key), kind(at)) for key, at in value.items())
-    if isinstance(value, str | int | float | None):
-        return type(value), value
-    return type(value)
+    of = type(value)
+    if of not in FORMS:
+        FORMS[of] = next((form for known, form in KINDS if issubclass(of, known)), None)
+    form = FORMS[of]
+    return of if form is None else (of, *form(value))
+
+
+def of_dict(value: dict[object, object]) -> tuple[object, ...]:
+    return (frozenset((kind(key), kind(at)) for key, at in value.items()),)
+
+
+KINDS: list[tuple[Any, Callable[[Any], tuple[object, ...]]]] = [
+    ((Tensor, np.ndarray), lambda value: (value.dtype, value.shape)),
+    (tuple, lambda value: tuple(map(kind, value))),
+    ((list, set, frozenset), lambda value: (frozenset(map(kind, value)),)),
+    (dict, of_dict),
+    ((str, int, float, type(None)), lambda value: (value,)),
+]
+FORMS: dict[type, Callable[[Any], tuple[object, ...]] | None] = {}
+"""The row of KINDS that a type has: looked for once."""
 
 
 class Checks:
@@ -40,7 +49,7 @@ class Checks:
 
     def __init__(self, function: FunctionType, typechecker: Callable[..., Any]) -> None:
         self.function, self.typechecker = function, typechecker
-        self.passed: set[object] = set()
+        self.passed: dict[object, set[object]] = {}
         self.result: list[object] = []
 
     @functools.cached_property
@@ -65,15 +74,16 @@ class Checks:
         return jaxtyped(copy, typechecker=self.typechecker)
 
     def call(self, function: FunctionType, args: tuple, kwargs: dict[str, object]) -> object:
-        given = kind((args, kwargs))
-        if given not in self.passed:
+        given = (*map(kind, args), *kwargs, *map(kind, kwargs.values()))
+        results = self.passed.get(given)
+        if results is None:
             self.check(self.of_given, args, kwargs, None)
-            self.passed.add(given)
+            results = self.passed[given] = set()
         result = function(*args, **kwargs)
-        both = given, kind(result)
-        if both not in self.passed:
+        returned = kind(result)
+        if returned not in results:
             self.check(self.of_all, args, kwargs, result)
-            self.passed.add(both)
+            results.add(returned)
         return result
 
     def check(
