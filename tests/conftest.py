@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Generator
@@ -45,6 +46,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 # Tables and help are as wide as the terminal says, and that of whoever runs the tests differs.
 os.environ["COLUMNS"] = "80"
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: nothing is won by looking for garbage in it again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

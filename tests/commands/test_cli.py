@@ -63,7 +63,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def analyzed(
-    ropelens: Command, model: Path, text: Path, tmp_path_factory: pytest.TempPathFactory
+    ropelens: Command,
+    model: Path,
+    text: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    pageless: None,
 ) -> Path:
     """The results of a first run, made once: who changes a file takes a copy."""
     out = tmp_path_factory.getbasetemp() / "analyzed"
@@ -239,6 +243,7 @@ def test_help_names_every_option(ropelens: Command, command: str, options: str) 
     assert not command or f"  ropelens {command} " in ended.out  # an example
 
 
+@pytest.mark.usefixtures("pageless")
 def test_the_claim_holds_of_a_real_checkpoint_on_real_stories(
     ropelens: Command, shared: Path, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.measure.truncation_table import COLUMNS, summarize_truncation
+from ropelens.report.page import render_page
 
 FILES = tuple(sorted((*NAMES, "truncation.csv", "truncation.nc")))
 FEW = ("--keep", "1,0.5", "--controls", 1, "--sequences", 4, "--surrogates", 2)
@@ -79,7 +80,7 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
 
 
 def test_the_profile_is_that_of_analyze(
-    ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path
+    ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path, pageless: None
 ) -> None:
     # A sweep looks at 64 rows where it is not told otherwise.
     out, same = tmp_path / "out", ("--sequences", 4, "--rows", 64, "--surrogates", 2)
@@ -107,7 +108,12 @@ def test_report_makes_the_same_page_again_and_needs_the_sweep(
 
 
 def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_again(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ropelens: Command,
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    pageless: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out, other = tmp_path / "out", tmp_path / "other.txt"
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
@@ -125,7 +131,9 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     assert joined.truncation is not None
     assert joined.provenance["kind"] == "truncation"
     assert joined.provenance["arguments"] == alone.provenance["arguments"]
-    assert ropelens(*analyze, "--sequences", 5).code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("ropelens.analysis.analysis.render_page", render_page)
+        assert ropelens(*analyze, "--sequences", 5).code == 0
     again = rl.open(out)
     assert again.profile.attrs["sequences"] == 5
     xr.testing.assert_identical(again.truncation, joined.truncation)

@@ -85,7 +85,7 @@ def test_the_gradient_of_a_score_is_that_of_a_mask_that_adds_to_it(name: str) ->
     """A little added to one score by a mask of transformers' own moves the lead so much."""
     model = tiny(name).double()
     model.set_attn_implementation("eager")
-    of = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], surrogates=0)
+    of = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], budget=False)
     gradient = of["excerpt_score_gradient"].isel(excerpt=0)
     first, second = (int(token[1:]) for token in of["excerpt_answer"].values[0])
 
@@ -115,7 +115,7 @@ def test_a_model_without_gradients_has_no_lead() -> None:
     model = tiny("llama_gqa")
     mlp = model.model.layers[0].mlp
     mlp.register_forward_hook(lambda module, given, out: Undifferentiable.apply(out))
-    of = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], surrogates=0)
+    of = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], budget=False)
     assert not {"excerpt_score_gradient", "excerpt_answer", "excerpt_lead"} & {*of.variables}
     assert of["excerpt_attention"].notnull().any()
 

@@ -357,12 +357,9 @@ def test_several_prompts_are_one_table_of_each_alone(llama: LlamaForCausalLM, tm
         alone = rl.capture(llama, prompt, heads="0.1,1.2", values=True)
         places = {name: slice(alone.sizes[name]) for name in ("query", "key")}
         for name in alone.data_vars:
-            np.testing.assert_array_equal(
-                seen[name]
-                .sel(prompt=number)
-                .isel({d: places[d] for d in places if d in seen[name].dims}),
-                alone[name],
-            )
+            of = seen[name].sel(prompt=number)
+            of = of.isel({dim: places[dim] for dim in places if dim in of.dims})
+            np.testing.assert_array_equal(of, alone[name])
         assert (seen["query_token"][number, : len(prompt)] == alone["query_token"]).all()
     assert seen["attention"].sel(prompt=0, query=slice(6, None)).isnull().all()
     assert set(seen["query_token"].values[0, 6:]) == {""}
@@ -378,10 +375,8 @@ def test_tokens_without_a_tokenizer_are_numbers(llama: LlamaForCausalLM):
 
 
 def test_memory_is_counted_first(llama: LlamaForCausalLM):
-    numbers = [
-        name for name, x in rl.capture(llama, tokens()).variables.items() if x.dtype == "f4"
-    ]
-    needed = sum(rl.capture(llama, tokens())[name].nbytes for name in numbers)
+    seen = rl.capture(llama, tokens()).variables.values()
+    needed = sum(x.nbytes for x in seen if x.dtype == "f4")
     rl.capture(llama, tokens(), max_bytes=needed)
     with pytest.raises(BadArgument) as refused:
         rl.capture(llama, tokens(), max_bytes=needed - 1)

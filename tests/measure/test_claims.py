@@ -262,7 +262,8 @@ def test_random_weights_earn_nothing(seed: int) -> None:
 
 
 def test_claims_of_edits_on_few_planes_have_numbers_and_say_what_it_takes() -> None:
-    model, tokens, profile = random_model(12), random_tokens(), random_profile(12)
+    model, tokens = random_model(12), random_tokens()
+    profile = rl.profile(model, tokens, surrogates=2)
     made = rl.test_claims(profile, draws=50, model=model, tokens=tokens, tokenizer=Letters())
     rows = made.set_index("claim")
     assert made["claim"].tolist() == [claim.name for claim in CLAIMS]
@@ -271,7 +272,7 @@ def test_claims_of_edits_on_few_planes_have_numbers_and_say_what_it_takes() -> N
     assert tried["why"].str.contains("it takes 1[06] planes or more").all()
     assert rows.loc["apostrophes", "null_draws"] == SETS
     on, control = rl.attention_on(tokens, "'", Letters())
-    of = rl.profile(model, tokens, rows=64, statistics=(on, control), surrogates=0)
+    of = rl.profile(model, tokens, rows=64, statistics=(on, control), budget=False)
     lead = (of[on.name] - of[control.name]).max()
     assert rows.loc["apostrophes", "number"] == pytest.approx(float(lead), abs=1e-6)
 

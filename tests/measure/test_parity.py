@@ -261,7 +261,7 @@ def test_the_excerpt_is_transformers_attention(name: str):
     model = tiny(name)
     tokens = random_tokens(sequences=2, length=90)
     excerpts = [tokens[0, :64], tokens[1, 20:50]]
-    profile = rl.profile(model, tokens, excerpts=excerpts, surrogates=0)
+    profile = rl.profile(model, tokens, excerpts=excerpts, budget=False)
     kept = profile["excerpt_attention"]
     assert kept.dtype == np.float32
     for one, excerpt in enumerate(excerpts):
@@ -276,10 +276,10 @@ def test_the_excerpt_is_transformers_attention(name: str):
 def test_an_excerpt_holds_queries_of_any_size():
     """Beyond 65,504, where a float16 ends, to the same 11 bits."""
     model, tokens = tiny("llama_gqa"), random_tokens(sequences=3, length=40)
-    small = rl.profile(model, tokens, excerpts=[tokens[0]], surrogates=0)["excerpt_query_still"]
+    small = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)["excerpt_query_still"]
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight *= 2.0**16
-    large = rl.profile(model, tokens, excerpts=[tokens[0]], surrogates=0)["excerpt_query_still"]
+    large = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)["excerpt_query_still"]
     assert abs(large[:, 0]).max() > 65_504
     np.testing.assert_allclose(large[:, 0], small[:, 0] * 2.0**16, rtol=1e-3, atol=1)
 

@@ -69,7 +69,7 @@ def test_what_heads_attend_to_and_pick_keys_through_is_what_a_capture_shows():
         rl.drop(rl.PlaneNumbers((0,)), heads="1.0"),
     )
     with rl.edit_rope(model, *edits):
-        measured = rl.profile(model, one, excerpts=[one[0]], rows="all", surrogates=0)
+        measured = rl.profile(model, one, excerpts=[one[0]], rows="all", budget=False)
         seen = rl.capture(model, one[0])
         with torch.no_grad():
             expected = model(one, output_attentions=True, use_cache=False).attentions

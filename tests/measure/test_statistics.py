@@ -43,7 +43,7 @@ def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int |
         tokens,
         lengths=torch.tensor(LENGTHS),
         statistics=[attention_on(WANTED)],
-        surrogates=0,
+        budget=False,
         rows=rows,
         batch_size=2,
     )
@@ -112,7 +112,7 @@ def test_statistics_that_are_refused(statistics: list[Statistic], says: str, see
 
 def test_a_profile_has_every_row_as_it_says():
     tokens = random_tokens(sequences=3, length=12)
-    profile = rl.profile(tiny("llama_gqa"), tokens)
+    profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=2)
     for row in MEASURES:
         assert (row.name in profile) == row.saved, row.name
         if row.saved:

@@ -59,7 +59,7 @@ def test_a_token_whose_only_copy_is_hidden_is_not_repeated():
     ids[0, 15], mask[0, 7], mask[0, 5] = ids[0, 7], 0, 0
     held, model = {"input_ids": ids, "attention_mask": mask}, tiny("llama_gqa")
     statistics = rl.attention_on(ids, "repeated")
-    found = rl.profile(model, held, statistics=statistics, surrogates=0)
+    found = rl.profile(model, held, statistics=statistics, budget=False)
     model.set_attn_implementation("eager")
     result = model(**held, output_attentions=True)
     rows = torch.stack(result.attentions)[:, 0, :, 12:]

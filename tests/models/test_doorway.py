@@ -12,15 +12,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.recording import attention_calls
-from oracles.tiny import (
-    FAMILIES,
-    SUPPORTED,
-    TEN,
-    WINDOW,
-    logits,
-    of_kind,
-    tiny,
-)
+from oracles.tiny import FAMILIES, SUPPORTED, TEN, WINDOW, logits, of_kind, tiny
 from oracles.tiny import random_tokens as tokens
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -99,11 +91,11 @@ def test_a_model_in_training_is_measured_without_dropout(name: str):
     """And left in training, but for what was not."""
     dropout = {"phi": "resid_pdrop", "gpt_neox": "hidden_dropout"}[name]
     model = tiny(name, **{dropout: 0.4})
-    plain = rl.profile(model, tokens())
+    plain = rl.profile(model, tokens(), surrogates=0)
     model.train()
     frozen = next(iter(model.children()))
     frozen.training = False
-    again = rl.profile(model, tokens())
+    again = rl.profile(model, tokens(), surrogates=0)
     np.testing.assert_array_equal(again["total_bits"], plain["total_bits"])
     assert [m for m in model.modules() if not m.training] == [frozen]
     assert model.training
@@ -201,16 +193,10 @@ def test_a_model_that_does_otherwise_while_it_is_observed_is_refused(llama: Llam
         stages.extend(stage.what for stage in shown)
         return silent()
 
-    shown = {"progress": progress}
-    for measure, options in (
-        (rl.profile, shown),
-        (rl.evaluate, shown),
-        (rl.truncate, shown),
-        (rl.reach, shown | {"copies": [48, 50]}),
-        (rl.analyze, shown),
-    ):
+    for measure in (rl.profile, rl.evaluate, rl.truncate, rl.reach, rl.analyze):
+        more = {"copies": [48, 50]} if measure is rl.reach else {}
         with pytest.raises(UnsupportedModel, match="else while it is observed") as refused:
-            measure(llama, tokens(), **options)
+            measure(llama, tokens(), progress=progress, **more)
         words = refused.value.parts["seen"]
         seen = f"logits of {99 if measure is rl.reach else 30} tokens: a relative change of"
         assert seen in words, measure
@@ -294,7 +280,6 @@ class Stop(Exception):
 
 
 def test_an_error_closes_the_doorway(llama: LlamaForCausalLM):
-
     def fail(call: AttentionCall) -> None:
         raise Stop
 

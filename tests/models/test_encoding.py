@@ -102,7 +102,7 @@ def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str) -> None:
 def test_a_mask_with_a_hole_is_measured_as_the_model_does_it(name: str) -> None:
     """Against the weights and logits of transformers' eager attention."""
     model, held = tiny(name), with_a_hole()
-    profile = rl.profile(model, held, surrogates=0)
+    profile = rl.profile(model, held, budget=False)
     losses = rl.evaluate(model, held, measures=["loss"])["loss"]
     model.set_attn_implementation("eager")
     result = model(**held, output_attentions=True, use_cache=False)

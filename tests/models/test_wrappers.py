@@ -77,14 +77,14 @@ def test_what_holds_no_module_is_answered_with_what_to_pass() -> None:
 def test_adapters_are_measured_with_the_model_that_they_stand_in() -> None:
     peft = pytest.importorskip("peft")
     model, tokens = tiny_llama().eval(), torch.randint(40, (3, 24))
-    plain = rl.profile(model, tokens, surrogates=0)
+    plain = rl.profile(model, tokens, budget=False)
     torch.manual_seed(1)
     settings = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
     adapted = peft.get_peft_model(model, settings).eval()
-    found = rl.profile(adapted, tokens, surrogates=0)
+    found = rl.profile(adapted, tokens, budget=False)
     assert abs(found["q_norm"] - plain["q_norm"]).max() > 1e-3
     merged = adapted.merge_and_unload()
-    again = rl.profile(merged, tokens, surrogates=0)
+    again = rl.profile(merged, tokens, budget=False)
     xr.testing.assert_allclose(found["q_norm"], again["q_norm"], rtol=1e-4)
     tuned = peft.get_peft_model(
         tiny_llama(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)

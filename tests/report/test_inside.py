@@ -245,7 +245,7 @@ def test_a_rotation_that_follows_the_length_is_not_taken_apart():
     profile = rl.profile(model, tokens, surrogates=0)
     assert profile["excerpt_query_still"].isnull().all()
     assert profile["excerpt_attention"].notnull().any()
-    own = rl.profile(model, tokens, excerpts=[tokens[0, :80]], surrogates=0)
+    own = rl.profile(model, tokens, excerpts=[tokens[0, :80]], budget=False)
     assert own["excerpt_query_still"].notnull().any()
 
 
@@ -261,7 +261,7 @@ def test_one_sequence_gives_several_pieces_as_they_stand():
 def test_no_key_leaves_a_sliding_window():
     tokens = random_tokens(sequences=2, length=40)
     model = tiny("mistral_sliding")
-    profile = rl.profile(model, tokens, excerpts=[tokens[0, :8]], surrogates=0)
+    profile = rl.profile(model, tokens, excerpts=[tokens[0, :8]], budget=False)
     assert farthest(profile, 0) == farthest(profile, 1) == model.config.sliding_window - 1
     whole = profile.assign(farthest_offset=profile["farthest_offset"] * 0 + 39)
     assert farthest(whole, 0) == 39
