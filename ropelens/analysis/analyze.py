@@ -98,14 +98,9 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
             seen=f"context {int(read.tokens.shape[1]):,}",
             attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
         )
-        common: dict[str, Any] = {
-            "rows": options.rows,
-            "batch_size": plan.batch_size,
-            "seed": options.seed,
-            "progress": progress,
-            "tokenizer": source.tokenizer,
-            **read.arguments,
-        }
+        common: dict[str, Any] = {"rows": options.rows, "batch_size": plan.batch_size}
+        common |= {"seed": options.seed, "progress": progress}
+        common |= {"tokenizer": source.tokenizer, **read.arguments}
         with full, _saved_in(folder, plan, weights):
             swept = earlier = None
             if plan.truncation is not None:

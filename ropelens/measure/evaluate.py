@@ -126,10 +126,11 @@ def evaluate(
     if "retrieval" in wanted:
         tasks["retrieval"] = needles(measurement, prompt_lengths, prompts)
     edges = _position_edges(text.context, stated_context(subject.config))
-    show = progress or silent
     named = () if tokenizer is None else CLASSES
     classes = {name: ids_of(text.tokens, name, tokenizer) for name in named}
-    fits, measured, answers = _run(measurement, entries, wanted, tasks, edges, classes, show)
+    fits, measured, answers = _run(
+        measurement, entries, wanted, tasks, edges, classes, progress
+    )
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     if controls:
@@ -137,16 +138,11 @@ def evaluate(
     if "loss" in wanted:
         values |= _loss_values(text, edges, classes, measured)
     if "change" in wanted:
-        means = torch.stack([of.change / of.rows[:, None, None] for of in measured])
-        means /= math.log(2)
-        values["attention_change"] = means[:, 0].numpy()
-        if classes:
-            values["class_change"] = means[:, 1:].movedim(1, -1).numpy()
+        values |= _change_values(measured, classes)
     if "labels" in wanted:
-        values |= _label_values(entries, fits, [of.sums for of in measured])
-        if classes:
-            every = [_class_labels(of.sums, subject.layers) for of in measured]
-            values["class_label"] = np.stack(every)
+        values |= _label_values(entries, fits, measured)
+    if classes and "labels" in wanted:
+        values["class_label"] = _class_labels(measured, subject.layers)
     if classes and wanted & {"loss", "change", "labels"}:
         values["token_class"] = np.array(list(classes), dtype=object)
     for name, task in tasks.items():
@@ -170,7 +166,7 @@ def _run(
     tasks: Mapping[str, Task],
     edges: Int[Tensor, " edge"],
     classes: Mapping[str, Int[Tensor, " id"]],
-    show: ShowProgress,
+    progress: ShowProgress | None,
 ) -> tuple[list[dict[int, LayerFit]], list[Measured], list[dict[str, dict[str, Tensor]]]]:
     """Of each entry the models of its budget, its numbers on the text, and on the tasks.
 
@@ -196,12 +192,11 @@ def _run(
     left += sum(tasks[name].tokens for _, name in mine)
     tried = Stage("trying edits", left, cost=OBSERVED if fits or unfitted else 1.0)
     of_fits = Stage("fitting budgets", layers, "layers", cost=cost_of_fit(measurement, 0))
-    with show(tried, of_fits) as step:
+    with (progress or silent)(tried, of_fits) as step:
         for entry in unfitted:
             with entry.open(subject):
-                progress = partial(step, stage=1)
-                fit = fit_layers(measurement, entry.planes, surrogates=0, progress=progress)
-                fits.append(fit)
+                of = partial(step, stage=1)
+                fits.append(fit_layers(measurement, entry.planes, surrogates=0, progress=of))
             stage.save(state)
         for batch in measurement.batches(unseen):
             as_is: dict[int, AttentionCall] = {}
@@ -355,8 +350,20 @@ def _loss_values(
     }
 
 
+def _change_values(
+    measured: Sequence[Measured], classes: Mapping[str, Int[Tensor, " id"]]
+) -> dict[str, np.ndarray]:
+    """Bits by which attention of all rows changes, and of those of each class."""
+    means = torch.stack([of.change / of.rows[:, None, None] for of in measured])
+    all_rows, *of_classes = (means / math.log(2)).unbind(1)
+    of_all = {"attention_change": all_rows.numpy()}
+    return of_all | ({"class_change": np.stack(of_classes, -1)} if classes else {})
+
+
 def _label_values(
-    entries: Sequence[Entry], fits: Sequence[Mapping[int, LayerFit]], sums: Sequence[Sums]
+    entries: Sequence[Entry],
+    fits: Sequence[Mapping[int, LayerFit]],
+    measured: Sequence[Measured],
 ) -> dict[str, np.ndarray]:
     """The budget and label of every head of every entry.
 
@@ -364,8 +371,8 @@ def _label_values(
     them are one group.
     """
     profiles = [
-        summarize(of, entry.planes, fit)
-        for entry, of, fit in zip(entries, sums, fits, strict=True)
+        summarize(of.sums, entry.planes, fit)
+        for entry, of, fit in zip(entries, measured, fits, strict=True)
     ]
     names = (*columns("budget"), "positional_fraction", "label")
     each = [head_values(profile) for profile in profiles]
@@ -378,8 +385,12 @@ def _label_values(
     return values
 
 
-def _class_labels(sums: Sums, layers: int) -> np.ndarray:
-    """The label [layer, head, class] of each head over the rows of each class of tokens."""
-    of_classes = {layer: scores[:, 1:].sum(0) for layer, scores in sums.scores.items()}
-    scores = by_layer(of_classes, layers).transpose(1, 2)
-    return label_heads(bits_of(scores), rows=scores[..., SCORES.index("weight")].numpy())
+def _class_labels(measured: Sequence[Measured], layers: int) -> np.ndarray:
+    """The label [edit, layer, head, class] of each head over the rows of each class."""
+    labels = []
+    for of in measured:
+        classes = {layer: scores[:, 1:].sum(0) for layer, scores in of.sums.scores.items()}
+        scores = by_layer(classes, layers).transpose(1, 2)
+        rows = scores[..., SCORES.index("weight")].numpy()
+        labels.append(label_heads(bits_of(scores), rows=rows))
+    return np.stack(labels)

@@ -280,17 +280,15 @@ def sum_batch(
             scored = CallRows(call, batch.scored, turning, sinks=sinks)
             scores[call.layer] = fit.score(scored, text, sets)
         sums = in_chunks.pop(call.layer, {})
-        rest = [row for row in statistics if row.name not in sums]
         rows = CallRows(call, batch.rows, turning, sinks=sinks, tokens=text.tokens)
-        sums |= sum_attention(rows, rest)
+        sums |= sum_attention(rows, [row for row in statistics if row.name not in sums])
         layers[call.layer] = LayerSums.of(sums, rows, statistics)
         also(call)
-        if call.at is None:  # else its chunks were counted
-            progress(share)
+        progress(share * (call.at is None))  # else its chunks were counted
 
     with observing(subject, text.tokens, (batch.rows, batch.scored), see, see_part):
         losses = token_losses(subject, text.tokens, text.lengths, text.hidden)
-    losses = losses.where(text.predicted, torch.nan)
+    losses.masked_fill_(~text.predicted, torch.nan)
     progress(tokens - share * calls)
     subject.check_layers(set(layers))
     sums = Sums(

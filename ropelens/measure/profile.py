@@ -23,9 +23,11 @@ from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import repeats
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, as_subject
+from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
+from ropelens.statistics.sums import Sums
 from ropelens.statistics.variables import (
     AXES,
     MEASURES,
@@ -97,22 +99,14 @@ def profile(
     common: dict[str, Any] = {"documents": documents, "sinks": sinks, "rows": rows}
     common |= {"seed": seed, "batch_size": batch_size}
     measurement = Measurement.of(subject, tokens, lengths, **common)
-    text = measurement.text
     check_new(statistics)
-    planes = subject.planes(text.context)
+    planes = subject.planes(measurement.text.context)
     measurement.check_looking()
     repeated = repeats(measurement, planes)
-    stage, chosen = begin_stage(), shard(len(text))
+    stage, chosen = begin_stage(), shard(len(measurement.text))
     fits, sums = stage.state or (None if budget else {}, None)
-    done = 0 if sums is None else sums.sequences
-    left = int(text.real[chosen.start + done : chosen.stop].sum())
-    layers = len(shard(len(subject.attending))) if fits is None else 0
-    stages = (
-        Stage("measuring", left, cost=OBSERVED),
-        Stage("probing", EXCERPTED + repeated.tokens),
-        Stage("fitting the budget", layers, "layers", cost_of_fit(measurement, surrogates)),
-    )
-    with show(*stages) as step:
+    measuring, fitting = _left(measurement, chosen, fits, sums, surrogates)
+    with show(measuring, Stage("probing", EXCERPTED + repeated.tokens), fitting) as step:
         probe = partial(step, stage=1)
         read = read_excerpts(measurement, excerpts, planes, tokenizer)
         probe(EXCERPTED)
@@ -131,8 +125,7 @@ def profile(
             sums=sums,
             save=lambda sums: stage.save([fits, sums]),
         )
-    sums = reduce(add, gather(sums))
-    dataset = summarize(sums, planes, fits, extra=statistics)
+    dataset = summarize(reduce(add, gather(sums)), planes, fits, extra=statistics)
     scores = {name: x.numpy() for name, x in answers.items() if not name.endswith("loss")}
     dataset = dataset.assign(labelled(scores, MEASURES))
     sharp = dataset.get("total_bits", -dataset["entropy_bits"]).values
@@ -142,3 +135,21 @@ def profile(
         dataset = dataset.assign_coords(labelled(kinds, AXES))
     dataset.attrs |= {"kind": "profile"} | measurement.facts
     return dataset
+
+
+def _left(
+    measurement: Measurement,
+    chosen: range,
+    fits: dict[int, LayerFit] | None,
+    sums: Sums | None,
+    surrogates: int,
+) -> tuple[Stage, Stage]:
+    """What is left to measure of the `chosen` sequences, and to fit."""
+    begin = chosen.start + (0 if sums is None else sums.sequences)
+    tokens = int(measurement.text.real[begin : chosen.stop].sum())
+    layers = len(shard(len(measurement.subject.attending))) if fits is None else 0
+    cost = cost_of_fit(measurement, surrogates)
+    return (
+        Stage("measuring", tokens, cost=OBSERVED),
+        Stage("fitting the budget", layers, "layers", cost),
+    )

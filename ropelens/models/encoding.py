@@ -81,25 +81,13 @@ def number_sequences(
     ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu()
     columns = torch.arange(ids.shape[1]).expand_as(ids)
 
-    def of_each_token(name: str, value: Any) -> Int[Tensor, "row column"]:
-        value = torch.atleast_2d(torch.as_tensor(value)).cpu().long()
-        if value.ndim == 3 and bool((value == value[0]).all()):
-            value = value[0]  # the axes of M-RoPE, on which text stands at the same positions
-        if value.shape != ids.shape:
-            raise BadArgument(
-                f"{name} must have a number for each of the input_ids.",
-                seen=f"shape {tuple(value.shape)}, input_ids {tuple(ids.shape)}",
-                means="tokens of an image, whose positions differ by axis, cannot be measured"
-                * (value.ndim == 3),
-            )
-        return value
-
-    real = of_each_token("attention_mask", encoding.get("attention_mask", ids * 0 + 1)).bool()
-    places = of_each_token("position_ids", encoding.get("position_ids", columns))
+    shown = encoding.get("attention_mask", ids * 0 + 1)
+    real = _of_each(ids, "attention_mask", shown).bool()
+    places = _of_each(ids, "position_ids", encoding.get("position_ids", columns))
     numbers = torch.zeros_like(ids) if documents is None else torch.as_tensor(documents)
     if numbers.ndim == 1:
         numbers = numbers[:, None].expand_as(ids)
-    numbers = of_each_token("documents", numbers)
+    numbers = _of_each(ids, "documents", numbers)
     real &= numbers >= 0
     if not real.any():
         raise BadArgument("attention_mask hides every token.")
@@ -129,6 +117,23 @@ def number_sequences(
         )
     of_row[real] = begins.long()
     return of_row.cumsum(1) * real, places, numbers
+
+
+def _of_each(
+    ids: Int[Tensor, "row column"], name: str, value: Any
+) -> Int[Tensor, "row column"]:
+    """`value`, a number for each of `ids`."""
+    value = torch.atleast_2d(torch.as_tensor(value)).cpu().long()
+    if value.ndim == 3 and bool((value == value[0]).all()):
+        value = value[0]  # the axes of M-RoPE, on which text stands at the same positions
+    if value.shape != ids.shape:
+        raise BadArgument(
+            f"{name} must have a number for each of the input_ids.",
+            seen=f"shape {tuple(value.shape)}, input_ids {tuple(ids.shape)}",
+            means="tokens of an image, whose positions differ by axis, cannot be measured"
+            * (value.ndim == 3),
+        )
+    return value
 
 
 def _first_and(begins: Bool[Tensor, " more"]) -> Bool[Tensor, " token"]:

@@ -43,7 +43,7 @@ def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int |
         tokens,
         lengths=torch.tensor(LENGTHS),
         statistics=[attention_on(WANTED)],
-        budget=False,
+        surrogates=0,
         rows=rows,
         batch_size=2,
     )
