@@ -128,9 +128,7 @@ def evaluate(
     edges = _position_edges(text.context, stated_context(subject.config))
     named = () if tokenizer is None else CLASSES
     classes = {name: ids_of(text.tokens, name, tokenizer) for name in named}
-    fits, measured, answers = _run(
-        measurement, entries, wanted, tasks, edges, classes, progress
-    )
+    fits, measured, scores = _run(measurement, entries, wanted, tasks, edges, classes, progress)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     if controls:
@@ -146,7 +144,7 @@ def evaluate(
     if classes and wanted & {"loss", "change", "labels"}:
         values["token_class"] = np.array(list(classes), dtype=object)
     for name, task in tasks.items():
-        each = [of[name] for of in answers]
+        each = [of[name] for of in scores]
         values |= {key: np.stack([of[key].numpy() for of in each]) for key in each[0]}
         values |= task.coordinates
     dataset = xr.Dataset(labelled(values, EVALUATED), plane_coordinates(entries[0].planes))
