@@ -9,7 +9,8 @@ import pytest
 import torch
 from oracles.recording import attention_calls
 from oracles.tiny import TEN, logits, random_tokens, rotations, tiny
-from transformers import Cache, DynamicCache, StaticCache
+from transformers import Cache, DynamicCache, LlamaForCausalLM, StaticCache
+from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
@@ -44,6 +45,27 @@ def test_the_planes_are_those_that_the_call_rotates_in(name: str):
         q = q * torch.exp(-1j * torch.arange(LENGTH)[:, None] * planes.inv_freq)
         atol = 1e-4 * float(call.query.abs().max())
         torch.testing.assert_close(q[..., turning], expected.to(q.dtype), rtol=1e-3, atol=atol)
+
+
+@torch.no_grad()
+def test_a_step_on_a_cache_is_judged_behind_a_plain_pass(
+    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+):
+    """Here of as many rows, by a model whose steps do otherwise."""
+
+    def other(module, query, key, value, attention_mask, **kwargs):
+        out, weights = eager_attention_forward(
+            module, query, key, value, attention_mask, **kwargs
+        )
+        return out * (1.1 if key.shape[2] > query.shape[2] else 1.0), weights
+
+    monkeypatch.setattr(f"{LlamaAttention.__module__}.eager_attention_forward", other)
+    llama.set_attn_implementation("eager")
+    ids, cache = random_tokens()[:, :2], DynamicCache()
+    with rl.observe(llama, lambda call, planes: None):
+        llama(ids[:, :1], past_key_values=cache)
+        with pytest.raises(UnsupportedModel, match="attends in a way"):
+            llama(ids[:, 1:], past_key_values=cache)
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["edit outside", "edit inside"])

@@ -165,7 +165,20 @@ def test_reading_vectors_that_were_rotated_by_hand(kind: str, direction: int):
     assert found.planes.pairing == kind
     assert (found.planes.offset, found.planes.rotary_dim) == (4, 10)
     torch.testing.assert_close(found.planes.inv_freq, speeds, rtol=1e-9, atol=0)
+    turns = found.planes.wavelength.tolist()
+    assert turns == pytest.approx([*(2 * math.pi / speeds.abs()).tolist(), math.inf])
     assert found.residual < 1e-9
+
+
+@pytest.mark.parametrize(("length", "seen"), [(33, True), (31, False)])
+def test_a_plane_that_hardly_has_a_length_is_not_seen_to_turn(length: float, seen: bool):
+    """Up to 32 times the rounding of one of its four coordinates."""
+    positions, noise = probe_positions(2**6), 1e-3
+    angle = positions[:, None] * torch.tensor([1.0, 0.1])
+    size = torch.tensor([1.0, length * noise / 2])
+    x = torch.polar(size.expand_as(angle), angle)
+    found = read_rotation(torch.cat([x.real, x.imag], -1)[None], positions, noise=noise)
+    assert found.planes.inv_freq.isfinite().tolist() == [True, seen]
 
 
 @not_as_configured

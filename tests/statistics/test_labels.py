@@ -50,19 +50,21 @@ def test_few_rows_are_a_label_of_their_own(bits: tuple[float, ...], label: str):
 
 
 def test_where_a_kernel_peaks_and_its_middle_half():
-    kernel = torch.full((3, 100), 1e-9)
+    kernel = torch.full((4, 100), 1e-9)
     kernel[0, 70] = 0.29 / 0.71  # of the other 0.71
     kernel[0, 10:20] = 0.1
     kernel[1, 70] = 1.0
     kernel[1, 3] = 0.9
     kernel[2, 20:40] = 0.05
+    kernel[3, 99] = 1.0
     found = describe_kernel(kernel.log(), torch.ones(100))
-    assert found["offset"][:2].tolist() == [70, 70]
+    assert found["offset"][[0, 1, 3]].tolist() == [70, 70, 99]
     torch.testing.assert_close(found["offset_weight"][:2], torch.tensor([0.29, 1 / 1.9]))
     assert (int(found["offset_low"][0]), int(found["offset_high"][0])) == (13, 70)
     assert (int(found["offset_low"][1]), int(found["offset_high"][1])) == (3, 70)
     assert (int(found["offset_low"][2]), int(found["offset_high"][2])) == (24, 34)
-    torch.testing.assert_close(found["kernel"].sum(-1), torch.ones(3))
+    assert (int(found["offset_low"][3]), int(found["offset_high"][3])) == (99, 99)
+    torch.testing.assert_close(found["kernel"].sum(-1), torch.ones(4))
 
 
 def test_the_middle_half_is_that_of_quantiles():
