@@ -260,14 +260,12 @@ def _allocate(
 
 def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int:
     """The id of a token; raises `BadArgument` where there is no such token."""
-    if isinstance(token, str):
-        _, ids = encode(token, tokenizer)
-        if len(ids) != 1:
-            raise BadArgument(f"{token!r} is not one token of the model.", seen=f"{len(ids)}")
-        return ids[0]
-    if not 0 <= token < vocabulary:
-        raise BadArgument(f"The model has no token {token}.", seen=f"{vocabulary} tokens")
-    return int(token)
+    known = [int(token)] if not isinstance(token, str) and 0 <= token < vocabulary else []
+    ids = encode(token, tokenizer)[1] if isinstance(token, str) else known
+    if len(ids) != 1:
+        seen = f"{len(ids)} of its {vocabulary}"
+        raise BadArgument(f"{token!r} is not one token of the model.", seen=seen)
+    return ids[0]
 
 
 def token_names(tokens: Iterable[Tensor], tokenizer: TokenNames | None) -> list[str]:

@@ -69,13 +69,13 @@ class LayerFit:
         beta, sigma, kappa, tau = split(self.weights, self.terms, self.found.shape[1])
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
-        sets = torch.ones(len(rows.q), 1, context, dtype=torch.bool) if sets is None else sets
-        shape = (GROUPS, sets.shape[1], rows.q.shape[1], len(SCORES))
+        shape = (GROUPS, 1 if sets is None else sets.shape[1], rows.q.shape[1], len(SCORES))
         by_group = torch.zeros(shape, dtype=torch.float64)
         for fold in (0, 1):
             mine, of_fold = _of_fold(rows, text, fold)
             if mine.any():
-                scores = score(of_fold, weights[:, 1 - fold], sets[mine])
+                of_sets = None if sets is None else sets[mine]
+                scores = score(of_fold, weights[:, 1 - fold], of_sets)
                 by_group.index_add_(0, text.group[mine], scores)
         return by_group
 
