@@ -239,11 +239,7 @@ def _number_of(answer: Answer, tokenizer: Any, vocabulary: int) -> Number:
         return answer
     pair = answer if isinstance(answer, tuple) else (answer,)
     ids = [token_id(token, tokenizer, vocabulary) for token in pair]
-
-    def number(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
-        return logits[-1, ids[0]] - (logits[-1, ids[1]] if len(ids) > 1 else 0)
-
-    return number
+    return lambda logits: logits[-1, ids[0]] - (logits[-1, ids[1]] if len(ids) > 1 else 0)
 
 
 @torch.no_grad()

@@ -136,7 +136,7 @@ def evaluate(
     if "loss" in wanted:
         values |= _loss_values(text, edges, classes, measured)
     if "change" in wanted:
-        values |= _change_values(measured, classes)
+        values |= _change_values(measured)
     if "labels" in wanted:
         values |= _label_values(entries, fits, measured)
     if classes and "labels" in wanted:
@@ -150,8 +150,7 @@ def evaluate(
     dataset = xr.Dataset(labelled(values, EVALUATED), plane_coordinates(entries[0].planes))
     names = {"control_of", "group", "position_start", "position_stop", "token_class"}
     dataset = number_dims(dataset.set_coords(names & values.keys()))
-    dataset.attrs = measurement.facts
-    return dataset
+    return dataset.assign_attrs(measurement.facts)
 
 
 # one pass of each entry, and its tasks
@@ -348,20 +347,16 @@ def _loss_values(
     }
 
 
-def _change_values(
-    measured: Sequence[Measured], classes: Mapping[str, Int[Tensor, " id"]]
-) -> dict[str, np.ndarray]:
+def _change_values(measured: Sequence[Measured]) -> dict[str, np.ndarray]:
     """Bits by which attention of all rows changes, and of those of each class."""
-    means = torch.stack([of.change / of.rows[:, None, None] for of in measured])
-    all_rows, *of_classes = (means / math.log(2)).unbind(1)
-    of_all = {"attention_change": all_rows.numpy()}
-    return of_all | ({"class_change": np.stack(of_classes, -1)} if classes else {})
+    nats = torch.stack([of.change / of.rows[:, None, None] for of in measured])
+    of_all, *of_classes = (nats / math.log(2)).numpy().swapaxes(0, 1)
+    classes = {"class_change": np.stack(of_classes, -1)} if of_classes else {}
+    return {"attention_change": of_all} | classes
 
 
 def _label_values(
-    entries: Sequence[Entry],
-    fits: Sequence[Mapping[int, LayerFit]],
-    measured: Sequence[Measured],
+    entries: Sequence[Entry], fits: Sequence[dict[int, LayerFit]], measured: Sequence[Measured]
 ) -> dict[str, np.ndarray]:
     """The budget and label of every head of every entry.
 

@@ -133,8 +133,7 @@ def profile(
     if len(subject.attending) < subject.layers:
         kinds = {"layer_type": np.array(subject.kinds, dtype=object)}
         dataset = dataset.assign_coords(labelled(kinds, AXES))
-    dataset.attrs |= {"kind": "profile"} | measurement.facts
-    return dataset
+    return dataset.assign_attrs({"kind": "profile"} | measurement.facts)
 
 
 def _left(

@@ -114,14 +114,9 @@ def shares_of(
         seen = block.seen[:, None, None]
         on, beside = (x[:, None, None, None] * apart for x in (on, beside))
         count, others = ((x * seen).sum(-1) for x in (on, beside))
-        weight = beside if control else on
-        parts = [
-            (block.attention * weight).sum(-1),
-            (block.attention * apart).sum(-1),
-            count,
-            others if control else count,
-        ]
-        return torch.stack(parts, dim=-1) * (count > 0)[..., None]
+        one, number = (beside, others) if control else (on, count)
+        part, whole = ((block.attention * weight).sum(-1) for weight in (one, apart))
+        return torch.stack([part, whole, count, number], dim=-1) * (count > 0)[..., None]
 
     words, dims = f"tokens {words}", ("layer", "head")
     return (

@@ -113,11 +113,9 @@ def _paired(
             weight = truncation[tokens].values.astype(float)
             some, there = truncation[name].values[:, weight > 0], weight > 0
             yield name, some, weight[there], None if group is None else group[there]
-    trials: dict[str, xr.DataArray] = {}
-    if "copy_loss" in truncation:
-        trials["copy_loss"] = truncation["copy_loss"].isel(copy_distance=-1)
-    if "repeat_loss" in truncation:
-        trials["repeat_loss"] = truncation["repeat_loss"]
+    losses = [name for name in ("copy_loss", "repeat_loss") if name in truncation]
+    farthest = truncation[losses].isel(copy_distance=-1, missing_dims="ignore")
+    trials = {name: farthest[name] for name in losses}
     if "trial_induction" in truncation:
         scores = truncation["trial_induction"]
         best = best_head(scores, chosen_in=scores.isel(edit=0))

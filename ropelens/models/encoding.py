@@ -81,13 +81,25 @@ def number_sequences(
     ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu()
     columns = torch.arange(ids.shape[1]).expand_as(ids)
 
-    shown = encoding.get("attention_mask", ids * 0 + 1)
-    real = _of_each(ids, "attention_mask", shown).bool()
-    places = _of_each(ids, "position_ids", encoding.get("position_ids", columns))
+    def of_each_token(name: str, value: Any) -> Int[Tensor, "row column"]:
+        value = torch.atleast_2d(torch.as_tensor(value)).cpu().long()
+        if value.ndim == 3 and bool((value == value[0]).all()):
+            value = value[0]  # the axes of M-RoPE, on which text stands at the same positions
+        if value.shape != ids.shape:
+            raise BadArgument(
+                f"{name} must have a number for each of the input_ids.",
+                seen=f"shape {tuple(value.shape)}, input_ids {tuple(ids.shape)}",
+                means="tokens of an image, whose positions differ by axis, cannot be measured"
+                * (value.ndim == 3),
+            )
+        return value
+
+    real = of_each_token("attention_mask", encoding.get("attention_mask", ids * 0 + 1)).bool()
+    places = of_each_token("position_ids", encoding.get("position_ids", columns))
     numbers = torch.zeros_like(ids) if documents is None else torch.as_tensor(documents)
     if numbers.ndim == 1:
         numbers = numbers[:, None].expand_as(ids)
-    numbers = _of_each(ids, "documents", numbers)
+    numbers = of_each_token("documents", numbers)
     real &= numbers >= 0
     if not real.any():
         raise BadArgument("attention_mask hides every token.")
@@ -101,39 +113,21 @@ def number_sequences(
             "position_ids neither go on by 1 nor begin anew at 0.",
             seen=f"position {int(place[odd + 1])} behind position {int(place[odd])}",
         )
-    left_out = follows & (place.diff() < column.diff())
-    if left_out.any() and slides(config, ids.shape[1] - 2):
+    if (follows & (place.diff() < column.diff())).any() and slides(config, ids.shape[1] - 2):
         raise BadArgument(
             "position_ids leave out hidden tokens, which the windows of this model count.",
             seen=f"a row of {ids.shape[1]} tokens, longer than the window of some layers",
             attempt="the batch without these tokens, or position_ids that count them",
         )
-    begins, of_row = _first_and(~follows), torch.zeros_like(ids)
+    begins = _first_and(~follows)
     late = place[begins].max() if "position_ids" in encoding else 0
     if late and config is not None and changes_with_position(config):
         raise BadArgument(
             "Positions begin at 0 where a model changes with them: its RoPE or its queries.",
             seen=f"a sequence that begins at position {int(late)}",
         )
-    of_row[real] = begins.long()
-    return of_row.cumsum(1) * real, places, numbers
-
-
-def _of_each(
-    ids: Int[Tensor, "row column"], name: str, value: Any
-) -> Int[Tensor, "row column"]:
-    """`value`, a number for each of `ids`."""
-    value = torch.atleast_2d(torch.as_tensor(value)).cpu().long()
-    if value.ndim == 3 and bool((value == value[0]).all()):
-        value = value[0]  # the axes of M-RoPE, on which text stands at the same positions
-    if value.shape != ids.shape:
-        raise BadArgument(
-            f"{name} must have a number for each of the input_ids.",
-            seen=f"shape {tuple(value.shape)}, input_ids {tuple(ids.shape)}",
-            means="tokens of an image, whose positions differ by axis, cannot be measured"
-            * (value.ndim == 3),
-        )
-    return value
+    of_row = torch.zeros_like(ids).masked_scatter(real, begins.long()).cumsum(1) * real
+    return of_row, places, numbers
 
 
 def _first_and(begins: Bool[Tensor, " more"]) -> Bool[Tensor, " token"]:
