@@ -106,11 +106,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     ),
     "jsonl malformed": (
         write("a.jsonl", b'{"text": "good"}\n\n{"text": bad}\n'),
-        [
-            "Line 3 of",
-            "a.jsonl holds no text: '{\"text\": bad}'.",
-            "JSONDecodeError",
-        ],
+        ["Line 3 of", "a.jsonl holds no text: '{\"text\": bad}'.", "JSONDecodeError"],
     ),
     "jsonl a number": (write("a.jsonl", b'{"text": 3}\n'), ["Line 1 of", "holds no text"]),
 }

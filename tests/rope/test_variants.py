@@ -67,8 +67,7 @@ def test_frequencies_are_those_that_transformers_computes(spelled: str, length: 
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding", "nanochat", "llama4"],
+    "name", ["llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding", "nanochat", "llama4"]
 )
 def test_an_edit_by_name_is_the_model_built_so(name: str):
     """Same weights; also past the trained context, where the variant changes there.
