@@ -36,14 +36,8 @@ DIMS = {
     "group_total": ("group", *HEAD),
     "surrogate_offset_fraction": ("draw", *HEAD),
 }
-UNITS = {
-    "selectivity": "nat",
-    "total_bits": "bit",
-    "inv_freq": "rad/token",
-    "wavelength": "token",
-    "offset_start": "token",
-    "q_norm": "1",
-}
+UNITS = {"selectivity": "nat", "total_bits": "bit", "inv_freq": "rad/token", "q_norm": "1"}
+UNITS |= {"wavelength": "token", "offset_start": "token"}
 FEW = ("--seed", 3, "--surrogates", 2)
 
 

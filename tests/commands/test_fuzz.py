@@ -86,14 +86,8 @@ def test_configs(model: Path, changes: dict[str, object]) -> None:
 COMMANDS = {
     "analyze": ("--out", "--text", "--prompt", "--context", "--rows", "--plan"),
     "truncate": (
-        "--out",
-        "--heads",
-        "--keep",
-        "--end",
-        "--bands",
-        "--measures",
-        "--dtype",
-        "--device",
+        *("--out", "--heads", "--keep", "--end", "--bands", "--measures"),
+        *("--dtype", "--device"),
     ),
     "rope": ("--variant", "--context", "--verbose"),
     "compare": ("--out", "--sequences", "--seed", "--device"),

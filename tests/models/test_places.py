@@ -22,14 +22,8 @@ from ropelens.models.load import load, open_checkpoint
 from ropelens.models.loading import Loading
 
 CPU = torch.device("cpu")
-MAP = {
-    "model.embed_tokens": "disk",
-    "model.layers.0": "cpu",
-    "model.layers.1": "disk",
-    "model.norm": "cpu",
-    "model.rotary_emb": "disk",
-    "lm_head": "cpu",
-}
+MAP = {"model.embed_tokens": "disk", "model.layers.0": "cpu", "model.layers.1": "disk"}
+MAP |= {"model.norm": "cpu", "model.rotary_emb": "disk", "lm_head": "cpu"}
 BACKWARD = ["excerpt_answer", "excerpt_lead", "excerpt_score_gradient"]
 """What takes a backward pass, which stops at weights that are not on a device."""
 TOKENS = torch.arange(72).reshape(3, 24) * 7 % 40
