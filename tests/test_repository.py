@@ -25,7 +25,7 @@ ROOMS = {
     "comparison": 660,
     "figures": 1_900,
     "report": 1_490,
-    "analysis commands": 1_940,
+    "analysis commands": 1_930,
 }
 PACKAGE, TESTS, NAMES = 19_760, 18_720, 60
 WORDS = {
