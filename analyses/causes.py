@@ -48,15 +48,22 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     table, best, lead = five_heads(analysis, five)
     search = apostrophes(analysis)
     attributed, words = one_answer(analysis, five, best)
+    losses = rl.plot_silenced(table)
+    losses.update_layout(title_text="Loss of copied tokens without heads, or their planes")
+    losses.update_yaxes(title_text="what is silenced or stopped", col=1)
     figures = {
         "Change of the loss of random tokens that come again, with its 95% interval over "
-        "sequences. Grey: as many random heads of the same layers.": rl.plot_silenced(table),
+        "sequences. Grey: as many random heads of the same layers.": losses,
         "What each plane adds to the logit of the right token less that of another, by "
         "integrated gradients. Each line is a head.": plot_planes(attributed),
     }  # fmt: skip
     more = {"causes.csv": table, "attribution.nc": attributed}
     question = "What do previous-token heads, and their planes, cause?"
     return rl.Answer(question, [*lead, *search, *words], figures, more)
+
+
+def wavelength(tokens: float) -> str:
+    return f"{tokens:,.0f} tokens" if tokens >= 100 else f"{tokens:.3g} tokens"
 
 
 def named(heads: pd.DataFrame) -> str:
@@ -165,11 +172,11 @@ def apostrophes(analysis: rl.Analysis) -> list[str]:
     verdict = "stands out" if beyond and null else "does not stand out"
     beside = f"{min(null):.2f} to {max(null):.2f}" if null else "nothing to compare with"
     return [
-        f"Of all heads {place} ({row['label']}, mean wavelength {row['mean_wavelength']:.3g} "
-        f"tokens) attends most to apostrophes: where one is in sight, {on:.2f} of its "
-        f"attention outside of sinks, and {control:.2f} to tokens as frequent and as far. It "
-        f"{verdict}: the lead is {on - control:.2f}, and that of the best head for {len(null)} "
-        f"sets of random tokens as frequent is {beside}."
+        f"Of all heads {place} ({row['label']}, mean wavelength "
+        f"{wavelength(row['mean_wavelength'])}) attends most to apostrophes: where one is in "
+        f"sight, {on:.2f} of its attention outside of sinks, and {control:.2f} to tokens as "
+        f"frequent and as far. It {verdict}: the lead is {on - control:.2f}, and that of the "
+        f"best head for {len(null)} sets of random tokens as frequent is {beside}."
     ]
 
 
@@ -200,7 +207,7 @@ def one_answer(
     order = np.argsort(-np.abs(np.nan_to_num(values)), axis=None)[:3]
     top = [tuple(map(int, np.unravel_index(at, values.shape))) for at in order]
     planes = [
-        f"{layer}.{head} at {float(of['wavelength'][layer, plane]):.3g} tokens"
+        f"{layer}.{head} at {wavelength(float(of['wavelength'][layer, plane]))}"
         for layer, head, plane in top
     ]
     most = ", ".join(
@@ -208,13 +215,13 @@ def one_answer(
     )
     patched = of["patched"].values
     at = np.unravel_index(np.nanargmax(np.abs(patched)), patched.shape)
-    where = f"{at[0]}.{at[1]}, at {float(of['wavelength'][at[0], at[2]]):.3g} tokens"
+    where = f"{at[0]}.{at[1]} at {wavelength(float(of['wavelength'][at[0], at[2]]))}"
     sentences = [
         f"Of random tokens that come again, the right one is {of.attrs['answer']:+.2f} nats "
         f"above another; {of.attrs['source_answer']:+.2f} in the prompt where that one stood "
-        f"there. The planes that add most are {most}. Without the first of them the answer "
-        f"changes by {of['dropped'].values[top[0]]:+.2f}. Of single planes from the other "
-        f"prompt one of {where}, changes it most, by {patched[at]:+.2f}.",
+        f"there. The planes that count most are {most}. Without the first of them the answer "
+        f"changes by {of['dropped'].values[top[0]]:+.2f}. Of planes patched one at a "
+        f"time from the other prompt, that of {where} changes it most, by {patched[at]:+.2f}.",
     ]
     if "rank_correlation" in of.attrs:
         sentences.append(
@@ -244,7 +251,7 @@ def plot_planes(of: xr.Dataset) -> go.Figure:
         x, y = of["wavelength"][layer].values, of["attribution"][layer, head].values
         turns = np.isfinite(x)
         figure.add_scatter(x=x[turns], y=y[turns], **line)
-    figure.update_xaxes(type="log", title_text="wavelength (tokens, log scale)")
+    figure.update_xaxes(type="log", dtick=1, title_text="wavelength (tokens, log scale)")
     return figure.update_yaxes(title_text="attribution (nats)")
 
 

@@ -23,6 +23,7 @@ a billion parameters on a GPU.
 from functools import partial
 
 import numpy as np
+import xarray as xr
 
 import ropelens as rl
 
@@ -59,8 +60,8 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     )
     context = analysis.profile.attrs["trained_context"]
     fit = [apart for apart in APART if apart + 64 < context] if context > SHORT else None
-    variants, draws = (VARIANTS, 4) if fit is None else (VARIANTS[:2], 4)
-    reach = run(copies=fit, distances=DISTANCES, variants=variants, draws=draws)
+    variants = VARIANTS if fit is None else VARIANTS[:2]
+    reach = run(copies=fit, distances=DISTANCES, variants=variants)
     apart = reach["run_distance"].values.tolist()
     needles = run(copied=NEEDLE, copies=apart, distances=(), draws=16 if fit is None else 8)
     first = asked.loc[asked["induction"].idxmax()]
@@ -71,11 +72,31 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         "The same for the head with the highest induction score.": rl.plot_reach(
             reach, layer=int(first["layer"]), head=int(first["head"])
         ),
+        "Needles, three random tokens of which two ask for the third: how often these heads "
+        "find the one that is asked for.":
+            rl.plot_reach(needles).update_yaxes(title_text="needles found (% of rows)"),
     }  # fmt: skip
     question = "How far back do heads that go by content find a key?"
-    words = [*rl.describe(reach), *rl.describe(needles), about]
+    words = [*rl.describe(reach), *both(reach, needles), *rl.describe(needles), about]
     more = {"reach.nc": reach, "needles.nc": needles}
     return rl.Answer(question, words, figures, more=more)
+
+
+def both(reach: xr.Dataset, needles: xr.Dataset) -> list[str]:
+    """Copies and needles by distance, means over the heads that find half of near copies."""
+    near = reach["found_share"].isel(variant=0, run_distance=0)
+    copies, hidden = (
+        of["found_share"].isel(variant=0).where(near >= 0.5).mean(("layer", "head"))
+        for of in (reach, needles)
+    )
+    apart = reach["run_distance"].values.tolist()
+    shares = [
+        f"{copy:.0%} and {needle:.0%} {distance:,} tokens back"
+        for copy, needle, distance in zip(copies.values, hidden.values, apart, strict=True)
+    ]
+    heads = f"The {int((near >= 0.5).sum())} heads that find half of the nearest copies"
+    about = "of copies, and of needles that hide in the text,"
+    return [f"{heads} find {about} {', '.join(shares)}."] if (near >= 0.5).any() else []
 
 
 if __name__ == "__main__":
