@@ -65,6 +65,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     apart = reach["run_distance"].values.tolist()
     needles = run(copied=NEEDLE, copies=apart, distances=(), draws=16 if fit is None else 8)
     first = asked.loc[asked["induction"].idxmax()]
+    hidden = rl.plot_reach(needles).update_layout(title_text="Needles, by distance")
     figures = {
         "Circles: how often heads find a copy that stands that far back, a mean over these "
         "heads. Dotted: farther than was run, by turning the keys of the farthest run.":
@@ -73,8 +74,8 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
             reach, layer=int(first["layer"]), head=int(first["head"])
         ),
         "Needles, three random tokens of which two ask for the third: how often these heads "
-        "find the one that is asked for.":
-            rl.plot_reach(needles).update_yaxes(title_text="needles found (% of rows)"),
+        "find the one that is asked for, a mean over them.":
+            hidden.update_yaxes(title_text="needles found (% of rows)"),
     }  # fmt: skip
     question = "How far back do heads that go by content find a key?"
     words = [*rl.describe(reach), *both(reach, needles), *rl.describe(needles), about]

@@ -266,6 +266,7 @@ def plot_reach(
     distances = [*reach["run_distance"].values, *reach["distance"].values]
     low, high = np.log10([min(distances), max(distances)]).tolist()
     ticks = [10**power for power in range(int(low), int(high) + 1)]
+    ticks = ticks if reach.sizes["distance"] else distances
     ends = [low - 0.05, high + 0.05]
     axis = style.log_axis({tick: short_count(tick) for tick in ticks}, range=ends)
     style.set_x(figure, axis, "distance (tokens, log scale)")
