@@ -175,7 +175,7 @@ def test_planes_are_dropped_beside() -> None:
 
 def test_what_is_no_answer_is_refused() -> None:
     model = tiny("llama_gqa")
-    with pytest.raises(BadArgument, match="no token 99999"):
+    with pytest.raises(BadArgument, match="99999 is not one token"):
         rl.attribute_planes(model, TOKENS, 99_999)
     with pytest.raises(BadArgument, match="needs the tokenizer"):
         rl.attribute_planes(model, TOKENS, "a")
