@@ -64,34 +64,33 @@ def claims(
         from ropelens.measure.tried_claims import test_claims
         from ropelens.report.claims import read_ledger
         from ropelens.report.tables import short_facts
-    ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
     kinds = {name: read_record(place).get("kind") for name, place in given.items()}
     if text and not {None, "comparison"} & {*kinds.values()}:
         raise BadArgument("Saved results are not measured again.", attempt="without --text")
+    ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
     for name, place in given.items():
         kind = kinds[name]
         if kind in (None, "comparison") and not (text or place.startswith("bundled")):
             raise other_place(place, "what ropelens analyze wrote, or a model with --text FILE")
-        new: dict[str, Any] = {name: {"page": PAGE}}
-        ledgers[name] = read_ledger(place) if kind == "claims" else (None, new)
+        ledgers[name] = read_ledger(place) if kind == "claims" else (None, {name: {}})
     names = [name for _, of in ledgers.values() for name in of]
     if len(set(names)) < len(names):
         raise BadArgument("A ledger has each model once.", seen=", ".join(names))
     tables: list[pd.DataFrame] = []
     runs: dict[str, Any] = {}
     for name, (table, of) in ledgers.items():
+        place = given[name]
         if table is None:
-            profile, more = _measured(given[name], text, options, out / name)
-            if more:
-                given[name] = str(out / name)
+            profile, more = _measured(place, text, options, out / name)
+            place = str(out / name) if more else place
             with opening(show_progress, "testing"):
                 table = test_claims(profile, seed=options.seed, **({} if quick else more))
             table = table.assign(model=name)
-            of[name]["facts"] = ", ".join(short_facts(profile))
+            of[name] = {"facts": ", ".join(short_facts(profile)), "page": PAGE}
             of[name]["tokens_sha256"] = profile.attrs["tokens_sha256"]
         for run in of.values():
             if "page" in run:  # that of the analysis, which has the figures
-                run["page"] = relpath(Path(given[name]) / run["page"], out)
+                run["page"] = relpath(Path(place) / run["page"], out)
         runs |= of
         tables.append(table)
     _write(out, pd.concat(tables), runs)
@@ -139,8 +138,5 @@ def _measured(
         folder.parent.mkdir(parents=True, exist_ok=True)
         analysis.save(folder)
     assert analysis.sequences is not None
-    read = {
-        name: getattr(analysis.sequences, name) for name in ("tokens", "lengths", "documents")
-    }
     more = {"model": analysis.model, "tokenizer": analysis.tokenizer}
-    return analysis.profile, more | read
+    return analysis.profile, more | analysis.sequences.arguments

@@ -20,10 +20,8 @@ MASSIVE = 5 / math.sqrt(2)  # times the mean length: of a plane with one value 5
 BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(context / 3.657)
 
 Arrays = tuple[np.ndarray, ...]
-
-
+# Arrays drawn anew, so many times; or every one that there is.
 Draw = Callable[[Arrays, np.random.Generator, int], Iterator[Arrays]]
-"""Arrays drawn anew, so many times; or every one that there is."""
 
 
 @dataclass(frozen=True)
@@ -112,28 +110,29 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."
     q, k, values, coherence = map(by_plane, ("q_norm", "k_norm", "v_norm", "q_coherence"))
     kernel, predicted = of["kernel"].values, of["predicted_kernel"].values
     single = (profile["offset_stop"] - profile["offset_start"] == 1).values
-    chooses = of["total_bits"].values >= Thresholds.diffuse
+    chooses = of["total_bits"] >= Thresholds.diffuse
     sinks = float(of["sink_bits"].sum()) >= SINKS * float(of["total_bits"].sum())
     fitted = np.log(np.where(kernel > 0, kernel, np.nan))
     agreement = _correlate(predicted[:, :, None], fitted[:, None])
-    agreement = np.where(chooses[:, None], agreement, np.nan)
+    agreement = np.where(chooses.values[:, None], agreement, np.nan)
     near = np.broadcast_to(-np.arange(predicted.shape[-1], dtype=float), predicted.shape)
     nearness = _correlate(stats.rankdata(predicted, axis=-1), near)
-    none = np.full(wavelength.shape, np.nan)
+    rest, none = of["total_bits"] - of["sink_bits"], np.full(wavelength.shape, np.nan)
+    counts = chooses & (rest > 0)
     of_planes, massive = {}, {}
     for name, x in (("q", q), ("k", k), ("v", values)):
-        spread, mean = x.std(-1), x.mean(-1, keepdims=True)
-        massive[name] = x > MASSIVE * mean
+        mean = x.mean(-1, keepdims=True)
         mean = np.where(mean > 0, mean, np.nan)  # a head may have no values, or be pruned
-        of_planes[f"{name}_uneven"] = _mean(spread / mean[..., 0])
-        of_planes[f"{name}_count"] = _mean(np.where(mean > 0, massive[name], np.nan).sum(-1))
+        massive[name] = x > MASSIVE * mean
+        of_planes[f"{name}_uneven"] = _mean(x.std(-1) / mean[..., 0])
+        of_planes[f"{name}_count"] = _mean(massive[name].sum(-1) + 0 * mean[..., 0])
     return of_planes | {
         "massive": (massive["q"].sum(1) + massive["k"].sum(1)).astype(float),
         "length": np.nanmean(q, 1) * np.nanmean(k, 1),
         "band": np.array([np.interp(wanted, np.log(w), np.arange(len(w))) for w in wavelength]),
         "slow": (wavelength > context).astype(float),
         "sink_push": np.nanmean(by_plane("selectivity_sink").clip(min=0), 1) if sinks else none,
-        "positional": _positional(of),
+        "positional": (of["position_bits"] / rest).where(counts).median("head").values,
         "q_coherence": coherence,
         "q_norm": q,
         "agreement": agreement * np.abs(agreement),
@@ -144,8 +143,8 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."
 
 def _mean(by_head: Float[np.ndarray, "layer head"]) -> Float[np.ndarray, " layer"]:
     """Mean over the heads that a layer has; NaN without any."""
-    known = np.isfinite(by_head)
-    return np.where(known, by_head, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
+    known = np.isfinite(by_head).sum(1)
+    return np.nansum(by_head, 1) / np.where(known, known, np.nan)
 
 
 def _correlate(
@@ -157,10 +156,3 @@ def _correlate(
         warnings.simplefilter("ignore", RuntimeWarning)  # no point at all: NaN
         x, y = (of - np.nanmean(of, axis=-1, keepdims=True) for of in (x, y))
         return np.nansum(x * y, -1) / np.sqrt(np.nansum(x * x, -1) * np.nansum(y * y, -1))
-
-
-def _positional(profile: xr.Dataset) -> Float[np.ndarray, " layer"]:
-    """The median, over the heads of a layer that are not diffuse, of the positional share."""
-    rest = profile["total_bits"] - profile["sink_bits"]
-    counts = (profile["total_bits"] >= Thresholds.diffuse) & (rest > 0)
-    return (profile["position_bits"] / rest).where(counts).median("head").values

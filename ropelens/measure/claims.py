@@ -33,9 +33,8 @@ NOTHING = 0.01  # nats/token: planes that cost less are worth nothing; as much o
 INDUCTION = 0.3  # attention on the token after the earlier occurrence, of an induction head
 FAINT = 0.05  # of a head's attention: less on a set of tokens is none
 
-
+# A number with its 95 % interval, those of draws of its null, and a verdict known already.
 Tested = tuple[tuple[float, float, float], np.ndarray, tuple[str, str] | None]
-"""A number with its 95 % interval, those of draws of its null, and a verdict known already."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +75,16 @@ def _uneven(length: Float[np.ndarray, "layer frequency"]) -> bool:
     return bool(share.std() >= EVEN * share.mean())
 
 
-def _slow(length: Float[np.ndarray, "layer frequency"]) -> float:
-    planes = length.shape[-1]
-    return float(_shares(length)[:, np.arange(planes) >= planes / 2].sum(-1).mean())
-
-
-def slow_half(length: Float[np.ndarray, "layer frequency"]) -> float:
+def slow_half(length: Float[np.ndarray, "layer frequency"], *, even: bool = False) -> float:
     """Share of the slower half of the planes, mean over layers; NaN if planes are alike."""
-    return _slow(length) if _uneven(length) else math.nan
+    planes = length.shape[-1]
+    slow = _shares(length)[:, np.arange(planes) >= planes / 2].sum(-1)
+    return float(slow.mean()) if even or _uneven(length) else math.nan
 
 
 def slow_half_of_all(count: Float[np.ndarray, "layer frequency"]) -> float:
     """Share of the slower half of the planes in what all layers have together."""
-    return _slow(count.sum(0, keepdims=True)) if count.any() else math.nan
+    return slow_half(count.sum(0, keepdims=True), even=True)
 
 
 def fast_at_the_ends(length: Float[np.ndarray, "layer frequency"]) -> float:
@@ -306,19 +302,12 @@ def judged(
     if math.isfinite(number) and len(null):
         verdict, why, p_value = _verdict(number, null, ends, claim)
     verdict, why = known or (verdict, why)
-    return {
-        "claim": claim.name,
-        "statement": claim.statement,
-        "source": claim.source,
-        "what": claim.what,
-        "number": number,
-        "low": low,
-        "high": high,
+    words = {name: getattr(claim, name) for name in ("statement", "source", "what")}
+    bounds = dict(zip(("null_median", "null_low", "null_high"), ends[[1, 0, 2]], strict=True))
+    return {"claim": claim.name, **words, "number": number, "low": low, "high": high} | {
         "over": claim.null.over if math.isfinite(low) else "",
         "null": claim.null.how,
-        "null_median": ends[1],
-        "null_low": ends[0],
-        "null_high": ends[2],
+        **bounds,
         "null_draws": len(null),
         "threshold": claim.sign * max(claim.sign * ends[1 + claim.sign], claim.floor),
         "side": claim.sign,

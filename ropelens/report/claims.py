@@ -96,8 +96,4 @@ def _row(row: dict[Hashable, Any]) -> dict[str, Any]:
         name: sorted(at[end] for end in ends) for name, ends in pairs.items() if ends[0] in at
     }
     figure = next((FIGURES[name] for name in FIGURES if name in row["call"]), "")
-    return {str(n): value for n, value in row.items()} | {
-        "figure": figure,
-        "bars": bars,
-        "at": at,
-    }
+    return {**{str(n): x for n, x in row.items()}, "figure": figure, "bars": bars, "at": at}
