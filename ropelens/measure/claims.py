@@ -32,6 +32,7 @@ TRIFLING = 0.2  # a rank correlation below this is none
 NOTHING = 0.01  # nats/token: planes that cost less are worth nothing; as much of all copies
 INDUCTION = 0.3  # attention on the token after the earlier occurrence, of an induction head
 FAINT = 0.05  # of a head's attention: less on a set of tokens is none
+BEYOND = "beyond what chance and geometry give"
 
 # A number with its 95 % interval, those of draws of its null, and a verdict known already.
 Tested = tuple[tuple[float, float, float], np.ndarray, tuple[str, str] | None]
@@ -165,7 +166,7 @@ BARBERO, TRI = "Barbero et al. 2024, arXiv 2410.06205", "TriAttention 2026, arXi
 NO_VALUES = "values have another size than keys, or do not differ from them in this"
 ALIKE = "queries and keys are about as long in every plane"
 CHEAP = f"no such set of planes is worth {NOTHING} nats/token"
-NO_INDUCTION = f"no head has an induction score of {INDUCTION}"
+NO_INDUCTION = f"no head has an induction score of {INDUCTION}, or stops change less than 1 %"
 DIFFER = "longest planes differ, or 50 planes"
 # fmt: off
 CLAIMS: tuple[Claim, ...] = (
@@ -174,11 +175,11 @@ CLAIMS: tuple[Claim, ...] = (
         "rl.plot_norms(profile)", nulls.PLANES, ("length",), slow_half, absent=ALIKE),
     Claim("fast_at_the_ends", "The first and last layers use fast planes more than the others",
         f"{BARBERO}, Figs 3, 4",
-        "share of |q||k| in the fastest quarter: the two layers less the others",
+        "share of |q||k| in the fastest quarter: of these two layers minus the others",
         "rl.plot_norms(profile)", nulls.PAIRS, ("length",), fast_at_the_ends),
     Claim("flat_values", "Values are spread over the planes more evenly than queries and keys",
         f"{BARBERO}, Figs 10, 13",
-        "sd over mean of the planes' lengths: of q and k less of v", "rl.plot_norms(profile)",
+        "sd over mean of the planes' lengths: q and k minus v", "rl.plot_norms(profile)",
         nulls.ROLES, ("q_uneven", "k_uneven", "v_uneven"), more_than_values, absent=NO_VALUES),
     Claim("band", "Queries and keys are longest in the band at plane (D/2) log_b(L / 3.657)",
         "Oka et al. 2026, ICLR", "planes between a layer's longest plane and the predicted one",
@@ -191,7 +192,7 @@ CLAIMS: tuple[Claim, ...] = (
         absent="no plane is 3.5 times as long as the mean", takes="6 such planes or more"),
     Claim("massive_not_in_values", "Queries and keys have massive values, and values have none",
         "Jin et al. 2025, arXiv 2502.01563",
-        "planes 3.5 times as long as the mean one, a head: of q and k less of v",
+        "planes of a head 3.5 times as long as its mean one: q and k minus v",
         "rl.plot_norms(profile)", nulls.ROLES, ("q_count", "k_count", "v_count"),
         more_than_values, absent=NO_VALUES,
         takes="4 layers with them in q and k, or 10 in one of the two"),
@@ -252,14 +253,14 @@ CLAIMS: tuple[Claim, ...] = (
         nulls.QUARTERS, ("induction_lost", "once"), cost, absent=NO_INDUCTION),
     Claim("slow_reach", "Without slow planes' rotation, induction heads find more far copies",
         f"{BARBERO}, section 6",
-        "share of copies found that stand 2/3 of the trained context back (2,048 tokens at "
-        "most): with the slowest quarter stopped less as it is",
+        "share of copies found, 2/3 of the trained context back (at most 2,048 tokens): with "
+        "the slowest quarter stopped minus as it is",
         "rl.reach(model, tokens, variants=['own', 'p-rope:0.75'])",
         nulls.DRAWS, ("more_found",), mean_beyond(NOTHING), takes="6 draws that differ",
-        absent=f"{NO_INDUCTION}, or copies found differ by less than 1 %"),
+        absent=NO_INDUCTION),
     Claim("apostrophes", "Some head attends to a class of tokens: apostrophes",
         f"{BARBERO}, section 6",
-        "attention on them, where one is in sight, less that on others as frequent and as far",
+        "attention on them, where one is in sight, minus on others as frequent and as far",
         "rl.attention_on(tokens, \"*'*\", tokenizer)",
         nulls.TOKENS, ("token_lead",), largest_at(0), floor=FAINT,
         absent="there are no 10 apostrophes in this text, or no tokenizer to know them by"),
@@ -300,7 +301,7 @@ def judged(
     ends = np.quantile(null, [TAIL, 0.5, 1 - TAIL]) if len(null) else np.full(3, np.nan)
     verdict, why, p_value = "not testable", claim.absent, math.nan
     if math.isfinite(number) and len(null):
-        verdict, why, p_value = _verdict(number, null, ends, claim)
+        verdict, why, p_value = _verdict(number, null, claim)
     verdict, why = known or (verdict, why)
     words = {name: getattr(claim, name) for name in ("statement", "source", "what")}
     bounds = dict(zip(("null_median", "null_low", "null_high"), ends[[1, 0, 2]], strict=True))
@@ -340,24 +341,23 @@ def _tested(
 
 
 def _verdict(
-    number: float, null: Float[np.ndarray, " draw"], ends: Float[np.ndarray, " 3"], claim: Claim
+    number: float, null: Float[np.ndarray, " draw"], claim: Claim
 ) -> tuple[str, str, float]:
     """The verdict, the reason, and the share of draws that are as far as the number."""
     value, drawn = (np.maximum(claim.sign * x, claim.floor) for x in (number, null))
     as_far = (drawn >= value - SAME).sum(), (drawn <= value + SAME).sum()
     p_value, other = ((1 + int(count)) / (1 + len(null)) for count in as_far)
-    beside = f"{number:.3g} beside {ends[0]:.3g} to {ends[2]:.3g} of {len(null)} draws"
     if np.ptp([*null, number]) < SAME:
         return "not testable", claim.absent, math.nan
     if p_value <= TAIL:
-        return "holds", f"{beside}: beyond what chance and geometry give", p_value
+        return "holds", BEYOND, p_value
     if other <= TAIL:
-        return "contradicted", f"{beside}: beyond them on the other side", p_value
+        return "contradicted", f"{BEYOND}, on the other side", p_value
     if value == claim.floor:
-        return "unresolved", f"{beside}: less than {claim.floor:g} counts as none", p_value
+        return "unresolved", f"less than {claim.floor:g} counts as none", p_value
     rarest = max(1, (drawn >= drawn.max() - SAME).sum()) / (1 + len(null))
     if rarest > TAIL:
         why = f"{rarest:.1%} of the draws are as extreme as any can be"
         takes = claim.takes or f"{claim.null.takes} or more"
         return "not testable", f"{why}; it takes {takes}", math.nan
-    return "unresolved", f"{beside}: chance and geometry give as much", p_value
+    return "unresolved", "chance and geometry give as much", p_value

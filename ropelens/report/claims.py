@@ -41,14 +41,22 @@ def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def claims_sentences(table: pd.DataFrame) -> list[str]:
-    """How many claims have each verdict, a sentence a model; then what is contradicted."""
+    """How many claims have each verdict, a sentence a model; then what is contradicted.
+
+    Of several models the first sentence says how many hold in each.
+    """
     sentences: list[str] = []
-    several = table["model"].nunique() > 1
+    holds: dict[str, int] = {}
     for model, rows in table.groupby("model", sort=False):
         counts = [(word, int((rows["verdict"] == word).sum())) for word in VERDICTS]
+        holds[str(model)] = counts[0][1]
         lost = rows.loc[rows["verdict"] == "contradicted", "statement"].tolist()
-        record = {"counts": counts, "lost": lost, "where": model if several else ""}
+        record = {"counts": counts, "lost": lost}
+        record["where"] = model if table["model"].nunique() > 1 else ""
         sentences += filter(None, (say("claims", of, **record) for of in ("counts", "lost")))
+    if len(holds) > 1:
+        most = sorted(holds.items(), key=lambda of: -of[1])
+        sentences.insert(0, say("claims", "several", total=table["claim"].nunique(), most=most))
     return sentences
 
 
