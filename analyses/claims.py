@@ -15,13 +15,12 @@ random weights show none.
 In the folder of the repository. Without MODEL: the bundled checkpoints, and their architecture
 with random weights. Writes reports/claims/<model>/ for each, and reports/claims/models/, where
 all that are there stand side by side. A model whose claims are there is passed over. Takes a
-minute a bundled checkpoint.
+minute a bundled checkpoint. Claims link to the page that is written beside them; in the
+repository, to that of analyses/positional_heads.py, where it measured the same tokens.
 """
 
-import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,9 +28,7 @@ import typer
 
 import ropelens as rl
 from ropelens.commands.terminal import run_script
-from ropelens.files.results import read_record, write_folder
 from ropelens.report import write_index
-from ropelens.report.claims import read_ledger, render_claims
 
 REPORTS = Path("reports")
 ALL = "models"  # the folder in which they stand side by side
@@ -61,27 +58,9 @@ def main(
         folder = ours / Path(model).name.replace(":", "-")
         if not (folder / "claims.csv").exists():
             ropelens("claims", model, *mine, *measure, "--out", folder)
-        link_figures(folder)
     every = {path.parent for path in ours.glob("*/claims.csv")} - {ours / ALL}
     ropelens("claims", *sorted(every), "--out", ours / ALL)
     typer.echo(write_index(REPORTS))
-
-
-def link_figures(folder: Path) -> None:
-    """Let the claims link to the page of analyses/positional_heads.py, if of the same tokens.
-
-    That page is in the repository; the one that `ropelens claims` writes is not.
-    """
-    table, runs = read_ledger(str(folder))
-    record = read_record(folder) | {"runs": runs}
-    for name, run in runs.items():
-        there = REPORTS / "positional_heads" / name
-        if (there / "profile.nc").exists():
-            measured = rl.open(there / "profile.nc").attrs["tokens_sha256"]
-            if measured == run["tokens_sha256"]:
-                run["page"] = os.path.relpath(there / "index.html", folder)
-    page = partial(render_claims, table, record)
-    write_folder(folder, record=record, results={"claims.csv": table}, page=page)
 
 
 def random_weights(folder: Path) -> None:
