@@ -44,11 +44,15 @@ def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(
 
 def test_the_first_sentence_counts_verdicts() -> None:
     words = ["holds", "holds", "contradicted", "not testable"]
-    table = pd.DataFrame({"model": "m", "verdict": words, "statement": [*"abcd"]})
+    table = pd.DataFrame(
+        {"model": "m", "verdict": words, "statement": [*"abcd"], "claim": [*"abcd"]}
+    )
     assert claims_sentences(table) == [
         "Of 4 claims, 2 hold, 1 is contradicted and 1 is not testable.",
         "Contradicted: c.",
     ]
+    both = pd.concat([table.assign(model="none", verdict="unresolved"), table])
+    assert claims_sentences(both)[0] == "Of 4 claims, 2 hold in m and none in none."
 
 
 RECORD = {
