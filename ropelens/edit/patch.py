@@ -165,6 +165,8 @@ class Patch:
         heads = self.chosen[layer]
         if self.of not in WHOLE:  # queries are refused where keys in a cache turned otherwise
             planes = planes_now(self.subject, layer, continued=places.start > 0)
+        if side == "key" and bool((positions[:, 0] < 0).any()):
+            raise _padded()
         if side not in wanted or not heads.any():
             return x
         by_key = heads.unflatten(0, (x.shape[1], -1))
@@ -176,7 +178,7 @@ class Patch:
         new = self._vectors(layer, side, heads=x.shape[1])[:, mine, source]
         if side != "value":
             angle = _angles(positions, planes)[:, rows] - self.taken.turned[layer][:, source]
-            new = moved(new, angle[:, None], planes)
+            new = moved(new.expand(len(angle), -1, -1, -1), angle[:, None], planes)
             if self.select is not None:
                 coordinates = pad(self.select(planes), (0, 1))[planes.term_of].to(x.device)
                 new = torch.where(coordinates, new, x[:, mine, rows])
@@ -190,10 +192,7 @@ class Patch:
         """What stands in for the outputs of the chosen heads; see `HeadSilence`."""
         heads = self.chosen[layer]
         if past == 0 and not bool(real[:, 0].all()):
-            raise BadArgument(
-                "A patch counts places from the first token, which here is padding.",
-                attempt="prompts of one length, or one at a time",
-            )
+            raise _padded()
         if self.of != "output" or not heads.any():
             return None
         rows, source = self._within(range(past, past + output.shape[1]))
@@ -212,3 +211,10 @@ class Patch:
         """What was taken of a layer, [1, head, place, coordinate]."""
         vectors = self.taken.vectors[layer, side]
         return vectors.repeat_interleave(heads // vectors.shape[1], dim=1)
+
+
+def _padded() -> BadArgument:
+    return BadArgument(
+        "A patch counts places from the first token, which here is padding.",
+        attempt="prompts of one length, or one at a time",
+    )

@@ -23,7 +23,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.judge import Judge
-from ropelens.models.positions import calls_noted, forget_positions, own_keys, positions
+from ropelens.models.positions import calls_noted, forget_positions, own_keys, positions, shown
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall, sees
 
@@ -274,8 +274,8 @@ def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
     if mask is None:
         return torch.ones(1, len(own), dtype=torch.bool)
     if mask.ndim == 2:  # of keys alone, as flash attention takes it
-        return mask[:, own.start : own.stop].bool()
-    visible = _visible(mask[:, 0, : len(own)])
+        return shown(mask)[:, own.start : own.stop]
+    visible = shown(mask[:, 0, : len(own)])
     seen = visible[..., own.start : own.stop]
     itself = seen.diagonal(dim1=1, dim2=2)
     if bool(itself.all()):
@@ -297,7 +297,7 @@ def visible_keys(
         return (torch.arange(own.start, own.stop) - window + 1).clamp_min(0), None
     if not isinstance(mask, Tensor) or mask.ndim != 4:
         raise _hidden_mask(type(mask).__name__)
-    return between(_visible(mask[:, 0, : len(own), : own.stop]).expand(-1, len(own), -1), own)
+    return between(shown(mask[:, 0, : len(own), : own.stop]).expand(-1, len(own), -1), own)
 
 
 def between(
@@ -322,11 +322,6 @@ def _hides_alike(mask: Tensor | None) -> bool:
         return True
     alike = mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
     return alike and (mask.dtype == torch.bool or bool(((mask == 0) | (mask < -1e4)).all()))
-
-
-def _visible(mask: Tensor) -> Bool[Tensor, ...]:
-    """Where a mask lets a row see a key, whether it is added or says so."""
-    return mask if mask.dtype == torch.bool else mask > -1
 
 
 def _hidden_mask(seen: str) -> UnsupportedModel:

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
@@ -69,12 +69,16 @@ def calls_noted(model: PreTrainedModel, attention: list[nn.Module]) -> Iterator[
         yield
 
 
+def _cache_of(module: Any) -> Cache | None:
+    return _caches.get(id(module), lambda: None)()
+
+
 def own_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
     """Which keys of a call are those of its rows, and how many a window dropped before them.
 
     A cache holds the past too, a static one also places that are still empty.
     """
-    cache, held = _caches.get(id(module), lambda: None)(), 0
+    cache, held = _cache_of(module), 0
     if cache is not None:
         at = module.layer_idx  # a layer that shares keys holds none of its own
         own: list[Any] = [
@@ -102,7 +106,7 @@ def positions(
         index = torch.arange(keys, device=key.device)[None]
         return index[:, own.start : own.stop], index
     rows = given[:, -len(own) :]  # of all tokens, of which some rows are asked
-    cache = _caches.get(id(module), lambda: None)()
+    cache = _cache_of(module)
     known = _passed.setdefault(id(module), WeakKeyDictionary())
     of: object = module if cache is None else cache
     if given.shape[1] == keys:
@@ -117,7 +121,12 @@ def positions(
         kinds = getattr(module.config, "layer_types", None)
         full = kinds is not None and kinds[module.layer_idx] == "full_attention"
         window = slides(module.config, past) and not full  # which hides more than padding
-        hidden = (past - first).clamp(min=0) if window else _first_seen(mask, key)
+        seen = key.new_ones(1, keys) if mask is None else shown(mask)
+        seen = (seen if seen.ndim == 2 else seen[:, 0, -1])[:, : own.stop]  # by the last row
+        hidden = seen.byte().argmax(1)
+        if window:
+            padded = (seen[:, :-1] <= seen[:, 1:]).all(1)  # on the left alone
+            hidden = torch.where(padded, (past - first).clamp(min=0), 0)
         if bool((first + hidden != past).any()):
             raise UnsupportedModel(
                 "It cannot be told where the keys in this cache stand.",
@@ -138,10 +147,6 @@ def slides(config: Any, past: int) -> bool:
     return any(past + 1 >= width for width in widths if width is not None)
 
 
-def _first_seen(mask: Tensor | None, key: Tensor) -> Int[Tensor, " _"]:
-    """The first key that the last row of each sequence sees."""
-    if mask is None:
-        return torch.zeros(1, dtype=torch.long, device=key.device)
-    if mask.dtype != torch.bool:  # added to scores, or of ones and zeros for each key
-        mask = mask > (-1 if mask.ndim == 4 else 0)
-    return (mask if mask.ndim == 2 else mask[:, 0, -1]).byte().argmax(1)
+def shown(mask: Tensor) -> Bool[Tensor, ...]:
+    """Which keys a mask shows: it says so, is added to scores, or has ones, a row [_, key]."""
+    return mask if mask.dtype == torch.bool else mask > (0 if mask.ndim == 2 else -1)

@@ -127,7 +127,7 @@ def lone_tokens(
 
     places = positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None]
     alone = tokens.repeat_interleave(positions.shape[-1])[:, None]
-    with subject.by_itself():
+    with subject.by_itself(), torch.autocast(subject.device.type, enabled=False):
         if subject.depends_on_length:
             subject.forward(tokens[:1, None])  # dynamic RoPE forgets what was longer before
         return subject.look(alone, collect, places)

@@ -101,10 +101,12 @@ def test_a_model_in_training_is_measured_without_dropout(name: str):
     assert model.training
 
 
-def test_autocast_is_for_the_model_alone():
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss", "cohere"])
+def test_autocast_is_for_the_model_alone(name: str):
+    """And for text alone: the rotation is that of the weights."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        profile = rl.profile(tiny("llama_gqa"), tokens(), surrogates=0)
-        seen = rl.capture(tiny("llama_gqa"), tokens()[0])
+        profile = rl.profile(tiny(name), tokens(), surrogates=0)
+        seen = rl.capture(tiny(name), tokens()[0])
     assert profile["total_bits"].notnull().all()
     total = seen["contribution"].sum("frequency")
     np.testing.assert_allclose(total, seen["score"].fillna(0), atol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import families
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 import torch
 from oracles.tiny import random_tokens, sighted, tiny
 from torch import nn
-from transformers import DynamicCache
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.masking_utils import flash_attention_mask
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
@@ -174,3 +177,78 @@ def test_positions_that_attention_is_not_told_are_known(name: str) -> None:
         plain = model(ids, **options).logits
         jumping = model(ids, position_ids=where, **options).logits
     torch.testing.assert_close(jumping, plain, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_an_image_in_a_cache_from_before_the_block_is_refused_and_text_is_not() -> None:
+    """On three axes, which say by their last token whether all before it counted."""
+    model = sighted("qwen2_vl")
+    language, config = model.model.language_model, model.config.text_config
+    language.layers = language.layers[:1]  # whose keys are the same under an edit
+    config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
+
+    def go_on(model: nn.Module, places: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+        part = {"input_ids": TOKENS[:, 20:21], "position_ids": places[..., 20:21]}
+        return model(**part, past_key_values=cache).logits
+
+    def filled(model: nn.Module, places: torch.Tensor) -> DynamicCache:
+        cache = DynamicCache()
+        model(TOKENS[:, :20], position_ids=places[..., :20], past_key_values=cache)
+        return cache
+
+    text = torch.arange(24).expand(3, 2, -1)
+    expected = go_on(stopped(model), text, filled(stopped(model), text))
+    plain, image = filled(model, text), filled(model, on_a_grid())
+    with rl.edit_rope(model, EDIT):
+        edited = go_on(model, text, plain)
+        with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
+            go_on(model, on_a_grid(), image)
+    torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
+
+
+def ones_of_keys(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """As flash attention, it is told which keys are no padding, [sequence, key]."""
+    rows, keys = query.shape[2], key.shape[2]
+    seen = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
+    seen = seen if mask is None else seen & mask.bool()[:, None, None]
+    options = {"attn_mask": seen, "enable_gqa": True}
+    return scaled_dot_product_attention(query, key, value, **options).transpose(1, 2), None
+
+
+@pytest.mark.parametrize("how", ["eager", "sdpa", "ones"])
+@pytest.mark.parametrize("hidden", [slice(0, 4), slice(12, 16)])
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
+@torch.no_grad()
+def test_padding_in_a_cache_from_before_the_block_is_left_of_it_or_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, hidden: slice, how: str
+) -> None:
+    """Whatever says so: a mask that is added, one of yes and no, one of ones for keys."""
+    monkeypatch.setitem(AttentionInterface._global_mapping, "ones", ones_of_keys)
+    AttentionMaskInterface.register("ones", flash_attention_mask)
+    model, mask = tiny(name, num_hidden_layers=1), torch.ones(2, 18, dtype=torch.long)
+    model.set_attn_implementation(how)
+    mask[0, hidden] = 0
+    where = (mask.cumsum(1) - 1).clamp(min=0)
+
+    def run(model: nn.Module, at: slice, cache: DynamicCache) -> torch.Tensor:
+        part = {"attention_mask": mask[:, : at.stop], "position_ids": where[:, at]}
+        return model(TOKENS[:, at], past_key_values=cache, **part).logits
+
+    caches = DynamicCache(), DynamicCache()
+    for of, cache in zip((stopped(model), model), caches, strict=True):
+        run(of, slice(0, 17), cache)
+    expected = run(stopped(model), slice(17, 18), caches[0])
+    with rl.edit_rope(model, EDIT):
+        if hidden.start:
+            with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
+                run(model, slice(17, 18), caches[1])
+        else:
+            edited = run(model, slice(17, 18), caches[1])
+            torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
