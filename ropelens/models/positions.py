@@ -122,7 +122,7 @@ def positions(
         full = kinds is not None and kinds[module.layer_idx] == "full_attention"
         window = slides(module.config, past) and not full  # which hides more than padding
         seen = key.new_ones(1, keys) if mask is None else shown(mask)
-        seen = (seen if seen.ndim == 2 else seen[:, 0, -1])[:, : own.stop]  # by the last row
+        seen = (seen if seen.ndim == 2 else seen[:, 0, 0])[:, : own.start + 1]  # by row 0
         hidden = seen.byte().argmax(1)
         if window:
             padded = (seen[:, :-1] <= seen[:, 1:]).all(1)  # on the left alone
@@ -148,5 +148,5 @@ def slides(config: Any, past: int) -> bool:
 
 
 def shown(mask: Tensor) -> Bool[Tensor, ...]:
-    """Which keys a mask shows: it says so, is added to scores, or has ones, a row [_, key]."""
-    return mask if mask.dtype == torch.bool else mask > (0 if mask.ndim == 2 else -1)
+    """Which keys a mask shows, whether it says so or is added to scores."""
+    return mask if mask.dtype == torch.bool else mask > -1

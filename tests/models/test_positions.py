@@ -181,28 +181,28 @@ def test_positions_that_attention_is_not_told_are_known(name: str) -> None:
 
 @torch.no_grad()
 def test_an_image_in_a_cache_from_before_the_block_is_refused_and_text_is_not() -> None:
-    """On three axes, which say by their last token whether all before it counted."""
+    """On three axes, which say by their last token whether all before it counted: text does."""
     model = sighted("qwen2_vl")
     language, config = model.model.language_model, model.config.text_config
     language.layers = language.layers[:1]  # whose keys are the same under an edit
     config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
 
-    def go_on(model: nn.Module, places: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        part = {"input_ids": TOKENS[:, 20:21], "position_ids": places[..., 20:21]}
-        return model(**part, past_key_values=cache).logits
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[0, :3] = 0
 
-    def filled(model: nn.Module, places: torch.Tensor) -> DynamicCache:
-        cache = DynamicCache()
-        model(TOKENS[:, :20], position_ids=places[..., :20], past_key_values=cache)
-        return cache
+    def run(model: nn.Module, places: torch.Tensor, at: slice, cache: DynamicCache) -> Any:
+        part = {"attention_mask": mask[:, : at.stop], "position_ids": places[..., at]}
+        return model(TOKENS[:, at], **part, past_key_values=cache).logits
 
-    text = torch.arange(24).expand(3, 2, -1)
-    expected = go_on(stopped(model), text, filled(stopped(model), text))
-    plain, image = filled(model, text), filled(model, on_a_grid())
+    text = (mask.cumsum(1) - 1).clamp(min=0).expand(3, -1, -1)
+    models, caches = (stopped(model), model, model), [DynamicCache() for _ in range(3)]
+    for of, places, cache in zip(models, (text, text, on_a_grid()), caches, strict=True):
+        run(of, places, slice(20), cache)
+    expected = run(models[0], text, slice(20, 21), caches[0])
     with rl.edit_rope(model, EDIT):
-        edited = go_on(model, text, plain)
+        edited = run(model, text, slice(20, 21), caches[1])
         with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
-            go_on(model, on_a_grid(), image)
+            run(model, on_a_grid(), slice(20, 21), caches[2])
     torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
 
 
