@@ -274,7 +274,7 @@ def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
     if mask is None:
         return torch.ones(1, len(own), dtype=torch.bool)
     if mask.ndim == 2:  # of keys alone, as flash attention takes it
-        return shown(mask)[:, own.start : own.stop]
+        return mask[:, own.start : own.stop].bool()
     visible = shown(mask[:, 0, : len(own)])
     seen = visible[..., own.start : own.stop]
     itself = seen.diagonal(dim1=1, dim2=2)

@@ -121,8 +121,9 @@ def positions(
         kinds = getattr(module.config, "layer_types", None)
         full = kinds is not None and kinds[module.layer_idx] == "full_attention"
         window = slides(module.config, past) and not full  # which hides more than padding
-        seen = key.new_ones(1, keys) if mask is None else shown(mask)
-        seen = (seen if seen.ndim == 2 else seen[:, 0, 0])[:, : own.start + 1]  # by row 0
+        mask = key.new_ones(1, keys) if mask is None else mask
+        seen = mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0])  # by the first row
+        seen = seen[:, : own.start + 1]
         hidden = seen.byte().argmax(1)
         if window:
             padded = (seen[:, :-1] <= seen[:, 1:]).all(1)  # on the left alone
