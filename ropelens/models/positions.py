@@ -124,11 +124,11 @@ def positions(
         mask = key.new_ones(1, keys) if mask is None else mask
         seen = mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0])  # by the first row
         seen = seen[:, : own.start + 1]
-        hidden = seen.byte().argmax(1)
         if window:
-            padded = (seen[:, :-1] <= seen[:, 1:]).all(1)  # on the left alone
-            hidden = torch.where(padded, (past - first).clamp(min=0), 0)
-        if bool((first + hidden != past).any()):
+            padded = (first < past) & (seen[:, :-1] <= seen[:, 1:]).all(1)  # on the left alone
+        else:
+            padded = first + seen.byte().argmax(1) == past
+        if not bool((padded | (first == past)).all()):
             raise UnsupportedModel(
                 "It cannot be told where the keys in this cache stand.",
                 seen=f"{past} keys, and a token at position {int(rows[:, 0].max())}",

@@ -13,7 +13,7 @@ from oracles.tiny import FAMILIES as TINY
 from oracles.tiny import logits, random_tokens, tiny
 from tiny_checkpoints import save_tiny
 from torch import nn
-from transformers import Cache, DynamicCache, LlamaForCausalLM, PreTrainedModel, StaticCache
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
@@ -221,59 +221,36 @@ def test_places_count_what_a_window_dropped_from_the_cache(name: str, of: Any) -
 
 
 @pytest.mark.parametrize("of", PARTS)
-def test_a_prompt_padded_on_the_left_is_refused(llama: LlamaForCausalLM, of: Any) -> None:
-    mask = torch.ones_like(tokens())
+@pytest.mark.parametrize("before", [0, LENGTH - 1], ids=["whole", "on a cache"])
+@torch.no_grad()
+def test_a_prompt_padded_on_the_left_is_refused(
+    llama: LlamaForCausalLM, before: int, of: Any
+) -> None:
+    cache, mask = DynamicCache(), torch.ones_like(tokens())
     mask[:, :3] = 0
+    if before:
+        llama(tokens()[:, :before], attention_mask=mask[:, :before], past_key_values=cache)
+    part = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, before:] - 1}
     with (
         rl.patch_planes(llama, tokens(1), heads="0.*", of=of),
         pytest.raises(BadArgument, match="the first token, which here is padding"),
     ):
-        logits(llama, tokens(), attention_mask=mask)
+        llama(tokens()[:, before:], past_key_values=cache, **part)
 
 
 @pytest.mark.parametrize("of", PARTS)
-@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
-@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_prompts_padded_on_the_right_are_patched_as_each_alone(
-    llama: LlamaForCausalLM, kind: type[Cache], of: Any
+    llama: LlamaForCausalLM, kind: str, of: Any
 ) -> None:
-    """They have positions of their own: what is moved from the source turns to each."""
+    """Tokens of one place stand at positions of their own, where each is turned to."""
     ids, mask = tokens(sequences=2), torch.ones(2, LENGTH, dtype=torch.long)
-    mask[0, 12:19] = 0
-    where = (mask.cumsum(1) - 1).clamp(min=0)
-
-    def run(some: slice) -> torch.Tensor:
-        cache = StaticCache(llama.config, 30) if kind is StaticCache else DynamicCache()
-        return torch.cat(
-            [
-                llama(
-                    ids[some, at],
-                    attention_mask=mask[some, : at.stop],
-                    position_ids=where[some, at],
-                    past_key_values=cache,
-                ).logits
-                for at in (slice(0, 19), slice(19, 20))
-            ],
-            dim=1,
-        )
-
-    plain = run(slice(2))
+    mask[0, 12:] = 0
+    options = {"max_new_tokens": 3, "return_dict_in_generate": True, "output_logits": True}
+    options |= {"do_sample": False, "cache_implementation": kind, "min_new_tokens": 3}
     with rl.patch_planes(llama, tokens(1), heads="0.*", of=of):
-        together = run(slice(2))
-        alone = torch.cat([run(slice(0, 1)), run(slice(1, 2))])
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-4)
-    assert (together - plain)[:, -1].abs().max() > 1e-2
-
-
-@torch.no_grad()
-def test_a_cache_of_a_prompt_padded_on_the_left_is_not_patched(llama: LlamaForCausalLM) -> None:
-    cache, mask = DynamicCache(), torch.ones(1, 20, dtype=torch.long)
-    mask[:, :3] = 0
-    where = (mask.cumsum(1) - 1).clamp(min=0)
-    llama(tokens()[:, :19], attention_mask=mask[:, :19], past_key_values=cache)
-    part = {"attention_mask": mask, "position_ids": where[:, 19:], "past_key_values": cache}
-    with (
-        rl.patch_planes(llama, tokens(1), heads="0.*", of="key"),
-        pytest.raises(BadArgument, match="the first token, which here is padding"),
-    ):
-        llama(tokens()[:, 19:], **part)
+        together, *alone = (
+            torch.stack(llama.generate(ids[n], attention_mask=mask[n], **options).logits)
+            for n in ([0, 1], [0], [1])
+        )
+    torch.testing.assert_close(together, torch.cat(alone, dim=1), rtol=0, atol=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import families
@@ -11,9 +12,7 @@ import pytest
 import torch
 from oracles.tiny import random_tokens, sighted, tiny
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
-from transformers.masking_utils import flash_attention_mask
+from transformers import DynamicCache
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
@@ -133,18 +132,6 @@ def test_the_rows_that_are_asked_for_are_the_last_ones() -> None:
 
 
 @torch.no_grad()
-def test_full_layers_beside_sliding_ones_check_where_cached_keys_stand() -> None:
-    model, cache, jump = tiny("gemma3"), DynamicCache(), torch.arange(24)[None] // 12 * 50
-    where = jump + torch.arange(24)
-    model(TOKENS[:1, :23], position_ids=where[:, :23], past_key_values=cache)
-    with (
-        rl.edit_rope(model, EDIT),
-        pytest.raises(UnsupportedModel, match="where the keys in this cache stand"),
-    ):
-        model(TOKENS[:1, 23:], position_ids=where[:, 23:], past_key_values=cache)
-
-
-@torch.no_grad()
 def test_each_of_two_caches_has_its_own_positions() -> None:
     """As in classifier-free guidance: one prompt has hidden tokens that do not count."""
     model, mask = tiny("llama_gqa"), torch.ones(2, 24, dtype=torch.long)
@@ -180,75 +167,64 @@ def test_positions_that_attention_is_not_told_are_known(name: str) -> None:
 
 
 @torch.no_grad()
+def go_on(model: nn.Module, mask: torch.Tensor, where: torch.Tensor, *edits: Any) -> Any:
+    """Logits of a token on a cache from before the block of `edits`."""
+    cache = DynamicCache()
+
+    def run(at: slice) -> torch.Tensor:
+        part = {"attention_mask": mask[:, : at.stop], "position_ids": where[..., at]}
+        return model(TOKENS[:, at], past_key_values=cache, **part).logits
+
+    run(slice(20))
+    with rl.edit_rope(model, *edits) if edits else nullcontext():
+        return run(slice(20, 21))
+
+
+def masked(hidden: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mask that hides these tokens of the first sequence, and positions of the others."""
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[0, hidden] = 0
+    return mask, (mask.cumsum(1) - 1).clamp(min=0)
+
+
 def test_an_image_in_a_cache_from_before_the_block_is_refused_and_text_is_not() -> None:
     """On three axes, which say by their last token whether all before it counted: text does."""
-    model = sighted("qwen2_vl")
+    model, (mask, where) = sighted("qwen2_vl"), masked(slice(0, 3))
     language, config = model.model.language_model, model.config.text_config
     language.layers = language.layers[:1]  # whose keys are the same under an edit
     config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
-
-    mask = torch.ones(2, 24, dtype=torch.long)
-    mask[0, :3] = 0
-
-    def run(model: nn.Module, places: torch.Tensor, at: slice, cache: DynamicCache) -> Any:
-        part = {"attention_mask": mask[:, : at.stop], "position_ids": places[..., at]}
-        return model(TOKENS[:, at], **part, past_key_values=cache).logits
-
-    text = (mask.cumsum(1) - 1).clamp(min=0).expand(3, -1, -1)
-    models, caches = (stopped(model), model, model), [DynamicCache() for _ in range(3)]
-    for of, places, cache in zip(models, (text, text, on_a_grid()), caches, strict=True):
-        run(of, places, slice(20), cache)
-    expected = run(models[0], text, slice(20, 21), caches[0])
-    with rl.edit_rope(model, EDIT):
-        edited = run(model, text, slice(20, 21), caches[1])
-        with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
-            run(model, on_a_grid(), slice(20, 21), caches[2])
-    torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
+    text = where.expand(3, -1, -1)
+    expected = go_on(stopped(model), mask, text)
+    torch.testing.assert_close(go_on(model, mask, text, EDIT), expected, rtol=0, atol=1e-4)
+    with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
+        go_on(model, mask, on_a_grid(), EDIT)
 
 
-def ones_of_keys(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: Any,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """As flash attention, it is told which keys are no padding, [sequence, key]."""
-    rows, keys = query.shape[2], key.shape[2]
-    seen = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
-    seen = seen if mask is None else seen & mask.bool()[:, None, None]
-    options = {"attn_mask": seen, "enable_gqa": True}
-    return scaled_dot_product_attention(query, key, value, **options).transpose(1, 2), None
+@pytest.mark.parametrize("where", [TOKENS * 0 + torch.arange(24) % 12, on_a_grid()[1]])
+def test_full_layers_beside_sliding_ones_check_where_cached_keys_stand(where: Any) -> None:
+    """Packed rows, and positions that stay: a window takes the earlier ones for padding."""
+    with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
+        go_on(tiny("gemma3"), masked(slice(0))[0], where, EDIT)
 
 
-@pytest.mark.parametrize("how", ["eager", "sdpa", "ones"])
-@pytest.mark.parametrize("hidden", [slice(0, 4), slice(12, 16)])
+@pytest.mark.parametrize("how", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
-@torch.no_grad()
-def test_padding_in_a_cache_from_before_the_block_is_left_of_it_or_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, hidden: slice, how: str
-) -> None:
-    """Whatever says so: a mask that is added, one of yes and no, one of ones for keys."""
-    monkeypatch.setitem(AttentionInterface._global_mapping, "ones", ones_of_keys)
-    AttentionMaskInterface.register("ones", flash_attention_mask)
-    model, mask = tiny(name, num_hidden_layers=1), torch.ones(2, 18, dtype=torch.long)
+def test_hidden_tokens_in_a_cache_from_before_the_block(name: str, how: str) -> None:
+    """Padding on the left is known, counted or not; a hole that is not counted is refused."""
+    model = tiny(name, num_hidden_layers=1)
     model.set_attn_implementation(how)
-    mask[0, hidden] = 0
-    where = (mask.cumsum(1) - 1).clamp(min=0)
+    for hidden, counted in ((slice(0, 4), False), (slice(0, 4), True), (slice(14, 18), True)):
+        mask, where = masked(hidden)
+        where = torch.arange(24).expand(2, -1) if counted else where
+        expected = go_on(stopped(model), mask, where)
+        edited = go_on(model, mask, where, EDIT)
+        torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
+    with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
+        go_on(model, *masked(slice(14, 18)), EDIT)
 
-    def run(model: nn.Module, at: slice, cache: DynamicCache) -> torch.Tensor:
-        part = {"attention_mask": mask[:, : at.stop], "position_ids": where[:, at]}
-        return model(TOKENS[:, at], past_key_values=cache, **part).logits
 
-    caches = DynamicCache(), DynamicCache()
-    for of, cache in zip((stopped(model), model), caches, strict=True):
-        run(of, slice(0, 17), cache)
-    expected = run(stopped(model), slice(17, 18), caches[0])
-    with rl.edit_rope(model, EDIT):
-        if hidden.start:
-            with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
-                run(model, slice(17, 18), caches[1])
-        else:
-            edited = run(model, slice(17, 18), caches[1])
-            torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
+def test_a_mask_may_have_ones_for_keys_as_flash_attention_takes_it() -> None:
+    attention, key = tiny("llama_gqa").model.layers[0].self_attn, torch.zeros(1, 2, 5, 16)
+    told = torch.tensor([[2]]), torch.tensor([[0, 0, 1, 1, 1]])
+    _, keys = positions(attention, range(4, 5), 0, key, *told)
+    assert keys.tolist() == [[-2, -1, 0, 1, 2]]
