@@ -24,11 +24,12 @@ from ropelens.measure.measurement import sequences_at_once
 from ropelens.measure.passes import fit_cost
 from ropelens.measure.token_sets import attention_on
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
+from ropelens.models.configured import attending_layers, stated_context
 from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_number
 from ropelens.models.encoding import cut
 from ropelens.models.load import Opened, open_checkpoint
 from ropelens.models.paths import check_document, check_text, sample_path, short_name, writer_of
-from ropelens.models.subject import Model, Subject, as_subject, attending_layers, stated_context
+from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import (
     PIECE,
     Sequences,

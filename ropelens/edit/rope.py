@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Number, public
-from ropelens.models.rotation import attention_factor, planes_now
+from ropelens.models.rotation import planes_now
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.variants import frequencies, shape_of, sharpening
 from ropelens.rope.planes import Planes
@@ -179,7 +179,7 @@ def as_edit(variant: Variant, subject: Subject) -> Edit:
     """
     if variant.stops is not None:
         return stop(variant.stops(variant.value))
-    factor_now = attention_factor(subject)
+    factor_now = subject.attention_factor
 
     def act(layer: Layer) -> Change:
         options = {"rotary_dim": layer.planes.rotary_dim, "length": layer.length}

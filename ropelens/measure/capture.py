@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument, Count, Whole, public
 from ropelens.measure.measurement import Measurement
+from ropelens.models.configured import stated_context
 from ropelens.models.paths import check_document
-from ropelens.models.subject import Model, Subject, as_subject, stated_context
+from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import encode, prompt_tokens, warn_beyond
 from ropelens.models.writing import logit_directions, output_projections, weight_of
 from ropelens.rope.planes import Planes

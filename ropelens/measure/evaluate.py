@@ -27,8 +27,9 @@ from ropelens.measure.summary import bits_of, number_dims, plane_coordinates, su
 from ropelens.measure.tasks import TRIALS, Task, copies, needles, repeats
 from ropelens.measure.token_sets import CLASSES, ids_of
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
+from ropelens.models.configured import stated_context
 from ropelens.models.processes import gather, shard
-from ropelens.models.subject import Model, Subject, stated_context
+from ropelens.models.subject import Model, Subject
 from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.budget.logit import SCORES
 from ropelens.statistics.call import AttentionCall

@@ -1,4 +1,4 @@
-"""What a configuration asks of the rotation, beside what the live model states and does.
+"""What a configuration says, and asks of the rotation, beside what the live model does.
 
 A patched rotary module may leave its configuration aside, a cast may round its buffer, and a
 configuration may set what its family does not read.
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 EXACT, HALF = 1e-6, 4e-3
 """Relative difference of frequencies that rounding makes in float32, and in half precision."""
+
+WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}
+"""What transformers calls layers that choose no keys (state spaces, convolutions, experts)."""
 
 
 def warn_of_configuration(subject: Subject, layers: Sequence[LayerRotation]) -> None:
@@ -62,6 +65,8 @@ def _idle_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
     for name, unit in (("rotary_dim", 1), ("rotary_pct", max(turning.values(), default=0))):
         if turning and facts.get(name) is not None and int(facts[name] * unit) not in turning:
             idle.append(f"{name} {facts[name]}, where {max(turning)} coordinates turn")
+    if facts.get("rope_interleave") and not hasattr(type(config), "rope_interleave"):
+        idle.append("rope_interleave, a key of other families")
     still = zip(facts.get("no_rope_layers") or (), layers, strict=False)
     if any(not turns and planes.rotary_dim for turns, planes in still):
         idle.append("no_rope_layers, where these layers turn")
@@ -117,3 +122,31 @@ def _difference(
         f"the frequencies are {cause}: plane {worst} turns by {float(stated[worst]):.6g} "
         f"rad/token, the configuration asks for {float(asked[worst]):.6g}"
     )
+
+
+# facts of a configuration
+
+
+def layer_kinds(config: PreTrainedConfig) -> list[str]:
+    """What a configuration calls its layers."""
+    text = config.get_text_config()
+    layers: int = getattr(text, "num_hidden_layers", 0)
+    return list(getattr(text, "layer_types", None) or ["full_attention"] * layers)[:layers]
+
+
+def attending_layers(config: PreTrainedConfig, *, turning: bool = False) -> list[int]:
+    """The layers that attend, and rotate, where `turning`, as far as a configuration says."""
+    facts = config.get_text_config().to_dict()
+    still = [n for n, turns in enumerate(facts.get("no_rope_layers") or ()) if not turns]
+    return [
+        layer
+        for layer, kind in enumerate(layer_kinds(config))
+        if kind not in WITHOUT_ATTENTION and not (turning and layer in still)
+    ]
+
+
+def stated_context(config: PreTrainedConfig) -> int | None:
+    """Positions that a model's configuration was made for; None where it does not say."""
+    facts = config.get_text_config().to_dict()
+    length = facts.get("max_position_embeddings") or facts.get("n_positions")
+    return int(length) if length else None

@@ -33,11 +33,6 @@ def forget_positions(module: int) -> None:
         known.pop(module, None)
 
 
-def turning_by_axes(model: nn.Module) -> list[nn.Module]:
-    """The rotary modules that take positions on three axes (M-RoPE)."""
-    return [module for module in model.modules() if "mrope_section" in vars(module)]
-
-
 def _note_positions(
     attention: tuple[int, ...], rotary: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:

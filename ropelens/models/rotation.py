@@ -15,7 +15,6 @@ from transformers import PreTrainedConfig
 
 from ropelens.errors import UnsupportedModel
 from ropelens.models.doorway import AttentionEdit
-from ropelens.models.positions import turning_by_axes
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
 from ropelens.statistics.call import AttentionCall
 
@@ -86,7 +85,7 @@ def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRot
     for layer, one in measured.items():
         scale = dict(zip(places, lone[layer].query_scale.tolist(), strict=True))
         layers[layer] = LayerRotation(*_agree(subject, layer, one, longest), scale)
-    if turning_by_axes(subject.model):
+    if any("mrope_section" in vars(module) for module in subject.model.modules()):
         for layer, axis in _axes(subject, layers, positions).items():
             planes = replace(layers[layer].planes, axis=axis)
             layers[layer] = replace(layers[layer], planes=planes)

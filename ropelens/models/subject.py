@@ -15,7 +15,12 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from ropelens.errors import IN_WORDS, BadArgument, UnsupportedModel, explained
-from ropelens.models.configured import warn_of_configuration
+from ropelens.models.configured import (
+    attending_layers,
+    layer_kinds,
+    stated_context,
+    warn_of_configuration,
+)
 from ropelens.models.device import LayerWithRoom, device_of, devices_of
 from ropelens.models.doorway import (
     AttentionEdit,
@@ -33,6 +38,7 @@ from ropelens.models.passing import first_token_alone, once, without_dropout
 from ropelens.models.rotation import (
     LENGTH_DEPENDENT,
     LayerRotation,
+    attention_factor,
     edited_planes,
     measure_rotations,
     rope_parameters,
@@ -43,9 +49,6 @@ from ropelens.statistics.call import AttentionCall
 
 LARGEST_RESIDUAL = 1e-3
 """In float32: of plane lengths that a rotation keeps, and of outputs that attention gives."""
-
-WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}
-"""What transformers calls layers that choose no keys (state spaces, convolutions, experts)."""
 
 Seen = TypeVar("Seen")
 
@@ -118,6 +121,11 @@ class Subject:
                 attempt='an edit of whole layers (heads="3.*"), or ropelens.capture',
             )
         return planes
+
+    @cached_property
+    def attention_factor(self) -> float | None:
+        """See `rotation.attention_factor`, which tries it on the model; once."""
+        return attention_factor(self)
 
     # running
 
@@ -382,28 +390,3 @@ def unwrapped(model: nn.Module | Traced) -> nn.Module:
             attempt="model.get_base_model(), for the model without them",
         )
     return unwrapped(model.get_base_model())  # type: ignore[operator]
-
-
-def layer_kinds(config: PreTrainedConfig) -> list[str]:
-    """What a configuration calls its layers."""
-    text = config.get_text_config()
-    layers: int = getattr(text, "num_hidden_layers", 0)
-    return list(getattr(text, "layer_types", None) or ["full_attention"] * layers)[:layers]
-
-
-def attending_layers(config: PreTrainedConfig, *, turning: bool = False) -> list[int]:
-    """The layers that attend, and rotate, where `turning`, as far as a configuration says."""
-    facts = config.get_text_config().to_dict()
-    still = [n for n, turns in enumerate(facts.get("no_rope_layers") or ()) if not turns]
-    return [
-        layer
-        for layer, kind in enumerate(layer_kinds(config))
-        if kind not in WITHOUT_ATTENTION and not (turning and layer in still)
-    ]
-
-
-def stated_context(config: PreTrainedConfig) -> int | None:
-    """Positions that a model's configuration was made for; None where it does not say."""
-    facts = config.get_text_config().to_dict()
-    length = facts.get("max_position_embeddings") or facts.get("n_positions")
-    return int(length) if length else None

@@ -51,6 +51,7 @@ def test_a_share_of_planes_that_the_family_does_not_read() -> None:
         ("rotary_dim", 8, "rotary_dim 8, where 16 coordinates turn"),
         ("rotary_pct", 0.5, "rotary_pct 0.5, where 16 coordinates turn"),
         ("no_rope_layers", [1, 0], "no_rope_layers, where these layers turn"),
+        ("rope_interleave", True, "rope_interleave, a key of other families"),
         ("rotary_emb_base", 500, "rotary_emb_base 500, beside another"),
     ],
 )
@@ -59,6 +60,7 @@ def test_a_key_that_the_family_does_not_read(name: str, value: Any, words: str) 
         rl.measure_rope(llama(**{name: value}))
     neox = {"rotary_pct": 0.25, "rotary_emb_base": 500}  # which reads these
     rl.measure_rope(tiny("gpt_neox", **neox))
+    rl.measure_rope(tiny("deepseek_v3", rope_interleave=True))
 
 
 def test_a_base_beside_that_of_rope_parameters(tmp_path: Path) -> None:

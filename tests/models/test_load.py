@@ -20,10 +20,10 @@ from transformers import (
 import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.models.checkpoint import locate
+from ropelens.models.configured import stated_context
 from ropelens.models.load import load
 from ropelens.models.loading import Loading
 from ropelens.models.paths import BUNDLED, bundled_path, short_name
-from ropelens.models.subject import stated_context
 
 
 @pytest.fixture
