@@ -45,9 +45,8 @@ class Silence(AbstractContextManager[None]):
 
     def outputs(self) -> HeadSilence:
         """What stands in for the heads' outputs; means are taken under what is open now."""
-        subject, chosen, to = self.subject, self.subject.heads_of(self.heads), self.to
-        given, lengths = self.tokens, self.lengths
-        means = None if given is None else _means(subject, given, lengths)
+        chosen, to, tokens = self.subject.heads_of(self.heads), self.to, self.tokens
+        means = None if tokens is None else _means(self.subject, tokens, self.lengths)
 
         def silenced(
             layer: int, output: Tensor, real: Tensor, *, past: int

@@ -124,9 +124,6 @@ def _difference(
     )
 
 
-# facts of a configuration
-
-
 def layer_kinds(config: PreTrainedConfig) -> list[str]:
     """What a configuration calls its layers."""
     text = config.get_text_config()

@@ -117,8 +117,7 @@ def positions(
         full = kinds is not None and kinds[module.layer_idx] == "full_attention"
         window = slides(module.config, past) and not full  # which hides more than padding
         mask = key.new_ones(1, keys) if mask is None else mask
-        seen = mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0])  # by the first row
-        seen = seen[:, : own.start + 1]
+        seen = (mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0]))[:, : own.start + 1]
         if window:
             padded = (first < past) & (seen[:, :-1] <= seen[:, 1:]).all(1)  # on the left alone
         else:

@@ -78,8 +78,9 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     for layer, now, asked in zip(layers, edited, configured, strict=True):
         same = torch.equal(now.inv_freq, layer.planes.inv_freq)
         planes.append(layer.measured.planes if same else now)
-        measured.append(layer.direction * planes[-1].term_inv_freq)
-        edit = layer.direction * now.inv_freq
+        direction = -1 if layer.planes.inv_freq.sum() < 0 else 1  # which no model states
+        measured.append(direction * planes[-1].term_inv_freq)
+        edit = direction * now.inv_freq
         asked = None if layer.planes.pairing == "none" else asked
         for voice, known in zip(voices, (layer.stated, asked), strict=True):
             known = known if same else edit

@@ -59,13 +59,6 @@ class LayerRotation:
     planes: Planes
     query_scale: dict[int, float]
 
-    @property
-    def direction(self) -> int:
-        """-1 where the model turns against the frequencies that it states (NanoChat)."""
-        if self.stated is not None:
-            return 1 if torch.equal(self.planes.inv_freq, self.stated) else -1
-        return -1 if self.planes.inv_freq.sum() < 0 else 1
-
 
 def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRotation]:
     """The rotation of each layer of a subject without edits; see `measure_rope`.
