@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import families
@@ -20,6 +20,7 @@ from ropelens.models.positions import positions
 
 TOKENS = random_tokens(sequences=2, length=24, vocabulary=80)
 EDIT = rl.stop_slowest(0.5)
+UNKNOWN = pytest.raises(UnsupportedModel, match="where the keys in this cache stand")
 
 
 def stopped(model: nn.Module) -> nn.Module:
@@ -77,39 +78,48 @@ def test_keys_keep_the_positions_at_which_they_passed(name: str) -> None:
         torch.testing.assert_close(in_steps(model, apart), expected, rtol=0, atol=1e-4)
 
 
+@torch.no_grad()
+def go_on(
+    model: nn.Module, mask: Any, where: Any, *edits: Any, cropped: int = 0, inside: bool = False
+) -> torch.Tensor:
+    """Logits of a token on a cache, filled before the block of `edits`, or `inside` it."""
+    cache = DynamicCache()
+
+    def run(at: slice) -> torch.Tensor:
+        part = {"attention_mask": mask[:, : at.stop], "position_ids": where[..., at]}
+        return model(TOKENS[:, at], past_key_values=cache, **part).logits
+
+    edit = rl.edit_rope(model, *edits) if edits else nullcontext()
+    with ExitStack() as block:
+        if inside:
+            block.enter_context(edit)
+        run(slice(20))
+        cache.crop(-cropped)
+        if not inside:
+            block.enter_context(edit)
+        return run(slice(20 - cropped, 21 - cropped))
+
+
+def masked(hidden: slice = slice(0)) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mask that hides these tokens of the first sequence, and positions of the others."""
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[0, hidden] = 0
+    return mask, (mask.cumsum(1) - 1).clamp(min=0)
+
+
 @pytest.mark.parametrize(("cropped", "step"), [(0, 1), (4, 1), (4, 3)])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
-@torch.no_grad()
 def test_a_cache_whose_positions_cannot_be_known_is_refused(
     name: str, cropped: int, step: int, inside: bool
 ) -> None:
     """Filled before the block, it is known if its keys are all up to the token."""
-    known = inside or step == 1
     model = tiny(name, num_hidden_layers=1)  # whose keys are the same under an edit
-    positions = step * torch.arange(24)[None].expand(2, -1)
-
-    def begin(model: nn.Module) -> DynamicCache:
-        cache = DynamicCache()
-        ids, where = TOKENS[:, :20], positions[:, :20]
-        model(ids, position_ids=where, past_key_values=cache)
-        cache.crop(-cropped)
-        return cache
-
-    def go_on(model: nn.Module, cache: DynamicCache) -> torch.Tensor:
-        at = slice(20 - cropped, 21 - cropped)
-        part = {"input_ids": TOKENS[:, at], "position_ids": positions[:, at]}
-        return model(**part, past_key_values=cache).logits
-
-    expected = go_on(stopped(model), begin(stopped(model)))
-    cache = begin(model)
-    with rl.edit_rope(model, EDIT):
-        cache = begin(model) if inside else cache
-        if known:
-            torch.testing.assert_close(go_on(model, cache), expected, rtol=0, atol=1e-4)
-        else:
-            with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
-                go_on(model, cache)
+    mask, where = masked()
+    expected = go_on(stopped(model), mask, step * where, cropped=cropped)
+    with nullcontext() if inside or step == 1 else UNKNOWN:
+        edited = go_on(model, mask, step * where, EDIT, cropped=cropped, inside=inside)
+        torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
@@ -166,27 +176,6 @@ def test_positions_that_attention_is_not_told_are_known(name: str) -> None:
     torch.testing.assert_close(jumping, plain, rtol=0, atol=1e-4)
 
 
-@torch.no_grad()
-def go_on(model: nn.Module, mask: torch.Tensor, where: torch.Tensor, *edits: Any) -> Any:
-    """Logits of a token on a cache from before the block of `edits`."""
-    cache = DynamicCache()
-
-    def run(at: slice) -> torch.Tensor:
-        part = {"attention_mask": mask[:, : at.stop], "position_ids": where[..., at]}
-        return model(TOKENS[:, at], past_key_values=cache, **part).logits
-
-    run(slice(20))
-    with rl.edit_rope(model, *edits) if edits else nullcontext():
-        return run(slice(20, 21))
-
-
-def masked(hidden: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """A mask that hides these tokens of the first sequence, and positions of the others."""
-    mask = torch.ones(2, 24, dtype=torch.long)
-    mask[0, hidden] = 0
-    return mask, (mask.cumsum(1) - 1).clamp(min=0)
-
-
 def test_an_image_in_a_cache_from_before_the_block_is_refused_and_text_is_not() -> None:
     """On three axes, which say by their last token whether all before it counted: text does."""
     model, (mask, where) = sighted("qwen2_vl"), masked(slice(0, 3))
@@ -196,15 +185,15 @@ def test_an_image_in_a_cache_from_before_the_block_is_refused_and_text_is_not() 
     text = where.expand(3, -1, -1)
     expected = go_on(stopped(model), mask, text)
     torch.testing.assert_close(go_on(model, mask, text, EDIT), expected, rtol=0, atol=1e-4)
-    with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
+    with UNKNOWN:
         go_on(model, mask, on_a_grid(), EDIT)
 
 
 @pytest.mark.parametrize("where", [TOKENS * 0 + torch.arange(24) % 12, on_a_grid()[1]])
 def test_full_layers_beside_sliding_ones_check_where_cached_keys_stand(where: Any) -> None:
     """Packed rows, and positions that stay: a window takes the earlier ones for padding."""
-    with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
-        go_on(tiny("gemma3"), masked(slice(0))[0], where, EDIT)
+    with UNKNOWN:
+        go_on(tiny("gemma3"), masked()[0], where, EDIT)
 
 
 @pytest.mark.parametrize("how", ["eager", "sdpa"])
@@ -219,7 +208,7 @@ def test_hidden_tokens_in_a_cache_from_before_the_block(name: str, how: str) -> 
         expected = go_on(stopped(model), mask, where)
         edited = go_on(model, mask, where, EDIT)
         torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
-    with pytest.raises(UnsupportedModel, match="where the keys in this cache stand"):
+    with UNKNOWN:
         go_on(model, *masked(slice(14, 18)), EDIT)
 
 
