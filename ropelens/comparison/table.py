@@ -166,12 +166,14 @@ def paired_changes(values: xr.Dataset | xr.DataArray, group: str = "") -> Any:
     Of a variable [entry, ...] of what `compare` gives: that of the entries of `group`, minus
     that of their pairs; over no `entry` for a baseline, and for a group without pairs.
     """
-    if ("edit" if isinstance(values, xr.Dataset) else "partner") not in values.coords:
+    of_edits = isinstance(values, xr.Dataset)
+    if ("edit" if of_edits else "partner") not in values.coords or (of_edits and group):
         raise BadArgument(
             "There is nothing in pairs here.",
+            seen=f"group {group!r}" * bool(group),
             attempt="what evaluate gave, or a variable of what compare gave, and a group",
         )
-    if isinstance(values, xr.Dataset):
+    if of_edits:
         return changes_of_edits(values)
     partner = values["partner"].values
     paired = (partner != ALONE) & (partner != np.arange(len(partner)))

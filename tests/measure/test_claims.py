@@ -274,6 +274,8 @@ def test_claims_of_edits_on_few_planes_have_numbers_and_say_what_it_takes() -> N
     of = rl.profile(model, tokens, rows=64, statistics=(on, control), budget=False)
     lead = (of[on.name] - of[control.name]).max()
     assert rows.loc["apostrophes", "number"] == pytest.approx(float(lead), abs=1e-6)
+    with pytest.raises(rl.BadArgument, match="tokens must be whole numbers"):
+        rl.test_claims(profile, model=model, tokens=None)
 
 
 @pytest.mark.slow

@@ -217,8 +217,9 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
     assert table.loc[["none", "everywhere"], "loss_beyond"].isna().all()
     sweep = rl.truncate(tiny("llama_gqa"), tokens(), keep=[0.5], controls=0, measures="loss")
     assert rl.paired_changes(sweep)["kind"].tolist() == ["none", "slow", "fast"]
-    with pytest.raises(BadArgument, match="nothing in pairs"):
-        rl.paired_changes(xr.Dataset(coords={"partner": [0]}), "p-rope")
+    for values in (xr.Dataset(coords={"partner": [0]}), found):
+        with pytest.raises(BadArgument, match="nothing in pairs"):
+            rl.paired_changes(values, "p-rope")
 
 
 def test_what_cannot_be_silenced_or_controlled_is_refused():
