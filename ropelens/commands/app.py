@@ -17,10 +17,7 @@ from ropelens.commands.train import train
 from ropelens.models.loading import option
 
 app = typer.Typer(
-    name="ropelens",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    name="ropelens", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
 

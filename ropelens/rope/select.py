@@ -72,12 +72,7 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
 
 
 def heads_by_layer(
-    heads: str,
-    *,
-    layers: int,
-    heads_of_layer: int,
-    among: Sequence[int],
-    doing: str,
+    heads: str, *, layers: int, heads_of_layer: int, among: Sequence[int], doing: str
 ) -> Bool[Tensor, "layer head"]:
     """Which heads a list such as "3.5,4.*,12-29.0" (layer.head) names.
 

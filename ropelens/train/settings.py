@@ -122,13 +122,11 @@ class Settings(Checked):
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
         option(
-            "P",
-            "bf16, autocast over float32 weights; fp32; auto is bf16 on a GPU that has it.",
+            "P", "bf16, autocast over float32 weights; fp32; auto is bf16 on a GPU that has it."
         ),
     ] = "auto"
     seed: Annotated[
-        int,
-        option("N", "Of the weights at first and the order of text.", min=0, max=2**32 - 1),
+        int, option("N", "Of the weights at first and the order of text.", min=0, max=2**32 - 1)
     ] = 0
     history_every: Annotated[
         int, option("N", "Also keep a model every N steps; 0: none.", min=0)

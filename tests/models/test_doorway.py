@@ -293,8 +293,7 @@ def test_an_error_closes_the_doorway(llama: LlamaForCausalLM):
 
 
 def test_nested_doorways_over_one_model(llama: LlamaForCausalLM):
-    inner: list[AttentionCall] = []
-    outer: list[AttentionCall] = []
+    inner, outer = [], []
     plain = logits(llama, tokens())
     with as_subject(llama).observe(outer.append):
         with as_subject(llama).observe(inner.append):
@@ -306,12 +305,9 @@ def test_nested_doorways_over_one_model(llama: LlamaForCausalLM):
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own configs", "one config"])
 def test_two_models_at_once_are_told_apart(llama: LlamaForCausalLM, shared: bool):
-    other = tiny("llama_gqa", seed=1)
-    if shared:
-        other = LlamaForCausalLM(llama.config).eval()
+    other = LlamaForCausalLM(llama.config).eval() if shared else tiny("llama_gqa", seed=1)
     plain = logits(other, tokens())
-    ours: list[AttentionCall] = []
-    theirs: list[AttentionCall] = []
+    ours, theirs = [], []
     with as_subject(llama).observe(ours.append), as_subject(other).observe(theirs.append):
         logits(llama, tokens())
         assert (len(ours), len(theirs)) == (2, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import families
@@ -90,14 +90,12 @@ def go_on(
         return model(TOKENS[:, at], past_key_values=cache, **part).logits
 
     edit = rl.edit_rope(model, *edits) if edits else nullcontext()
-    with ExitStack() as block:
-        if inside:
-            block.enter_context(edit)
+    whole, last = (edit, nullcontext()) if inside else (nullcontext(), edit)
+    with whole:
         run(slice(20))
         cache.crop(-cropped)
-        if not inside:
-            block.enter_context(edit)
-        return run(slice(20 - cropped, 21 - cropped))
+        with last:
+            return run(slice(20 - cropped, 21 - cropped))
 
 
 def masked(hidden: slice = slice(0)) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,9 +142,7 @@ def test_the_rows_that_are_asked_for_are_the_last_ones() -> None:
 @torch.no_grad()
 def test_each_of_two_caches_has_its_own_positions() -> None:
     """As in classifier-free guidance: one prompt has hidden tokens that do not count."""
-    model, mask = tiny("llama_gqa"), torch.ones(2, 24, dtype=torch.long)
-    mask[0, 8:13] = 0
-    where = mask.cumsum(1) - 1
+    model, (mask, where) = tiny("llama_gqa"), masked(slice(8, 13))
 
     def last(model: nn.Module) -> torch.Tensor:
         def part(row: int, at: slice, cache: DynamicCache) -> torch.Tensor:
