@@ -166,15 +166,13 @@ def paired_changes(values: xr.Dataset | xr.DataArray, group: str = "") -> Any:
     Of a variable [entry, ...] of what `compare` gives: that of the entries of `group`, minus
     that of their pairs; over no `entry` for a baseline, and for a group without pairs.
     """
-    of_edits = isinstance(values, xr.Dataset)
-    if ("edit" if of_edits else "partner") not in values.coords or (of_edits and group):
+    if isinstance(values, xr.Dataset) and "edit" in values.coords and not group:
+        return changes_of_edits(values)
+    if isinstance(values, xr.Dataset) or "partner" not in values.coords:
         raise BadArgument(
             "There is nothing in pairs here.",
-            seen=f"group {group!r}" * bool(group),
             attempt="what evaluate gave, or a variable of what compare gave, and a group",
         )
-    if of_edits:
-        return changes_of_edits(values)
     partner = values["partner"].values
     paired = (partner != ALONE) & (partner != np.arange(len(partner)))
     mine = np.flatnonzero((values["group"].values == group) & paired)

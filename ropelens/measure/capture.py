@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument, Count, Whole, public
 from ropelens.measure.measurement import Measurement
-from ropelens.models.configured import stated_context
 from ropelens.models.paths import check_document
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import encode, prompt_tokens, warn_beyond
@@ -234,7 +233,7 @@ def one_sequence(subject: Subject, given: Prompt, tokenizer: TokenNames | None) 
     if isinstance(given, str):
         check_document(given)
         given = prompt_tokens(given, tokenizer)
-        warn_beyond(len(given), stated_context(subject.config))
+        warn_beyond(len(given), subject.trained)
     given = given if isinstance(given, Mapping) else torch.atleast_2d(given)
     measurement = Measurement.of(subject, given)
     if len(measurement.text) > 1:

@@ -27,7 +27,6 @@ from ropelens.measure.summary import bits_of, number_dims, plane_coordinates, su
 from ropelens.measure.tasks import TRIALS, Task, copies, needles, repeats
 from ropelens.measure.token_sets import CLASSES, ids_of
 from ropelens.measure.truncation_table import MEASURES, wanted_measures
-from ropelens.models.configured import stated_context
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, Subject
 from ropelens.statistics.budget.held_out import LayerFit
@@ -126,7 +125,7 @@ def evaluate(
         tasks["copying"] = copies(measurement, distances)
     if "retrieval" in wanted:
         tasks["retrieval"] = needles(measurement, prompt_lengths, prompts)
-    edges = _position_edges(text.context, stated_context(subject.config))
+    edges = _position_edges(text.context, subject.trained)
     named = () if tokenizer is None else CLASSES
     classes = {name: ids_of(text.tokens, name, tokenizer) for name in named}
     fits, measured, scores = _run(measurement, entries, wanted, tasks, edges, classes, progress)

@@ -59,7 +59,8 @@ class Subject:
     `model` is without what was wrapped around it; its modules and `config` state the RoPE.
     `bos` is the id of a token, None where its configuration names none.
     `heads` are the query heads of a layer, `kinds` what the configuration calls the layers,
-    `attending` the numbers of those that attend, `context` the tokens that it was trained for.
+    `attending` the numbers of those that attend, `trained` the tokens that it was trained for,
+    None where that is not said, and `context` that or 1024.
     `noise` is the relative rounding of its numbers, `tolerance` what a residual may have of it.
     `depends_on_length`: the RoPE changes with the length of a batch (dynamic, longrope).
     """
@@ -80,7 +81,8 @@ class Subject:
         self.in_chunks &= stateless and len(self.attending) == self.layers
         self.bos = self.config.to_dict().get("bos_token_id")
         self.vocabulary: int = self.config.vocab_size
-        self.context = stated_context(model.config) or 1024  # where it does not say
+        self.trained = stated_context(model.config)
+        self.context = self.trained or 1024
         self.device = device_of(model)  # which takes the tokens
         self.noise = torch.finfo(model.dtype).eps
         self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
@@ -225,10 +227,9 @@ class Subject:
     ) -> Iterator[tuple[int, Tensor]]:
         """The logits of these tokens, which follow those in a cache among the `inputs`."""
         ids, context = tokens.to(self.device), tokens.shape[1]
-        size = max(1, at_once // (len(tokens) * self.vocabulary))
         hidden: list[Any] = []
-        if not self._head_by_itself:
-            size = context
+        at_once //= len(tokens) * self.vocabulary
+        size = max(1, at_once) if self._head_by_itself else context
         for begin in range(0, context, size):
             piece = torch.arange(begin, min(begin + size, context), device=ids.device)
             options = {} if size >= context else {"logits_to_keep": piece}

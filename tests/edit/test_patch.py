@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from observed import observed_calls
 from oracles.tiny import FAMILIES as TINY
 from oracles.tiny import logits, random_tokens, tiny
 from tiny_checkpoints import save_tiny
@@ -18,9 +19,7 @@ from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.models.bridge import bridge
-from ropelens.rope.planes import Planes
 from ropelens.rope.select import PlaneNumbers
-from ropelens.statistics.call import AttentionCall
 
 FAMILIES = (
     *("llama_gqa", "llama_dynamic", "gemma2", "gpt_oss", "cohere", "phi", "deepseek_v3"),
@@ -37,14 +36,7 @@ tokens = partial(random_tokens, sequences=1, length=LENGTH)
 
 def head_outputs(model: PreTrainedModel, given: torch.Tensor, *, layer: int) -> torch.Tensor:
     """What the heads of a layer give the output projection, [batch, row, head, feature]."""
-    outputs: dict[int, torch.Tensor] = {}
-
-    def see(call: AttentionCall, planes: Planes) -> None:
-        outputs[call.layer] = call.output
-
-    with rl.observe(model, see):
-        logits(model, given)
-    return outputs[layer]
+    return observed_calls(model, given)[layer][0].output
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -11,6 +11,7 @@ from types import MethodType
 import numpy as np
 import pytest
 import torch
+from observed import observed_calls
 from oracles.recording import attention_calls
 from oracles.tiny import FAMILIES, SUPPORTED, TEN, WINDOW, logits, of_kind, tiny
 from oracles.tiny import random_tokens as tokens
@@ -132,17 +133,15 @@ def test_rows_that_do_not_see_their_own_key_are_rows_all_the_same():
                 result = model(ids[:, begin:end], past_key_values=past, output_attentions=True)
             for ours, true in zip(maps, result.attentions, strict=True):
                 torch.testing.assert_close(ours, true[..., :end], rtol=0, atol=1e-5)
-    calls: list[AttentionCall] = []
     read: list[torch.Tensor] = []
     projection = model.model.layers[0].self_attn.o_proj
-    with as_subject(model).observe(calls.append):
-        logits(model, ids)
-    assert not calls[0].visible.diagonal(dim1=1, dim2=2).all()
+    call, _ = observed_calls(model, ids)[0]
+    assert not call.visible.diagonal(dim1=1, dim2=2).all()
     with projection.register_forward_pre_hook(lambda _, args: read.append(args[0])):
         for to in ("mean", "resample"):
             with rl.silence_heads(model, "0.*", to=to):
                 logits(model, ids)
-    expected = calls[0].output.flatten(2)
+    expected = call.output.flatten(2)
     torch.testing.assert_close(read[1][0, 0], expected.mean((0, 1)))
     assert torch.equal(read[3], expected.flip(0))
 
@@ -215,10 +214,7 @@ def test_calls_give_the_attention_of_the_model(name: str, implementation: str):
     ids = tokens(sequences=1)
     expected, _ = attention_calls(model, ids[0])
     model.set_attn_implementation(implementation)
-    calls: list[AttentionCall] = []
-    with as_subject(model).observe(calls.append):
-        logits(model, ids)
-    for call, true in zip(calls, expected, strict=True):
+    for (call, _), true in zip(observed_calls(model, ids), expected, strict=True):
         weights = attention_map(call)
         torch.testing.assert_close(weights[0].double(), true.attention, rtol=1e-4, atol=1e-5)
         assert output_residual(call, weights) < 1e-5
@@ -237,9 +233,7 @@ def test_windows_are_seen_whatever_the_length(name: str, length: int):
     for implementation in ("eager",) if name in NO_SDPA else ("eager", "sdpa"):
         model = tiny(name)
         model.set_attn_implementation(implementation)
-        calls: list[AttentionCall] = []
-        with as_subject(model).observe(calls.append):
-            logits(model, tokens(length=length))
+        calls = [call for call, _ in observed_calls(model, tokens(length=length))]
         kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"] * len(calls)
         for call, kind in zip(calls, kinds, strict=True):
             expected = windowed if kind == "sliding_attention" else torch.zeros_like(row)
@@ -266,10 +260,7 @@ def test_a_window_without_a_mask_is_seen(monkeypatch: pytest.MonkeyPatch):
     expected = logits(model, tokens())
     model.set_attn_implementation("windowed")
     torch.testing.assert_close(logits(model, tokens()), expected)
-    calls: list[AttentionCall] = []
-    with as_subject(model).observe(calls.append):
-        logits(model, tokens())
-    for call in calls:
+    for call, _ in observed_calls(model, tokens()):
         assert torch.equal(call.start, (torch.arange(LENGTH) - WINDOW + 1).clamp_min(0))
     rl.capture(model, tokens()[0])
 
