@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from observed import observed_calls
 from oracles.recording import attention_calls
 from oracles.tiny import (
     SUPPORTED,
@@ -23,7 +24,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 import ropelens as rl
 from ropelens.models.subject import as_subject
 from ropelens.rope.select import kept_planes
-from ropelens.statistics.call import AttentionCall, attention_map
+from ropelens.statistics.call import attention_map
 
 GROUPED = ("llama_gqa", "llama_mqa", "gemma2", "gpt_oss", "cohere", "glm", "nanochat", "phi")
 LENGTH = 30
@@ -157,10 +158,8 @@ def first_layer_scores(
 
 
 def observed(model: PreTrainedModel) -> torch.Tensor:
-    calls: list[AttentionCall] = []
-    with as_subject(model).observe(calls.append):
-        logits(model, random_tokens(sequences=1))
-    weights = attention_map(calls[0])[0].double()
+    call, _ = observed_calls(model, random_tokens(sequences=1))[0]
+    weights = attention_map(call)[0].double()
     return weights / weights.sum(-1, keepdim=True)  # of the keys, where a sink takes part
 
 
