@@ -118,10 +118,8 @@ def positions(
         window = slides(module.config, past) and not full  # which hides more than padding
         mask = key.new_ones(1, keys) if mask is None else mask
         seen = (mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0]))[:, : own.start + 1]
-        left_alone = (seen[:, :-1] <= seen[:, 1:]).all(1)
-        padded = (
-            left_alone & (first < past) if window else first + seen.byte().argmax(1) == past
-        )
+        left = (seen[:, :-1] <= seen[:, 1:]).all(1)  # is all that is hidden
+        padded = left & (first < past) if window else first + seen.byte().argmax(1) == past
         if not bool((padded | (first == past)).all()):
             raise UnsupportedModel(
                 "It cannot be told where the keys in this cache stand.",

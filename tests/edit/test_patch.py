@@ -30,7 +30,6 @@ PROJECTED = ("llama_gqa", "mistral_sliding", "gemma2", "cohere", "phi", "glm")
 PARTS = ("query", "key", "both", "value", "output")
 LENGTH = 20
 
-
 tokens = partial(random_tokens, sequences=1, length=LENGTH)
 
 

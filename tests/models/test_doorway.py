@@ -74,8 +74,7 @@ def test_outputs_are_bit_identical(name: str, implementation: str):
 
 def test_padding_masks_reach_the_model(llama: LlamaForCausalLM):
     """A name without a mask function of its own would silently lose padding."""
-    ids = tokens()
-    mask = torch.ones_like(ids)
+    ids, mask = tokens(), torch.ones_like(tokens())
     mask[0, :7] = 0
     for implementation in ("eager", "sdpa"):
         llama.set_attn_implementation(implementation)
@@ -198,9 +197,8 @@ def test_a_model_that_does_otherwise_while_it_is_observed_is_refused(llama: Llam
         more = {"copies": [48, 50]} if measure is rl.reach else {}
         with pytest.raises(UnsupportedModel, match="else while it is observed") as refused:
             measure(llama, tokens(), progress=progress, **more)
-        words = refused.value.parts["seen"]
         seen = f"logits of {99 if measure is rl.reach else 30} tokens: a relative change of"
-        assert seen in words, measure
+        assert seen in refused.value.parts["seen"], measure
     assert set(stages) <= {"reading", "loading", "probing"}
 
 
