@@ -72,7 +72,6 @@ def test_claims(
     require_budget(profile)
     if model is None:
         return ledger(profile, draws=draws, seed=int(seed))
-    tokens = () if tokens is None else tokens
     measurement = Measurement.of(
         model, tokens, lengths, documents=documents, rows=ROWS, seed=int(seed)
     )

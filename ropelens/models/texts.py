@@ -268,6 +268,7 @@ def check_tokens(
         tokens, lengths, hidden, *_ = cut(tokens)
         if hidden is not None:
             raise BadArgument("Here attention_mask may hide no token inside a sequence.")
+    tokens = () if tokens is None else tokens
     tokens = tokens if isinstance(tokens, Tensor) else torch.tensor(np.asarray(tokens))
     if tokens.is_floating_point() or tokens.ndim != 2 or not len(tokens) or len(tokens[0]) < 3:
         raise BadArgument(
