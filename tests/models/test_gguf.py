@@ -130,9 +130,7 @@ def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("permutations", [0, 2])
-def test_a_file_whose_rows_are_in_the_wrong_order_is_told(
-    tmp_path: Path, permutations: int
-) -> None:
+def test_a_file_whose_rows_are_in_the_wrong_order_is_told(tmp_path: Path, permutations: int):
     file = tmp_path / "wrong.gguf"
     write_bundled(file, permutations=permutations)
     with pytest.warns(UserWarning, match="rows of q and k are in the wrong order"):

@@ -76,9 +76,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("gpt_neox", "float32"), ("gemma3", "bfloat16")])
-def test_causal_families_pass_the_check_of_causality(
-    tmp_path: Path, family: str, dtype: str
-) -> None:
+def test_causal_families_pass_the_check_of_causality(tmp_path: Path, family: str, dtype: str):
     FAMILIES[family]().save_pretrained(tmp_path)
     model, _ = load(tmp_path, dtype=dtype)
     assert model.config.model_type.startswith(family)
@@ -98,9 +96,7 @@ def test_causal_families_pass_the_check_of_causality(
         ({"revision": "main"}, "has no revision main: it is on this machine"),
     ],
 )
-def test_an_impossible_argument_is_refused(
-    folder: Path, arguments: dict[str, Any], words: str
-) -> None:
+def test_an_impossible_argument_is_refused(folder: Path, arguments: dict[str, Any], words: str):
     with pytest.raises(BadArgument) as caught:
         load(folder, **arguments)
     assert caught.match(f"(?s){words}")
@@ -156,9 +152,7 @@ def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str) 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may compute in float8")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_float8_becomes_numbers_that_a_processor_computes_with(
-    folder: Path, dtype: str
-) -> None:
+def test_float8_becomes_numbers_that_a_processor_computes_with(folder: Path, dtype: str):
     """float8 of some weights, among others in bfloat16, as such checkpoints are."""
     plain = tiny_llama().to(torch.bfloat16)
     weights = {name: tensor.clone() for name, tensor in plain.state_dict().items()}

@@ -12,6 +12,7 @@ import pytest
 import torch
 import xarray as xr
 from accelerate import cpu_offload, dispatch_model
+from observed import observed_calls
 from tiny_checkpoints import edit_config, save_tiny, tiny_llama
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -122,9 +123,7 @@ def test_a_package_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # what torchao warns of
-def test_weights_of_eight_bits_give_nearly_the_same_numbers(
-    plain: xr.Dataset, tmp_path: Path
-) -> None:
+def test_weights_of_eight_bits_give_nearly_the_same_numbers(plain: xr.Dataset, tmp_path: Path):
     pytest.importorskip("torchao")
     folder, saved = save_tiny(tmp_path / "model"), tmp_path / "saved"
     model = load(folder, quantize="int8", device="cpu")[0]
@@ -136,11 +135,9 @@ def test_weights_of_eight_bits_give_nearly_the_same_numbers(
         assert 0 < error < 0.05
     written = rl.capture(model, TOKENS[:1], heads="1.*", values=True)
     projection = model.get_parameter("model.layers.1.self_attn.o_proj.weight").dequantize()
-    values: list[torch.Tensor] = []
-    with rl.observe(model, lambda call, _: values.append(call.value)), torch.no_grad():
-        model(TOKENS[:1])
+    value = observed_calls(model, TOKENS[:1])[1][0].value
     for head, weight in enumerate(projection.chunk(model.config.num_attention_heads, dim=1)):
-        own = values[1][0, head * values[1].shape[1] // model.config.num_attention_heads]
+        own = value[0, head * value.shape[1] // model.config.num_attention_heads]
         norms = (own @ weight.mT).norm(dim=-1)
         np.testing.assert_allclose(written["write_norm"][head], norms, rtol=1e-5)
     model.save_pretrained(saved)
@@ -152,9 +149,7 @@ def test_weights_of_eight_bits_give_nearly_the_same_numbers(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
-def test_layers_on_two_gpus_are_summed_where_they_are(
-    plain: xr.Dataset, tmp_path: Path
-) -> None:
+def test_layers_on_two_gpus_are_summed_where_they_are(plain: xr.Dataset, tmp_path: Path):
     save_tiny(tmp_path / "model")
     places = dict.fromkeys(MAP, 0) | {"model.layers.1": 1, "lm_head": 1}
     model = LlamaForCausalLM.from_pretrained(tmp_path / "model", device_map=places).eval()

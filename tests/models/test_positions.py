@@ -26,9 +26,9 @@ UNKNOWN = pytest.raises(UnsupportedModel, match="where the keys in this cache st
 def stopped(model: nn.Module) -> nn.Module:
     """The model that `EDIT` describes."""
     other = copy.deepcopy(model)
-    for name, module in other.named_modules():
-        if name.endswith(".rotary_emb"):
-            module.inv_freq[4:] = 0
+    for name, buffer in other.named_buffers():
+        if name.endswith("inv_freq") and "rotary_emb." in name:
+            buffer[4:] = 0
     return other
 
 
@@ -98,26 +98,11 @@ def go_on(
             return run(slice(20 - cropped, 21 - cropped))
 
 
-def masked(hidden: slice = slice(0)) -> tuple[torch.Tensor, torch.Tensor]:
+def masked(hidden: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """A mask that hides these tokens of the first sequence, and positions of the others."""
     mask = torch.ones(2, 24, dtype=torch.long)
     mask[0, hidden] = 0
     return mask, (mask.cumsum(1) - 1).clamp(min=0)
-
-
-@pytest.mark.parametrize(("cropped", "step"), [(0, 1), (4, 1), (4, 3)])
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
-def test_a_cache_whose_positions_cannot_be_known_is_refused(
-    name: str, cropped: int, step: int, inside: bool
-) -> None:
-    """Filled before the block, it is known if its keys are all up to the token."""
-    model = tiny(name, num_hidden_layers=1)  # whose keys are the same under an edit
-    mask, where = masked()
-    expected = go_on(stopped(model), mask, step * where, cropped=cropped)
-    with nullcontext() if inside or step == 1 else UNKNOWN:
-        edited = go_on(model, mask, step * where, EDIT, cropped=cropped, inside=inside)
-        torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
@@ -172,40 +157,41 @@ def test_positions_that_attention_is_not_told_are_known(name: str) -> None:
     torch.testing.assert_close(jumping, plain, rtol=0, atol=1e-4)
 
 
-def test_an_image_in_a_cache_from_before_the_block_is_refused_and_text_is_not() -> None:
-    """On three axes, which say by their last token whether all before it counted: text does."""
-    model, (mask, where) = sighted("qwen2_vl"), masked(slice(0, 3))
-    language, config = model.model.language_model, model.config.text_config
-    language.layers = language.layers[:1]  # whose keys are the same under an edit
-    config.num_hidden_layers, config.layer_types = 1, config.layer_types[:1]
-    text = where.expand(3, -1, -1)
-    expected = go_on(stopped(model), mask, text)
-    torch.testing.assert_close(go_on(model, mask, text, EDIT), expected, rtol=0, atol=1e-4)
-    with UNKNOWN:
-        go_on(model, mask, on_a_grid(), EDIT)
+KINDS = ("llama_gqa", "mistral_sliding")
+COUNTED = torch.arange(24).expand(2, -1)
+LEFT, HOLE, NOTHING = slice(0, 4), slice(14, 18), slice(0)
+BEFORE = [
+    *((name, NOTHING, COUNTED, cropped, True) for name in KINDS for cropped in (0, 4)),
+    *((name, NOTHING, 3 * COUNTED, 4, False) for name in KINDS),
+    *((name, LEFT, where, 0, True) for name in KINDS for where in (COUNTED, None)),
+    *((name, HOLE, where, 0, where is COUNTED) for name in KINDS for where in (COUNTED, None)),
+    ("qwen2_vl", LEFT, None, 0, True),
+    ("qwen2_vl", NOTHING, on_a_grid(), 0, False),
+    # full layers beside sliding ones, which take the earlier of packed rows for padding
+    *(("gemma3", NOTHING, where, 0, False) for where in (COUNTED % 12, on_a_grid()[1])),
+]
+"""Hidden tokens, positions that count them or none, and whether the last one tells all."""
 
 
-@pytest.mark.parametrize("where", [TOKENS * 0 + torch.arange(24) % 12, on_a_grid()[1]])
-def test_full_layers_beside_sliding_ones_check_where_cached_keys_stand(where: Any) -> None:
-    """Packed rows, and positions that stay: a window takes the earlier ones for padding."""
-    with UNKNOWN:
-        go_on(tiny("gemma3"), masked()[0], where, EDIT)
-
-
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("how", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
-def test_hidden_tokens_in_a_cache_from_before_the_block(name: str, how: str) -> None:
-    """Padding on the left is known, counted or not; a hole that is not counted is refused."""
-    model = tiny(name, num_hidden_layers=1)
+@pytest.mark.parametrize(("name", "hidden", "where", "cropped", "known"), BEFORE)
+def test_a_cache_from_before_the_block_is_known_or_refused(
+    name: str, hidden: slice, where: Any, cropped: int, known: bool, how: str, inside: bool
+) -> None:
+    sees, (mask, own) = name == "qwen2_vl", masked(hidden)
+    layers = 2 if name == "gemma3" else 1  # of which one has the same keys under an edit
+    model = sighted(name) if sees else tiny(name, num_hidden_layers=layers)
+    if sees:
+        text = model.config.text_config
+        text.num_hidden_layers, text.layer_types = 1, text.layer_types[:1]
+        del model.model.language_model.layers[1:]
     model.set_attn_implementation(how)
-    for hidden, counted in ((slice(0, 4), False), (slice(0, 4), True), (slice(14, 18), True)):
-        mask, where = masked(hidden)
-        where = torch.arange(24).expand(2, -1) if counted else where
-        expected = go_on(stopped(model), mask, where)
-        edited = go_on(model, mask, where, EDIT)
+    where = own.expand(*[3] * sees, -1, -1) if where is None else where
+    expected = go_on(stopped(model), mask, where, cropped=cropped)
+    with nullcontext() if inside or known else UNKNOWN:
+        edited = go_on(model, mask, where, EDIT, cropped=cropped, inside=inside)
         torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
-    with UNKNOWN:
-        go_on(model, *masked(slice(14, 18)), EDIT)
 
 
 def test_a_mask_may_have_ones_for_keys_as_flash_attention_takes_it() -> None:

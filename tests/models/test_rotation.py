@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from observed import observed_calls
 from oracles.tiny import (
     FAMILIES,
     SUPPORTED,
@@ -217,13 +218,11 @@ def test_queries_that_grow_with_position(context: int):
 
 def test_queries_that_grow_with_their_row():
     """Llama 4's, in layers without rotation: a lone token is always in row 0."""
-    model, lengths = tiny("llama4", attn_temperature_tuning=True, floor_scale=16), {}
+    model = tiny("llama4", attn_temperature_tuning=True, floor_scale=16)
     rope = rl.measure_rope(model)
-    note = lambda call, _: lengths.update({call.layer: call.query[0, 0].norm(dim=-1)})  # noqa: E731
-    with torch.no_grad(), rl.observe(model, note):
-        model(torch.full((1, 65), 5), use_cache=False)
-    for layer, length in lengths.items():
-        scale = rope["query_scale"].sel(layer=layer, position=[1, 16, 64])
+    for call, _ in observed_calls(model, torch.full((1, 65), 5)):
+        length = call.query[0, 0].norm(dim=-1)
+        scale = rope["query_scale"].sel(layer=call.layer, position=[1, 16, 64])
         np.testing.assert_allclose(scale, (length / length[0])[[1, 16, 64]], rtol=1e-5)
 
 

@@ -155,9 +155,7 @@ def test_bos_as_the_tokenizer_itself_adds_it() -> None:
     bos=st.booleans(),
 )
 @settings(deadline=None)
-def test_sequences_joined_are_the_documents(
-    documents: list[str], context: int, bos: bool
-) -> None:
+def test_sequences_joined_are_the_documents(documents: list[str], context: int, bos: bool):
     step, expected = context - bos, []
     for text in documents:
         parts = [text[start : start + step] for start in range(0, len(text), step)]
