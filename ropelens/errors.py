@@ -100,7 +100,7 @@ def public(function: Function) -> Function:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
             hint = hints().get(name, Any)
             several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
             if not all(is_bearable(one, hint) for one in (value if several else [value])):

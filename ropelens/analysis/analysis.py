@@ -170,7 +170,10 @@ def open_analysis(folder: str | Path) -> Analysis:
         model, other = (of.attrs.get("model") for of in (profile, reach))
         if model != other:
             file = folder / "reach.nc"
-            raise BadArgument(f"{file} is of {other}, and the profile beside it of {model}.")
+            raise BadArgument(
+                f"{file} is of {other}, and the profile beside it of {model}.",
+                attempt=f"{file} moved away, or measured again",
+            )
     what = f"{folder / 'profile.nc'} lacks numbers that labels are made of."
     with explained(what, "measure again", error=BadArgument):
         heads = classify_heads(profile, seed=profile.attrs["seed"])

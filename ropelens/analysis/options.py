@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection
+from copy import copy
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -39,7 +40,7 @@ class Options(Loading):
     ] = None
     context: Annotated[
         int | None,
-        option("N", "Tokens a sequence. [default: up to 2048; more in truncate]", min=3),
+        option("N", "Tokens a sequence. [default: up to 2048]", min=3),
     ] = None
     sequences: Annotated[
         int | None,
@@ -76,7 +77,7 @@ class Options(Loading):
             min=0,
         ),
     ] = 40
-    seed: Annotated[int, option("N", "Of every random choice.", min=0, max=2**32 - 1)] = 0
+    seed: Annotated[int, option("N", "Seed of all random choices.", min=0, max=2**32 - 1)] = 0
     backend: Annotated[
         Literal["hf", "transformer-lens"], option(None, "The library that runs the model.")
     ] = "hf"
@@ -103,10 +104,13 @@ def with_options(
         signature = inspect.signature(command, eval_str=True)
         parameters = [p for p in signature.parameters.values() if p.name != "options"]
         for field in fields:
-            hint = hints[field.name]
-            if hint.__metadata__[0].parser is not None:
-                hint = Annotated[Any, hint.__metadata__[0]]  # typer takes no unions
-            default = defaults.get(field.name, field.default)
+            hint, default = hints[field.name], defaults.get(field.name, field.default)
+            info = copy(hint.__metadata__[0])
+            if field.name in defaults:  # typer names it
+                info.help = info.help.partition(" [default:")[0]
+            hint = Annotated[hint.__origin__, info]
+            if info.parser is not None:
+                hint = Annotated[Any, info]  # typer takes no unions
             parameter = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY)
             parameters.append(parameter.replace(default=default, annotation=hint))
         call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

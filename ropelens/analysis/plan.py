@@ -23,7 +23,8 @@ from ropelens.measure.excerpts import check_excerpts
 from ropelens.measure.measurement import sequences_at_once
 from ropelens.measure.passes import fit_cost
 from ropelens.measure.token_sets import attention_on
-from ropelens.measure.truncation_table import MEASURES, wanted_measures
+from ropelens.measure.truncate import KEEP
+from ropelens.measure.truncation_table import EVERY, MEASURES, wanted_measures
 from ropelens.models.configured import attending_layers, stated_context
 from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_number
 from ropelens.models.encoding import cut
@@ -119,8 +120,9 @@ def plan_analysis(
             else (options.batch_size, {})
         )
         if truncation is not None:
-            facts["sweep"] = f"of a model that was trained for {stated_context(config)} tokens"
-            _check_sweep(truncation, config)
+            measures = ", ".join(truncation.get("measures") or EVERY)
+            trained = f"; the model was trained for {stated_context(config) or '?'} tokens"
+            facts["sweep"] = f"{_count_edits(truncation, config)} edits ({measures}){trained}"
     return Plan(
         source=source,
         text=read,
@@ -170,9 +172,8 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
         )
     shape, rows = config.get_text_config(), rows_for(options.rows, longest)
     heads = stated_number(config, "num_attention_heads", 0)
-    terms = stated_number(config, "head_dim", shape.hidden_size // max(1, heads)) // 2
     layers = len(attending_layers(config))
-    sizes = (source.parameters, heads, terms, longest)
+    sizes = (source.parameters, heads, _head_dim(config) // 2, longest)
     fits = layers * fit_cost(*sizes, options.surrogates)
     quantized = "" if options.quantize is None else f"{options.quantize}, computed in "
     facts = {
@@ -181,12 +182,19 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
         + str(dtype).removeprefix("torch."),
         "tokens": f"{read.lengths.sum():,} tokens ({count:,} sequences of up to {longest:,})",
         "rows": "all rows" if rows == "all" else f"{rows:,} rows of each sequence",
-        "batch": f"{size:,} sequences at a time, {-(-count // size):,} batches",
+        "batch": f"{size:,} sequence{'s' * (size > 1)} at a time, "
+        f"{-(-count // size):,} batch{'es' * (count > size)}",
         "budget": f"fits take as long as a plain pass of {fits:,.0f} tokens; "
         "rl.profile(..., budget=False) leaves them out",
         "memory": f"{memory} on {', '.join(map(str, devices))}",
     }
     return size, facts
+
+
+def _head_dim(config: PreTrainedConfig) -> int:
+    heads = stated_number(config, "num_attention_heads", 1)
+    whole = config.get_text_config().hidden_size
+    return stated_number(config, "head_dim", whole // max(1, heads))
 
 
 def _sweep(
@@ -226,17 +234,21 @@ def _sweep(
     return OF_LONG | asked, replace(options, context=context, sequences=count)
 
 
-def _check_sweep(asked: Mapping[str, Any], config: PreTrainedConfig) -> None:
-    """Raise what `truncate` raises for planes and heads, as far as the config tells."""
-    of: dict[str, Any] = {"keep": (1,), "bands": 0, "heads": "*"}
+def _count_edits(asked: Mapping[str, Any], config: PreTrainedConfig) -> int:
+    """Edits of a sweep; raises what `truncate` raises, as far as the config tells."""
+    of: dict[str, Any] = {"keep": KEEP, "bands": 0, "controls": 3, "heads": "*"}
+    of |= {"ends": ("slow", "fast")}
     of |= {name: value for name, value in asked.items() if value is not None}
-    plan_cuts([{0: 1.0}], keep=of["keep"], bands=of["bands"], ends=(), controls=0, seed=0)
+    planes = {plane: 1.0 / (1 + plane) for plane in range(min(_head_dim(config) // 2, 512))}
+    sets = {name: of[name] for name in ("keep", "bands", "controls", "ends")}
+    cuts = {cut.stopped for cut in plan_cuts([planes], **sets, seed=0)}
     names = ("num_hidden_layers", "num_attention_heads")
     layers, count = (stated_number(config, name, 0) for name in names)
     if layers and count and of["heads"] != "*":
         sizes: Any = {"layers": layers, "heads_of_layer": count}
         turn = attending_layers(config, turning=True)
         heads_by_layer(of["heads"], **sizes, among=turn, doing="rotate")
+    return len(cuts) - 1
 
 
 def _documents(

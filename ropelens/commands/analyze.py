@@ -30,9 +30,9 @@ def analyze(
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="A local folder, a Hub id, bundled, or bundled:NAME, which ropelens list "
-            "names; or a folder of models, such as RUN/history. Several are measured one "
-            "after another. [default: bundled]",
+            help="A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list). "
+            "Several, such as RUN/history/*, are measured one after another. "
+            "[default: bundled]",
         ),
     ] = None,
     *,

@@ -78,8 +78,8 @@ def compare(
     Writes index.html (the page), comparison.nc (every number, netCDF), comparison.csv (a
     row a variant) and run.json to DIR, and prints the path of the page. Every checkpoint
     of a run is measured, on the text that was held out of its training; what was measured
-    stays in DIR/measured, so that the same command goes on where it stopped. Of what
-    ropelens analyze wrote, nothing is measured again.
+    stays in DIR/measured, so that the same command goes on where it stopped. Folders
+    that ropelens analyze wrote are read, and not measured again.
 
     \b
     Examples:
@@ -127,7 +127,7 @@ def report(
 ) -> None:
     """Make the page of DIR again, from its numbers, and print the path of the page.
 
-    They are in its profile.nc, with truncation.nc where there is one; or comparison.nc.
+    The numbers are those of profile.nc and truncation.nc, or of comparison.nc.
 
     \b
     Examples:

@@ -26,8 +26,8 @@ def claims(
         list[str] | None,
         typer.Argument(
             metavar="MODEL|DIR",
-            help="What ropelens analyze takes; or folders that it wrote, of which nothing is "
-            "measured again, as of folders of ropelens claims. Several stand side by side. "
+            help="What ropelens analyze takes, or folders that ropelens analyze or claims "
+            "wrote, which are not measured again. Several stand side by side. "
             "[default: bundled]",
         ),
     ] = None,

@@ -39,7 +39,7 @@ def rope(
         str | None,
         option(
             "NAME[:VALUE]",
-            "Of the model as this RoPE variant would make it: p-rope:0.75, yarn:4, ...",
+            "As this RoPE variant would rotate: p-rope:0.75, yarn:4, ...",
         ),
     ] = None,
     verbose: Annotated[

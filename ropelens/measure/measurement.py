@@ -18,7 +18,7 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from ropelens.errors import BadArgument
+from ropelens.errors import IN_WORDS, BadArgument
 from ropelens.models.device import devices_of, free_bytes, pass_bytes
 from ropelens.models.encoding import cut
 from ropelens.models.paths import short_name
@@ -36,6 +36,10 @@ Tokens = (
     | Mapping[str, Any]
 )
 """Ids, padded on the right; or a BatchEncoding: see `cut`."""
+IN_WORDS[Tokens] = (
+    "token ids [sequence, position], such as rl.tokenize(documents, tokenizer).tokens or "
+    "tokens[None], or a BatchEncoding"
+)
 
 Lengths = Integer[Tensor, " sequence"] | Integer[np.ndarray, " sequence"] | Sequence[int]
 

@@ -92,13 +92,15 @@ def source_of(path: Path, loading: Loading) -> dict[str, Any]:
 
 def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
     """The configuration in a folder or a GGUF file, and the parameters of its model."""
-    with explained(
-        f"transformers cannot read the configuration in {path}.",
-        "the whole file, fetched again; a newer transformers"
-        if path.is_file()
-        else "a newer transformers; for a model that brings its own code "
-        "trust_remote_code=True, once you have read it; an adapter merged into its model",
-    ):
+    attempt = (
+        "a newer transformers; for a model that brings its own code trust_remote_code=True, "
+        "once you have read it; an adapter merged into its model"
+    )
+    if path.is_file():
+        attempt = "the whole file, fetched again; a newer transformers"
+    elif not (path / "config.json").exists():
+        attempt = "a folder with config.json; of a folder of models, each of its folders"
+    with explained(f"transformers cannot read the configuration in {path}.", attempt):
         config = AutoConfig.from_pretrained(**source_of(path, loading))
         for name in COUNTS:  # transformers would build such a model for ever
             if not 1 <= stated_number(config, name, 1) < 2**31:

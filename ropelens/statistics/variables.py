@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from ropelens.errors import BadArgument
+from ropelens.errors import IN_WORDS, BadArgument
 from ropelens.statistics import measures
 from ropelens.statistics.labels import GAINS
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # figures read names and columns from the rows, and they do w
     from ropelens.statistics.sums import LayerMeans
 else:
     Tensor = LayerMeans = Any
+
+IN_WORDS[xr.Dataset] = "results, such as analysis.profile or rl.open(FOLDER).profile"
 
 BY_HEAD = ("layer", "head")
 BY_PLANE = ("layer", "head", "frequency")
