@@ -77,6 +77,8 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
     assert re.match(r"ropelens truncate --context 96 .* --out ", record["command"])
     assert sweep.attrs["command"] == record["command"]
     assert "Stopping planes" in (out / "index.html").read_text()
+    planned = ropelens("truncate", *small, *only, "--plan").out
+    assert f"{len(table) - 1} edits (loss); the model was trained for 512 tokens" in planned
 
 
 def test_the_profile_is_that_of_analyze(

@@ -26,7 +26,7 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
     ("tokens", "options", "line"),
     [
         (TOKENS[:, :2], {}, r"tokens must be .*of at least 3 tokens"),
-        (TOKENS[0], {}, "profile: tokens must be .*sequence position"),
+        (TOKENS[0], {}, r"profile: tokens must be .*sequence, position.*tokens\[None\]"),
         (TOKENS + 90, {}, "Some tokens are not in the model's vocabulary.*ids 93 to 116"),
         (TOKENS, {"lengths": torch.tensor([12])}, "lengths must say, for every sequence"),
         (TOKENS, {"lengths": torch.tensor([12, 13])}, "lengths .12, 13. for tokens of shape"),

@@ -132,7 +132,10 @@ def t5() -> T5ForConditionalGeneration:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
-    "no config": (lambda f: (f / "config.json").unlink(), ["transformers cannot read"]),
+    "no config": (
+        lambda f: (f / "config.json").unlink(),
+        ["transformers cannot read", "a folder with config.json"],
+    ),
     "unknown model type": (
         lambda f: edit_config(f, model_type="yeti"),
         ["has model type `yeti`", "a newer transformers"],
