@@ -23,8 +23,7 @@ LAYERS, HEADS, PLANES, OFFSETS = 12, 4, 16, 64
 RAMP = np.linspace(1, 4, PLANES)
 OWN = np.broadcast_to(np.eye(HEADS), (LAYERS, HEADS, HEADS))
 OF_ARRAYS = [claim for claim in CLAIMS if claim.of]
-RUN = "slow_stop fast_stop long_planes slow_induction slow_reach apostrophes"
-TRIED = [claim for claim in CLAIMS if claim.name in RUN.split()]
+TRIED = CLAIMS[-6:]  # from slow_stop on
 DRAWN_ALIKE = {(one.null.how, one.number.__qualname__): one for one in OF_ARRAYS}.values()
 
 
@@ -280,7 +279,7 @@ def test_claims_of_edits_on_few_planes_have_numbers_and_say_what_it_takes() -> N
 
 @pytest.mark.slow
 def test_the_bundled_model_needs_its_fastest_planes_and_not_its_slowest() -> None:
-    made = rl.analyze("bundled", options=rl.Options(context=128, sequences=8))
+    made = rl.analyze("bundled", options=rl.Options(context=512, sequences=16))
     read = {"tokens": made.sequences.tokens, "lengths": made.sequences.lengths}
     rows = rl.test_claims(made.profile, draws=50, model=made.model, **read).set_index("claim")
     assert rows.loc[["slow_stop", "fast_stop"], "verdict"].tolist() == ["holds", "holds"]
