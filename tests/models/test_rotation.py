@@ -176,10 +176,10 @@ def test_a_plane_that_hardly_has_a_length_is_not_seen_to_turn(length: float, see
     """Up to 32 times the rounding of one of its four coordinates."""
     positions, noise = probe_positions(2**6), 1e-3
     angle = positions[:, None] * torch.tensor([1.0, 0.1])
-    size = torch.tensor([1.0, length * noise / 2])
-    x = torch.polar(size.expand_as(angle), angle)
+    x = torch.polar(torch.tensor([1.0, length * noise / 2]).expand_as(angle), angle)
     found = read_rotation(torch.cat([x.real, x.imag], -1)[None], positions, noise=noise)
     assert found.planes.inv_freq.isfinite().tolist() == [True, seen]
+    assert read_rotation(0 * x.real[None], positions, noise=noise).planes.pairing == "none"
 
 
 @not_as_configured
