@@ -1,4 +1,4 @@
-"""The attention calls of a model on some tokens, as observers are shown them."""
+"""Vectors for attention calls; those of a model on some tokens, as observers are shown them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from transformers import PreTrainedModel
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.call import AttentionCall
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def observed_calls(

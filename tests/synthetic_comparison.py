@@ -114,10 +114,7 @@ def synthetic_comparison(
             "seed": 0,
             "versions": json.dumps({"torch": "2"}),
             "created": "2026-01-01T00:00:00+00:00",
-            "context": CONTEXT,
-            "trained_context": CONTEXT,
-            "sequences": 8,
-            "head_sequences": 4,
-            "growth_sequences": 2,
+            **{"context": CONTEXT, "trained_context": CONTEXT},
+            **{"sequences": 8, "head_sequences": 4, "growth_sequences": 2},
         },
     )

@@ -25,16 +25,9 @@ WINDOW = 12  # tokens a sliding layer sees: shorter than any sequence worth test
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 COMMON: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 8192,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    **{"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8192},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
 
 

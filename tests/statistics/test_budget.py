@@ -9,10 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observed import observed_calls
+from observed import normal, observed_calls
 from oracles.handmade import call_of
 from oracles.tiny import not_as_configured, random_tokens, tiny
-from torch import Tensor
 
 import ropelens as rl
 from ropelens.errors import BadArgument
@@ -28,11 +27,6 @@ from ropelens.statistics.rows import all_rows, sample_rows
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 # offsets and their bins

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from observed import normal
 from torch import Tensor
 
 from ropelens.rope.planes import Planes, unrotate
@@ -21,11 +22,6 @@ from ropelens.statistics.variables import STATISTICS
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 # planes
