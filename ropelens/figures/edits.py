@@ -15,7 +15,7 @@ from ropelens.errors import BadArgument, public
 from ropelens.figures import style
 from ropelens.figures.text import NOTHING, number, short_count
 from ropelens.figures.truncated_heads import ENDS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
-from ropelens.figures.wavelengths import TRAINED, mark_trained, plane_borders, set_wavelengths
+from ropelens.figures.wavelengths import mark_trained, plane_borders, set_wavelengths
 from ropelens.measure.truncation_table import class_changes, summarize_truncation
 
 
@@ -254,7 +254,7 @@ def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
     trace = next(figure.select_traces(row=1, col=column))
     place = {"xref": trace.xaxis, "yref": f"{trace.yaxis} domain"}
     place |= {"yanchor": "bottom", "xanchor": side, "align": side}
-    words = TRAINED.format(trained)
+    words = f"wavelength = trained<br>context ({trained:,} tokens)"
     style.mark(figure, at, words, name="context", panels={"col": column}, **place)
 
 

@@ -129,14 +129,10 @@ def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) ->
     return {"x": edges, "z": np.where(rows >= 0, moved, np.nan), "text": np.array(names)}
 
 
-TRAINED = "trained context<br>{:,} tokens"
-"""The mark of a figure of planes, in words."""
-
-
 def mark_trained(figure: go.Figure, dataset: xr.Dataset) -> None:
     """A dotted line at the trained context, where the range of the first panel holds it."""
     low, high = 10.0 ** np.array(figure.layout.xaxis.range)
     context = int(dataset.attrs.get("trained_context", 0))
     if low < context < high:
         place: dict[str, Any] = {"xanchor": "right", "yanchor": "bottom"}
-        mark(figure, context, TRAINED.format(context), name="context", **place)
+        mark(figure, context, f"trained context<br>{context:,} tokens", name="context", **place)

@@ -83,6 +83,7 @@ def render_page(
         scripts=["save.js", *(f"page/{name}.js" for name in SCRIPTS)],
         payload=payload,
         truncation=section,
+        labelled="label" in (truncation or ()),
         cards=[card(row, figure) for row, figure in figures.items()],
         pinned=catalog.BESIDE,
         colors=COLORS,

@@ -165,7 +165,7 @@ CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
 def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> list[str]:
     """What a sweep of stopped planes shows; `table` is its `summarize_truncation`.
 
-    First, without intervals, which planes may stop for nothing and what the fastest cost; then
+    First which planes may stop for nothing, or what they cost, and what the fastest cost; then
     a quarter of the planes from either end, beside as many random ones, on all text, in the
     second half of the context, and on the farthest copies; the slowest planes that may stop for
     less than 0.01 nats/token; the most costly band; heads with a new label; retrieval; the loss
@@ -234,15 +234,19 @@ def _quarters(rows: Sequence[Record], measured: str) -> list[Record]:
 
 
 def _free(rows: Sequence[Record]) -> Record | None:
-    """The last of the cuts from the slow end that are free one after another, and the first."""
+    """The last of the cuts from the slow end that are free one after another, and the first.
+
+    `sure`: which loss the first is sure to raise, all the text's or that near its end; or "".
+    """
     slow = [r for r in rows if r["kind"] == "slow" and r["loss_change_high"] is not None]
     if not slow:
         return None
     slow.sort(key=lambda row: -row["kept"])
     free = [*itertools.takewhile(_is_free, slow)]
-    ends = [slow[0][f"{of}_change_high"] for of in ("loss", "far_loss")]
-    most = max(end for end in ends if end is not None)
-    return {"last": free[-1] if free else None, "least": slow[0], "most": most, "limit": FREE}
+    least, names = slow[0], ("loss_change", "far_loss_change")
+    costs = [n for n in names if (least[f"{n}_high"] or 0) >= FREE and least[f"{n}_low"] > 0]
+    record = {"last": free[-1] if free else None, "least": least, "limit": FREE}
+    return record | {"sure": (*costs, "")[0]}
 
 
 def _is_free(row: Record) -> bool:
@@ -274,6 +278,7 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
             "high": best["found_high"].values.tolist(),
             "finders": int((near >= 0.5).sum()),
             "heads": int(measured.sum()),
+            "every": measured.size,
             "foretold": off if np.isfinite(off) else None,
             "beyond": [far.min(), far.max()] if len(far) else None,
             "extrapolated": float(best["extrapolated_share"].sel(distance=far).mean()),

@@ -57,7 +57,7 @@ def test_the_mark_stands_at_the_plane_that_it_names(sweep: xr.Dataset) -> None:
     assert lines["x"] == pytest.approx((index + 0.5) / 16)
     assert lines["x2"] == pytest.approx(1 - (index + 0.5) / 16)
     words = {note.name: note.text for note in figure.layout.annotations}
-    assert words["context"] == "trained context<br>512 tokens"
+    assert words["context"] == "wavelength = trained<br>context (512 tokens)"
     (line,) = rl.plot_truncation(sweep, by="band").layout.shapes
     assert line.x0 == 512
 

@@ -111,7 +111,8 @@ def test_a_pair_a_text_and_numbers_of_both(opened, models, analyses):
         np.testing.assert_allclose(found, pushes, atol=2 * 5e-3)  # of two rounded terms
     scores = [f"{of['score'].values[9, 4]:+.2f}".replace("-", "−") for of in seen]
     assert (
-        page.inner_text("#pair-score") == f"5 back: {scores[0]} nats; other: L2 H1: {scores[1]}"
+        page.inner_text("#pair-score")
+        == f"Score 5 back: {scores[0]} nats; other: L2 H1: {scores[1]}"
     )
     view(page, "text")
     weights = seen[1]["attention"].values[9]

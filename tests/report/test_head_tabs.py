@@ -73,6 +73,9 @@ def test_what_became_of_the_head_as_planes_stop(opened, sweep):
     marks = ["x" if at == half else "diamond" for at in range(len(edits) - 1)]
     assert traces[1]["marks"] == [*marks, "circle-open"]
     assert set(traces[0]["marks"]) == {"diamond"}
+    assert page.inner_text("#one-stopped figcaption") == "A mark is the head's label there."
+    ends = "document.getElementById('plot-stopped')._fullLayout.yaxis2.range"
+    np.testing.assert_allclose(page.evaluate(ends), [-0.03, 1.03])
     rows = table(page, "stopped")
     assert len(rows) == 2 * len(edits)
     assert rows[-1][:3] == ["fastest", "0%", "–"]
@@ -95,7 +98,11 @@ def test_reach_is_that_of_the_figure(opened, reach):
     assert rows[1][1:3] == ["60", words[1]]
     assert rows[0][5] == "–"
     page = opened.at(f"#L{LAYER}H0&tab=reach")
-    assert page.inner_text("#told-reach") == "The reach of this head was not measured."
+    run = int(reach["found_share"].notnull().any(("variant", "run_distance")).sum())
+    told = f"This head is not among the {run} that were run."
+    assert page.inner_text("#told-reach") == told
+    empty = page.get_attribute("#plot-reach", "data-empty")
+    assert empty == "no data: this head was not run"
 
 
 def test_results_of_another_model_are_refused(profile, reach, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,7 +87,7 @@ def test_a_pair_is_the_sum_of_its_planes(opened, looked: Looked):
     assert sum(pushes) == pytest.approx(odds, abs=1e-2)
     assert page.locator("#dials svg").count() == 16
     score = float(seen["score"][9, 4])
-    assert f"5 back: {score:+.2f}".replace("-", "−") in page.inner_text("#pair-score")
+    assert f"Score 5 back: {score:+.2f}".replace("-", "−") in page.inner_text("#pair-score")
     away = values(page, "plot-pair", "y", trace=1)
     still = seen["q_still"].values[9] @ [1, 1j], seen["k_still"].values[4] @ [1, 1j]
     product = float(seen["scale"]) * still[0] * still[1].conj()
@@ -297,7 +298,12 @@ def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(opened,
     scaled = 18 * np.abs(pushes) / np.abs(pushes).max()
     large = scaled > 1
     np.testing.assert_allclose(np.array(tall)[large], scaled[large], atol=0.1)
-    assert "the largest pushes are" in page.inner_text("#pair-words")
+    told = page.inner_text("#pair-words").replace("−", "-")
+    push = r"Its push, beside the other keys, is ([+-][\d.]+) nats; the largest pushes are "
+    push += r"([+-][\d.]+) from the plane of [\d.,]+ tokens"
+    of_pair, largest = map(float, re.search(push, told).groups())
+    assert of_pair == pytest.approx(pushes.sum(), abs=0.01)
+    assert largest == pytest.approx(pushes[np.abs(pushes).argmax()], abs=0.01)
     page.evaluate(emit, "plotly_click")
     page.wait_for_selector("#one-tab-pair[aria-selected=true]")
     assert page.url.endswith("&tab=pair&pair=9-4")

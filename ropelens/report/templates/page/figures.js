@@ -48,8 +48,11 @@ function refill(element, layer, head, model = page) {
 
 /** Say so where a figure of the chosen head has no number to show. */
 const hasNumber = (values) => Array.from(values ?? []).some((value) => value?.length === undefined ? Number.isFinite(value) : hasNumber(value));
+const EMPTY = { selectivity: "no plane of this head was measured", kernel: "no kernel was fitted to this head",
+  attention: "this head has no attention on the excerpt", pair: "the profile lacks this head's queries and keys",
+  stopped: "the sweep did not measure this head", reach: "this head was not run" };
 function tellIfEmpty(element) {
-  element.dataset.empty = element._fullData.some(({ z, y }) => hasNumber(z ?? y)) ? "" : "no data: nothing was measured here of this head";
+  element.dataset.empty = element._fullData.some(({ z, y }) => hasNumber(z ?? y)) ? "" : `no data: ${EMPTY[element.id.replace(/.*-/, "")]}`;
 }
 
 /** A ring around the chosen head; none where the figure has no point of it. */

@@ -67,7 +67,7 @@ function tellPair(query, key) {
   if (pushes.some(Number.isFinite)) {
     drawPushes(pushes);
     const rivals = state.against === null ? ["the other keys"] : [code(state.against), ` (${query - state.against} back)`];
-    words.push(". Against ", ...rivals, ` its score is ${nats(pushes.reduce((a, b) => a + b, 0))} nats; `
+    words.push(". Its push, beside ", ...rivals, `, is ${nats(pushes.reduce((a, b) => a + b, 0))} nats; `
       + `the largest pushes are ${largest(pushes)}`);
   }
   $("pair-words").replaceChildren(...words, ".");
@@ -77,7 +77,7 @@ function tellPair(query, key) {
 const largest = (pushes, write) => pushes.map((push, plane) => [push, plane]).filter(([push]) => push !== 0)
   .sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, 3)
   .map(([push, plane]) => `${nats(push, write)} ${plane < page.planes[state.layer]
-    ? `from ${span(page.frequencies[state.layer][plane])} tokens` : "from what does not rotate"}`).join(", ");
+    ? `from the plane of ${span(page.frequencies[state.layer][plane])} tokens` : "from what does not rotate"}`).join(", ");
 
 /** What a nat more of a pair's score adds to the lead of the next token; NaN where planes are stopped. */
 function slopeOf(query, key, layer, head, model) {
@@ -203,7 +203,7 @@ function showControls(query, key, distance, pair) {
   $("pair-lead").replaceChildren(...leadWords(query, key, pair));
   const beside = besideHead(), other = beside && pairOf(query, key, beside.layer, beside.head, beside.model);
   $("pair-score").textContent = !pair ? NOT_LIVE
-    : `${distance} back: ${nats(scoreAt(pair, distance))} nats${other ? `; ${nameOf(beside)}: ${nats(scoreAt(other, distance))}` : ""}`;
+    : `Score ${distance} back: ${nats(scoreAt(pair, distance))} nats${other ? `; ${nameOf(beside)}: ${nats(scoreAt(other, distance))}` : ""}`;
 }
 
 const SVG = "http://www.w3.org/2000/svg";
