@@ -234,19 +234,13 @@ def _quarters(rows: Sequence[Record], measured: str) -> list[Record]:
 
 
 def _free(rows: Sequence[Record]) -> Record | None:
-    """The last of the cuts from the slow end that are free one after another, and the first.
-
-    `sure`: which loss the first is sure to raise, all the text's or that near its end; or "".
-    """
+    """The last of the cuts from the slow end that are free one after another, and the first."""
     slow = [r for r in rows if r["kind"] == "slow" and r["loss_change_high"] is not None]
     if not slow:
         return None
     slow.sort(key=lambda row: -row["kept"])
     free = [*itertools.takewhile(_is_free, slow)]
-    least, names = slow[0], ("loss_change", "far_loss_change")
-    costs = [n for n in names if (least[f"{n}_high"] or 0) >= FREE and least[f"{n}_low"] > 0]
-    record = {"last": free[-1] if free else None, "least": least, "limit": FREE}
-    return record | {"sure": (*costs, "")[0]}
+    return {"last": free[-1] if free else None, "least": slow[0], "limit": FREE}
 
 
 def _is_free(row: Record) -> bool:
