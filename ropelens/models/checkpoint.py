@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
+from transformers import modeling_gguf_pytorch_utils as gguf
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
@@ -183,9 +184,11 @@ def quiet_transformers() -> Iterator[None]:
     logging.disable(logging.WARNING)
     if hide_bars:
         transformers_logging.disable_progress_bar()
+    own_bar, gguf.tqdm = gguf.tqdm, transformers_logging.tqdm  # which asks if bars are shown
     try:
         yield
     finally:
+        gguf.tqdm = own_bar
         logging.disable(before)
         if hide_bars:
             transformers_logging.enable_progress_bar()

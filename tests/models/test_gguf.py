@@ -85,9 +85,12 @@ def bundled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_a_file_is_the_model_it_was_made_of(bundled_file: Path, tmp_path: Path) -> None:
+def test_a_file_is_the_model_it_was_made_of(
+    bundled_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """And can be saved as a folder."""
     model, tokenizer = rl.load(bundled_file.parent)  # a folder that holds one file
+    assert capfd.readouterr().err == ""  # no bar where nobody watches
     original, _ = rl.load("bundled")
     text = "Call me Ishmael. The old man lived by the sea."
     tokens = tokenizer(text, return_tensors="pt").input_ids
