@@ -45,10 +45,8 @@ reports: .venv/.report
 	@$(BIN)/python analyses/reach.py
 	@$(BIN)/python analyses/claims.py
 
-# Without bytecode each of the processes would compile all of ropelens and its tests.
 test: .venv/.work
-	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: .venv/.work
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m slow

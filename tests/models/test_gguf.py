@@ -115,7 +115,6 @@ def test_a_quantized_file_is_the_model_but_for_its_rounding(
     assert not row_order(model, tokenizer)[0]
 
 
-@pytest.mark.slow
 @needs_smollm2
 def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, str]] = []
