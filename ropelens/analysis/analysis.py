@@ -165,6 +165,7 @@ def open_analysis(folder: str | Path) -> Analysis:
     record, reach = read_record(folder), None
     swept = record.get("kind") == "truncation"
     profile = open_results(folder / "profile.nc", "profile")
+    profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
     if (folder / "reach.nc").exists():
         reach = open_results(folder / "reach.nc", "reach")
         model, other = (of.attrs.get("model") for of in (profile, reach))

@@ -100,14 +100,21 @@ def claims(
 def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
     """Print the table; write it, its page and run.json, whole or not at all."""
     from ropelens.analysis.plan import this_command
+    from ropelens.figures.text import signed
     from ropelens.files.results import write_folder
     from ropelens.measure.measurement import versions
     from ropelens.report.claims import claims_sentences, render_claims
+    from ropelens.report.render import say
 
     shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
     for name, rows in shown.groupby(table["model"], sort=False):
-        words = rows.to_string(index=False, na_rep="–", float_format="{:.3g}".format)
+        words = rows.to_string(
+            index=False, na_rep="–", float_format=partial(signed, form=".3g")
+        )
         typer.echo(f"{name}\n{words}\n", err=True)
+    numbers = table.drop_duplicates("claim").set_index("claim")["what"]
+    meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
+    typer.echo("\n".join([say("claims", "table"), *meanings, ""]), err=True)
     record = {
         "kind": "claims",
         "findings": claims_sentences(table),

@@ -29,15 +29,16 @@ def number(value: float, form: str = ".2f") -> str:
     return f"{value:{form}}".replace("-", "−") if math.isfinite(value) else "∞"
 
 
-def signed(value: float) -> str:
-    """Three decimals with a sign, or the first digit that is not 0; `NOTHING` if not finite."""
+def signed(value: float, form: str = "+.3f") -> str:
+    """`value` in a format, or its first digit that is not 0; `NOTHING` if not finite."""
     if not math.isfinite(value):
         return NOTHING
     if abs(value) >= ROUNDED_AWAY or value == 0:
-        return number(value, "+.3f")
+        return number(value, form)
     if abs(value) < SMALLEST:
         return "±0"
-    digit = np.format_float_positional(value, 1, fractional=False, sign=True, trim="-")
+    sign = "+" in form
+    digit = np.format_float_positional(value, 1, fractional=False, sign=sign, trim="-")
     return digit.replace("-", "−")
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from ropelens.errors import public
 from ropelens.figures.text import plural
-from ropelens.files.folder import write_whole
+from ropelens.files.folder import file_name, write_whole
 from ropelens.files.results import read_record
 from ropelens.report.render import render
 
@@ -28,8 +28,9 @@ def write_index(folder: str | Path) -> Path:
     pages = sorted(page for page in folder.glob("*/*/index.html") if page.is_file())
     for page in pages:
         record = read_record(page.parent)
+        model, place = record.get("model", {}).get("name"), page.parent.name
         entry = {
-            "model": record.get("model", {}).get("name") or page.parent.name,
+            "model": place if file_name(str(model)) == place else model or place,
             "link": quote(page.relative_to(folder).as_posix()),
             "finding": SENTENCES.split((record.get("findings") or [""])[0])[0],
             "heads": sum(record.get("labels", {}).values()),

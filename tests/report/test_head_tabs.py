@@ -98,11 +98,9 @@ def test_reach_is_that_of_the_figure(opened, reach):
     assert rows[1][1:3] == ["60", words[1]]
     assert rows[0][5] == "–"
     page = opened.at(f"#L{LAYER}H0&tab=reach")
-    run = int(reach["found_share"].notnull().any(("variant", "run_distance")).sum())
-    told = f"This head is not among the {run} that were run."
+    told = f"This head is not among the {reach.sizes['head'] + 1} that were run."
     assert page.inner_text("#told-reach") == told
-    empty = page.get_attribute("#plot-reach", "data-empty")
-    assert empty == "no data: this head was not run"
+    assert page.get_attribute("#plot-reach", "data-empty").endswith("this head was not run")
 
 
 def test_results_of_another_model_are_refused(profile, reach, tmp_path):
@@ -118,9 +116,12 @@ def test_a_reach_beside_a_profile_is_of_its_model(profile, reach, tmp_path):
     rl.save(profile, tmp_path / "profile.nc")
     named = reach.assign_attrs(model=profile.attrs["model"])
     rl.save(named, tmp_path / "reach.nc")
+    (tmp_path / "run.json").write_text('{"command": "ropelens of a moved folder"}')
     analysis = rl.open(tmp_path)
     xr.testing.assert_identical(analysis.reach["found_share"], named["found_share"])
-    assert 'id="plot-reach"' in analysis.page()
+    page = analysis.page()
+    assert 'id="plot-reach"' in page
+    assert "<code>ropelens of a moved folder<" in page
     rl.save(reach, tmp_path / "reach.nc")
     with pytest.raises(BadArgument, match="and the profile beside it of toy"):
         rl.open(tmp_path)
