@@ -107,12 +107,10 @@ def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
     from ropelens.report.render import say
 
     shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
-    for name, rows in shown.groupby(table["model"], sort=False):
-        words = rows.to_string(
-            index=False, na_rep="–", float_format=partial(signed, form=".3g")
-        )
+    for name, of in shown.groupby(table["model"], sort=False):
+        words = of.to_string(index=False, na_rep="–", float_format=partial(signed, form=".3g"))
         typer.echo(f"{name}\n{words}\n", err=True)
-    numbers = table.drop_duplicates("claim").set_index("claim")["what"]
+    numbers = dict(zip(table["claim"], table["what"], strict=True))
     meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
     typer.echo("\n".join([say("claims", "table"), *meanings, ""]), err=True)
     record = {

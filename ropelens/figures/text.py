@@ -37,8 +37,7 @@ def signed(value: float, form: str = "+.3f") -> str:
         return number(value, form)
     if abs(value) < SMALLEST:
         return "±0"
-    sign = "+" in form
-    digit = np.format_float_positional(value, 1, fractional=False, sign=sign, trim="-")
+    digit = np.format_float_positional(value, 1, fractional=False, sign="+" in form, trim="-")
     return digit.replace("-", "−")
 
 

@@ -31,10 +31,6 @@ PANELS = {
     "induction": "induction<br>(0 to 1)",
 }
 """The variables of a sweep that have a panel for one head, and their axes."""
-AXES: dict[str, dict[str, Any]] = {  # no trifling change fills its panel
-    "attention_change": {"autorangeoptions_include": [0, 0.01], "nticks": 5},
-    "induction": {"range": [-0.03, 1.03], "tickvals": [0, 0.5, 1]},
-}
 
 
 def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:
@@ -62,7 +58,10 @@ def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go
             x, y = shares_of(truncation, kind), arrays[f"{name}_{kind}"][layer, head]
             trace = look | {"meta": {"y": f"{name}_{kind}"}, "showlegend": row == 1}
             figure.add_scatter(x=x, y=y, **trace, row=row, col=1)
-        figure.update_yaxes(title_text=PANELS[name], row=row, **AXES[name])
+        figure.update_yaxes(title_text=PANELS[name], nticks=5, row=row)
+    figure.update_yaxes(autorangeoptions_include=[0, 0.01])  # no trifle fills its panel
+    whole = {"range": [-0.03, 1.03], "tickvals": [0, 0.5, 1]}
+    figure.update_yaxes(selector={"title.text": PANELS["induction"]}, **whole)
     style.set_x(figure, KEPT_AXIS, KEPT_TITLE)
     drawn = np.concatenate([trace.y for trace in figure.data])
     return style.note_missing(figure, drawn, "the sweep did not measure this head")

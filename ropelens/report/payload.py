@@ -60,7 +60,6 @@ def build_payload(
         payload["reach"] = {
             "variants": reach["variant"].values.tolist(),
             "distances": reach["run_distance"].values.tolist(),
-            "heads": int(reach["found_share"].notnull().any(("variant", "run_distance")).sum()),
         }
     payload["arrays"] |= {name: packed(values, dims=BY_HEAD) for name, values in more.items()}
     return payload

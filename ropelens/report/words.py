@@ -267,12 +267,9 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
         numbers = {
             "copied": reach.attrs.get("copied", ""),
             "distances": reach["run_distance"].values.tolist(),
-            "shares": best["found_share"].values.tolist(),
-            "low": best["found_low"].values.tolist(),
-            "high": best["found_high"].values.tolist(),
+            **{of: best[f"found_{of}"].values.tolist() for of in ("share", "low", "high")},
             "finders": int((near >= 0.5).sum()),
-            "heads": int(measured.sum()),
-            "every": measured.size,
+            "heads": (int(measured.sum()), measured.size),  # that were run, and all
             "foretold": off if np.isfinite(off) else None,
             "beyond": [far.min(), far.max()] if len(far) else None,
             "extrapolated": float(best["extrapolated_share"].sel(distance=far).mean()),

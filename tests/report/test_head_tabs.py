@@ -116,12 +116,12 @@ def test_a_reach_beside_a_profile_is_of_its_model(profile, reach, tmp_path):
     rl.save(profile, tmp_path / "profile.nc")
     named = reach.assign_attrs(model=profile.attrs["model"])
     rl.save(named, tmp_path / "reach.nc")
-    (tmp_path / "run.json").write_text('{"command": "ropelens of a moved folder"}')
+    (tmp_path / "run.json").write_text('{"kind": "analysis", "command": "ropelens moved"}')
     analysis = rl.open(tmp_path)
     xr.testing.assert_identical(analysis.reach["found_share"], named["found_share"])
     page = analysis.page()
     assert 'id="plot-reach"' in page
-    assert "<code>ropelens of a moved folder<" in page
+    assert "<code>ropelens moved<" in page
     rl.save(reach, tmp_path / "reach.nc")
     with pytest.raises(BadArgument, match="and the profile beside it of toy"):
         rl.open(tmp_path)

@@ -34,15 +34,16 @@ function showStopped(element, layer, head) {
 // ---- reach: how often it finds a copy, by distance
 
 function showReach(element, layer, head) {
-  const { variants, distances, heads } = page.reach;
+  const { variants, distances } = page.reach;
   const rows = variants.flatMap((variant) => {
     const of = Object.fromEntries(["share", "low", "high"].map((end) => [end, part(page.arrays[`found_${end} ${variant}`], layer, head)]));
     const foretold = part(page.arrays[`foretold_share ${variant}`], layer, head);
     const words = (share) => Number.isNaN(share) ? "–" : percent(share);
     return distances.map((distance, i) => [variant, distance.toLocaleString("en"), ...[of.share[i], of.low[i], of.high[i], foretold[i]].map(words)]);
   });
+  const run = decode(page.arrays[`found_share ${variants[0]}`]).filter((share, i) => i % distances.length === 0 && share >= 0).length;
   const [first, last] = [rows[0], rows[distances.length - 1]];
-  $("told-reach").textContent = first[2] === "–" ? `This head is not among the ${heads} that were run.`
+  $("told-reach").textContent = first[2] === "–" ? `This head is not among the ${run} that were run.`
     : `It finds ${first[2]} of copies that stand ${first[1]} tokens back, and ${last[2]} at ${last[1]}.`;
   fold("reach", rows);
   return refill(element, layer, head);
