@@ -10,6 +10,9 @@ async function drawAll() {
     const { data, layout } = structuredClone(figure);
     plot(index).style.height = `${layout.height}px`;
     delete layout.height;
+    // Panels side by side, each with its words below: too many for a phone.
+    const beside = Object.entries(layout).some(([name, axis]) => name.startsWith("xaxis") && axis.title?.text && axis.domain?.[1] < 0.6);
+    plot(index).classList.toggle("wide", beside);
     await Plotly.newPlot(plot(index), data, { ...layout, template: theme() }, plotOptions(`ropelens-${index}`));
   }
   dark.addEventListener("change", () => page.figures.forEach((_, index) =>
