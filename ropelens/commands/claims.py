@@ -83,8 +83,7 @@ def claims(
         if table is None:
             profile, more = _measured(place, text, options, out / name)
             place = str(out / name) if more else place
-            with opening(show_progress, "testing"):
-                table = test_claims(profile, seed=options.seed, **({} if quick else more))
+            table = test_claims(profile, seed=options.seed, **({} if quick else more))
             table = table.assign(model=name)
             of[name] = {"facts": ", ".join(short_facts(profile)), "page": PAGE}
             of[name]["tokens_sha256"] = profile.attrs["tokens_sha256"]
@@ -143,5 +142,6 @@ def _measured(
         folder.parent.mkdir(parents=True, exist_ok=True)
         analysis.save(folder)
     assert analysis.sequences is not None
-    more = {"model": analysis.model, "tokenizer": analysis.tokenizer}
+    more: dict[str, Any] = {"model": analysis.model, "tokenizer": analysis.tokenizer}
+    more |= {"progress": show_progress}
     return analysis.profile, more | analysis.sequences.arguments

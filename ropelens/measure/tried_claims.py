@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 
 from ropelens.edit.rope import Edit, drop, edit_rope, stop
 from ropelens.errors import Positive, Whole, public
+from ropelens.files.progress import ShowProgress
 from ropelens.measure.capture import TokenNames, token_names
 from ropelens.measure.claims import INDUCTION, ledger
 from ropelens.measure.evaluate import evaluate
@@ -50,6 +51,7 @@ def test_claims(
     tokenizer: Any = None,  # noqa: PT028
     draws: Positive = 1000,  # noqa: PT028  # no test, but for its name
     seed: Whole = 0,  # noqa: PT028
+    progress: ShowProgress | None = None,  # noqa: PT028
 ) -> pd.DataFrame:
     """Which published claims about RoPE hold in the model of a profile; a row a claim.
 
@@ -76,7 +78,7 @@ def test_claims(
         model, tokens, lengths, documents=documents, rows=ROWS, seed=int(seed)
     )
     tokens, lengths, documents = map(_fewer, (tokens, lengths, documents))
-    some: dict[str, Any] = {"lengths": lengths, "seed": int(seed)}
+    some: dict[str, Any] = {"lengths": lengths, "seed": int(seed), "progress": progress}
     tried = _of_planes(profile, measurement.subject, tokens, documents, some)
     tried["token_lead"] = _token_lead(measurement, tokenizer)
     return ledger(profile, draws=draws, seed=int(seed), tried=tried)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from evaluated import telling
 from planted import MODELS, Letters, row_of
 from synthetic_profile import synthetic_profile
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -262,8 +263,11 @@ def test_random_weights_earn_nothing(seed: int) -> None:
 def test_claims_of_edits_on_few_planes_have_numbers_and_say_what_it_takes() -> None:
     model, tokens = random_model(12), random_tokens()
     profile = rl.profile(model, tokens, surrogates=2)
-    made = rl.test_claims(profile, draws=50, model=model, tokens=tokens, tokenizer=Letters())
+    given = {"model": model, "tokens": tokens, "tokenizer": Letters()}
+    told: list[int] = []
+    made = rl.test_claims(profile, draws=50, progress=telling(told.append), **given)
     rows = made.set_index("claim")
+    assert sum(told) > 30 * 4 * tokens.shape[1]  # dozens of edits on four sequences
     assert made["claim"].tolist() == [claim.name for claim in CLAIMS]
     tried = rows.loc[["slow_stop", "fast_stop", "long_planes"]]
     assert tried["number"].notna().all()
