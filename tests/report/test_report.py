@@ -139,7 +139,8 @@ def test_the_gallery_has_a_sentence_a_page(tmp_path):
     record = {"kind": "answer", "model": {"name": "a/b"}, "labels": {"mixed": 3}}
     record["findings"] = ["Slow planes win. By 0.5 bits", "and fast ones"]
     (tmp_path / "norms/two/run.json").write_text(json.dumps(record))
-    (tmp_path / "norms/a-one/run.json").write_text('{"model": {"name": "a:one"}}')
+    named = record | {"model": {"name": "a:one"}}
+    (tmp_path / "norms/a-one/run.json").write_text(json.dumps(named))
     (tmp_path / "norms/three/run.json").write_text("[broken")
     text = write_index(tmp_path).read_text()
     for shown in (
@@ -156,7 +157,7 @@ def test_a_change_is_as_precise_as_its_interval() -> None:
     small = {0.8942: "+0.894", 0.0004999: "+0.0005", -2.34e-5: "−0.00002", 1e-9: "±0"}
     small |= {0.0: "+0.000", float("nan"): "–"}
     assert {value: signed(value) for value in small} == small
-    assert (signed(-6.4e-5, ".3g"), signed(0.02854, ".3g")) == ("−0.00006", "0.0285")
+    assert (signed(6.4e-5, ".3g"), signed(-0.02854, ".3g")) == ("0.00006", "−0.0285")
     nan = float("nan")
     for values, shown in (
         ((-2e-5, -0.0031, 0.003), ("−0.000", "−0.003 to +0.003")),
