@@ -30,6 +30,7 @@ from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_num
 from ropelens.models.encoding import cut
 from ropelens.models.load import Opened, open_checkpoint
 from ropelens.models.paths import check_document, check_text, sample_path, short_name, writer_of
+from ropelens.models.rotation import rope_parameters
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import (
     PIECE,
@@ -120,9 +121,9 @@ def plan_analysis(
             else (options.batch_size, {})
         )
         if truncation is not None:
-            measures = ", ".join(truncation.get("measures") or EVERY)
-            trained = f"; the model was trained for {stated_context(config) or '?'} tokens"
-            facts["sweep"] = f"{_count_edits(truncation, config)} edits ({measures}){trained}"
+            measures = ", ".join(sorted(wanted_measures(truncation.get("measures") or EVERY)))
+            edits, trained = _count_edits(truncation, config), stated_context(config) or "?"
+            facts["sweep"] = f"about {edits} edits ({measures}), trained for {trained} tokens"
     return Plan(
         source=source,
         text=read,
@@ -239,7 +240,9 @@ def _count_edits(asked: Mapping[str, Any], config: PreTrainedConfig) -> int:
     of: dict[str, Any] = {"keep": KEEP, "bands": 0, "controls": 3, "heads": "*"}
     of |= {"ends": ("slow", "fast")}
     of |= {name: value for name, value in asked.items() if value is not None}
-    planes = {plane: 1.0 / (1 + plane) for plane in range(min(_head_dim(config) // 2, 512))}
+    parts = [rope.get("partial_rotary_factor") or 1 for rope in rope_parameters(config)]
+    turned = min(int(_head_dim(config) * min(parts, default=1)) // 2, 512)
+    planes = {plane: 1.0 / (1 + plane) for plane in range(turned)}
     sets = {name: of[name] for name in ("keep", "bands", "controls", "ends")}
     cuts = {cut.stopped for cut in plan_cuts([planes], **sets, seed=0)}
     names = ("num_hidden_layers", "num_attention_heads")

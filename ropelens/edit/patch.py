@@ -64,8 +64,8 @@ def patch_planes(
     errors too.
 
     Raises `BadArgument` for heads, planes or positions that do not exist, planes of values
-    and outputs, several sources, and prompts padded on the left; `UnsupportedModel` for a model
-    that hides its attention, and on a bridge where heads that share a key differ.
+    and outputs, several sources, and padding on the left that a call shows; `UnsupportedModel`
+    for a model that hides its attention, and on a bridge where heads that share a key differ.
     """
     subject = as_subject(model, tokenizer)
     if of not in WHOLE:

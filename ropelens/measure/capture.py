@@ -263,8 +263,8 @@ def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int
     known = [int(token)] if not isinstance(token, str) and 0 <= token < vocabulary else []
     ids = encode(token, tokenizer)[1] if isinstance(token, str) else known
     if len(ids) != 1:
-        seen = f"{len(ids)} of its {vocabulary}"
-        raise BadArgument(f"{token!r} is not one token of the model.", seen=seen)
+        seen = f"{len(ids)} tokens, of the {vocabulary} that it has"
+        raise BadArgument(f"{token!r:.80} is not one token of the model.", seen=seen)
     return ids[0]
 
 

@@ -119,7 +119,9 @@ def positions(
         mask = key.new_ones(1, keys) if mask is None else mask
         seen = (mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0]))[:, : own.start + 1]
         left = (seen[:, :-1] <= seen[:, 1:]).all(1)  # is all that is hidden
-        padded = left & (first < past) if window else first + seen.byte().argmax(1) == past
+        own_text = seen.sum(1) <= first + 1  # else others stand before it in its row
+        hidden = seen.byte().argmax(1)
+        padded = left & own_text & (first < past) if window else first + hidden == past
         if not bool((padded | (first == past)).all()):
             raise UnsupportedModel(
                 "It cannot be told where the keys in this cache stand.",

@@ -119,7 +119,11 @@ def lone_tokens(
 
     places = positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None]
     alone = tokens.repeat_interleave(positions.shape[-1])[:, None]
-    with subject.by_itself(), torch.autocast(subject.device.type, enabled=False):
+    kinds = {x.dtype for x in subject.model.parameters() if x.is_floating_point()}
+    device = subject.device.type
+    mixed = len(kinds) > 1 and torch.is_autocast_enabled(device)  # and would not run without
+    autocast = torch.autocast(device, torch.get_autocast_dtype(device), enabled=mixed)
+    with subject.by_itself(), autocast:
         if subject.depends_on_length:
             subject.forward(tokens[:1, None])  # dynamic RoPE forgets what was longer before
         return subject.look(alone, collect, places)

@@ -118,7 +118,7 @@ class CallRows:
             return torch.zeros_like(self.position)
         return self.call.start[self.position]
 
-    @property
+    @cached_property
     def count(self) -> Int[Tensor, "shared row"]:
         """How many keys each row sees."""
         if self.visible is not None:
@@ -147,10 +147,11 @@ class CallRows:
     def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
         """The sum of the keys that each row sees, from running sums where rows are many."""
         mask, keys = self.visible, torch.arange(self.k.shape[2])
-        if mask is None and self.position.shape[1] <= memory.STRETCH:
-            mask = sees(self.first, self.position, keys).to(self.k.device)
         if mask is not None:
-            return mask[:, None, None].to(self.k) @ self.k[:, :, None]
+            return torch.einsum("brk,bhkc->bhrc", mask.to(self.k), self.k)[:, :, None]
+        if self.position.shape[1] <= memory.STRETCH:
+            mask = sees(self.first, self.position, keys).to(self.k)
+            return mask[:, None, None] @ self.k[:, :, None]
         total = memory.running_sum(self.k)
         seen = memory.pick(total, self.position)
         if self.first.any():

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # figures read names and columns from the rows, and they do w
 else:
     Tensor = LayerMeans = Any
 
-IN_WORDS[xr.Dataset] = "results, such as analysis.profile or rl.open(FOLDER).profile"
+IN_WORDS[xr.Dataset] = "results, such as the profile, truncation or reach of rl.open(FOLDER)"
 
 BY_HEAD = ("layer", "head")
 BY_PLANE = ("layer", "head", "frequency")

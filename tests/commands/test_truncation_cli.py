@@ -78,7 +78,7 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
     assert sweep.attrs["command"] == record["command"]
     assert "Stopping planes" in (out / "index.html").read_text()
     planned = ropelens("truncate", *small, *only, "--plan").out
-    assert f"{len(table) - 1} edits (loss); the model was trained for 512 tokens" in planned
+    assert f"{len(table) - 1} edits (loss), trained for 512 tokens" in planned
 
 
 def test_the_profile_is_that_of_analyze(

@@ -101,12 +101,15 @@ def test_a_model_in_training_is_measured_without_dropout(name: str):
     assert model.training
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss", "cohere"])
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss", "cohere", "norms in float32"])
 def test_autocast_is_for_the_model_alone(name: str):
-    """And for text alone: the rotation is that of the weights."""
+    """And for text alone: the rotation is that of the weights, where these are of one type."""
+    model = tiny(name if name in FAMILIES else "llama_gqa")
+    for part, weight in model.named_parameters() if name not in FAMILIES else ():
+        weight.data = weight.data if "norm" in part else weight.data.bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        profile = rl.profile(tiny(name), tokens(), surrogates=0)
-        seen = rl.capture(tiny(name), tokens()[0])
+        profile = rl.profile(model, tokens(), surrogates=0)
+        seen = rl.capture(model, tokens()[0])
     assert profile["total_bits"].notnull().all()
     total = seen["contribution"].sum("frequency")
     np.testing.assert_allclose(total, seen["score"].fillna(0), atol=1e-4)

@@ -165,6 +165,7 @@ BEFORE = [
     *((name, NOTHING, 3 * COUNTED, 4, False) for name in KINDS),
     *((name, LEFT, where, 0, True) for name in KINDS for where in (COUNTED, None)),
     *((name, HOLE, where, 0, where is COUNTED) for name in KINDS for where in (COUNTED, None)),
+    ("mistral_sliding", NOTHING, COUNTED % 18, 0, False),
     ("qwen2_vl", LEFT, None, 0, True),
     ("qwen2_vl", NOTHING, on_a_grid(), 0, False),
     # full layers beside sliding ones, which take the earlier of packed rows for padding

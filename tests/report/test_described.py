@@ -113,6 +113,11 @@ def test_planes_are_free_up_to_the_first_that_is_not() -> None:
     assert "even stopping the slowest 12.5% of the planes may have a cost; " in short
     high = summarize_truncation(sweep).set_index("edit").loc["slow 0.875", "loss_change_high"]
     sentence(said, f"stopping the slowest 12.5% of the planes may cost up to +{high:.3f} nats")
+    sweep["loss"].loc[{"edit": "slow 0.875"}] = loss - 0.05
+    sweep = sweep.assign(far_loss=sweep["loss"].copy())
+    sweep["far_loss"].loc[{"edit": "slow 0.875"}] = loss + 0.34
+    costs = "the planes costs nothing; near the end of the text it costs +0.340"
+    assert costs in sentence(rl.describe(sweep), "costs nothing")
 
 
 def test_reach_is_told_by_variant() -> None:

@@ -24,9 +24,14 @@ from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sums import sum_attention
 from ropelens.statistics.variables import STATISTICS
 
+ODD = {"hidden_size": 60, "rotary_pct": 8 / 15}  # heads of 15 coordinates
+NAMES = ("llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat")
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat"])
-def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [*((name, {}) for name in NAMES), ("gpt_neox", ODD)]
+)
+def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str, changes: dict):
     """Each draw, built as an edit would build it and measured as a profile would measure it."""
     tokens = random_tokens(sequences=4, length=40)
     sinks = known_sinks(tokens, bos=1)
@@ -34,7 +39,7 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str):
         sample_rows(torch.full((4,), 40), count=12, seed=0),
         [row for row in STATISTICS if row.name == "selectivity_keys"],
     )
-    for call, planes in observed_calls(tiny(name), tokens):
+    for call, planes in observed_calls(tiny(name, **changes), tokens):
         as_is = CallRows(call, rows, planes, sinks=sinks)
         ours = draw_surrogates(as_is, draws=2, seed=3)
         orders = _orders(planes, call.key.shape[1], 2, seed=3, layer=call.layer)

@@ -108,12 +108,15 @@ def _side_by_side(rows: CallRows) -> CallRows:
 
 def _turned(rows: CallRows, wave: Complex[Tensor, "kv_head position frequency"]) -> CallRows:
     """Rows whose keys turn by `wave` at each position, and whose queries by that of theirs."""
-    call, at = rows.call, rows.position.to(wave.device)
-    key, query = call.key.clone(), rows.row_q.clone()
-    rotated = slice(0, rows.planes.rotary_dim)
-    for x, by in ((key, wave), (query, wave[:, at].movedim(0, 1)[:, :, None])):
-        torch.view_as_complex(x[..., rotated].unflatten(-1, (-1, 2))).mul_(by)
-    call = replace(call, key=key, query=query.flatten(1, 2))
+    call, at, rotated = rows.call, rows.position.to(wave.device), rows.planes.rotary_dim
+
+    def turn(x: Tensor, by: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x[..., :rotated].unflatten(-1, (-1, 2)).contiguous())
+        turned = torch.view_as_real(pairs * by).flatten(-2)
+        return torch.cat([turned, x[..., rotated:]], -1) if rotated < x.shape[-1] else turned
+
+    query = turn(rows.row_q, wave[:, at].movedim(0, 1)[:, :, None]).flatten(1, 2)
+    call = replace(call, key=turn(call.key, wave), query=query)
     return CallRows(call, rows.rows, rows.planes, sinks=rows.sinks)
 
 
