@@ -16,7 +16,7 @@ from ropelens.figures import style
 from ropelens.figures.text import NOTHING, number, short_count
 from ropelens.figures.truncated_heads import ENDS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
 from ropelens.figures.wavelengths import mark_trained, plane_borders, set_wavelengths
-from ropelens.measure.truncation_table import class_changes, summarize_truncation
+from ropelens.measure.truncation_table import QUARTER, class_changes, summarize_truncation
 
 
 class Measure(NamedTuple):
@@ -70,9 +70,10 @@ def plot_truncation(
     `table` is `summarize_truncation(truncation)`, if made already.
     """
     table = summarize_truncation(truncation) if table is None else table
-    classes = class_changes(truncation)
-    missing: list[str] = ["classes of tokens"] * classes.empty
-    if by != "class":
+    if by == "class":
+        classes = class_changes(truncation)
+        missing: list[str] = ["classes of tokens"] * classes.empty
+    else:
         missing = [name for name in measures if table[MEASURES[name].column].isna().all()]
     kinds = ["band"] if by == "band" else [end for end in ENDS if (table["kind"] == end).any()]
     if missing or not table["kind"].isin(kinds).any():
@@ -167,7 +168,7 @@ def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
     for at, measure in enumerate(measures, start=1):
         for end in ends:
             rows, (words, color, symbol) = table[table["kind"] == end], ENDS[end]
-            kept = min(rows["kept"], key=lambda share: abs(share - 0.75))
+            kept = min(rows["kept"], key=lambda share: abs(share - QUARTER))
             name = f"{words.split()[0]} {100 * (1 - kept):.3g}% of planes stopped"
             look: dict[str, Any] = {"mode": "markers", "name": name, "legendgroup": end}
             look |= {"marker": {"color": color, "symbol": symbol, "size": 9}}

@@ -28,6 +28,7 @@ COLUMNS = (
 )
 """The columns of truncation.csv, in order."""
 
+QUARTER = 0.75  # share that rotates in the entry, or the nearest, that speaks of an end
 EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 
 

@@ -20,7 +20,7 @@ from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import LABELS, OUTSIDE
 from ropelens.figures.text import change_and_interval, short_count
 from ropelens.measure.heads import classify_heads
-from ropelens.measure.truncation_table import class_changes, summarize_truncation
+from ropelens.measure.truncation_table import QUARTER, class_changes, summarize_truncation
 from ropelens.report.render import say, say_all
 from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
 from ropelens.statistics.variables import NEEDLES, OWN
@@ -156,7 +156,6 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
 
 FREE = 0.01  # nats/token: a cut whose interval ends below this is called free
 
-QUARTER = 0.75
 ENDS = {"slow": "slowest", "fast": "fastest"}
 CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
 """The kind of the random sets that an entry is compared with."""
