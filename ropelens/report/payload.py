@@ -95,6 +95,8 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
     if row.section == "head":  # the script says so of each head
         notes = [note for note in figure.layout.annotations if note.name != style.NO_DATA]
         figure = go.Figure(figure).update_layout(annotations=notes)
+        filled = {"z": None, "customdata": None}  # by the script too
+        figure.update_traces(filled, {"type": "heatmap"})
     if row.name == "map":
         layout["height"] = max(420, 13 * profile.sizes["layer"] + 90)
     return bare(figure, **(layout | row.layout))
@@ -176,6 +178,8 @@ def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[i
     ]
 
 
+FINE_CELLS = 700_000  # attention weights that a page has to more than whole percents
+
 LARGEST_MISS = 0.01
 """Largest difference of an attention weight that the script computes from the measured one."""
 
@@ -203,7 +207,9 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
 
     `live[layer][head]` says whether the script can compute the head's attention from queries
     and keys, to `LARGEST_MISS`. It gets the weights instead where the profile holds none, or
-    where a soft-cap, a window or a learned sink stands between scores and weights.
+    where a soft-cap, a window or a learned sink stands between scores and weights: a byte each,
+    by the cells that a query may see, row after row. The byte is `steps` times their `root`:
+    by square roots small ones keep their digits; of many there are whole percents.
     """
     planes, scale = (np.nan_to_num(profile[f"excerpt_{n}"].values) for n in ("planes", "scale"))
     planes = planes.astype(int)
@@ -212,6 +218,7 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     excerpts, measured = [], []
     for number, tokens in enumerate(tokens_of(profile)):
         one, count = profile.isel(excerpt=number), len(tokens)
+        seen = np.tril(np.ones((count, count), bool))
         weights = one["excerpt_attention"].values[..., :count, :count]
         queries, keys = (
             one[f"excerpt_{side}_still"].values[..., :count, :] for side in ("query", "key")
@@ -225,18 +232,22 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
             turning = inv_freq[layer, : planes[layer]]
             q = turned(queries[layer, head], turning)
             k = turned(keys[layer, reads[layer, head]], turning)
-            miss = np.abs(attention(scale[layer] * q @ k.T) - weights[layer, head]).max()
+            scores = np.where(seen, scale[layer] * q @ k.T, -np.inf)
+            miss = np.abs(softmax(scores, axis=-1) - weights[layer, head]).max()
             live[layer, head] = miss <= LARGEST_MISS
         visible = [visible_token(token) for token in tokens]
         ticks = [plotly_text(visible_token(token, longest=12)) for token in tokens]
         names = [plotly_text(token) for token in visible]
         words = {"tokens": visible, "names": names, "ticks": ticks}
-        excerpts.append(words | {"query": query, "key": key, "lead": _lead(one, count, known)})
-        measured.append(weights)
-    for excerpt, weights in zip(excerpts, measured, strict=True):
-        excerpt["attention"] = packed(attention_bytes(weights[~live]))
+        excerpts.append(words | {"query": query, "key": key, "lead": _lead(one, seen, known)})
+        measured.append(weights[..., seen])
+    given = [np.nan_to_num(weights[~live]).clip(0, 1) for weights in measured]
+    steps, root = (255, 2) if sum(cells.size for cells in given) <= FINE_CELLS else (100, 1)
+    for excerpt, cells in zip(excerpts, given, strict=True):
+        excerpt["attention"] = packed(np.round(steps * cells ** (1 / root)).astype(np.uint8))
     return {
         "excerpts": excerpts,
+        "coding": [steps, root],
         "live": live.tolist(),
         "planes": planes.tolist(),
         "frequencies": np.nan_to_num(inv_freq).tolist(),
@@ -244,18 +255,17 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     }
 
 
-def _lead(excerpt: xr.Dataset, count: int, known: np.ndarray) -> dict[str, Any] | None:
+def _lead(excerpt: xr.Dataset, seen: np.ndarray, known: np.ndarray) -> dict[str, Any] | None:
     """What comes of an excerpt: the likeliest next tokens, the lead, and what scores add to it.
 
-    The gradients are those of the `known` heads, in their order, by cell as in
-    `attention_bytes`: a byte n stands for `largest` times the square of (n - 127) / 127, with
-    the sign of n - 127.
+    The gradients are those of the `known` heads, in their order, by `seen` cells: a byte n
+    stands for `largest` times the square of (n - 127) / 127, with the sign of n - 127.
     """
     nats = float(excerpt.get("excerpt_lead", np.nan))
     if not np.isfinite(nats):  # no gradient, or logits that overflow
         return None
-    gradient = excerpt["excerpt_score_gradient"].values[..., :count, :count]
-    cells = np.nan_to_num(gradient[known][:, np.tril(np.ones((count, count), bool))])
+    gradient = excerpt["excerpt_score_gradient"].values[..., : len(seen), : len(seen)]
+    cells = np.nan_to_num(gradient[known][:, seen])
     largest = max(float(np.abs(cells).max(initial=0)), 1e-30)
     steps = 127 + np.round(127 * np.sign(cells) * np.sqrt(np.abs(cells) / largest))
     words = [visible_token(str(token)) for token in excerpt["excerpt_answer"].values]
@@ -269,21 +279,3 @@ def turned(still: np.ndarray, inv_freq: np.ndarray) -> np.ndarray:
     plane = still[:, :count] + 1j * still[:, count : 2 * count]
     plane = plane * np.exp(1j * inv_freq * np.arange(len(still))[:, None])
     return np.concatenate([plane.real, plane.imag, still[:, 2 * count :]], axis=1)
-
-
-def attention(scores: np.ndarray) -> np.ndarray:
-    """Causal attention of [query, key] scores in nats."""
-    ahead = np.triu(np.ones(scores.shape, bool), 1)
-    return softmax(np.where(ahead, -np.inf, scores), axis=-1)
-
-
-def attention_bytes(weights: np.ndarray) -> np.ndarray:
-    """Attention [head, query, key] in a byte a cell, [head, cell] uint8.
-
-    The byte is 255 times the square root of the weight, so small weights keep their digits
-    (a step is at most 0.8% at weight 1 and far less below). Cells are the ones a query may
-    see, row after row: half the square.
-    """
-    seen = np.tril(np.ones(weights.shape[-2:], bool))
-    root = np.sqrt(np.nan_to_num(weights[..., seen]).clip(0, 1))
-    return np.round(255 * root).astype(np.uint8)

@@ -68,30 +68,40 @@ def page_words() -> dict[str, Any]:
 @functools.cache
 def packed_plotly() -> str:
     """The script, packed: as it is it would be most of a page."""
-    return packed_text(asset(PLOTLY))
+    return packed_bytes(asset(PLOTLY).encode())
 
 
-def packed_json(value: object) -> str:
-    """`value` as JSON, packed. NaN raises ValueError."""
-    return packed_text(json.dumps(value, allow_nan=False, separators=(",", ":")))
+def packed_payload(value: object) -> str:
+    """`value` as JSON, a zero, and the bytes of its arrays, packed. NaN raises ValueError.
+
+    Of an array JSON has the place of its bytes: packed, they take a tenth less than in base64.
+    """
+    arrays = bytearray()
+
+    def place(data: bytes) -> int:
+        arrays.extend(data)
+        return len(arrays) - len(data)
+
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"), default=place)
+    return packed_bytes(text.encode() + b"\0" + arrays)
 
 
-def packed_text(text: str) -> str:
-    """Text compressed, as base64: few bytes, none of which ends a <script>."""
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+def packed_bytes(data: bytes) -> str:
+    """Bytes compressed, as base64: few, none of which ends a <script>."""
+    return base64.b64encode(gzip.compress(data, mtime=0)).decode()
 
 
 def packed(values: np.ndarray, *, dims: tuple[str, ...] = ()) -> dict[str, object]:
-    """An array as base64: bytes and short integers as they are, else float32.
+    """An array for the payload: bytes and short integers as they are, else float32.
 
     The lowest bytes of all numbers come first, then the next ones, for they pack well together.
     `dims` are the leading dimensions by which the script finds a head's part.
     """
     dtype = np.dtype({"u1": "u1", "i2": "<i2"}.get(values.dtype.str[1:], "<f4"))
     data = np.ascontiguousarray(values, dtype=dtype)
-    bytewise = data.view(np.uint8).reshape(-1, dtype.itemsize).T
-    text = base64.b64encode(bytewise.tobytes()).decode()
-    return {"dtype": dtype.name, "shape": list(data.shape), "dims": list(dims), "data": text}
+    bytewise = data.view(np.uint8).reshape(-1, dtype.itemsize).T.tobytes()
+    shape = list(data.shape)
+    return {"dtype": dtype.name, "shape": shape, "dims": list(dims), "data": bytewise}
 
 
 def content_policy(*scripts: str) -> str:
@@ -123,7 +133,7 @@ def render(
             unpack=asset("unpack.js"),
             script=script,
             style=asset("page.css"),
-            payload=packed_json(payload) if scripts else "",
+            payload=packed_payload(payload) if scripts else "",
             **values,
         )
     )

@@ -116,11 +116,8 @@ def about(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
 def _ends(attrs: Mapping[Any, Any]) -> dict[str, str]:
     """The scope of the text, the versions as "torch 2.13.0, ...", and the command."""
     versions = ", ".join(f"{of} {n}" for of, n in json.loads(attrs["versions"]).items())
-    return {
-        "scope": scope(attrs),
-        "versions": versions,
-        "command": str(attrs.get("command", "")),
-    }
+    command = str(attrs.get("command", ""))
+    return {"scope": scope(attrs), "versions": versions, "command": command}
 
 
 def model_name(profile: xr.Dataset) -> str:

@@ -1,5 +1,5 @@
 /* Draws the figures of the payload, and draws them again for a dark or a light page. */
-const page = JSON.parse(await unpack("payload"));
+const [page] = await unpackPayload();
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const plot = (index) => document.getElementById(`plot-${index}`);
 const theme = () => page.templates[dark.matches ? "dark" : "light"];

@@ -9,13 +9,13 @@ function bytesOf(base64) {
   return bytes;
 }
 
-/** The text that lies in an element. Where it cannot be read the page says so, becomes the one
+/** The bytes that lie in an element. Where they cannot be read the page says so, becomes the one
  * without scripts, and all who ask wait for ever. */
 async function unpack(id) {
   try {
     const packed = bytesOf(document.getElementById(id).textContent);
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-    return await new Response(stream).text();
+    return new Uint8Array(await new Response(stream).arrayBuffer());
   } catch {
     document.documentElement.classList.remove("scripted");
     document.querySelector("header").append("The figures cannot be read: this browser is too old, or the file is damaged (ropelens report makes it again).");
@@ -24,9 +24,17 @@ async function unpack(id) {
   }
 }
 
+const textOf = (bytes) => new TextDecoder().decode(bytes);
+
+/** The payload, and behind a zero the bytes of its arrays. */
+async function unpackPayload() {
+  const whole = await unpack("payload"), end = whole.indexOf(0);
+  return [JSON.parse(textOf(whole.subarray(0, end))), whole.subarray(end + 1)];
+}
+
 /** plotly.js becomes a script whose hash the policy names. */
 async function unpackPlotly() {
   const script = document.createElement("script");
-  script.textContent = await unpack("plotly");
+  script.textContent = textOf(await unpack("plotly"));
   document.body.append(script);
 }

@@ -1,6 +1,6 @@
 // The payload, and its arrays as typed arrays: each is unpacked once, when first asked for.
 // `model` is the page's own, which the payload is of, or `page.beside`, another one.
-const page = JSON.parse(await unpack("payload"));
+const [page, packedArrays] = await unpackPayload();
 const { layer: layers, head: heads, kv_head: kvHeads } = page.sizes;
 const $ = (id) => document.getElementById(id);
 /** An option of a menu. */
@@ -10,7 +10,8 @@ const TYPES = { uint8: Uint8Array, int16: Int16Array, float32: Float32Array };
 const decoded = new Map();
 function decode(packed) {
   if (!decoded.has(packed)) {
-    const type = TYPES[packed.dtype], bytes = bytesOf(packed.data), size = type.BYTES_PER_ELEMENT;
+    const type = TYPES[packed.dtype], size = type.BYTES_PER_ELEMENT, count = packed.shape.reduce((a, b) => a * b, 1);
+    const bytes = packedArrays.subarray(packed.data, packed.data + count * size);
     const ordered = new Uint8Array(bytes.length);  // the lowest bytes of all numbers come first
     for (let at = 0, next = 0; at < size; at++) for (let i = at; i < bytes.length; i += size) ordered[i] = bytes[next++];
     decoded.set(packed, new type(ordered.buffer));

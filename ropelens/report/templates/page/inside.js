@@ -8,15 +8,15 @@ const given = new Map([page, page.beside].filter(Boolean).map((model) => {
   return [model, model.live.map((row) => row.map((live) => (live ? -1 : givens++)))];
 }));
 
-/** Weights [query][key] of a head as it is, NaN ahead of the query; given ones are 255 * root. */
+/** Weights [query][key] of a head as it is, NaN ahead of the query; given ones as the page codes them. */
 function asItIs(excerpt, layer, head, model = page) {
   if (model.live[layer][head]) return attend(excerpt, layer, head, null, model);
-  const { tokens, attention } = model.excerpts[excerpt];
+  const { tokens, attention } = model.excerpts[excerpt], [steps, root] = model.coding;
   const cells = attention.shape[1], bytes = decode(attention);
   let next = cells * given.get(model)[layer][head];
   return tokens.map((_, query) => {
     const row = new Float32Array(tokens.length).fill(NaN);
-    for (let key = 0; key <= query; key++) row[key] = (bytes[next++] / 255) ** 2;
+    for (let key = 0; key <= query; key++) row[key] = (bytes[next++] / steps) ** root;
     return row;
   });
 }
