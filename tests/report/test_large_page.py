@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from in_browser import Opened, shown
+from in_browser import Opened, shown, values
 from synthetic_profile import synthetic_profile
 
 from ropelens.report import write_report
@@ -12,14 +12,20 @@ from ropelens.report import write_report
 
 @pytest.fixture(scope="module")
 def large(browser, tmp_path_factory):
-    """1,024 heads of 64 planes, of which a few are kept whole, as a profile does."""
+    """1,024 heads of 64 planes, of which a few are kept whole, as a profile does.
+
+    The weights of others are whole percents, as of a long prompt.
+    """
     profile, heads = synthetic_profile(
         layers=32, heads=32, kv_heads=8, frequencies=64, excerpt=16
     )
     profile["excerpt_query_still"][:, 2:] = np.nan
     path = tmp_path_factory.mktemp("large") / "page.html"
-    assert write_report(profile, path, heads=heads).stat().st_size < 5e6
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ropelens.report.payload.FINE_CELLS", 0)
+        assert write_report(profile, path, heads=heads).stat().st_size < 5e6
     with Opened(browser, path) as opened:
+        opened.weights = profile["excerpt_attention"].values
         yield opened
 
 
@@ -59,6 +65,13 @@ def test_a_thousand_heads_are_quick(large):
         large.at(f"{head}&view=map")
         clicks.append(spent() - begin)
     assert np.median(clicks) < 0.1 * slow  # 0.04 on an idle machine
+
+
+def test_weights_in_whole_percents_are_those_of_the_head(large):
+    page = large.at("#L20H30&tab=attention")
+    seen = np.nan_to_num(values(page, "plot-attention", "z"))
+    np.testing.assert_allclose(seen, np.tril(large.weights[0, 20, 30]), atol=0.005)
+    assert np.all(np.abs(100 * seen - np.round(100 * seen)) < 1e-4)
 
 
 def test_of_a_thousand_rows_those_in_sight_are_there(large):
