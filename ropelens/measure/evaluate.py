@@ -126,8 +126,7 @@ def evaluate(
     if "retrieval" in wanted:
         tasks["retrieval"] = needles(measurement, prompt_lengths, prompts)
     edges = _position_edges(text.context, subject.trained)
-    named = () if tokenizer is None else CLASSES
-    classes = {name: ids_of(text.tokens, name, tokenizer) for name in named}
+    classes = {n: ids_of(text.tokens, n, tokenizer) for n in CLASSES if tokenizer is not None}
     fits, measured, scores = _run(measurement, entries, wanted, tasks, edges, classes, progress)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}

@@ -97,8 +97,7 @@ def class_changes(truncation: xr.Dataset) -> pd.DataFrame:
             if "class_change" in of:
                 table["bits"] = of["class_change"].mean(("layer", "head")).values
             if "class_label" in of:
-                new = of["class_label"] != of["class_label"][0]
-                table["labels_changed"] = new.sum(("layer", "head")).values
+                _, table["labels_changed"] = _relabelled(of["class_label"].values.astype(str))
             tables.append(table)
     return pd.concat(tables) if tables else pd.DataFrame({"edit": []})
 
@@ -119,8 +118,7 @@ def _paired(
     trials = {name: farthest[name] for name in losses}
     if "trial_induction" in truncation:
         scores = truncation["trial_induction"]
-        best = best_head(scores, chosen_in=scores.isel(edit=0))
-        trials["induction"] = best.transpose("edit", "trial")
+        trials["induction"] = best_head(scores, chosen_in=scores[0]).transpose("edit", "trial")
     if "retrieval_hit" in truncation:
         # A trial's lengths and depths may share their tokens: one mean a trial.
         trials["retrieval"] = truncation["retrieval_hit"].mean(["retrieval_length", "depth"])
@@ -130,16 +128,20 @@ def _paired(
 
 def _add_labels(table: pd.DataFrame, truncation: xr.Dataset) -> None:
     """How many heads have another label than without an edit, and their share."""
-    label = truncation["label"].values.astype(str)
-    known = (label != "") & (label[0] != "")
-    heads = np.where(known.any(axis=(1, 2)), known.sum(axis=(1, 2)), np.nan)
-    changed = (known & (label != label[0])).sum(axis=(1, 2))
+    heads, changed = _relabelled(truncation["label"].values.astype(str))
     again = truncation["labels_changed_resampled"].values
-    low, high = np.quantile(again, [0.025, 0.975], axis=1)
-    counts = np.where(heads > 0, changed, np.nan), low, high
+    counts = changed, *np.quantile(again, [0.025, 0.975], axis=1)
     for end, count in zip(ENDS_OF_INTERVAL, counts, strict=True):
         table[f"labels_changed{end}"] = count
         table[f"labels_changed_share{end}"] = count / heads
+
+
+def _relabelled(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of [edit] the heads tested, without it too, and those with a new label; NaN: none."""
+    tested = ~np.isin(label, ("", "untested"))
+    tested &= tested[0]
+    heads = np.where(tested.any((1, 2)), tested.sum((1, 2)), np.nan)
+    return heads, 0 * heads + (tested & (label != label[0])).sum((1, 2))
 
 
 def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) -> xr.DataArray:

@@ -237,8 +237,7 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
             live[layer, head] = miss <= LARGEST_MISS
         visible = [visible_token(token) for token in tokens]
         ticks = [plotly_text(visible_token(token, longest=12)) for token in tokens]
-        names = [plotly_text(token) for token in visible]
-        words = {"tokens": visible, "names": names, "ticks": ticks}
+        words = {"tokens": visible, "names": [*map(plotly_text, visible)], "ticks": ticks}
         excerpts.append(words | {"query": query, "key": key, "lead": _lead(one, seen, known)})
         measured.append(weights[..., seen])
     given = [np.nan_to_num(weights[~live]).clip(0, 1) for weights in measured]
