@@ -19,7 +19,7 @@ ROOMS = {
     "statistics": 3_100,
     "models": 3_680,
     "edit": 740,
-    "measure": 3_960,
+    "measure": 3_950,
     "files": 430,
     "train": 970,
     "comparison": 660,
