@@ -18,16 +18,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 if TYPE_CHECKING:  # numbers of numpy pass at run time
     Count: TypeAlias = int
     Positive: TypeAlias = int
+    Several: TypeAlias = int
     Whole: TypeAlias = int
     Number: TypeAlias = float
 else:
     Whole, Number = Integral, Real
     Count = Annotated[Integral, Is[lambda number: number >= 0]]
     Positive = Annotated[Integral, Is[lambda number: number >= 1]]
+    Several = Annotated[Integral, Is[lambda number: number >= 2]]
 
 IN_WORDS: dict[Any, str] = {
     Count: "a whole number, 0 or more",
     Positive: "a whole number, 1 or more",
+    Several: "a whole number, 2 or more",
     Whole: "a whole number",
     Number: "a number",
 }

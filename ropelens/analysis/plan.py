@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ropelens.analysis.options import Options
-from ropelens.errors import BadText
 from ropelens.measure.excerpts import check_excerpts
 from ropelens.measure.measurement import sequences_at_once
 from ropelens.measure.passes import fit_cost
@@ -113,8 +112,6 @@ def plan_analysis(
             read = replace(read, source=f"{read.source}, sampled from {', '.join(writers)}")
         prompts = options.prompts or ()
         excerpts = [prompt_tokens(prompt, tokenizer, options.bos) for prompt in prompts]
-        if min(map(len, excerpts), default=3) < 3:
-            raise BadText("A prompt has fewer than 3 tokens.", attempt="a longer --prompt")
         batch_size, facts = (
             _sizes(source, read, options)
             if isinstance(source, Opened)

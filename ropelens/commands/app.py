@@ -33,7 +33,7 @@ def ropelens(
         typer.echo(version("ropelens"))
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
-        raise typer.Exit(2)
+        context.exit(2)
 
 
 def list_bundled() -> None:

@@ -77,14 +77,14 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
             stacklevel=3,  # the line that called `compare`
         )
     trained = [folder for folder, record in records.items() if "finished" in record]
-    for folder in records:
-        if folder not in trained and (trained or not (folder / "profile.nc").exists()):
-            raise BadArgument(
-                f"{folder} holds nothing to compare with the others.",
-                attempt="finished runs of ropelens train alone, or what ropelens analyze wrote",
-            )
-    if len(records) < 2:
-        raise BadArgument("A comparison needs two or more folders.")
+    profiles = [folder for folder in records if (folder / "profile.nc").exists()]
+    alone = [folder for folder in records if folder not in (trained or profiles)]
+    if alone or len(records) < 2:
+        what = f"{alone[0]} holds nothing to compare with the others." if alone else ""
+        raise BadArgument(
+            what or "A comparison needs two or more folders.",
+            attempt="finished runs of ropelens train alone, or what ropelens analyze wrote",
+        )
     if trained:
         return _runs(records), unfinished
     names = short_names(list(records))

@@ -165,8 +165,8 @@ class Patch:
         heads = self.chosen[layer]
         if self.of not in WHOLE:  # queries are refused where keys in a cache turned otherwise
             planes = planes_now(self.subject, layer, continued=places.start > 0)
-        if side == "key" and bool((positions[:, 0] < 0).any()):
-            raise _padded()
+        if side == "key":
+            _check_first(positions[:, 0] >= 0)
         if side not in wanted or not heads.any():
             return x
         by_key = heads.unflatten(0, (x.shape[1], -1))
@@ -191,8 +191,8 @@ class Patch:
     ) -> tuple[Tensor, Tensor] | None:
         """What stands in for the outputs of the chosen heads; see `HeadSilence`."""
         heads = self.chosen[layer]
-        if past == 0 and not bool(real[:, 0].all()):
-            raise _padded()
+        if past == 0:
+            _check_first(real[:, 0])
         if self.of != "output" or not heads.any():
             return None
         rows, source = self._within(range(past, past + output.shape[1]))
@@ -213,8 +213,9 @@ class Patch:
         return vectors.repeat_interleave(heads // vectors.shape[1], dim=1)
 
 
-def _padded() -> BadArgument:
-    return BadArgument(
-        "A patch counts places from the first token, which here is padding.",
-        attempt="prompts of one length, or one at a time",
-    )
+def _check_first(real: Bool[Tensor, " _"]) -> None:
+    if not real.all():
+        raise BadArgument(
+            "A patch counts places from the first token, which here is padding.",
+            attempt="prompts of one length, or one at a time",
+        )

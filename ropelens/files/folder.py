@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, explained
 
 LAST = "run.json"  # stands for the whole set: taken away first, put in place last
 
@@ -51,12 +51,8 @@ def check_writable(path: str | Path) -> None:
 def _scratch(folder: Path) -> Iterator[Path]:
     """A new hidden folder, in `folder` or beside a missing one, that goes with the block."""
     place = folder if os.path.lexists(folder) else folder.parent
-    try:
+    with explained(f"{folder} cannot be written to.", error=BadArgument):
         hidden = TemporaryDirectory(prefix=".ropelens-", dir=place, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise BadArgument(
-            f"{folder} cannot be written to.", seen=f"{error.strerror}: {place}"
-        ) from error
     with hidden as name:
         results = Path(name) / "results"  # others may read it, as no temporary folder
         results.mkdir()

@@ -153,11 +153,8 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
     path, what = Path(path), kind or "netCDF file of ropelens"
     advice = "a file that ropelens wrote; if it is damaged, measure again"
     if not path.exists():
-        if kind:
-            raise other_place(path.parent, f"a folder with {path.name}, which ropelens wrote")
-        raise BadArgument(f"There is no file or folder {path}.", attempt=advice)
-    if not h5py.is_hdf5(path):
-        raise BadArgument(f"{path} is no {what}.", seen="no netCDF 4", attempt=advice)
+        wanted = f"a folder with {path.name}, which ropelens wrote" if kind else advice
+        raise other_place(path.parent if kind else path, wanted)
     with explained(f"{path} is no {what}.", advice, error=BadArgument):
         _require_plain(path)
         results = xr.load_dataset(path, engine="h5netcdf")

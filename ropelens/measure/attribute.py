@@ -90,9 +90,9 @@ def attribute_planes(
     chosen = subject.heads_of(heads)
     looked_at = subject.heads_of(pairs).nonzero().tolist() if pairs else []
     number = _number_of(answer, tokenizer, subject.vocabulary)
+    total, by_pair = _integrated(subject, text, number, chosen, looked_at, steps)
     answer_of = partial(_answer, subject, text, number)
     facts: dict[str, Any] = {"steps": steps, "answer": answer_of()}
-    total, by_pair = _integrated(subject, text, number, chosen, looked_at, steps)
     planes = subject.planes(text.context)
     values = {
         "attribution": stack(total),
@@ -179,8 +179,8 @@ def differentiate(
     scaled = subject.patch(_scaled(chosen, torch.tensor(size, requires_grad=True)))
     with torch.enable_grad(), scaled, subject.observe(calls.append), subject.silence(note):
         value = number(_logits(subject, text))
-        if not value.requires_grad:
-            raise BadArgument("answer does not depend on the logits.")
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            raise BadArgument("answer must give one number that depends on the logits.")
     of_outputs = torch.autograd.grad(value, [*outputs.values()], materialize_grads=True)
     gradients = dict(zip(outputs, of_outputs, strict=True))
     return float(value.detach()), {call.layer: (call, gradients[call.layer]) for call in calls}
@@ -244,10 +244,7 @@ def _number_of(answer: Answer, tokenizer: Any, vocabulary: int) -> Number:
 
 @torch.no_grad()
 def _answer(subject: Subject, text: Corpus, number: Number) -> float:
-    value = number(_logits(subject, text))
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        raise BadArgument("answer must give one number for the logits [position, token].")
-    return float(value)
+    return float(number(_logits(subject, text)))
 
 
 def _checked(

@@ -137,8 +137,6 @@ def capture(
         return _side_by_side([capture(subject, one, **options) for one in text_or_tokens])
     measurement = one_sequence(subject, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
-    if runner_up is not None and runner_up >= length:
-        raise BadArgument(f"There is no position {runner_up}.", seen=f"{length} tokens")
     chosen, planes = subject.heads_of(heads), subject.planes(length)
     asked = [logits_of] if isinstance(logits_of, str) else logits_of
     answers = [token_id(token, tokenizer, subject.vocabulary) for token in asked]
@@ -213,8 +211,6 @@ def _fill(
 
 def _side_by_side(captures: Sequence[xr.Dataset]) -> xr.Dataset:
     """Captures over `prompt`, as long as the longest."""
-    if not captures:
-        raise BadArgument("There is no prompt to look at.")
     tokens = ("query_token", "key_token")
     together = xr.concat(
         [one.reset_coords(tokens) for one in captures],

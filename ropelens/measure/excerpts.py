@@ -186,15 +186,14 @@ def check_excerpts(
     config = config.get_text_config()
     checked = []
     for tokens in excerpts:
-        (row,), _ = check_tokens(tokens[None], None, vocabulary=config.vocab_size)
-        if len(row) > _longest(config):
+        if not 3 <= len(tokens) <= _longest(config):
             raise BadArgument(
-                "A prompt is too long to look into.",
-                seen=f"{len(row):,} tokens",
-                means=f"a profile holds every head's attention: {_longest(config)} tokens at "
-                "most in this model",
-                attempt="a shorter one, or ropelens.capture for some of the heads",
+                f"A prompt to look into has 3 to {_longest(config)} tokens in this model.",
+                seen=f"{len(tokens):,} tokens",
+                means="a profile holds every head's attention",
+                attempt="another prompt, or ropelens.capture for some of the heads",
             )
+        (row,), _ = check_tokens(tokens[None], None, vocabulary=config.vocab_size)
         checked.append(row)
     return checked
 

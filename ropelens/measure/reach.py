@@ -88,8 +88,7 @@ def reach(
     """
     measurement = Measurement.of(model, tokens, lengths, seed=seed)
     subject = measurement.subject
-    if not variants:
-        raise BadArgument('variants names none; the model as it is, is "own".')
+    variants = variants or (OWN,)
     chosen = [mask.nonzero().flatten() for mask in subject.heads_of(heads)]
     copied = max(2, min(copied, (subject.context - 1) // 3))
     farthest = subject.context - 1 - copied

@@ -79,9 +79,8 @@ def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if error.args or not folder.exists():
-            raise
-        raise KeyboardInterrupt(f"stopped; the same command goes on from {folder}") from None
+        words = f"stopped; the same command goes on from {folder}"
+        raise KeyboardInterrupt(*error.args or [words] * folder.exists()) from None
     finally:
         _open.reset(token)
 

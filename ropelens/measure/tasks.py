@@ -110,8 +110,8 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
     subject = measurement.subject
     most = max(2, (measurement.within - 1) // 2)
     by_default = doublings(NEAREST, most) if most >= NEAREST else (most,)
-    distances = by_default if distances is None else tuple(dict.fromkeys(map(int, distances)))
-    if min(distances, default=0) < 2:
+    distances = tuple(dict.fromkeys(map(int, distances or by_default)))
+    if min(distances) < 2:
         raise BadArgument("Distances of copies are 2 tokens or more.", seen=str(distances))
 
     def measure(progress: Progress) -> dict[str, Tensor]:
@@ -143,11 +143,7 @@ def needles(
     """Which needles in stretches of the text are found, by length and depth of `prompts`."""
     subject, text, within = measurement.subject, measurement.text, measurement.within
     by_default = [max(SHORTEST, within // part) for part in (4, 2, 1)]
-    lengths = tuple(dict.fromkeys(map(int, by_default if lengths is None else lengths)))
-    if min(lengths, default=0) < SHORTEST:
-        raise BadArgument(
-            f"A prompt that hides needles has {SHORTEST} tokens or more.", seen=str(lengths)
-        )
+    lengths = tuple(dict.fromkeys(map(int, lengths or by_default)))
     stretch = text.tokens.cpu()[:, 1:][text.real[:, 1:]]
     given = {"vocabulary": subject.vocabulary, "seed": measurement.seed, "trials": prompts}
     given["first_token"] = measurement.first_token
@@ -196,10 +192,10 @@ def hide_needles(
     are the same. Where `text` is too short, random tokens stand for it.
     """
     size = NEEDLES * (KEY + 1)
-    if vocabulary < size:
+    if length < SHORTEST or vocabulary < size:
         raise BadArgument(
-            "The vocabulary is too small to hide needles.",
-            seen=f"{vocabulary} tokens; {size} are needed",
+            f"A prompt that hides needles has {SHORTEST} tokens or more, {size} different.",
+            seen=f"a prompt of {length} tokens, a vocabulary of {vocabulary}",
         )
     random = np.random.default_rng([seed % 2**64, length])
     around = length - 1 - size - KEY

@@ -75,7 +75,9 @@ def attention_on(
         raise BadArgument(
             f"There is no token {what!r} in this text.",
             means="a token must be that text, but for spaces around it",
-            attempt='any that contains it, "*\'*", or another text to measure on',
+            attempt='any that contains it, "*\'*", or another text to measure on'
+            if tokenizer
+            else "tokenizer=, which names tokens",
         )
     texts = [what] if isinstance(what, str) else list(what)
     name, words = "_or_".join(map(_spelled, texts)), " or ".join(texts)
@@ -166,11 +168,6 @@ def ids_of(
     tokenizer: TokenNames | None,
 ) -> Int[Tensor, " id"]:
     """The ids among `tokens` that are texts or of a class: see `attention_on`."""
-    if tokenizer is None or not what:
-        raise BadArgument(
-            f"Tokens {what!r} are found by their text, and there is no tokenizer or text.",
-            attempt='tokenizer=, or "repeated"',
-        )
     ids = tokens.cpu().unique()
     names = token_names(ids, tokenizer)
     if isinstance(what, str) and what in CLASSES:

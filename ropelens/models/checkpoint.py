@@ -35,7 +35,6 @@ from ropelens.errors import BadArgument, BadCheckpoint, explained
 from ropelens.models.device import stated_number
 from ropelens.models.loading import Loading
 from ropelens.models.paths import bundled_path
-from ropelens.models.rotation import rope_parameters
 from ropelens.models.texts import encode
 
 FETCHED = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.safetensors"]
@@ -112,10 +111,8 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
             try:
                 empty = auto_class(config).from_config(config, trust_remote_code=code)
             except KeyError as error:
-                if error.args[0] not in (p.get("rope_type") for p in rope_parameters(config)):
-                    raise
                 known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
-                raise ValueError(f"no rope_type {error}; there are: {known}") from error
+                raise ValueError(f"it knows no {error}; a rope_type is {known}") from error
         empty.tie_weights()  # or embeddings that are the unembedding too count twice
     return config, empty.num_parameters()
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from threading import Lock
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -134,7 +134,7 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
     configs = [vars(module).get("config") for module in model.modules()]
     own = [config for config in configs if isinstance(config, PreTrainedConfig)]
     if "flex_attention" in {config._attn_implementation for config in own}:
-        raise _hidden_mask("flex_attention")  # before it compiles kernels for nothing
+        _refuse_hidden_mask("flex_attention")  # before it compiles kernels for nothing
     block = object()
     with _lock:
         if not _blocks:
@@ -296,7 +296,7 @@ def visible_keys(
         window = window or own.stop
         return (torch.arange(own.start, own.stop) - window + 1).clamp_min(0), None
     if not isinstance(mask, Tensor) or mask.ndim != 4:
-        raise _hidden_mask(type(mask).__name__)
+        _refuse_hidden_mask(type(mask).__name__)
     return between(shown(mask[:, 0, : len(own), : own.stop]).expand(-1, len(own), -1), own)
 
 
@@ -324,8 +324,8 @@ def _hides_alike(mask: Tensor | None) -> bool:
     return alike and (mask.dtype == torch.bool or bool(((mask == 0) | (mask < -1e4)).all()))
 
 
-def _hidden_mask(seen: str) -> UnsupportedModel:
-    return UnsupportedModel(
+def _refuse_hidden_mask(seen: str) -> NoReturn:
+    raise UnsupportedModel(
         "This attention implementation hides its mask.",
         seen=seen,
         attempt='load the model with attn_implementation="sdpa" or "eager"',

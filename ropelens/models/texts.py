@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ropelens.errors import BadArgument, BadText, Count, Positive, explained, public
+from ropelens.errors import BadArgument, BadText, Count, Positive, Several, explained, public
 from ropelens.models.encoding import cut
 from ropelens.models.paths import TEXT_SUFFIXES, check_document
 from ropelens.statistics.rows import generator_of
@@ -114,7 +114,7 @@ def tokenize(
     documents: str | Iterable[str],
     tokenizer: Any,
     *,
-    context: Positive,
+    context: Several,
     sequences: Positive | None = None,
     seed: Count = 0,
     bos: Bos = "always",
@@ -133,8 +133,6 @@ def tokenize(
     Raises BadText for a text of fewer than `context` tokens in total and for a text that is
     the name of a file, BadArgument for a context below 2 and without a tokenizer.
     """
-    if context < 2:
-        raise BadArgument(f"context is {context}; at least 2 tokens are needed.")
     if isinstance(documents, str):
         check_document(documents)
         documents = [documents]

@@ -131,15 +131,15 @@ def first_head(heads: pd.DataFrame) -> tuple[int, int]:
 
 def _check(results: xr.Dataset, kind: str, profile: xr.Dataset) -> None:
     """Raise `BadArgument` for results of another kind, or of another number of heads."""
-    if results.attrs.get("kind") != kind:
-        raise BadArgument(f"This dataset holds no {kind}.", attempt=f"pass what {kind} gave")
     of_profile, others = (
         tuple(one.sizes.get(name) for name in ("layer", "head")) for one in (profile, results)
     )
-    if None not in others and others != of_profile:
+    found = results.attrs.get("kind")
+    if found != kind or (None not in others and others != of_profile):
         raise BadArgument(
-            f"The {kind} and the profile are of other models.",
-            seen="{} layers of {} heads, and {} of {}".format(*others, *of_profile),
+            f"This is no {kind} of the profile's model.",
+            seen=f"{found}, layers and heads {others}; the profile's {of_profile}",
+            attempt=f"pass what {kind} gave",
         )
 
 

@@ -69,12 +69,8 @@ def parse_variant(text: str) -> Variant:
     """
     usages = "one of: " + ", ".join(row.usage for row in VARIANTS.values())
     name, _, value = text.partition(":")
-    if name not in VARIANTS:
-        raise BadArgument(f"No RoPE variant is called {name[:80]!r}.", attempt=usages)
-    row = VARIANTS[name]
-    what = f"The RoPE variant {row.usage} cannot have the value {value!r}."
-    with explained(what, usages, error=BadArgument):
-        return replace(row, value=row.read(value))
+    with explained(f"There is no RoPE variant {text[:80]!r}.", usages, error=BadArgument):
+        return replace(VARIANTS[name], value=VARIANTS[name].read(value))
 
 
 # frequencies
@@ -124,11 +120,6 @@ _share = partial(_number, low=0.0, high=1.0)
 _stretch = partial(_number, low=1.0, high=1e15)  # float32 does not hold powers of larger ones
 
 
-def _nothing(text: str) -> None:
-    if text:
-        raise ValueError("it takes none")
-
-
 # the table
 
 
@@ -154,8 +145,8 @@ VARIANTS: Mapping[str, Variant] = {
         OWN + "p-rope-reversed", lambda p, shape: {"p": p}, stops=lambda p: Fastest(1 - p)),
     "partial": Variant("partial:p", _partial, _share, OWN + "partial",
         lambda p, shape: {"p": p}),  # GPT-NeoX, arXiv 2204.06745
-    "nope": Variant("nope", lambda value, shape: _stopped(EVERY, shape), _nothing,
-        "proportional",  # arXiv 2305.19466
+    "nope": Variant("nope", lambda value, shape: _stopped(EVERY, shape),
+        {"": None}.__getitem__, "proportional",  # arXiv 2305.19466
         lambda value, shape: {"partial_rotary_factor": 0.0}, stops=lambda value: EVERY),
     "linear": Variant("linear:s", None, _stretch, "linear", _factor),  # arXiv 2306.15595
     "ntk": Variant("ntk:s",  # arXiv 2309.00071, as the next two

@@ -104,7 +104,7 @@ def test_mistakes_show_before_a_model_is_looked_for(
 
 
 def test_a_prompt_has_something_to_look_into(checkpoint: Path) -> None:
-    with pytest.raises(rl.BadText, match="A prompt has fewer than 3 tokens"):
+    with pytest.raises(rl.BadArgument, match="A prompt to look into has 3 to 256 tokens"):
         rl.analyze(checkpoint, WORDS, rl.Options(prompts=[WORDS, ""]))
 
 

@@ -181,5 +181,5 @@ def test_what_is_no_answer_is_refused() -> None:
         rl.attribute_planes(model, TOKENS, "a")
     with pytest.raises(BadArgument, match="one number"):
         rl.attribute_planes(model, TOKENS, lambda logits: logits[-1])
-    with pytest.raises(BadArgument, match="does not depend on the logits"):
+    with pytest.raises(BadArgument, match="that depends on the logits"):
         rl.attribute_planes(model, TOKENS, lambda logits: torch.tensor(1.0))

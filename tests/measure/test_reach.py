@@ -113,8 +113,8 @@ def test_copies_lie_in_the_context() -> None:
     context = model.config.max_position_embeddings
     with pytest.raises(BadArgument, match="must lie in the context"):
         rl.reach(model, torch.arange(40)[None], copies=(context,))
-    with pytest.raises(BadArgument, match="variants names none"):
-        rl.reach(model, torch.arange(40)[None], variants=[])
+    as_it_is = rl.reach(model, torch.arange(40)[None], variants=[])
+    assert as_it_is["variant"].values.tolist() == ["own"]
 
 
 def test_a_rotation_that_depends_on_the_length_is_the_one_of_the_run() -> None:

@@ -146,7 +146,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "unknown rope type": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "yeti", "rope_theta": 1e4}),
-        ["no rope_type 'yeti'; there are: default, linear"],
+        ["knows no 'yeti'; a rope_type is default, linear"],
     ),
     "layers without end": (
         lambda f: edit_config(f, num_hidden_layers=10**30),

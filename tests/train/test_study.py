@@ -130,7 +130,7 @@ def test_a_study_and_a_run_do_not_share_a_folder(study: Path, story: Path) -> No
         ("seeds = [1]", "KeyError: 'variants'"),
         ('variants = ["rope"]\nlayers = 3', "unexpected keyword argument 'layers'"),
         ('variants = ["rope"]\ncontext = 2', "context cannot be 2"),
-        ('variants = ["warp"]', "No RoPE variant is called 'warp'"),
+        ('variants = ["warp"]', "There is no RoPE variant 'warp'"),
         ('variants = ["rope"]\nsizes = ["huge"]', "No model has the size 'huge'"),
         ('variants = ["rope"]\nlearning_rate = "low"', "learning_rate cannot be 'low'"),
     ],

@@ -70,7 +70,7 @@ def test_other_settings_are_refused(run: Path, prose: Path, tmp_path: Path) -> N
 
 
 def test_an_unknown_variant_leaves_nothing(prose: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadArgument, match="No RoPE variant is called 'warp'"):
+    with pytest.raises(BadArgument, match="There is no RoPE variant 'warp'"):
         train([prose], out=tmp_path / "run", **OPTIONS | {"variant": "warp"})
     assert not (tmp_path / "run").exists()
 
