@@ -64,7 +64,7 @@ def compare(
         ),
     ],
     *,
-    out: Out = Path("out"),
+    out: Out = Path("compared"),
     sequences: Annotated[
         int,
         option(

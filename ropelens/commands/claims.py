@@ -32,7 +32,7 @@ def claims(
         ),
     ] = None,
     *,
-    out: Out = Path("out"),
+    out: Out = Path("claims"),  # beside the `out` of analyze
     text: Text = None,
     quick: Annotated[
         bool,
@@ -69,10 +69,9 @@ def claims(
         raise BadArgument("Saved results are not measured again.", attempt="without --text")
     ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
     for name, place in given.items():
-        kind = kinds[name]
-        if kind in (None, "comparison") and not (text or place.startswith("bundled")):
+        if kinds[name] in (None, "comparison") and not (text or place.startswith("bundled")):
             raise other_place(place, "what ropelens analyze wrote, or a model with --text FILE")
-        ledgers[name] = read_ledger(place) if kind == "claims" else (None, {name: {}})
+        ledgers[name] = read_ledger(place) if kinds[name] == "claims" else (None, {name: {}})
     names = [name for _, of in ledgers.values() for name in of]
     if len(set(names)) < len(names):
         raise BadArgument("A ledger has each model once.", seen=", ".join(names))

@@ -149,6 +149,8 @@ def _measured(
         dataset = open_results(file, "measurement")
     # All processes read it, or none.
     if not all(gather(key_of(dataset).items() >= key.items())):
+        if not weights:
+            raise BadArgument(f"{folder} has no weights, and {file} does not stand for them.")
         model, _ = load(folder, device=device)
         dataset = measure(run, model, final=name == "final", **how)
         dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key))

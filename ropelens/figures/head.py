@@ -13,7 +13,7 @@ from scipy.special import softmax
 from ropelens.errors import Count, public
 from ropelens.figures import style
 from ropelens.figures.comparison import variant_looks
-from ropelens.figures.inputs import check_head, kv_heads
+from ropelens.figures.inputs import kv_heads
 from ropelens.figures.text import plotly_text, short_count, visible_token
 from ropelens.figures.wavelengths import mark_context, set_wavelengths, wavelength_positions
 from ropelens.statistics.variables import OWN
@@ -42,7 +42,6 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     where the plane carries the same vector whatever the token. Trace `meta` names the variable
     behind each axis; `customdata` is the wavelength in tokens.
     """
-    check_head(profile, layer=layer, head=head)
     wavelength = profile["wavelength"].values
     places = wavelength_positions(wavelength)[layer]
     title = f"Planes of layer {layer}, head {head}"
@@ -89,7 +88,6 @@ def plot_kernel(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
     logarithmic axis, so that 0 has a place; ticks and hovers name the true ones. Trace `meta`
     names the array behind each axis.
     """
-    check_head(profile, layer=layer, head=head)
     arrays = kernel_arrays(profile)
     start, last = profile["offset_start"].values, profile["offset_stop"].values - 1
     named = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(start, last, strict=True)]
@@ -142,7 +140,6 @@ def plot_attention(
     of the weight, so that a tenth still shows beside a whole. Cells ahead of the query
     are empty. Token strings are shown letter by letter, white space made visible.
     """
-    check_head(profile, layer=layer, head=head)
     strings = excerpt_tokens(profile, excerpt)
     named = np.array([plotly_text(visible_token(token)) for token in strings], dtype=object)
     ticks = [plotly_text(visible_token(token, longest=12)) for token in strings]
@@ -240,7 +237,6 @@ def plot_reach(
     """
     chosen = {"layer": layer, "head": head}
     at = {name: number for name, number in chosen.items() if number is not None}
-    check_head(reach, layer=layer or 0, head=head or 0)
     several = [name for name in chosen if name not in at]
     where = ", ".join(f"{name} {number}" for name, number in at.items())
     title = f"Reach of {where}" if at else "How often heads find a key, by distance"

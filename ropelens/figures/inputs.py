@@ -42,16 +42,6 @@ def row_of(heads: pd.DataFrame, selected: tuple[int, int]) -> int:
     return [*zip(heads["layer"], heads["head"], strict=True)].index(selected)
 
 
-def check_head(profile: xr.Dataset, *, layer: int, head: int) -> None:
-    """Raise `BadArgument` where the profile has no such head."""
-    layers, heads = profile.sizes["layer"], profile.sizes["head"]
-    if not (0 <= layer < layers and 0 <= head < heads):
-        raise BadArgument(
-            f"There is no layer {layer}, head {head}.",
-            seen=f"layers 0 to {layers - 1}, heads 0 to {heads - 1}",
-        )
-
-
 def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:
     """A column of the table as float64, NaN where it is empty."""
     return pd.to_numeric(heads[name]).astype("Float64").to_numpy(dtype=float, na_value=np.nan)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from ropelens.errors import Count, public
 from ropelens.figures import style
-from ropelens.figures.inputs import check_head, head_table, numbers, row_of
+from ropelens.figures.inputs import head_table, numbers, row_of
 from ropelens.figures.text import short_count
 from ropelens.figures.wavelengths import (
     mark_context,
@@ -142,7 +142,6 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     row a layer, the mean over heads; with `layer`, a row a head of that layer. In the model's
     units; brighter is longer. Source: Barbero et al. 2024 (arXiv 2410.06205), its figures.
     """
-    check_head(profile, layer=layer or 0, head=0)
     what = "layer" if layer is None else "head"
     whose = "mean over heads" if layer is None else f"heads of layer {layer}"
     rows, wavelength = profile.sizes[what], profile["wavelength"].values

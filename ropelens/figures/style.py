@@ -17,27 +17,19 @@ from plotly.subplots import make_subplots
 
 Theme = Literal["light", "dark"]
 
-LABELS = ("positional", "mixed", "semantic", "sink", "diffuse", "untested")
 OUTSIDE = ("sink", "diffuse", "untested")
 """Labels whose heads choose too little for a share of the rest to mean much."""
-COLORS = {
-    "positional": "#2a8fe0",
-    "mixed": "#97488d",
-    "semantic": "#d9700f",
-    "sink": "#1f7443",
-    "diffuse": "#b5b5b0",
-    "untested": "#6c3cf0",
-}
-SYMBOLS = {
-    "positional": "circle",
-    "mixed": "diamond",
-    "semantic": "square",
-    "sink": "triangle-up",
-    "diffuse": "x",
-    "untested": "pentagon",
-}
-SIGNS = dict(zip(LABELS, "●◆■▲✕?", strict=True))
-"""The symbols as characters, for cells and sentences."""
+LOOKS = (
+    ("positional", "#2a8fe0", "circle", "●"),
+    ("mixed", "#97488d", "diamond", "◆"),
+    ("semantic", "#d9700f", "square", "■"),
+    ("sink", "#1f7443", "triangle-up", "▲"),
+    ("diffuse", "#b5b5b0", "x", "✕"),
+    ("untested", "#6c3cf0", "pentagon", "?"),
+)
+"""A label, its colour, its symbol, and that as a character, for cells and sentences."""
+LABELS = tuple(label for label, *_ in LOOKS)
+COLORS, SYMBOLS, SIGNS = ({row[0]: row[at] for row in LOOKS} for at in (1, 2, 3))
 VARIANT_COLORS = ("#006d9c", "#b874ed", "#935649", "#fa5d14", "#ae0ee9", "#d5794f")
 """Apart from the colours of labels; and from each other, from `MUTED` and from `INK` also for
 colour-blind eyes."""

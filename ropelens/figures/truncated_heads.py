@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures import style
-from ropelens.figures.inputs import check_head
 
 ENDS = {
     "slow": ("slowest planes stopped first (p-RoPE)", style.VARIANT_COLORS[0], "square"),
@@ -41,7 +40,6 @@ def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go
     end of the axis, whose markers the page's script gives the head's label there; grey, the
     mean over as many random planes. Trace `meta` names the array of `head_steps` behind y.
     """
-    check_head(truncation, layer=layer, head=head)
     arrays = head_steps(truncation)
     panels = [name for name in PANELS if name in truncation]
     title = f"Layer {layer}, head {head}, as planes stop"

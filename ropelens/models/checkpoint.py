@@ -173,11 +173,11 @@ def fingerprint(path: str | Path) -> str:
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No messages of libraries but errors, and progress bars on a terminal only."""
+def quiet_transformers(*, bars: bool = True) -> Iterator[None]:
+    """No messages of libraries but errors, and progress `bars` on a terminal only."""
     before = logging.root.manager.disable
-    on_terminal = sys.stderr is not None and sys.stderr.isatty()
-    hide_bars = transformers_logging.is_progress_bar_enabled() and not on_terminal
+    bars = bars and sys.stderr is not None and sys.stderr.isatty()
+    hide_bars = transformers_logging.is_progress_bar_enabled() and not bars
     logging.disable(logging.WARNING)
     if hide_bars:
         transformers_logging.disable_progress_bar()

@@ -79,28 +79,16 @@ def number_sequences(
             attempt="the batch without these inputs",
         )
     ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu()
-    columns = torch.arange(ids.shape[1]).expand_as(ids)
-
-    def of_each_token(name: str, value: Any) -> Int[Tensor, "row column"]:
-        value = torch.atleast_2d(torch.as_tensor(value)).cpu().long()
-        if value.ndim == 3 and bool((value == value[0]).all()):
-            value = value[0]  # the axes of M-RoPE, on which text stands at the same positions
-        if value.shape != ids.shape:
-            raise BadArgument(
-                f"{name} must have a number for each of the input_ids.",
-                seen=f"shape {tuple(value.shape)}, input_ids {tuple(ids.shape)}",
-                means="tokens of an image, whose positions differ by axis, cannot be measured"
-                * (value.ndim == 3),
-            )
-        return value
-
-    real = of_each_token("attention_mask", encoding.get("attention_mask", ids * 0 + 1)).bool()
-    places = of_each_token("position_ids", encoding.get("position_ids", columns))
     numbers = torch.zeros_like(ids) if documents is None else torch.as_tensor(documents)
     if numbers.ndim == 1:
         numbers = numbers[:, None].expand_as(ids)
-    numbers = of_each_token("documents", numbers)
-    real &= numbers >= 0
+    columns = torch.arange(ids.shape[1]).expand_as(ids)
+    by_default = {"attention_mask": torch.ones_like(ids), "position_ids": columns}
+    given = by_default | dict(encoding) | {"documents": numbers}
+    real, places, numbers = (
+        _of_each_token(name, given[name], ids.shape) for name in (*by_default, "documents")
+    )
+    real = real.bool() & (numbers >= 0)
     if not real.any():
         raise BadArgument("attention_mask hides every token.")
     row, column = real.nonzero(as_tuple=True)
@@ -128,6 +116,20 @@ def number_sequences(
         )
     of_row = torch.zeros_like(ids).masked_scatter(real, begins.long()).cumsum(1) * real
     return of_row, places, numbers
+
+
+def _of_each_token(name: str, value: Any, shape: torch.Size) -> Int[Tensor, "row column"]:
+    value = torch.atleast_2d(torch.as_tensor(value)).cpu().long()
+    if value.ndim == 3 and bool((value == value[0]).all()):
+        value = value[0]  # the axes of M-RoPE, on which text stands at the same positions
+    if value.shape != shape:
+        raise BadArgument(
+            f"{name} must have a number for each of the input_ids.",
+            seen=f"shape {tuple(value.shape)}, input_ids {tuple(shape)}",
+            means="tokens of an image, whose positions differ by axis, cannot be measured"
+            * (value.ndim == 3),
+        )
+    return value
 
 
 def _first_and(begins: Bool[Tensor, " more"]) -> Bool[Tensor, " token"]:

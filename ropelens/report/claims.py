@@ -46,16 +46,16 @@ def claims_sentences(table: pd.DataFrame) -> list[str]:
     Of several models the first sentence says how many hold in each.
     """
     sentences: list[str] = []
-    holds: dict[Hashable, int] = {}
+    holds: list[tuple[Hashable, int, int]] = []
     several = table["model"].nunique() > 1
     for model, rows in table.groupby("model", sort=False):
         counts = {word: int((rows["verdict"] == word).sum()) for word in VERDICTS}
-        holds[model] = counts["holds"]
+        holds.append((model, counts["holds"], len(rows)))
         lost = rows.loc[rows["verdict"] == "contradicted", "statement"].tolist()
         record = {"counts": counts, "lost": lost, "where": model if several else ""}
         sentences += filter(None, (say("claims", of, **record) for of in ("counts", "lost")))
     if several:
-        most = sorted(holds.items(), key=lambda of: -of[1])
+        most = sorted(holds, key=lambda of: -of[1])
         sentences.insert(0, say("claims", "several", total=table["claim"].nunique(), most=most))
     return sentences
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Bool, Complex, Float, Int, Real
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
@@ -103,10 +103,11 @@ def by_plane(
 
 def moved_scores(
     product: Complex[Tensor, "*curve term"],
-    inv_freq: Float[Tensor, " term"],
-    distance: Float[Tensor, " distance"],
+    inv_freq: Float[Tensor, "*curve_or_all term"],
+    distance: Real[Tensor, " distance"],
 ) -> Float[Tensor, "*curve distance"]:
     """Re sum_f product_f exp(i inv_freq_f d) at every distance d, in the units of `product`."""
-    angle = inv_freq.double()[:, None] * distance.double()
-    waves = torch.cat([angle.cos(), -angle.sin()]).to(product.real.dtype)
-    return torch.cat([product.real, product.imag], dim=-1) @ waves
+    angle = inv_freq.double()[..., None] * distance.double()
+    waves = torch.cat([angle.cos(), -angle.sin()], dim=-2).to(product.real.dtype)
+    parts = torch.cat([product.real, product.imag], dim=-1)
+    return (parts[..., None, :] @ waves)[..., 0, :]

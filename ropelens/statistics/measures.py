@@ -61,16 +61,12 @@ def selectivity(block: Block) -> Float[Tensor, "batch kv_head group row coordina
 
 def predicted_kernel(layer: LayerMeans) -> Float[Tensor, "head bin"]:
     """s sum_f Re(E[q~_f] conj(E[k~_f]) exp(i w_f d)) at the first offset d of each bin."""
+    from ropelens.rope.planes import plane_products  # which import torch
+    from ropelens.rope.turn import moved_scores
+
     q, k = layer["q_still"], layer["k_still"]
-    k = k.repeat_interleave(len(q) // len(k), dim=0)
-    real, imaginary = layer.planes.first, layer.planes.second
-    turns = (q * k)[:, real] + (q * k)[:, imaginary]
-    across = q[:, imaginary] * k[:, real] - q[:, real] * k[:, imaginary]
-    inv_freq = layer.planes.inv_freq.double().expand(turns.shape)
-    angle = layer.edges[:-1, None].double() * inv_freq[:, None]
-    stays = (q * k).sum(-1, keepdim=True) - turns.sum(-1, keepdim=True)
-    moved = turns[:, None] * angle.cos() - across[:, None] * angle.sin()
-    return layer.scale * (moved.sum(-1) + stays)
+    products = plane_products(q, k.repeat_interleave(len(q) // len(k), dim=0), layer.planes)
+    return layer.scale * moved_scores(products, layer.planes.term_inv_freq, layer.edges[:-1])
 
 
 # Sinks

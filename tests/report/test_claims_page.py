@@ -53,6 +53,9 @@ def test_the_first_sentence_counts_verdicts() -> None:
     ]
     both = pd.concat([table.assign(model="none", verdict="unresolved"), table])
     assert claims_sentences(both)[0] == "Of 4 claims, 2 hold in m and none in none."
+    quick = pd.concat([table, table[:3].assign(model="q")])
+    first = "Of 4 claims, 2 hold in m and 2 in q (where 3 were tried)."
+    assert claims_sentences(quick)[0] == first
 
 
 RECORD = {

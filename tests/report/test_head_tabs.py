@@ -108,7 +108,7 @@ def test_results_of_another_model_are_refused(profile, reach, tmp_path):
     with pytest.raises(BadArgument, match="of the profile's model") as raised:
         rl.write_report(profile, tmp_path / "page.html", truncation=sweep)
     assert f"(3, 4); the profile's ({reach.sizes['layer']}, " in str(raised.value)
-    with pytest.raises(BadArgument, match="This is no reach[^$]*seen:  profile, "):
+    with pytest.raises(BadArgument, match=r"This is no reach[^$]*seen:  profile, "):
         rl.write_report(profile, tmp_path / "page.html", reach=profile)
 
 
