@@ -57,37 +57,24 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
             findings.append(f"No head that goes by {by} is silenced: {every}.")
             continue
         count = f"{len(chosen)} heads" if len(chosen) > 1 else "one head"
-        silent = silenced(analysis, chosen)
-        rows += rows_of(f"{count}, most by {by}", label, chosen, changes(plain, silent))
-        sets, possible = draws(heads, chosen)
-        random = [silenced(analysis, drawn) for drawn in sets]
-        for n, (drawn, one) in enumerate(zip(sets, random, strict=True), start=1):
-            what = f"random ({by}), {n}"
-            rows += rows_of(what, "", drawn, changes(plain, one))
-        beyond = changes_beyond(random, silent, 1 - len(sets) / possible)
+        words = f"{count}, most by {by}", f"random ({by})"
+        of_label, (_, *random), beyond, last = against_random(
+            analysis, chosen, plain, words, label=label
+        )
+        rows += of_label
         verdicts = (f"on {on} it {say(one)}" for on, one in zip(TOKENS, beyond, strict=True))
-        everyone = ", all that there are" if len(sets) == possible else ""
+        everyone = ", all that there are" if last else ""
         findings.append(
             f"That silencing the {count} going most by {by} costs more than silencing as many "
-            f"random others of each layer (draws: {len(sets)}{everyone}): "
+            f"random others of each layer (draws: {len(random)}{everyone}): "
             f"{'; '.join(verdicts)}."
         )
         costs = COSTS[verdict(beyond[0])]
         short.append(f"silencing the {count} going most by {by} {costs}")
-        strong, weak, share = planes_of(analysis, chosen)
-        if label == "positional" and strong and weak:
-            with_strong, with_weak = losses(analysis, strong), losses(analysis, weak)
-            rows += rows_of(
-                "their strongest planes stop", label, chosen, changes(plain, with_strong)
-            )
-            rows += rows_of("their other planes stop", label, chosen, changes(plain, with_weak))
-            planes = changes(with_weak, with_strong)[0]
-            fair = planes[0] * (0.5 - share) >= 0
-            findings.append(
-                f"That their strongest planes, which hold {share:.0%} of their push toward "
-                f"keys, cost more when stopped than all others, which hold {1 - share:.0%}: it "
-                f"{say(planes, unless='' if fair else UNFAIR)}."
-            )
+        if label == "positional":
+            of_planes, sentences = stopped_planes(analysis, chosen, plain)
+            rows += of_planes
+            findings += sentences
     if short:
         findings.insert(0, f"Against random heads of their layers, {', and '.join(short)}.")
     sentence, of_repeats = without_previous(analysis)
@@ -111,33 +98,73 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     return rl.Answer(question, findings, figures, {"causal.csv": table})
 
 
+def stopped_planes(
+    analysis: rl.Analysis, chosen: pd.DataFrame, plain: xr.Dataset
+) -> tuple[list[dict[str, object]], list[str]]:
+    """What the strongest planes of positional heads cost, and all others: rows, a sentence."""
+    strong, weak, share = planes_of(analysis, chosen)
+    if not strong or not weak:
+        return [], []
+    with_strong, with_weak = losses(analysis, strong), losses(analysis, weak)
+    rows: list[dict[str, object]] = []
+    for what, stopped in (("strongest", with_strong), ("other", with_weak)):
+        costs = changes(plain, stopped)
+        rows += rows_of(f"their {what} planes stop", "positional", chosen, costs)
+    planes = changes(with_weak, with_strong)[0]
+    fair = planes[0] * (0.5 - share) >= 0
+    sentence = (
+        f"That their strongest planes, which hold {share:.0%} of their push toward keys, cost "
+        f"more when stopped than all others, which hold {1 - share:.0%}: it "
+        f"{say(planes, unless='' if fair else UNFAIR)}."
+    )
+    return rows, [sentence]
+
+
 def without_previous(analysis: rl.Analysis) -> tuple[str, list[dict[str, object]]]:
     """What is left of induction without the previous-token heads: a sentence, and rows."""
     heads = analysis.heads
     chosen = at_most_half(heads[heads["previous_token"] >= PREVIOUS], heads)
     if chosen.empty:
         return f"No head has {PREVIOUS:.0%} of its attention on the previous token.", []
-    plain, silent = repeats(analysis), silenced(analysis, chosen, repeats)
-    sets, possible = draws(heads, chosen)
-    random = [silenced(analysis, drawn, repeats) for drawn in sets]
-    rows = rows_of(
-        "previous-token heads", "positional", chosen, changes(plain, silent), REPEATED
-    )
-    for n, (drawn, one) in enumerate(zip(sets, random, strict=True), start=1):
-        what = f"random, {n}"
-        rows += rows_of(what, "", drawn, changes(plain, one), REPEATED)
+    plain, words = repeats(analysis), ("previous-token heads", "random")
+    kind = {"measure": repeats, "tokens": REPEATED}
+    rows, silent, (beyond,), _ = against_random(analysis, chosen, plain, words, **kind)
     best = plain["induction"].argmax(("layer", "head"))
-    before, after, *others = (float(one["induction"][best]) for one in (plain, silent, *random))
-    beyond = changes_beyond(random, silent, 1 - len(sets) / possible)[0]
+    before, after, *others = (float(one["induction"][best]) for one in (plain, *silent))
     sentence = (
         f"Silencing the heads with {PREVIOUS:.0%} or more of their attention on the previous "
         f"token ({names(chosen)}) takes the best induction head, "
         f"{int(best['layer'])}.{int(best['head'])}, from {before:.2f} to {after:.2f}; as many "
         f"random heads of their layers leave it {np.mean(others):.2f} ({min(others):.2f} to "
-        f"{max(others):.2f} in {len(sets)} draws). That this costs repeated random tokens more "
-        f"than silencing random heads: it {say(beyond)}."
+        f"{max(others):.2f} in {len(others)} draws). That this costs repeated random tokens "
+        f"more than silencing random heads: it {say(beyond)}."
     )
     return sentence, rows
+
+
+def against_random(
+    analysis: rl.Analysis,
+    chosen: pd.DataFrame,
+    plain: xr.Dataset,
+    words: tuple[str, str],
+    *,
+    label: str = "positional",
+    measure: Callable[[rl.Analysis], xr.Dataset] | None = None,
+    tokens: Sequence[str] = TOKENS,
+) -> tuple[list[dict[str, object]], list[xr.Dataset], list[Change], bool]:
+    """Silence `chosen` heads, then as many random others of each layer, in up to eight draws.
+
+    Rows of the table, in which `words` name them and the draws; what `measure` gives of each,
+    `chosen` first; how much more they cost than random ones; and whether no other draw exists.
+    """
+    sets, possible = draws(analysis.heads, chosen)
+    silent = [silenced(analysis, one, measure or losses) for one in (chosen, *sets)]
+    what, random = words
+    rows = rows_of(what, label, chosen, changes(plain, silent[0]), tokens)
+    for n, (drawn, one) in enumerate(zip(sets, silent[1:], strict=True), start=1):
+        rows += rows_of(f"{random}, {n}", "", drawn, changes(plain, one), tokens)
+    beyond = changes_beyond(silent[1:], silent[0], 1 - len(sets) / possible)
+    return rows, silent, beyond, len(sets) == possible
 
 
 def repeats(analysis: rl.Analysis) -> xr.Dataset:
