@@ -160,10 +160,8 @@ def _joined_by_sweep(
     earlier = None if folder is None else earlier_analysis(Path(folder), weights)
     if earlier is not None:
         alike = earlier.provenance.get("text", {}).get("fingerprint") == text != ""
-        commands = [
-            of.attrs.get("command") for of in (earlier.profile, earlier.truncation) if of
-        ]
-        if not alike or len(set(commands)) < len(commands):
+        runs = [of.attrs.get("command") for of in (earlier.profile, earlier.truncation) if of]
+        if not alike or len(set(runs)) < len(runs):
             earlier = None
     return earlier if all(gather(earlier is not None)) else None
 

@@ -74,9 +74,7 @@ def analyze(
         from ropelens.analysis.plan import plan_analysis
         from ropelens.models.processes import gather, processes, shared
     with opening(show_progress, "reading"):  # all, so that nothing is measured in vain
-        plans = {
-            name: plan_analysis(model, text, options) for name, model in checkpoints.items()
-        }
+        plans = {name: plan_analysis(of, text, options) for name, of in checkpoints.items()}
     if plan:
         typer.echo("\n".join(map(str, plans.values())))
         return

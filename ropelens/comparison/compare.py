@@ -169,10 +169,8 @@ def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
     """The profiles that `ropelens analyze` wrote, over `entry`."""
     profiles = [open_results(entry.folder / "profile.nc", "profile") for entry in entries]
     losses = ["group_loss", "group_predicted"]  # which pair two models on the same tokens
-    measured = [
-        head_measures(p).merge(p[losses].rename(group="sequence_group")) for p in profiles
-    ]
-    dataset = _side_by_side(measured, entries)
+    heads = [head_measures(p).merge(p[losses].rename(group="sequence_group")) for p in profiles]
+    dataset = _side_by_side(heads, entries)
     documents = [int(p.attrs["documents"]) for p in profiles]
     dataset.attrs = {"documents": min(documents)}
     return dataset.assign_coords(

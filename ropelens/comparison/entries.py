@@ -48,9 +48,8 @@ class Entry:
     def checkpoints(self) -> dict[int, Path]:
         """The models in its history, and the finished one, by their step."""
         early = sorted((self.folder / "history").glob("step-*"))
-        return {int(at.name.removeprefix("step-")): at for at in early} | {
-            self.steps: self.folder
-        }
+        models = {int(at.name.removeprefix("step-")): at for at in early}
+        return models | {self.steps: self.folder}
 
 
 def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:

@@ -142,9 +142,7 @@ def stack_edits(subject: Subject, edits: Sequence[Edit | str]) -> ModelEdit:
     """`edits`, checked, after those that are open."""
     subject.rotations()  # measured, or refused, before the block
     if any(type(module).__name__.endswith("Indexer") for module in subject.model.modules()):
-        warnings.warn(
-            f"the indexer of {subject.kind} picks keys without the edit", stacklevel=5
-        )
+        warnings.warn(f"{subject.kind}'s indexer picks keys without the edit", stacklevel=5)
     outer = subject.open_edit
     before = outer.edits if isinstance(outer, ModelEdit) else ()
     return ModelEdit(subject, (*before, *(placed(subject, edit) for edit in edits)))
@@ -161,9 +159,8 @@ def placed(subject: Subject, edit: Edit | str) -> PlacedEdit:
     most = max(len(layer.planes.inv_freq) for layer in layers)
     numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()
     if not all(0 <= number < most for number in numbers):
-        raise BadArgument(
-            f"The model has no plane for {edit.select}.", seen=f"planes 0 to {most - 1}"
-        )
+        what = f"The model has no plane for {edit.select}."
+        raise BadArgument(what, seen=f"planes 0 to {most - 1}")
     for layer in layers:
         if edit.select(layer.planes).any():
             edit.action(layer)

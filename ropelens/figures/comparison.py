@@ -206,10 +206,8 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     every = np.concatenate([place for place, _ in places.values()])
     every = every if np.isfinite(every).any() else NO_PLANES
     ends = np.log10([np.nanmin(every) / 1.3, np.nanmax(every) * 1.3]).tolist()
-    powers = style.log_axis(
-        {power: short_count(power) for power in 10.0 ** np.arange(9)}, range=ends
-    )
-    style.set_x(figure, powers, AXIS_TITLE)
+    powers = {power: short_count(power) for power in 10.0 ** np.arange(9)}
+    style.set_x(figure, style.log_axis(powers, range=ends), AXIS_TITLE)
     for row, values_of in enumerate(panels.values(), start=1):
         still = [values_of(group).mean("entry")[~turns] for group, (_, turns) in places.items()]
         x = np.concatenate([one["frequency"] for one in still])

@@ -42,13 +42,14 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     where the plane carries the same vector whatever the token. Trace `meta` names the variable
     behind each axis; `customdata` is the wavelength in tokens.
     """
+    at = {"layer": layer, "head": head, "kv_head": kv_heads(profile)[layer, head]}
     wavelength = profile["wavelength"].values
     places = wavelength_positions(wavelength)[layer]
     title = f"Planes of layer {layer}, head {head}"
     figure = style.stacked(title, 3, height=460, row_heights=[0.4, 0.34, 0.26])
     for row, (unit, names) in enumerate(PANELS.items(), start=1):
         for name, side in names.items():
-            data = {"x": places, "y": of_head(profile, name, layer=layer, head=head)}
+            data = {"x": places, "y": profile[name].isel(at, missing_dims="ignore").values}
             data |= {"customdata": wavelength[layer]}
             meta = {"x": "wavelength_position", "y": name, "customdata": "wavelength"}
             marked = name == "selectivity_keys" or len(places) <= MARKED
@@ -65,14 +66,6 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     mark_context(figure, profile)
     drawn = [trace.y for trace in figure.data]
     return style.note_missing(figure, drawn, "no plane of this head was measured")
-
-
-def of_head(profile: xr.Dataset, name: str, *, layer: int, head: int) -> np.ndarray:
-    """A variable of one head over frequencies; for keys, of the key-value head it reads."""
-    values = profile[name].isel(layer=layer)
-    if "kv_head" in values.dims:
-        return values.isel(kv_head=kv_heads(profile)[layer, head]).values
-    return values.isel(head=head).values
 
 
 MEASURED = {"line": {"width": 2, "shape": "hvh"}, "fill": "tozeroy", "fillcolor": style.SHADE}
@@ -147,12 +140,11 @@ def plot_attention(
     weights = one_head.transpose("excerpt_query", "excerpt_key").values
     weights = weights[: len(strings), : len(strings)]
     keys = np.arange(len(named))
-    figure = style.new_figure(
-        f"Attention of layer {layer}, head {head} on an excerpt", height=640
-    )
+    title = f"Attention of layer {layer}, head {head} on an excerpt"
+    figure = style.new_figure(title, height=640)
     # In the empty half, above the diagonal.
     corner = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "orientation": "h"}
-    title = {"text": "weight (% of row)", "side": "top", "font": {"size": 11}}
+    named_bar = {"text": "weight (% of row)", "side": "top", "font": {"size": 11}}
     ticked = {"tickvals": [0, 0.5, 1], "tickformat": ".0%", "thickness": 10, "len": 0.42}
     figure.add_heatmap(
         x=keys,
@@ -161,7 +153,7 @@ def plot_attention(
         zmin=0,
         zmax=1,
         colorscale=[[place**2, color] for place, color in get_colorscale(style.SEQUENTIAL)],
-        colorbar=corner | ticked | {"title": title},
+        colorbar=corner | ticked | {"title": named_bar},
         meta={"z": "attention"},
         # One text a cell, [query token, key token]: cheaper as text of rows and columns.
         customdata=np.stack(np.meshgrid(named, named, indexing="ij"), axis=-1),

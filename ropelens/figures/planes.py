@@ -53,9 +53,8 @@ def plot_head_wavelengths(
     edges = cells["x"]
     below = int(np.clip(13 * len(order), 120, 560))
     panels: dict[str, Any] = {"spacing": 0.03, "row_heights": [MEANS, below]}
-    figure = style.stacked(
-        "Push toward keys by wavelength", 2, height=2 * MEANS + below, **panels
-    )
+    panels["height"] = 2 * MEANS + below
+    figure = style.stacked("Push toward keys by wavelength", 2, **panels)
     _add_label_lines(figure, wavelength, shares, heads)
     bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
     bar |= {"len": below / (MEANS + below), "y": 0, "yanchor": "bottom"}

@@ -105,9 +105,8 @@ def _bar(stages: tuple[Stage, ...]) -> Iterator[Callable[[Stage, str, float], No
         def show(now: Stage, note: str, _: float) -> None:
             done, left = seconds_of(stages)
             share = max(bar.tasks[0].completed, done / max(done + left, 1e-9))  # no way back
-            bar.update(
-                task, completed=share, description=now.what, words=f"{_clock(left)} {note}"
-            )
+            words = f"{_clock(left)} {note}"
+            bar.update(task, completed=share, description=now.what, words=words)
 
         yield show
 

@@ -23,11 +23,9 @@ from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import repeats
 from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Model, as_subject
-from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
-from ropelens.statistics.sums import Sums
 from ropelens.statistics.variables import (
     AXES,
     MEASURES,
@@ -105,12 +103,16 @@ def profile(
     repeated = repeats(measurement, planes)
     stage, chosen = begin_stage(), shard(len(measurement.text))
     fits, sums = stage.state or (None if budget else {}, None)
-    measuring, fitting = _left(measurement, chosen, fits, sums, surrogates)
-    with show(measuring, Stage("probing", EXCERPTED + repeated.tokens), fitting) as step:
-        probe = partial(step, stage=1)
+    left = chosen[0 if sums is None else sums.sequences :]
+    count = int(measurement.text.real[left.start : left.stop].sum())
+    layers = len(shard(len(subject.attending))) if fits is None else 0
+    cost = cost_of_fit(measurement, surrogates)
+    fitting = Stage("fitting the budget", layers, "layers", cost)
+    probing = Stage("probing", EXCERPTED + repeated.tokens)
+    with show(Stage("measuring", count, cost=OBSERVED), probing, fitting) as step:
         read = read_excerpts(measurement, excerpts, planes, tokenizer)
-        probe(EXCERPTED)
-        answers = repeated.measure(probe)
+        step(EXCERPTED, stage=1)
+        answers = repeated.measure(partial(step, stage=1))
         if fits is None:
             fit = partial(step, stage=2)
             fits = fit_layers(measurement, planes, surrogates=surrogates, progress=fit)
@@ -134,21 +136,3 @@ def profile(
         kinds = {"layer_type": np.array(subject.kinds, dtype=object)}
         dataset = dataset.assign_coords(labelled(kinds, AXES))
     return dataset.assign_attrs({"kind": "profile"} | measurement.facts)
-
-
-def _left(
-    measurement: Measurement,
-    chosen: range,
-    fits: dict[int, LayerFit] | None,
-    sums: Sums | None,
-    surrogates: int,
-) -> tuple[Stage, Stage]:
-    """What is left to measure of the `chosen` sequences, and to fit."""
-    begin = chosen.start + (0 if sums is None else sums.sequences)
-    tokens = int(measurement.text.real[begin : chosen.stop].sum())
-    layers = len(shard(len(measurement.subject.attending))) if fits is None else 0
-    cost = cost_of_fit(measurement, surrogates)
-    return (
-        Stage("measuring", tokens, cost=OBSERVED),
-        Stage("fitting the budget", layers, "layers", cost),
-    )

@@ -37,9 +37,8 @@ def summarize(
     statistics = [row for row in rows if isinstance(row, Statistic)]
     numbers = sorted(sums.layers)
     layers = [LayerMeans(sums.layers[n], sums, planes[n], statistics) for n in numbers]
-    dataset = xr.Dataset(
-        labelled({row.name: _values(row, layers) for row in rows if row.saved}, rows)
-    )
+    values = {row.name: _values(row, layers) for row in rows if row.saved}
+    dataset = xr.Dataset(labelled(values, rows))
     for row in extra:
         dataset[row.name].attrs |= {"column": row.column} if row.column else {}
     edges, farthest = layers[0].edges.numpy(), [layer.sums.farthest for layer in layers]

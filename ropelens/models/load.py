@@ -201,9 +201,7 @@ def _require_floats(files: Iterable[Path]) -> None:
             for name in tensors.keys():  # noqa: SIM118
                 dtype = tensors.get_slice(name).get_dtype()
                 if name.endswith(".weight") and dtype.startswith(("I", "U")):
-                    raise ValueError(
-                        f"{name} is {dtype}, and config.json states no quantization"
-                    )
+                    raise ValueError(f"{name} is {dtype}; config.json states no quantization")
 
 
 def _check_weights(name: str, weights: dict[str, set]) -> None:

@@ -100,8 +100,6 @@ def _row(row: dict[Hashable, Any]) -> dict[str, Any]:
     least, most = min(known.values(), default=0), max(known.values(), default=0)
     at = {end: 100 * (x - least) / ((most - least) or 1) for end, x in known.items()}
     pairs = {"null": ("null_low", "null_high"), "interval": ("low", "high")}
-    bars = {
-        name: sorted(at[end] for end in ends) for name, ends in pairs.items() if ends[0] in at
-    }
+    bars = {bar: sorted(at[end] for end in of) for bar, of in pairs.items() if of[0] in at}
     figure = next((FIGURES[name] for name in FIGURES if name in row["call"]), "")
     return {**{str(n): x for n, x in row.items()}, "figure": figure, "bars": bars, "at": at}

@@ -18,6 +18,8 @@ from ropelens.report.render import page_words
 from ropelens.report.words import CHANCE, scope
 from ropelens.statistics.variables import NEEDLES
 
+Write = Callable[[Any], str]
+
 
 @dataclass(frozen=True)
 class Column:
@@ -27,14 +29,10 @@ class Column:
     title: str
     unit: str
     meaning: str
-    write: Callable[[Any], str] = number
+    write: Write = number
 
 
-WRITTEN: dict[str, Callable[[Any], str]] = {
-    "short": short_count,
-    "mean": mean_count,
-    "text": str,
-}
+WRITTEN: dict[str, Write] = {"short": short_count, "mean": mean_count, "text": str}
 """How numbers are written that have no format such as ".2f"."""
 
 

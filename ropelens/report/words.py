@@ -292,9 +292,8 @@ def comparison_sentences(
     records: dict[str, Record | None] = {}
     if "source" in comparison.coords:
         models = {*comparison["model"].values.tolist()}
-        sampled = {
-            str(text).rpartition(", sampled from ")[2] for text in comparison["source"].values
-        }
+        sources = comparison["source"].values.astype(str)
+        sampled = {text.rpartition(", sampled from ")[2] for text in sources}
         writers = sorted(models & sampled) if len(models) > 1 else []
         records["sampled"] = {"writers": writers} if writers else None
     if known := [row for row in rows if not pd.isna(row["loss_change"])]:

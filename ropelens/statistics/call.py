@@ -188,9 +188,8 @@ def write_head(
     for term in range(terms):
         into["contribution"][term].copy_(scores(term_of == term))
     into["attention"].copy_(attention)
-    into["contrast"].copy_(
-        contrasts(into["contribution"], into["attention"], runner_up=runner_up)
-    )
+    contrast = contrasts(into["contribution"], into["attention"], runner_up=runner_up)
+    into["contrast"].copy_(contrast)
     into["inv_freq"][:terms] = planes.term_inv_freq
     into["wavelength"][:terms] = planes.wavelength
     into["scale"].fill_(call.scale)

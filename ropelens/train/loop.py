@@ -96,9 +96,8 @@ def fit(
                 now = time.perf_counter()
                 row["train_loss"] = float(loss.double() / LOG_EVERY)
                 row["learning_rate"] = rate
-                row["tokens_per_second"] = round(
-                    (step - timed_from) * per_step / (now - timed_at)
-                )
+                tokens = (step - timed_from) * per_step
+                row["tokens_per_second"] = round(tokens / (now - timed_at))
                 loss, timed_at, timed_from = torch.zeros_like(loss), now, step
                 note["loss"] = f"loss {row['train_loss']:.4f}"
             last = step == settings.steps

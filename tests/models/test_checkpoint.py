@@ -170,7 +170,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "integers": (
         lambda f: edit_weights(f, integers),
-        ["weight is I32, and config.json states no quantization"],
+        ["weight is I32; config.json states no quantization"],
     ),
     "pickle": (only_pickle, ["no model.safetensors", "run any code", "save_pretrained(NEW"]),
     "missing shard": (lose_a_shard, ["index.json cannot be read", "missing"]),
