@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -178,13 +178,8 @@ def open_analysis(folder: str | Path) -> Analysis:
     what = f"{folder / 'profile.nc'} lacks numbers that labels are made of."
     with explained(what, "measure again", error=BadArgument):
         heads = classify_heads(profile, seed=profile.attrs["seed"])
-    return Analysis(
-        profile,
-        heads,
-        record,
-        truncation=open_results(folder / "truncation.nc", "truncation") if swept else None,
-        reach=reach,
-    )
+    sweep = open_results(folder / "truncation.nc", "truncation") if swept else None
+    return Analysis(profile, heads, record, truncation=sweep, reach=reach)
 
 
 def earlier_analysis(folder: Path, weights: str | None) -> Analysis | None:
@@ -256,12 +251,9 @@ class Answer:
             prints = comparison["fingerprint"].values.tolist()
             record["fingerprints"] = dict(zip(entries, prints, strict=True))
         Path(folder).parent.mkdir(parents=True, exist_ok=True)
-        return write_folder(
-            folder,
-            record=record,
-            results={"comparison.nc": comparison, "comparison.csv": table, **self.more},
-            page=lambda: render_comparison(comparison, table),
-        )
+        results = {"comparison.nc": comparison, "comparison.csv": table, **self.more}
+        page = partial(render_comparison, comparison, table)
+        return write_folder(folder, record=record, results=results, page=page)
 
 
 def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path:

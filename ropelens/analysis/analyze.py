@@ -110,13 +110,8 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
                 shown = bridge(subject.model, source.tokenizer)
                 subject = as_subject(shown, source.tokenizer)
             if earlier is None:
-                profile = measure(
-                    subject,
-                    excerpts=plan.excerpts,
-                    statistics=plan.statistics,
-                    surrogates=options.surrogates,
-                    **common,
-                )
+                common |= {"excerpts": plan.excerpts, "statistics": plan.statistics}
+                profile = measure(subject, surrogates=options.surrogates, **common)
                 with opening(progress, "labelling"):
                     heads = classify_heads(profile, seed=options.seed)
     facts = {
@@ -132,12 +127,9 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
     if earlier is not None:
         return replace(earlier, **measured)
     profile.attrs |= facts
-    record = _record(profile, heads, plan, subject, weights) | {
-        "seconds": {
-            "load": round(loaded - begin, 3),
-            "measure": round(time.perf_counter() - loaded, 3),
-        }
-    }
+    times = {"load": loaded - begin, "measure": time.perf_counter() - loaded}
+    record = _record(profile, heads, plan, subject, weights)
+    record["seconds"] = {name: round(seconds, 3) for name, seconds in times.items()}
     return Analysis(profile, heads, record, **measured)
 
 

@@ -126,13 +126,8 @@ def path_of(text: str) -> Any:
     return Path(text)
 
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list).",
-    ),
-]
+NAMED = "A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list)."
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=NAMED)]
 Text = Annotated[
     list[Path] | None,
     option(

@@ -112,11 +112,9 @@ def plan_analysis(
             read = replace(read, source=f"{read.source}, sampled from {', '.join(writers)}")
         prompts = options.prompts or ()
         excerpts = [prompt_tokens(prompt, tokenizer, options.bos) for prompt in prompts]
-        batch_size, facts = (
-            _sizes(source, read, options)
-            if isinstance(source, Opened)
-            else (options.batch_size, {})
-        )
+        batch_size, facts = options.batch_size, dict[str, str]()
+        if isinstance(source, Opened):
+            batch_size, facts = _sizes(source, read, options)
         if truncation is not None:
             measures = ", ".join(sorted(wanted_measures(truncation.get("measures") or EVERY)))
             edits, trained = _count_edits(truncation, config), stated_context(config) or "?"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ropelens.analysis.options import Model, Options, Out, Text, with_options
+from ropelens.analysis.options import NAMED, Model, Options, Out, Text, with_options
 from ropelens.commands.terminal import finish, say
 from ropelens.files.progress import opening, show_progress
 from ropelens.models.loading import option
@@ -30,8 +30,7 @@ def analyze(
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help="A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list). "
-            "Several, such as RUN/history/*, are measured one after another. "
+            help=f"{NAMED} Several, such as RUN/history/*, are measured one after another. "
             "[default: bundled]",
         ),
     ] = None,

@@ -62,12 +62,9 @@ def measure(
         return dataset.drop_vars(("inv_freq", "wavelength"))
     losses = on(text, "loss").reset_coords("group")
     longest = TIMES_CONTEXT * run.context
-    far = on(
-        text,
-        *("copying", "retrieval"),
-        prompt_lengths=doublings(SHORTEST, longest),
-        distances=doublings(NEAREST, longest // 2),
-    )
+    away = {"prompt_lengths": doublings(SHORTEST, longest)}
+    away["distances"] = doublings(NEAREST, longest // 2)
+    far = on(text, "copying", "retrieval", **away)
     return dataset.assign(
         loss=losses["mean_loss"],
         loss_se=losses["mean_loss_se"],

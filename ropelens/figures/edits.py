@@ -96,12 +96,10 @@ def _ends_figure(
 ) -> go.Figure:
     """A column an end of the axis, a row a measure."""
     what = "costs" if measures == [MEASURES["loss"]] else "changes"
-    figure = _with_words_above(
-        f"What stopping planes {what}, from either end",
-        height=180 + 240 * len(measures),
-        **{"rows": len(measures), "cols": len(ends), "shared_yaxes": True},
-        **{"horizontal_spacing": 0.04, "vertical_spacing": 0.08},
-    )
+    title = f"What stopping planes {what}, from either end"
+    panels: dict[str, Any] = {"rows": len(measures), "cols": len(ends), "shared_yaxes": True}
+    panels |= {"horizontal_spacing": 0.04, "vertical_spacing": 0.08}
+    figure = _with_words_above(title, height=180 + 240 * len(measures), **panels)
     draws, as_it_is = table[table["kind"] == "random"], table[table["kind"] == "none"]
     for row, measure in enumerate(measures, start=1):
         for column, end in enumerate(ends, start=1):

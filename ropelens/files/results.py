@@ -135,11 +135,8 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
             texts = [_printable(str(text)) for text in variable.values.ravel()]
             values = np.array(texts, dtype=object).reshape(variable.shape)
             written[name] = (variable.dims, values, variable.attrs)  # a coordinate stays one
-    encoding = {
-        name: {"zlib": True, "complevel": 4}
-        for name, variable in results.variables.items()
-        if variable.dtype.kind == "f" and variable.ndim >= 2
-    }
+    large = [n for n, of in results.variables.items() if of.dtype.kind == "f" and of.ndim >= 2]
+    encoding = {name: {"zlib": True, "complevel": 4} for name in large}
     written.attrs[CONTENTS] = " ".join(sorted(map(str, results.variables)))
     # In memory first: HDF5 crashes the process when the disk is full.
     return write_whole(path, bytes(written.to_netcdf(engine="h5netcdf", encoding=encoding)))

@@ -43,18 +43,13 @@ def summarize(
         dataset[row.name].attrs |= {"column": row.column} if row.column else {}
     edges, farthest = layers[0].edges.numpy(), [layer.sums.farthest for layer in layers]
     dataset = dataset.assign(labelled({"farthest_offset": np.array(farthest)}, AXES))
-    dataset = dataset.assign_coords(
-        plane_coordinates([planes[n] for n in numbers])
-        | labelled({"offset_start": edges[:-1], "offset_stop": edges[1:]}, AXES)
-    )
+    bins = labelled({"offset_start": edges[:-1], "offset_stop": edges[1:]}, AXES)
+    of_planes = plane_coordinates([planes[n] for n in numbers])
+    dataset = dataset.assign_coords(of_planes | bins)
     loss, loss_se = sums.loss
-    dataset.attrs = {
-        "sequences": sums.sequences,
-        "tokens": sums.tokens,
-        "rows_measured": float(sums.row_weight.sum()),
-        "loss": loss,
-        "loss_se": loss_se,
-    }
+    dataset.attrs = {"sequences": sums.sequences, "tokens": sums.tokens}
+    dataset.attrs |= {"rows_measured": float(sums.row_weight.sum())}
+    dataset.attrs |= {"loss": loss, "loss_se": loss_se}
     dataset = number_dims(dataset)
     dataset = dataset.assign(_budget(sums, fits)) if fits else dataset
     if len(numbers) == len(planes):

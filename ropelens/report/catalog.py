@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures import comparison, head, heads, planes, truncated_heads
 from ropelens.figures.edits import MEASURES, MeasureName, plot_truncation
-from ropelens.measure.truncation_table import class_changes
 from ropelens.report.render import page_words
 
 
@@ -99,7 +99,7 @@ SWEEP = (
     PageFigure("classes",
         lambda sweep, table: plot_truncation(sweep, by="class", table=table),
         known=lambda sweep, table: (
-            _has(table, "slow", "fast") and not class_changes(sweep).empty
+            _has(table, "slow", "fast") and bool(np.any(sweep.get("class_tokens", 0)))
         )),
     PageFigure("others",
         lambda sweep, table: plot_truncation(
