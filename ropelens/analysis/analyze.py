@@ -90,7 +90,11 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
         check_sweep(Path(folder), plan.arguments)
     with listed_warnings(plan.warnings):
         with opening(progress, "loading"):
-            subject, weights, revision = _loaded(plan)
+            if isinstance(source, Subject):
+                subject, weights, revision = source, None, None
+            else:
+                subject, at = as_subject(source.read(), source.tokenizer), source.checkpoint
+                weights, revision = fingerprint(at.path), at.revision
         loaded = time.perf_counter()
         shown: Any = subject.model
         full = explain_full_memory(
@@ -131,15 +135,6 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
     record = _record(profile, heads, plan, subject, weights)
     record["seconds"] = {name: round(seconds, 3) for name, seconds in times.items()}
     return Analysis(profile, heads, record, **measured)
-
-
-def _loaded(plan: Plan) -> tuple[Subject, str | None, str | None]:
-    """The model with its weights; of a checkpoint also their fingerprint and the revision."""
-    source = plan.source
-    if isinstance(source, Subject):
-        return source, None, None
-    subject = as_subject(source.read(), source.tokenizer)
-    return subject, fingerprint(source.checkpoint.path), source.checkpoint.revision
 
 
 def _joined_by_sweep(

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
-from jaxtyping import Float
 
 from ropelens.errors import BadArgument, public
 from ropelens.figures import style
@@ -131,7 +130,11 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
     """The change a band, at its wavelengths."""
     bands = table[table["kind"] == "band"]
     figure = _with_words_above("What each band of wavelengths is worth", height=400)
-    spans = _spans(truncation, bands)
+    wavelength = truncation["wavelength"].transpose("layer", "frequency").values
+    borders = plane_borders(wavelength)  # where a band ends on the axis (tokens)
+    outer = bands[["wavelength_low", "wavelength_high"]].to_numpy(float)
+    inside = [(wavelength >= first) & (wavelength <= last) for first, last in outer]
+    spans = np.array([(borders[0][of].min(), borders[1][of].max()) for of in inside])
     low, high = spans.T
     bars, color = _changes(bands, measure), style.VARIANT_COLORS[2]
     look = {"color": color, "opacity": 0.55, "line": {"width": 1}}
@@ -229,15 +232,6 @@ def _add_draws(
     look = {"mode": "markers", "marker": cross, "name": "random planes", "showlegend": False}
     dots = _changes(draws, measure) | {"x": at, "error_y": None, "legendgroup": "random"}
     figure.add_scatter(**dots, **look, **place)
-
-
-def _spans(truncation: xr.Dataset, bands: pd.DataFrame) -> Float[np.ndarray, "band 2"]:
-    """Where each band begins and ends on the axis (tokens): the borders of its outer planes."""
-    wavelength = truncation["wavelength"].transpose("layer", "frequency").values
-    low, high = plane_borders(wavelength)
-    outer = bands[["wavelength_low", "wavelength_high"]].to_numpy(float)
-    inside = [(wavelength >= first) & (wavelength <= last) for first, last in outer]
-    return np.array([(low[planes].min(), high[planes].max()) for planes in inside])
 
 
 def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import add
 from typing import Any
@@ -199,9 +199,8 @@ def _run(
             for n, entry in enumerate(entries):
                 budget = fits[n] if fits else {}
                 change = as_is if "change" in wanted else None
-                measured[n] += _on_text(
-                    subject, batch, entry, budget, change, edges, classes, step
-                )
+                more = _on_text(subject, batch, entry, budget, change, edges, classes, step)
+                measured[n] += more
             stage.save(state)
         for n, name in mine:
             with entries[n].open(subject):
@@ -255,7 +254,8 @@ def _on_text(
         if as_is is None:
             return
         if entry.name == NONE:
-            as_is[call.layer] = call.without_values()
+            none = call.query[..., :0].transpose(1, 2)  # values and output may go
+            as_is[call.layer] = replace(call, value=call.key[..., :0], output=none)
         else:
             change[:, call.layer] = attention_change(as_is[call.layer], call, batch.rows, sets)
 

@@ -109,15 +109,9 @@ def reach(
                 runs.append(_run(measurement, chosen, copied, apart, far, draws, step))
     values = {name: np.stack([run[name] for run in runs]) for name in runs[0]}
     indices = {"distance": far, "run_distance": np.array(apart)}
-    dataset = xr.Dataset(
-        labelled(values, REACH),
-        coords=labelled(indices, REACH)
-        | {
-            "variant": np.array(variants, dtype=object),
-            "layer": range(subject.layers),
-            "head": range(subject.heads),
-        },
-    )
+    coords: dict[str, Any] = {"layer": range(subject.layers), "head": range(subject.heads)}
+    coords |= labelled(indices, REACH) | {"variant": np.array(variants, dtype=object)}
+    dataset = xr.Dataset(labelled(values, REACH), coords)
     return dataset.assign_attrs({"kind": "reach", "copied": copied} | measurement.facts)
 
 

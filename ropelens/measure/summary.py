@@ -102,8 +102,12 @@ def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
     bits = bits_of(scores.sum(1))
     rows = scores[0, :, 0, SCORES.index("weight")]
     by_group = gains(scores[:, rows > 0])
-    kernels = [_kernel(sums, layer, fits[layer]) for layer in layers]
-    of_layers = [fits[layer] for layer in layers]
+    of_layers, kernels = [fits[layer] for layer in layers], []
+    for layer, fit in zip(layers, of_layers, strict=True):
+        seen_by = sums.layers[layer].reach[0] / sums.row_weight.sum()
+        kernel, edges = describe_kernel(fit.kappa, seen_by), offset_edges(len(seen_by))
+        in_bins = {"kernel": sum_bins(kernel["kernel"], edges) / edges.diff()}
+        kernels.append(kernel | in_bins)
     drawn = [fit.surrogates for fit in of_layers]
     values = {
         **{f"{name}_bits": values for name, values in bits.items()},
@@ -122,10 +126,3 @@ def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
 def bits_of(scores: Float[Tensor, "*head score"]) -> dict[str, Float[np.ndarray, "*head"]]:
     """The attention budget of each head by the `SCORES` of its models."""
     return attention_budget(*(gain.numpy() for gain in gains(scores).values()))
-
-
-def _kernel(sums: Sums, layer: int, fit: LayerFit) -> dict[str, Tensor]:
-    """The kernel of every head by bin of offsets, and its peak."""
-    seen_by = sums.layers[layer].reach[0] / sums.row_weight.sum()
-    found, edges = describe_kernel(fit.kappa, seen_by), offset_edges(len(seen_by))
-    return found | {"kernel": sum_bins(found["kernel"], edges) / edges.diff()}

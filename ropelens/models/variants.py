@@ -30,7 +30,8 @@ def register(modeling_rope_utils: ModuleType) -> None:
         if row.rope_type == OWN + name:
             modeling_rope_utils.ROPE_INIT_FUNCTIONS[row.rope_type] = _rates
             check = f"_validate_{row.rope_type}_rope_parameters"  # a type without is warned of
-            setattr(modeling_rope_utils.RotaryEmbeddingConfigMixin, check, _check)
+            mixin = modeling_rope_utils.RotaryEmbeddingConfigMixin
+            setattr(mixin, check, lambda _, parameters, ignore_keys: _variant(parameters))
 
 
 def _rates(
@@ -61,11 +62,6 @@ def frequencies(variant: Variant, shape: Shape) -> Rates:
         standardize_rope_params=lambda: None,
     )
     return ROPE_INIT_FUNCTIONS[variant.rope_type](config, "cpu", seq_len=shape.length)
-
-
-def _check(config: Any, rope_parameters: dict[str, Any], ignore_keys: Any = None) -> None:
-    """Check a config's parameters by the row of the table."""
-    _variant(rope_parameters)
 
 
 def _variant(parameters: dict[str, Any]) -> Variant:

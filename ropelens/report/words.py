@@ -187,7 +187,11 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> lis
     fast = [row for row in quarters["ends"] if row["kind"] == "fast"]
     bands = [row for row in rows if row["kind"] == "band" and row["loss_change"] is not None]
     most = max(bands, key=lambda row: row["loss_change"], default=None)
-    retrieval = rows[0]["retrieval"]
+    retrieval, classes = rows[0]["retrieval"], class_changes(sweep)
+    of_classes = [
+        row | {"classes": classes[classes["edit"] == row["edit"]].to_dict("records")}
+        for row in (quarters["ends"] if len(classes) else ())
+    ]
     records = {
         "short": {"at": at, "free": free, "fast": fast[0]} if free and fast else None,
         **{name: of_quarters.get(name) for name in ("ends", "far", "copies")},
@@ -195,7 +199,7 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> lis
         "bands": {"at": at, "count": len(bands), "most": most} if most else None,
         "labels": of_quarters.get("labels"),
         "retrieval": None if retrieval is None else {"share": retrieval, "chance": CHANCE},
-        "classes": _classes(sweep, at, quarters["ends"]),
+        "classes": {"at": at, "rows": of_classes} if of_classes else None,
     }
     return [*say_all("truncation", records).values()]
 
@@ -216,14 +220,6 @@ def _sweep_records(table: pd.DataFrame) -> list[Record]:
         every = (row | words).items()
         records.append({str(name): None if pd.isna(value) else value for name, value in every})
     return records
-
-
-def _classes(sweep: xr.Dataset, at: Record, rows: Sequence[Record]) -> Record | None:
-    """What these entries do to tokens of each class that the text has."""
-    table = class_changes(sweep)
-    of = [table[table["edit"] == row["edit"]].to_dict("records") for row in rows if len(table)]
-    rows = [row | {"classes": some} for row, some in zip(rows, of, strict=True)] if of else []
-    return {"at": at, "rows": rows} if rows else None
 
 
 def _quarters(rows: Sequence[Record], measured: str) -> list[Record]:

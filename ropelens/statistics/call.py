@@ -86,11 +86,6 @@ class AttentionCall:
             sink_logits=None if sinks is None else sinks[heads.to(sinks.device)],
         )
 
-    def without_values(self) -> AttentionCall:
-        """This call without values and output: enough to compare its attention later."""
-        output = self.query[..., :0].transpose(1, 2)
-        return replace(self, value=self.key[..., :0], output=output)
-
     def squash(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """`scores`, changed in place: softcap tanh(score / softcap) where the model does so."""
         cap = self.softcap
