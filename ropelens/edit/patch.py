@@ -213,7 +213,7 @@ class Patch:
         return vectors.repeat_interleave(heads // vectors.shape[1], dim=1)
 
 
-def _check_first(real: Bool[Tensor, " _"]) -> None:
+def _check_first(real: Bool[Tensor, "*each"]) -> None:
     if not real.all():
         raise BadArgument(
             "A patch counts places from the first token, which here is padding.",

@@ -76,7 +76,7 @@ def attention_on(
             f"There is no token {what!r} in this text.",
             means="a token must be that text, but for spaces around it",
             attempt='any that contains it, "*\'*", or another text to measure on'
-            if tokenizer
+            if tokenizer is not None
             else "tokenizer=, which names tokens",
         )
     texts = [what] if isinstance(what, str) else list(what)

@@ -158,7 +158,9 @@ def _wrapped_functions() -> Iterator[None]:
     interface: Any = AttentionInterface  # also of files with one of their own (Doge)
     get, get_interface = interface.__getitem__, interface.get_interface
     interface.__getitem__ = lambda self, name: _wrapper(get(self, name))
-    interface.get_interface = lambda self, name, run: get_interface(self, name, _wrapper(run))
+    interface.get_interface = lambda self, name, default: get_interface(
+        self, name, _wrapper(default)
+    )
     try:
         yield
     finally:
