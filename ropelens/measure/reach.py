@@ -23,9 +23,8 @@ from ropelens.measure.measurement import Lengths, Measurement, Tokens
 from ropelens.measure.tasks import doublings, forget_length
 from ropelens.models.rotation import planes_of
 from ropelens.models.subject import Model
-from ropelens.rope.planes import Planes, plane_products
+from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
-from ropelens.rope.turn import moved_scores
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.intervals import paired_interval
 from ropelens.statistics.rows import generator_of
@@ -193,7 +192,6 @@ def won(
     scores = query @ key.mT
     own = right.expand(len(query), -1)[..., None]
     best = scores.masked_fill(~seen, -torch.inf).scatter(2, own, -torch.inf).amax(-1)
-    terms, inv_freq = plane_products(query, key[:, right], planes), planes.term_inv_freq
-    moved = moved_scores(terms, inv_freq.to(key.device), further.to(key.device) - distance)
+    moved = planes.moved_scores(planes.products(query, key[:, right]), further - distance)
     wins = torch.cat([scores.gather(2, own), moved], dim=-1) > best[..., None]
     return wins[:, visible].double().mean(1).cpu()

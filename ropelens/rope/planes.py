@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Complex, Float, Int, Real
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -113,17 +113,27 @@ class Planes:
             squares = torch.cat([squares, rest], dim=-1)
         return squares.sqrt_()
 
+    def products(
+        self, query: Float[Tensor, "*batch coordinate"], key: Float[Tensor, "*batch coordinate"]
+    ) -> Complex[Tensor, "*batch term"]:
+        """q conj(k) of every term: real parts are its shares of q . k."""
+        real = self.sum_coordinates(query * key)
+        turned = query[..., self.second] * key[..., self.first]
+        turned = turned - query[..., self.first] * key[..., self.second]
+        return torch.complex(real, pad(turned, (0, real.shape[-1] - turned.shape[-1])))
 
-def plane_products(
-    query: Float[Tensor, "*batch coordinate"],
-    key: Float[Tensor, "*batch coordinate"],
-    planes: Planes,
-) -> Complex[Tensor, "*batch term"]:
-    """q conj(k) of every term: real parts are its shares of q . k."""
-    real = planes.sum_coordinates(query * key)
-    turned = query[..., planes.second] * key[..., planes.first]
-    turned = turned - query[..., planes.first] * key[..., planes.second]
-    return torch.complex(real, pad(turned, (0, real.shape[-1] - turned.shape[-1])))
+    def moved_scores(
+        self, products: Complex[Tensor, "*batch term"], distance: Real[Tensor, " distance"]
+    ) -> Float[Tensor, "*batch distance"]:
+        """Re sum_f products_f exp(i w_f d) at every distance d, in the units of `products`.
+
+        With c_f = q~_f conj(k~_f) it is the score of a key d tokens back (Barbero et al. 2024,
+        arXiv 2410.06205).
+        """
+        angle = self.term_inv_freq.double()[..., None] * distance.double().cpu()
+        waves = torch.cat([angle.cos(), -angle.sin()], dim=-2).to(products.real)
+        parts = torch.cat([products.real, products.imag], dim=-1)
+        return (parts[..., None, :] @ waves)[..., 0, :]
 
 
 def unrotate(

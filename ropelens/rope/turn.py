@@ -1,9 +1,8 @@
-"""Queries and keys under other rotations, and at other distances.
+"""Queries and keys under other rotations.
 
 A rotated vector has exp(i w p) x~ in every plane (Su et al. 2021, arXiv 2104.09864, eq. 34).
 Times exp(i (v - w) p) it is the vector that the model would have computed with frequency v in
-place of w: v = 0 stops the plane. A key d tokens back scores Re sum_f c_f exp(i v_f d), with
-c_f = s q~_f conj(k~_f) (Barbero et al. 2024, arXiv 2410.06205).
+place of w: v = 0 stops the plane.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int, Real
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.rope.planes import Planes
@@ -96,18 +95,3 @@ def by_plane(
 ) -> Int[Tensor, "_ position frequency"]:
     """The positions by which each plane turns; one for all where they have no axes."""
     return positions[..., None] if positions.ndim == 2 else positions[..., planes.axis]
-
-
-# keys moved to other distances
-
-
-def moved_scores(
-    product: Complex[Tensor, "*curve term"],
-    inv_freq: Float[Tensor, "*curve_or_all term"],
-    distance: Real[Tensor, " distance"],
-) -> Float[Tensor, "*curve distance"]:
-    """Re sum_f product_f exp(i inv_freq_f d) at every distance d, in the units of `product`."""
-    angle = inv_freq.double()[..., None] * distance.double()
-    waves = torch.cat([angle.cos(), -angle.sin()], dim=-2).to(product.real.dtype)
-    parts = torch.cat([product.real, product.imag], dim=-1)
-    return (parts[..., None, :] @ waves)[..., 0, :]

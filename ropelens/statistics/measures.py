@@ -61,12 +61,9 @@ def selectivity(block: Block) -> Float[Tensor, "batch kv_head group row coordina
 
 def predicted_kernel(layer: LayerMeans) -> Float[Tensor, "head bin"]:
     """s sum_f Re(E[q~_f] conj(E[k~_f]) exp(i w_f d)) at the first offset d of each bin."""
-    from ropelens.rope.planes import plane_products  # which import torch
-    from ropelens.rope.turn import moved_scores
-
     q, k = layer["q_still"], layer["k_still"]
-    products = plane_products(q, k.repeat_interleave(len(q) // len(k), dim=0), layer.planes)
-    return layer.scale * moved_scores(products, layer.planes.term_inv_freq, layer.edges[:-1])
+    products = layer.planes.products(q, k.repeat_interleave(len(q) // len(k), dim=0))
+    return layer.scale * layer.planes.moved_scores(products, layer.edges[:-1])
 
 
 # Sinks
