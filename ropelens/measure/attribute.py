@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,10 +31,16 @@ from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.variables import ATTRIBUTION, labelled, stack
 
-Number = Callable[[Tensor], Tensor]
-"""An answer as a function of the logits [position, token]."""
+OfLogits = Callable[[Tensor], Tensor]
 
-Answer = Token | tuple[Token, Token] | Number
+Answer = Token | tuple[Token, Token] | OfLogits
+
+
+class Number(NamedTuple):
+    """An answer as a function of the logits [position, token], or of the final `last`."""
+
+    of: OfLogits
+    last: int = 0
 
 
 @public
@@ -79,9 +85,9 @@ def attribute_planes(
     `answer` - `answer_without`, the answer with even attention in these heads. One step is the
     gradient where the model stands, which misses what is saturated.
 
-    Memory is that of a backward pass over one sequence, and of a head's attention. Raises
-    `BadArgument` for heads or tokens that do not exist and an answer that is not one number,
-    and what `capture` raises.
+    The backward pass runs layer by layer: memory is what one layer of it takes, queries, keys,
+    values and outputs of all layers and the logits asked for. Raises `BadArgument` for heads or
+    tokens that do not exist and an answer that is not one number, and what `capture` raises.
     """
     subject = as_subject(model, tokenizer)
     tokenizer = tokenizer or subject.tokenizer
@@ -170,20 +176,23 @@ def differentiate(
 
     Scores of `chosen` heads are `size` times what they are.
     """
-    calls: list[AttentionCall] = []
+    calls: dict[int, AttentionCall] = {}
     outputs: dict[int, Tensor] = {}
 
+    def see(call: AttentionCall) -> None:
+        calls.setdefault(call.layer, call)  # layers run again in the backward pass
+
     def note(layer: int, output: Tensor, real: Tensor, *, past: int) -> None:
-        outputs[layer] = output
+        outputs.setdefault(layer, output)
 
     scaled = subject.patch(_scaled(chosen, torch.tensor(size, requires_grad=True)))
-    with torch.enable_grad(), scaled, subject.observe(calls.append), subject.silence(note):
-        value = number(_logits(subject, text))
+    with subject.recomputed(), scaled, subject.observe(see), subject.silence(note):
+        value = _value(subject, text, number)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise BadArgument("answer must give one number that depends on the logits.")
-    of_outputs = torch.autograd.grad(value, [*outputs.values()], materialize_grads=True)
+        of_outputs = torch.autograd.grad(value, [*outputs.values()], materialize_grads=True)
     gradients = dict(zip(outputs, of_outputs, strict=True))
-    return float(value.detach()), {call.layer: (call, gradients[call.layer]) for call in calls}
+    return float(value.detach()), {layer: (calls[layer], gradients[layer]) for layer in calls}
 
 
 def score_gradient(
@@ -218,9 +227,9 @@ def _patching(
     return patching
 
 
-def _logits(subject: Subject, text: Corpus) -> Float[Tensor, "position token"]:
-    logits = subject.forward(text.tokens, hidden=text.hidden)[0]
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+def _value(subject: Subject, text: Corpus, number: Number) -> Float[Tensor, "*axis"]:
+    logits = subject.forward(text.tokens, hidden=text.hidden, last=number.last)[0]
+    return number.of(logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 
 def _scaled(chosen: Bool[Tensor, "layer head"], size: Float[Tensor, ""]) -> doorway.Patch:
@@ -236,15 +245,15 @@ def _scaled(chosen: Bool[Tensor, "layer head"], size: Float[Tensor, ""]) -> door
 
 def _number_of(answer: Answer, tokenizer: Any, vocabulary: int) -> Number:
     if callable(answer):
-        return answer
+        return Number(answer)
     pair = answer if isinstance(answer, tuple) else (answer,)
-    ids = [token_id(token, tokenizer, vocabulary) for token in pair]
-    return lambda logits: logits[-1, ids[0]] - (logits[-1, ids[1]] if len(ids) > 1 else 0)
+    first, *second = [token_id(token, tokenizer, vocabulary) for token in pair]
+    return Number(lambda logits: logits[-1, first] - logits[-1, second].sum(), last=1)
 
 
 @torch.no_grad()
 def _answer(subject: Subject, text: Corpus, number: Number) -> float:
-    return float(number(_logits(subject, text)))
+    return float(_value(subject, text, number))
 
 
 def _checked(

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.measure.attribute import differentiate, score_gradient
+from ropelens.measure.attribute import Number, differentiate, score_gradient
 from ropelens.measure.capture import TokenNames, token_names
 from ropelens.measure.measurement import Measurement
 from ropelens.models.subject import Subject
@@ -116,7 +116,7 @@ def _next_tokens(
     for piece in pieces:
         text = Corpus.of(piece[None], torch.tensor([len(piece)]))
         try:
-            value, calls = differentiate(subject, text, lead, every)
+            value, calls = differentiate(subject, text, Number(lead, last=1), every)
         except RuntimeError:
             return {}
         leads.append(value)

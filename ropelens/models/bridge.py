@@ -53,7 +53,8 @@ class BridgeSubject(Subject):
         last: int = 0,
     ) -> Tensor:
         """Logits [sequence, position, token] of whole sequences, all whatever `last` is."""
-        return self.bridge(tokens.to(self.device), **self._inputs(hidden, positions))
+        inputs = self._inputs(hidden, positions)
+        return self.bridge(tokens.to(self.device), **inputs, use_cache=False)
 
     def logits(self, tokens: Tensor, **options: Any) -> Iterator[tuple[int, Tensor]]:
         """All logits in one piece: a bridge has its head in its forward pass."""

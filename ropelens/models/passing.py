@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ropelens.models.doorway import attention_modules
 
@@ -24,6 +26,17 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def recomputed(model: nn.Module) -> Iterator[None]:
+    """Layers keep only their input for a backward pass in the block, and run again in it."""
+    with without_dropout(model), ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                again = partial(checkpoint, module.forward, use_reentrant=False)
+                stack.enter_context(_running(module, again))
+        yield
 
 
 @contextmanager

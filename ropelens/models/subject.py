@@ -34,7 +34,7 @@ from ropelens.models.doorway import (
     wrapped_attention,
 )
 from ropelens.models.judge import Judge
-from ropelens.models.passing import first_token_alone, once, without_dropout
+from ropelens.models.passing import first_token_alone, once, recomputed, without_dropout
 from ropelens.models.rotation import (
     LENGTH_DEPENDENT,
     LayerRotation,
@@ -259,6 +259,12 @@ class Subject:
     def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
         """Replace outputs of heads by `silence`; the inner block has the last word."""
         return self._hooked(lambda hooks: replace(hooks, silences=(*hooks.silences, silence)))
+
+    @contextmanager
+    def recomputed(self) -> Iterator[None]:
+        """Gradients are made while the block runs, with the memory of a layer at a time."""
+        with torch.enable_grad(), recomputed(self.model):
+            yield
 
     def by_itself(self) -> AbstractContextManager[None]:
         """Suspend every open edit, patch, silence and observer while the block runs."""

@@ -68,6 +68,28 @@ def test_over_many_steps_they_sum_to_what_even_attention_lacks(name: str) -> Non
     assert abs(whole) > 0.1
 
 
+def kept_for_backward(layers: int) -> int:
+    """How many numbers the backward pass of so many layers keeps, outside the one it is in."""
+    sizes: list[int] = []
+    pack = lambda x: sizes.append(x.numel()) or x  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        rl.attribute_planes(tiny("llama_gqa", num_hidden_layers=layers), TOKENS, 7)
+    return sum(sizes)
+
+
+def test_the_backward_pass_holds_a_layer_at_a_time() -> None:
+    hidden_state = TOKENS.numel() * 64
+    assert kept_for_backward(6) - kept_for_backward(2) == 4 * hidden_state
+
+
+def test_layers_run_again_without_dropout() -> None:
+    plain, training = (tiny("phi", resid_pdrop=0.4) for _ in range(2))
+    expected = rl.attribute_planes(plain, TOKENS, 7)["attribution"]
+    found = rl.attribute_planes(training.train(), TOKENS, 7)["attribution"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert training.training
+
+
 def test_a_row_shares_nothing_that_counts() -> None:
     """The gradient of the scores of a row sums to 0: what all keys share is ignored."""
     model = tiny("llama_gqa")
