@@ -217,7 +217,7 @@ def test_an_indexer_is_told_to_turn_as_it_did():
     sizes |= {"qk_nope_head_dim": 8, "index_n_heads": 2, "index_head_dim": 16, "n_group": 1}
     model = of_kind("deepseek_v32", first_k_dense_replace=2, num_key_value_heads=4, **sizes)
     with (
-        pytest.warns(UserWarning, match="indexer of DeepseekV32ForCausalLM"),
+        pytest.warns(UserWarning, match="DeepseekV32ForCausalLM's indexer"),
         rl.edit_rope(model, "nope"),
     ):
         pass
