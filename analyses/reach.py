@@ -8,7 +8,8 @@ Method: random tokens come twice, with text between them, up to the length that 
 trained for, and heads that act on a match find the copy or do not: under the model's rotation,
 and with its slowest quarter and half of planes stopped. Beyond, keys of the farthest run are
 turned to distances up to 1,000,000; how well that foretells the runs stands beside it. Needles
-of three random tokens, of which two ask for the third, are looked for at the same distances.
+of three random tokens, of which two ask for the third, are looked for at the same distances, up
+to 4,000 tokens.
 
 Expectation: turned far enough, RoPE loses the copies. Stopped planes keep part of the score at
 any distance, so with enough of them a share is found for ever; but the model was not trained
@@ -32,8 +33,9 @@ FAR = np.random.default_rng(0).integers(100_000, 1_000_000, 200, endpoint=True)
 DISTANCES = np.unique([*np.geomspace(1, 1_000_000, 49).round(), *FAR])
 NEEDLE = 3  # tokens: two ask for the third
 VARIANTS = ("own", "p-rope:0.75", "p-rope:0.5")
-SHORT = 2048  # tokens of context; a draw of a longer one takes half a minute of CPU
-APART = (75, 150, 300, 600, 1200, 2400, 3900)  # in a longer context, where they fit
+SHORT = 2048  # tokens of context; a draw of 7,000 tokens takes a minute of CPU
+APART = (75, 150, 300, 600, 1200, 2400, 3900, 7000)  # in a longer context, where they fit
+FARTHEST = 4000  # tokens that needles are sought back
 MOST = 24
 """Heads that are asked, at most: those that act most on a match."""
 
@@ -62,8 +64,8 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     fit = [apart for apart in APART if apart + 64 < context] if context > SHORT else None
     variants = VARIANTS if fit is None else VARIANTS[:2]
     reach = run(copies=fit, distances=DISTANCES, variants=variants)
-    apart = reach["run_distance"].values.tolist()
-    needles = run(copied=NEEDLE, copies=apart, distances=(), draws=16 if fit is None else 8)
+    sought = [apart for apart in reach["run_distance"].values.tolist() if apart < FARTHEST]
+    needles = run(copied=NEEDLE, copies=sought, distances=(), draws=16 if fit is None else 8)
     first = asked.loc[asked["induction"].idxmax()]
     hidden = rl.plot_reach(needles).update_layout(title_text="Needles, by distance")
     figures = {
@@ -86,11 +88,11 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
 def both(reach: xr.Dataset, needles: xr.Dataset) -> list[str]:
     """Copies and needles by distance, means over the heads that find half of near copies."""
     near = reach["found_share"].isel(variant=0, run_distance=0)
+    apart = needles["run_distance"].values.tolist()
     copies, hidden = (
         of["found_share"].isel(variant=0).where(near >= 0.5).mean(("layer", "head"))
-        for of in (reach, needles)
+        for of in (reach.sel(run_distance=apart), needles)
     )
-    apart = reach["run_distance"].values.tolist()
     shares = [
         f"{copy:.0%} and {needle:.0%} {distance:,} tokens back"
         for copy, needle, distance in zip(copies.values, hidden.values, apart, strict=True)
