@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
 from pathlib import Path
@@ -120,6 +121,8 @@ def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyP
     seen: list[tuple[bool, str]] = []
     see = lambda *of: seen.append(row_order(*of)) or seen[-1]  # noqa: E731
     monkeypatch.setattr("ropelens.models.load.row_order", see)
+    for slow in ("GGUFReader", "get_tensor_name_map"):  # made anew for each use, seconds each
+        monkeypatch.setattr(gguf, slow, functools.cache(getattr(gguf, slow)))
     model, tokenizer = rl.load(FILE)
     tokens = tokenizer("The capital of France is Paris, on the Seine.", return_tensors="pt")
     with torch.no_grad():
@@ -142,6 +145,7 @@ def test_a_file_whose_rows_are_in_the_wrong_order_is_told(tmp_path: Path, permut
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
+@pytest.mark.usefixtures("pageless")
 def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path) -> None:
     runner = CliRunner()
     result = runner.invoke(app, ["rope", str(bundled_file)])
