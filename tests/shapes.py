@@ -23,33 +23,31 @@ from torch import Tensor
 def kind(value: object) -> object:
     """What a check of `value` depends on."""
     of = type(value)
-    if of not in FORMS:
-        FORMS[of] = next((form for known, form in KINDS if issubclass(of, known)), None)
-    form = FORMS[of]
-    return of if form is None else (of, *form(value))
+    try:
+        form = FORMS[of]
+    except KeyError:
+        form = FORMS[of] = next((form for known, form in KINDS if issubclass(of, known)), None)
+    return of if form is None else form(of, value)
 
 
-def of_dict(value: dict[object, object]) -> tuple[object, ...]:
-    return (frozenset((kind(key), kind(at)) for key, at in value.items()),)
-
-
-KINDS: list[tuple[Any, Callable[[Any], tuple[object, ...]]]] = [
-    ((Tensor, np.ndarray), lambda value: (value.dtype, value.shape)),
-    (tuple, lambda value: tuple(map(kind, value))),
-    ((list, set, frozenset), lambda value: (frozenset(map(kind, value)),)),
-    (dict, of_dict),
-    ((str, int, float, type(None)), lambda value: (value,)),
+Form = Callable[[type, Any], tuple[object, ...]]
+KINDS: list[tuple[Any, Form]] = [
+    ((Tensor, np.ndarray), lambda of, value: (of, value.dtype, value.shape)),
+    (tuple, lambda of, value: (of, *map(kind, value))),
+    ((list, set, frozenset), lambda of, value: (of, frozenset(map(kind, value)))),
+    (dict, lambda of, value: (of, frozenset((kind(x), kind(y)) for x, y in value.items()))),
+    ((str, int, float, type(None)), lambda of, value: (of, value)),
 ]
-FORMS: dict[type, Callable[[Any], tuple[object, ...]] | None] = {}
+FORMS: dict[type, Form | None] = {}
 """The row of KINDS that a type has: looked for once."""
 
 
 class Checks:
-    """The checks of one function, made when it is first called, and the kinds that passed."""
+    """The checks of one function, made when they are first needed, and the kinds that passed."""
 
     def __init__(self, function: FunctionType, typechecker: Callable[..., Any]) -> None:
         self.function, self.typechecker = function, typechecker
-        self.passed: dict[object, set[object]] = {}
+        self.passed: set[object] = set()
         self.result: list[object] = []
 
     @functools.cached_property
@@ -73,27 +71,15 @@ class Checks:
         copy.__signature__ = signature
         return jaxtyped(copy, typechecker=self.typechecker)
 
-    def call(self, function: FunctionType, args: tuple, kwargs: dict[str, object]) -> object:
-        given = (*map(kind, args), *kwargs, *map(kind, kwargs.values()))
-        results = self.passed.get(given)
-        if results is None:
-            self.check(self.of_given, args, kwargs, None)
-            results = self.passed[given] = set()
-        result = function(*args, **kwargs)
-        returned = kind(result)
-        if returned not in results:
-            self.check(self.of_all, args, kwargs, result)
-            results.add(returned)
-        return result
-
-    def check(
-        self, by: Callable[..., object], args: tuple, kwargs: dict[str, object], result: object
-    ) -> None:
+    def check(self, key: object, by: str, args: tuple, kwargs: dict, result: object) -> None:
+        if key in self.passed:
+            return
         self.result.append(result)
         try:
-            by(*args, **kwargs)
+            getattr(self, by)(*args, **kwargs)
         finally:
             self.result.clear()
+        self.passed.add(key)
 
 
 CHECKS: dict[object, Checks] = {}
@@ -111,10 +97,19 @@ def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
         if key not in CHECKS:
             CHECKS[key] = Checks(what, typechecker)
         checks = CHECKS[key]
+        passed = checks.passed
 
         @functools.wraps(what)
         def call(*args: object, **kwargs: object) -> object:
-            return checks.call(what, args, kwargs)
+            given = (*map(kind, args), *kwargs, *map(kind, kwargs.values()))
+            try:
+                result = what(*args, **kwargs)
+            except Exception:  # a shape that is wrong is said first
+                checks.check(given, "of_given", args, kwargs, None)
+                raise
+            if (given, kind(result)) not in passed:
+                checks.check((given, kind(result)), "of_all", args, kwargs, result)
+            return result
 
         return call
 
