@@ -30,7 +30,7 @@ CHECKED = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for 
 
 # The process that hands tests out to others runs none, and imports nothing slow.
 if "PYTEST_XDIST_WORKER" in os.environ or "--numprocesses" not in sys.argv:
-    gc.disable()  # until all is imported: there is no garbage yet, and to look for it takes long
+    gc.disable()  # until all is imported: there is no garbage yet
     import scipy.stats  # noqa: F401  # before the hook, under which no bytecode is kept
     import transformers.modeling_utils  # noqa: F401
     from shapes import check_shapes
@@ -53,6 +53,7 @@ def pytest_collection_finish() -> None:
     """What is imported stays: nothing is won by looking for garbage in it again and again."""
     gc.freeze()
     gc.enable()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(scope="session")

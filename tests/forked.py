@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
-PRELOADED = ["ropelens.analysis.analyze", "ropelens.commands.app", "ropelens.train.study"]
-
 
 def settings() -> Mapping[str, str]:
     """Variables of the processes: one thread, no GPU, modules from where tests have them."""
@@ -40,7 +38,7 @@ def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[
     They are copies of one process, which has imported everything once for all tests.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload(["preloaded"])
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     place["WORLD_SIZE"] = str(count)

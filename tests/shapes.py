@@ -43,7 +43,7 @@ FORMS: dict[type, Form | None] = {}
 
 
 class Checks:
-    """The checks of one function, made when they are first needed, and the kinds that passed."""
+    """The checks of one function, made when first needed, and the kinds that passed."""
 
     def __init__(self, function: FunctionType, typechecker: Callable[..., Any]) -> None:
         self.function, self.typechecker = function, typechecker

@@ -12,6 +12,7 @@ import pytest
 import torch
 from cli_runs import MAIN
 from forked import forked, together
+from oracles.tiny import tiny
 from safetensors.torch import load_file
 from same import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
@@ -175,6 +176,21 @@ def test_a_killed_sweep_goes_on(args: tuple, one: rl.Analysis, tmp_path: Path) -
     assert not (out / ".unfinished").exists()
     assert_same(rl.open(out).profile, one.profile)
     assert_same(rl.open(out).truncation, one.truncation)
+
+
+IMPORTS = """
+import sys, preloaded
+from transformers import LlamaConfig, LlamaForCausalLM
+LlamaForCausalLM(LlamaConfig.from_pretrained(sys.argv[1]))
+print(preloaded.BEFORE)
+"""
+
+
+def test_importing_ropelens_first_is_enough(tmp_path: Path) -> None:
+    """Alone, with figures and pages, it loads no torch. All other tests import it second."""
+    rl.variant_config(tiny("llama_gqa").config, "partial:0.5").save_pretrained(tmp_path)
+    ended = forked(1, IMPORTS, tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "set()\n"), ended.stderr
 
 
 def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, prose: Path, tmp_path: Path) -> None:

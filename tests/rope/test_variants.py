@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -162,20 +160,6 @@ def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
     model.save_pretrained(folder)
     loaded, _ = rl.load(folder)
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-4)
-
-
-IMPORTS = """
-import sys, ropelens, ropelens.figures, ropelens.report
-assert not {"torch", "transformers", "transformer_lens"} & set(sys.modules)
-from transformers import LlamaConfig, LlamaForCausalLM
-LlamaForCausalLM(LlamaConfig.from_pretrained(sys.argv[1]))
-"""
-
-
-def test_importing_ropelens_first_is_enough(tmp_path: Path):
-    """Alone, with figures and pages, it loads no torch. All other tests import it second."""
-    rl.variant_config(plain("llama_gqa").config, "partial:0.5").save_pretrained(tmp_path)
-    subprocess.run([sys.executable, "-c", IMPORTS, tmp_path], check=True)
 
 
 def test_nothing_is_logged_about_types_of_our_own(caplog: pytest.LogCaptureFixture):

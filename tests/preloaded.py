@@ -1,0 +1,21 @@
+"""What `forked` has imported, once for all that it runs: ropelens first."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+gc.disable()
+import ropelens  # noqa: E402
+import ropelens.figures  # noqa: E402
+import ropelens.report  # noqa: E402
+
+BEFORE = {"torch", "transformers", "transformer_lens"} & {*sys.modules}
+"""What of these ropelens, its figures and pages have imported."""
+
+import ropelens.analysis.analyze  # noqa: E402
+import ropelens.commands.app  # noqa: E402
+import ropelens.train.study  # noqa: E402, F401
+
+gc.freeze()
+gc.enable()
