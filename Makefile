@@ -46,7 +46,7 @@ reports: .venv/.report
 	@$(BIN)/python analyses/claims.py
 
 test: .venv/.work
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/.work
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m slow
@@ -54,7 +54,7 @@ test-slow: .venv/.work
 test-newest:
 	$(PYTHON) -m venv --clear .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check '.[test]'
-	@OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest --numprocesses 2 --dist loadfile
+	@OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.work
 	@$(BIN)/ruff check
