@@ -11,6 +11,72 @@ from ropelens.statistics.labels import LABELS
 
 STEPS = (1, 2, 4, 8)
 CONTEXT = 32
+SIZES = {
+    **{"layer": 2, "head": 2, "kv_head": 1, "frequency": 8, "sequence": 8, "trial": 4},
+    **{"position_bin": 7, "copy_distance": 9, "prompt_length": 7, "step": len(STEPS)},
+    **{"retrieval_length": 1, "depth": 3, "retrieval_trial": 5},
+}
+HEADS, PLANES = ("layer", "head"), ("layer", "head", "frequency")
+GROWN = {
+    **dict.fromkeys(("previous_token", "induction", "positional_fraction"), HEADS),
+    **{"q_norm": PLANES, "k_norm": ("layer", "kv_head", "frequency")},
+    "selectivity_keys": PLANES,
+}
+NEEDLES = ("retrieval_length", "depth")
+
+
+class Drawn:
+    """Two seeds of each of `groups`, and numbers drawn for each."""
+
+    def __init__(self, groups: tuple[str, ...]) -> None:
+        self.random = np.random.default_rng(0)
+        self.number = np.tile(np.arange(len(groups)), 2)
+        self.seed = np.repeat([0, 1], len(groups))
+        self.group = np.array(groups, dtype=object)[self.number]
+
+    def __call__(self, *dims: str) -> xr.DataArray:
+        shape = (len(self.group), *(SIZES[name] for name in dims))
+        return xr.DataArray(self.random.uniform(0.1, 0.9, shape), dims=("entry", *dims))
+
+    def heads_and_planes(self) -> xr.Dataset:
+        """In proportion to the step; labels move on, from no positional head at first."""
+        made = xr.Dataset({name: self(*dims) for name, dims in GROWN.items()})
+        trials = 1 + 0.1 * np.random.default_rng(1).normal(size=(len(self.group), 4))
+        noise = xr.DataArray(trials, dims=("entry", "trial"))
+        made["trial_induction"] = noise * made["induction"]
+        share = xr.DataArray(np.array(STEPS) / STEPS[-1], dims="step")
+        grown = (made * share).transpose("entry", "step", ...)
+        label = np.resize(np.array(LABELS, dtype=object), (len(self.group), 2, 2))
+        moved = np.stack([np.roll(label, n) for n in (6, 2, 1, 0)], axis=1)
+        turning = [np.arange(8) < {0: 8, 1: 4}.get(g, 0) for g in self.number]
+        wavelength = 2 * np.pi * 10_000.0 ** (np.arange(8) / 8)
+        lengths = np.array([[np.where(turns, wavelength, np.inf)] * 2 for turns in turning])
+        return made.assign({f"growth_{name}": x for name, x in grown.items()}).assign(
+            label=(("entry", *HEADS), label),
+            growth_label=(("entry", "step", *HEADS), moved),
+            mean_wavelength=100 * self(*HEADS),
+            wavelength=(("entry", "layer", "frequency"), lengths),
+        )
+
+    def losses(self) -> dict[str, xr.DataArray]:
+        of = 3 + 0.1 * self.number + 0.01 * self.seed * (1 + self.number)
+        loss = xr.DataArray(of, dims="entry")
+        early = loss + xr.DataArray(3 - np.arange(len(STEPS)), dims="step")
+        return {
+            "loss": loss,
+            "loss_se": xr.full_like(loss, 0.02),
+            "sequence_loss": loss + self("sequence"),
+            "position_loss": loss + self("position_bin"),
+            "first_loss": 5 + self("trial"),
+            "repeat_loss": self("trial"),
+            "copy_loss": self("copy_distance", "trial"),
+            "far_retrieval": self("prompt_length"),
+            "growth_loss": early,
+            "growth_position_loss": early + self("position_bin"),
+            "growth_first_loss": 5 + self("step", "trial"),
+            "growth_repeat_loss": self("step", "trial"),
+            "growth_retrieval": self("step", *NEEDLES),
+        }
 
 
 def synthetic_comparison(
@@ -23,98 +89,35 @@ def synthetic_comparison(
     The loss of group g and seed s is 3 + 0.1 g + 0.01 s (1 + g); the second half of the
     planes of the second group stop, all of those of the third.
     """
-    random = np.random.default_rng(0)
-    entries = [(number, group, seed) for seed in (0, 1) for number, group in enumerate(groups)]
-    names = np.array([f"{group} seed {seed}" for _, group, seed in entries], dtype=object)
-    loss = np.array([3 + 0.1 * g + 0.01 * s * (1 + g) for g, _, s in entries])
-    wavelength = 2 * np.pi * 10_000.0 ** (np.arange(8) / 8)
-    turning = [np.arange(8) < {0: 8, 1: 4}.get(g, 0) for g, _, _ in entries]
+    draw = Drawn(groups)
+    hit, count = draw(*NEEDLES, "retrieval_trial").round(), len(draw.group)
+    names = [f"{group} seed {seed}" for group, seed in zip(draw.group, draw.seed, strict=True)]
+    made = draw.heads_and_planes().assign(draw.losses())
     start = np.array([1, 2, 4, 8, 16, 32, 64])
-    heads, planes = ("entry", "layer", "head"), ("entry", "layer", "head", "frequency")
-    count = len(entries)
-
-    def draw(*shape: int) -> np.ndarray:
-        return random.uniform(0.1, 0.9, (count, *shape))
-
-    dims = ("entry", "retrieval_length", "depth")
-    hit = np.round(draw(1, 3, 5))
-    label = np.resize(np.array(LABELS, dtype=object), (count, 2, 2))
-    of_heads = {
-        name: (heads, draw(2, 2))
-        for name in ("previous_token", "induction", "positional_fraction")
-    }
-    trials = 1 + 0.1 * np.random.default_rng(1).normal(size=(count, 4, 1, 1))
-    of_heads["trial_induction"] = (
-        ("entry", "trial", "layer", "head"),
-        of_heads["induction"][1][:, None] * trials,
-    )
-    of_planes = {
-        "q_norm": (planes, draw(2, 2, 8)),
-        "k_norm": (("entry", "layer", "kv_head", "frequency"), draw(2, 1, 8)),
-        "selectivity_keys": (planes, draw(2, 2, 8)),
-    }
-    grown = {
-        name: (
-            (*dims[:1], "step", *dims[1:]),
-            np.stack([values * step / STEPS[-1] for step in STEPS], axis=1),
+    return (
+        made.assign(retrieval=hit.mean("retrieval_trial"), retrieval_hit=hit)
+        .assign_coords(
+            entry=np.array(names, dtype=object),
+            group=("entry", draw.group),
+            variant=("entry", draw.group.copy()),
+            size=("entry", np.array(["tiny"] * count, dtype=object)),
+            seed=("entry", draw.seed),
+            partner=("entry", len(groups) * draw.seed),
+            position_start=("position_bin", start),
+            position_stop=("position_bin", 2 * start),
+            copy_distance=[8 << k for k in range(9)],
+            prompt_length=[32 << k for k in range(7)],
+            step=list(STEPS),
+            tokens_seen=(("entry", "step"), [[128 * step for step in STEPS]] * count),
         )
-        for name, (dims, values) in (of_heads | of_planes).items()
-    }
-    moved = [np.roll(label, n) for n in (6, 2, 1, 0)]  # no positional head at first
-    fall = 3 - np.arange(len(STEPS))
-    return xr.Dataset(
-        of_heads
-        | of_planes
-        | {f"growth_{name}": value for name, value in grown.items()}
-        | {
-            "label": (heads, label),
-            "mean_wavelength": (heads, 100 * draw(2, 2)),
-            "wavelength": (
-                ("entry", "layer", "frequency"),
-                np.array([[np.where(t, wavelength, np.inf)] * 2 for t in turning]),
-            ),
-            "loss": ("entry", loss),
-            "loss_se": ("entry", np.full(count, 0.02)),
-            "sequence_loss": (("entry", "sequence"), loss[:, None] + draw(8)),
-            "position_loss": (("entry", "position_bin"), loss[:, None] + draw(7)),
-            "first_loss": (("entry", "trial"), 5 + draw(4)),
-            "repeat_loss": (("entry", "trial"), draw(4)),
-            "copy_loss": (("entry", "copy_distance", "trial"), draw(9, 4)),
-            "far_retrieval": (("entry", "prompt_length"), draw(7)),
-            "retrieval": (dims, hit.mean(-1)),
-            "retrieval_hit": ((*dims, "retrieval_trial"), hit),
-            "growth_label": (("entry", "step", "layer", "head"), np.stack(moved, axis=1)),
-            "growth_loss": (("entry", "step"), loss[:, None] + fall),
-            "growth_position_loss": (
-                ("entry", "step", "position_bin"),
-                loss[:, None, None] + fall[:, None] + draw(1, 7),
-            ),
-            "growth_first_loss": (("entry", "step", "trial"), 5 + draw(len(STEPS), 4)),
-            "growth_repeat_loss": (("entry", "step", "trial"), draw(len(STEPS), 4)),
-            "growth_retrieval": (("entry", "step", *dims[1:]), draw(len(STEPS), 1, 3)),
-        },
-        coords={
-            "entry": names,
-            "group": ("entry", np.array([group for _, group, _ in entries], dtype=object)),
-            "variant": ("entry", np.array([group for _, group, _ in entries], dtype=object)),
-            "size": ("entry", np.array(["tiny"] * count, dtype=object)),
-            "seed": ("entry", [seed for *_, seed in entries]),
-            "partner": ("entry", [len(groups) * seed for *_, seed in entries]),
-            "position_start": ("position_bin", start),
-            "position_stop": ("position_bin", 2 * start),
-            "copy_distance": [8 << k for k in range(9)],
-            "prompt_length": [32 << k for k in range(7)],
-            "step": list(STEPS),
-            "tokens_seen": (("entry", "step"), [[128 * step for step in STEPS]] * count),
-        },
-        attrs={
-            "model": ", ".join(groups),
-            "baseline": groups[0],
-            "findings": "A finding.",
-            "seed": 0,
-            "versions": json.dumps({"torch": "2"}),
-            "created": "2026-01-01T00:00:00+00:00",
+        .assign_attrs(
+            model=", ".join(groups),
+            baseline=groups[0],
+            findings="A finding.",
+            seed=0,
+            versions=json.dumps({"torch": "2"}),
+            created="2026-01-01T00:00:00+00:00",
             **{"context": CONTEXT, "trained_context": CONTEXT},
             **{"sequences": 8, "head_sequences": 4, "growth_sequences": 2},
-        },
+        )
     )
