@@ -9,7 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -35,6 +35,7 @@ COLUMNS = (
 )
 """The first line of heads.csv."""
 MAIN = "from ropelens.commands.app import main; main()"
+PAGELESS_MAIN = f"from cli_runs import without_page\nwith without_page():\n    {MAIN}"
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,16 @@ def few_draws() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def pageless(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_page() -> AbstractContextManager[object]:
     """To draw a page takes longer than to measure a tiny model: there is but its title."""
     page = "<!doctype html>\n<title>tiny · ropelens</title>"
-    monkeypatch.setattr("ropelens.analysis.analysis.render_page", lambda *_, **__: page)
+    return mock.patch("ropelens.analysis.analysis.render_page", return_value=page)
+
+
+@pytest.fixture
+def pageless() -> Iterator[None]:
+    with without_page():
+        yield
 
 
 @pytest.fixture

@@ -48,20 +48,15 @@ class Checks:
     def __init__(self, function: FunctionType, typechecker: Callable[..., Any]) -> None:
         self.function, self.typechecker = function, typechecker
         self.passed: set[object] = set()
+        self.by: dict[bool, Callable[..., object]] = {}
         self.result: list[object] = []
 
-    @functools.cached_property
-    def of_all(self) -> Callable[..., object]:
-        return self.checked(inspect.signature(self.function))
-
-    @functools.cached_property
-    def of_given(self) -> Callable[..., object]:
-        signature = inspect.signature(self.function)
-        return self.checked(signature.replace(return_annotation=signature.empty))
-
-    def checked(self, signature: inspect.Signature) -> Callable[..., object]:
-        """What returns the result that is held ready, if all is as `signature` says."""
+    def made(self, *, of_result: bool) -> Callable[..., object]:
+        """What returns the result that is held ready, if all is as the signature says."""
         function, result = self.function, self.result
+        signature = inspect.signature(function)
+        if not of_result:
+            signature = signature.replace(return_annotation=signature.empty)
 
         def stand_in(*_: object, **__: object) -> object:
             return result.pop()
@@ -71,12 +66,15 @@ class Checks:
         copy.__signature__ = signature
         return jaxtyped(copy, typechecker=self.typechecker)
 
-    def check(self, key: object, by: str, args: tuple, kwargs: dict, result: object) -> None:
+    def check(self, key: tuple, args: tuple, kwargs: dict, *results: object) -> None:
+        """By all of the signature; without a result, what goes in."""
         if key in self.passed:
             return
-        self.result.append(result)
+        if bool(results) not in self.by:
+            self.by[bool(results)] = self.made(of_result=bool(results))
+        self.result[:] = results or [None]
         try:
-            getattr(self, by)(*args, **kwargs)
+            self.by[bool(results)](*args, **kwargs)
         finally:
             self.result.clear()
         self.passed.add(key)
@@ -105,10 +103,10 @@ def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
             try:
                 result = what(*args, **kwargs)
             except Exception:  # a shape that is wrong is said first
-                checks.check(given, "of_given", args, kwargs, None)
+                checks.check(given, args, kwargs)
                 raise
             if (given, kind(result)) not in passed:
-                checks.check((given, kind(result)), "of_all", args, kwargs, result)
+                checks.check((given, kind(result)), args, kwargs, result)
             return result
 
         return call

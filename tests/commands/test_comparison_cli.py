@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,10 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from cli_runs import Command, Ended
+from cli_runs import Command, Ended, without_page
 from scipy import stats
 from tiny_checkpoints import save_tiny
-from trained import story, train
+from trained import run_folder
 
 import ropelens as rl
 from ropelens.files.results import save
@@ -24,31 +23,21 @@ FILES = ["comparison.csv", "comparison.nc", "index.html", "run.json"]
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "text.txt"
-    path.write_text(story(600))
-    return path
+def runs(study: Path) -> list[Path]:
+    return [run_folder(study, variant, 0) for variant in ("rope", "nope")]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, text: Path) -> list[Path]:
-    place = tmp_path_factory.mktemp("runs")
-    options = {"size": "nano", "context": 32, "vocabulary": 300, "steps": 1}
-    return [
-        train([text], out=place / variant, data=place / "data", variant=variant, **options)
-        for variant in ("rope", "nope")
-    ]
-
-
-@pytest.fixture(scope="module")
-def analyses(tmp_path_factory: pytest.TempPathFactory, text: Path) -> list[Path]:
+def analyses(tmp_path_factory: pytest.TempPathFactory, prose: Path) -> list[Path]:
     """A model of three layers and one of two on one text; the second on another text."""
-    place, few = tmp_path_factory.mktemp("analyses"), rl.Options(context=16, surrogates=2)
-    texts = {"deep": text, "shallow": text, "other": "Another text. " * 40}
+    place = tmp_path_factory.mktemp("analyses")
+    few = rl.Options(context=16, surrogates=2, sequences=4)
+    texts = {"deep": prose, "shallow": prose, "other": "Another text. " * 40}
     for name, on in texts.items():
         model = save_tiny(place / f"model-{name}", num_hidden_layers=2 + (name == "deep"))
         (place / name).mkdir()
-        rl.analyze(model, on, replace(few, sequences=4)).save(place / name / "out")
+        with without_page():
+            rl.analyze(model, on, few).save(place / name / "out")
     return [place / name / "out" for name in texts]
 
 
@@ -64,8 +53,8 @@ def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: P
     assert ended.err.splitlines()[-1] in record["findings"]
     assert record["command"].startswith("ropelens compare ")
     assert (record["context"], record["sequences"]) == (32, 4)
-    for entry, run_folder in zip(record["entries"], runs, strict=True):
-        assert record["fingerprints"][entry] == fingerprint(run_folder)
+    for entry, folder in zip(record["entries"], runs, strict=True):
+        assert record["fingerprints"][entry] == fingerprint(folder)
     page = (out / "index.html").read_bytes()
     assert ropelens("report", out) == Ended(0, f"{out / 'index.html'}\n", "")
     assert (out / "index.html").read_bytes() == page
@@ -80,7 +69,7 @@ def losses_of(analysis: Path, text: Path) -> list[float]:
 
 
 def test_models_of_other_depths_are_compared_by_what_was_analyzed(
-    ropelens: Command, analyses: list[Path], text: Path, tmp_path: Path
+    ropelens: Command, analyses: list[Path], prose: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     assert ropelens("compare", *analyses, "--out", out).code == 0
@@ -101,7 +90,7 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     assert (row["over"], row["pairs"]) == ("groups", 1)
     change = profiles[1].attrs["loss"] - profiles[0].attrs["loss"]
     assert row["loss_change"] == pytest.approx(change)
-    deep, shallow = (losses_of(folder, text) for folder in analyses[:2])
+    deep, shallow = (losses_of(folder, prose) for folder in analyses[:2])
     interval = stats.ttest_rel(shallow, deep).confidence_interval()
     assert [row["low"], row["high"]] == pytest.approx(list(interval), abs=1e-6)
     assert np.isnan(table.loc["other/out", "loss_change"])  # of other text

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_runs import MAIN
+from cli_runs import MAIN, PAGELESS_MAIN, without_page
 from forked import forked, together
 from oracles.tiny import tiny
 from safetensors.torch import load_file
@@ -128,8 +128,9 @@ def test_checkpoints_that_are_left_are_shared_one_after_another(
         shutil.copytree(model, folder)
     edit_weights(other, lambda held: held["lm_head.weight"].neg_())
     out.mkdir()
-    rl.analyze(model, text, OPTIONS).save(out / "model")
-    ended = forked(2, ONE_DISK + MAIN, "analyze", other, same, *args, "--out", out)
+    with without_page():
+        rl.analyze(model, text, OPTIONS).save(out / "model")
+    ended = forked(2, ONE_DISK + PAGELESS_MAIN, "analyze", other, same, *args, "--out", out)
     assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
     assert ended.stderr.count("model is measured already\n") == 1
     assert [re.split("[:,] ", line)[2] for line in voices(ended.stderr)] == ["other", "same"]
@@ -157,7 +158,7 @@ def test_a_process_that_dies_ends_all_and_they_go_on(
     # It saw that the other was gone, or torchrun did and stopped it.
     assert lost.startswith(("ropelens: One of the processes", "ropelens: stopped"))
     assert [path.name for path in out.iterdir()] == [".unfinished"]
-    ended = forked(2, MAIN, *command)
+    ended = forked(2, PAGELESS_MAIN, *command)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("going on from what was measured in ") == 1
     assert not (out / ".unfinished").exists()
@@ -170,7 +171,7 @@ def test_a_killed_sweep_goes_on(args: tuple, one: rl.Analysis, tmp_path: Path) -
     command = ("truncate", *args, *SWEPT, "--batch-size", 1, "--out", out)
     assert forked(1, DIES.format(stage=1), *command).returncode == -signal.SIGKILL
     assert [path.name for path in out.iterdir()] == [".unfinished"]
-    ended = forked(1, MAIN, *command)
+    ended = forked(1, PAGELESS_MAIN, *command)
     assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
     assert ended.stderr.count("going on from what was measured in ") == 2
     assert not (out / ".unfinished").exists()
