@@ -132,6 +132,12 @@ def pageless() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny checkpoint, which no test changes."""
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny llama")
+
+
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     """A file of text."""

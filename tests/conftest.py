@@ -36,13 +36,8 @@ if "PYTEST_XDIST_WORKER" in os.environ or "--numprocesses" not in sys.argv:
     from shapes import check_shapes
 
     check_shapes(sorted(CHECKED - UNCHECKED))
-    pytest_plugins = [
-        "oracles.tiny",
-        "cli_runs",
-        "trained",
-        "synthetic_truncation",
-        "found_once",
-    ]
+    pytest_plugins = ["found_once", "oracles.tiny", "cli_runs", "trained"]
+    pytest_plugins += ["synthetic_truncation"]
 
 # The same examples everywhere, and no deadline: neither luck nor a loaded machine is a failure.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)

@@ -1,6 +1,6 @@
-"""netCDF files are read in half the time: h5netcdf looks a dataset up by its path at each use.
+"""h5netcdf looks a dataset up by its path some fifty times for each variable that it reads.
 
-That is some fifty times for each variable of a file. `forked` processes read as users do.
+Tests read many files, and find it once; the processes of `forked` read as users do.
 """
 
 from __future__ import annotations
@@ -10,19 +10,14 @@ from typing import Any
 from h5netcdf.core import BaseObject, Dimension
 
 
-def find_once(of: Any) -> None:
-    """Have variables or dimensions of files that are only read keep the dataset they found."""
-    find = of._h5ds.fget
-
-    def _h5ds(self: Any) -> object:
+def once(find: Any) -> property:
+    def found(self: Any) -> object:
         if self._root._writable:
             return find(self)
-        if "_found" not in vars(self):
-            vars(self)["_found"] = find(self)
-        return vars(self)["_found"]
+        return vars(self).get("_found") or vars(self).setdefault("_found", find(self))
 
-    of._h5ds = property(_h5ds)
+    return property(found)
 
 
-find_once(BaseObject)
-find_once(Dimension)
+for of in (BaseObject, Dimension):
+    of._h5ds = once(of._h5ds.fget)

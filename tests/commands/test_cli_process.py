@@ -12,18 +12,12 @@ from pathlib import Path
 
 import pytest
 from cli_runs import MAIN, NAMES, PLAN, STOPPING, Command, Ended, unharmed
-from tiny_checkpoints import save_tiny
 
 from ropelens.files.progress import Advance
 from ropelens.files.results import open_results
 from ropelens.train import loop
 
 STOPPED = "ropelens: stopped; nothing half-written is left, and the same command goes on\n"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("models") / "model")
 
 
 @pytest.mark.usefixtures("pageless")

@@ -14,7 +14,6 @@ import pytest
 from cli_runs import works_or_is_refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_checkpoints import save_tiny
 
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import plan_analysis
@@ -43,11 +42,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=4,
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("models") / "model")
 
 
 CONFIG = (

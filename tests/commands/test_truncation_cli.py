@@ -24,11 +24,6 @@ FEW += ("--measures", "loss")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("texts") / "text.txt"
     letters = np.random.default_rng(0).choice(list("abcdefghijklmnop"), size=2000)
@@ -74,21 +69,12 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
     record = json.loads((out / "run.json").read_text())
     assert record["arguments"]["keep"] == [1.0, 0.75]
     assert record["arguments"]["ends"] == ["slow", "fast"]
+    assert sweep.attrs["rows"] == rl.open(out).profile.attrs["rows"] == 64
     assert re.match(r"ropelens truncate --context 96 .* --out ", record["command"])
     assert sweep.attrs["command"] == record["command"]
     assert "Stopping planes" in (out / "index.html").read_text()
     planned = ropelens("truncate", *small, *only, "--plan").out
     assert f"{len(table) - 1} edits (loss), trained for 512 tokens" in planned
-
-
-def test_the_profile_is_that_of_analyze(
-    ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path, pageless: None
-) -> None:
-    # A sweep looks at 64 rows where it is not told otherwise.
-    out, same = tmp_path / "out", ("--sequences", 4, "--rows", 64, "--surrogates", 2)
-    assert ropelens("analyze", model, "--text", text, *same, "--out", out).code == 0
-    assert (swept / "heads.csv").read_bytes() == (out / "heads.csv").read_bytes()
-    xr.testing.assert_equal(rl.open(swept / "profile.nc"), rl.open(out / "profile.nc"))
 
 
 def test_report_makes_the_same_page_again_and_needs_the_sweep(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -213,37 +214,27 @@ def test_what_runs_do_has_intervals_too(comparison: xr.Dataset) -> None:
     assert np.isnan(one["loss_past_context_low"])
 
 
-def test_what_was_measured_is_not_measured_again(
-    comparison: xr.Dataset, study: Path, measured: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object, **__: object) -> xr.Dataset:
-        raise AssertionError("measured again")
-
-    monkeypatch.setattr(comparing, "measure", never)
-    two = [run_folder(study, variant, 0) for variant in ("rope", "nope")]
-    again = rl.compare(two, cache=measured, sequences=SEQUENCES)
-    xr.testing.assert_equal(again, comparison.isel(entry=[0, 2]))
-    for other in ({"seed": 1}, {"sequences": SEQUENCES - 1}):
-        with pytest.raises(AssertionError, match="measured again"):
-            rl.compare(two, cache=measured, **{"sequences": SEQUENCES} | other)
-    monkeypatch.setattr(comparing, "versions", lambda: {"torch": "another"})
-    with pytest.raises(AssertionError, match="measured again"):
-        rl.compare(two, cache=measured, sequences=SEQUENCES)
-
-
-def test_weights_that_were_measured_may_be_deleted(
-    comparison: xr.Dataset, study: Path, measured: Path, tmp_path: Path
+def test_what_was_measured_is_not_measured_again_and_its_weights_may_be_deleted(
+    comparison: xr.Dataset,
+    study: Path,
+    measured: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     copy = copy_of(study, tmp_path)
     for path in copy.glob("**/model.safetensors"):
         path.unlink()
     shutil.rmtree(copy / "data")
     two = [run_folder(copy, variant, 0) for variant in ("rope", "nope")]
-    again = rl.compare(two, cache=measured, sequences=SEQUENCES)
-    xr.testing.assert_equal(again, comparison.isel(entry=[0, 2]))
-    for other in ({"cache": tmp_path / "empty"}, {"seed": 1}):
+    given = {"cache": measured, "sequences": SEQUENCES}
+    xr.testing.assert_equal(rl.compare(two, **given), comparison.isel(entry=[0, 2]))
+    for other in ({"cache": tmp_path / "empty"}, {"seed": 1}, {"sequences": SEQUENCES - 1}):
         with pytest.raises(BadArgument, match="no weights"):
-            rl.compare(two, **{"cache": measured, "sequences": SEQUENCES} | other)
+            rl.compare(two, **given | other)
+    monkeypatch.setattr(comparing, "versions", lambda: {"torch": "another"})
+    monkeypatch.setattr(comparing, "measure", mock.Mock(side_effect=BadArgument("Again.")))
+    with pytest.raises(BadArgument, match="Again"):  # where there are weights
+        rl.compare([study], **given)
 
 
 def test_only_what_is_missing_is_measured(

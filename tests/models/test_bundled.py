@@ -13,7 +13,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from ropelens.errors import BadArgument
 from ropelens.models.load import open_checkpoint
 from ropelens.models.loading import Loading
 from ropelens.models.paths import BUNDLED, bundled_path, sample_path
@@ -89,11 +88,3 @@ def test_bundled_sample_is_one_context_a_document(bundled: Path) -> None:
     lengths = [len(tokenizer(json.loads(line)["text"]).input_ids) for line in lines]
     assert len(lengths) >= 48
     assert set(lengths) == {512}
-
-
-def test_no_such_bundled_checkpoint() -> None:
-    with pytest.raises(BadArgument) as caught:
-        bundled_path("alibi")
-    assert caught.value.line.startswith(
-        "no checkpoint called 'alibi' is bundled; try: one of: rope, p-rope-0.75, "
-    )

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_tiny, tiny_llama
 from transformers import BertConfig, BertLMHeadModel, T5Config, T5ForConditionalGeneration
 
-from ropelens.errors import BadCheckpoint, UnsupportedModel
+from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
 from ropelens.models.checkpoint import fingerprint, locate
 from ropelens.models.load import load
 from ropelens.models.loading import Loading
@@ -76,6 +76,10 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ),
         ("a" * 3000, ["There is no checkpoint called aaaa"]),
         (
+            "bundled:alibi",
+            ["no checkpoint called 'alibi' is bundled", "of: rope, p-rope-0.75,"],
+        ),
+        (
             "acme/none",
             ["There is no checkpoint called acme/none", "no folder", "HF_HUB_OFFLINE"],
         ),
@@ -85,7 +89,7 @@ def test_a_name_of_nothing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadCheckpoint) as caught:
+    with pytest.raises(RopelensError) as caught:
         load(name)
     for word in words:
         assert word in str(caught.value)
