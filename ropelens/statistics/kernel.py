@@ -8,20 +8,34 @@ from torch import Tensor
 
 EXACT_OFFSETS = 64
 BINS_PER_OCTAVE = 8
+EVERY_OFFSET = 512  # longest context, in tokens, in which surrogates read every offset
+READ_OFFSETS = {"exact": 128, "per_octave": 64}  # those that they read in longer ones
 
 
-def offset_edges(context: int) -> Int[Tensor, " edge"]:
+def offset_edges(
+    context: int, *, exact: int = EXACT_OFFSETS, per_octave: int = BINS_PER_OCTAVE
+) -> Int[Tensor, " edge"]:
     """Edges of the offset bins, in tokens: bin b holds offsets edges[b] to edges[b + 1] - 1.
 
-    One offset a bin below 64, then 8 bins an octave. The edges do not depend on the
-    context beyond where they end, so that results of different contexts add up.
+    One offset a bin below `exact`, 64, then `per_octave` bins, 8, an octave. The edges do not
+    depend on the context beyond where they end, so that results of different contexts add up.
     """
-    edges = list(range(EXACT_OFFSETS + 1))
-    step = EXACT_OFFSETS // BINS_PER_OCTAVE
+    edges = list(range(exact + 1))
+    step = exact // per_octave
     while edges[-1] < context:
-        octave = (edges[-1] // EXACT_OFFSETS).bit_length() - 1
+        octave = (edges[-1] // exact).bit_length() - 1
         edges.append(edges[-1] + (step << octave))
     return torch.tensor(edges)
+
+
+def sampled_offsets(
+    context: int, *, generator: torch.Generator
+) -> tuple[Int[Tensor, " sample"], Int[Tensor, " sample"]]:
+    """Offsets of a long context, one drawn from each fine bin, and the sizes of the bins."""
+    bins = READ_OFFSETS if context > EVERY_OFFSET else {"exact": context, "per_octave": 1}
+    edges = offset_edges(context, **bins).clamp(max=context)
+    size = edges.diff()
+    return edges[:-1] + (torch.rand(len(size), generator=generator) * size).long(), size
 
 
 def sum_bins(mass: torch.Tensor, edges: Int[Tensor, " edge"]) -> torch.Tensor:

@@ -32,20 +32,29 @@ class OffsetRows:
 
     They stand at offsets from 0 on; else `keys` has their number at each offset, and keys ahead
     of their row count at offset 0. The sinks of a row are listed in tables, one for all heads
-    or one for each: the `kind` of each (0 fills a list up), its `offset` and the `bin` of that.
+    or one for each: the `kind` of each (0 fills a list up), its `key`, its `offset` and the
+    `bin` of that; `within` is how many of the keys at that offset it stands for.
+
+    Of sampled offsets, which stand for others, `context` is the number and `offset` the place.
     """
 
     seen: Int[Tensor, " row"]
     weight: Float[Tensor, " row"]
     kind: Int[Tensor, "shared row sink"]
+    key: Int[Tensor, "shared row sink"]
     offset: Int[Tensor, "shared row sink"]
     bin: Int[Tensor, "shared row sink"]
+    within: Float[Tensor, "shared row sink"]
     context: int
     keys: Float[Tensor, "row offset"] | None = None
 
     @classmethod
-    def of(cls, rows: CallRows) -> OffsetRows:
-        """The rows of all sequences in turn."""
+    def of(
+        cls,
+        rows: CallRows,
+        sampled: tuple[Int[Tensor, " sample"], Int[Tensor, " sample"]] | None = None,
+    ) -> OffsetRows:
+        """The rows of all sequences in turn; without a mask they may have `sampled_offsets`."""
         batch, sinks, context = len(rows.sinks), rows.sinks.cpu(), rows.k.shape[2]
         position, count = (x.expand(batch, -1).flatten() for x in (rows.position, rows.count))
         # Of few keys: a table of all rows and keys is large, and one of all heads larger.
@@ -63,13 +72,24 @@ class OffsetRows:
             seen = mask[:, key]
         kind = kind.transpose(0, 1) * seen
         listed = kind.topk(max(1, int((kind > 0).sum(-1).max())), dim=-1)
-        offset = (position[:, None] - key[listed.indices]).clamp(min=0)
+        key, count = key[listed.indices], count.cpu()
+        offset, within = (position[:, None] - key).clamp(min=0), (listed.values > 0).double()
+        bins = bin_of(offset, offset_edges(context))
+        if sampled is not None:
+            samples, size = sampled
+            keys = ((samples < count[:, None]) * size).double()
+            count, context = keys.sum(-1).long(), len(size)
+            place = torch.searchsorted(size.cumsum(0), offset, right=True)
+            within *= size[place] * (samples[place] == offset)
+            offset = place
         return cls(
-            seen=count.cpu(),
+            seen=count,
             weight=rows.weight.flatten().cpu().double(),
             kind=listed.values,
+            key=key,
             offset=offset,
-            bin=bin_of(offset, offset_edges(context)),
+            bin=bins,
+            within=within,
             context=context,
             keys=keys,
         )
@@ -78,8 +98,20 @@ class OffsetRows:
         """The tables of these heads."""
         if len(self.kind) == 1:
             return self
-        tables = {name: vars(self)[name][heads] for name in ("kind", "offset", "bin")}
+        tables = {
+            name: vars(self)[name][heads] for name in ("kind", "key", "offset", "bin", "within")
+        }
         return replace(self, **tables)
+
+    @property
+    def others(self) -> Float[Tensor, "shared row"]:
+        """How many keys each row sees that are no sinks."""
+        return self.seen - self.within.sum(-1)
+
+    @property
+    def count(self) -> Float[Tensor, "shared row"]:
+        """How many keys each row sees, 1 at least."""
+        return (self.others + (self.kind > 0).sum(-1)).clamp(min=1)
 
     @cached_property
     def reach(self) -> Float[Tensor, " offset"]:
@@ -111,21 +143,32 @@ class OffsetRows:
         # Weights of keys are relative to the largest that a key could have.
         level = (kappa.amax(-1) + (sigma.amax(-1) + tau.amax(-1)).clamp(min=0))[:, None]
         kernel, is_sink = (kappa - level).exp(), self.kind > 0
-        as_keys = _at(kernel, self.offset) * is_sink
+        as_keys = _at(kernel, self.offset) * self.within
         log_factor = _at(pad(sigma, (1, 0)), self.kind) + _at(tau, self.bin)
         sinks = (_at(kappa - level, self.offset) + log_factor).exp() * is_sink
         norms = (self._of_rows(kernel) - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
         log_norms = torch.where(norms > 0, norms.log(), torch.inf) + level
 
         rate = self.weight / norms
-        as_keys = (rate[..., None] * is_sink).flatten(1)
+        as_keys = (rate[..., None] * self.within).flatten(1)
         taken = _add_at(torch.zeros_like(kernel), self.offset, as_keys)
-        mass = (rate[..., None] * sinks).flatten(1)
-        by_kind = _add_at(rate.new_zeros(len(rate), 1 + len(SINKS)), self.kind, mass)[:, 1:]
         by_offset = kernel * (self._at_offsets(rate) - taken)
-        _add_at(by_offset, self.offset, mass)
-        by_bin = _add_at(torch.zeros_like(tau), self.bin, mass)
-        return log_norms @ self.weight, torch.cat([by_kind, by_offset, by_bin], dim=-1)
+        masses = self.with_sinks(by_offset, rate[..., None] * sinks, bins=tau.shape[-1])
+        return log_norms @ self.weight, masses
+
+    def with_sinks(
+        self,
+        by_offset: Float[Tensor, "head offset"],
+        on_sinks: Float[Tensor, "head row sink"],
+        *,
+        bins: int,
+    ) -> Float[Tensor, "head variable"]:
+        """Masses on sinks by kind, by offset (`by_offset` on other keys), on sinks by bin."""
+        mass = on_sinks.flatten(1)
+        by_kind = _add_at(mass.new_zeros(len(mass), 1 + len(SINKS)), self.kind, mass)[:, 1:]
+        by_offset = _add_at(by_offset, self.offset, mass)
+        by_bin = _add_at(mass.new_zeros(len(mass), bins), self.bin, mass)
+        return torch.cat([by_kind, by_offset, by_bin], dim=-1)
 
     def expect_sinks(
         self, sigma: Float[Tensor, "head kind"]
@@ -134,7 +177,7 @@ class OffsetRows:
         kinds = range(1, 1 + len(SINKS))
         count = torch.stack([(self.kind == kind).sum(-1) for kind in kinds], dim=-1)
         count, factor = count.to(self.weight.dtype), sigma.exp()[..., None]
-        norm = self.seen - count.sum(-1) + (count @ factor)[..., 0]
+        norm = self.others + (count @ factor)[..., 0]
         rate = self.weight / norm
         return norm.log() @ self.weight, factor[..., 0] * (rate[:, None] @ count)[:, 0]
 

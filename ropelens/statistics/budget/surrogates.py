@@ -4,6 +4,9 @@ Their rank correlation (see claim.py) is negative by construction, for a plane m
 the context cannot tell offsets apart. A surrogate keeps every query and key as the model made
 them, gives the planes of each key-value head the same frequencies in a random order, and
 rotates: a correlation beyond those of surrogates is the model's choice.
+
+The key at offset d scores Re sum_f c_f exp(i w_f d), c_f = s q~_f conj(k~_f). All draws have
+the same c_f, so one product with their phases at d gives the scores of all.
 """
 
 from __future__ import annotations
@@ -12,19 +15,21 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.rope.planes import Planes
+from ropelens.rope.planes import Planes, plane_products
 from ropelens.statistics.block import CallRows
-from ropelens.statistics.budget.logit import RIDGE, averaged, sums, tolerance
+from ropelens.statistics.budget.logit import RIDGE, averaged, tolerance
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets
+from ropelens.statistics.kernel import offset_edges, sampled_offsets
 from ropelens.statistics.labels import Thresholds, describe_wavelengths
-from ropelens.statistics.measures import selectivity_keys
+from ropelens.statistics.memory import HIDDEN
 from ropelens.statistics.rows import generator_of
 
 DRAWS = 40  # surrogates by default
+ROWS = 32  # rows whose scores of all draws stay in a CPU's caches
 
 
 @torch.no_grad()
@@ -35,39 +40,47 @@ def draw_surrogates(
 
     By the names of their variables; NaN of heads that are diffuse or sinks, and of heads that
     push toward no key through planes that rotate. P is fitted to the rows that it is scored
-    on, of the model as of its surrogates. `seed` and the layer decide the draws.
+    on, of the model as of its surrogates. `seed` and the layer decide the draws, and at which
+    offsets all of them read the keys of a long context.
     """
     rows, count = averaged(rows)
     heads, kv_heads = rows.q.shape[1], rows.k.shape[1]
     orders = _orders(rows.planes, kv_heads, draws, seed=seed, layer=rows.call.layer)
-    inv_freq = rows.planes.of_keys(kv_heads).inv_freq[..., None, :].to(rows.k.device)
-    angle = rows.places.to(torch.float32)[:, None] * inv_freq
-    waves = torch.polar(torch.ones_like(angle), angle).expand(kv_heads, -1, -1)
-    still, drawn = _side_by_side(rows), []
-    for order in orders.to(angle.device):
-        turned = _turned(still, waves.gather(-1, order[:, None].expand(waves.shape)))
-        drawn.append(_attend(turned))
+    frequency = rows.planes.of_keys(kv_heads).inv_freq.cpu().expand(orders.shape)
+    frequency = frequency.gather(-1, orders)
+    frequency = pad(frequency, (0, rows.planes.terms - frequency.shape[-1]))
+    generator, context = generator_of(seed, rows.call.layer, draws), rows.k.shape[2]
+    if rows.visible is None:
+        offset, size = sampled_offsets(context, generator=generator)
+        table = OffsetRows.of(rows, (offset, size))
+    else:  # keys ahead of their row stand at offsets below 0
+        offset, table = torch.arange(1 - context, context), OffsetRows.of(rows)
+        size = torch.ones_like(offset)
+    each, group = [], heads // kv_heads
+    for head in range(heads):
+        if head % group == 0:
+            turns = frequency[:, head // group].to(rows.k)
+            wave = _sides(-offset[:, None, None].to(turns) * turns)
+        own = table.of_heads(torch.tensor([head]))
+        each.append(_attend(rows, own, head, offset, size, turns, wave))
+    masses, total, push = (torch.stack(x, 1) for x in zip(*each, strict=True))
     # In float32: ranks of heads need no more, and 41 times a layer's heads are many.
-    masses, total = (torch.cat([each[n] for each in drawn]).float() for n in (0, 1))
-    table = OffsetRows.of(rows).of_heads(torch.arange(heads).repeat(len(drawn)))
-    table = replace(table, weight=table.weight.float())
+    masses, total = masses.flatten(0, 1).float(), total.flatten().float()
+    table = table.of_heads(torch.arange(heads).repeat(len(orders)))
+    table = replace(table, weight=table.weight.float(), within=table.within.float())
     fits = fit_offsets(masses, table, ridge=RIDGE / count, tolerance=4 * tolerance(total))
-    uniform = -(table.seen.float().log() @ table.weight)
+    uniform = -(table.count.float().log() @ table.weight)
     points = [model.point for model in fits]
     # in nats over uniform attention, on the rows that are fitted to
     sink, position = ((masses * x).sum(-1) - table.expect(x)[0] - uniform for x in points)
     fraction = (position - sink) / (total - sink).clamp(min=torch.finfo(torch.float32).tiny)
     counts = (total >= Thresholds.diffuse * math.log(2)) & (sink <= Thresholds.sink * total)
-    push = torch.stack([each[2] for each in drawn])
-    wavelength = (2 * math.pi / inv_freq[..., 0, :].double().abs()).cpu()
-    wavelength = wavelength.expand(orders.shape).gather(-1, orders)
-    rest = push.shape[-1] - wavelength.shape[-1]
-    wavelength = pad(wavelength, (0, rest), value=torch.inf)
-    wavelength = wavelength.repeat_interleave(heads // kv_heads, dim=1)
-    means = describe_wavelengths(push.numpy(), wavelength.numpy())["mean_wavelength"]
+    wavelength = 2 * math.pi / frequency.double().abs()
+    wavelength = wavelength.repeat_interleave(group, dim=1)
+    mean = describe_wavelengths(push.numpy(), wavelength.numpy())["mean_wavelength"]
     numbers = {
         "surrogate_offset_fraction": fraction.view(-1, heads),
-        "surrogate_log_wavelength": torch.from_numpy(means).log(),
+        "surrogate_log_wavelength": torch.from_numpy(mean).log(),
     }
     counts = counts.view(-1, heads)
     return {name: x.double().masked_fill(~counts, torch.nan) for name, x in numbers.items()}
@@ -83,57 +96,71 @@ def _orders(
     return orders
 
 
-def _side_by_side(rows: CallRows) -> CallRows:
-    """These rows alone, scaled and without rotation: the parts of a plane stand together.
-
-    Complex products are several times as fast as those of real and imaginary halves.
-    """
-    planes = rows.planes
-    order = torch.arange(planes.head_dim)
-    pairs = torch.stack([order[planes.first], order[planes.second]], dim=-1).flatten()
-    order = torch.cat([pairs, order[~torch.isin(order, pairs)]]).to(rows.k.device)
-    query = (rows.row_q_still[..., order] * rows.call.scale).flatten(1, 2)
-    call = replace(
-        rows.call,
-        query=query,
-        key=rows.k_still[..., order].contiguous(),
-        output=query.transpose(1, 2),  # nobody reads it
-        at=rows.position,
-        visible=rows.visible,
-        scale=1.0,
-    )
-    planes = replace(planes, pairing="interleaved", offset=0)
-    return CallRows(call, rows.rows, planes, sinks=rows.sinks)
-
-
-def _turned(rows: CallRows, wave: Complex[Tensor, "kv_head position frequency"]) -> CallRows:
-    """Rows whose keys turn by `wave` at each position, and whose queries by that of theirs."""
-    call, at, rotated = rows.call, rows.position.to(wave.device), rows.planes.rotary_dim
-
-    def turn(x: Tensor, by: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(x[..., :rotated].unflatten(-1, (-1, 2)).contiguous())
-        turned = torch.view_as_real(pairs * by).flatten(-2)
-        return torch.cat([turned, x[..., rotated:]], -1) if rotated < x.shape[-1] else turned
-
-    query = turn(rows.row_q, wave[:, at].movedim(0, 1)[:, :, None]).flatten(1, 2)
-    call = replace(call, key=turn(call.key, wave), query=query)
-    return CallRows(call, rows.rows, rows.planes, sinks=rows.sinks)
-
-
 def _attend(
     rows: CallRows,
-) -> tuple[Float[Tensor, "head variable"], Float[Tensor, " head"], Float[Tensor, "head term"]]:
-    """Means over the rows.
+    table: OffsetRows,
+    head: int,
+    offset: Int[Tensor, " sample"],
+    size: Int[Tensor, " sample"],
+    frequency: Float[Tensor, "draw term"],
+    wave: Float[Tensor, "sample draw side"],
+) -> tuple[Float[Tensor, "draw variable"], Float[Tensor, " draw"], Float[Tensor, "draw term"]]:
+    """Means over the rows of one head, its planes at these frequencies.
 
-    The masses on sinks, by offset, and on sinks by bin; the information over uniform
-    attention (nats); and selectivity_keys, the push toward the picked keys by plane.
+    The masses on sinks, by offset, and on sinks by bin; the information over uniform attention
+    (nats); and selectivity_keys, the push toward the picked keys by plane. Keys are read at
+    each `offset`, in place of `size` keys, and sinks wherever they stand.
     """
-    means = []
-    for block in rows.blocks(slice(0, rows.k.shape[1])):
-        push = selectivity_keys(block) * block.weight[:, None, None, :, None]
-        push = rows.planes.sum_coordinates(push.sum((0, 3)).to("cpu", torch.float64))
-        information = block.log_keys - (block.log_norm - block.expected_score)
-        masses = sums(block, block.attention, content=False)
-        means.append((masses, block.weigh(information), push))
-    masses, information, push = (torch.stack(x).sum(0) for x in zip(*means, strict=True))
-    return masses.flatten(0, 1), information.flatten(), push.flatten(0, 1)
+    (batch, count), context, device = rows.rows.position.shape, rows.k.shape[2], rows.k.device
+    position, first = (x.expand(batch, -1).flatten() for x in (rows.position, rows.first))
+    sequence, weight = torch.arange(batch).repeat_interleave(count), rows.weight.flatten()
+    q = rows.row_q_still.flatten(1, 2)[:, head].flatten(0, 1) * rows.call.scale
+    k = rows.k_still[:, head * rows.k.shape[1] // rows.q.shape[1]]
+    is_sink = rows.sinks[:, head % rows.sinks.shape[1]] > 0
+    kind, key, others = table.kind[0].to(device), table.key[0], table.others[0].to(q)
+    log_keys, log_size = table.count[0].log().to(q), size[:, None].log().to(q)
+    place = ((offset >= 0).cumsum(0) - 1).clamp(min=0).to(device)
+    by_offset, on_sinks = (q.new_zeros(len(wave[0]), *n) for n in ([table.context], key.shape))
+    information, push = on_sinks.new_zeros(len(wave[0])), torch.zeros_like(wave[0])
+
+    def products(some: Tensor, of: Tensor, at: Tensor) -> Float[Tensor, "*key side"]:
+        keys = k[of, at]
+        return torch.view_as_real(
+            plane_products(q[some].expand_as(keys), keys, rows.planes)
+        ).flatten(-2)
+
+    for some in position.argsort().split(ROWS):
+        at, of = position[some] - offset[:, None], sequence[some]
+        seen, at = (at >= first[some]) & (at < context), at.clamp(0, context - 1)
+        if rows.visible is not None:
+            seen &= rows.visible.flatten(0, 1)[some, at].cpu()
+        last = 1 + int(seen.any(1).nonzero().max())
+        read = seen[:last].to(device) & ~is_sink[of, at[:last]]
+        features = products(some, of, at[:last])
+        scores = rows.call.squash(wave[:last] @ features.mT)
+        scores += torch.where(read, log_size[:last], HIDDEN)[:, None]
+        behind = (position[some, None] - key[some]).to(q)[..., None]
+        turned = _sides(-behind * frequency[:, None, None])
+        of_sinks = products(some[:, None], of[:, None], key[some]) * turned
+        of_sinks = rows.call.squash(of_sinks.sum(-1)) + torch.where(kind[some] > 0, 0.0, HIDDEN)
+        scores = torch.cat([scores, of_sinks.movedim(-1, 0)])
+        attention = scores.softmax(0)
+        log_norm = scores.amax(0) - attention.amax(0).log()
+        expected = torch.linalg.vecdot(attention, scores, dim=0)
+        expected -= torch.tensordot(log_size[:last, 0], attention[:last], 1)
+        information += (log_keys[some] - log_norm + expected) @ weight[some]
+        attention *= weight[some]
+        on_sinks[:, some] = attention[last:].movedim(0, -1)
+        attention = attention[:last]
+        by_offset.index_add_(1, place[:last], attention.sum(-1).mT)
+        evenly = read * log_size[:last].exp() / others[some].clamp(min=1)
+        attention.addcmul_(evenly[:, None], attention.sum(0), value=-1)
+        push += (attention @ features).mul_(wave[:last]).sum(0)
+    bins = len(offset_edges(context)) - 1
+    masses = table.with_sinks(by_offset.cpu(), on_sinks.cpu(), bins=bins)
+    return masses, information.cpu(), push.unflatten(-1, (-1, 2)).sum(-1).double().cpu()
+
+
+def _sides(angle: Float[Tensor, "*batch term"]) -> Float[Tensor, "*batch side"]:
+    """Cosine and sine of each angle, side by side."""
+    return torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(-2)
