@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
@@ -9,21 +11,19 @@ from torch import Tensor
 EXACT_OFFSETS = 64
 BINS_PER_OCTAVE = 8
 EVERY_OFFSET = 512  # longest context, in tokens, in which surrogates read every offset
-READ_OFFSETS = {"exact": 128, "per_octave": 64}  # those that they read in longer ones
+READ_OFFSETS = 128  # those up to which they do so in longer ones; then as many in two octaves
 
 
-def offset_edges(
-    context: int, *, exact: int = EXACT_OFFSETS, per_octave: int = BINS_PER_OCTAVE
-) -> Int[Tensor, " edge"]:
+def offset_edges(context: int) -> Int[Tensor, " edge"]:
     """Edges of the offset bins, in tokens: bin b holds offsets edges[b] to edges[b + 1] - 1.
 
-    One offset a bin below `exact`, 64, then `per_octave` bins, 8, an octave. The edges do not
-    depend on the context beyond where they end, so that results of different contexts add up.
+    One offset a bin below 64, then 8 bins an octave. The edges do not depend on the
+    context beyond where they end, so that results of different contexts add up.
     """
-    edges = list(range(exact + 1))
-    step = exact // per_octave
+    edges = list(range(EXACT_OFFSETS + 1))
+    step = EXACT_OFFSETS // BINS_PER_OCTAVE
     while edges[-1] < context:
-        octave = (edges[-1] // exact).bit_length() - 1
+        octave = (edges[-1] // EXACT_OFFSETS).bit_length() - 1
         edges.append(edges[-1] + (step << octave))
     return torch.tensor(edges)
 
@@ -31,9 +31,12 @@ def offset_edges(
 def sampled_offsets(
     context: int, *, generator: torch.Generator
 ) -> tuple[Int[Tensor, " sample"], Int[Tensor, " sample"]]:
-    """Offsets of a long context, one drawn from each fine bin, and the sizes of the bins."""
-    bins = READ_OFFSETS if context > EVERY_OFFSET else {"exact": context, "per_octave": 1}
-    edges = offset_edges(context, **bins).clamp(max=context)
+    """Offsets, one drawn from each stretch of a long context, and the lengths of stretches."""
+    edges = torch.arange(context + 1)
+    if context > EVERY_OFFSET:
+        steps = torch.arange(READ_OFFSETS * math.ceil(math.log2(context))) * 2 / READ_OFFSETS
+        edges = torch.cat([edges[:READ_OFFSETS], (READ_OFFSETS * 2**steps).long()])
+        edges = edges.clamp(max=context).unique()
     size = edges.diff()
     return edges[:-1] + (torch.rand(len(size), generator=generator) * size).long(), size
 

@@ -78,7 +78,6 @@ def sums(
     block: Block,
     attention: Float[Tensor, "batch kv_head group row key"],
     *,
-    content: bool = True,
     offsets: bool = True,
 ) -> Float[Tensor, "kv_head group variable"]:
     """What the weights multiply in the log-likelihood of any attention, in float64.
@@ -87,12 +86,10 @@ def sums(
     of offsets, each where it is asked for: sums over the weighted rows. With `offsets` the
     first key, which is a sink, is 0 in `attention` afterwards.
     """
-    shape, total = block.q.shape[:3], []
-    if content:
-        read = (attention.flatten(2, 3) @ block.k_still).view_as(block.q)
-        by_row = block.q_still * read * block.weight[:, None, None, :, None]
-        by_plane = block.planes.sum_coordinates(by_row.sum(-2))
-        total.append(block.call.scale * by_plane)
+    shape = block.q.shape[:3]
+    read = (attention.flatten(2, 3) @ block.k_still).view_as(block.q)
+    by_row = block.q_still * read * block.weight[:, None, None, :, None]
+    total = [block.call.scale * block.planes.sum_coordinates(by_row.sum(-2))]
     on_sinks = attention[..., block.sinks] * block.weight[:, None, None, :, None]
     kind = block.sink_kind.expand(*on_sinks.shape[:3], 1, -1)[..., 0, :]
     by_kind = on_sinks.new_zeros(*shape, 1 + len(SINKS))

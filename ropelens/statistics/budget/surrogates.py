@@ -122,13 +122,6 @@ def _attend(
     place = ((offset >= 0).cumsum(0) - 1).clamp(min=0).to(device)
     by_offset, on_sinks = (q.new_zeros(len(wave[0]), *n) for n in ([table.context], key.shape))
     information, push = on_sinks.new_zeros(len(wave[0])), torch.zeros_like(wave[0])
-
-    def products(some: Tensor, of: Tensor, at: Tensor) -> Float[Tensor, "*key side"]:
-        keys = k[of, at]
-        return torch.view_as_real(
-            plane_products(q[some].expand_as(keys), keys, rows.planes)
-        ).flatten(-2)
-
     for some in position.argsort().split(ROWS):
         at, of = position[some] - offset[:, None], sequence[some]
         seen, at = (at >= first[some]) & (at < context), at.clamp(0, context - 1)
@@ -136,29 +129,36 @@ def _attend(
             seen &= rows.visible.flatten(0, 1)[some, at].cpu()
         last = 1 + int(seen.any(1).nonzero().max())
         read = seen[:last].to(device) & ~is_sink[of, at[:last]]
-        features = products(some, of, at[:last])
+        features = _features(q[some], k[of, at[:last]], rows.planes)
         scores = rows.call.squash(wave[:last] @ features.mT)
         scores += torch.where(read, log_size[:last], HIDDEN)[:, None]
         behind = (position[some, None] - key[some]).to(q)[..., None]
         turned = _sides(-behind * frequency[:, None, None])
-        of_sinks = products(some[:, None], of[:, None], key[some]) * turned
+        of_sinks = _features(q[some, None], k[of[:, None], key[some]], rows.planes) * turned
         of_sinks = rows.call.squash(of_sinks.sum(-1)) + torch.where(kind[some] > 0, 0.0, HIDDEN)
         scores = torch.cat([scores, of_sinks.movedim(-1, 0)])
         attention = scores.softmax(0)
-        log_norm = scores.amax(0) - attention.amax(0).log()
-        expected = torch.linalg.vecdot(attention, scores, dim=0)
-        expected -= torch.tensordot(log_size[:last, 0], attention[:last], 1)
-        information += (log_keys[some] - log_norm + expected) @ weight[some]
+        entropy = scores.amax(0) - attention.amax(0).log()
+        entropy -= torch.linalg.vecdot(attention, scores, dim=0)
+        entropy += torch.tensordot(log_size[:last, 0], attention[:last], 1)
+        information += (log_keys[some] - entropy) @ weight[some]
         attention *= weight[some]
         on_sinks[:, some] = attention[last:].movedim(0, -1)
         attention = attention[:last]
         by_offset.index_add_(1, place[:last], attention.sum(-1).mT)
-        evenly = read * log_size[:last].exp() / others[some].clamp(min=1)
+        evenly = read * size[:last, None].to(device) / others[some].clamp(min=1)
         attention.addcmul_(evenly[:, None], attention.sum(0), value=-1)
         push += (attention @ features).mul_(wave[:last]).sum(0)
     bins = len(offset_edges(context)) - 1
     masses = table.with_sinks(by_offset.cpu(), on_sinks.cpu(), bins=bins)
     return masses, information.cpu(), push.unflatten(-1, (-1, 2)).sum(-1).double().cpu()
+
+
+def _features(
+    q: Float[Tensor, "*#key coordinate"], k: Float[Tensor, "*key coordinate"], planes: Planes
+) -> Float[Tensor, "*key side"]:
+    """Real and imaginary part of q conj(k) of each term, side by side."""
+    return torch.view_as_real(plane_products(q.expand_as(k), k, planes)).flatten(-2)
 
 
 def _sides(angle: Float[Tensor, "*batch term"]) -> Float[Tensor, "*batch side"]:
