@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {
     "errors.py": 120,
     "rope": 780,
-    "statistics": 3_090,
+    "statistics": 3_170,
     "models": 3_700,
     "edit": 740,
     "measure": 3_910,
@@ -27,7 +27,7 @@ ROOMS = {
     "report": 1_480,
     "analysis commands": 1_920,
 }
-PACKAGE, TESTS, NAMES = 19_610, 18_800, 60
+PACKAGE, TESTS, NAMES = 19_690, 18_860, 60
 WORDS = {
     "README.md": 9_000,
     "CONTRIBUTING.md": 6_000,

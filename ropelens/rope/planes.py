@@ -114,8 +114,10 @@ class Planes:
         return squares.sqrt_()
 
     def products(
-        self, query: Float[Tensor, "*batch coordinate"], key: Float[Tensor, "*batch coordinate"]
-    ) -> Complex[Tensor, "*batch term"]:
+        self,
+        query: Float[Tensor, "*#batch coordinate"],
+        key: Float[Tensor, "*#batch coordinate"],
+    ) -> Complex[Tensor, "*#batch term"]:
         """q conj(k) of every term: real parts are its shares of q . k."""
         real = self.sum_coordinates(query * key)
         turned = query[..., self.second] * key[..., self.first]

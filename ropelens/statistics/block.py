@@ -145,13 +145,10 @@ class CallRows:
 
     @cached_property
     def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
-        """The sum of the keys that each row sees, from running sums where rows are many."""
-        mask, keys = self.visible, torch.arange(self.k.shape[2])
-        if mask is not None:
-            return torch.einsum("brk,bhkc->bhrc", mask.to(self.k), self.k)[:, :, None]
-        if self.position.shape[1] <= memory.STRETCH:
-            mask = sees(self.first, self.position, keys).to(self.k)
-            return mask[:, None, None] @ self.k[:, :, None]
+        """The sum of the keys that each row sees, from running sums."""
+        if self.visible is not None:
+            mask = self.visible.to(self.k)
+            return torch.einsum("brk,bhkc->bhrc", mask, self.k)[:, :, None]
         total = memory.running_sum(self.k)
         seen = memory.pick(total, self.position)
         if self.first.any():

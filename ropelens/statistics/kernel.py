@@ -11,7 +11,7 @@ from torch import Tensor
 EXACT_OFFSETS = 64
 BINS_PER_OCTAVE = 8
 EVERY_OFFSET = 512  # longest context, in tokens, in which surrogates read every offset
-READ_OFFSETS = 128  # those up to which they do so in longer ones; then as many in two octaves
+READ_OFFSETS = 128  # of longer ones they read those below it, then as many in two octaves
 
 
 def offset_edges(context: int) -> Int[Tensor, " edge"]:

@@ -8,18 +8,23 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from observed import observed_calls
+from observed import normal, observed_calls
+from oracles.handmade import call_of
 from oracles.tiny import random_tokens, tiny
 from scipy import stats
+from torch.nn.functional import pad
 
-from ropelens.rope.planes import Planes
+from ropelens.rope.planes import Planes, unrotate
 from ropelens.rope.turn import Side, turn
+from ropelens.statistics import kernel
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.claim import _bounds, correlations, judge, rank_correlation
-from ropelens.statistics.budget.logit import SCORES, fit, score
-from ropelens.statistics.budget.surrogates import _orders, draw_surrogates
+from ropelens.statistics.budget.logit import SCORES, averaged, fit, score
+from ropelens.statistics.budget.offsets import OffsetRows
+from ropelens.statistics.budget.surrogates import _attend, _orders, draw_surrogates
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import known_sinks
+from ropelens.statistics.kernel import sampled_offsets
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sums import sum_attention
 from ropelens.statistics.variables import STATISTICS
@@ -88,6 +93,59 @@ def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
         assert numbers[0].isnan().tolist() == [True, True, False]
         assert numbers[:, 0].isnan().all()
         assert not numbers[:, 2].isnan().any()
+
+
+def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.MonkeyPatch):
+    """Beside the same heads read at every offset."""
+    context, places = 1200, torch.arange(1200)
+    planes = Planes(2.0 ** -torch.arange(0, 16, 2), 16, "half")
+    q, k = (
+        unrotate(normal(2, 4, context, 16, seed=s) + normal(4, 1, 16, seed=9), -places, planes)
+        for s in (1, 2)
+    )
+    sinks = torch.zeros(2, 4, context, dtype=torch.long)
+    sinks[..., ::200], sinks[:, 1, 300], sinks[..., 0] = 2, 3, 1
+    rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
+    rows = CallRows(call_of(q, k), rows, planes, sinks=sinks)
+    few = draw_surrogates(rows, draws=10)
+    monkeypatch.setattr(kernel, "EVERY_OFFSET", context)
+    every = draw_surrogates(rows, draws=10)
+    for name, ours in few.items():
+        error = (ours - every[name]).square().mean().sqrt()
+        assert 0 < error < {"offset_fraction": 0.03, "log_wavelength": 0.1}[name[10:]], name
+
+
+def test_where_keys_are_alike_attention_is_that_of_the_model_of_sinks():
+    """Masses and information of rows that read samples: those that S expects of the same."""
+    context, sigma = 1200, torch.tensor([3.0, 1.0, 2.0])
+    sinks = torch.zeros(2, 1, context, dtype=torch.long)
+    sinks[..., ::200], sinks[..., 300], sinks[..., 0] = 2, 3, 1
+    q, k = torch.zeros(2, 2, 1, context, 4)
+    q[..., 0], k[..., 0] = 1, pad(sigma, (1, 0))[sinks]
+    rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
+    rows, _ = averaged(
+        CallRows(call_of(q, k), rows, Planes(torch.zeros(2), 4, "half"), sinks=sinks)
+    )
+    offset, size = sampled_offsets(context, generator=torch.Generator().manual_seed(0))
+    table = OffsetRows.of(rows, (offset, size))
+    wave = torch.tensor([1.0, 0.0]).repeat(len(offset), 1, 2)
+    masses, information, push = _attend(rows, table, 0, offset, size, torch.zeros(1, 2), wave)
+    weights = pad(sigma.double(), (0, masses.shape[1] - 3))[None]
+    log_norm, expected = table.expect(weights)
+    torch.testing.assert_close(masses.double(), expected, rtol=1e-4, atol=1e-6)
+    nats = (expected * weights).sum(-1) - log_norm + table.count.double().log() @ table.weight
+    torch.testing.assert_close(information.double(), nats, rtol=1e-4, atol=1e-5)
+    assert push.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("context", [1, 511, 512, 513, 4096])
+def test_an_offset_is_drawn_from_each_stretch(context: int):
+    offset, size = sampled_offsets(context, generator=torch.Generator().manual_seed(1))
+    first = size.cumsum(0) - size
+    assert ((first <= offset) & (offset < first + size)).all()
+    assert size.sum() == context
+    assert (size[: 128 if context > 512 else 512] == 1).all()
+    assert (48 * (size[128:] - 1) <= first[128:]).all(), "64 an octave"
 
 
 # the verdict

@@ -15,11 +15,11 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.rope.planes import Planes, plane_products
+from ropelens.rope.planes import Planes
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.logit import RIDGE, averaged, tolerance
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets
@@ -49,7 +49,8 @@ def draw_surrogates(
     frequency = rows.planes.of_keys(kv_heads).inv_freq.cpu().expand(orders.shape)
     frequency = frequency.gather(-1, orders)
     frequency = pad(frequency, (0, rows.planes.terms - frequency.shape[-1]))
-    generator, context = generator_of(seed, rows.call.layer, draws), rows.k.shape[2]
+    context = rows.k.shape[2]
+    generator = generator_of(seed, rows.call.layer, context)
     if rows.visible is None:
         offset, size = sampled_offsets(context, generator=generator)
         table = OffsetRows.of(rows, (offset, size))
@@ -60,7 +61,7 @@ def draw_surrogates(
     for head in range(heads):
         if head % group == 0:
             turns = frequency[:, head // group].to(rows.k)
-            wave = _sides(-offset[:, None, None].to(turns) * turns)
+            wave = _sides((-1j * offset[:, None, None].to(turns) * turns).exp())
         own = table.of_heads(torch.tensor([head]))
         each.append(_attend(rows, own, head, offset, size, turns, wave))
     masses, total, push = (torch.stack(x, 1) for x in zip(*each, strict=True))
@@ -129,13 +130,14 @@ def _attend(
             seen &= rows.visible.flatten(0, 1)[some, at].cpu()
         last = 1 + int(seen.any(1).nonzero().max())
         read = seen[:last].to(device) & ~is_sink[of, at[:last]]
-        features = _features(q[some], k[of, at[:last]], rows.planes)
+        features = _sides(rows.planes.products(q[some], k[of, at[:last]]))
         scores = rows.call.squash(wave[:last] @ features.mT)
         scores += torch.where(read, log_size[:last], HIDDEN)[:, None]
         behind = (position[some, None] - key[some]).to(q)[..., None]
-        turned = _sides(-behind * frequency[:, None, None])
-        of_sinks = _features(q[some, None], k[of[:, None], key[some]], rows.planes) * turned
-        of_sinks = rows.call.squash(of_sinks.sum(-1)) + torch.where(kind[some] > 0, 0.0, HIDDEN)
+        turned = _sides((-1j * behind * frequency[:, None, None]).exp())
+        of_sinks = rows.planes.products(q[some, None], k[of[:, None], key[some]])
+        of_sinks = rows.call.squash((_sides(of_sinks) * turned).sum(-1))
+        of_sinks += torch.where(kind[some] > 0, 0.0, HIDDEN)
         scores = torch.cat([scores, of_sinks.movedim(-1, 0)])
         attention = scores.softmax(0)
         entropy = scores.amax(0) - attention.amax(0).log()
@@ -154,13 +156,6 @@ def _attend(
     return masses, information.cpu(), push.unflatten(-1, (-1, 2)).sum(-1).double().cpu()
 
 
-def _features(
-    q: Float[Tensor, "*#key coordinate"], k: Float[Tensor, "*key coordinate"], planes: Planes
-) -> Float[Tensor, "*key side"]:
-    """Real and imaginary part of q conj(k) of each term, side by side."""
-    return torch.view_as_real(plane_products(q.expand_as(k), k, planes)).flatten(-2)
-
-
-def _sides(angle: Float[Tensor, "*batch term"]) -> Float[Tensor, "*batch side"]:
-    """Cosine and sine of each angle, side by side."""
-    return torch.stack([angle.cos(), angle.sin()], dim=-1).flatten(-2)
+def _sides(x: Complex[Tensor, "*batch term"]) -> Float[Tensor, "*batch side"]:
+    """Real and imaginary part of each term, side by side."""
+    return torch.view_as_real(x).flatten(-2)
