@@ -240,7 +240,7 @@ LOOKS = (
 
 
 def plot_planes(of: xr.Dataset) -> go.Figure:
-    """A line a head: its attributions by wavelength."""
+    """A line per head: its attributions by wavelength."""
     figure = go.Figure(layout={"title": "Attribution of one answer to planes", "height": 420})
     places = np.argwhere(of["attribution"].notnull().any("frequency").values)
     for n, (layer, head) in enumerate(places):

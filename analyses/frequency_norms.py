@@ -28,10 +28,10 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     product = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
     loudest = int(product.max("frequency").argmax("layer"))
     figures = {
-        "The mean over heads, a row a layer: queries, keys, and values, which do not rotate. "
+        "The mean over heads, a row per layer: queries, keys, and values, which do not rotate. "
         "Fast planes are on the left; planes right of the dotted line turn less than once in "
         "the context.": rl.plot_norms(profile),
-        "The layer with the longest queries, a row a head: heads of one layer need not "
+        "The layer with the longest queries, a row per head: heads of one layer need not "
         "agree.": rl.plot_norms(profile, layer=loudest),
     }  # fmt: skip
     question = "Which frequencies carry the queries and keys?"

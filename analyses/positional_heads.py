@@ -26,7 +26,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         "number is how many tokens a positional head looks back.":
             rl.plot_head_map(profile, heads),
         "Where on the axis do heads get the push toward the keys they pick? Above, the mean of "
-        "each label; below, a row a head, those on top that position explains most.":
+        "each label; below, a row per head, those on top that position explains most.":
             rl.plot_head_wavelengths(profile, heads),
         "Each point is a head. Points fall from top left to bottom right in any model, "
         "for slow planes tell no offsets apart; the claim holds where the diamond below "

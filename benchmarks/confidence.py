@@ -2,7 +2,7 @@
 
     python benchmarks/confidence.py [MODEL] --text FILE_OR_FOLDER ... [--draws N]
 
-Every draw is a profile. A row a band of confidence: the heads of all draws in it, what their
+Every draw is a profile. A row per band of confidence: the heads of all draws in it, what their
 confidence says in the mean, and the share of the other draws that give the same label.
 """
 

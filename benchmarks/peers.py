@@ -166,7 +166,7 @@ LOOKS = {
 
 
 def draw(table: pd.DataFrame, name: str, title: str, ticks: dict[float, str]) -> go.Figure:
-    """The column `name` over the length, a line a way, both on log scales."""
+    """The column `name` over the length, a line per way, both on log scales."""
     figure = new_figure(title, height=420)
     for way in WAYS:
         color, dash, symbol = LOOKS[way]

@@ -2,9 +2,9 @@
 
     python benchmarks/planted.py [CLAIM]...
 
-A line a model: the claim, what it was built for, its verdict and why. Queries, keys and values
-are tables, one of each for every token. A head looks back by planes whose vectors are the same
-for every token, or matches tokens by planes with a code of each token's own.
+A line per model: the claim, what it was built for, its verdict and why. Queries, keys and
+values are tables, one of each for every token. A head looks back by planes whose vectors are
+the same for every token, or matches tokens by planes with a code of each token's own.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/verdicts.py [--random N] [--sequences N] [--context N] [--draws N]
 
-A line a claim: how many of N Llamas of random weights have each verdict. They differ in seed,
+A line per claim: how many of N Llamas of random weights have each verdict. They differ in seed,
 size and initial scale: frequencies mean nothing to them, so a claim may hold of 1 in 40. Token
 5 of their text is an apostrophe.
 """

@@ -151,7 +151,7 @@ def compare(before: Path, after: Path, strict: bool = False, tolerance: float = 
 
 
 def differences(before: Path, after: Path, *, tolerance: float, strict: bool = False) -> int:
-    """Print a line a difference, and how many values are equal; the number of failures."""
+    """Print a line per difference, and how many values are equal; the number of failures."""
     failed, equal, close = 0, 0, 0
     one, other = (
         {path.relative_to(folder) for path in folder.rglob("*") if path.suffix in KEPT}

@@ -18,7 +18,7 @@ BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 
 
 def reference() -> str:
-    """The table, a row a variable."""
+    """The table, a row per variable."""
     head = "| variable | dims | unit | is | from | heads.csv |\n|---|---|---|---|---|---|"
     return "\n".join([head, *map(row_of, (row for row in MEASURES if row.saved))])
 

@@ -33,14 +33,14 @@ class Options(Loading):
         list[str] | None,
         option(
             "TOKEN",
-            'Search for heads by the tokens they attend to: a text such as "\'", any that '
-            'contains it, "*\'*", punctuation, newline, digits, capital, repeated, or '
-            '"after:" one of these; may be repeated.',
+            'Search for heads by the tokens they attend to: "\'" is that token, "*\'*" any '
+            'that contains it; or punctuation, newline, digits, capital, repeated; or "after:" '
+            "and one of these; may be repeated.",
         ),
     ] = None
     context: Annotated[
         int | None,
-        option("N", "Tokens a sequence. [default: up to 2048]", min=3),
+        option("N", "Tokens in a sequence. [default: up to 2048; truncate: more]", min=3),
     ] = None
     sequences: Annotated[
         int | None,

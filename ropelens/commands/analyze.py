@@ -169,7 +169,7 @@ def truncate(
     trained context where that takes two hours or less, else half as long, or a quarter, ...;
     of more than 2048 tokens there are 2 to 7 sequences. If DIR holds what analyze wrote of
     the same weights and text, that stays: its profile is not measured again, and the sweep
-    joins it on its page. A sweep with other options is not replaced.
+    joins it on its page. With other options, name another --out.
 
     \b
     Examples:

@@ -44,7 +44,7 @@ def claims(
 
     Each claim is a number of the model beside what chance and geometry give. Its verdict is
     one of four words: holds, contradicted, unresolved, not testable. Writes index.html (the
-    page), claims.csv (a row a claim and model) and run.json to DIR, prints the table, and the
+    page), claims.csv (a row per claim and model) and run.json to DIR, prints the table, and the
     path of the page. What ropelens analyze writes of a model goes to DIR/NAME.
 
     \b

@@ -49,7 +49,7 @@ def rope(
 ) -> None:
     """Measure how each layer of a model rotates, from one forward pass, and print it.
 
-    A row a plane: its angular frequency and wavelength as measured, the frequency that the
+    A row per plane: its angular frequency and wavelength as measured, the frequency that the
     model's buffer states and the one that its configuration asks for, and how far, relative to
     the stated one, the measured one is off. With --variant, the rotation that an edit makes of
     it.
@@ -94,7 +94,7 @@ def _alike(rope: xr.Dataset) -> bool:
 
 
 def _table(rope: xr.Dataset) -> str:
-    """The planes of layers that rotate alike: a title, and a row a plane."""
+    """The planes of layers that rotate alike: a title, and a row per plane."""
     from ropelens.figures.text import ranges
 
     names = ["inv_freq", "wavelength", "inv_freq_stated", "inv_freq_configured"]

@@ -1,4 +1,4 @@
-"""A comparison as a table: a row a variant, with its differences to the baseline in pairs."""
+"""A comparison as a table: a row per variant, with its differences to the baseline in pairs."""
 
 from __future__ import annotations
 

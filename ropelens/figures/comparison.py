@@ -73,7 +73,7 @@ def _averaged(values: xr.DataArray) -> xr.DataArray:
 def _lines(
     title: str, comparison: xr.Dataset, panels: Mapping[str, Values], *, hover: str, **size: Any
 ) -> go.Figure:
-    """A panel a row, by the title of its axis: a line a group, the mean over its entries.
+    """A panel per row, by the title of its axis: a line per group, the mean over its entries.
 
     x is the coordinate of the dimension that is left. Whiskers reach from the lowest entry to
     the highest, if there are several.
@@ -257,7 +257,7 @@ GROWTH: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
 def plot_growth(comparison: xr.Dataset) -> go.Figure:
     """Losses, positional and semantic heads, the best heads' scores, retrieval, by step.
 
-    A line a group, the mean over its seeds; whiskers from the lowest seed to the highest. The
+    A line per group, the mean over its seeds; whiskers from the lowest seed to the highest. The
     last panel is of retrieval, dotted what chance finds.
     """
     measured = {unit: measure(comparison) for unit, measure in GROWTH.items()}

@@ -60,11 +60,11 @@ def plot_truncation(
     whose wavelength is the trained context. Source: Barbero et al. 2024 (arXiv 2410.06205), its
     p-RoPE and reversed variants.
 
-    "band": the first of `measures` for one band of wavelengths at a time, a bar a band. x:
+    "band": the first of `measures` for one band of wavelengths at a time, a bar per band. x:
     wavelength (tokens).
 
-    "class": loss, attention and labels of each class of tokens, a row a measure, with a quarter
-    of the planes stopped (or as near to it as there is), a mark an end.
+    "class": loss, attention and labels of each class of tokens, a row per measure, with a
+    quarter of the planes stopped (or as near to it as there is), a mark per end.
 
     `table` is `summarize_truncation(truncation)`, if made already.
     """
@@ -93,7 +93,7 @@ def plot_truncation(
 def _ends_figure(
     truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[Measure]
 ) -> go.Figure:
-    """A column an end of the axis, a row a measure."""
+    """A column per end of the axis, a row per measure."""
     what = "costs" if measures == [MEASURES["loss"]] else "changes"
     title = f"What stopping planes {what}, from either end"
     panels: dict[str, Any] = {"rows": len(measures), "cols": len(ends), "shared_yaxes": True}
@@ -162,7 +162,7 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
 
 
 def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
-    """A row a measure; marks by class, one for each end of which a quarter stops."""
+    """A row per measure; marks by class, one for each end of which a quarter stops."""
     measures = [measure for measure in CLASS_MEASURES if measure.column in table]
     title, height = "What stopping planes changes, by class of token", 120 + 110 * len(measures)
     figure = style.stacked(title, len(measures), height=height, spacing=0.08)
@@ -253,9 +253,10 @@ def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
 
 @public
 def plot_silenced(table: pd.DataFrame) -> go.Figure:
-    """Change of loss (nats/token) with its 95 % interval: a row a set, a panel a kind of token.
+    """Change of loss (nats/token) with its 95 % interval, a row per set, a panel per kind of
+    token.
 
-    `table` has, a row a number: `what` was done, to heads of which `label` ("" of none, drawn
+    `table` has, a row per number: `what` was done, to heads of which `label` ("" of none, drawn
     grey), the kind of `tokens`, and `change`, `low`, `high`.
     """
     kinds, sets = list(dict.fromkeys(table["tokens"])), list(dict.fromkeys(table["what"]))

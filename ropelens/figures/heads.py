@@ -117,7 +117,7 @@ def _add_points(
     at: Mapping[str, np.ndarray],
     selected: tuple[int, int] | None,
 ) -> None:
-    """A point a head whose places `at`, x and y, are known; a ring at the `selected` head.
+    """A point per head whose places `at`, x and y, are known; a ring at the `selected` head.
 
     Colour and symbol show the label, the area grows with the head's bits, hovers give its
     numbers.
@@ -168,7 +168,7 @@ def plot_claim(
     *,
     selected: tuple[Count, Count] | None = None,
 ) -> go.Figure:
-    """A point a head: how much the offset explains, by the wavelength that picks its keys.
+    """A point per head: how much the offset explains, by the wavelength that picks its keys.
 
     Above: x is the mean wavelength (tokens, weighted by the push toward keys that are no
     sinks), y the share of the bits without sinks that the offset explains by itself, both on

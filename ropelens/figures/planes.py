@@ -36,7 +36,7 @@ def plot_head_wavelengths(
     """Through which wavelengths heads pick their keys: means by label, and every head.
 
     The push is the positive part of `selectivity_keys` (sinks are left out), in percent of the
-    head's total. Above, the mean over the heads of each label; below, a row a head with its
+    head's total. Above, the mean over the heads of each label; below, a row per head with its
     label's sign, the most positional on top. Diffuse heads and sinks are left out.
     `selected` (layer, head) gets a frame, where it has a row.
     """
@@ -138,8 +138,8 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     """Mean norm of every plane by wavelength, queries above keys above values.
 
     Values do not rotate and are the control; those of another size than keys have no panel. A
-    row a layer, the mean over heads; with `layer`, a row a head of that layer. In the model's
-    units; brighter is longer. Source: Barbero et al. 2024 (arXiv 2410.06205), its figures.
+    row per layer, the mean over heads; with `layer`, a row per head of that layer. In the
+    model's units; bright is long. Source: figures of Barbero et al. 2024 (arXiv 2410.06205).
     """
     what = "layer" if layer is None else "head"
     whose = "mean over heads" if layer is None else f"heads of layer {layer}"

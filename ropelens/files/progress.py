@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: one bar on a terminal, a line a minute elsewhere."""
+"""Progress of long work on stderr: one bar on a terminal, a line per minute elsewhere."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def show_progress(*stages: Stage) -> Iterator[Advance]:
     """Gives a function to call with the units done since the last call; see `Advance`.
 
     Writes to stderr. On a terminal: one bar for all stages, with the time left, which goes at
-    the end. Elsewhere: a line a minute, the first of work counted in tokens after a second.
+    the end. Elsewhere: a line per minute, the first of work counted in tokens after a second.
     """
     # Not as rich decides it: FORCE_COLOR, which CI services set, makes no log a terminal.
     watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

@@ -40,7 +40,7 @@ COLUMNS = (
 def classify_heads(
     profile: xr.Dataset, *, resamples: Count = 1000, seed: Whole = 0
 ) -> pd.DataFrame:
-    """Label every head of a profile; the columns of heads.csv, a row a head.
+    """Label every head of a profile; the columns of heads.csv, a row per head.
 
     `confidence` estimates how often other sequences of the same text give the same label: the
     share of `resamples` bootstrap resamples of the groups of sequences (documents, where there

@@ -53,7 +53,7 @@ def test_claims(
     seed: Whole = 0,  # noqa: PT028
     progress: ShowProgress | None = None,  # noqa: PT028
 ) -> pd.DataFrame:
-    """Which published claims about RoPE hold in the model of a profile; a row a claim.
+    """Which published claims about RoPE hold in the model of a profile; a row per claim.
 
     `number` is what the claim speaks of (`what`), `low` to `high` its 95 % interval by the
     jackknife (`over` layers or documents; NaN where there are too few). `null` says how the

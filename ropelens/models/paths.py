@@ -128,7 +128,7 @@ def bundled_facts(name: str) -> dict[str, Any]:
 
 
 def sample_path(name: str = "rope") -> Path:
-    """Text sampled from the bundled checkpoint `name`: .jsonl, a document a line.
+    """Text sampled from the bundled checkpoint `name`: .jsonl, a document per line.
 
     For an early model of a run it is text sampled from the finished one ("rope").
     """

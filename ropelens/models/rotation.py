@@ -187,7 +187,7 @@ def read_rotations(
 def edited_planes(
     edit: AttentionEdit | None, layer: int, planes: Planes, *, length: int
 ) -> Planes:
-    """How a layer rotates in a call of `length` tokens, with a row a head where heads differ.
+    """How a layer rotates in a call of `length` tokens, with a row per head where heads differ.
 
     `planes` is how it rotates without the edit.
     """

@@ -108,7 +108,7 @@ class Subject:
         return self._rotations[at]
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
-        """How each layer rotates under the open edit, a row a head where heads differ.
+        """How each layer rotates under the open edit, a row per head where heads differ.
 
         `alike` raises `BadArgument` where they do.
         """

@@ -1,4 +1,4 @@
-"""The figures of each page, a row a figure: what draws it, and where."""
+"""The figures of each page, a row per figure: what draws it, and where."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, 
 
 
 def head_rows(heads: pd.DataFrame, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
-    """A row a head, in the table's order: its layer, head, label and cells."""
+    """A row per head, in the table's order: its layer, head, label and cells."""
     written = [map(column.write, numbers(heads, column.name)) for column in columns]
     places = heads[["layer", "head", "label"]].to_dict("records")
     return [place | {"cells": texts} for place, *texts in zip(places, *written, strict=True)]
@@ -133,7 +133,7 @@ def short_facts(profile: xr.Dataset) -> list[str]:
     return [
         f"{profile.sizes['layer']} layers × {profile.sizes['head']} heads",
         f"{int(attrs['tokens']):,} tokens",
-        f"context {context:,}" + f" (trained on {trained:,})" * (trained > context),
+        f"context {context:,}" + f" (trained for {trained:,})" * (trained > context),
         f"loss {_loss(attrs)}",
     ]
 

@@ -18,7 +18,7 @@ from ropelens.files.progress import Stage, show_progress
 def test_plain_lines_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line a minute at most, with the rate of this process and the last note."""
+    """A line per minute at most, with the rate of this process and the last note."""
     monkeypatch.setenv("FORCE_COLOR", "1")  # which CI services set
     now = iter([100.0, 100.5, 101.0, 102.0, 160.0, 161.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))

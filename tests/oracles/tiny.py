@@ -1,4 +1,4 @@
-"""Tiny random models, a row a family, with what is true of how each one rotates.
+"""Tiny random models, a row per family, with what is true of how each one rotates.
 
 The truth is stated by hand or read from the live model's own buffers (`inv_freq`), never
 measured: a rotation probe is tested against it. Weights have standard deviation 0.3. At

@@ -300,7 +300,7 @@ def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(opened,
     np.testing.assert_allclose(np.array(tall)[large], scaled[large], atol=0.1)
     told = page.inner_text("#pair-words").replace("−", "-")
     push = r"Its push, beside the other keys, is ([+-][\d.]+) nats; the largest pushes are "
-    push += r"([+-][\d.]+) from the plane of [\d.,]+ tokens"
+    push += r"([+-][\d.]+) from wavelength [\d.,]+"
     of_pair, largest = map(float, re.search(push, told).groups())
     assert of_pair == pytest.approx(pushes.sum(), abs=0.01)
     assert largest == pytest.approx(pushes[np.abs(pushes).argmax()], abs=0.01)

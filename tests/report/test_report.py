@@ -90,7 +90,7 @@ def test_words_tell_of_what_text_they_speak():
     assert words.scope({"documents": 7}) == f"All text is from 7 documents: {only}"
     assert words.scope({"documents": 8, "context": 64, "trained_context": 64}) == ""
     short = words.scope({"context": 256, "trained_context": 8192})
-    assert short.startswith("Sequences have up to 256 tokens, and the model was trained on 8,")
+    assert short.startswith("Sequences have up to 256 tokens, and the model was trained for 8,")
 
 
 def test_words_warn(small):

@@ -77,7 +77,7 @@ function tellPair(query, key) {
 const largest = (pushes, write) => pushes.map((push, plane) => [push, plane]).filter(([push]) => push !== 0)
   .sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, 3)
   .map(([push, plane]) => `${nats(push, write)} ${plane < page.planes[state.layer]
-    ? `from the plane of ${span(page.frequencies[state.layer][plane])} tokens` : "from what does not rotate"}`).join(", ");
+    ? `from wavelength ${span(page.frequencies[state.layer][plane])}` : "from what does not rotate"}`).join(", ");
 
 /** What a nat more of a pair's score adds to the lead of the next token; NaN where planes are stopped. */
 function slopeOf(query, key, layer, head, model) {
