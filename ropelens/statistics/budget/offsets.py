@@ -75,7 +75,7 @@ class OffsetRows:
         key, count = key[listed.indices], count.cpu()
         offset, within = (position[:, None] - key).clamp(min=0), (listed.values > 0).double()
         bins = bin_of(offset, offset_edges(context))
-        if sampled is not None:
+        if sampled is not None and len(sampled[0]) < context:
             samples, size = sampled
             keys = ((samples < count[:, None]) * size).double()
             count, context = keys.sum(-1).long(), len(size)

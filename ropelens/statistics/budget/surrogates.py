@@ -61,7 +61,7 @@ def draw_surrogates(
     for head in range(heads):
         if head % group == 0:
             turns = frequency[:, head // group].to(rows.k)
-            wave = _sides((-1j * offset[:, None, None].to(turns) * turns).exp())
+            wave = _waves(offset[:, None, None].to(turns) * turns)
         own = table.of_heads(torch.tensor([head]))
         each.append(_attend(rows, own, head, offset, size, turns, wave))
     masses, total, push = (torch.stack(x, 1) for x in zip(*each, strict=True))
@@ -134,7 +134,7 @@ def _attend(
         scores = rows.call.squash(wave[:last] @ features.mT)
         scores += torch.where(read, log_size[:last], HIDDEN)[:, None]
         behind = (position[some, None] - key[some]).to(q)[..., None]
-        turned = _sides((-1j * behind * frequency[:, None, None]).exp())
+        turned = _waves(behind * frequency[:, None, None])
         of_sinks = rows.planes.products(q[some, None], k[of[:, None], key[some]])
         of_sinks = rows.call.squash((_sides(of_sinks) * turned).sum(-1))
         of_sinks += torch.where(kind[some] > 0, 0.0, HIDDEN)
@@ -159,3 +159,8 @@ def _attend(
 def _sides(x: Complex[Tensor, "*batch term"]) -> Float[Tensor, "*batch side"]:
     """Real and imaginary part of each term, side by side."""
     return torch.view_as_real(x).flatten(-2)
+
+
+def _waves(angle: Float[Tensor, "*batch term"]) -> Float[Tensor, "*batch side"]:
+    """The sides of exp(-i angle): cos and sin are several times as fast as complex exp."""
+    return torch.stack([angle.cos(), -angle.sin()], dim=-1).flatten(-2)
