@@ -113,7 +113,7 @@ def test_copies_lie_in_the_context() -> None:
     context = model.config.max_position_embeddings
     with pytest.raises(BadArgument, match="must lie in the context"):
         rl.reach(model, torch.arange(40)[None], copies=(context,))
-    as_it_is = rl.reach(model, torch.arange(40)[None], variants=[])
+    as_it_is = rl.reach(model, torch.arange(40)[None], copies=(48,), draws=1, variants=[])
     assert as_it_is["variant"].values.tolist() == ["own"]
 
 
