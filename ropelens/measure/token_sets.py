@@ -98,7 +98,7 @@ def shares_of(
 
     def places(of: CallRows) -> tuple[Tensor, Tensor]:
         """Which shown tokens of a batch are such, and the weight of each as a control."""
-        given, hidden = of.tokens, of.rows.hidden
+        given, hidden = of.tokens.contiguous(), of.rows.hidden
         if hidden is not None:
             given = given.masked_fill(hidden[:, of.places.cpu()].to(given.device), -1)
         if not read or not torch.equal(read[0][0], given):
