@@ -79,11 +79,10 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
     profiles = [folder for folder in records if (folder / "profile.nc").exists()]
     alone = [folder for folder in records if folder not in (trained or profiles)]
     if alone or len(records) < 2:
-        what = f"{alone[0]} holds nothing to compare with the others." if alone else ""
-        raise BadArgument(
-            what or "A comparison needs two or more folders.",
-            attempt="finished runs of ropelens train alone, or what ropelens analyze wrote",
-        )
+        few = "A comparison needs two or more folders."
+        what = f"{alone[0]} holds nothing to compare with the others." if alone else few
+        wanted = "finished runs of ropelens train alone, or what ropelens analyze wrote"
+        raise BadArgument(what, attempt=wanted)
     if trained:
         return _runs(records), unfinished
     names = short_names(list(records))

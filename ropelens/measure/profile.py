@@ -105,9 +105,8 @@ def profile(
     fits, sums = stage.state or (None if budget else {}, None)
     left = chosen[0 if sums is None else sums.sequences :]
     count = int(measurement.text.real[left.start : left.stop].sum())
-    layers = len(shard(len(subject.attending))) if fits is None else 0
-    cost = cost_of_fit(measurement, surrogates)
-    fitting = Stage("fitting the budget", layers, "layers", cost)
+    share = len(shard(len(subject.attending))) if fits is None else 0
+    fitting = Stage("fitting the budget", share, "layers", cost_of_fit(measurement, surrogates))
     probing = Stage("probing", EXCERPTED + repeated.tokens)
     with show(Stage("measuring", count, cost=OBSERVED), probing, fitting) as step:
         read = read_excerpts(measurement, excerpts, planes, tokenizer)

@@ -79,8 +79,9 @@ def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        words = f"stopped; the same command goes on from {folder}"
-        raise KeyboardInterrupt(*error.args or [words] * folder.exists()) from None
+        if error.args or not folder.exists():
+            raise
+        raise KeyboardInterrupt(f"stopped; the same command goes on from {folder}") from None
     finally:
         _open.reset(token)
 
