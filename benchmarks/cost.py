@@ -154,7 +154,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     planes = [layer.planes for layer in subject.rotations(context)]
 
     def fit(surrogates: int) -> list[LayerFit]:
-        return fit_layers(measurement, planes, surrogates=surrogates)
+        return fit_layers(measurement, planes, surrogates=surrogates)[0]
 
     fits = fit(0)
     repeated = repeats(measurement, planes)

@@ -192,7 +192,8 @@ def _run(
         for entry in unfitted:
             with entry.open(subject):
                 of = partial(step, stage=1)
-                fits.append(fit_layers(measurement, entry.planes, surrogates=0, progress=of))
+                found, _ = fit_layers(measurement, entry.planes, surrogates=0, progress=of)
+            fits.append(found)
             stage.save(state)
         for batch in measurement.batches(unseen):
             as_is: dict[int, AttentionCall] = {}

@@ -56,11 +56,15 @@ _version = cache(version)  # which parses a file
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that run together, the rows looked at, and those that budgets are scored on."""
+    """Sequences that run together, the rows looked at, and those that budgets are scored on.
+
+    Budgets are `fitted` to other rows, in the batch of a sample.
+    """
 
     text: Corpus
     rows: Rows
     scored: Rows
+    fitted: tuple[Rows, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,12 +133,8 @@ class Measurement:
             longest = self.text.part([int(self.text.lengths.argmax())])
             self.subject.check_looking(longest.tokens, longest.hidden)
 
-    def batches(self, chosen: range | None = None) -> Iterator[Batch]:
-        """The `chosen` sequences, by default all, batch by batch.
-
-        The rows of a sequence do not depend on its batch, which is as wide as its longest
-        sequence.
-        """
+    def batches(self, chosen: Sequence[int] | None = None) -> Iterator[Batch]:
+        """The `chosen` sequences, by default all, batch by batch."""
         subject, text = self.subject, self.text
         size = self.batch_size or sequences_at_once(
             subject.model.config,
@@ -147,15 +147,25 @@ class Measurement:
         # RoPE that changes with the length must meet the length that planes were measured at.
         width = text.context if subject.depends_on_length else None
         chosen = range(len(text)) if chosen is None else chosen
-        for begin in range(chosen.start, chosen.stop, size):
-            part = text.part(slice(begin, min(begin + size, chosen.stop)), width=width)
-            lengths, drawn = part.lengths, {"seed": self.seed, "first": begin}
-            if self.rows == "all" or self.rows >= int(lengths.max()) - 1:
-                rows = all_rows(lengths)
-            else:
-                rows = sample_rows(lengths, count=self.rows, **drawn)
-            scored = sample_rows(lengths, count=scored_rows(text), **drawn)
-            yield Batch(part, rows.without(part.hidden), scored.without(part.hidden))
+        for begin in range(0, len(chosen), size):
+            yield self.batch(chosen[begin : begin + size], width=width)
+
+    def batch(
+        self, chosen: Sequence[int], *, width: int | None = None, fitted: tuple[Rows, ...] = ()
+    ) -> Batch:
+        """The `chosen` sequences together: as wide as their longest, or of `width` positions.
+
+        The rows of a sequence do not depend on its batch.
+        """
+        part = self.text.part(list(chosen), width=width)
+        lengths = part.lengths
+        drawn: dict[str, Any] = {"seed": self.seed, "numbers": chosen}
+        if self.rows == "all" or self.rows >= int(lengths.max()) - 1:
+            rows = all_rows(lengths)
+        else:
+            rows = sample_rows(lengths, count=self.rows, **drawn)
+        scored = sample_rows(lengths, count=scored_rows(self.text), **drawn)
+        return Batch(part, rows.without(part.hidden), scored.without(part.hidden), fitted)
 
     @property
     def first_token(self) -> int:

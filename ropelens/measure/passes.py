@@ -161,11 +161,14 @@ def fit_layers(
     *,
     surrogates: int,
     progress: Progress = lambda _: None,
-) -> dict[int, LayerFit]:
+    statistics: Sequence[Statistic] | None = None,
+    summed: Progress = lambda _: None,
+) -> tuple[dict[int, LayerFit], Sums]:
     """The budget's models of every layer, from one pass over a sample of the sequences.
 
     They are fitted at each layer's attention call, of which only weights are kept; then
-    `progress` is called. Processes that share the measurement share the layers.
+    `progress` is called. Processes that share the measurement share the layers. With
+    `statistics` the pass also gives the sums of its sequences, see `sum_batch`.
     """
     subject, seed = measurement.subject, measurement.seed
     sample = Sample.draw(measurement.text, seed=seed)
@@ -185,17 +188,22 @@ def fit_layers(
                 seen=f"queries up to {query}, keys up to {key}, whose squares are infinite",
             ) from error
         progress(1)
-        if len(fits) == len(mine):
+        if statistics is None and len(fits) == len(mine):
             raise _AllFitted
 
     tokens, rows = sample.text.tokens, (sample.rows, sample.surrogate_rows)
-    if mine:
+    sums = no_sums()
+    if statistics is not None:
+        batch = measurement.batch(sample.chosen, width=tokens.shape[1], fitted=rows)
+        given: dict[str, Any] = {"statistics": statistics, "fits": fits, "progress": summed}
+        sums, _ = sum_batch(subject, batch, planes, also=fit, **given)
+    elif mine:
         with suppress(_AllFitted), observing(subject, tokens, rows, fit):
             for _ in logits_of(subject, tokens, sample.text.hidden):
                 pass
     fits = {layer: fit for part in gather(fits) for layer, fit in part.items()}
     subject.check_layers(set(fits))
-    return {layer: fits[layer] for layer in sorted(fits)}
+    return {layer: fits[layer] for layer in sorted(fits)}, sums
 
 
 class _AllFitted(Exception):
@@ -211,7 +219,7 @@ def collect(
     *,
     statistics: Sequence[Statistic] = STATISTICS,
     fits: Mapping[int, LayerFit] | None = None,
-    chosen: range | None = None,
+    chosen: Sequence[int] | None = None,
     progress: Progress = lambda _: None,
     sums: Sums | None = None,
     save: Callable[[Sums], None] = lambda _: None,
@@ -251,7 +259,8 @@ def sum_batch(
     """One pass over a batch: the sums of its statistics, and the loss of each token.
 
     `planes` says how each layer rotates, `fits` are the models of its budget, to be scored on
-    rows of each of `sets`, by default on all; `also` is called with the call of each layer.
+    rows of each of `sets`, by default on all; `also` is called first with the call of each
+    layer.
     """
     text, width = batch.text, batch.text.tokens.shape[1]
     calls = len(subject.attending) * -(-width // (chunk_of(subject, width) or width))
@@ -274,6 +283,8 @@ def sum_batch(
 
     def see(call: AttentionCall) -> None:
         turning, sinks = planes[call.layer], text.sinks
+        progress(share * (call.at is None))  # else its chunks were counted
+        also(call)
         if fits:
             fit = fits[call.layer]
             sinks = with_found(text.sinks, fit.found)
@@ -283,10 +294,9 @@ def sum_batch(
         rows = CallRows(call, batch.rows, turning, sinks=sinks, tokens=text.tokens)
         sums |= sum_attention(rows, [row for row in statistics if row.name not in sums])
         layers[call.layer] = LayerSums.of(sums, rows, statistics)
-        also(call)
-        progress(share * (call.at is None))  # else its chunks were counted
 
-    with observing(subject, text.tokens, (batch.rows, batch.scored), see, see_part):
+    rows = (batch.rows, batch.scored, *batch.fitted)
+    with observing(subject, text.tokens, rows, see, see_part):
         losses = token_losses(subject, text.tokens, text.lengths, text.hidden)
     losses.masked_fill_(~text.predicted, torch.nan)
     progress(tokens - share * calls)

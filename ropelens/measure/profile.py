@@ -21,8 +21,9 @@ from ropelens.measure.passes import OBSERVED, collect, cost_of_fit, fit_layers
 from ropelens.measure.savepoint import begin_stage
 from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import repeats
-from ropelens.models.processes import gather, shard
+from ropelens.models.processes import gather, place, shard
 from ropelens.models.subject import Model, as_subject
+from ropelens.statistics.budget.held_out import Sample
 from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
@@ -101,10 +102,14 @@ def profile(
     planes = subject.planes(measurement.text.context)
     measurement.check_looking()
     repeated = repeats(measurement, planes)
-    stage, chosen = begin_stage(), shard(len(measurement.text))
+    stage, measured = begin_stage(), [*STATISTICS, *statistics]
     fits, sums = stage.state or (None if budget else {}, None)
+    # One process fits and sums in the same pass, so the sequences of the sample come first.
+    together = budget and place()[1] == 1
+    first = Sample.draw(measurement.text, seed=measurement.seed).chosen if together else []
+    chosen = [*first, *(n for n in shard(len(measurement.text)) if n not in first)]
     left = chosen[0 if sums is None else sums.sequences :]
-    count = int(measurement.text.real[left.start : left.stop].sum())
+    count = int(measurement.text.real[left].sum())
     share = len(shard(len(subject.attending))) if fits is None else 0
     fitting = Stage("fitting the budget", share, "layers", cost_of_fit(measurement, surrogates))
     probing = Stage("probing", EXCERPTED + repeated.tokens)
@@ -113,13 +118,19 @@ def profile(
         step(EXCERPTED, stage=1)
         answers = repeated.measure(partial(step, stage=1))
         if fits is None:
-            fit = partial(step, stage=2)
-            fits = fit_layers(measurement, planes, surrogates=surrogates, progress=fit)
-            stage.save([fits, None])
+            fits, sums = fit_layers(
+                measurement,
+                planes,
+                surrogates=surrogates,
+                progress=partial(step, stage=2),
+                statistics=measured if together else None,
+                summed=step,
+            )
+            stage.save([fits, sums])
         sums = collect(
             measurement,
             planes,
-            statistics=[*STATISTICS, *statistics],
+            statistics=measured,
             fits=fits,
             chosen=chosen,
             progress=step,

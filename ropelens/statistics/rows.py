@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -72,18 +73,18 @@ def all_rows(length: Int[Tensor, " batch"]) -> Rows:
 
 
 def sample_rows(
-    length: Int[Tensor, " batch"], *, count: int, seed: int, first: int = 0
+    length: Int[Tensor, " batch"], *, count: int, seed: int, numbers: Sequence[int] = ()
 ) -> Rows:
     """`count` rows of each sequence, one drawn from each of `count` equal stretches.
 
     Each row stands for the rows of its stretch, so weighted sums have the expectation of the
     sums over all rows, whatever the lengths. Of a sequence with at most `count` rows all are
-    taken. `first` is the number of the batch's first sequence: a draw depends on the number of
-    the sequence and on `seed`, not on the batch.
+    taken. A draw depends on `seed` and on the sequence's number, not on the batch: by default
+    sequences are numbered from 0.
     """
     count = min(count, max(1, int(length.max()) - 1))
     draws = torch.empty(len(length), count)
-    for sequence, draw in enumerate(draws, start=first):
+    for sequence, draw in zip(numbers or range(len(length)), draws, strict=True):
         draw.uniform_(generator=generator_of(seed, sequence))
     rows = (length - 1)[:, None]
     taken = rows.clamp(max=count)

@@ -23,10 +23,12 @@ from ropelens.measure.summary import summarize
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics import memory
-from ropelens.statistics.budget.held_out import LayerFit
+from ropelens.statistics.budget import held_out
+from ropelens.statistics.budget.held_out import LayerFit, Sample
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sums import Sums
+from ropelens.statistics.variables import STATISTICS
 
 # sums over sequences
 
@@ -61,7 +63,7 @@ def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fi
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
     planes = planes_of(model, context=int(lengths.max()))
     measurement = Measurement.of(model, tokens, lengths, sinks=[5])
-    fits = fit_layers(measurement, planes, surrogates=0)
+    fits, _ = fit_layers(measurement, planes, surrogates=0)
     return Fitted(model, measurement.text, planes, fits)
 
 
@@ -112,6 +114,21 @@ def test_batches_change_nothing(name: str, rows: int | str):
     assert_same(alone, all_, of, rtol=1e-6)
 
 
+def test_a_pass_that_fits_also_sums(monkeypatch: pytest.MonkeyPatch):
+    """First the sequences that fits take, then the others: the sums of all in turn."""
+    monkeypatch.setattr(held_out, "FOLD_SEQUENCES", 1)
+    of = fitted_to("gemma2", (30, 8, 30, 29, 28))
+    measurement = Measurement(as_subject(of.model), of.text, rows=6)
+    fits, first = fit_layers(measurement, of.planes, surrogates=0, statistics=STATISTICS)
+    taken = Sample.draw(of.text, seed=0).chosen
+    assert taken != [0, 1]
+    assert first.sequences == len(taken) == 2
+    chosen = [*taken, *({0, 1, 2, 3, 4} - {*taken})]
+    both = collect(measurement, of.planes, fits=fits, chosen=chosen, sums=first)
+    of = replace(of, fits=fit_layers(measurement, of.planes, surrogates=0)[0])
+    assert_same(of.collect(rows=6), both, of, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2"])
 def test_padding_changes_nothing(name: str):
     """Neither its tokens nor how much of it there is: of sums, and of fits."""
@@ -132,7 +149,7 @@ def test_padding_changes_nothing(name: str):
 
 
 def test_a_profile_leaves_the_model_as_it_was():
-    """Bit for bit: the pass that fits stops in the middle of the model."""
+    """Bit for bit."""
     model, tokens = tiny("gpt_oss"), random_tokens(sequences=3, length=30)
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
@@ -193,7 +210,8 @@ def test_weights_of_sampled_rows_stand_for_all_rows(
     lengths: list[int], count: int, seed: int, first: int
 ):
     length = torch.tensor(lengths)
-    rows = sample_rows(length, count=count, seed=seed, first=first)
+    numbers = range(first, first + len(length))
+    rows = sample_rows(length, count=count, seed=seed, numbers=numbers)
     assert torch.equal(rows.weight.sum(1), length.float() - 1)
     assert (rows.position.diff() >= 0).all()
     for position, weight, own in zip(rows.position, rows.weight, lengths, strict=True):
@@ -204,7 +222,7 @@ def test_weights_of_sampled_rows_stand_for_all_rows(
         assert taken[-1] < own
     for sequence in range(len(lengths)):
         part = slice(sequence, sequence + 1)
-        alone = sample_rows(length[part], count=count, seed=seed, first=first + sequence)
+        alone = sample_rows(length[part], count=count, seed=seed, numbers=numbers[part])
         assert torch.equal(
             alone.position[alone.weight > 0], rows.position[part][rows.weight[part] > 0]
         )

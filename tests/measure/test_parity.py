@@ -345,8 +345,9 @@ def test_profile_is_collect_and_summarize_and_says_what_was_run():
     assert profile["found_sink"].isnull().all()
     plain = measured(model, tokens, LENGTHS, batch_size=2)
     for name in plain.variables:
-        np.testing.assert_array_equal(profile[name], plain[name], err_msg=name)
-    assert (sum(done), sum(done[: len(done) // 2])) == (94, 63)  # a batch, layer by layer
+        same = {"rtol": 1e-12, "atol": 1e-12}  # the batches are others
+        np.testing.assert_allclose(profile[name], plain[name], **same, err_msg=name)
+    assert (sum(done), sum(done[: len(done) // 2])) == (94, 71)  # a batch, layer by layer
     expected = {"model": "Gemma3ForCausalLM", "dtype": "float64", "seed": 0, "rows": "all"}
     expected |= {"context": 40, "sequences": 3, "documents": 0, "tokens": 94}
     assert expected.items() <= profile.attrs.items()

@@ -90,6 +90,7 @@ class LayerFit:
 class Sample:
     """The sequences that models are fitted to, of both folds in turn, and rows of theirs."""
 
+    chosen: list[int]
     text: Corpus
     rows: Rows
     surrogate_rows: Rows
@@ -99,17 +100,17 @@ class Sample:
         """Sequences of many groups, drawn with `seed`, and rows of theirs."""
         if text.alone:
             both = [int(text.lengths.argmax())]
-            per_sequence, first = scored_rows(text), both[0]
+            per_sequence, numbers = scored_rows(text), both
         else:
             count = _of_a_fold(text.context)
             folds = [_spread(text, fold, count, seed=seed) for fold in (0, 1)]
             both = [sequence for pair in zip(*folds, strict=False) for sequence in pair]
-            per_sequence, first = 2 * FOLD_ROWS // len(both), 0
+            per_sequence, numbers = 2 * FOLD_ROWS // len(both), list(range(len(both)))
         text = text.part(both, width=text.context)
-        rows = sample_rows(text.lengths, count=per_sequence, seed=seed, first=first)
+        rows = sample_rows(text.lengths, count=per_sequence, seed=seed, numbers=numbers)
         some = text.part(slice(SURROGATE_SEQUENCES), width=text.context)
         compared = sample_rows(some.lengths, count=SURROGATE_ROWS // len(some), seed=seed)
-        return cls(text, rows.without(text.hidden), compared.without(some.hidden))
+        return cls(both, text, rows.without(text.hidden), compared.without(some.hidden))
 
     def fit(
         self, call: AttentionCall, planes: Planes, *, surrogates: int, seed: int
