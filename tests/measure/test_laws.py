@@ -23,12 +23,10 @@ from ropelens.measure.summary import summarize
 from ropelens.models.subject import as_subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics import memory
-from ropelens.statistics.budget import held_out
-from ropelens.statistics.budget.held_out import LayerFit, Sample
+from ropelens.statistics.budget.held_out import LayerFit
 from ropelens.statistics.corpus import Corpus
 from ropelens.statistics.rows import sample_rows
 from ropelens.statistics.sums import Sums
-from ropelens.statistics.variables import STATISTICS
 
 # sums over sequences
 
@@ -112,21 +110,6 @@ def test_batches_change_nothing(name: str, rows: int | str):
     alone, some, all_ = (of.collect(rows=rows, batch_size=size) for size in (1, 4, 6))
     assert_same(alone, some, of, rtol=1e-6)
     assert_same(alone, all_, of, rtol=1e-6)
-
-
-def test_a_pass_that_fits_also_sums(monkeypatch: pytest.MonkeyPatch):
-    """First the sequences that fits take, then the others: the sums of all in turn."""
-    monkeypatch.setattr(held_out, "FOLD_SEQUENCES", 1)
-    of = fitted_to("gemma2", (30, 8, 30, 29, 28))
-    measurement = Measurement(as_subject(of.model), of.text, rows=6)
-    fits, first = fit_layers(measurement, of.planes, surrogates=0, statistics=STATISTICS)
-    taken = Sample.draw(of.text, seed=0).chosen
-    assert taken != [0, 1]
-    assert first.sequences == len(taken) == 2
-    chosen = [*taken, *({0, 1, 2, 3, 4} - {*taken})]
-    both = collect(measurement, of.planes, fits=fits, chosen=chosen, sums=first)
-    of = replace(of, fits=fit_layers(measurement, of.planes, surrogates=0)[0])
-    assert_same(of.collect(rows=6), both, of, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2"])

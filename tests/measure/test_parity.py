@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
 from ropelens.measure.measurement import Measurement
-from ropelens.measure.passes import collect
+from ropelens.measure.passes import collect, fit_layers
 from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import REPEATS, repeated_tokens, repeats
 from ropelens.models.subject import as_subject
@@ -57,8 +57,11 @@ def measured(
     subject = as_subject(model)
     planes = [layer.planes for layer in subject.rotations()]
     text = Corpus.of(tokens, torch.tensor(lengths), bos=1, named=NAMED)
-    sums = collect(Measurement(subject, text, **options), planes)
-    return summarize(sums, planes)
+    surrogates, fits = options.pop("surrogates", None), {}
+    measurement = Measurement(subject, text, **options)
+    if surrogates:
+        fits, _ = fit_layers(measurement, planes, surrogates=surrogates)
+    return summarize(collect(measurement, planes, fits=fits), planes, fits)
 
 
 def true_values(
@@ -343,9 +346,11 @@ def test_profile_is_collect_and_summarize_and_says_what_was_run():
         progress=telling(done.append),
     )
     assert profile["found_sink"].isnull().all()
-    plain = measured(model, tokens, LENGTHS, batch_size=2)
+    plain = measured(model, tokens, LENGTHS, batch_size=2, surrogates=1)
+    assert "group_both_gain" in plain
     for name in plain.variables:
-        same = {"rtol": 1e-12, "atol": 1e-12}  # the batches are others
+        # The profile first sums the two sequences that it fits, in the same pass.
+        same = {"rtol": 1e-12, "atol": 1e-12}
         np.testing.assert_allclose(profile[name], plain[name], **same, err_msg=name)
     assert (sum(done), sum(done[: len(done) // 2])) == (94, 71)  # a batch, layer by layer
     expected = {"model": "Gemma3ForCausalLM", "dtype": "float64", "seed": 0, "rows": "all"}
