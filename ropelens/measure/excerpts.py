@@ -32,7 +32,7 @@ EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose excerpts 
 
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS, NUMBERS_A_HEAD = 2**24, 180_000, 700
 """Most attention weights, and numbers of queries, that a profile holds; of many heads more
-numbers. The page of 270 heads of 64 coordinates has 3 MB with 23 of them."""
+numbers. The page of 270 heads of 64 coordinates has 2.5 MB with 24 of them."""
 
 
 def read_excerpts(

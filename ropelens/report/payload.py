@@ -112,9 +112,8 @@ def head_arrays(profile: xr.Dataset) -> dict[str, dict]:
     for name, kernel in kernel_arrays(profile).items():
         arrays[name] = packed(kernel, dims=BY_HEAD)
     wavelength = profile["wavelength"].values
-    arrays["wavelength"] = packed(wavelength, dims=("layer",))
-    places = wavelength_positions(wavelength)
-    return arrays | {"wavelength_position": packed(places, dims=("layer",))}
+    places = {"wavelength": wavelength, "wavelength_position": wavelength_positions(wavelength)}
+    return arrays | {name: packed(values, dims=("layer",)) for name, values in places.items()}
 
 
 def page_templates() -> dict[str, dict]:
@@ -183,22 +182,20 @@ FINE_CELLS = 700_000  # attention weights that a page has to more than whole per
 LARGEST_MISS = 0.01
 """Largest difference of an attention weight that the script computes from the measured one."""
 
-STEPS = 2**13 - 1
-"""Steps from zero to the largest number of a head's queries, or keys: there as fine as half
-precision, in which profiles hold them."""
+STEPS = 2**13 - 1  # from zero to a head's largest query or key: there finer than a half float
 
 
 def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
     """Queries or keys [layer, head, position, coordinate] in whole steps, and for the script.
 
     The script gets those of the heads that are `known`: `place[layer][head]` is where they are
-    among the `steps`, of which one is `step[place]` large.
+    among the `steps` [place, coordinate, position], of which one is `step[place]` large.
     """
     values = np.nan_to_num(values)
     step = np.maximum(np.abs(values).max((2, 3)) / STEPS, 1e-30)
     steps = np.round(values / step[..., None, None]).astype(np.int16)
     place = np.where(known, known.cumsum().reshape(known.shape) - 1, -1)
-    sent = {"step": step[known].tolist(), "steps": packed(steps[known])}
+    sent = {"step": step[known].tolist(), "steps": packed(steps[known].swapaxes(1, 2))}
     return steps * step[..., None, None], sent | {"place": place.tolist()}
 
 
@@ -208,8 +205,8 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     `live[layer][head]` says whether the script can compute the head's attention from queries
     and keys, to `LARGEST_MISS`. It gets the weights instead where the profile holds none, or
     where a soft-cap, a window or a learned sink stands between scores and weights: a byte each,
-    by the cells that a query may see, row after row. The byte is `steps` times their `root`:
-    by square roots small ones keep their digits; of many there are whole percents.
+    by the cells that a query may see, key after key, as packs best. The byte is `steps` times
+    their `root`: by square roots small ones keep their digits; many are whole percents.
     """
     planes, scale = (np.nan_to_num(profile[f"excerpt_{n}"].values) for n in ("planes", "scale"))
     planes = planes.astype(int)
@@ -239,7 +236,7 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         ticks = [plotly_text(visible_token(token, longest=12)) for token in tokens]
         words = {"tokens": visible, "names": [*map(plotly_text, visible)], "ticks": ticks}
         excerpts.append(words | {"query": query, "key": key, "lead": _lead(one, seen, known)})
-        measured.append(weights[..., seen])
+        measured.append(weights.swapaxes(-1, -2)[..., seen.T])
     given = [np.nan_to_num(weights[~live]).clip(0, 1) for weights in measured]
     steps, root = (255, 2) if sum(cells.size for cells in given) <= FINE_CELLS else (100, 1)
     for excerpt, cells in zip(excerpts, given, strict=True):
@@ -257,14 +254,14 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
 def _lead(excerpt: xr.Dataset, seen: np.ndarray, known: np.ndarray) -> dict[str, Any] | None:
     """What comes of an excerpt: the likeliest next tokens, the lead, and what scores add to it.
 
-    The gradients are those of the `known` heads, in their order, by `seen` cells: a byte n
-    stands for `largest` times the square of (n - 127) / 127, with the sign of n - 127.
+    The gradients are those of the `known` heads, in their order, by `seen` cells as weights: a
+    byte n stands for `largest` times the square of (n - 127) / 127, with the sign of n - 127.
     """
     nats = float(excerpt.get("excerpt_lead", np.nan))
     if not np.isfinite(nats):  # no gradient, or logits that overflow
         return None
     gradient = excerpt["excerpt_score_gradient"].values[..., : len(seen), : len(seen)]
-    cells = np.nan_to_num(gradient[known][:, seen])
+    cells = np.nan_to_num(gradient[known].swapaxes(1, 2)[:, seen.T])
     largest = max(float(np.abs(cells).max(initial=0)), 1e-30)
     steps = 127 + np.round(127 * np.sign(cells) * np.sqrt(np.abs(cells) / largest))
     words = [visible_token(str(token)) for token in excerpt["excerpt_answer"].values]

@@ -1,12 +1,19 @@
 "use strict";
 document.documentElement.classList.add("scripted");
 
-/** What base64 stands for; in older browsers a loop, for a function a byte takes far longer. */
-function bytesOf(base64) {
-  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
-  const text = atob(base64), bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  return bytes;
+const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%.()*+-;/=,?@^_`{|}~";
+
+/** What base85 stands for: five digits are four bytes; the last ones may be fewer. */
+function bytesOf(base85) {
+  const digit = new Uint8Array(128), last = DIGITS.length - 1;
+  for (let i = 0; i <= last; i++) digit[DIGITS.charCodeAt(i)] = i;
+  const size = Math.floor(base85.length * 4 / 5), bytes = new Uint8Array(size + 3), view = new DataView(bytes.buffer);
+  for (let i = 0, at = 0; at < size; at += 4) {
+    let word = 0;
+    for (const end = i + 5; i < end; i++) word = 85 * word + (i < base85.length ? digit[base85.charCodeAt(i)] : last);
+    view.setUint32(at, word);
+  }
+  return bytes.subarray(0, size);
 }
 
 /** The bytes that lie in an element. Where they cannot be read the page says so, becomes the one

@@ -14,18 +14,18 @@ function asItIs(excerpt, layer, head, model = page) {
   const { tokens, attention } = model.excerpts[excerpt], [steps, root] = model.coding;
   const cells = attention.shape[1], bytes = decode(attention);
   let next = cells * given.get(model)[layer][head];
-  return tokens.map((_, query) => {
-    const row = new Float32Array(tokens.length).fill(NaN);
-    for (let key = 0; key <= query; key++) row[key] = (bytes[next++] / steps) ** root;
-    return row;
-  });
+  const rows = tokens.map(() => new Float32Array(tokens.length).fill(NaN));
+  for (let key = 0; key < tokens.length; key++) {
+    for (let query = key; query < tokens.length; query++) rows[query][key] = (bytes[next++] / steps) ** root;
+  }
+  return rows;
 }
 
 function vectors(side, layer, head) {
   const place = side.place[layer][head];
-  const [, count, size] = side.steps.shape;
+  const [, size, count] = side.steps.shape;
   const steps = decode(side.steps).subarray(place * count * size, (place + 1) * count * size);
-  return { step: side.step[place], size, at: (position) => steps.subarray(position * size, (position + 1) * size) };
+  return { step: side.step[place], size, at: (position) => Int16Array.from({ length: size }, (_, i) => steps[i * count + position]) };
 }
 
 /** How a head's planes turn: rad/token, 0 of those that stand still, null of those that drop out. */

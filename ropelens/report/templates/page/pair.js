@@ -81,9 +81,9 @@ const largest = (pushes, write) => pushes.map((push, plane) => [push, plane]).fi
 
 /** What a nat more of a pair's score adds to the lead of the next token; NaN where planes are stopped. */
 function slopeOf(query, key, layer, head, model) {
-  const { lead, query: { place } } = model.excerpts[excerptOf(model)];
+  const { lead, tokens, query: { place } } = model.excerpts[excerptOf(model)];
   if (!lead || bandOf(layer, model)) return NaN;
-  const cells = lead.steps.shape[1], cell = query * (query + 1) / 2 + key;
+  const cells = lead.steps.shape[1], cell = key * (2 * tokens.length - key - 1) / 2 + query;
   const step = decode(lead.steps)[cells * place[layer][head] + cell] - 127;
   return Math.sign(step) * lead.largest * (step / 127) ** 2;
 }
