@@ -243,9 +243,8 @@ def _count_edits(asked: Mapping[str, Any], config: PreTrainedConfig) -> int:
     names = ("num_hidden_layers", "num_attention_heads")
     layers, count = (stated_number(config, name, 0) for name in names)
     if layers and count and of["heads"] != "*":
-        sizes: Any = {"layers": layers, "heads_of_layer": count}
         turn = attending_layers(config, turning=True)
-        heads_by_layer(of["heads"], **sizes, among=turn, doing="rotate")
+        heads_by_layer(of["heads"], shape=(layers, count), among=turn, doing="rotate")
     return len(cuts) - 1
 
 

@@ -23,9 +23,6 @@ from ropelens.statistics.rows import generator_of
 NONE = "none"
 """The entry that is the model as it is."""
 
-TRIES = 1000
-"""Draws of random heads at most: there may be fewer sets than are asked for."""
-
 Intervention = Edit | Silence | str
 """An edit, the name of a variant, or a block of `silence_heads`."""
 
@@ -107,7 +104,7 @@ def random_heads(
     }
     sets: dict[tuple[str, ...], list[Intervention]] = {}
     generator = generator_of(seed)
-    for _ in range(TRIES if named else 0):
+    for _ in range(1000 if named else 0):  # there may be fewer sets than are asked for
         if len(sets) == draws:
             break
         moved = _moved(torch.stack([*named.values()]), generator)

@@ -195,7 +195,8 @@ class ModelEdit:
 
     def sides(self, layer: Layer) -> tuple[Side, Side]:
         """How the edits change a layer's queries and keys."""
-        query = key = Side.of(layer.planes, heads=self.subject.heads)
+        own = layer.planes.inv_freq.float().expand(self.subject.heads, -1)
+        query = key = Side(own, torch.ones(own.shape))
         for edit, heads in self.edits:
             chosen = heads[layer.index][:, None] & edit.select(layer.planes)
             if chosen.any():

@@ -25,9 +25,6 @@ from ropelens.rope.variants import parse_variant
 if TYPE_CHECKING:
     from ropelens.models.subject import Subject
 
-EXACT, HALF = 1e-6, 4e-3
-"""Relative difference of frequencies that rounding makes in float32, and in half precision."""
-
 WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}
 """What transformers calls layers that choose no keys (state spaces, convolutions, experts)."""
 
@@ -114,9 +111,9 @@ def _difference(
         )
     off = ((stated - asked).abs() / asked.abs().clamp(min=1e-30)).nan_to_num(0)
     worst = int(off.argmax())
-    if off[worst] <= EXACT:
+    if off[worst] <= 1e-6:  # which rounding makes in float32
         return ""
-    rounded = off[worst] <= HALF
+    rounded = off[worst] <= 4e-3  # which it makes in half precision
     cause = "rounded to half precision" if rounded else "not those of its configuration"
     return (
         f"the frequencies are {cause}: plane {worst} turns by {float(stated[worst]):.6g} "

@@ -17,9 +17,6 @@ from typing import Any
 from ropelens.errors import BadArgument, BadText
 from ropelens.files.folder import file_name
 
-NUMBERED = re.compile(r"(seed|step)-\d+")
-"""Names of runs and checkpoints in a study, which say nothing alone."""
-
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
 
 
@@ -74,7 +71,7 @@ def short_name(name: str) -> str:
         return name
     *above, last = (part for part in place.resolve().parts[1:] if part != "history")
     names = [last]
-    while above and NUMBERED.fullmatch(names[0]):
+    while above and re.fullmatch(r"(seed|step)-\d+", names[0]):  # which says nothing alone
         names.insert(0, above.pop())
     return " ".join(names)
 

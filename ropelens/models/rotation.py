@@ -21,11 +21,6 @@ from ropelens.statistics.call import AttentionCall
 if TYPE_CHECKING:  # a subject measures its rotation here
     from ropelens.models.subject import Subject
 
-LONGEST_PROBE = 2**24
-"""Positions are exact in float32 up to here; a wavelength of 10 million tokens still turns."""
-
-PROBED_TOKENS = 4
-
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
 """RoPE that changes with the length of a batch."""
 
@@ -61,10 +56,7 @@ class LayerRotation:
 
 
 def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRotation]:
-    """The rotation of each layer of a subject without edits; see `measure_rope`.
-
-    RoPE that changes with the length is measured as it is at `context` tokens.
-    """
+    """The rotation of each layer of a subject without edits; see `measure_rope`."""
     positions = probe_positions(_longest_position(subject, context))
     lone = lone_tokens(subject, positions)
     measured = read_rotations(subject, lone, positions)
@@ -89,8 +81,8 @@ def measure_rotations(subject: Subject, *, context: int | None) -> list[LayerRot
 def lone_tokens(
     subject: Subject, positions: Int[Tensor, "*axis position"]
 ) -> dict[int, LoneTokens]:
-    """Some tokens, each alone at each of `positions`, as each layer's attention sees them."""
-    tokens = torch.arange(1, PROBED_TOKENS + 1) * subject.vocabulary // (PROBED_TOKENS + 2)
+    """Four tokens, each alone at each of `positions`, as each layer's attention sees them."""
+    tokens = torch.arange(1, 5) * subject.vocabulary // 6
     rows = {  # of layers that scale a query by its row, which lone tokens do not show: Llama 4
         module["layer_idx"]: 1
         + module["attn_scale"] * ((positions + 1) // module["floor_scale"]).double().log1p()
@@ -268,7 +260,7 @@ def _longest_position(subject: Subject, context: int | None) -> int:
     if "rope_parameters" not in config.to_dict() or not stated_inv_freq(subject, 0):
         return subject.context - 1  # positions may index a table
     if not subject.depends_on_length:
-        return LONGEST_PROBE
+        return 2**24  # exact in float32; a wavelength of 10 million tokens still turns
     return max(context or 0, _trained_length(config)) - 1
 
 

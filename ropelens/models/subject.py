@@ -319,8 +319,7 @@ class Subject:
     ) -> Bool[Tensor, "layer head"]:
         """Which heads a list such as "1.3,2.*" names, of the layers that attend, or of some."""
         among, doing = (self.attending, "attend") if turning is None else (turning, "rotate")
-        sizes: Any = {"layers": self.layers, "heads_of_layer": self.heads}
-        return heads_by_layer(heads, **sizes, among=among, doing=doing)
+        return heads_by_layer(heads, shape=(self.layers, self.heads), among=among, doing=doing)
 
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""

@@ -15,9 +15,6 @@ from ropelens.models.device import computes_on
 from ropelens.models.subject import Subject
 from ropelens.statistics.call import AttentionCall
 
-CLOSE = 1e-3
-"""Least tolerance of a norm that is a linear map at each position; 4 eps where that is more."""
-
 
 @contextmanager
 def _noted(subject: Subject, note: Callable[[nn.Module, Tensor, Any], Any]) -> Iterator[None]:
@@ -101,7 +98,7 @@ def logit_directions(
     norm, x = norms[0], norms[1]
     toward = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
     straight = torch.autograd.grad(x, written, toward, materialize_grads=True)
-    close = max(CLOSE, 4 * subject.noise)
+    close = max(1e-3, 4 * subject.noise)
     _check(subject, all(torch.allclose(g.to(toward), toward, close, close) for g in straight))
     x = x[0].detach()
     y, even = norm(x), torch.ones_like(x[:1])

@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 
 Pairing = Literal["half", "interleaved", "none"]
 PAIRINGS: tuple[Pairing, Pairing] = ("half", "interleaved")
-LARGEST_ANGLE = 1024.0  # rad, up to which a phase is used: float32 is off by 6e-8 of an angle
 
 
 @dataclass(frozen=True)
@@ -252,7 +251,7 @@ def _frequencies(
         expected = inv_freq * p
         correction = (product * torch.polar(torch.ones_like(expected), -expected)).angle()
         refined = inv_freq + correction / p
-        usable = refined.abs() * p <= LARGEST_ANGLE
+        usable = refined.abs() * p <= 1024.0  # rad: float32 is off by 6e-8 of an angle
         inv_freq = torch.where(usable, refined, inv_freq)
         baseline = torch.where(usable, float(p), baseline)
     angle = inv_freq.abs() * baseline

@@ -72,24 +72,25 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
 
 
 def heads_by_layer(
-    heads: str, *, layers: int, heads_of_layer: int, among: Sequence[int], doing: str
+    heads: str, *, shape: tuple[int, int], among: Sequence[int], doing: str
 ) -> Bool[Tensor, "layer head"]:
-    """Which heads a list such as "3.5,4.*,12-29.0" (layer.head) names.
+    """Which heads, of `shape` (layer, head), a list such as "3.5,4.*,12-29.0" names.
 
     Raises `BadArgument` for a part that names none in the layers `among`, and says that others
     are not `doing` that.
     """
+    layers, count = shape
     able = torch.isin(torch.arange(layers), torch.tensor(among))[:, None]
-    chosen = torch.zeros(layers, heads_of_layer, dtype=torch.bool)
+    chosen = torch.zeros(shape, dtype=torch.bool)
     for part in heads.split(","):
         layer, _, head = part.strip().partition(".")
-        named = _numbered(layer, layers)[:, None] & _numbered(head, heads_of_layer)
+        named = _numbered(layer, layers)[:, None] & _numbered(head, count)
         if not (able & named).any():
             exist = bool(named.any())
             some = f" ({', '.join(map(str, among))} {doing})" * (len(among) < layers)
             raise BadArgument(
                 f"The model has no head {part.strip()!r}{f' that {doing}s' * exist}.",
-                seen=f"layers 0 to {layers - 1}{some}, heads 0 to {heads_of_layer - 1}",
+                seen=f"layers 0 to {layers - 1}{some}, heads 0 to {count - 1}",
                 attempt='"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"',
             )
         chosen |= able & named

@@ -27,12 +27,6 @@ class Side:
     inv_freq: Float[Tensor, "head frequency"]
     gain: Float[Tensor, "head frequency"]
 
-    @classmethod
-    def of(cls, planes: Planes, *, heads: int) -> Side:
-        """A side that changes nothing."""
-        inv_freq = planes.inv_freq.float().expand(heads, -1)
-        return cls(inv_freq, torch.ones(inv_freq.shape))
-
     def at(
         self,
         chosen: Bool[Tensor, "head frequency"],

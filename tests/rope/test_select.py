@@ -25,7 +25,7 @@ from ropelens.rope.variants import Shape, parse_variant
     ],
 )
 def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]) -> None:
-    chosen = heads_by_layer(heads, layers=4, heads_of_layer=3, among=range(4), doing="attend")
+    chosen = heads_by_layer(heads, shape=(4, 3), among=range(4), doing="attend")
     assert {(layer, head) for layer, head in chosen.nonzero().tolist()} == named
 
 
@@ -34,7 +34,7 @@ def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]) -> None:
 )
 def test_what_names_none_is_refused(heads: str) -> None:
     with pytest.raises(BadArgument, match=r"has no head(.|\n)*layers 0 to 3, heads 0 to 2\n"):
-        heads_by_layer(heads, layers=4, heads_of_layer=3, among=range(4), doing="attend")
+        heads_by_layer(heads, shape=(4, 3), among=range(4), doing="attend")
 
 
 @pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
