@@ -38,9 +38,7 @@ from ropelens.report.words import (
     scope,
     sweep_sentences,
 )
-
-FACTS = ("revision", "backend", "text", "command", "warnings")
-"""Attributes that results have from `analyze`, beside those of `profile`."""
+from ropelens.train.data import differences
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -196,16 +194,15 @@ def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
     """Raise `BadArgument` where `folder` has a sweep that was asked for otherwise."""
     if read_record(folder).get("kind") != "truncation":
         return
-    other: list[str] = []
+    other = ""
     with contextlib.suppress(AttributeError, KeyError, ValueError):  # a damaged one is replaced
         sweep = open_results(folder / "truncation.nc", "truncation")
         asked = json.loads(sweep.attrs["arguments"])
-        pairs = {name: (asked.get(name), arguments.get(name)) for name in asked | arguments}
-        other = [f"{name}: {x}, now {now}" for name, (x, now) in pairs.items() if x != now]
+        other = differences(asked, arguments, asked | arguments, between=", now ")
     if other:
         raise BadArgument(
             f"{folder} has a sweep with other options, which this one would replace.",
-            seen="; ".join(other)[:300],
+            seen=other[:300],
             attempt="another folder, or the same options",
         )
 
@@ -266,7 +263,8 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     attrs = analysis.profile.attrs
     folder = Path(folder) / (file_name(str(attrs["model"])).strip(".-") or "model")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    facts = {name: attrs[name] for name in FACTS}
+    of_analyze = ("revision", "backend", "text", "command", "warnings")
+    facts = {name: attrs[name] for name in of_analyze}
     findings = [*answer.findings, *filter(None, [scope(attrs)])]
     more = {
         name: result.assign_attrs(facts) if isinstance(result, xr.Dataset) else result

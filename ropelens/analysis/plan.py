@@ -47,7 +47,6 @@ from ropelens.statistics.rows import rows_for
 from ropelens.statistics.variables import Statistic
 
 LONGEST_DEFAULT_CONTEXT = 2048
-DEFAULT_SEQUENCES = 64
 
 OF_LONG: dict[str, Any] = {"keep": (1, 0.75, 0.5, 0.25, 0), "controls": 1}
 OF_LONG["measures"] = ("loss", "induction", "change", "copying")
@@ -296,12 +295,8 @@ def _sequences(
     if context is None:
         context = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
     warn_beyond(context, maximum)
-    sample: dict[str, Any] = {
-        "context": context,
-        "sequences": DEFAULT_SEQUENCES if options.sequences is None else options.sequences,
-        "seed": options.seed,
-        "bos": options.bos,
-    }
+    sample: dict[str, Any] = {"sequences": options.sequences or 64, "seed": options.seed}
+    sample |= {"context": context, "bos": options.bos}
     with warnings.catch_warnings():
         if options.sequences is None:  # then fewer than the default are no surprise
             warnings.filterwarnings("ignore", message=".*were asked for")
@@ -312,10 +307,8 @@ def _sequences(
 
 def this_command() -> str:
     """The command of a shell that runs this again."""
-    program = Path(sys.argv[0])
-    if program.name in ("ropelens", "__main__.py"):
-        return shlex.join(["ropelens", *sys.argv[1:]])
-    return shlex.join(["python", *sys.argv])
+    own = Path(sys.argv[0]).name in ("ropelens", "__main__.py")
+    return shlex.join(["ropelens", *sys.argv[1:]] if own else ["python", *sys.argv])
 
 
 @contextmanager

@@ -64,14 +64,11 @@ def rope(
     loaded, tokenizer = rl.load(model, **asdict(options))
     with rl.edit_rope(loaded, *([variant] if variant else [])):
         rotation = rl.measure_rope(loaded, context=context)
-    groups: list[list[int]] = []
+    groups: dict[int, list[int]] = {}  # layers that rotate alike, by the first of them
     for layer in range(rotation.sizes["layer"]):
-        same = (g for g in groups if not verbose and _alike(rotation.isel(layer=[g[0], layer])))
-        group = next(same, None)
-        if group is None:
-            groups.append(group := [])
-        group.append(layer)
-    for group in groups:
+        same = (n for n in groups if not verbose and _alike(rotation.isel(layer=[n, layer])))
+        groups.setdefault(next(same, layer), []).append(layer)
+    for group in groups.values():
         print(_table(rotation.isel(layer=group)))
     order = None if tokenizer is None or variant else row_order(loaded, tokenizer)
     if order is not None:

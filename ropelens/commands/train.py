@@ -15,14 +15,11 @@ from ropelens.train.settings import Settings
 WITH_STUDY = ("study", "text", "valid", "tokens", "out")
 """The options that a study does not state itself."""
 
-OF_A_RUN = (
-    *("variant", "size", "context", "vocabulary", "steps"),
-    *("learning_rate", "precision", "seed"),
-)
-"""Settings that the command has options for; a study states the others too."""
+OF_STUDIES = {"decay", "history_every", "compile"}
+"""Settings that the command has no options for, and a study states."""
 
 
-@with_options(Settings, only=OF_A_RUN)
+@with_options(Settings, only=Settings.__dataclass_fields__.keys() - OF_STUDIES)
 def train(
     run: typer.Context,
     *,

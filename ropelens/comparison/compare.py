@@ -27,9 +27,6 @@ from ropelens.models.load import load
 from ropelens.models.processes import gather, place
 from ropelens.train.data import DATA
 
-GROWTH = "growth_"
-"""Prefix of the variables that are over (entry, step), a step for each checkpoint."""
-
 
 @public
 def compare(
@@ -106,7 +103,7 @@ def _measure_runs(
             over = xr.Variable("step", list(models))
             grown.append(xr.concat(steps, over, combine_attrs="override"))
     growth, dataset = _side_by_side(grown, runs), _side_by_side(finished, runs)
-    dataset = dataset.assign({GROWTH + str(n): v for n, v in growth.data_vars.items()})
+    dataset = dataset.assign({f"growth_{n}": v for n, v in growth.data_vars.items()})
     per_step = np.array([run.tokens_per_step for run in runs])
     weights = [str(key_of(measured)["weights"]) for measured in finished]
     dataset = dataset.assign_coords(
@@ -192,29 +189,21 @@ def partners(entries: Sequence[Entry], texts: Sequence[str] = ()) -> list[int]:
     baselines = {entry.group for entry in entries if entry.variant == first.variant != ""}
     baselines = baselines or {first.group}
     alike: list[object] = list(texts) or [(entry.size, entry.seed) for entry in entries]
-    baseline: dict[object, int] = {}
-    for number, entry in enumerate(entries):
-        if entry.group in baselines:
-            baseline.setdefault(alike[number], number)
-    return [
-        number if entry.group in baselines else baseline.get(alike[number], ALONE)
-        for number, entry in enumerate(entries)
-    ]
+    own = [number for number, entry in enumerate(entries) if entry.group in baselines]
+    first_of = {alike[number]: number for number in reversed(own)}
+    return [n if n in own else first_of.get(like, ALONE) for n, like in enumerate(alike)]
 
 
 def _side_by_side(datasets: Sequence[xr.Dataset], entries: Sequence[Entry]) -> xr.Dataset:
     """The datasets over `entry`; missing numbers are NaN, missing labels ""."""
     names = np.array([entry.name for entry in entries], dtype=object)
     dims = ("layer", "head", "kv_head", "frequency", "sequence_group")  # whose sizes differ
-    joined = xr.concat(
-        [
-            of.assign_coords({d: np.arange(of.sizes[d]) for d in dims if d in of.sizes})
-            for of in datasets
-        ],
-        xr.Variable("entry", names),
-        join="outer",
-        combine_attrs="override",
-    )
+    numbered = [
+        of.assign_coords({d: np.arange(of.sizes[d]) for d in dims if d in of.sizes})
+        for of in datasets
+    ]
+    over = xr.Variable("entry", names)
+    joined = xr.concat(numbered, over, join="outer", combine_attrs="override")
     joined["label"] = joined["label"].fillna("")
     texts = {
         name: ("entry", np.array([getattr(entry, name) for entry in entries], dtype=object))

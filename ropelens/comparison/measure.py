@@ -22,13 +22,6 @@ from ropelens.train.data import documents_of, held_out_sequences, spread
 TIMES_CONTEXT = 4
 """The length of long texts, in trained contexts."""
 
-OF_HEADS = ("label", "positional_fraction", "mean_wavelength")
-"""Columns of heads.csv that are compared, in addition to variables of the profile."""
-
-PER_HEADS, PER_LONG, PER_EARLY, PER_EARLY_LONG = 8, 8, 32, 64
-"""`sequences` is divided by these: heads and long texts of a finished run, then all text and
-long texts of an early checkpoint."""
-
 Text = tuple[Int[Tensor, "_sequence _position"], Int[Tensor, " _sequence"]]
 """Sequences of tokens, and the number of the document that each begins in."""
 
@@ -48,7 +41,7 @@ def measure(
         )
         return evaluated.isel(edit=0, drop=True)
 
-    per, per_long = (PER_HEADS, PER_LONG) if final else (PER_EARLY, PER_EARLY_LONG)
+    per, per_long = (8, 8) if final else (32, 64)  # parts of `sequences`; see `compare`
     text = validation(run, sequences=sequences)  # the needles are the same for all
     fewer, documents = validation(run, sequences=max(2, sequences // per))
     measured = profile(model, fewer, documents=documents, seed=seed, surrogates=0)
@@ -86,9 +79,9 @@ def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
     dataset = profile[compared("final", "growth") if final else compared("growth")]
     dataset = dataset.drop_vars(set(dataset.coords) - {"inv_freq", "wavelength"})
     dataset = dataset.reset_coords(("inv_freq", "wavelength"))
-    values = head_values(profile)
-    heads = ("layer", "head")
-    dataset = dataset.assign({name: (heads, values[name]) for name in OF_HEADS})
+    values, heads = head_values(profile), ("layer", "head")
+    columns = ("label", "positional_fraction", "mean_wavelength")  # of heads.csv
+    dataset = dataset.assign({name: (heads, values[name]) for name in columns})
     losses = {name: float(profile.attrs[name]) for name in ("loss", "loss_se")}
     return dataset.assign(losses)
 
@@ -112,9 +105,8 @@ def past_context(run: Entry, *, sequences: int) -> Text:
     times = min(TIMES_CONTEXT, max(1, len(held_out) // 2 - 1))
     length = times * run.context - 1
     rows = -(-length // body)
-    starts = np.linspace(0, len(held_out) - rows, min(sequences, len(held_out) // rows))
-    starts = starts.astype(int)
+    count = min(sequences, len(held_out) // rows)
+    starts = np.linspace(0, len(held_out) - rows, count, dtype=int)
     texts = [held_out[start : start + rows, 1:].ravel()[:length] for start in starts]
-    first = np.full((len(texts), 1), held_out[0, 0])
-    tokens = torch.from_numpy(np.hstack([first, np.stack(texts)]).astype(np.int64))
+    tokens = torch.from_numpy(np.insert(texts, 0, held_out[0, 0], axis=1).astype(np.int64))
     return tokens, torch.from_numpy(documents[starts])

@@ -19,9 +19,6 @@ Compared = TypeVar("Compared", xr.Dataset, xr.DataArray)
 ALONE = -1
 """The partner of an entry that has no pair."""
 
-LOOKS_AT = 0.5
-"""Mean attention from which a head is said to look at the previous token, or to induce."""
-
 
 def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
     """The table of a comparison that `compare` made: a row for each group, in its order.
@@ -127,7 +124,7 @@ def repeat_gain(comparison: xr.Dataset, prefix: str = "") -> xr.DataArray:
 def _heads(entries: xr.Dataset) -> dict[str, float]:
     """Roles, labels and wavelengths of the heads, means over the entries."""
     count = entries.sizes["entry"]
-    previous = entries["previous_token"] >= LOOKS_AT
+    previous = entries["previous_token"] >= 0.5  # from which a head is said to look at it
     heads = ("layer", "head")
     wavelengths = {
         f"{label}_wavelength": float(

@@ -8,7 +8,6 @@ from a white and from a near-black page, so one set serves both. Markers differ 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -129,9 +128,7 @@ def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> di
 
     Ticks are at every 1, 2, 4, ... indices, at most so many.
     """
-    step = 1
-    while count / step > most:
-        step *= 2
+    step = 2 ** max(0, int(np.ceil(np.log2(count / most))))
     ends = [count - 0.5 + room, -0.5 - room]
     ticks = {"range": ends, "dtick": step, "tick0": 0, "showgrid": False}
     return ticks | {"title_text": f"{what} (index)"}
@@ -144,14 +141,14 @@ def mark(
     *,
     name: str,
     color: str = MUTED,
-    panels: Mapping[str, int] = MappingProxyType({}),
+    panels: Mapping[str, int] | None = None,
     **note: Any,
 ) -> None:
     """A dotted line at `x`; `words` at the top of the first panel.
 
     The line is in the `panels` of a row or column; `note` are keywords of the annotation.
     """
-    figure.add_vline(x=x, line=DOTTED | {"color": color}, name=name, **panels)
+    figure.add_vline(x=x, line=DOTTED | {"color": color}, name=name, **panels or {})
     at = float(np.log10(x)) if figure.layout.xaxis.type == "log" else x
     place = {"x": at, "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}
     figure.add_annotation(place | {"text": words, "name": name} | note)

@@ -15,7 +15,6 @@ import numpy as np
 
 NOTHING = "–"  # what stands where there is no number
 ROUNDED_AWAY = 5e-4  # below this, three decimals are all 0
-SMALLEST = 1e-6  # changes below this are the rounding of float32 losses
 
 VISIBLE = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 INVISIBLE = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp", "Zs"}
@@ -35,7 +34,7 @@ def signed(value: float, form: str = "+.3f") -> str:
         return NOTHING
     if abs(value) >= ROUNDED_AWAY or value == 0:
         return number(value, form)
-    if abs(value) < SMALLEST:
+    if abs(value) < 1e-6:  # the rounding of float32 losses
         return "±0"
     digit = np.format_float_positional(value, 1, fractional=False, sign="+" in form, trim="-")
     return digit.replace("-", "−")

@@ -15,9 +15,6 @@ AXIS_TITLE = "wavelength (tokens, log scale)"
 
 ALONE = 0.35  # half the breadth, in log tokens, of a plane without neighbours
 
-NARROWEST = 1e-3
-"""The least half breadth: planes that turn alike (a base of almost 1) still take up room."""
-
 NO_PLANES = np.array([1.0, 10.0])  # where an axis ends that has no plane to hold, in tokens
 
 
@@ -92,7 +89,7 @@ def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             planes = planes[np.argsort(place[layer, planes], kind="stable")]
             centre = place[layer, planes]
             half = np.diff(centre) / 2 if len(centre) > 1 else np.array([ALONE])
-            half = np.maximum(half, NARROWEST)
+            half = np.maximum(half, 1e-3)  # planes that turn alike still take up room
             low[layer, planes] = centre - np.append(half[:1], half)[: len(centre)]
             high[layer, planes] = centre + np.append(half, half[-1:])[: len(centre)]
     return np.exp(low), np.exp(high)

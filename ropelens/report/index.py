@@ -13,8 +13,6 @@ from ropelens.files.folder import file_name, write_whole
 from ropelens.files.results import read_record
 from ropelens.report.render import render
 
-SENTENCES = re.compile(r"(?<=\.) (?=[A-Z])")
-
 
 @public
 def write_index(folder: str | Path) -> Path:
@@ -28,11 +26,12 @@ def write_index(folder: str | Path) -> Path:
     pages = sorted(page for page in folder.glob("*/*/index.html") if page.is_file())
     for page in pages:
         record = read_record(page.parent)
+        first = (record.get("findings") or [""])[0]
         model, place = record.get("model", {}).get("name"), page.parent.name
         entry = {
             "model": place if file_name(str(model)) == place else model or place,
             "link": quote(page.relative_to(folder).as_posix()),
-            "finding": SENTENCES.split((record.get("findings") or [""])[0])[0],
+            "finding": re.split(r"(?<=\.) (?=[A-Z])", first)[0],  # its first sentence
             "heads": sum(record.get("labels", {}).values()),
         }
         analyses.setdefault(page.parent.parent.name, []).append(entry)

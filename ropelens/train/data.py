@@ -27,13 +27,10 @@ from ropelens.models.checkpoint import fingerprint
 from ropelens.models.texts import fingerprint_of, pieces, read_documents
 from ropelens.train.settings import Settings
 
-VALID_SHARE = 0.02
-"""Share of the sequences that is held out where there is no validation text."""
 LEAST_VALID = 2  # sequences; an interval needs two
 DATA = "data.json"
 """The file that says what the folder was filled with, written last."""
 
-TOKENIZER_DOCUMENTS = 100_000  # that it is trained on at most
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS, EOS = "<s>", "</s>"
 
@@ -126,13 +123,13 @@ def _fill(folder: Path, texts: Texts, settings: Settings) -> None:
     """Train the tokenizer, and write train.npy and valid.npy."""
     context = settings.context
     say("training a tokenizer")
-    some = itertools.islice(texts[0], TOKENIZER_DOCUMENTS)
+    some = itertools.islice(texts[0], 100_000)
     tokenizer = train_tokenizer(some, vocabulary=settings.vocabulary, context=context)
     tokenizer.save_pretrained(folder)
     say("tokenizing the text")
     learnt, held_out = (sequences_of(part, tokenizer, context=context) for part in texts)
-    if not texts[1]:
-        last = max(LEAST_VALID, round(len(learnt) * VALID_SHARE))
+    if not texts[1]:  # the last 2 % are held out
+        last = max(LEAST_VALID, round(len(learnt) * 0.02))
         learnt, held_out = learnt[:-last], learnt[-last:]
     for rows, file, least in (
         (learnt, "train.npy", settings.shape.batch),
