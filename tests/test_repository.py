@@ -17,15 +17,15 @@ ROOMS = {
     "errors.py": 120,
     "rope": 780,
     "statistics": 3_180,
-    "models": 3_700,
+    "models": 3_680,
     "edit": 740,
     "measure": 3_940,
     "files": 420,
     "train": 960,
-    "comparison": 650,
-    "figures": 1_860,
+    "comparison": 630,
+    "figures": 1_850,
     "report": 1_480,
-    "analysis commands": 1_920,
+    "analysis commands": 1_900,
 }
 PACKAGE, TESTS, NAMES = 19_730, 18_880, 60
 WORDS = {

@@ -61,8 +61,7 @@ def compare(
     "growth_". Intervals draw the groups in `sequence_group`, of one document or stretch.
     Entries without a layer, head, plane or step hold NaN there, and "" as a label.
 
-    Raises:
-        BadArgument: as `find_entries`, or no such device.
+    Raises `BadArgument` as `find_entries`, and for a device that does not work here.
     """
     device_named(device)
     entries, unfinished = find_entries(paths)
