@@ -17,7 +17,7 @@ ROOMS = {
     "errors.py": 120,
     "rope": 780,
     "statistics": 3_180,
-    "models": 3_680,
+    "models": 3_670,
     "edit": 740,
     "measure": 3_940,
     "files": 420,

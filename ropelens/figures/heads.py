@@ -29,7 +29,6 @@ SIGNS_FIT = 24
 """Up to so many heads a layer, a cell has a sign of its label, or names its offset."""
 
 IDLE = "no attention"  # layers of a hybrid model
-STRONG = 2.0  # bits of a head that is drawn at full strength
 
 
 @public
@@ -98,7 +97,7 @@ def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndar
         **texts,
         name=label,
         zmin=0,
-        zmax=STRONG,
+        zmax=2.0,  # bits of a head that is drawn at full strength
         colorscale=[[0, style.faded(color, 0.2)], [1, style.faded(color, 1)]],
         showscale=False,
         showlegend=False,

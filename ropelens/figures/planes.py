@@ -23,7 +23,6 @@ from ropelens.figures.wavelengths import (
 
 MEANS = 150  # height of the panel of means, in pixels; title, legend and axis take as much
 NAMED = 40  # rows with a name, at most
-FEWEST_HEADS = 2  # a label with fewer heads has no line of means
 
 
 @public
@@ -99,7 +98,7 @@ def _add_label_lines(
     places = np.log(wavelength_positions(wavelength))
     for label in style.LABELS[:3]:
         rows = heads[heads["label"] == label]
-        if len(rows) < FEWEST_HEADS:
+        if len(rows) < 2:  # one head is no mean
             continue
         layers, columns = rows["layer"].to_numpy(int), rows["head"].to_numpy(int)
         points = {"y": shares[layers, columns], "wavelength": wavelength[layers]}

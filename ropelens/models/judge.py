@@ -16,9 +16,6 @@ from torch import Tensor
 from ropelens.errors import UnsupportedModel
 from ropelens.statistics.call import AttentionCall, attention_map, output_residual
 
-ROWS = 16
-"""Rows of each sequence that are compared, evenly spread, the last among them."""
-
 
 @dataclass(frozen=True)
 class Judge:
@@ -42,7 +39,7 @@ class Judge:
         like = (call.layer, rows, call.past > 0, mask)
         if known and like in self.judged:
             return
-        row = torch.linspace(0, rows - 1, min(rows, ROWS)).long()
+        row = torch.linspace(0, rows - 1, min(rows, 16)).long()  # the last is among them
         output = call.output[:, row]
         real = real.expand(len(call.query), -1)[:, row.to(real.device)].to(output.device)
         real = real & output.isfinite().all(-1).all(-1)

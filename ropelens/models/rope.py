@@ -22,9 +22,6 @@ from ropelens.rope.planes import Planes, probe_positions
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.variables import labelled, stack, table
 
-LARGEST_DIFFERENCE = 1e-3
-"""Radians between two angles, and share between two lengths, that rounding may make."""
-
 ROTATION = table("""
 inv_freq (layer, frequency) rad/token: angular frequency, measured
 inv_freq_stated (layer, frequency) rad/token: angular frequency that the model states
@@ -187,7 +184,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     coords = {"implementation": ["one", "other"], "position": positions.numpy()}
     coords |= {"layer": list(tokens[0])}
     compared = xr.Dataset(labelled(values, COMPARED), coords=coords)
-    limit = max(LARGEST_DIFFERENCE, 16 * float(noise.max()))
+    limit = max(1e-3, 16 * float(noise.max()))  # rad of angles, share of lengths
     whys = [_what_differs(compared.isel(layer=[at]), of, limit) for at, of in enumerate(planes)]
     why = next(filter(None, whys), "")
     alike = f"All planes of {len(planes)} layers turn alike: {_largest(compared)}."

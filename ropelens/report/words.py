@@ -52,7 +52,6 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
 # ---- a profile and its heads
 
 DOUBT = 0.8  # a label with less confidence may well change with other text
-MOST_OFFSETS = 4  # offsets of positional heads that are named, at most
 
 
 def heads_sentences(heads: pd.DataFrame) -> list[str]:
@@ -75,7 +74,7 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
     counts = sorted(label_counts(heads).items(), key=lambda pair: -pair[1])
     positional = heads[heads["label"] == "positional"]
     offsets = positional["offset"].dropna().astype(int).value_counts().sort_index()
-    common = offsets.sort_values(ascending=False, kind="stable").head(MOST_OFFSETS)
+    common = offsets.sort_values(ascending=False, kind="stable").head(4)  # to be named
     where = {
         "layers": sorted({int(layer) for layer in positional["layer"]}),
         "offsets": list(common.sort_index().items()),

@@ -107,7 +107,6 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
 
 # the planes that a truncation sweep stops
 
-ATTEMPTS = 100  # to draw a control that differs from what it stands beside
 ALIKE = 1e-3  # relative difference below which wavelengths of two layers count as one
 
 Turning = dict[int, float]
@@ -225,13 +224,13 @@ def _random(
 
     A draw stops planes in one order, so that its larger sets contain the smaller ones; layers
     with as many planes get the same. An order that leads through a set in `beside` is drawn
-    again. Sets that cannot differ are left out.
+    again, up to 100 times. Sets that cannot differ are left out.
     """
     counts = [len(numbers) for numbers in layers]
     some = [s for s in sizes if any(0 < n < of for n, of in zip(s, counts, strict=True))]
     cuts: dict[Numbers, list[Cut]] = {size: [] for size in sizes}
     for draw in range(draws if some else 0):
-        for attempt in range(ATTEMPTS):
+        for attempt in range(100):
             key = (seed, 1 + band, draw, attempt)
             random = [np.random.default_rng([*key, count]) for count in counts]
             orders = [r.permutation(x).tolist() for r, x in zip(random, layers, strict=True)]
