@@ -20,6 +20,7 @@ from torch import Tensor
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.statistics import memory
 from ropelens.statistics.call import AttentionCall, sees
+from ropelens.statistics.kernel import bin_of, offset_edges
 from ropelens.statistics.rows import Rows
 
 
@@ -62,7 +63,10 @@ class CallRows:
 
     def with_rows(self, rows: Rows) -> CallRows:
         """Other rows of the same call."""
-        return CallRows(self.call, rows, self.planes, sinks=self.sinks, tokens=self.tokens)
+        other = CallRows(self.call, rows, self.planes, sinks=self.sinks, tokens=self.tokens)
+        same = ("q_still", "k_still")
+        vars(other).update({n: x for n, x in vars(self).items() if n in same})
+        return other
 
     def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> CallRows:
         """The rows of some of the sequences."""
@@ -358,9 +362,16 @@ class Block:
 
     @cached_property
     def offset(self) -> Int[Tensor, "shared row key"]:
-        """How many tokens each key is behind the row; 0 for keys ahead."""
-        column = torch.arange(len(self.keys), device=self.k.device)
-        return (self.own[..., None] - column).clamp(min=0)
+        """How many tokens each key is behind the row."""
+        # Keys ahead have 0 if some row sees them, else the offsets at which the row has no key:
+        # then the key at an offset is in the column that has the key's offset.
+        offset = self.own[..., None] - torch.arange(len(self.keys), device=self.k.device)
+        return offset % len(self.keys) if self.of_call.visible is None else offset.clamp(min=0)
+
+    @cached_property
+    def sink_bins(self) -> Int[Tensor, "shared row sink"]:
+        """The bin of the offset of each sink."""
+        return bin_of(self.offset[..., self.sinks], offset_edges(self.call.key.shape[2]))
 
     def sum_by_offset(
         self, values: Float[Tensor, "batch kv_head group row key"]

@@ -23,11 +23,13 @@ def products(
     k: Float[Tensor, "batch kv_head key coordinate"],
     *,
     out: Float[Tensor, "batch kv_head group row key"],
+    add: bool = False,
 ) -> Float[Tensor, "batch kv_head group row key"]:
-    """q k of every row and key: one product serves all the heads of a kv head."""
+    """q k of every row and key, or `out` + q k: one product for all the heads of a kv head."""
     batch, kv_heads, group, rows, _ = q.shape
     flat = out.view(batch * kv_heads, group * rows, -1)
-    torch.bmm(q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1).mT, out=flat)
+    q, k = q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1)
+    torch.baddbmm(flat, q, k.mT, beta=int(add), out=flat)
     return out
 
 
@@ -71,18 +73,17 @@ def sum_by_offset(
 ) -> Float[Tensor, "batch kv_head group offset"]:
     """Weighted sum of `values` at each offset, without the first key, which is set to 0.
 
-    `offset` is that of each key, 0 for keys ahead, where values are 0; None where rows follow
-    each other: then offsets are diagonals. Row i of r has its own key in column S - r + i. With
-    one more element of stride a row, a diagonal becomes a column, and their sums one
-    vector-matrix product without a copy. What such a column reads from the end of the row above
-    lies behind that row's own key, where values are zero; the first row, which has no row
-    above, is added by itself.
+    `offset` is that of each key; None where rows follow each other: then offsets are diagonals.
+    Row i of r has its own key in column S - r + i. With one more element of stride a row, a
+    diagonal becomes a column, and their sums one vector-matrix product without a copy. What
+    such a column reads from the end of the row above lies behind that row's own key, where
+    values are zero; the first row, which has no row above, is added by itself.
     """
     values = values.contiguous()
     values[..., 0] = 0
     if offset is not None:
-        # The key at an offset is in the column that has the key's offset, and where a row has
-        # no such key in the first one.
+        # The key at an offset is in the column that has the key's offset; where a row has no
+        # such key, that column has no weight.
         index = offset[:, None, None].expand_as(values)
         return (row_weight[:, None, None, None] @ values.gather(-1, index))[..., 0, :]
     heads, (rows, keys) = values.shape[:3], values.shape[3:]

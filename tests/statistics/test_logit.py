@@ -26,6 +26,7 @@ from ropelens.statistics.budget.logit import (
 )
 from ropelens.statistics.budget.offsets import split
 from ropelens.statistics.call import attention_map
+from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.rows import all_rows
 
 ALLOWED = 0.005
@@ -95,6 +96,12 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         [on_sinks[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1
     )
     torch.testing.assert_close(masses[:, 33:63], by_bin, rtol=1e-5, atol=1e-5)
+    squares = masses[:, 33 + len(offset_edges(30)) - 1 :]
+    for part, mass in ((0, attention[:, :, 1:]), (30, on_sinks)):
+        square = torch.stack(
+            [mass[..., offset[1:] == d].square().sum((0, 2)) for d in range(30)]
+        )
+        torch.testing.assert_close(squares[:, part:][:, :30], square.T, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "phi"])

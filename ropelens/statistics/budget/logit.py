@@ -32,10 +32,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ropelens.statistics.block import Block, CallRows
-from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets, offset_curvature, split
-from ropelens.statistics.budget.solver import Divide, Minimum, fit_log_linear
+from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets, split
+from ropelens.statistics.budget.solver import SMOOTH, Divide, Minimum, fit_log_linear
 from ropelens.statistics.corpus import SINKS
-from ropelens.statistics.kernel import bin_of, offset_edges
+from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.labels import GAINS
 from ropelens.statistics.memory import BLOCK_ELEMENTS, products, softmax
 from ropelens.statistics.rows import Rows
@@ -49,7 +49,6 @@ RIDGE = 0.03  # weight of half the squared weights beside a sum over rows: nats 
 TOLERANCE = 5e-4  # share of a head's information that a fit may miss
 CURVATURE_ROWS = 64  # rows whose scores by plane show how the likelihood curves in beta
 CURVATURE_KEYS = 64  # keys of such a row
-CURVATURE_AT = (0, 8, 24)  # steps of a fit at which that is computed
 
 
 def log_weights(
@@ -59,17 +58,17 @@ def log_weights(
     beta, sigma, kappa, tau = split(
         weights.to(block.q), block.planes.terms, block.call.key.shape[2]
     )
-    scores = block.buffer("model")
-    if content:
-        q = block.q_still * (block.call.scale * beta)[..., None, block.planes.term_of]
-        products(q, block.k_still, out=scores)
-    else:
-        scores.zero_()
-    kind = block.sink_kind
+    scores, kind = block.buffer("model"), block.sink_kind
     of_sinks = _at(pad(sigma, (1, 0)), kind)
     if kappa.shape[-1]:
-        scores += _at(kappa, block.offset[:, None, None])
-        of_sinks = of_sinks + _at(tau, _sink_bins(block)[:, None, None]) * (kind > 0)
+        kappa, at = kappa[:, :, None].expand(*scores.shape[:4], -1), block.offset[:, None, None]
+        torch.gather(kappa, -1, at.expand_as(scores), out=scores)
+        of_sinks = of_sinks + _at(tau, block.sink_bins[:, None, None]) * (kind > 0)
+    elif not content:
+        scores.zero_()
+    if content:
+        q = block.q_still * (block.call.scale * beta)[..., None, block.planes.term_of]
+        products(q, block.k_still, out=scores, add=kappa.shape[-1] > 0)
     scores[..., block.sinks] += of_sinks
     return block.hide(scores)
 
@@ -79,35 +78,38 @@ def sums(
     attention: Float[Tensor, "batch kv_head group row key"],
     *,
     offsets: bool = True,
-) -> Float[Tensor, "kv_head group variable"]:
+) -> Float[Tensor, "kv_head group sum"]:
     """What the weights multiply in the log-likelihood of any attention, in float64.
 
     sum_j A_ij c~_ijf by plane, and the masses on sinks by kind, by offset, and on sinks by bin
-    of offsets, each where it is asked for: sums over the weighted rows. With `offsets` the
-    first key, which is a sink, is 0 in `attention` afterwards.
+    of offsets: sums over the weighted rows. With `offsets` those of squared masses follow, by
+    offset and on sinks by bin.
     """
-    shape = block.q.shape[:3]
+    weight = block.weight[:, None, None, :, None]
     read = (attention.flatten(2, 3) @ block.k_still).view_as(block.q)
-    by_row = block.q_still * read * block.weight[:, None, None, :, None]
-    total = [block.call.scale * block.planes.sum_coordinates(by_row.sum(-2))]
-    on_sinks = attention[..., block.sinks] * block.weight[:, None, None, :, None]
+    of_planes = (block.q_still * read * weight).sum(-2)
+    total = [block.call.scale * block.planes.sum_coordinates(of_planes)]
+    on_sinks = attention[..., block.sinks]
     kind = block.sink_kind.expand(*on_sinks.shape[:3], 1, -1)[..., 0, :]
-    by_kind = on_sinks.new_zeros(*shape, 1 + len(SINKS))
-    total.append(by_kind.scatter_add_(-1, kind, on_sinks.sum(-2))[..., 1:])
+    by_kind = on_sinks.new_zeros(*on_sinks.shape[:3], 1 + len(SINKS))
+    total.append(by_kind.scatter_add_(-1, kind, (on_sinks * weight).sum(-2))[..., 1:])
     if offsets:
         context = block.call.key.shape[2]
-        first = attention[..., 0].clone()
-        by_offset = block.sum_by_offset(attention)
-        by_offset = pad(by_offset, (0, context - by_offset.shape[-1]))
-        at_first = block.own[:, None, None].expand_as(first)
-        by_offset.scatter_add_(-1, at_first, first * block.weight[:, None, None])
-        if block.of_call.visible is not None:  # on keys ahead: rows sum to one
-            by_offset[..., 0] += block.weight.sum(-1)[:, None, None] - by_offset.sum(-1)
-        total.append(by_offset)
-        by_bin = on_sinks.new_zeros(*shape, len(offset_edges(context)) - 1)
-        bins = _sink_bins(block)[:, None, None].expand_as(on_sinks).flatten(-2)
+        column = block.offset[:, None, None].expand_as(attention)
+        at_offset = torch.gather(attention, -1, column, out=block.buffer("by offset"))
+        if block.of_call.visible is not None:
+            number = torch.arange(len(block.keys)).to(block.own)
+            at_offset *= number <= block.own[:, None, None, :, None]
         on_sinks *= block.sink_kind > 0
-        total.append(by_bin.scatter_add_(-1, bins, on_sinks.flatten(-2)))
+        bins = block.sink_bins[:, None, None].expand_as(on_sinks).flatten(-2)
+        for _ in ("masses", "squares"):
+            by_offset = (weight.mT @ at_offset)[..., 0, :]
+            by_bin = on_sinks.new_zeros(*on_sinks.shape[:3], len(offset_edges(context)) - 1)
+            by_bin.scatter_add_(-1, bins, (on_sinks * weight).flatten(-2))
+            total += [pad(by_offset, (0, context - by_offset.shape[-1])), by_bin]
+            at_offset, on_sinks = at_offset.square_(), on_sinks.square_()
+        if block.of_call.visible is not None:  # on keys ahead: rows sum to one
+            total[2][..., 0] += block.weight.sum(-1)[:, None, None] - total[2].sum(-1)
     return torch.cat(total, dim=-1).to("cpu", torch.float64).sum(0)
 
 
@@ -117,38 +119,42 @@ def fit(rows: CallRows, *, fold: int = 0) -> Float[Tensor, "model head variable"
 
     Each model starts from those that it contains. Weights that a model does not have are 0. The
     ridge keeps weights finite that no row speaks of; with 64 rows of 8 sequences it costs less
-    than 0.01 of the bits. Folds take other rows for their curvature. Nothing larger than a
-    block of scores is in memory.
+    than 0.01 of the bits. Folds take other rows for their curvature. One block is in memory.
     """
-    kv_heads, group = rows.row_q.shape[1:3]
+    (kv_heads, group), context = rows.row_q.shape[1:3], rows.k.shape[2]
+    terms, first = rows.planes.terms, rows.planes.terms + len(SINKS)
+    size = first + context + len(offset_edges(context)) - 1
     rows, count = averaged(rows)
+    observed = torch.zeros(kv_heads, group, size).double()
+    information = torch.zeros(kv_heads, group).double()
+    for block in rows.blocks():
+        information[block.heads] += block.weigh(block.information)
+        observed[block.heads] += sums(block, block.attention)[..., :size]
+    observed, allowed = observed.flatten(0, 1), tolerance(information.flatten())
+    table, ridge = OffsetRows.of(rows), RIDGE / count
+    fits = fit_offsets(observed[:, terms:], table, ridge=ridge, tolerance=allowed)
+    weights = observed.new_zeros(len(MODELS), *observed.shape)
+    weights[:2, :, terms:] = torch.stack([model.point for model in fits])
     some, _ = averaged(rows.with_rows(_some(rows.rows, fold)))
-    table, cells = OffsetRows.of(rows), rows.weight.numel() * rows.k.shape[2] * group
+    cells = rows.weight.numel() * context * group
     together = max(1, BLOCK_ELEMENTS[rows.k.device.type] // 2 // cells)
-    terms, weights = rows.planes.terms, []
     for begin in range(0, kv_heads, together):
         heads = slice(begin, min(begin + together, kv_heads))
-        blocks = list(rows.blocks(heads)), list(some.blocks(heads))
-        each = ((b.weigh(b.information), sums(b, b.attention)) for b in blocks[0])
-        parts = zip(*each, strict=True)
-        information, observed = (torch.stack(part).sum(0).flatten(0, 1) for part in parts)
-        own = table.of_heads(torch.arange(heads.start * group, heads.stop * group))
-        given: dict[str, Any] = {"ridge": RIDGE / count, "tolerance": tolerance(information)}
-        fits = fit_offsets(observed[:, terms:], own, **given)
-        sink, position = (pad(model.point, (terms, 0)) for model in fits)
-        start = sink[:, : terms + len(SINKS)]
-        content = _fit_content(*blocks, own, observed, start, **given)
-        points = [sink, position, pad(content.point, (0, sink.shape[1] - start.shape[1]))]
-        better = torch.where((fits[1].value < content.value)[:, None], points[1], points[2])
-        both = _fit_content(*blocks, own, observed, better, **given)
-        weights.append(torch.stack([*points, both.point]))
-    return torch.cat(weights, dim=1)
+        own = slice(heads.start * group, heads.stop * group)
+        given = list(rows.blocks(heads)), list(some.blocks(heads)), observed[own]
+        sink, position, content, both = weights[:, own]
+        fitted = _fit_content(*given, sink[:, :first], ridge=ridge, tolerance=allowed[own])
+        content[:, :first] = fitted.point
+        # B starts from the better one, and half of what the other adds to S
+        ahead = (fits[1].value[own] < fitted.value)[:, None]
+        start = (torch.where(ahead, position, content) + position + content - sink) / 2
+        both[:] = _fit_content(*given, start, ridge=ridge, tolerance=allowed[own]).point
+    return weights
 
 
 def _fit_content(
     blocks: list[Block],
     some: list[Block],
-    table: OffsetRows,
     observed: Float[Tensor, "head variable"],
     start: Float[Tensor, "head _"],
     *,
@@ -158,43 +164,40 @@ def _fit_content(
     """B, or C where the start ends with sigma; every evaluation makes all scores."""
     shape, has = blocks[0].q.shape[1:3], start.shape[1]
     first = blocks[0].planes.terms + len(SINKS)
-    factor = torch.empty(0)
+    of_offsets = slice(first, first + blocks[0].call.key.shape[2])
+    total = covariance(some, start.view(*shape, has)).flatten(0, 1)
+    of_each = total.diagonal(dim1=-2, dim2=-1)
+    of_each += ridge + 1e-6 * of_each.amax(-1, keepdim=True)
+    factor = torch.linalg.cholesky(total)
+    squares = torch.zeros(*shape, has - first).double()
 
     def expect(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         norm, expected = torch.zeros(shape).double(), torch.zeros_like(point).view(*shape, -1)
         members = active.view(shape).any(0).nonzero()[:, 0]
+        squares[:, members] = 0
         weights = point.view(*shape, has)[:, members]
         for block in blocks:
             part = _members(block, members)
             modelled, log_norm = softmax(log_weights(part, weights))
             norm[:, members] += part.weigh(log_norm)
-            expected[:, members] += sums(part, modelled, offsets=has > first)
+            both = sums(part, modelled, offsets=has > first)
+            expected[:, members] += both[..., :has]
+            squares[:, members] += both[..., has:]
         return norm.flatten(), expected.flatten(0, 1)
 
-    def curvature(step: int, point: Tensor, expected: Tensor) -> Divide:
-        nonlocal factor
-        if step in CURVATURE_AT:
-            total = covariance(some, point.view(*shape, has)).flatten(0, 1)
-            size = total.diagonal(dim1=-2, dim2=-1)
-            floor = ridge + 1e-6 * size.amax(-1, keepdim=True)
-            factor = torch.linalg.cholesky(total + torch.diag_embed(floor.expand_as(size)))
-        of_offsets = offset_curvature(expected[:, first:], reach=table.reach, ridge=ridge)
+    def curvature(expected: Tensor) -> Divide:
+        diagonal = expected + ridge
+        diagonal[:, first:] -= squares.flatten(0, 1).minimum(expected[:, first:])
+        diagonal[:, of_offsets] += 2 * SMOOTH * ridge
 
         def divide(values: Tensor) -> Tensor:
             of_planes = torch.cholesky_solve(values[:, :first, None], factor)[..., 0]
-            return torch.cat([of_planes, of_offsets(values[:, first:])], dim=-1)
+            return torch.cat([of_planes, values[:, first:] / diagonal[:, first:]], dim=-1)
 
         return divide
 
-    return fit_log_linear(
-        expect,
-        curvature,
-        observed[:, :has],
-        ridge=ridge,
-        smooth=slice(first, first + table.context),
-        start=start,
-        tolerance=tolerance,
-    )
+    given: dict[str, Any] = {"ridge": ridge, "start": start, "tolerance": tolerance}
+    return fit_log_linear(expect, curvature, observed[:, :has], smooth=of_offsets, **given)
 
 
 def _members(block: Block, members: Int[Tensor, " member"]) -> Block:
@@ -300,10 +303,6 @@ def averaged(rows: CallRows) -> tuple[CallRows, int]:
 def tolerance(information: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
     """How many nats a fit may miss of a head with that much `information` over uniform."""
     return TOLERANCE * information + 1e-6
-
-
-def _sink_bins(block: Block) -> Int[Tensor, "shared row sink"]:
-    return bin_of(block.offset[..., block.sinks], offset_edges(block.call.key.shape[2]))
 
 
 def _at(

@@ -197,7 +197,7 @@ def fit_offsets(
     """
     (heads, size), kinds, reach = observed.shape, len(SINKS), table.reach
 
-    def curvature(_: int, __: Tensor, expected: Tensor) -> Divide:
+    def curvature(expected: Tensor) -> Divide:
         share = expected[:, :kinds].clamp(0, 1)
         of_sinks = share * (1 - share) + ridge
         of_offsets = offset_curvature(expected[:, kinds:], reach=reach, ridge=ridge)
@@ -207,8 +207,7 @@ def fit_offsets(
 
     given: dict[str, Any] = {"ridge": ridge, "smooth": slice(kinds, kinds + len(reach))}
     first = observed[:, :kinds]
-    start = torch.zeros_like(first)
-    of_sinks: dict[str, Any] = {"start": start, "tolerance": tolerance, **given}
+    of_sinks = {"start": torch.zeros_like(first), "tolerance": tolerance, **given}
     sink = fit_log_linear(_of_all(table.expect_sinks), curvature, first, **of_sinks)
     point = pad(sink.point, (0, size - kinds))
     sink = replace(sink, point=point.clone())

@@ -39,7 +39,7 @@ class Minimum:
 
 def fit_log_linear(
     expect: Expect,
-    curvature: Callable[[int, Tensor, Tensor], Divide],
+    curvature: Callable[[Tensor], Divide],
     observed: Float[Tensor, "problem variable"],
     *,
     ridge: float,
@@ -52,8 +52,8 @@ def fit_log_linear(
     """Minimize log Z - `observed` . weights + penalty, in each problem within `tolerance`.
 
     The penalty is `ridge` / 2 times the squared weights, and `SMOOTH` times the squared steps
-    between neighbours of those in `smooth`. `curvature(step, point, expected)` gives the
-    division by the curvature, which the last `memory` steps correct. A problem ends when no
+    between neighbours of those in `smooth`. `curvature(expected)` gives the division
+    by the curvature, which the last `memory` steps correct. A problem ends when no
     step promises more than its tolerance; then it is no longer active.
     """
 
@@ -67,11 +67,11 @@ def fit_log_linear(
 
     point, active = start, torch.ones(len(start), dtype=torch.bool)
     value, gradient, expected = evaluate(point, active)
-    direction, length = -curvature(0, point, expected)(gradient), torch.ones_like(value)
+    direction, length = -curvature(expected)(gradient), torch.ones_like(value)
     slope = (gradient * direction).sum(-1)
     active = -slope / 2 > tolerance
     steps: list[tuple[Tensor, Tensor]] = []
-    for step in range(1, max_evaluations):
+    for _ in range(1, max_evaluations):
         if not active.any():
             break
         trial = point + (active * length)[:, None] * direction
@@ -89,7 +89,7 @@ def fit_log_linear(
         point = torch.where(moved, trial, point)
         value = torch.where(better, new_value, value)
         gradient = torch.where(moved, new_gradient, gradient)
-        newton = _two_loops(gradient, steps, curvature(step, point, expected))
+        newton = _two_loops(gradient, steps, curvature(expected))
         direction = torch.where(moved, -newton, direction)
         slope = (gradient * direction).sum(-1)
         active = (-slope / 2 > tolerance) & (length > SHORTEST)
