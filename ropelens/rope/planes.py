@@ -120,7 +120,7 @@ class Planes:
         """q conj(k) of every term: real parts are its shares of q . k."""
         real = self.sum_coordinates(query * key)
         turned = query[..., self.second] * key[..., self.first]
-        turned = turned - query[..., self.first] * key[..., self.second]
+        turned.addcmul_(query[..., self.first], key[..., self.second], value=-1)
         return torch.complex(real, pad(turned, (0, real.shape[-1] - turned.shape[-1])))
 
     def moved_scores(
