@@ -29,7 +29,7 @@ from ropelens.statistics.call import attention_map
 from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.rows import all_rows
 
-ALLOWED = 0.005
+ALLOWED = 0.002
 """Share of the bits beside the sink's that a gain may miss."""
 
 

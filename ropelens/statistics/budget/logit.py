@@ -46,7 +46,7 @@ SCORES = ("weight", "information", "uniform", *MODELS)
 """Sums over rows: their number, and in nats sum_j A_ij log A_ij and sum_j A_ij log P_i(j)."""
 
 RIDGE = 0.03  # weight of half the squared weights beside a sum over rows: nats of one row
-TOLERANCE = 5e-4  # share of a head's information that a fit may miss
+TOLERANCE = 5e-4  # share of the information that sinks leave, which a fit may miss
 CURVATURE_ROWS = 64  # rows whose scores by plane show how the likelihood curves in beta
 CURVATURE_KEYS = 64  # keys of such a row
 
@@ -130,9 +130,11 @@ def fit(rows: CallRows, *, fold: int = 0) -> Float[Tensor, "model head variable"
     for block in rows.blocks():
         information[block.heads] += block.weigh(block.information)
         observed[block.heads] += sums(block, block.attention)[..., :size]
-    observed, allowed = observed.flatten(0, 1), tolerance(information.flatten())
+    observed, information = observed.flatten(0, 1), information.flatten()
     table, ridge = OffsetRows.of(rows), RIDGE / count
+    allowed = tolerance(information) / 10  # S and P cost little, and S may leave little
     fits = fit_offsets(observed[:, terms:], table, ridge=ridge, tolerance=allowed)
+    allowed = tolerance(information + fits[0].value - table.count.log() @ table.weight)
     weights = observed.new_zeros(len(MODELS), *observed.shape)
     weights[:2, :, terms:] = torch.stack([model.point for model in fits])
     some, _ = averaged(rows.with_rows(_some(rows.rows, fold)))
@@ -301,7 +303,7 @@ def averaged(rows: CallRows) -> tuple[CallRows, int]:
 
 
 def tolerance(information: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
-    """How many nats a fit may miss of a head with that much `information` over uniform."""
+    """How many nats a fit may miss of so many that are to be explained."""
     return TOLERANCE * information + 1e-6
 
 
