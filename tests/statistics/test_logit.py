@@ -26,7 +26,6 @@ from ropelens.statistics.budget.logit import (
 )
 from ropelens.statistics.budget.offsets import split
 from ropelens.statistics.call import attention_map
-from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.rows import all_rows
 
 ALLOWED = 0.002
@@ -90,18 +89,11 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
     blocks = rows.blocks(slice(0, 2))
     masses = sum(sums(block, block.attention) for block in blocks).flatten(0, 1)
-    masses = masses[:, planes.terms :]
-    on_sinks = (attention * (sinks > 0)[:, :, None])[:, :, 1:]
-    by_bin = torch.stack(
-        [on_sinks[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1
-    )
-    torch.testing.assert_close(masses[:, 33:63], by_bin, rtol=1e-5, atol=1e-5)
-    squares = masses[:, 33 + len(offset_edges(30)) - 1 :]
-    for part, mass in ((0, attention[:, :, 1:]), (30, on_sinks)):
-        square = torch.stack(
-            [mass[..., offset[1:] == d].square().sum((0, 2)) for d in range(30)]
-        )
-        torch.testing.assert_close(squares[:, part:][:, :30], square.T, rtol=1e-5, atol=1e-5)
+    parts = masses[:, planes.terms + 3 :].split((30, 64) * 2, dim=1)
+    of = attention[:, :, 1:], (attention * (sinks > 0)[:, :, None])[:, :, 1:]
+    for found, mass in zip(parts, (*of, *(x.square() for x in of)), strict=True):
+        true = torch.stack([mass[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1)
+        torch.testing.assert_close(found[:, :30], true, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "phi"])

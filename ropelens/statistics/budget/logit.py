@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from copy import copy
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -46,9 +47,10 @@ SCORES = ("weight", "information", "uniform", *MODELS)
 """Sums over rows: their number, and in nats sum_j A_ij log A_ij and sum_j A_ij log P_i(j)."""
 
 RIDGE = 0.03  # weight of half the squared weights beside a sum over rows: nats of one row
-TOLERANCE = 5e-4  # share of the information that sinks leave, which a fit may miss
+TOLERANCE = 1e-4  # share of the information that sinks leave, which a fit may miss
 CURVATURE_ROWS = 64  # rows whose scores by plane show how the likelihood curves in beta
 CURVATURE_KEYS = 64  # keys of such a row
+CURVATURE_AT = (0, 8, 24)  # evaluations of a fit at which that is computed
 
 
 def log_weights(
@@ -124,14 +126,14 @@ def fit(rows: CallRows, *, fold: int = 0) -> Float[Tensor, "model head variable"
     (kv_heads, group), context = rows.row_q.shape[1:3], rows.k.shape[2]
     terms, first = rows.planes.terms, rows.planes.terms + len(SINKS)
     size = first + context + len(offset_edges(context)) - 1
-    rows, count = averaged(rows)
+    rows, number = averaged(rows)
     observed = torch.zeros(kv_heads, group, size).double()
     information = torch.zeros(kv_heads, group).double()
     for block in rows.blocks():
         information[block.heads] += block.weigh(block.information)
         observed[block.heads] += sums(block, block.attention)[..., :size]
     observed, information = observed.flatten(0, 1), information.flatten()
-    table, ridge = OffsetRows.of(rows), RIDGE / count
+    table, ridge = OffsetRows.of(rows), RIDGE / number
     allowed = tolerance(information) / 10  # S and P cost little, and S may leave little
     fits = fit_offsets(observed[:, terms:], table, ridge=ridge, tolerance=allowed)
     allowed = tolerance(information + fits[0].value - table.count.log() @ table.weight)
@@ -167,13 +169,15 @@ def _fit_content(
     shape, has = blocks[0].q.shape[1:3], start.shape[1]
     first = blocks[0].planes.terms + len(SINKS)
     of_offsets = slice(first, first + blocks[0].call.key.shape[2])
-    total = covariance(some, start.view(*shape, has)).flatten(0, 1)
-    of_each = total.diagonal(dim1=-2, dim2=-1)
-    of_each += ridge + 1e-6 * of_each.amax(-1, keepdim=True)
-    factor = torch.linalg.cholesky(total)
-    squares = torch.zeros(*shape, has - first).double()
+    squares, evaluation, factor = torch.zeros(*shape, has - first).double(), count(), start
 
     def expect(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal factor
+        if next(evaluation) in CURVATURE_AT:
+            total = covariance(some, point.view(*shape, has)).flatten(0, 1)
+            of_each = total.diagonal(dim1=-2, dim2=-1)
+            of_each += ridge + 1e-6 * of_each.amax(-1, keepdim=True)
+            factor = torch.linalg.cholesky(total)
         norm, expected = torch.zeros(shape).double(), torch.zeros_like(point).view(*shape, -1)
         members = active.view(shape).any(0).nonzero()[:, 0]
         squares[:, members] = 0
