@@ -43,7 +43,7 @@ LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
 OBSERVED = 1.6  # time of a token with all statistics, beside one of the short passes before
 
-FIT_OPERATIONS = 700.0
+FIT_OPERATIONS = 130.0
 """Of a cell of attention and a weight of a plane, in fits and 40 surrogates of a layer."""
 
 Progress = Callable[[int], None]
@@ -149,8 +149,8 @@ def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
 
 def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: int) -> float:
     """`cost_of_fit`, of a model whose layers have so many heads and planes."""
-    # Of the rows of both folds half are seen; surrogates have fewer rows of longer sequences.
-    cells = heads * FOLD_ROWS * (context + 600)
+    # Of the rows of both folds half are seen; small operations take as long as 4,000 tokens.
+    cells = heads * FOLD_ROWS * (context + 4_000)
     share = (1 + surrogates / 40) / 2  # half of the time goes into 40 surrogates
     return FIT_OPERATIONS * share * cells * terms / parameters
 
