@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from ropelens.models.paths import short_name
 from ropelens.models.rotation import turned_otherwise
 from ropelens.models.subject import Model, Subject, as_subject
 from ropelens.models.texts import check_tokens, padding_ids
-from ropelens.statistics.budget.held_out import scored_rows
+from ropelens.statistics.budget.held_out import Sample, scored_rows
 from ropelens.statistics.call import AttentionCall, attention_map
 from ropelens.statistics.corpus import Corpus, Documents, count_documents
 from ropelens.statistics.rows import HowMany, Rows, all_rows, rows_for, sample_rows
@@ -166,6 +166,11 @@ class Measurement:
             rows = sample_rows(lengths, count=self.rows, **drawn)
         scored = sample_rows(lengths, count=scored_rows(self.text), **drawn)
         return Batch(part, rows.without(part.hidden), scored.without(part.hidden), fitted)
+
+    @cached_property
+    def sample(self) -> Sample:
+        """What the budget's models are fitted to."""
+        return Sample.draw(self.text, seed=self.seed)
 
     @property
     def first_token(self) -> int:

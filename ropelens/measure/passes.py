@@ -25,7 +25,7 @@ from ropelens.models.processes import gather, shard
 from ropelens.models.subject import Subject
 from ropelens.rope.planes import Planes
 from ropelens.statistics.block import CallRows
-from ropelens.statistics.budget.held_out import FOLD_ROWS, LayerFit, Sample, with_found
+from ropelens.statistics.budget.held_out import FOLD_ROWS, LayerFit, with_found
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.rows import Rows
 from ropelens.statistics.sums import (
@@ -170,8 +170,7 @@ def fit_layers(
     `progress` is called. Processes that share the measurement share the layers. With
     `statistics` the pass also gives the sums of its sequences, see `sum_batch`.
     """
-    subject, seed = measurement.subject, measurement.seed
-    sample = Sample.draw(measurement.text, seed=seed)
+    subject, seed, sample = measurement.subject, measurement.seed, measurement.sample
     mine = [subject.attending[n] for n in shard(len(subject.attending))]
     fits: dict[int, LayerFit] = {}
 
@@ -286,10 +285,9 @@ def sum_batch(
         progress(share * (call.at is None))  # else its chunks were counted
         also(call)
         if fits:
-            fit = fits[call.layer]
-            sinks = with_found(text.sinks, fit.found)
+            sinks = with_found(text.sinks, fits[call.layer].found)
             scored = CallRows(call, batch.scored, turning, sinks=sinks)
-            scores[call.layer] = fit.score(scored, text, sets)
+            scores[call.layer] = fits[call.layer].score(scored, text, sets)
         sums = in_chunks.pop(call.layer, {})
         rows = CallRows(call, batch.rows, turning, sinks=sinks, tokens=text.tokens)
         sums |= sum_attention(rows, [row for row in statistics if row.name not in sums])

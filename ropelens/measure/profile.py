@@ -23,7 +23,6 @@ from ropelens.measure.summary import summarize
 from ropelens.measure.tasks import repeats
 from ropelens.models.processes import gather, place, shard
 from ropelens.models.subject import Model, as_subject
-from ropelens.statistics.budget.held_out import Sample
 from ropelens.statistics.budget.surrogates import DRAWS
 from ropelens.statistics.corpus import Documents
 from ropelens.statistics.rows import HowMany
@@ -106,7 +105,7 @@ def profile(
     fits, sums = stage.state or (None if budget else {}, None)
     # One process fits and sums in the same pass, so the sequences of the sample come first.
     together = budget and place()[1] == 1
-    first = Sample.draw(measurement.text, seed=measurement.seed).chosen if together else []
+    first = measurement.sample.chosen if together else []
     chosen = [*first, *(n for n in shard(len(measurement.text)) if n not in first)]
     left = chosen[0 if sums is None else sums.sequences :]
     count = int(measurement.text.real[left].sum())
