@@ -60,7 +60,7 @@ def test_bins_are_exact_then_eight_an_octave(context: int):
 def test_what_offsets_and_sinks_say_of_rows_by_brute_force(
     seed: int, context: int, window: int, by_head: bool
 ):
-    """log Z of every row and the masses by kind of sink, offset, and bin to sinks."""
+    """log Z of every row, the masses by kind of sink, offset, and bin to sinks, and squares."""
     generator = torch.Generator().manual_seed(seed)
     sinks = torch.randint(0, 12, (2, 2 if by_head else 1, context), generator=generator)
     sinks = sinks * (sinks <= 3)
@@ -70,8 +70,8 @@ def test_what_offsets_and_sinks_say_of_rows_by_brute_force(
     call = call_of(*torch.zeros(2, 2, 2, context, 2), window=window)
     rows_of_call = CallRows(call, rows, Planes(torch.zeros(1), 2, "half"), sinks=sinks)
     table = OffsetRows.of(rows_of_call).of_heads(torch.arange(2))
-    total, masses = table.expect(weights)
-    expected, norm = torch.zeros_like(weights), torch.zeros(2).double()
+    total, masses, curvature = table.expect(weights)
+    expected, squares, norm = weights * 0, weights * 0, torch.zeros(2).double()
     for head in range(2):
         for row, (b, i) in enumerate(
             (b, int(i)) for b, own in enumerate(rows.position) for i in own
@@ -87,7 +87,9 @@ def test_what_offsets_and_sinks_say_of_rows_by_brute_force(
             norm[head] += table.weight[row] * score.logsumexp(0)
             for at, share in zip(parts, score.softmax(0), strict=True):
                 expected[head, at] += share * table.weight[row]
+                squares[head, at] += share**2 * table.weight[row]
     torch.testing.assert_close(masses, expected)
+    torch.testing.assert_close(curvature, expected - squares)
     torch.testing.assert_close(total, norm)
 
 

@@ -34,7 +34,7 @@ from torch.nn.functional import one_hot, pad
 
 from ropelens.statistics.block import Block, CallRows
 from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets, split
-from ropelens.statistics.budget.solver import SMOOTH, Divide, Minimum, fit_log_linear
+from ropelens.statistics.budget.solver import Minimum, fit_log_linear
 from ropelens.statistics.corpus import SINKS
 from ropelens.statistics.kernel import offset_edges
 from ropelens.statistics.labels import GAINS
@@ -171,7 +171,7 @@ def _fit_content(
     of_offsets = slice(first, first + blocks[0].call.key.shape[2])
     squares, evaluation, factor = torch.zeros(*shape, has - first).double(), count(), start
 
-    def expect(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    def expect(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         nonlocal factor
         if next(evaluation) in CURVATURE_AT:
             total = covariance(some, point.view(*shape, has)).flatten(0, 1)
@@ -189,21 +189,17 @@ def _fit_content(
             both = sums(part, modelled, offsets=has > first)
             expected[:, members] += both[..., :has]
             squares[:, members] += both[..., has:]
-        return norm.flatten(), expected.flatten(0, 1)
-
-    def curvature(expected: Tensor) -> Divide:
-        diagonal = expected + ridge
+        expected = expected.flatten(0, 1)
+        diagonal = expected.clone()
         diagonal[:, first:] -= squares.flatten(0, 1).minimum(expected[:, first:])
-        diagonal[:, of_offsets] += 2 * SMOOTH * ridge
+        return norm.flatten(), expected, diagonal
 
-        def divide(values: Tensor) -> Tensor:
-            of_planes = torch.cholesky_solve(values[:, :first, None], factor)[..., 0]
-            return torch.cat([of_planes, values[:, first:] / diagonal[:, first:]], dim=-1)
-
-        return divide
+    def divide(values: Tensor, diagonal: Tensor) -> Tensor:
+        of_planes = torch.cholesky_solve(values[:, :first, None], factor)[..., 0]
+        return torch.cat([of_planes, values[:, first:] / diagonal[:, first:]], dim=-1)
 
     given: dict[str, Any] = {"ridge": ridge, "start": start, "tolerance": tolerance}
-    return fit_log_linear(expect, curvature, observed[:, :has], smooth=of_offsets, **given)
+    return fit_log_linear(expect, observed[:, :has], smooth=of_offsets, divide=divide, **given)
 
 
 def _members(block: Block, members: Int[Tensor, " member"]) -> Block:

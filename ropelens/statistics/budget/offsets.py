@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.statistics.block import CallRows
-from ropelens.statistics.budget.solver import SMOOTH, Divide, Expect, Minimum, fit_log_linear
+from ropelens.statistics.budget.solver import Expect, Minimum, fit_log_linear
 from ropelens.statistics.call import sees
 from ropelens.statistics.corpus import SINKS
 from ropelens.statistics.kernel import bin_of, offset_edges
@@ -113,11 +112,6 @@ class OffsetRows:
         """How many keys each row sees, 1 at least."""
         return (self.others + (self.kind > 0).sum(-1)).clamp(min=1)
 
-    @cached_property
-    def reach(self) -> Float[Tensor, " offset"]:
-        """Weight of the rows that see each offset."""
-        return self._at_offsets(self.weight[None])[0]
-
     def _of_rows(self, kernel: Float[Tensor, "head offset"]) -> Float[Tensor, "head row"]:
         """The sum of a kernel over the offsets that each row sees."""
         if self.keys is not None:
@@ -133,11 +127,12 @@ class OffsetRows:
 
     def expect(
         self, weights: Float[Tensor, "head variable"]
-    ) -> tuple[Float[Tensor, " head"], Float[Tensor, "head variable"]]:
-        """Mean log Z, and the masses that P expects: on sinks, by offset, on sinks by bin.
+    ) -> tuple[Tensor, Float[Tensor, "head variable"], Float[Tensor, "head variable"]]:
+        """Mean log Z [head], the masses that P expects, and these less the squared masses.
 
-        `weights` are sigma, kappa and tau side by side. log Z is infinite where no key of a
-        row has weight beside the largest.
+        Masses are on sinks, by offset, and on sinks by bin; the last says how log Z curves in
+        each of `weights`: sigma, kappa and tau side by side. log Z is infinite where no key of
+        a row has weight beside the largest.
         """
         _, sigma, kappa, tau = split(weights, 0, self.context)
         # Weights of keys are relative to the largest that a key could have.
@@ -149,12 +144,16 @@ class OffsetRows:
         norms = (self._of_rows(kernel) - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
         log_norms = torch.where(norms > 0, norms.log(), torch.inf) + level
 
+        def masses(kernel: Tensor, sinks: Tensor, rate: Tensor) -> Tensor:
+            as_keys = (rate[..., None] * self.within).flatten(1)
+            taken = _add_at(torch.zeros_like(kernel), self.offset, as_keys)
+            by_offset = kernel * (self._at_offsets(rate) - taken)
+            return self.with_sinks(by_offset, rate[..., None] * sinks, bins=tau.shape[-1])
+
         rate = self.weight / norms
-        as_keys = (rate[..., None] * self.within).flatten(1)
-        taken = _add_at(torch.zeros_like(kernel), self.offset, as_keys)
-        by_offset = kernel * (self._at_offsets(rate) - taken)
-        masses = self.with_sinks(by_offset, rate[..., None] * sinks, bins=tau.shape[-1])
-        return log_norms @ self.weight, masses
+        expected = masses(kernel, sinks, rate)
+        squares = masses(kernel.square(), sinks.square(), rate / norms)
+        return log_norms @ self.weight, expected, (expected - squares).clamp(min=0)
 
     def with_sinks(
         self,
@@ -172,14 +171,15 @@ class OffsetRows:
 
     def expect_sinks(
         self, sigma: Float[Tensor, "head kind"]
-    ) -> tuple[Float[Tensor, " head"], Float[Tensor, "head kind"]]:
-        """Mean log Z, and the masses on sinks that S expects: kappa and tau are 0."""
+    ) -> tuple[Tensor, Float[Tensor, "head kind"], Float[Tensor, "head kind"]]:
+        """`expect` of S, whose kappa and tau are 0."""
         kinds = range(1, 1 + len(SINKS))
         count = torch.stack([(self.kind == kind).sum(-1) for kind in kinds], dim=-1)
-        count, factor = count.to(self.weight.dtype), sigma.exp()[..., None]
-        norm = self.others + (count @ factor)[..., 0]
-        rate = self.weight / norm
-        return norm.log() @ self.weight, factor[..., 0] * (rate[:, None] @ count)[:, 0]
+        taken = count.to(sigma) * sigma.exp()[:, None]
+        norm = self.others + taken.sum(-1)
+        taken /= norm[..., None]
+        expected, squares = (self.weight @ x for x in (taken, taken.square()))
+        return norm.log() @ self.weight, expected, (expected - squares).clamp(min=0)
 
 
 def fit_offsets(
@@ -195,31 +195,21 @@ def fit_offsets(
     means over the rows, whose weights sum to one. S has sigma alone. P starts from S. Most
     heads take few evaluations, so those that take more go on without the others.
     """
-    (heads, size), kinds, reach = observed.shape, len(SINKS), table.reach
-
-    def curvature(expected: Tensor) -> Divide:
-        share = expected[:, :kinds].clamp(0, 1)
-        of_sinks = share * (1 - share) + ridge
-        of_offsets = offset_curvature(expected[:, kinds:], reach=reach, ridge=ridge)
-        return lambda values: torch.cat(
-            [values[:, :kinds] / of_sinks, of_offsets(values[:, kinds:])], dim=-1
-        )
-
-    given: dict[str, Any] = {"ridge": ridge, "smooth": slice(kinds, kinds + len(reach))}
+    (heads, size), kinds = observed.shape, len(SINKS)
+    given: dict[str, Any] = {"ridge": ridge, "smooth": slice(kinds, kinds + table.context)}
     first = observed[:, :kinds]
-    of_sinks = {"start": torch.zeros_like(first), "tolerance": tolerance, **given}
-    sink = fit_log_linear(_of_all(table.expect_sinks), curvature, first, **of_sinks)
+    of_sinks = {"start": torch.zeros_like(first), "tolerance": tolerance / 10, **given}
+    sink = fit_log_linear(_of_all(table.expect_sinks), first, **of_sinks)
     point = pad(sink.point, (0, size - kinds))
     sink = replace(sink, point=point.clone())
     value, done = torch.zeros_like(tolerance), torch.zeros_like(tolerance, dtype=torch.bool)
     for together in torch.arange(heads).split(max(1, TOGETHER // size)):
-        for more in (6, 12, 80):
+        for more in (10, 20, 80):
             some = together[~done[together]]
             if not len(some):
                 break
             position = fit_log_linear(
                 _of_all(table.of_heads(some).expect),
-                curvature,
                 observed[some],
                 start=point[some],
                 tolerance=tolerance[some],
@@ -231,40 +221,9 @@ def fit_offsets(
     return sink, Minimum(point, value, done)
 
 
-def _of_all(expect: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Expect:
+def _of_all(expect: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> Expect:
     """`expect` of all problems: those that are done cost little."""
     return lambda point, _: expect(point)
-
-
-def offset_curvature(
-    masses: Float[Tensor, "problem variable"], *, reach: Float[Tensor, " offset"], ridge: float
-) -> Divide:
-    """Division by about the curvature of log Z in kappa and tau, for expected `masses`.
-
-    Rows see nested stretches of offsets, so the curvature in kappa is diagonal in the logits
-    of the hazards: the share of an offset in what stands there or nearer (the product-limit
-    estimate; Lynden-Bell 1971, MNRAS 155:95). Both changes of variables are running sums.
-    Exact where no key is a sink and all rows of a length are alike. Without masses, as for a
-    model without kappa and tau, there is nothing to divide.
-    """
-    if not masses.shape[1]:
-        return lambda values: values
-    context = len(reach)
-    mass, of_bins = masses[:, :context], masses[:, context:] + ridge
-    farther = mass.sum(-1, keepdim=True) - mass.cumsum(-1)
-    hazard = (mass / (reach - farther).clamp(min=1e-30)).clamp(0, 1)
-    others = torch.arange(context - 1, -1, -1)
-    diagonal = mass * (1 - hazard) + ridge * (1 + 2 * SMOOTH) + ridge * hazard**2 * others
-
-    def divide(values: Tensor) -> Tensor:
-        of_offsets = values[:, :context]
-        beyond = of_offsets.sum(-1, keepdim=True) - of_offsets.cumsum(-1)
-        by_hazard = (of_offsets + hazard * beyond) / diagonal
-        passed_on = hazard * by_hazard
-        kappa = by_hazard + passed_on.cumsum(-1) - passed_on
-        return torch.cat([kappa, values[:, context:] / of_bins], dim=-1)
-
-    return divide
 
 
 def split(

@@ -20,12 +20,12 @@ SHORTEST = 1e-6  # share of a step below which none is tried: rounding hides wha
 SMOOTH = 3.0  # weight of squared steps between neighbours beside the squared weights
 ROUNDING = 4 * torch.finfo(torch.float32).eps  # relative increase that may be rounding
 
-Divide = Callable[[Tensor], Tensor]
-"""Divides gradients [problem, variable] by about the curvature at the current points."""
+Divide = Callable[[Tensor, Tensor], Tensor]
+"""Divides gradients [problem, variable] by a curvature, of which it gets the diagonal."""
 
-
-Expect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""log Z and the sums that the model expects at points, of the problems that are active."""
+Expect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""At points, of the problems that are active: log Z, the sums that the model expects, and about
+how log Z curves in each weight."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class Minimum:
 
 def fit_log_linear(
     expect: Expect,
-    curvature: Callable[[Tensor], Divide],
     observed: Float[Tensor, "problem variable"],
     *,
     ridge: float,
@@ -48,26 +47,29 @@ def fit_log_linear(
     tolerance: Float[Tensor, " problem"],
     max_evaluations: int = 100,
     memory: int = 24,
+    divide: Divide = torch.divide,
 ) -> Minimum:
     """Minimize log Z - `observed` . weights + penalty, in each problem within `tolerance`.
 
     The penalty is `ridge` / 2 times the squared weights, and `SMOOTH` times the squared steps
-    between neighbours of those in `smooth`. `curvature(expected)` gives the division
-    by the curvature, which the last `memory` steps correct. A problem ends when no
+    between neighbours of those in `smooth`. `divide` knows about the curvature, by default its
+    diagonal alone; the last `memory` steps correct it. A problem ends when no
     step promises more than its tolerance; then it is no longer active.
     """
 
     def evaluate(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        log_norm, expected = expect(point, active)
+        log_norm, expected, diagonal = expect(point, active)
+        diagonal += ridge
+        diagonal[:, smooth] += 2 * SMOOTH * ridge
         pull = point.clone()
         pull[:, smooth] -= SMOOTH * pad(point[:, smooth].diff(dim=-1), (1, 1)).diff(dim=-1)
         penalty = ridge * (pull * point).sum(-1) / 2
         value = log_norm - (observed * point).sum(-1) + penalty
-        return value, expected - observed + ridge * pull, expected
+        return value, expected - observed + ridge * pull, diagonal
 
     point, active = start, torch.ones(len(start), dtype=torch.bool)
-    value, gradient, expected = evaluate(point, active)
-    direction, length = -curvature(expected)(gradient), torch.ones_like(value)
+    value, gradient, diagonal = evaluate(point, active)
+    direction, length = -divide(gradient, diagonal), torch.ones_like(value)
     slope = (gradient * direction).sum(-1)
     active = -slope / 2 > tolerance
     steps: list[tuple[Tensor, Tensor]] = []
@@ -75,7 +77,7 @@ def fit_log_linear(
         if not active.any():
             break
         trial = point + (active * length)[:, None] * direction
-        new_value, new_gradient, expected = evaluate(trial, active)
+        new_value, new_gradient, diagonal = evaluate(trial, active)
         rounding = ROUNDING * (1 + value.abs())
         better = active & (new_value <= value + DECREASE * length * slope + rounding)
         moved = better[:, None]
@@ -89,7 +91,7 @@ def fit_log_linear(
         point = torch.where(moved, trial, point)
         value = torch.where(better, new_value, value)
         gradient = torch.where(moved, new_gradient, gradient)
-        newton = _two_loops(gradient, steps, curvature(expected))
+        newton = _two_loops(gradient, steps, divide, diagonal)
         direction = torch.where(moved, -newton, direction)
         slope = (gradient * direction).sum(-1)
         active = (-slope / 2 > tolerance) & (length > SHORTEST)
@@ -100,6 +102,7 @@ def _two_loops(
     gradient: Float[Tensor, "problem variable"],
     steps: list[tuple[Tensor, Tensor]],
     divide: Divide,
+    diagonal: Float[Tensor, "problem variable"],
 ) -> Float[Tensor, "problem variable"]:
     """The gradient divided by the curvature, corrected by the last steps and their changes."""
     result, shares = gradient, []
@@ -110,7 +113,7 @@ def _two_loops(
         share = weight * (step * result).sum(-1, keepdim=True)
         result = result - share * change
         shares.append((step, change, weight, share))
-    result = divide(result)
+    result = divide(result, diagonal)
     for step, change, weight, share in reversed(shares):
         back = weight * (change * result).sum(-1, keepdim=True)
         result = result + step * (share - back)
