@@ -47,6 +47,8 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
 
+LOOKED_AT = 1024  # tokens on which it is tried that a look changes nothing, at most
+
 LARGEST_RESIDUAL = 1e-3
 """In float32: of plane lengths that a rotation keeps, and of outputs that attention gives."""
 
@@ -297,6 +299,7 @@ class Subject:
         Tried once for each length, with feed-forward layers cut short. A model that does not
         repeat its own logits, as some kernels do, is not refused.
         """
+        tokens, hidden = tokens[:, :LOOKED_AT], None if hidden is None else hidden[:, :LOOKED_AT]
         kind = (tokens.shape[1], hidden is None)
         if kind in self._looked:
             return
