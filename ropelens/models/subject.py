@@ -299,7 +299,10 @@ class Subject:
         Tried once for each length, with feed-forward layers cut short. A model that does not
         repeat its own logits, as some kernels do, is not refused.
         """
-        tokens, hidden = tokens[:, :LOOKED_AT], None if hidden is None else hidden[:, :LOOKED_AT]
+        tokens, hidden = (
+            tokens[:, :LOOKED_AT],
+            None if hidden is None else hidden[:, :LOOKED_AT],
+        )
         kind = (tokens.shape[1], hidden is None)
         if kind in self._looked:
             return

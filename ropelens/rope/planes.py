@@ -118,10 +118,11 @@ class Planes:
         key: Float[Tensor, "*#batch coordinate"],
     ) -> Complex[Tensor, "*#batch term"]:
         """q conj(k) of every term: real parts are its shares of q . k."""
-        real = self.sum_coordinates(query * key)
-        turned = query[..., self.second] * key[..., self.first]
-        turned.addcmul_(query[..., self.first], key[..., self.second], value=-1)
-        return torch.complex(real, pad(turned, (0, real.shape[-1] - turned.shape[-1])))
+        q, k = (torch.complex(x[..., self.first], x[..., self.second]) for x in (query, key))
+        of_planes = q * k.conj_physical_()
+        if self.rotary_dim == self.head_dim:
+            return of_planes
+        return torch.cat([of_planes, self.sum_coordinates(query * key)[..., -1:]], dim=-1)
 
     def moved_scores(
         self, products: Complex[Tensor, "*batch term"], distance: Real[Tensor, " distance"]
@@ -139,7 +140,7 @@ class Planes:
 
 def unrotate(
     x: Float[Tensor, "*batch position coordinate"],
-    positions: Int[Tensor, " position"],
+    positions: Int[Tensor, "*#batch position"],
     planes: Planes,
 ) -> Float[Tensor, "*batch position coordinate"]:
     """`x` with its rotation taken off: each plane times exp(-i w p).
@@ -148,7 +149,7 @@ def unrotate(
     model's rounding cancels at far positions.
     """
     inv_freq = planes.inv_freq.to(x.device, torch.float32)
-    angle = positions.to(x.device, torch.float32)[:, None] * inv_freq[..., None, :]
+    angle = positions.to(x.device, torch.float32)[..., None] * inv_freq[..., None, :]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     real, imaginary = x[..., planes.first], x[..., planes.second]
     unrotated = torch.empty_like(x)

@@ -64,8 +64,7 @@ class CallRows:
     def with_rows(self, rows: Rows) -> CallRows:
         """Other rows of the same call."""
         other = CallRows(self.call, rows, self.planes, sinks=self.sinks, tokens=self.tokens)
-        same = ("q_still", "k_still")
-        vars(other).update({n: x for n, x in vars(self).items() if n in same})
+        vars(other).update({n: x for n, x in vars(self).items() if n == "k_still"})
         return other
 
     def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> CallRows:
@@ -99,7 +98,9 @@ class CallRows:
     @cached_property
     def row_q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """q~ of the rows."""
-        return self._of_rows(self.q_still).unflatten(1, (self.k.shape[1], -1))
+        at = self.places[self.position.to(self.places.device)]
+        still = unrotate(self._of_rows(self.q), at[:, None], self.planes)
+        return still.unflatten(1, (self.k.shape[1], -1))
 
     def _of_rows(self, x: Shaped[Tensor, "batch head _ value"]) -> Tensor:
         at = self.position

@@ -116,7 +116,7 @@ def _attend(
     position, first = (x.expand(batch, -1).flatten() for x in (rows.position, rows.first))
     sequence, weight = torch.arange(batch).repeat_interleave(count), rows.weight.flatten()
     q = rows.row_q_still.flatten(1, 2)[:, head].flatten(0, 1) * rows.call.scale
-    k = rows.k_still[:, head * rows.k.shape[1] // rows.q.shape[1]]
+    k = rows.k_still[:, head * rows.k.shape[1] // rows.q.shape[1]].flatten(0, 1)
     is_sink = rows.sinks[:, head % rows.sinks.shape[1]] > 0
     kind, key, others = table.kind[0].to(device), table.key[0], table.others[0].to(q)
     log_keys, log_size = table.count[0].log().to(q), size[:, None].log().to(q)
@@ -130,15 +130,18 @@ def _attend(
             seen &= rows.visible.flatten(0, 1)[some, at].cpu()
         last = 1 + int(seen.any(1).nonzero().max())
         read = seen[:last].to(device) & ~is_sink[of, at[:last]]
-        features = _sides(rows.planes.products(q[some], k[of, at[:last]]))
-        scores = rows.call.squash(wave[:last] @ features.mT)
-        scores += torch.where(read, log_size[:last], HIDDEN)[:, None]
+        keys = k.index_select(0, (of * context + at[:last]).flatten().to(device))
+        features = _sides(rows.planes.products(q[some], keys.view(last, len(some), -1)))
         behind = (position[some, None] - key[some]).to(q)[..., None]
         turned = _waves(behind * frequency[:, None, None])
-        of_sinks = rows.planes.products(q[some, None], k[of[:, None], key[some]])
-        of_sinks = rows.call.squash((_sides(of_sinks) * turned).sum(-1))
-        of_sinks += torch.where(kind[some] > 0, 0.0, HIDDEN)
-        scores = torch.cat([scores, of_sinks.movedim(-1, 0)])
+        of_sinks = k[(of[:, None] * context + key[some]).to(device)]
+        of_sinks = _sides(rows.planes.products(q[some, None], of_sinks))
+        scores = q.new_empty(last + key.shape[1], len(wave[0]), len(some))
+        torch.bmm(wave[:last], features.mT, out=scores[:last])
+        scores[last:] = (of_sinks * turned).sum(-1).movedim(-1, 0)
+        scores = rows.call.squash(scores)
+        scores[:last] += torch.where(read, log_size[:last], HIDDEN)[:, None]
+        scores[last:] += torch.where(kind[some] > 0, 0.0, HIDDEN).mT[:, None]
         attention = scores.softmax(0)
         entropy = scores.amax(0) - attention.amax(0).log()
         entropy -= torch.linalg.vecdot(attention, scores, dim=0)
