@@ -47,7 +47,7 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
 
-LOOKED_AT = 1024  # tokens on which it is tried that a look changes nothing, at most
+LOOKED_AT = 256  # tokens on which it is tried that a look changes nothing, at most
 
 LARGEST_RESIDUAL = 1e-3
 """In float32: of plane lengths that a rotation keeps, and of outputs that attention gives."""

@@ -366,8 +366,11 @@ class Block:
         """How many tokens each key is behind the row."""
         # Keys ahead have 0 if some row sees them, else the offsets at which the row has no key:
         # then the key at an offset is in the column that has the key's offset.
-        offset = self.own[..., None] - torch.arange(len(self.keys), device=self.k.device)
-        return offset % len(self.keys) if self.of_call.visible is None else offset.clamp(min=0)
+        count = len(self.keys)
+        offset = torch.arange(count - 1, -count, -1, device=self.k.device)
+        offset = offset % count if self.of_call.visible is None else offset.clamp(min=0)
+        own = count - 1 - self.own
+        return offset.unfold(0, count, 1).index_select(0, own.flatten()).view(*own.shape, -1)
 
     @cached_property
     def sink_bins(self) -> Int[Tensor, "shared row sink"]:
