@@ -129,8 +129,9 @@ class Measurement:
 
     def check_looking(self) -> None:
         """Try on the longest sequence that a look changes nothing: `Subject.check_looking`."""
-        longest = self.text.part([int(self.text.lengths.argmax())])
-        self.subject.check_looking(longest.tokens, longest.hidden)
+        if chunk_of(self.subject, self.text.context) is None:
+            longest = self.text.part([int(self.text.lengths.argmax())])
+            self.subject.check_looking(longest.tokens, longest.hidden)
 
     def batches(self, chosen: Sequence[int] | None = None) -> Iterator[Batch]:
         """The `chosen` sequences, by default all, batch by batch."""

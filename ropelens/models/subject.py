@@ -48,7 +48,6 @@ from ropelens.rope.select import heads_by_layer
 from ropelens.statistics.call import AttentionCall
 
 LOOKED_AT = 256  # tokens on which it is tried that a look changes nothing, at most
-
 LARGEST_RESIDUAL = 1e-3
 """In float32: of plane lengths that a rotation keeps, and of outputs that attention gives."""
 
@@ -114,9 +113,8 @@ class Subject:
 
         `alike` raises `BadArgument` where they do.
         """
-        length = context or self.context
         planes = [
-            edited_planes(self.open_edit, at, layer.planes, length=length)
+            edited_planes(self.open_edit, at, layer.planes, length=context or self.context)
             for at, layer in enumerate(self.rotations(context))
         ]
         if alike and any(layer.inv_freq.ndim == 2 for layer in planes):
@@ -148,8 +146,7 @@ class Subject:
         inputs = self._inputs(hidden, positions)
         if last and self._head_by_itself:
             # As a list: of a number, Gemma 4 runs its last layers on these rows alone.
-            length = tokens.shape[1]
-            inputs["logits_to_keep"] = torch.arange(length - last, length, device=self.device)
+            inputs["logits_to_keep"] = torch.arange(tokens.shape[1], device=self.device)[-last:]
         with without_dropout(self.model):
             return self.model(tokens.to(self.device), **inputs, use_cache=False).logits
 
