@@ -116,6 +116,11 @@ def _number(text: str, *, low: float, high: float) -> float:
     return number
 
 
+def _no_value(text: str) -> None:
+    if text:
+        raise ValueError("it takes no value")
+
+
 _share = partial(_number, low=0.0, high=1.0)
 _stretch = partial(_number, low=1.0, high=1e15)  # float32 does not hold powers of larger ones
 
@@ -146,7 +151,7 @@ VARIANTS: Mapping[str, Variant] = {
     "partial": Variant("partial:p", _partial, _share, OWN + "partial",
         lambda p, shape: {"p": p}),  # GPT-NeoX, arXiv 2204.06745
     "nope": Variant("nope", lambda value, shape: _stopped(EVERY, shape),
-        {"": None}.__getitem__, "proportional",  # arXiv 2305.19466
+        _no_value, "proportional",  # arXiv 2305.19466
         lambda value, shape: {"partial_rotary_factor": 0.0}, stops=lambda value: EVERY),
     "linear": Variant("linear:s", None, _stretch, "linear", _factor),  # arXiv 2306.15595
     "ntk": Variant("ntk:s",  # arXiv 2309.00071, as the next two
