@@ -128,7 +128,7 @@ class Measurement:
         return cls(subject, text, rows, int(seed), batch_size, count, across)
 
     def check_looking(self) -> None:
-        """Try on the longest sequence that a look changes nothing: `Subject.check_looking`."""
+        """Try on the longest sequence that looking changes nothing; see `Subject`."""
         if chunk_of(self.subject, self.text.context) is None:
             longest = self.text.part([int(self.text.lengths.argmax())])
             self.subject.check_looking(longest.tokens, longest.hidden)

@@ -43,7 +43,7 @@ LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 
 OBSERVED = 1.6  # time of a token with all statistics, beside one of the short passes before
 
-FIT_OPERATIONS = 130.0
+FIT_OPERATIONS = 116.0
 """Of a cell of attention and a weight of a plane, in fits and 40 surrogates of a layer."""
 
 Progress = Callable[[int], None]

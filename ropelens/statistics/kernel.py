@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -15,7 +14,6 @@ EVERY_OFFSET = 512  # longest context, in tokens, in which surrogates read every
 READ_OFFSETS = 128  # of longer ones they read those below it, then as many in two octaves
 
 
-@cache
 def offset_edges(context: int) -> Int[Tensor, " edge"]:
     """Edges of the offset bins, in tokens: bin b holds offsets edges[b] to edges[b + 1] - 1.
 

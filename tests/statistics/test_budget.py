@@ -73,9 +73,8 @@ def test_what_offsets_and_sinks_say_of_rows_by_brute_force(
     total, masses, curvature = table.expect(weights)
     expected, squares, norm = weights * 0, weights * 0, torch.zeros(2).double()
     for head in range(2):
-        for row, (b, i) in enumerate(
-            (b, int(i)) for b, own in enumerate(rows.position) for i in own
-        ):
+        each = [(b, int(i)) for b, own in enumerate(rows.position) for i in own]
+        for row, (b, i) in enumerate(each):
             score, parts = [], []
             for j in range(max(0, i - window + 1), i + 1):
                 kind = int(sinks[b, head if by_head else 0, j])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from oracles.handmade import call_of
 from oracles.tiny import random_tokens, tiny
 from scipy import stats
 from torch.nn.functional import pad
+from torch.testing import assert_close
 
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.rope.turn import Side, turn
@@ -20,12 +22,12 @@ from ropelens.statistics import kernel
 from ropelens.statistics.block import CallRows
 from ropelens.statistics.budget.claim import _bounds, correlations, judge, rank_correlation
 from ropelens.statistics.budget.logit import SCORES, averaged, fit, score
-from ropelens.statistics.budget.offsets import OffsetRows
+from ropelens.statistics.budget.offsets import OffsetRows, fit_offsets
 from ropelens.statistics.budget.surrogates import _attend, _orders, draw_surrogates
 from ropelens.statistics.call import AttentionCall
 from ropelens.statistics.corpus import known_sinks
-from ropelens.statistics.kernel import sampled_offsets
-from ropelens.statistics.rows import sample_rows
+from ropelens.statistics.kernel import offset_edges, sampled_offsets
+from ropelens.statistics.rows import all_rows, sample_rows
 from ropelens.statistics.sums import sum_attention
 from ropelens.statistics.variables import STATISTICS
 
@@ -40,10 +42,8 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str, changes
     """Each draw, built as an edit would build it and measured as a profile would measure it."""
     tokens = random_tokens(sequences=4, length=40)
     sinks = known_sinks(tokens, bos=1)
-    rows, of_keys = (
-        sample_rows(torch.full((4,), 40), count=12, seed=0),
-        [row for row in STATISTICS if row.name == "selectivity_keys"],
-    )
+    rows = sample_rows(torch.full((4,), 40), count=12, seed=0)
+    of_keys = [row for row in STATISTICS if row.name == "selectivity_keys"]
     for call, planes in observed_calls(tiny(name, **changes), tokens):
         as_is = CallRows(call, rows, planes, sinks=sinks)
         ours = draw_surrogates(as_is, draws=2, seed=3)
@@ -61,20 +61,15 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str, changes
             of_turned = CallRows(turned, rows, planes, sinks=sinks)
             scores = score(of_turned, fit(of_turned)).sum((0, 1))
             nats = dict(zip(SCORES, scores.unbind(-1), strict=True))
-            rest = nats["information"] - nats["sink"]
-            fraction = (nats["position"] - nats["sink"]) / rest
+            fraction = (nats["position"] - nats["sink"]) / (nats["information"] - nats["sink"])
             own = {name: numbers[draw] for name, numbers in ours.items()}
-            torch.testing.assert_close(
-                own["surrogate_offset_fraction"], fraction, rtol=0, atol=0.01
-            )
+            assert_close(own["surrogate_offset_fraction"], fraction, rtol=0, atol=0.01)
             sums = sum_attention(of_turned, of_keys)
             push = planes.sum_coordinates(sums["selectivity_keys"].sum(0))
             wavelength = (2 * np.pi / frequency.abs()).log().repeat_interleave(group, 0)
             weight = push[:, : frequency.shape[1]].clamp(min=0)
             mean = (weight * wavelength).sum(-1) / weight.sum(-1)
-            torch.testing.assert_close(
-                own["surrogate_log_wavelength"], mean, rtol=1e-3, atol=1e-3
-            )
+            assert_close(own["surrogate_log_wavelength"], mean, rtol=1e-3, atol=1e-3)
 
 
 def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
@@ -85,8 +80,7 @@ def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
     k[:, 1], k[:, 1, 0, 7] = 0, 1
     call = AttentionCall(0, q, k, k, q.transpose(1, 2), 1.0, None, None, torch.zeros(50).long())
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 0.001]), 8, "half")
-    tokens = torch.ones(1, 50, dtype=torch.long)
-    sinks = known_sinks(tokens, bos=None)
+    sinks = known_sinks(torch.ones(1, 50, dtype=torch.long), bos=None)
     rows = sample_rows(torch.tensor([50]), count=40, seed=0)
     drawn = draw_surrogates(CallRows(call, rows, planes, sinks=sinks), draws=3)
     for numbers in drawn.values():
@@ -123,19 +117,31 @@ def test_where_keys_are_alike_attention_is_that_of_the_model_of_sinks():
     q, k = torch.zeros(2, 2, 1, context, 4)
     q[..., 0], k[..., 0] = 1, pad(sigma, (1, 0))[sinks]
     rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
-    rows, _ = averaged(
-        CallRows(call_of(q, k), rows, Planes(torch.zeros(2), 4, "half"), sinks=sinks)
-    )
+    rows = CallRows(call_of(q, k), rows, Planes(torch.zeros(2), 4, "half"), sinks=sinks)
+    rows, _ = averaged(rows)
     offset, size = sampled_offsets(context, generator=torch.Generator().manual_seed(0))
     table = OffsetRows.of(rows, (offset, size))
     wave = torch.tensor([1.0, 0.0]).repeat(len(offset), 1, 2)
     masses, information, push = _attend(rows, table, 0, offset, size, torch.zeros(1, 2), wave)
     weights = pad(sigma.double(), (0, masses.shape[1] - 3))[None]
     log_norm, expected, _ = table.expect(weights)
-    torch.testing.assert_close(masses.double(), expected, rtol=1e-4, atol=1e-6)
+    assert_close(masses.double(), expected, rtol=1e-4, atol=1e-6)
     nats = (expected * weights).sum(-1) - log_norm + table.count.double().log() @ table.weight
-    torch.testing.assert_close(information.double(), nats, rtol=1e-4, atol=1e-5)
+    assert_close(information.double(), nats, rtol=1e-4, atol=1e-5)
     assert push.abs().max() < 1e-6
+
+
+def test_a_sharp_head_is_fitted_in_single_precision():
+    """The first step is so long that the curvature overflows: then a shorter one is tried."""
+    rows, planes = all_rows(torch.tensor([300])), Planes(torch.zeros(1), 2, "half")
+    rows, _ = averaged(CallRows(call_of(*torch.zeros(2, 1, 1, 300, 2)), rows, planes))
+    table = OffsetRows.of(rows)
+    weights = torch.zeros(1, 3 + 300 + len(offset_edges(300)) - 1).double()
+    weights[0, 3 + 5] = 12
+    masses = table.expect(weights)[1].float()
+    table = replace(table, weight=table.weight.float(), within=table.within.float())
+    _, found = fit_offsets(masses, table, ridge=1e-4, tolerance=torch.full((1,), 1e-3))
+    assert found.value < 0.06, "0.056 in double precision; 4.7 where all keys are alike"
 
 
 @pytest.mark.parametrize("context", [1, 511, 512, 513, 4096])

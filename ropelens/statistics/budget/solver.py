@@ -24,8 +24,8 @@ Divide = Callable[[Tensor, Tensor], Tensor]
 """Divides gradients [problem, variable] by a curvature, of which it gets the diagonal."""
 
 Expect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""At points, of the problems that are active: log Z, the sums that the model expects, and about
-how log Z curves in each weight."""
+"""At points, of the problems that are active: log Z, the sums that the model expects, and how
+log Z curves in each weight (anything, in one whose curvature `divide` knows)."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,14 @@ def fit_log_linear(
 
     def evaluate(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         log_norm, expected, diagonal = expect(point, active)
+        # of a step too long for the precision, which is then tried again shorter
+        finite = (expected + diagonal).isfinite().all(-1)
         diagonal += ridge
         diagonal[:, smooth] += 2 * SMOOTH * ridge
         pull = point.clone()
         pull[:, smooth] -= SMOOTH * pad(point[:, smooth].diff(dim=-1), (1, 1)).diff(dim=-1)
         penalty = ridge * (pull * point).sum(-1) / 2
-        value = log_norm - (observed * point).sum(-1) + penalty
+        value = log_norm.where(finite, torch.inf) - (observed * point).sum(-1) + penalty
         return value, expected - observed + ridge * pull, diagonal
 
     point, active = start, torch.ones(len(start), dtype=torch.bool)
