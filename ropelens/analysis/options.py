@@ -40,7 +40,7 @@ class Options(Loading):
     ] = None
     context: Annotated[
         int | None,
-        option("N", "Tokens in a sequence. [default: up to 2048; truncate: more]", min=3),
+        option("N", "Tokens in a sequence. [default: up to 2048; a sweep has more]", min=3),
     ] = None
     sequences: Annotated[
         int | None,

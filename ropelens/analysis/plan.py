@@ -179,8 +179,8 @@ def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict
         "rows": "all rows" if rows == "all" else f"{rows:,} rows of each sequence",
         "batch": f"{size:,} sequence{'s' * (size > 1)} at a time, "
         f"{-(-count // size):,} batch{'es' * (count > size)}",
-        "budget": f"fits take as long as a plain pass of {fits:,.0f} tokens; "
-        "rl.profile(..., budget=False) leaves them out",
+        "budget": f"fits and surrogates take as long as a plain pass of {fits:,.0f} tokens; "
+        "in Python, rl.profile(..., budget=False) leaves them out",
         "memory": f"{memory} on {', '.join(map(str, devices))}",
     }
     return size, facts

@@ -178,7 +178,7 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path) -> None:
     assert short.facts["model"] == "tiny, 2 layers x 4 heads, 18,080 parameters in float32"
     assert short.facts["tokens"] == "384 tokens (6 sequences of up to 64)"
     assert (short.facts["rows"], short.batch_size) == ("all rows", 6)
-    told = r"fits take as long as a plain pass of ([\d,]+) tokens; .*budget=False"
+    told = r"fits and surrogates take .* of ([\d,]+) tokens; .*budget=False"
     passes = [
         re.match(told, plan.facts["budget"])[1].replace(",", "") for plan in (short, long)
     ]
