@@ -132,7 +132,7 @@ def test_where_keys_are_alike_attention_is_that_of_the_model_of_sinks():
 
 
 def test_a_sharp_head_is_fitted_in_single_precision():
-    """The first step is so long that the curvature overflows: then a shorter one is tried."""
+    """Newton's first step is so long that single precision finds no way back from there."""
     rows, planes = all_rows(torch.tensor([300])), Planes(torch.zeros(1), 2, "half")
     rows, _ = averaged(CallRows(call_of(*torch.zeros(2, 1, 1, 300, 2)), rows, planes))
     table = OffsetRows.of(rows)

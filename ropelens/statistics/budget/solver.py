@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 DECREASE = 1e-4  # share of the decrease promised by the slope that a step must bring (Armijo)
 SHORTEST = 1e-6  # share of a step below which none is tried: rounding hides what it brings
 SMOOTH = 3.0  # weight of squared steps between neighbours beside the squared weights
+LONGEST = 8.0  # largest change of a weight by one step: from far off nothing leads back
 ROUNDING = 4 * torch.finfo(torch.float32).eps  # relative increase that may be rounding
 
 Divide = Callable[[Tensor, Tensor], Tensor]
@@ -59,19 +60,18 @@ def fit_log_linear(
 
     def evaluate(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         log_norm, expected, diagonal = expect(point, active)
-        # of a step too long for the precision, which is then tried again shorter
-        finite = (expected + diagonal).isfinite().all(-1)
         diagonal += ridge
         diagonal[:, smooth] += 2 * SMOOTH * ridge
         pull = point.clone()
         pull[:, smooth] -= SMOOTH * pad(point[:, smooth].diff(dim=-1), (1, 1)).diff(dim=-1)
         penalty = ridge * (pull * point).sum(-1) / 2
-        value = log_norm.where(finite, torch.inf) - (observed * point).sum(-1) + penalty
+        value = log_norm - (observed * point).sum(-1) + penalty
         return value, expected - observed + ridge * pull, diagonal
 
     point, active = start, torch.ones(len(start), dtype=torch.bool)
     value, gradient, diagonal = evaluate(point, active)
-    direction, length = -divide(gradient, diagonal), torch.ones_like(value)
+    direction = -divide(gradient, diagonal)
+    length = (LONGEST / direction.abs().amax(-1)).clamp(max=1)
     slope = (gradient * direction).sum(-1)
     active = -slope / 2 > tolerance
     steps: list[tuple[Tensor, Tensor]] = []
@@ -89,12 +89,14 @@ def fit_log_linear(
         rise = (new_value - value - length * slope).clamp(min=1e-30)
         shorter = (-slope * length**2 / (2 * rise)).nan_to_num(0.0)
         shorter = shorter.clamp(0.1 * length, 0.5 * length)
-        length = torch.where(better, 1.0, torch.where(active, shorter, length))
+        length = torch.where(active, shorter, length)
         point = torch.where(moved, trial, point)
         value = torch.where(better, new_value, value)
         gradient = torch.where(moved, new_gradient, gradient)
         newton = _two_loops(gradient, steps, divide, diagonal)
         direction = torch.where(moved, -newton, direction)
+        most = (LONGEST / direction.abs().amax(-1)).clamp(max=1)
+        length = torch.where(better, most, length)
         slope = (gradient * direction).sum(-1)
         active = (-slope / 2 > tolerance) & (length > SHORTEST)
     return Minimum(point, value, ~active)
