@@ -69,7 +69,7 @@ def draw_surrogates(
     masses, total = masses.flatten(0, 1).float(), total.flatten().float()
     table = table.of_heads(torch.arange(heads).repeat(len(orders)))
     table = replace(table, weight=table.weight.float(), within=table.within.float())
-    fits = fit_offsets(masses, table, ridge=RIDGE / count, tolerance=20 * tolerance(total))
+    fits = fit_offsets(masses, table, ridge=RIDGE / count, tolerance=10 * tolerance(total))
     uniform = -(table.count.float().log() @ table.weight)
     points = [model.point for model in fits]
     # in nats over uniform attention, on the rows that are fitted to
