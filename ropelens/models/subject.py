@@ -293,13 +293,11 @@ class Subject:
     ) -> None:
         """Raise `UnsupportedModel` unless logits are the same to the bit while observed.
 
-        Tried once for each length, with feed-forward layers cut short. A model that does not
-        repeat its own logits, as some kernels do, is not refused.
+        Tried once for each length, on its first tokens, with feed-forward layers cut short. A
+        model that does not repeat its own logits, as some kernels do, is not refused.
         """
-        tokens, hidden = (
-            tokens[:, :LOOKED_AT],
-            None if hidden is None else hidden[:, :LOOKED_AT],
-        )
+        tokens = tokens[:, :LOOKED_AT]
+        hidden = None if hidden is None else hidden[:, :LOOKED_AT]
         kind = (tokens.shape[1], hidden is None)
         if kind in self._looked:
             return

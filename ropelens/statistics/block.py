@@ -64,7 +64,8 @@ class CallRows:
     def with_rows(self, rows: Rows) -> CallRows:
         """Other rows of the same call."""
         other = CallRows(self.call, rows, self.planes, sinks=self.sinks, tokens=self.tokens)
-        vars(other).update({n: x for n, x in vars(self).items() if n == "k_still"})
+        if "k_still" in vars(self):
+            other.k_still = self.k_still
         return other
 
     def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> CallRows:

@@ -169,29 +169,26 @@ def _fit_content(
     shape, has = blocks[0].q.shape[1:3], start.shape[1]
     first = blocks[0].planes.terms + len(SINKS)
     of_offsets = slice(first, first + blocks[0].call.key.shape[2])
-    squares, evaluation, factor = torch.zeros(*shape, has - first).double(), count(), start
+    evaluation, factor = count(), start
 
     def expect(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         nonlocal factor
         if next(evaluation) in CURVATURE_AT:
-            total = covariance(some, point.view(*shape, has)).flatten(0, 1)
-            of_each = total.diagonal(dim1=-2, dim2=-1)
+            joint = covariance(some, point.view(*shape, has)).flatten(0, 1)
+            of_each = joint.diagonal(dim1=-2, dim2=-1)
             of_each += ridge + 1e-6 * of_each.amax(-1, keepdim=True)
-            factor = torch.linalg.cholesky(total)
-        norm, expected = torch.zeros(shape).double(), torch.zeros_like(point).view(*shape, -1)
+            factor = torch.linalg.cholesky(joint)
+        norm, total = torch.zeros(shape).double(), torch.zeros(*shape, 2 * has - first).double()
         members = active.view(shape).any(0).nonzero()[:, 0]
-        squares[:, members] = 0
         weights = point.view(*shape, has)[:, members]
         for block in blocks:
             part = _members(block, members)
             modelled, log_norm = softmax(log_weights(part, weights))
             norm[:, members] += part.weigh(log_norm)
-            both = sums(part, modelled, offsets=has > first)
-            expected[:, members] += both[..., :has]
-            squares[:, members] += both[..., has:]
-        expected = expected.flatten(0, 1)
+            total[:, members] += sums(part, modelled, offsets=has > first)
+        expected, squares = total.flatten(0, 1).split((has, has - first), dim=-1)
         diagonal = expected.clone()
-        diagonal[:, first:] -= squares.flatten(0, 1).minimum(expected[:, first:])
+        diagonal[:, first:] -= squares
         return norm.flatten(), expected, diagonal
 
     def divide(values: Tensor, diagonal: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ class OffsetRows:
         rate = self.weight / norms
         expected = masses(kernel, sinks, rate)
         squares = masses(kernel.square(), sinks.square(), rate / norms)
-        return log_norms @ self.weight, expected, (expected - squares).clamp(min=0)
+        return log_norms @ self.weight, expected, expected - squares
 
     def with_sinks(
         self,
@@ -179,7 +179,7 @@ class OffsetRows:
         norm = self.others + taken.sum(-1)
         taken /= norm[..., None]
         expected, squares = (self.weight @ x for x in (taken, taken.square()))
-        return norm.log() @ self.weight, expected, (expected - squares).clamp(min=0)
+        return norm.log() @ self.weight, expected, expected - squares
 
 
 def fit_offsets(

@@ -60,7 +60,7 @@ def fit_log_linear(
 
     def evaluate(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         log_norm, expected, diagonal = expect(point, active)
-        diagonal += ridge
+        diagonal = diagonal.clamp(min=0) + ridge
         diagonal[:, smooth] += 2 * SMOOTH * ridge
         pull = point.clone()
         pull[:, smooth] -= SMOOTH * pad(point[:, smooth].diff(dim=-1), (1, 1)).diff(dim=-1)
@@ -71,7 +71,7 @@ def fit_log_linear(
     point, active = start, torch.ones(len(start), dtype=torch.bool)
     value, gradient, diagonal = evaluate(point, active)
     direction = -divide(gradient, diagonal)
-    length = (LONGEST / direction.abs().amax(-1)).clamp(max=1)
+    length = _first_length(direction)
     slope = (gradient * direction).sum(-1)
     active = -slope / 2 > tolerance
     steps: list[tuple[Tensor, Tensor]] = []
@@ -89,17 +89,21 @@ def fit_log_linear(
         rise = (new_value - value - length * slope).clamp(min=1e-30)
         shorter = (-slope * length**2 / (2 * rise)).nan_to_num(0.0)
         shorter = shorter.clamp(0.1 * length, 0.5 * length)
-        length = torch.where(active, shorter, length)
         point = torch.where(moved, trial, point)
         value = torch.where(better, new_value, value)
         gradient = torch.where(moved, new_gradient, gradient)
         newton = _two_loops(gradient, steps, divide, diagonal)
         direction = torch.where(moved, -newton, direction)
-        most = (LONGEST / direction.abs().amax(-1)).clamp(max=1)
-        length = torch.where(better, most, length)
+        length = torch.where(active, shorter, length)
+        length = torch.where(better, _first_length(direction), length)
         slope = (gradient * direction).sum(-1)
         active = (-slope / 2 > tolerance) & (length > SHORTEST)
     return Minimum(point, value, ~active)
+
+
+def _first_length(direction: Float[Tensor, "problem variable"]) -> Float[Tensor, " problem"]:
+    """1, or less where a weight would change by more than `LONGEST`."""
+    return (LONGEST / direction.abs().amax(-1)).clamp(max=1)
 
 
 def _two_loops(
