@@ -28,7 +28,7 @@ import pandas as pd
 import xarray as xr
 
 import ropelens as rl
-from ropelens.statistics.intervals import paired_interval
+from ropelens.intervals import paired_interval
 
 KINDS = {"positional": "position", "semantic": "content"}
 FRACTIONS = {"positional": "positional_fraction", "semantic": "content_fraction"}

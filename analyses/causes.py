@@ -32,7 +32,7 @@ import torch
 import xarray as xr
 
 import ropelens as rl
-from ropelens.statistics.intervals import paired_interval
+from ropelens.intervals import paired_interval
 
 FIVE = 5
 DRAWS = 4

@@ -29,8 +29,8 @@ import xarray as xr
 
 import ropelens as rl
 from ropelens.commands.terminal import run_script
+from ropelens.intervals import paired_interval
 from ropelens.report import write_index
-from ropelens.statistics.intervals import paired_interval
 
 REPORTS = Path(__file__).parent.parent / "reports"
 RUN = ["variant", "seed"]

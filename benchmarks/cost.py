@@ -38,11 +38,11 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
-from ropelens.measure.measurement import Measurement
-from ropelens.measure.passes import collect, fit_layers
-from ropelens.measure.tasks import repeats
-from ropelens.models.subject import Subject, as_subject
-from ropelens.statistics.budget.held_out import LayerFit
+from ropelens.budget.held_out import LayerFit
+from ropelens.model.live_model import LiveModel, as_live_model
+from ropelens.profiles.induction import repeats
+from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.passes import collect, fit_layers
 
 RUNS = 5
 SAMPLE = Path(rl.__file__).parent / "bundled/rope/sample.jsonl"
@@ -114,7 +114,7 @@ def whole_profiles(options: argparse.Namespace) -> Table:
     for context in map(int, (options.contexts or "512").split(",")):
         read = rl.tokenize(documents, tokenizer, context=context)
         some = slice(options.sequences)
-        costs = cost_of_profile(as_subject(model), read.tokens[some], read.lengths[some])
+        costs = cost_of_profile(as_live_model(model), read.tokens[some], read.lengths[some])
         for what, seconds in costs.items():
             ratio = f"{seconds / costs['plain forward']:.2f}"
             size = f"{len(read.tokens[some])} x {context:,}"
@@ -125,12 +125,12 @@ def whole_profiles(options: argparse.Namespace) -> Table:
 
 @torch.no_grad()
 def cost_of_profile(
-    subject: Subject, tokens: torch.Tensor, lengths: torch.Tensor
+    live: LiveModel, tokens: torch.Tensor, lengths: torch.Tensor
 ) -> dict[str, float]:
     """Processor time of a profile and of its parts, in seconds: each runs once."""
-    model = subject.model
-    measurement = Measurement.of(subject, tokens, lengths)
-    planes = [layer.planes for layer in subject.rotations(tokens.shape[1])]
+    model = live.model
+    measurement = Measurement.of(live, tokens, lengths)
+    planes = [layer.planes for layer in live.rotations(tokens.shape[1])]
     ways: dict[str, Callable[[], object]] = {
         "plain forward": lambda: [model(one, use_cache=False) for one in tokens.split(1)],
         "fits and 40 surrogates": lambda: fit_layers(measurement, planes, surrogates=40),
@@ -147,11 +147,11 @@ def cost_of_profile(
 def parts_of_a_profile(device: torch.device) -> Table:
     """What a profile of the bundled checkpoint spends once, and what on each token."""
     model, tokenizer = rl.load("bundled", device=str(device))
-    subject, context = as_subject(model), 512
+    live, context = as_live_model(model), 512
     read = rl.tokenize(rl.read_documents([SAMPLE]), tokenizer, context=context)
     tokens, lengths = read.tokens, read.lengths
-    measurement = Measurement.of(subject, tokens, lengths, documents=read.documents)
-    planes = [layer.planes for layer in subject.rotations(context)]
+    measurement = Measurement.of(live, tokens, lengths, documents=read.documents)
+    planes = [layer.planes for layer in live.rotations(context)]
 
     def fit(surrogates: int) -> list[LayerFit]:
         return fit_layers(measurement, planes, surrogates=surrogates)[0]
@@ -160,7 +160,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     repeated = repeats(measurement, planes)
     ways: dict[str, Callable[[], object]] = {
         "plain forward": lambda: [model(part, use_cache=False) for part in tokens.split(8)],
-        "probe of the rotation": lambda: subject.rotations(context),
+        "probe of the rotation": lambda: live.rotations(context),
         "repeated tokens": lambda: repeated.measure(lambda _: None),
         "fits": lambda: fit(0),
         "fits and 40 surrogates": lambda: fit(40),
@@ -207,11 +207,11 @@ def ways_of(
     model: LlamaForCausalLM, tokens: torch.Tensor, rows: Sequence[int | str] = ("all", 512)
 ) -> dict[str, Callable[[], object]]:
     """The plain pass, and ours with so many `rows` each."""
-    subject = as_subject(model)
-    planes = [layer.planes for layer in subject.rotations(tokens.shape[1])]
+    live = as_live_model(model)
+    planes = [layer.planes for layer in live.rotations(tokens.shape[1])]
 
     def measured(count: int | str) -> Callable[[], object]:
-        measurement = Measurement.of(subject, tokens, rows=count)
+        measurement = Measurement.of(live, tokens, rows=count)
         return lambda: collect(measurement, planes)
 
     plain = {"plain forward": lambda: model(tokens, use_cache=False)}

@@ -31,9 +31,9 @@ import torch
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.statistics.budget.claim import judge, rank_correlation
-from ropelens.statistics.corpus import deal
-from ropelens.statistics.intervals import paired_interval
+from ropelens.claims.verdict import judge, rank_correlation
+from ropelens.intervals import paired_interval
+from ropelens.text.corpus import deal
 
 SEQUENCES = 8
 """Sequences of a made-up document."""

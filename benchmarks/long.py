@@ -16,7 +16,7 @@ import argparse
 import cost
 import torch
 
-from ropelens.measure.measurement import ONE_PASS
+from ropelens.profiles.measurement import ONE_PASS
 
 
 def main() -> None:

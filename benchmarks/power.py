@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 import ropelens as rl
-from ropelens.measure.claim_arrays import OFFSETS, claim_arrays
-from ropelens.measure.claims import CLAIMS, Claim, judged, ledger
+from ropelens.claims.arrays import OFFSETS, claim_arrays
+from ropelens.claims.claims import CLAIMS, Claim, judged, ledger
 
 DRAWS, OFTEN = 120, 0.8
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)

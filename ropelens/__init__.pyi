@@ -2,40 +2,40 @@
 # imports each when it is first used, and the reference has a chapter for each group.
 
 # load
-from .models.load import load as load
-from .models.texts import read_documents as read_documents
-from .models.texts import tokenize as tokenize
+from .checkpoints.load import load as load
+from .text.documents import read_documents as read_documents
+from .text.documents import tokenize as tokenize
 
 # measure
 from .analysis.analyze import analyze as analyze
 from .analysis.analysis import Analysis as Analysis
 from .analysis.options import Options as Options
-from .models.rope import measure_rope as measure_rope
-from .models.rope import compare_rope as compare_rope
-from .measure.capture import capture as capture
-from .measure.attribute import attribute_planes as attribute_planes
-from .models.rope import observe as observe
-from .measure.profile import profile as profile
-from .statistics.variables import Statistic as Statistic
-from .measure.token_sets import attention_on as attention_on
-from .measure.heads import classify_heads as classify_heads
-from .measure.tried_claims import test_claims as test_claims
-from .measure.reach import reach as reach
-from .measure.evaluate import evaluate as evaluate
-from .measure.truncate import truncate as truncate
+from .rotation.measure import measure_rope as measure_rope
+from .rotation.measure import compare_rope as compare_rope
+from .profiles.capture import capture as capture
+from .interventions.attribute import attribute_planes as attribute_planes
+from .rotation.measure import observe as observe
+from .profiles.profile import profile as profile
+from .attention.variables import Statistic as Statistic
+from .profiles.token_sets import attention_on as attention_on
+from .profiles.heads import classify_heads as classify_heads
+from .claims.claim_runs import test_claims as test_claims
+from .interventions.reach import reach as reach
+from .interventions.evaluate import evaluate as evaluate
+from .interventions.truncate import truncate as truncate
 
 # edit
-from .edit.rope import edit_rope as edit_rope
-from .edit.silence import silence_heads as silence_heads
-from .edit.patch import patch_planes as patch_planes
-from .edit.rope import stop as stop
-from .edit.rope import stop_slowest as stop_slowest
-from .edit.rope import rescale as rescale
-from .edit.rope import drop as drop
+from .interventions.edit import edit_rope as edit_rope
+from .interventions.silence import silence_heads as silence_heads
+from .interventions.patch import patch_planes as patch_planes
+from .interventions.edit import stop as stop
+from .interventions.edit import stop_slowest as stop_slowest
+from .interventions.edit import rescale as rescale
+from .interventions.edit import drop as drop
 from .rope.select import Slowest as Slowest
 from .rope.select import Fastest as Fastest
 from .rope.select import PlaneNumbers as PlaneNumbers
-from .models.variants import variant_config as variant_config
+from .rotation.variant_config import variant_config as variant_config
 
 # train
 from .train.study import run_study as run_study
@@ -60,7 +60,7 @@ from .figures.edits import plot_truncation as plot_truncation
 from .report import write_report as write_report
 from .analysis.analysis import Answer as Answer
 from .report import describe as describe
-from .files.results import save as save
+from .runtime.results import save as save
 from .analysis.analysis import open as open
 
 # scripts and errors

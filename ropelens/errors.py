@@ -37,15 +37,13 @@ IN_WORDS: dict[Any, str] = {
 
 
 class RopelensError(ValueError):
-    """A mistake in what was passed in: `what` is wrong, what was `seen`, what to `attempt`.
+    """A mistake in what was passed in: `what` is wrong, what was `seen`, what to `hint`.
 
     `str(error)` has a line for each part; the command line prints `error.line`.
     """
 
-    def __init__(
-        self, what: str, *, seen: str = "", means: str = "", attempt: str = ""
-    ) -> None:
-        self.parts = {"seen": seen, "means": means, "try": attempt}
+    def __init__(self, what: str, *, seen: str = "", means: str = "", hint: str = "") -> None:
+        self.parts = {"seen": seen, "means": means, "try": hint}
         self.what = what
         lines = [f"  {name + ':':<7}{text}" for name, text in self.parts.items() if text]
         super().__init__("\n".join([what, *lines]))
@@ -75,7 +73,7 @@ class BadArgument(RopelensError):
 
 @contextmanager
 def explained(
-    what: str, attempt: str = "", *, error: type[RopelensError] = BadCheckpoint
+    what: str, hint: str = "", *, error: type[RopelensError] = BadCheckpoint
 ) -> Iterator[None]:
     """Raise `error` for errors of other libraries, which are of every kind; ours pass."""
     try:
@@ -84,7 +82,7 @@ def explained(
         raise
     except Exception as cause:
         kind = type(cause) is not ValueError  # which says no more than its words
-        raise error(what, seen=words_of(cause, kind=kind), attempt=attempt) from cause
+        raise error(what, seen=words_of(cause, kind=kind), hint=hint) from cause
 
 
 def words_of(error: BaseException, *, kind: bool = False) -> str:

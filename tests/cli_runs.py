@@ -19,9 +19,9 @@ import pytest
 from oracles.tiny import tiny
 from tiny_checkpoints import save_tiny
 
+from ropelens.claims.claims import ledger
 from ropelens.commands.app import main
 from ropelens.errors import RopelensError
-from ropelens.measure.claims import ledger
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PLAN = "ropelens: plan: "
@@ -115,7 +115,7 @@ def few_draws() -> Iterator[None]:
     def few(*args: object, draws: int = 1000, **options: object) -> pd.DataFrame:
         return ledger(*args, draws=60 if draws == 1000 else draws, **options)
 
-    places = ("ropelens.report.page", "ropelens.measure.tried_claims")
+    places = ("ropelens.report.page", "ropelens.claims.claim_runs")
     with mock.patch(f"{places[0]}.ledger", few), mock.patch(f"{places[1]}.ledger", few):
         yield
 

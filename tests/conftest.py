@@ -12,17 +12,24 @@ import hypothesis
 import pytest
 
 # Shapes stand in signatures, and tests hold every call to them. Before ropelens is imported.
-ROOMS = ["rope", "statistics", "models", "edit", "measure", "comparison", "analysis"]
+ROOMS = [
+    *("rope", "attention", "budget", "text", "checkpoints", "model", "rotation", "profiles"),
+    *("interventions", "claims", "comparison", "analysis"),
+]
 # All but the last take tokens of any kind; that warns at its caller, whom a check hides.
-TAKES_ANY = {f"ropelens.measure.{name}" for name in ("profile", "measurement", "capture")}
-TAKES_ANY |= {"ropelens.measure.token_sets"}
-TAKES_ANY |= {"ropelens.models.texts", "ropelens.edit.silence", "ropelens.analysis.analyze"}
+TAKES_ANY = {f"ropelens.profiles.{name}" for name in ("profile", "measurement", "capture")}
+TAKES_ANY |= {"ropelens.profiles.token_sets"}
+TAKES_ANY |= {
+    "ropelens.text.documents",
+    "ropelens.interventions.silence",
+    "ropelens.analysis.analyze",
+}
 TAKES_ANY |= {"ropelens.analysis.options"}
-UNCHECKED = TAKES_ANY | {"ropelens.models.texts"}
+UNCHECKED = TAKES_ANY | {"ropelens.text.documents"}
 if "slow" in sys.argv:  # which workers are not told: they have arguments of their own
     os.environ["ALL_SHAPES"] = "1"
 if "ALL_SHAPES" not in os.environ:
-    BUDGET = "ropelens.statistics.budget"
+    BUDGET = "ropelens.budget"
     UNCHECKED |= {f"{BUDGET}.{name}" for name in ("logit", "offsets", "solver")}
 PACKAGE = Path(__file__).parents[1] / "ropelens"
 FILES = [file for room in ROOMS for file in (PACKAGE / room).rglob("*.py")]

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ropelens.models.subject import as_subject
+from ropelens.attention.call import AttentionCall
+from ropelens.model.live_model import as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.statistics.call import AttentionCall
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -20,9 +20,9 @@ def observed_calls(
     model: PreTrainedModel, tokens: Tensor
 ) -> list[tuple[AttentionCall, Planes]]:
     """Every layer's attention call on a batch, and how it rotates."""
-    subject = as_subject(model)
-    planes = [layer.planes for layer in subject.rotations(tokens.shape[1])]
+    live = as_live_model(model)
+    planes = [layer.planes for layer in live.rotations(tokens.shape[1])]
     calls: dict[int, AttentionCall] = {}
-    with torch.no_grad(), subject.observe(lambda call: calls.update({call.layer: call})):
-        subject.forward(tokens)
+    with torch.no_grad(), live.observe(lambda call: calls.update({call.layer: call})):
+        live.forward(tokens)
     return [(calls[layer], planes[layer]) for layer in sorted(calls)]

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import xarray as xr
 
-from ropelens.statistics.labels import LABELS
+from ropelens.budget.labels import LABELS
 
 STEPS = (1, 2, 4, 8)
 CONTEXT = 32

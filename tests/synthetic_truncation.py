@@ -14,7 +14,7 @@ import pytest
 import xarray as xr
 from synthetic_profile import synthetic_profile
 
-from ropelens.measure.truncate import named_entries
+from ropelens.interventions.truncate import named_entries
 from ropelens.rope.select import plan_cuts
 
 LABELS = ("positional", "mixed", "semantic")

@@ -43,7 +43,7 @@ def test_uses_the_public_api_only(script: Path) -> None:
     imported = set(re.findall(r"^\s*(?:import|from) (ropelens\S*.*)", code, re.M))
     for_scripts = {
         *("commands.terminal import run_script", "report import write_index"),
-        "statistics.intervals import paired_interval",
+        "intervals import paired_interval",
     }
     assert imported <= {"ropelens as rl", *map("ropelens.{}".format, for_scripts)}
     assert set(re.findall(r"\brl\.(\w+)", code)) <= set(rl.__all__)

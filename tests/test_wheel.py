@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ropelens.checkpoints.paths import BUNDLED, bundled_facts, bundled_path
 from ropelens.errors import BadArgument
-from ropelens.models.paths import BUNDLED, bundled_facts, bundled_path
 
 ROOT = Path(__file__).parents[1]
 LARGEST = 25_000_000  # bytes
@@ -51,7 +51,7 @@ def test_what_is_left_out_is_said(
 ) -> None:
     assert wheel.stat().st_size < LARGEST
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    monkeypatch.setattr("ropelens.models.paths.files", lambda _: tmp_path / "ropelens")
+    monkeypatch.setattr("ropelens.checkpoints.paths.files", lambda _: tmp_path / "ropelens")
     facts = {name: bundled_facts(name)["what"] for name in BUNDLED}
     left_out = [name for name, what in facts.items() if "(in the repository alone)" in what]
     assert left_out == [f"rope-step-{step}" for step in (1000, 3000, 5000)]

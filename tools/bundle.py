@@ -19,10 +19,10 @@ from card import loss_curve, model_card, read_metrics
 from sample import sample_documents
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ropelens.checkpoints.paths import BUNDLED
 from ropelens.commands.terminal import run_script
 from ropelens.errors import BadArgument
-from ropelens.files.folder import write_whole
-from ropelens.models.paths import BUNDLED
+from ropelens.runtime.folder import write_whole
 from ropelens.train.data import held_out_sequences, spread, write_json
 from ropelens.train.loop import VALID_SEQUENCES, write_model
 
@@ -95,7 +95,7 @@ def write_bundle(
     """
     record = json.loads((run / "run.json").read_text(encoding="utf-8"))
     if "finished" not in record:
-        raise BadArgument(f"the run in {run} is not finished.", attempt="its command again")
+        raise BadArgument(f"the run in {run} is not finished.", hint="its command again")
     steps = record["settings"]["steps"] if step is None else step
     context = record["settings"]["context"]
     model = _model(run, step)

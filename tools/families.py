@@ -39,8 +39,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import ropelens as rl
+from ropelens.attention.call import AttentionCall
 from ropelens.errors import RopelensError, words_of
-from ropelens.statistics.call import AttentionCall
 
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 VOCABULARY, LONGEST = 96, 8192

@@ -142,16 +142,26 @@ def measure(name: str, text: Path | None, out: Path) -> None:
 
 
 @app.command()
-def compare(before: Path, after: Path, strict: bool = False, tolerance: float = 1e-6) -> None:
-    """Print what differs between two folders; exit with 1 where numbers or verdicts do.
+def compare(
+    before: Path,
+    after: Path,
+    strict: bool = False,
+    exact: bool = False,
+    tolerance: float = 1e-6,
+) -> None:
+    """Print what differs between two folders; exit with 1 if a number or a verdict differs.
 
-    Names in one folder alone are listed; with --strict they count as differences.
+    A name that only one folder has is printed; with --strict it counts as a difference. With
+    --exact, numbers must be equal bit for bit.
     """
-    raise SystemExit(differences(before, after, strict=strict, tolerance=tolerance) > 0)
+    options = {"strict": strict, "exact": exact, "tolerance": tolerance}
+    raise SystemExit(differences(before, after, **options) > 0)
 
 
-def differences(before: Path, after: Path, *, tolerance: float, strict: bool = False) -> int:
-    """Print a line per difference, and how many values are equal; the number of failures."""
+def differences(
+    before: Path, after: Path, *, tolerance: float, strict: bool = False, exact: bool = False
+) -> int:
+    """Print a line for each difference and a summary; return the number of failures."""
     failed, equal, close = 0, 0, 0
     one, other = (
         {path.relative_to(folder) for path in folder.rglob("*") if path.suffix in KEPT}
@@ -166,6 +176,7 @@ def differences(before: Path, after: Path, *, tolerance: float, strict: bool = F
         for name in sorted(a.keys() & b.keys()):
             difference, word = differs(name, a[name], b[name])
             allowed = max(tolerance, FITTED_TO) if FITTED.fullmatch(name) else tolerance
+            allowed = 0.0 if exact else allowed
             if word or difference > allowed:
                 print(f"DIFFERS {file} {name}: {word or f'{difference:.2g}'}")
             elif difference:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ropelens.statistics.variables import MEASURES, Derived, Statistic, Variable
+from ropelens.attention.variables import Derived, Statistic, Variable
+from ropelens.profiles.measures import MEASURES
 
 PAGE = Path("docs/measures.md")
 REPEATED = ("induction", "trial_induction", "duplicate_token")

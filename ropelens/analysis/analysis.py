@@ -17,18 +17,14 @@ import xarray as xr
 from torch import nn
 
 from ropelens.analysis.plan import Plan, this_command
+from ropelens.checkpoints.files import fingerprint
+from ropelens.checkpoints.load import Opened
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, explained, public, words_of
-from ropelens.files.folder import file_name, write_whole
-from ropelens.files.results import open_results, read_record, write_folder, write_page
-from ropelens.measure.heads import classify_heads
-from ropelens.measure.measurement import versions
-from ropelens.measure.savepoint import UNFINISHED
-from ropelens.measure.truncation_table import summarize_truncation
-from ropelens.models.checkpoint import fingerprint
-from ropelens.models.load import Opened
-from ropelens.models.texts import Sequences
+from ropelens.interventions.truncation_table import summarize_truncation
+from ropelens.profiles.heads import classify_heads
+from ropelens.profiles.measurement import versions
 from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
 from ropelens.report.tables import about
 from ropelens.report.words import (
@@ -38,6 +34,10 @@ from ropelens.report.words import (
     scope,
     sweep_sentences,
 )
+from ropelens.runtime.folder import file_name, write_whole
+from ropelens.runtime.results import open_results, read_record, write_folder, write_page
+from ropelens.runtime.savepoint import UNFINISHED
+from ropelens.text.documents import Sequences
 from ropelens.train.data import differences
 
 
@@ -132,7 +132,7 @@ class Analysis:
         except OSError as error:
             goes_on = f"the same command goes on from {unfinished}" * unfinished.exists()
             what = f"Not all results could be written to {folder}."
-            raise BadArgument(what, seen=words_of(error), attempt=goes_on) from error
+            raise BadArgument(what, seen=words_of(error), hint=goes_on) from error
 
     def __repr__(self) -> str:
         return f"<Analysis of {self.profile.attrs['model']}: {self.findings[0]}>"
@@ -171,7 +171,7 @@ def open_analysis(folder: str | Path) -> Analysis:
             file = folder / "reach.nc"
             raise BadArgument(
                 f"{file} is of {other}, and the profile beside it of {model}.",
-                attempt=f"{file} moved away, or measured again",
+                hint=f"{file} moved away, or measured again",
             )
     what = f"{folder / 'profile.nc'} lacks numbers that labels are made of."
     with explained(what, "measure again", error=BadArgument):
@@ -203,7 +203,7 @@ def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
         raise BadArgument(
             f"{folder} has a sweep with other options, which this one would replace.",
             seen=other[:300],
-            attempt="another folder, or the same options",
+            hint="another folder, or the same options",
         )
 
 
@@ -298,7 +298,7 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
         raise BadArgument(
             f"Only its script can draw the page in {folder}.",
             seen=str(record.get("question")),
-            attempt=str(record.get("command")),
+            hint=str(record.get("command")),
         )
     if kind == "comparison" and beside is None:
         comparison = open_results(folder / "comparison.nc", "comparison")

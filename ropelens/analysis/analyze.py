@@ -21,18 +21,18 @@ import xarray as xr
 from ropelens.analysis.analysis import Analysis, check_sweep, earlier_analysis
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import Plan, Text, listed_warnings, plan_analysis, this_command
+from ropelens.checkpoints.files import fingerprint
 from ropelens.errors import public
-from ropelens.files.progress import ShowProgress, opening, silent
-from ropelens.measure.heads import classify_heads
-from ropelens.measure.measurement import versions
-from ropelens.measure.profile import profile as measure
-from ropelens.measure.savepoint import UNFINISHED, savepoint
-from ropelens.measure.truncate import truncate
-from ropelens.models.bridge import bridge
-from ropelens.models.checkpoint import fingerprint
-from ropelens.models.device import explain_full_memory
-from ropelens.models.processes import gather
-from ropelens.models.subject import Model, Subject, as_subject
+from ropelens.interventions.truncate import truncate
+from ropelens.model.bridge import bridge
+from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.profiles.heads import classify_heads
+from ropelens.profiles.measurement import versions
+from ropelens.profiles.profile import profile as measure
+from ropelens.runtime.devices import explain_full_memory
+from ropelens.runtime.processes import gather
+from ropelens.runtime.progress import ShowProgress, opening, silent
+from ropelens.runtime.savepoint import UNFINISHED, savepoint
 
 DEFAULT = Options()
 
@@ -90,17 +90,17 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
         check_sweep(Path(folder), plan.arguments)
     with listed_warnings(plan.warnings):
         with opening(progress, "loading"):
-            if isinstance(source, Subject):
-                subject, weights, revision = source, None, None
+            if isinstance(source, LiveModel):
+                live, weights, revision = source, None, None
             else:
-                subject, at = as_subject(source.read(), source.tokenizer), source.checkpoint
+                live, at = as_live_model(source.read(), source.tokenizer), source.checkpoint
                 weights, revision = fingerprint(at.path), at.revision
         loaded = time.perf_counter()
-        shown: Any = subject.model
+        shown: Any = live.model
         full = explain_full_memory(
             "The measurement",
             seen=f"context {int(read.tokens.shape[1]):,}",
-            attempt="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
+            hint="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
         )
         common: dict[str, Any] = {"rows": options.rows, "batch_size": plan.batch_size}
         common |= {"seed": options.seed, "progress": progress}
@@ -108,14 +108,14 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
         with full, _saved_in(folder, plan, weights):
             swept = earlier = None
             if plan.truncation is not None:
-                swept = truncate(subject, **common, **plan.truncation)
+                swept = truncate(live, **common, **plan.truncation)
                 earlier = _joined_by_sweep(folder, weights, read.fingerprint)
             if options.backend == "transformer-lens" and weights is not None:
-                shown = bridge(subject.model, source.tokenizer)
-                subject = as_subject(shown, source.tokenizer)
+                shown = bridge(live.model, source.tokenizer)
+                live = as_live_model(shown, source.tokenizer)
             if earlier is None:
                 common |= {"excerpts": plan.excerpts, "statistics": plan.statistics}
-                profile = measure(subject, surrogates=options.surrogates, **common)
+                profile = measure(live, surrogates=options.surrogates, **common)
                 with opening(progress, "labelling"):
                     heads = classify_heads(profile, seed=options.seed)
     facts = {
@@ -132,7 +132,7 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
         return replace(earlier, **measured)
     profile.attrs |= facts
     times = {"load": loaded - begin, "measure": time.perf_counter() - loaded}
-    record = _record(profile, heads, plan, subject, weights)
+    record = _record(profile, heads, plan, live, weights)
     record["seconds"] = {name: round(seconds, 3) for name, seconds in times.items()}
     return Analysis(profile, heads, record, **measured)
 
@@ -157,7 +157,7 @@ def _saved_in(
     folder: str | Path | None, plan: Plan, weights: str | None
 ) -> AbstractContextManager[None]:
     """The measurement is saved in `folder` under all that decides its numbers."""
-    if folder is None or isinstance(plan.source, Subject):
+    if folder is None or isinstance(plan.source, LiveModel):
         return nullcontext()  # a model in memory has no files by which it is known again
     text = (plan.text.tokens, plan.text.lengths, plan.text.documents, plan.text.hidden)
     key = {
@@ -172,7 +172,7 @@ def _saved_in(
 
 
 def _record(
-    profile: xr.Dataset, heads: pd.DataFrame, plan: Plan, subject: Subject, weights: str | None
+    profile: xr.Dataset, heads: pd.DataFrame, plan: Plan, live: LiveModel, weights: str | None
 ) -> dict[str, Any]:
     """What run.json says of an analysis; `weights` is their fingerprint."""
     attrs, peak = profile.attrs, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -181,7 +181,7 @@ def _record(
         "model": {
             "name": attrs["model"],
             "revision": attrs["revision"],
-            "class": subject.kind,
+            "class": live.kind,
             "fingerprint": weights,
         },
         "text": {"source": attrs["text"], "fingerprint": plan.text.fingerprint or None},
@@ -193,11 +193,11 @@ def _record(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "threads": torch.get_num_threads(),
-        "device": str(subject.device),
+        "device": str(live.device),
         "peak_memory_bytes": peak * (1 if sys.platform == "darwin" else 1024),
     }
-    if subject.device.type == "cuda":
-        record["peak_cuda_memory_bytes"] = torch.cuda.max_memory_allocated(subject.device)
+    if live.device.type == "cuda":
+        record["peak_cuda_memory_bytes"] = torch.cuda.max_memory_allocated(live.device)
     return record
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from ropelens.models.loading import Loading, option
+from ropelens.checkpoints.load_options import Loading, option
 
 
 @dataclass(frozen=True, kw_only=True)

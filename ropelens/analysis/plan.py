@@ -18,22 +18,30 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ropelens.analysis.options import Options
-from ropelens.measure.excerpts import check_excerpts
-from ropelens.measure.measurement import sequences_at_once
-from ropelens.measure.passes import fit_cost
-from ropelens.measure.token_sets import attention_on
-from ropelens.measure.truncate import KEEP
-from ropelens.measure.truncation_table import EVERY, MEASURES, wanted_measures
-from ropelens.models.configured import attending_layers, stated_context
-from ropelens.models.device import LIBRARIES, free_bytes, pass_bytes, stated_number
-from ropelens.models.encoding import cut
-from ropelens.models.load import Opened, open_checkpoint
-from ropelens.models.paths import check_document, check_text, sample_path, short_name, writer_of
-from ropelens.models.rotation import rope_parameters
-from ropelens.models.subject import Model, Subject, as_subject
-from ropelens.models.texts import (
+from ropelens.attention.variables import Statistic
+from ropelens.budget.held_out import fitted_sequences
+from ropelens.checkpoints.load import Opened, open_checkpoint
+from ropelens.checkpoints.paths import check_text, sample_path, short_name, writer_of
+from ropelens.config_facts import (
+    attending_layers,
+    rope_parameters,
+    stated_context,
+    stated_number,
+)
+from ropelens.interventions.truncate import KEEP
+from ropelens.interventions.truncation_table import EVERY, MEASURES, wanted_measures
+from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.profiles.excerpts import check_excerpts
+from ropelens.profiles.measurement import sequences_at_once
+from ropelens.profiles.passes import fit_cost
+from ropelens.profiles.token_sets import attention_on
+from ropelens.rope.select import heads_by_layer, plan_cuts
+from ropelens.runtime.devices import LIBRARIES, free_bytes, pass_bytes
+from ropelens.text.batches import cut
+from ropelens.text.documents import (
     PIECE,
     Sequences,
+    check_document,
     check_tokens,
     encode,
     prompt_tokens,
@@ -41,10 +49,7 @@ from ropelens.models.texts import (
     tokenize,
     warn_beyond,
 )
-from ropelens.rope.select import heads_by_layer, plan_cuts
-from ropelens.statistics.budget.held_out import fitted_sequences
-from ropelens.statistics.rows import rows_for
-from ropelens.statistics.variables import Statistic
+from ropelens.text.rows import rows_for
 
 LONGEST_DEFAULT_CONTEXT = 2048
 
@@ -67,7 +72,7 @@ class Plan:
     what will run. `warnings` collects the texts of all warnings.
     """
 
-    source: Opened | Subject
+    source: Opened | LiveModel
     text: Sequences
     options: Options
     truncation: Mapping[str, Any] | None
@@ -96,9 +101,9 @@ def plan_analysis(
     lines: list[str] = []
     with listed_warnings(lines):
         names, documents = _documents(text, model)
-        source: Opened | Subject
+        source: Opened | LiveModel
         if not isinstance(model, (str, Path)):
-            source = as_subject(model, tokenizer)
+            source = as_live_model(model, tokenizer)
         else:
             source = open_checkpoint(model, options)
             source = source if tokenizer is None else replace(source, tokenizer=tokenizer)
@@ -195,7 +200,7 @@ def _head_dim(config: PreTrainedConfig) -> int:
 def _sweep(
     asked: Mapping[str, Any],
     options: Options,
-    source: Opened | Subject,
+    source: Opened | LiveModel,
     documents: Sequence[str],
 ) -> tuple[dict[str, Any], Options]:
     """The options of a sweep and of its text, which is as long as the trained context.
@@ -276,7 +281,7 @@ def _documents(
 
 def _sequences(
     documents: list[str] | Sequences | Tensor | Mapping[str, Any],
-    source: Opened | Subject,
+    source: Opened | LiveModel,
     options: Options,
 ) -> Sequences:
     """Documents as tokens of the model, cut to the context; tokens as they are."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ropelens.analysis.options import NAMED, Model, Options, Out, Text, with_options
+from ropelens.checkpoints.load_options import option
 from ropelens.commands.terminal import finish, say
-from ropelens.files.progress import opening, show_progress
-from ropelens.models.loading import option
+from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
     from ropelens.analysis.plan import Plan
@@ -56,8 +56,8 @@ def analyze(
       ropelens analyze ./my-llama --text book.txt --plan
       ropelens analyze runs/rope/history/* --text book.txt --out out
     """
-    from ropelens.files.results import check_out
-    from ropelens.models.paths import check_text, name_checkpoints, sample_path
+    from ropelens.checkpoints.paths import check_text, name_checkpoints, sample_path
+    from ropelens.runtime.results import check_out
 
     checkpoints = name_checkpoints(models or ["bundled"])
     several = len(checkpoints) > 1
@@ -71,7 +71,7 @@ def analyze(
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         from ropelens.analysis.analysis import is_measured, write_checkpoints
         from ropelens.analysis.plan import plan_analysis
-        from ropelens.models.processes import gather, processes, shared
+        from ropelens.runtime.processes import gather, processes, shared
     with opening(show_progress, "reading"):  # all, so that nothing is measured in vain
         plans = {name: plan_analysis(of, text, options) for name, of in checkpoints.items()}
     if plan:
@@ -94,7 +94,7 @@ def analyze(
 def _measure(plan: Plan, folder: Path) -> None:
     """Measure what is planned, in all processes that torchrun started; the first one saves."""
     from ropelens.analysis.analyze import run_plan
-    from ropelens.models.processes import processes, shared
+    from ropelens.runtime.processes import processes, shared
 
     say(f"plan: {', '.join(plan.facts.values())}")
     with shared():
@@ -176,9 +176,9 @@ def truncate(
       ropelens truncate --measures loss
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
-    from ropelens.files.results import check_out
-    from ropelens.measure.truncation_table import MEASURES, wanted_measures
-    from ropelens.models.paths import check_text
+    from ropelens.checkpoints.paths import check_text
+    from ropelens.interventions.truncation_table import MEASURES, wanted_measures
+    from ropelens.runtime.results import check_out
 
     if not plan:
         check_out(out, "truncation")

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from ropelens.analysis.options import Options, Out, with_options
+from ropelens.checkpoints.load_options import option
 from ropelens.commands.analyze import analyze, truncate
 from ropelens.commands.claims import claims
 from ropelens.commands.rope import rope
 from ropelens.commands.terminal import finish, print_path, run_app
 from ropelens.commands.train import train
-from ropelens.models.loading import option
 
 app = typer.Typer(
     name="ropelens", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -43,7 +43,7 @@ def list_bundled() -> None:
     Example:
       ropelens list
     """
-    from ropelens.models.paths import BUNDLED, bundled_facts
+    from ropelens.checkpoints.paths import BUNDLED, bundled_facts
 
     typer.echo(f"{'name':<30}{'tokens seen':>12}{'loss*':>8}")
     for name in BUNDLED:
@@ -86,13 +86,13 @@ def compare(
       ropelens compare runs/variants --out out
       ropelens compare analyzed/llama analyzed/qwen --out out
     """
-    from ropelens.files.progress import show_progress
-    from ropelens.files.results import check_out
+    from ropelens.runtime.progress import show_progress
+    from ropelens.runtime.results import check_out
 
     check_out(out, "comparison", parts=["measured"])
     from ropelens.analysis.analysis import Answer
     from ropelens.comparison.compare import compare
-    from ropelens.models.processes import processes, shared
+    from ropelens.runtime.processes import processes, shared
 
     with shared():
         comparison = compare(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ropelens.analysis.options import Options, Out, Text, with_options
+from ropelens.checkpoints.load_options import option
 from ropelens.commands.terminal import finish
 from ropelens.errors import BadArgument
-from ropelens.files.progress import opening, show_progress
-from ropelens.models.loading import option
+from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,20 +53,20 @@ def claims(
       ropelens claims analyzed/llama analyzed/qwen --out out
       ropelens claims ./my-llama --text book.txt --out out
     """
-    from ropelens.files.results import PAGE, check_out, other_place, read_record
-    from ropelens.models.paths import name_checkpoints
+    from ropelens.checkpoints.paths import name_checkpoints
+    from ropelens.runtime.results import PAGE, check_out, other_place, read_record
 
     given = name_checkpoints(models or ["bundled"])
     check_out(out, "claims", parts=given)
     with opening(show_progress, "starting"):  # torch and transformers take seconds
         import pandas as pd
 
-        from ropelens.measure.tried_claims import test_claims
+        from ropelens.claims.claim_runs import test_claims
         from ropelens.report.claims import read_ledger
         from ropelens.report.tables import short_facts
     kinds = {name: read_record(place).get("kind") for name, place in given.items()}
     if text and not {None, "comparison"} & {*kinds.values()}:
-        raise BadArgument("Saved results are not measured again.", attempt="without --text")
+        raise BadArgument("Saved results are not measured again.", hint="without --text")
     ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
     for name, place in given.items():
         if kinds[name] in (None, "comparison") and not (text or place.startswith("bundled")):
@@ -99,10 +99,10 @@ def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
     """Print the table; write it, its page and run.json, whole or not at all."""
     from ropelens.analysis.plan import this_command
     from ropelens.figures.text import signed
-    from ropelens.files.results import write_folder
-    from ropelens.measure.measurement import versions
+    from ropelens.profiles.measurement import versions
     from ropelens.report.claims import claims_sentences, render_claims
     from ropelens.report.render import say
+    from ropelens.runtime.results import write_folder
 
     shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
     for name, of in shown.groupby(table["model"], sort=False):
@@ -132,7 +132,7 @@ def _measured(
     What is measured of a model is saved in `folder`.
     """
     from ropelens.analysis.analyze import analyze
-    from ropelens.files.results import open_results, read_record
+    from ropelens.runtime.results import open_results, read_record
 
     if read_record(place):
         return open_results(Path(place) / "profile.nc", "profile"), {}

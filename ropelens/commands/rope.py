@@ -10,7 +10,7 @@ import typer
 
 import ropelens as rl
 from ropelens.analysis.options import Model, with_options
-from ropelens.models.loading import Loading, option
+from ropelens.checkpoints.load_options import Loading, option
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -59,7 +59,7 @@ def rope(
       ropelens rope ./my-llama
       ropelens rope ./my-llama --variant p-rope:0.75
     """
-    from ropelens.models.row_order import row_order
+    from ropelens.checkpoints.row_order import row_order
 
     loaded, tokenizer = rl.load(model, **asdict(options))
     with rl.edit_rope(loaded, *([variant] if variant else [])):

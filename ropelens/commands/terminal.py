@@ -37,7 +37,7 @@ def print_path(path: Path) -> None:
 
 def finish(folder: Path) -> None:
     """End a command: the findings in `folder` on stderr, the path of its page on stdout."""
-    from ropelens.files.results import PAGE, read_record  # which import xarray
+    from ropelens.runtime.results import PAGE, read_record  # which import xarray
 
     for finding in read_record(folder).get("findings", [])[:5]:
         say(finding, by="")  # by the first process alone, which may be the one to have a folder

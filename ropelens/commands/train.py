@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ropelens.analysis.options import path_of, with_options
+from ropelens.checkpoints.load_options import option
 from ropelens.commands.terminal import print_path
-from ropelens.models.loading import option
 from ropelens.train.settings import Settings
 
 WITH_STUDY = ("study", "text", "valid", "tokens", "out")

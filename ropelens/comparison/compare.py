@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from ropelens.checkpoints.files import fingerprint
+from ropelens.checkpoints.load import load
 from ropelens.comparison.entries import Entry, find_entries
 from ropelens.comparison.measure import head_measures, measure
 from ropelens.comparison.table import ALONE
 from ropelens.errors import BadArgument, Count, Positive, explained, public
-from ropelens.files.folder import file_name
-from ropelens.files.progress import Advance, ShowProgress, Stage, silent
-from ropelens.files.results import open_results, save
-from ropelens.measure.measurement import versions
-from ropelens.models.checkpoint import fingerprint
-from ropelens.models.device import device_named
-from ropelens.models.load import load
-from ropelens.models.processes import gather, place
+from ropelens.profiles.measurement import versions
+from ropelens.runtime.devices import device_named
+from ropelens.runtime.folder import file_name
+from ropelens.runtime.processes import gather, place
+from ropelens.runtime.progress import Advance, ShowProgress, Stage, silent
+from ropelens.runtime.results import open_results, save
 from ropelens.train.data import DATA
 
 

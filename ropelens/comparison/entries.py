@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ropelens.checkpoints.paths import short_names
 from ropelens.errors import BadArgument
-from ropelens.files.results import RECORD
-from ropelens.models.paths import short_names
+from ropelens.runtime.results import RECORD
 from ropelens.train.data import differences, read_json
 from ropelens.train.run import STUDY
 from ropelens.train.settings import Size, size_name
@@ -82,7 +82,7 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
         few = "A comparison needs two or more folders."
         what = f"{alone[0]} holds nothing to compare with the others." if alone else few
         wanted = "finished runs of ropelens train alone, or what ropelens analyze wrote"
-        raise BadArgument(what, attempt=wanted)
+        raise BadArgument(what, hint=wanted)
     if trained:
         return _runs(records), unfinished
     names = short_names(list(records))
@@ -106,7 +106,7 @@ def _runs(records: dict[Path, dict[str, Any]]) -> list[Entry]:
                 raise BadArgument(
                     f"The runs in {other} and {folder} cannot be compared.",
                     seen=differ or f"two runs are both {name}",
-                    attempt="ropelens analyze of both models, on the same text",
+                    hint="ropelens analyze of both models, on the same text",
                 )
         runs[name] = Entry(
             name=name,

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.comparison.entries import Entry
-from ropelens.measure.evaluate import evaluate
-from ropelens.measure.heads import head_values
-from ropelens.measure.profile import profile
-from ropelens.measure.tasks import NEAREST, SHORTEST, doublings
-from ropelens.statistics.variables import compared
+from ropelens.interventions.evaluate import evaluate
+from ropelens.interventions.tasks import NEAREST, SHORTEST, doublings
+from ropelens.profiles.heads import head_values
+from ropelens.profiles.measures import compared
+from ropelens.profiles.profile import profile
 from ropelens.train.data import documents_of, held_out_sequences, spread
 
 TIMES_CONTEXT = 4

@@ -9,10 +9,10 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
+from ropelens.budget.labels import LABELS
 from ropelens.errors import BadArgument, public
-from ropelens.measure.truncation_table import best_head, changes_of_edits
-from ropelens.statistics.intervals import paired_interval
-from ropelens.statistics.labels import LABELS
+from ropelens.intervals import paired_interval
+from ropelens.interventions.truncation_table import best_head, changes_of_edits
 
 Compared = TypeVar("Compared", xr.Dataset, xr.DataArray)
 
@@ -168,7 +168,7 @@ def paired_changes(values: xr.Dataset | xr.DataArray, group: str = "") -> Any:
     if isinstance(values, xr.Dataset) or "partner" not in values.coords:
         raise BadArgument(
             "There is nothing in pairs here.",
-            attempt="what evaluate gave, or a variable of what compare gave, and a group",
+            hint="what evaluate gave, or a variable of what compare gave, and a group",
         )
     partner = values["partner"].values
     paired = (partner != ALONE) & (partner != np.arange(len(partner)))

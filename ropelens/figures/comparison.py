@@ -22,8 +22,8 @@ from ropelens.comparison.table import (
 from ropelens.figures import style
 from ropelens.figures.text import plotly_text, short_count
 from ropelens.figures.wavelengths import AXIS_TITLE, NO_PLANES, mark_trained
-from ropelens.measure.truncation_table import best_head
-from ropelens.statistics.variables import NEEDLES
+from ropelens.interventions.truncation_table import best_head
+from ropelens.interventions.variables import NEEDLES
 
 KNOWN = ("p-rope-0.75", "p-rope-0.25", "p-rope-0.5", "p-rope-reversed-0.75", "nope")
 """Variants that look the same on every page: the first has the first colour, and so on."""

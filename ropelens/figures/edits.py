@@ -15,7 +15,7 @@ from ropelens.figures import style
 from ropelens.figures.text import NOTHING, number, short_count
 from ropelens.figures.truncated_heads import ENDS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
 from ropelens.figures.wavelengths import mark_trained, plane_borders, set_wavelengths
-from ropelens.measure.truncation_table import QUARTER, class_changes, summarize_truncation
+from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
 
 
 class Measure(NamedTuple):
@@ -80,7 +80,7 @@ def plot_truncation(
             f"The sweep did not measure {missing[0]}."
             if missing
             else f"The sweep stopped no {'bands' if by == 'band' else 'planes from an end'}.",
-            attempt="truncate(model, tokens, ends=..., bands=..., measures=..., tokenizer=...)",
+            hint="truncate(model, tokens, ends=..., bands=..., measures=..., tokenizer=...)",
         )
     if by == "class":
         return _classes_figure(classes, kinds)

@@ -16,7 +16,7 @@ from ropelens.figures.comparison import variant_looks
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.text import plotly_text, short_count, visible_token
 from ropelens.figures.wavelengths import mark_context, set_wavelengths, wavelength_positions
-from ropelens.statistics.variables import OWN
+from ropelens.interventions.variables import OWN
 
 PANELS = {
     "selectivity<br>(nats)": {"selectivity_keys": "on keys", "selectivity_sink": "on sinks"},

@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from ropelens.claims.verdict import correlations
 from ropelens.errors import Count, public
 from ropelens.figures import style
 from ropelens.figures.inputs import (
@@ -22,8 +23,7 @@ from ropelens.figures.inputs import (
     row_of,
 )
 from ropelens.figures.text import number, short_count
-from ropelens.measure.heads import claim_numbers
-from ropelens.statistics.budget.claim import correlations
+from ropelens.profiles.heads import claim_numbers
 
 SIGNS_FIT = 24
 """Up to so many heads a layer, a cell has a sign of its label, or names its offset."""

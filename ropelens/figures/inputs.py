@@ -22,7 +22,7 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     """
     if heads is None:
         # Imported here: a figure of a saved table needs neither the bootstrap nor scipy.
-        from ropelens.measure.heads import classify_heads
+        from ropelens.profiles.heads import classify_heads
 
         return classify_heads(profile)
     inside = set(np.ndindex(profile.sizes["layer"], profile.sizes["head"]))
@@ -32,7 +32,7 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
         raise BadArgument(
             "The table of heads and the profile are not about the same model.",
             seen=f"{len(places)} rows, {len(set(places) & inside)} of the profile's heads",
-            attempt="pass what classify_heads(profile) gives",
+            hint="pass what classify_heads(profile) gives",
         )
     return heads
 

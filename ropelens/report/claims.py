@@ -10,11 +10,11 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
+from ropelens.claims.claims import VERDICTS
 from ropelens.errors import BadArgument, explained
 from ropelens.figures.text import plural
-from ropelens.files.results import read_record
-from ropelens.measure.claims import VERDICTS
 from ropelens.report.render import render, say
+from ropelens.runtime.results import read_record
 
 QUESTION = "Which published claims about RoPE hold here?"
 GLYPHS = dict(zip(VERDICTS, ("✓", "✕", "○", "–"), strict=True))

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from ropelens.errors import public
 from ropelens.figures.text import plural
-from ropelens.files.folder import file_name, write_whole
-from ropelens.files.results import read_record
 from ropelens.report.render import render
+from ropelens.runtime.folder import file_name, write_whole
+from ropelens.runtime.results import read_record
 
 
 @public

@@ -11,21 +11,21 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
+from ropelens.budget.labels import Thresholds
+from ropelens.claims.claims import ledger
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, public
 from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import head_table, idle_layers
 from ropelens.figures.style import COLORS, SIGNS
-from ropelens.files.folder import write_whole
-from ropelens.measure.claims import ledger
-from ropelens.measure.truncation_table import summarize_truncation
+from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report import catalog, tables, words
 from ropelens.report.catalog import bare, card, draw
 from ropelens.report.claims import GLYPHS, claims_sentences, ledger_rows
 from ropelens.report.payload import beside_payload, build_payload, page_templates
 from ropelens.report.render import page_words, render, say
 from ropelens.report.tables import about, about_comparison, model_name, short_facts
-from ropelens.statistics.labels import Thresholds
+from ropelens.runtime.folder import write_whole
 
 SCRIPTS = ["arrays", "inside", "figures", "live", "pair", "tabs", "lists", "choice"]
 
@@ -139,7 +139,7 @@ def _check(results: xr.Dataset, kind: str, profile: xr.Dataset) -> None:
         raise BadArgument(
             f"This is no {kind} of the profile's model.",
             seen=f"{found}, layers and heads {others}; the profile's {of_profile}",
-            attempt=f"pass what {kind} gave",
+            hint=f"pass what {kind} gave",
         )
 
 

@@ -143,13 +143,13 @@ def render(
 # ---- sentences
 
 
-def say(subject: str, sentence: str, /, **record: object) -> str:
-    """The sentence, no HTML, that a macro of `subject` makes; "" where it says nothing."""
-    macros = environment("sentences").get_template(f"{subject}.txt").module
+def say(live: str, sentence: str, /, **record: object) -> str:
+    """The sentence, no HTML, that a macro of `live` makes; "" where it says nothing."""
+    macros = environment("sentences").get_template(f"{live}.txt").module
     words = str(getattr(macros, sentence)(**record)).split()
     return re.sub(r" (?=[,;.:)])", "", " ".join(words))
 
 
-def say_all(subject: str, records: Mapping[str, dict[str, Any] | None]) -> dict[str, str]:
+def say_all(live: str, records: Mapping[str, dict[str, Any] | None]) -> dict[str, str]:
     """The sentences of the records that there are, by their macros."""
-    return {name: say(subject, name, **record) for name, record in records.items() if record}
+    return {name: say(live, name, **record) for name, record in records.items() if record}

@@ -14,9 +14,9 @@ import xarray as xr
 
 from ropelens.figures.inputs import numbers
 from ropelens.figures.text import NOTHING, change_and_interval, mean_count, number, short_count
+from ropelens.interventions.variables import NEEDLES
 from ropelens.report.render import page_words
 from ropelens.report.words import CHANCE, scope
-from ropelens.statistics.variables import NEEDLES
 
 Write = Callable[[Any], str]
 

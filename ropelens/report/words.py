@@ -19,11 +19,11 @@ from ropelens.errors import public
 from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import LABELS, OUTSIDE
 from ropelens.figures.text import change_and_interval, short_count
-from ropelens.measure.heads import classify_heads
-from ropelens.measure.truncation_table import QUARTER, class_changes, summarize_truncation
+from ropelens.intervals import ENOUGH_DOCUMENTS
+from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
+from ropelens.interventions.variables import NEEDLES, OWN
+from ropelens.profiles.heads import classify_heads
 from ropelens.report.render import say, say_all
-from ropelens.statistics.intervals import ENOUGH_DOCUMENTS
-from ropelens.statistics.variables import NEEDLES, OWN
 
 Record = dict[str, Any]  # the numbers of a sentence
 

@@ -91,7 +91,7 @@ def heads_by_layer(
             raise BadArgument(
                 f"The model has no head {part.strip()!r}{f' that {doing}s' * exist}.",
                 seen=f"layers 0 to {layers - 1}{some}, heads 0 to {count - 1}",
-                attempt='"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"',
+                hint='"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"',
             )
         chosen |= able & named
     return chosen
@@ -186,7 +186,7 @@ def plan_cuts(
     for share in keep:
         Slowest(share)  # from 0 to 1
     if not (keep or bands):
-        raise BadArgument("No planes are to be stopped.", attempt="--keep or --bands")
+        raise BadArgument("No planes are to be stopped.", hint="--keep or --bands")
     if not any(layers):
         raise UnsupportedModel("The model has no planes that rotate, so none can be stopped.")
     sizes = {tuple(len(x) - kept_planes(share, 2 * len(x)) for x in layers) for share in keep}
@@ -230,8 +230,8 @@ def _random(
     some = [s for s in sizes if any(0 < n < of for n, of in zip(s, counts, strict=True))]
     cuts: dict[Numbers, list[Cut]] = {size: [] for size in sizes}
     for draw in range(draws if some else 0):
-        for attempt in range(100):
-            key = (seed, 1 + band, draw, attempt)
+        for hint in range(100):
+            key = (seed, 1 + band, draw, hint)
             random = [np.random.default_rng([*key, count]) for count in counts]
             orders = [r.permutation(x).tolist() for r, x in zip(random, layers, strict=True)]
             sets = {size: _first(orders, size) for size in some}

@@ -21,10 +21,10 @@ from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from ropelens.checkpoints.files import fingerprint
 from ropelens.errors import BadArgument, BadText, explained
-from ropelens.files.folder import write_whole
-from ropelens.models.checkpoint import fingerprint
-from ropelens.models.texts import fingerprint_of, pieces, read_documents
+from ropelens.runtime.folder import write_whole
+from ropelens.text.documents import fingerprint_of, pieces, read_documents
 from ropelens.train.settings import Settings
 
 LEAST_VALID = 2  # sequences; an interval needs two
@@ -73,7 +73,7 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, what: str
         raise BadArgument(
             f"{what} was made with other settings.",
             seen=changed,
-            attempt="the same command as before to resume it, or another folder",
+            hint="the same command as before to resume it, or another folder",
         )
 
 
@@ -85,7 +85,7 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Te
     """
     documents, held_out = read_documents(text), read_documents(valid)
     if not documents and not (data / DATA).exists():
-        raise BadText("There is no text to train on.", attempt="--text FILE")
+        raise BadText("There is no text to train on.", hint="--text FILE")
     shared = len(set(documents) & set(held_out))
     if held_out and shared == len(set(held_out)):
         raise BadText("All of the validation text is also text to learn from.")
@@ -139,7 +139,7 @@ def _fill(folder: Path, texts: Texts, settings: Settings) -> None:
             raise BadText(
                 f"The text is too short at a context of {context:,} tokens.",
                 seen=f"{len(rows):,} sequences for {file} of the {least:,} that are needed",
-                attempt="pass more text, or a smaller context",
+                hint="pass more text, or a smaller context",
             )
         np.save(folder / file, rows)
         say(f"{file}: {len(rows):,} sequences of {context:,} tokens")

@@ -21,11 +21,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ropelens.checkpoints.files import quiet_transformers
 from ropelens.errors import BadArgument, RopelensError, explained
-from ropelens.files.folder import write_whole
-from ropelens.files.progress import Stage, show_progress
-from ropelens.models.checkpoint import quiet_transformers
-from ropelens.models.device import device_named
+from ropelens.runtime.devices import device_named
+from ropelens.runtime.folder import write_whole
+from ropelens.runtime.progress import Stage, show_progress
 from ropelens.train.data import copy_tokenizer, held_out_sequences, say, training_stages
 from ropelens.train.settings import Settings
 
@@ -53,7 +53,7 @@ def require_finite(tensors: Iterable[Tensor], what: str, *, step: int) -> None:
     if not all(tensor.isfinite().all() for tensor in tensors):
         raise TrainingFailed(
             f"training stopped at step {step}: {what} is not a finite number.",
-            attempt="a lower learning rate, in a new run folder",
+            hint="a lower learning rate, in a new run folder",
         )
 
 

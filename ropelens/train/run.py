@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from ropelens.errors import BadArgument
-from ropelens.files.results import RECORD
-from ropelens.measure.measurement import versions
-from ropelens.models.device import explain_full_memory
-from ropelens.models.variants import variant_config
+from ropelens.profiles.measurement import versions
+from ropelens.rotation.variant_config import variant_config
+from ropelens.runtime.devices import explain_full_memory
+from ropelens.runtime.results import RECORD
 from ropelens.train.data import (
     copy_tokenizer,
     prepare_data,
@@ -74,7 +74,7 @@ def train(
     fits = explain_full_memory(
         "The training",
         seen=f"{settings.size}, context {settings.context:,}",
-        attempt="a smaller size or context, in a new run folder",
+        hint="a smaller size or context, in a new run folder",
     )
     with fits, alone(out):
         facts = prepare_data(data, texts, settings) | settings.facts()
@@ -143,7 +143,7 @@ def read_own(out: Path, name: str, *, key: str) -> dict[str, Any]:
     if key not in record and any((out / other).exists() for other in others):
         raise BadArgument(
             f"{out} holds a model, a run, a study or other results, which would mix.",
-            attempt="another --out",
+            hint="another --out",
         )
     return record
 

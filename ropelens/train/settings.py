@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from ropelens.checkpoints.load_options import Checked, option
 from ropelens.errors import BadArgument
-from ropelens.models.loading import Checked, option
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def get_size(name: str) -> Size:
     if 0 in (layers, width, heads, kv_heads) or width % (2 * heads) or heads % kv_heads:
         raise BadArgument(
             f"No model has the size {name!r}.",
-            attempt=f"one of: {', '.join(SIZES)}; or layers x width x heads x key-value heads, "
+            hint=f"one of: {', '.join(SIZES)}; or layers x width x heads x key-value heads, "
             "such as 8x384x6x2",
         )
     return Size(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ropelens.errors import BadArgument, explained, public
-from ropelens.files.folder import file_name
+from ropelens.runtime.folder import file_name
 from ropelens.train.data import read_texts, require_same, say, write_json
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.run import STUDY, Busy, model_config, read_own, train
@@ -100,6 +100,6 @@ def run_study(
         raise TrainingFailed(
             f"{len(diverged)} of {len(runs)} runs of the study diverged.",
             seen=", ".join(diverged),
-            attempt="a lower learning_rate in the study file, in a new folder",
+            hint="a lower learning_rate in the study file, in a new folder",
         )
     return out

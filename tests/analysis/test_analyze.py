@@ -19,10 +19,10 @@ from transformers import DbrxConfig, LlamaConfig
 import ropelens as rl
 from ropelens.analysis.analysis import write_answer
 from ropelens.analysis.plan import plan_analysis
-from ropelens.files.progress import Stage
-from ropelens.measure.measurement import sequences_at_once
-from ropelens.models.checkpoint import fingerprint
-from ropelens.models.device import pass_bytes
+from ropelens.checkpoints.files import fingerprint
+from ropelens.profiles.measurement import sequences_at_once
+from ropelens.runtime.devices import pass_bytes
+from ropelens.runtime.progress import Stage
 
 WORDS = "the quick brown fox jumps over the lazy dog " * 20
 SWEEP = {"keep": (0.5,), "controls": 1, "bands": 2}

@@ -13,8 +13,8 @@ from tiny_checkpoints import edit_weights, save_tiny
 import ropelens as rl
 from ropelens.analysis.analysis import is_measured
 from ropelens.analysis.plan import plan_analysis
+from ropelens.checkpoints.paths import name_checkpoints
 from ropelens.errors import BadArgument
-from ropelens.models.paths import name_checkpoints
 
 STEPS = ("step-000001", "step-000002")
 

@@ -16,8 +16,8 @@ import xarray as xr
 from cli_runs import COLUMNS, NAMES, PLAN, Command
 
 import ropelens as rl
-from ropelens.models.checkpoint import fingerprint
-from ropelens.models.paths import BUNDLED, bundled_path
+from ropelens.checkpoints.files import fingerprint
+from ropelens.checkpoints.paths import BUNDLED, bundled_path
 
 HEAD = ("layer", "head")
 DIMS = {
@@ -163,7 +163,7 @@ def test_warnings_of_libraries_are_kept_to_them(
 def test_the_plan_says_what_would_run_and_measures_nothing(
     ropelens: Command, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("ropelens.models.load.Opened.read")  # no weights
+    monkeypatch.delattr("ropelens.checkpoints.load.Opened.read")  # no weights
     options = ("--rows", 7, "--batch-size", 5)
     ended = ropelens("analyze", model, "--text", text, *options, "--plan")
     assert (ended.code, ended.err) == (0, "")

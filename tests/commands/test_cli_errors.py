@@ -12,7 +12,7 @@ import torch
 from cli_runs import NAMES, Command, Ended, save_family, unharmed
 from tiny_checkpoints import save_tiny
 
-from ropelens.files.results import PAGE
+from ropelens.runtime.results import PAGE
 
 ANALYSIS = "ropelens.analysis.analyze"
 
@@ -149,7 +149,7 @@ def test_a_disk_that_runs_full(
     with unharmed(out), full_disk(200_000):
         ended = ropelens(*analyze, out)
     assert (ended.code, "File too large" in ended.problem) == (1, True)
-    monkeypatch.setattr("ropelens.measure.savepoint.SECONDS", 0)
+    monkeypatch.setattr("ropelens.runtime.savepoint.SECONDS", 0)
     with full_disk(200_000):
         ended = ropelens(*analyze, out / "new")
     assert ended.problem.endswith(

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from cli_runs import MAIN, NAMES, PLAN, STOPPING, Command, Ended, unharmed
 
-from ropelens.files.progress import Advance
-from ropelens.files.results import open_results
+from ropelens.runtime.progress import Advance
+from ropelens.runtime.results import open_results
 from ropelens.train import loop
 
 STOPPED = "ropelens: stopped; nothing half-written is left, and the same command goes on\n"
@@ -45,7 +45,7 @@ def test_ctrl_c_while_measuring(
     def lines(*_: object) -> Advance:
         return lambda now, *_: now.what == "measuring" and os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("ropelens.files.progress._lines", lines)
+    monkeypatch.setattr("ropelens.runtime.progress._lines", lines)
     with unharmed(out):
         ended = ropelens("analyze", model, "--text", text, "--batch-size", 1, "--out", out)
     plan, *rest = ended.err.splitlines(keepends=True)
@@ -72,7 +72,7 @@ def test_a_signal_stops_where_a_library_makes_an_error_of_it(
         except KeyboardInterrupt as error:
             raise ImportError("no such module") from error
 
-    monkeypatch.setattr("ropelens.models.load.open_checkpoint", stop)
+    monkeypatch.setattr("ropelens.checkpoints.load.open_checkpoint", stop)
     assert ropelens("rope") == Ended(128 + number, "", STOPPED)
     monkeypatch.setattr(sys, "stderr", Gone())
     assert ropelens("rope").code == 128 + number

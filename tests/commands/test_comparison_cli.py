@@ -16,8 +16,8 @@ from tiny_checkpoints import save_tiny
 from trained import run_folder
 
 import ropelens as rl
-from ropelens.files.results import save
-from ropelens.models.checkpoint import fingerprint
+from ropelens.checkpoints.files import fingerprint
+from ropelens.runtime.results import save
 
 FILES = ["comparison.csv", "comparison.nc", "index.html", "run.json"]
 

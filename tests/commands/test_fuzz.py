@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import plan_analysis
+from ropelens.checkpoints.load import open_checkpoint
+from ropelens.checkpoints.load_options import Loading
 from ropelens.commands.app import main
 from ropelens.errors import RopelensError
-from ropelens.models.load import open_checkpoint
-from ropelens.models.loading import Loading
-from ropelens.models.rope import measure_rope
+from ropelens.rotation.measure import measure_rope
 
 
 def cases(count: int) -> settings:
@@ -115,7 +115,7 @@ def test_arguments(tmp_path_factory: pytest.TempPathFactory, args: list[str]) ->
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         warnings.catch_warnings(),
-        mock.patch("ropelens.models.load.locate", side_effect=RopelensError("no model")),
+        mock.patch("ropelens.checkpoints.load.locate", side_effect=RopelensError("no model")),
         mock.patch.object(sys, "argv", ["ropelens", *args]),
         pytest.raises(SystemExit) as ended,
     ):

@@ -26,7 +26,7 @@ from ropelens.train import loop
 DIES = """
 import os, signal
 from ropelens.commands.app import main
-from ropelens.measure import savepoint
+from ropelens.runtime import savepoint
 savepoint.SECONDS = 0
 save, batches = savepoint.Stage.save, []
 def die(self, state):

@@ -15,7 +15,7 @@ from cli_runs import NAMES, Command, Ended
 from tiny_checkpoints import save_tiny
 
 import ropelens as rl
-from ropelens.measure.truncation_table import COLUMNS, summarize_truncation
+from ropelens.interventions.truncation_table import COLUMNS, summarize_truncation
 from ropelens.report.page import render_page
 
 FILES = tuple(sorted((*NAMES, "truncation.csv", "truncation.nc")))

@@ -16,13 +16,13 @@ from trained import NANO, SEQUENCES, VARIANTS, copy_of, run_folder, runs_in, sto
 from transformers import AutoModelForCausalLM
 
 import ropelens as rl
+from ropelens.checkpoints.paths import sample_path
 from ropelens.comparison import compare as comparing
 from ropelens.comparison.compare import partners
 from ropelens.comparison.entries import Entry
 from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
-from ropelens.models.paths import sample_path
 from ropelens.train.data import documents_of, sequences_of, train_tokenizer
 
 

@@ -12,7 +12,7 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 from ropelens.figures.style import LABELS
 from ropelens.figures.truncated_heads import head_steps, plot_head_truncation
-from ropelens.measure.truncation_table import summarize_truncation
+from ropelens.interventions.truncation_table import summarize_truncation
 
 
 def named(figure: go.Figure, name: str) -> list:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ropelens.statistics.call import AttentionCall
+from ropelens.attention.call import AttentionCall
 
 from .recording import Floats
 

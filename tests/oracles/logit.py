@@ -17,7 +17,7 @@ from torch import Tensor
 from .recording import AttentionCall, Floats, LayerRotation
 
 NATS = np.log(2)  # in one bit
-SMOOTH = 3.0  # as in ropelens/statistics/budget/solver.py
+SMOOTH = 3.0  # as in ropelens/budget/solver.py
 
 
 @dataclass(frozen=True)

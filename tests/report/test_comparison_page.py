@@ -23,7 +23,7 @@ from ropelens.figures.comparison import (
     plot_loss_change,
     plot_position_loss,
 )
-from ropelens.measure.truncation_table import best_head
+from ropelens.interventions.truncation_table import best_head
 from ropelens.report.tables import comparison_columns as shown_columns
 from ropelens.report.tables import comparison_rows as table_rows
 from ropelens.report.words import comparison_sentences as findings

@@ -13,7 +13,7 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.figures.text import in_words, plural, ranges
-from ropelens.measure.truncation_table import summarize_truncation
+from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report.render import say
 
 

@@ -17,11 +17,11 @@ from oracles.tiny import random_tokens, tiny
 from torch import nn
 
 import ropelens as rl
-from ropelens.edit.rope import Edit
+from ropelens.checkpoints.paths import sample_path
 from ropelens.figures.head import farthest
 from ropelens.figures.text import visible_token
-from ropelens.models.paths import sample_path
-from ropelens.models.texts import prompt_tokens
+from ropelens.interventions.edit import Edit
+from ropelens.text.documents import prompt_tokens
 
 LAYER, HEAD = 2, 3
 PROMPTS = ["The old man said that the old man said no.", "One, two, three."]

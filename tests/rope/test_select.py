@@ -8,10 +8,10 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.errors import BadArgument
-from ropelens.models.variants import frequencies
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import Fastest, Slowest, heads_by_layer, plan_cuts, turning
 from ropelens.rope.variants import Shape, parse_variant
+from ropelens.rotation.variant_config import frequencies
 
 
 @pytest.mark.parametrize(

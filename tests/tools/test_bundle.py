@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from ropelens.checkpoints.paths import BUNDLED
 from ropelens.errors import BadArgument
-from ropelens.models.paths import BUNDLED
 from ropelens.train.data import held_out_sequences
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ropelens.errors import UnsupportedModel
-from ropelens.models.subject import as_subject
+from ropelens.model.live_model import as_live_model
 
 TABLE = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", families.PAGE.read_text(), re.M))
 
@@ -57,4 +57,4 @@ def test_heads_that_differ_by_layer_are_refused() -> None:
     with torch.device("meta"):
         model = kind(families.tiny_config(kind.config_class, {}))
     with pytest.raises(UnsupportedModel, match="have different numbers of heads"):
-        as_subject(model)
+        as_live_model(model)

@@ -13,7 +13,7 @@ from trained import OPTIONS, STUDY, train
 from transformers import AutoModelForCausalLM
 
 from ropelens.errors import BadArgument, RopelensError
-from ropelens.models.rope import measure_rope
+from ropelens.rotation.measure import measure_rope
 from ropelens.train.loop import TrainingFailed
 from ropelens.train.study import run_study, runs_of
 

@@ -1,0 +1,1 @@
+"""One attention call: its rows, the formulas of a profile, and running sums."""

@@ -1,0 +1,1 @@
+"""The attention budget: log-linear models of a head, their fit, and labels."""

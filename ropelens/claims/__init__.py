@@ -1,0 +1,1 @@
+"""Published claims about RoPE, tested against nulls."""

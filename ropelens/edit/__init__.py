@@ -1,1 +1,0 @@
-"""A live model rotates otherwise, or heads are silenced, while a block runs."""

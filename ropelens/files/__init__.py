@@ -1,1 +1,0 @@
-"""What is written and read: result folders, records, progress."""

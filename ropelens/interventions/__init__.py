@@ -1,0 +1,1 @@
+"""Edits, silenced heads and patches, and measurements of their effects."""

@@ -1,1 +1,0 @@
-"""A model and tokens become labelled numbers."""

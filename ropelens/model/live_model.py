@@ -1,0 +1,399 @@
+"""A model as ropelens runs it: made once, at the door of a public function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+
+from ropelens.attention.call import AttentionCall
+from ropelens.config_facts import (
+    LENGTH_DEPENDENT,
+    attending_layers,
+    layer_kinds,
+    rope_parameters,
+    stated_context,
+)
+from ropelens.errors import IN_WORDS, BadArgument, UnsupportedModel, explained
+from ropelens.model.attention_hooks import (
+    AttentionEdit,
+    HeadSilence,
+    Hooks,
+    Observer,
+    Patch,
+    attention_modules,
+    hooked,
+    hooks_of,
+    wrapped_attention,
+)
+from ropelens.model.forward_patches import once, recomputed, skip_mlp_work, without_dropout
+from ropelens.model.output_check import OutputCheck
+from ropelens.rope.planes import Planes
+from ropelens.rope.select import heads_by_layer
+from ropelens.rotation.configured import warn_of_configuration
+from ropelens.rotation.probe import (
+    LayerRotation,
+    attention_factor,
+    edited_planes,
+    measure_rotations,
+)
+from ropelens.runtime.devices import LayerWithRoom, device_of, devices_of
+
+LOOKED_AT = 256  # tokens on which it is tried that a look changes nothing, at most
+LARGEST_RESIDUAL = 1e-3
+"""In float32: of plane lengths that a rotation keeps, and of outputs that attention gives."""
+
+Seen = TypeVar("Seen")
+
+
+class LiveModel:
+    """A transformers model, run as it is and observed through its attention interface.
+
+    `model` is without what was wrapped around it; its modules and `config` state the RoPE.
+    `bos` is the id of a token, None where its configuration names none.
+    `heads` are the query heads of a layer, `kinds` what the configuration calls the layers,
+    `attending` the numbers of those that attend, `trained` the tokens that it was trained for,
+    None where that is not said, and `context` that or 1024.
+    `noise` is the relative rounding of its numbers, `tolerance` what a residual may have of it.
+    `depends_on_length`: the RoPE changes with the length of a batch (dynamic, longrope).
+    """
+
+    in_chunks = True
+    """Whether `logits` can run a part of the tokens at a time, with a cache."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.config: PreTrainedConfig = model.config.get_text_config()
+        self.kind = type(model).__name__
+        self.layers: int = getattr(self.config, "num_hidden_layers", 0)
+        self.heads: int = getattr(self.config, "num_attention_heads", 0)
+        self.kinds = layer_kinds(self.config)
+        self.attending = attending_layers(self.config)
+        # Other layers hold a state, not keys; "hybrid" ones hold both.
+        stateless = not any(k.startswith("hybrid") for k in self.kinds)
+        self.in_chunks &= stateless and len(self.attending) == self.layers
+        self.bos = self.config.to_dict().get("bos_token_id")
+        self.vocabulary: int = self.config.vocab_size
+        self.trained = stated_context(model.config)
+        self.context = self.trained or 1024
+        self.device = device_of(model)  # which takes the tokens
+        self.noise = torch.finfo(model.dtype).eps
+        self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
+        kinds = {str(part.get("rope_type")) for part in rope_parameters(self.config)}
+        self.depends_on_length = bool(LENGTH_DEPENDENT & kinds)
+        self.turned: dict[int, Tensor] = {}  # frequencies of each layer's last call
+        self._rotations: dict[int | None, list[LayerRotation]] = {}
+        self._judge = OutputCheck(self.kind)
+        self._looked: set[tuple[int, bool]] = set()
+
+    # the rotation
+
+    def rotations(self, context: int | None = None) -> list[LayerRotation]:
+        """How each layer rotates without an edit, measured once; see `measure_rope`.
+
+        RoPE that changes with the length: at `context` tokens, or within the trained context.
+        """
+        at = context if self.depends_on_length else None
+        if at not in self._rotations:
+            self._rotations[at] = measure_rotations(self, context=context)
+            if at is None and not self.depends_on_length:
+                warn_of_configuration(self, self._rotations[at])
+        return self._rotations[at]
+
+    def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
+        """How each layer rotates under the open edit, a row per head where heads differ.
+
+        `alike` raises `BadArgument` where they do.
+        """
+        planes = [
+            edited_planes(self.open_edit, at, layer.planes, length=context or self.context)
+            for at, layer in enumerate(self.rotations(context))
+        ]
+        if alike and any(layer.inv_freq.ndim == 2 for layer in planes):
+            raise BadArgument(
+                "Under this edit heads of one layer rotate differently.",
+                hint='an edit of whole layers (heads="3.*"), or ropelens.capture',
+            )
+        return planes
+
+    @cached_property
+    def attention_factor(self) -> float | None:
+        """See `rotation.attention_factor`, which tries it on the model; once."""
+        return attention_factor(self)
+
+    # running
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "sequence position"],
+        positions: Int[Tensor, "*axis sequence position"] | None = None,
+        *,
+        hidden: Bool[Tensor, "sequence position"] | None = None,
+        last: int = 0,
+    ) -> Float[Tensor, "sequence some token"]:
+        """Logits of whole sequences, without a cache; `last=n`: at least the final n.
+
+        Positions are 0, 1, 2, ... unless given; a mask hides the tokens that are `hidden`.
+        """
+        inputs = self._inputs(hidden, positions)
+        if last and self._head_by_itself:
+            # As a list: of a number, Gemma 4 runs its last layers on these rows alone.
+            inputs["logits_to_keep"] = torch.arange(tokens.shape[1], device=self.device)[-last:]
+        with without_dropout(self.model):
+            return self.model(tokens.to(self.device), **inputs, use_cache=False).logits
+
+    def _inputs(
+        self,
+        hidden: Bool[Tensor, "sequence position"] | None,
+        positions: Int[Tensor, "*axis sequence position"] | None = None,
+    ) -> dict[str, Tensor]:
+        """What the model takes beside tokens."""
+        mask = None if hidden is None else (~hidden).long()
+        inputs = {"position_ids": positions, "attention_mask": mask}
+        return {name: x.to(self.device) for name, x in inputs.items() if x is not None}
+
+    @torch.no_grad()
+    def record_calls(
+        self,
+        tokens: Int[Tensor, "sequence position"],
+        see: Callable[[AttentionCall], Seen],
+        positions: Int[Tensor, "*axis sequence position"] | None = None,
+        *,
+        hidden: Bool[Tensor, "sequence position"] | None = None,
+    ) -> dict[int, Seen]:
+        """What `see` makes of the call of each layer that attends, on short sequences.
+
+        Raises `UnsupportedModel` where one hides its attention, or attends twice.
+        """
+        layers: dict[int, Seen] = {}
+
+        def keep(call: AttentionCall) -> None:
+            if call.layer in layers:
+                raise UnsupportedModel(
+                    f"{self.kind} attends more than once in a layer.",
+                    seen=f"a second attention call of layer {call.layer} in one pass",
+                )
+            layers[call.layer] = see(call)
+
+        with self.observe(keep):
+            self.forward(tokens, positions, hidden=hidden, last=1)
+        self.check_layers(set(layers))
+        return {layer: layers[layer] for layer in sorted(layers)}
+
+    def logits(
+        self,
+        tokens: Int[Tensor, "sequence position"],
+        *,
+        hidden: Bool[Tensor, "sequence position"] | None = None,
+        at_once: int,
+        chunk: int | None = None,
+    ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
+        """All logits in pieces of about `at_once` numbers, each with its first position.
+
+        The layers run once, when the first piece is asked for, the model's own head on each
+        piece. With `chunk` so many tokens run at a time, on all before them in a cache.
+        """
+        inputs: dict[str, Any] = self._inputs(hidden)
+        if chunk is None:
+            yield from self._pieces(tokens, at_once, inputs | {"use_cache": False})
+            return
+        past = DynamicCache()
+        layer: Any = partial(LayerWithRoom, tokens.shape[1])
+        past.layer_class_to_replicate = layer
+        for first in range(0, tokens.shape[1], chunk):
+            part = tokens[:, first : first + chunk]
+            options = {name: mask[:, : first + chunk] for name, mask in inputs.items()}
+            options |= {"past_key_values": past, "use_cache": True}
+            for begin, logits in self._pieces(part, at_once, options):
+                yield first + begin, logits
+
+    @property
+    def _head_by_itself(self) -> bool:
+        """Whether the model can be asked for the logits of some positions alone."""
+        takes = inspect.signature(self.model.forward).parameters
+        return "logits_to_keep" in takes and self.model.base_model is not self.model
+
+    def _pieces(
+        self, tokens: Tensor, at_once: int, inputs: dict[str, Any]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The logits of these tokens, which follow those in a cache among the `inputs`."""
+        ids, context = tokens.to(self.device), tokens.shape[1]
+        hidden: list[Any] = []
+        at_once //= len(tokens) * self.vocabulary
+        size = max(1, at_once) if self._head_by_itself else context
+        for begin in range(0, context, size):
+            piece = torch.arange(begin, min(begin + size, context), device=ids.device)
+            options = {} if size >= context else {"logits_to_keep": piece}
+            # Closed before the piece is given away: who gets it may never come back.
+            with without_dropout(self.model), once(self.model.base_model, hidden):
+                logits = self.model(ids, **inputs, **options).logits
+            yield begin, logits
+
+    # blocks
+
+    def observe(self, observer: Observer) -> AbstractContextManager[None]:
+        """Show every attention call to `observer` while the block runs."""
+        return self._hooked(
+            lambda hooks: replace(
+                hooks, observers=(*hooks.observers, observer), judge=self._judge
+            )
+        )
+
+    def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
+        """Pass every query and key through `edit`, in place of an open one."""
+        return self._hooked(lambda hooks: replace(hooks, edit=edit))
+
+    def patch(self, patch: Patch) -> AbstractContextManager[None]:
+        """Pass queries, keys and values through `patch`, after those that are open."""
+        return self._hooked(lambda hooks: replace(hooks, patches=(*hooks.patches, patch)))
+
+    def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
+        """Replace outputs of heads by `silence`; the inner block has the last word."""
+        return self._hooked(lambda hooks: replace(hooks, silences=(*hooks.silences, silence)))
+
+    @contextmanager
+    def recomputed(self) -> Iterator[None]:
+        """Gradients are made while the block runs, with the memory of a layer at a time."""
+        with torch.enable_grad(), recomputed(self.model):
+            yield
+
+    def without_hooks(self) -> AbstractContextManager[None]:
+        """Suspend every open edit, patch, silence and observer while the block runs."""
+        blocks = [module for module in self._modules if hooks_of(module) is not None]
+        return hooked(blocks, lambda _: Hooks())
+
+    @property
+    def open_edit(self) -> AttentionEdit | None:
+        """The edit that queries and keys pass through now."""
+        hooks = hooks_of(self._modules[0])
+        return None if hooks is None else hooks.edit
+
+    @cached_property
+    def _modules(self) -> list[Any]:
+        return attention_modules(self.model)
+
+    @contextmanager
+    def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:
+        with wrapped_attention(self.model), hooked(self._modules, change):
+            yield
+
+    @torch.no_grad()
+    def check_observation_is_exact(
+        self,
+        tokens: Int[Tensor, "1 position"],
+        hidden: Bool[Tensor, "1 position"] | None = None,
+    ) -> None:
+        """Raise `UnsupportedModel` unless logits are the same to the bit while observed.
+
+        Tried once for each length, on its first tokens, with feed-forward layers cut short. A
+        model that does not repeat its own logits, as some kernels do, is not refused.
+        """
+        tokens = tokens[:, :LOOKED_AT]
+        hidden = None if hidden is None else hidden[:, :LOOKED_AT]
+        kind = (tokens.shape[1], hidden is None)
+        if kind in self._looked:
+            return
+        run = partial(self.forward, tokens, hidden=hidden, last=1)
+        with skip_mlp_work(self.model):
+            plain = run()
+            blind: Any = {"observers": (lambda call: None,), "judge": None}
+            with self._hooked(lambda hooks: replace(hooks, **blind)):
+                observed = run()
+            if not torch.equal(plain, observed) and torch.equal(plain, run()):
+                residual = float((plain - observed).abs().max() / plain.abs().max())
+                raise UnsupportedModel(
+                    f"{self.kind} computes something else while it is observed.",
+                    seen=f"logits of {kind[0]} tokens: a relative change of {residual:.2g}",
+                )
+        self._looked.add(kind)
+
+    def heads_of(
+        self, heads: str, turning: Sequence[int] | None = None
+    ) -> Bool[Tensor, "layer head"]:
+        """Which heads a list such as "1.3,2.*" names, of the layers that attend, or of some."""
+        among, doing = (self.attending, "attend") if turning is None else (turning, "rotate")
+        return heads_by_layer(heads, shape=(self.layers, self.heads), among=among, doing=doing)
+
+    def check_layers(self, seen: set[int]) -> None:
+        """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
+        missing, count = sorted(set(self.attending) - seen), len(self.attending)
+        if missing or not count:
+            raise UnsupportedModel(
+                f"{self.kind} {'hides its' if missing else 'has no'} attention.",
+                seen=f"{count - len(missing)} of {count} layers showed their queries and keys; "
+                f"the first that did not is layer {missing[0]}"
+                if missing
+                else f"layers of {', '.join(sorted(set(self.kinds)))}",
+                hint="a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX",
+            )
+
+
+@runtime_checkable
+class Traced(Protocol):
+    """A model of nnsight or nnterp, which is no module but has one."""
+
+    _module: nn.Module
+
+
+Model = nn.Module | LiveModel | Traced
+"""What public functions take as a model; see `as_live_model`."""
+IN_WORDS[Model] = (
+    "a loaded model: model, tokenizer = ropelens.load(NAME); of nnsight and nnterp the _module"
+)
+
+
+def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
+    """The live behind a transformers model, what wraps one, or a TransformerLens bridge.
+
+    A live is given back as it is. Raises `UnsupportedModel` for any other module, for a
+    model that predicts no tokens, and on a device where nothing can be summed.
+    """
+    if isinstance(model, LiveModel):
+        return model
+    model = unwrapped(model)
+    if type(model).__name__ == "TransformerBridge":
+        from ropelens.model.bridge import BridgeModel
+
+        return BridgeModel(model, tokenizer)
+    kind = type(model).__name__
+    if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
+        raise UnsupportedModel(
+            f"{kind} is not a model that ropelens can run.",
+            hint="what ropelens.load or AutoModelForCausalLM give, or a TransformerBridge",
+        )
+    unlike = f"Layers of {kind} have different numbers of heads."
+    with explained(unlike, error=UnsupportedModel):  # transformers' (Dots 3)
+        live = LiveModel(model, tokenizer)
+    for device in devices_of(model):
+        if device.type not in ("cpu", "cuda"):  # others have no float64, meta no weights
+            raise UnsupportedModel(f"{kind} is on {device}, where ropelens does not run.")
+    return live
+
+
+def unwrapped(model: nn.Module | Traced) -> nn.Module:
+    """The model in what torch.compile, DataParallel, peft or nnsight wrapped around it.
+
+    Active adapters stand in the model. Raises `UnsupportedModel` for prompts that were trained.
+    """
+    if not isinstance(model, nn.Module):
+        return unwrapped(model._module)
+    for name in ("_orig_mod", "module"):  # of torch.compile, of DataParallel and its kin
+        if name in model._modules:
+            return unwrapped(getattr(model, name))
+    if not hasattr(model, "get_base_model"):
+        return model
+    adapters: Any = model.peft_config
+    if any(adapter.is_prompt_learning for adapter in adapters.values()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} puts trained tokens before those that it is given.",
+            hint="model.get_base_model(), for the model without them",
+        )
+    return unwrapped(model.get_base_model())  # type: ignore[operator]

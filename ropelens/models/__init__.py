@@ -1,1 +1,0 @@
-"""All that knows transformers: loading, texts, the attention doorway, measured rotations."""

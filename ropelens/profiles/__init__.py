@@ -1,0 +1,1 @@
+"""A model and a text become a profile: labelled arrays."""

@@ -1,0 +1,274 @@
+"""Inside some heads on one short sequence, whole: `capture`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pandas as pd
+import torch
+import xarray as xr
+from jaxtyping import Integer
+from torch import Tensor
+
+from ropelens.attention.call import AttentionCall, write_head
+from ropelens.attention.variables import Variable, labelled, table
+from ropelens.errors import BadArgument, Count, Whole, public
+from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.output_projection import logit_directions, output_projections, weight_of
+from ropelens.profiles.measurement import Measurement
+from ropelens.rope.planes import Planes
+from ropelens.rope.select import ALL_HEADS
+from ropelens.text.corpus import Corpus
+from ropelens.text.documents import check_document, encode, prompt_tokens, warn_beyond
+
+LARGEST = 2**31  # bytes that a capture may take by default
+
+Prompt = str | Integer[Tensor, " position"] | Integer[Tensor, "1 position"] | Mapping[str, Any]
+"""A text, its tokens, or a BatchEncoding of one sequence."""
+
+Token = str | Whole
+"""A token by its id, or by its text."""
+
+
+CAPTURE = table("""
+q_still (head, query, frequency, part) 1: query without its rotation
+k_still (head, key, frequency, part) 1: key without its rotation
+q_norm (head, query, frequency) 1: length of the query in the plane
+k_norm (head, key, frequency) 1: length of the key in the plane
+score (head, query, key) nat: score of the key, before a soft-cap
+contribution (head, frequency, query, key) nat: contribution of the plane to the score
+contrast (head, frequency, query, key) nat: contribution beyond that to the row's other keys
+attention (head, query, key) 1: attention of the query on the key
+value_norm (head, key) 1: length of the value
+write_norm (head, key) 1: length of what the head writes when it reads the key alone
+written_norm (head, query) 1: length of what the head writes
+logit (head, answer, query, key) 1: what reading the key adds to the logit of the answer
+inv_freq (head, frequency) rad/token: angular frequency; negative: clockwise
+wavelength (head, frequency) token: tokens per turn
+scale (head) 1: scale of the scores
+""")
+"""What a capture holds, as `write_head` fills it."""
+
+CAPTURE_INDICES = table("""
+head (head): layer.head
+layer (head): layer of the head
+head_of_layer (head): number of the head in its layer
+query (query) token: position of the query
+key (key) token: position of the key
+query_token (query): token of the query
+key_token (key): token of the key
+answer (answer): token whose logit is looked at
+""")
+
+
+@runtime_checkable
+class TokenNames(Protocol):
+    """A tokenizer, as far as it names tokens; transformers' do."""
+
+    def decode(self, token_ids: Any, **options: Any) -> Any: ...
+
+
+@public
+def capture(
+    model: Model,
+    text_or_tokens: Prompt | list[Prompt],
+    *,
+    heads: str = ALL_HEADS,
+    tokenizer: TokenNames | None = None,
+    runner_up: Count | None = None,
+    values: bool = False,
+    logits_of: Sequence[Token] = (),
+    max_bytes: Count = LARGEST,
+) -> xr.Dataset:
+    """All that some heads compute on one sequence, by plane and by pair of tokens.
+
+    `text_or_tokens` is a text, which the model's `tokenizer` makes tokens of (behind its BOS,
+    where it has one), its tokens, or a BatchEncoding of one sequence; or a list of them, which
+    run one after the other: the result is then also over `prompt` and, beyond the end of a
+    shorter one, NaN. `heads` is a list such as
+    "2.3,4.*" (layer.head; with grouped keys, query heads). The model runs once, as it is: under
+    `edit_rope` the capture is of the edited model, also where heads that share a key rotate
+    differently; under `silence_heads`, of what heads compute before they are silenced.
+
+    Returns a dataset over `head` ("2.3", with `layer` and `head_of_layer` beside it), `query`
+    and `key` (positions; `query_token` and `key_token` are their texts, or "#17" without a
+    tokenizer), `frequency` (0 turns fastest; coordinates that RoPE leaves alone are the last
+    one) and `part` (a plane's two coordinates, real and imaginary):
+
+    - `q_still` (head, query, frequency, part), `k_still` (head, key, frequency, part), model
+      units: query and key without their rotation; NaN for the rest that does not rotate.
+    - `q_norm` (head, query, frequency), `k_norm` (head, key, frequency), model units. Each head
+      has the keys that it reads, also where several read the same.
+    - `score` (head, query, key), nats, before a soft-cap, and `contribution` (head,
+      frequency, query, key), nats: what each plane adds to it,
+      scale Re(q~ conj(k~) exp(i inv_freq (query - key))). Contributions sum over frequency
+      to the score. NaN where the query does not see the key.
+    - `contrast` (head, frequency, query, key), nats: how hard each plane pushes toward the key.
+      It is the contribution less that to the row's other keys, weighted by their attention, or
+      to the key at the position `runner_up`, against which contrasts sum to the log-odds.
+    - `attention` (head, query, key), after the soft-cap; 0 where the key is not seen. Rows sum
+      to less than 1 where a sink logit takes part.
+    - with `values`, in model units: `value_norm` (head, key); `write_norm` (head, key), the
+      length of v W_O, which a head writes where it reads the key alone; `written_norm` (head,
+      query), the length of what it writes, sum_j attention_ij v_j W_O.
+    - `logit` (head, answer, query, key), with tokens `logits_of` (ids, or texts of one token):
+      attention_ij v_j W_O through the final norm, its scale frozen, onto the unembedding of the
+      answer. Its sum over keys is the head's direct part of the logit (Elhage et al. 2021, "A
+      Mathematical Framework for Transformer Circuits"), before logits are scaled or capped.
+    - coordinates `inv_freq` (rad/token), `wavelength` (tokens), both (head, frequency), and
+      `scale` (head).
+
+    Layers of fewer planes than others end in NaN.
+    12 heads of 64 planes and 500 tokens take 1.6 GB. More than `max_bytes` is refused with
+    `BadArgument`, before anything is allocated. Raises `BadText` for a text of fewer than 3
+    tokens, or one that is the name of a file, `UnsupportedModel` where a gate stands behind the
+    heads or, for `logits_of`, a norm, and what `profile` raises.
+    """
+    live = as_live_model(model, tokenizer)
+    tokenizer = tokenizer or live.tokenizer
+    if isinstance(text_or_tokens, list):
+        options: dict[str, Any] = {"heads": heads, "tokenizer": tokenizer, "values": values}
+        options |= {"runner_up": runner_up, "logits_of": logits_of}
+        options |= {"max_bytes": max_bytes // max(len(text_or_tokens), 1)}
+        return _side_by_side([capture(live, one, **options) for one in text_or_tokens])
+    measurement = one_sequence(live, text_or_tokens, tokenizer)
+    text, length = measurement.text, measurement.text.context
+    chosen, planes = live.heads_of(heads), live.planes(length)
+    asked = [logits_of] if isinstance(logits_of, str) else logits_of
+    answers = [token_id(token, tokenizer, live.vocabulary) for token in asked]
+    places = chosen.nonzero().tolist()
+    sizes = {
+        "head": len(places),
+        "query": length,
+        "key": length,
+        "frequency": max(planes[layer].terms for layer, _ in places),
+        "part": 2,
+        "answer": len(answers),
+    }
+    unasked = set() if values or answers else {"value_norm", "write_norm", "written_norm"}
+    unasked |= set() if answers else {"logit"}
+    rows = [row for row in CAPTURE if row.name not in unasked]
+    dtype = torch.promote_types(live.model.dtype, torch.float32)
+    arrays = _allocate(rows, sizes, dtype, max_bytes=max_bytes)
+    _fill(live, text, arrays, places, planes, answers=answers, runner_up=runner_up)
+    names = np.array(token_names(text.tokens[0], tokenizer), dtype=object)
+    layer, number = np.array(places).T
+    indices = {
+        "head": np.array([f"{layer}.{head}" for layer, head in places]),
+        "layer": layer,
+        "head_of_layer": number,
+        "query": np.arange(length),
+        "key": np.arange(length),
+        "query_token": names,
+        "key_token": names,
+    }
+    if answers:
+        answer_names = token_names(torch.tensor(answers), tokenizer)
+        indices["answer"] = np.array(answer_names, dtype=object)
+    labels = labelled({name: array.numpy() for name, array in arrays.items()}, CAPTURE)
+    dataset = xr.Dataset(labels, coords=labelled(indices, CAPTURE_INDICES))
+    dataset.attrs = {"kind": "capture"} | measurement.facts
+    return dataset.set_coords(["inv_freq", "wavelength", "scale"])
+
+
+def _fill(
+    live: LiveModel,
+    text: Corpus,
+    arrays: Mapping[str, Tensor],
+    places: Sequence[Sequence[int]],
+    planes: Sequence[Planes],
+    *,
+    answers: Sequence[int],
+    runner_up: int | None,
+) -> None:
+    projections = output_projections(live) if "write_norm" in arrays else {}
+    toward: list[Tensor] = []
+    if answers:
+        toward = [*logit_directions(live, projections, text.tokens, answers, text.hidden)]
+
+    def see(call: AttentionCall) -> None:
+        turning = planes[call.layer]
+        inv_freq = turning.inv_freq.expand(live.heads, -1)
+        if call.layer in projections:
+            weight = weight_of(projections[call.layer], live.model.dtype)
+            weight = weight.unflatten(1, (live.heads, -1))
+        for place, (layer, head) in enumerate(places):
+            if layer != call.layer:
+                continue
+            into = {name: array[place] for name, array in arrays.items()}
+            of_head = replace(turning, inv_freq=inv_freq[head])
+            options: dict[str, Any] = {"runner_up": runner_up}
+            if projections:
+                options |= {"projection": weight[:, head], "toward": toward}
+            write_head(call, head, of_head, into, **options)
+
+    live.record_calls(text.tokens, see, hidden=text.hidden)
+
+
+def _side_by_side(captures: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Captures over `prompt`, as long as the longest."""
+    tokens = ("query_token", "key_token")
+    together = xr.concat(
+        [one.reset_coords(tokens) for one in captures],
+        pd.RangeIndex(len(captures), name="prompt"),
+        coords="different",
+        compat="equals",
+        join="outer",
+        combine_attrs="drop_conflicts",
+    )
+    names = {name: together[name].fillna("") for name in tokens}
+    return together.assign(names).set_coords(tokens)
+
+
+def one_sequence(live: LiveModel, given: Prompt, tokenizer: TokenNames | None) -> Measurement:
+    """The one sequence that `capture` looks at."""
+    if isinstance(given, str):
+        check_document(given)
+        given = prompt_tokens(given, tokenizer)
+        warn_beyond(len(given), live.trained)
+    given = given if isinstance(given, Mapping) else torch.atleast_2d(given)
+    measurement = Measurement.of(live, given)
+    if len(measurement.text) > 1:
+        sequences = f"{len(measurement.text)} sequences"
+        raise BadArgument("One sequence can be looked at.", seen=sequences)
+    return measurement
+
+
+def _allocate(
+    rows: Sequence[Variable], sizes: dict[str, int], dtype: torch.dtype, *, max_bytes: int
+) -> dict[str, Tensor]:
+    """Arrays of NaN for the variables, head first; refused where they take too much memory."""
+    shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
+    total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
+    if total > max_bytes:
+        raise BadArgument(
+            f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed.",
+            seen=f"{sizes['head']} heads, {sizes['query']:,} tokens, "
+            f"{sizes['frequency']} frequencies",
+            hint=f"fewer heads, a shorter text, or max_bytes={total}",
+        )
+    return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in shapes.items()}
+
+
+def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int:
+    """The id of a token; raises `BadArgument` where there is no such token."""
+    known = [int(token)] if not isinstance(token, str) and 0 <= token < vocabulary else []
+    ids = encode(token, tokenizer)[1] if isinstance(token, str) else known
+    if len(ids) != 1:
+        seen = f"{len(ids)} tokens, of the {vocabulary} that it has"
+        raise BadArgument(f"{token!r:.80} is not one token of the model.", seen=seen)
+    return ids[0]
+
+
+def token_names(tokens: Iterable[Tensor], tokenizer: TokenNames | None) -> list[str]:
+    """The text of each token as it stands inside a text, or its number without a tokenizer.
+
+    Decoded behind itself: alone, many tokenizers drop the space that a token begins with.
+    """
+    if tokenizer is None:
+        return [f"#{int(token)}" for token in tokens]
+    pairs = [(tokenizer.decode([t]), tokenizer.decode([t, t])) for t in map(int, tokens)]
+    return [str(twice)[len(alone) :] or str(alone) for alone, twice in pairs]

@@ -1,0 +1,93 @@
+"""Gradients of an answer with respect to the scores of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ropelens.attention.call import AttentionCall, attention_map
+from ropelens.errors import BadArgument
+from ropelens.model import attention_hooks
+from ropelens.model.attention_hooks import Side
+from ropelens.model.live_model import LiveModel
+from ropelens.text.corpus import Corpus
+
+OfLogits = Callable[[Tensor], Tensor]
+
+
+class Number(NamedTuple):
+    """An answer as a function of the logits [position, token], or of the final `last`."""
+
+    of: OfLogits
+    last: int = 0
+
+
+def differentiate(
+    live: LiveModel,
+    text: Corpus,
+    number: Number,
+    chosen: Bool[Tensor, "layer head"],
+    *,
+    size: float = 1.0,
+) -> tuple[float, dict[int, tuple[AttentionCall, Tensor]]]:
+    """The answer, and by layer the call and the answer's gradient by what its heads put out.
+
+    Scores of `chosen` heads are `size` times what they are.
+    """
+    calls: dict[int, AttentionCall] = {}
+    outputs: dict[int, Tensor] = {}
+
+    def see(call: AttentionCall) -> None:
+        calls.setdefault(call.layer, call)  # layers run again in the backward pass
+
+    def note(layer: int, output: Tensor, real: Tensor, *, past: int) -> None:
+        outputs.setdefault(layer, output)
+
+    scaled = live.patch(scale_queries(chosen, torch.tensor(size, requires_grad=True)))
+    with live.recomputed(), scaled, live.observe(see), live.silence(note):
+        value = value_of(live, text, number)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            raise BadArgument("answer must give one number that depends on the logits.")
+        of_outputs = torch.autograd.grad(value, [*outputs.values()], materialize_grads=True)
+    gradients = dict(zip(outputs, of_outputs, strict=True))
+    return float(value.detach()), {layer: (calls[layer], gradients[layer]) for layer in calls}
+
+
+def score_gradient(
+    call: AttentionCall, of_output: Float[Tensor, "1 row heads feature"], head: int
+) -> tuple[Float[Tensor, "row key"], Float[Tensor, "row coordinate"], Tensor]:
+    """The gradient of an answer by every score of a head; its queries with the scale, its keys.
+
+    With attention A, outputs o = A v and g the answer's gradient by o, the gradient of a score
+    is A (g . v - g . o).
+    """
+    call = call.of_heads(torch.tensor([head]))
+    attention = attention_map(call)[0, 0]
+    q, k, v = (x[0, 0].to(attention) for x in (call.query, call.key, call.value))
+    g, output = (x.to(attention) for x in (of_output[0, :, head], call.output[0, :, 0]))
+    slope, q = attention * (g @ v.mT - (g * output).sum(-1, keepdim=True)), call.scale * q
+    if call.softcap is not None:
+        slope = slope * (1 - (q @ k.mT / call.softcap).tanh().square())
+    return slope, q, k
+
+
+def value_of(live: LiveModel, text: Corpus, number: Number) -> Float[Tensor, "*axis"]:
+    logits = live.forward(text.tokens, hidden=text.hidden, last=number.last)[0]
+    return number.of(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+
+
+def scale_queries(
+    chosen: Bool[Tensor, "layer head"], size: Float[Tensor, ""]
+) -> attention_hooks.Patch:
+    """A patch that multiplies the queries of chosen heads; by 1 it changes no bit."""
+
+    def scale(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
+        if side != "query":
+            return x
+        return x * torch.where(chosen[layer], size, 1.0)[:, None, None].to(x)
+
+    return scale

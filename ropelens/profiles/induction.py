@@ -1,0 +1,101 @@
+"""Repeated random tokens: the induction score of each head, and the loss of the repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ropelens.attention.block import SampledCall
+from ropelens.attention.call import AttentionCall
+from ropelens.attention.sums import by_layer, sum_attention
+from ropelens.model.live_model import LiveModel
+from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measures import STATISTICS
+from ropelens.profiles.passes import Progress, observing, token_losses
+from ropelens.rope.planes import Planes
+from ropelens.text.rows import Rows, generator_of
+
+REPEATED_TOKENS = 64  # random tokens before they are repeated, if the context holds them twice
+REPEATS = 8  # sequences of repeated random tokens that scores are means of
+
+
+@dataclass(frozen=True)
+class Task:
+    """So many `tokens` to run; `measure` runs them and gives numbers by their names.
+
+    `coordinates` label the numbers.
+    """
+
+    tokens: int
+    measure: Callable[[Progress], dict[str, Tensor]]
+    coordinates: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def repeated_tokens(measurement: Measurement, length: int) -> Int[Tensor, "trial position"]:
+    """The text's first token, then `length` random tokens, then the same again.
+
+    Tokens of one sequence differ where the vocabulary allows, so that each has one earlier
+    occurrence (Olsson et al. 2022, arXiv 2209.11895).
+    """
+    generator, vocabulary = generator_of(measurement.seed), measurement.live.vocabulary
+    draws = [torch.randperm(vocabulary, generator=generator) for _ in range(REPEATS)]
+    once = torch.stack([draw[torch.arange(length) % len(draw)] for draw in draws])
+    first = torch.full((REPEATS, 1), measurement.first_token)
+    return torch.cat([first, once, once], dim=1)
+
+
+def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
+    """Attention on repeated random tokens, mean over rows of the repetition, and their losses.
+
+    `induction` is the prefix-matching score of Olsson et al. 2022 (arXiv 2209.11895); NaN where
+    the mask hides the earlier occurrence. `first_loss` and `repeat_loss` (nats/token) leave out
+    the first token of each time, which nothing announces. As many tokens are repeated as the
+    context holds.
+    """
+    live = measurement.live
+    length = max(2, min(REPEATED_TOKENS, (live.context - 1) // 2))
+    tokens = repeated_tokens(measurement, length)
+    second = torch.arange(length + 1, 2 * length + 1).expand(len(tokens), -1)
+    weight, whole = torch.full(second.shape, 1 / length), whole_lengths(tokens)
+    by_offset = [row for row in STATISTICS if row.name == "offset_mass"]
+    rows = Rows(second, weight, whole, dense=False)
+
+    def measure(progress: Progress) -> dict[str, Tensor]:
+        mass: dict[int, Tensor] = {}
+
+        def see(call: AttentionCall) -> None:
+            sums = sum_attention(SampledCall(call, rows, planes[call.layer]), by_offset)
+            seen = call.seen_by(second[0]).cpu()[:, torch.arange(length), second[0] - length]
+            mass[call.layer] = sums["offset_mass"].masked_fill(~seen.any(), torch.nan)
+
+        forget_length(live)
+        with observing(live, tokens, (rows,), see):
+            losses = token_losses(live, tokens, whole)
+        progress(tokens.numel())
+        of_layers = by_layer(mass, live.layers)
+        after, same = of_layers[..., length - 1], of_layers[..., length]
+        return {
+            "induction": after.mean(1),
+            "trial_induction": after.transpose(0, 1),
+            "duplicate_token": same.mean(1),
+            "first_loss": losses[:, 2 : length + 1].mean(1),
+            "repeat_loss": losses[:, length + 2 :].mean(1),
+        }
+
+    return Task(tokens.numel(), measure)
+
+
+def whole_lengths(tokens: Int[Tensor, "sequence position"]) -> Int[Tensor, " sequence"]:
+    return torch.full(tokens.shape[:1], tokens.shape[1])
+
+
+def forget_length(live: LiveModel) -> None:
+    """Dynamic RoPE turns as its longest sequence so far made it; a short one undoes that."""
+    if live.depends_on_length:
+        with live.without_hooks(), torch.no_grad():  # one token cannot be resampled
+            live.forward(torch.zeros(1, 1, dtype=torch.long), last=1)

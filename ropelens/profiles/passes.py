@@ -1,0 +1,312 @@
+"""Passes of a model over batches of sequences, with running sums at its attention calls.
+
+Sequences too long for one pass run in chunks with a key-value cache. Statistics over tokens
+are summed chunk by chunk. Of the queries only the rows that are looked at are kept: with the
+last chunk the cache holds all keys, and each layer has one call of these rows and all keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ropelens.attention.block import SampledCall
+from ropelens.attention.call import AttentionCall
+from ropelens.attention.sums import (
+    LayerSums,
+    SequenceSums,
+    Sums,
+    by_group,
+    no_sums,
+    sum_attention,
+)
+from ropelens.attention.variables import Statistic
+from ropelens.budget.held_out import FOLD_ROWS, LayerFit, with_found
+from ropelens.errors import UnsupportedModel
+from ropelens.model.attention_hooks import Observer
+from ropelens.model.live_model import LiveModel
+from ropelens.profiles.measurement import Batch, Measurement, chunk_of
+from ropelens.profiles.measures import STATISTICS
+from ropelens.rope.planes import Planes
+from ropelens.runtime.devices import LOGITS_AT_ONCE
+from ropelens.runtime.processes import gather, shard
+from ropelens.text.rows import Rows
+
+LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+"""Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
+
+OBSERVED = 1.6  # time of a token with all statistics, beside one of the short passes before
+
+FIT_OPERATIONS = 116.0
+"""Of a cell of attention and a weight of a plane, in fits and 40 surrogates of a layer."""
+
+Progress = Callable[[int], None]
+"""Called with the number of tokens done since its last call."""
+
+
+def logits_of(
+    live: LiveModel,
+    tokens: Int[Tensor, "sequence position"],
+    hidden: Bool[Tensor, "sequence position"] | None = None,
+) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
+    """All logits in pieces, each with its first position; of long sequences in chunks."""
+    chunk, at_once = chunk_of(live, tokens.shape[1]), LOGITS_AT_ONCE[live.device.type]
+    return live.logits(tokens, hidden=hidden, at_once=at_once, chunk=chunk)
+
+
+@contextmanager
+def observing(
+    live: LiveModel,
+    tokens: Int[Tensor, "sequence position"],
+    rows: Sequence[Rows],
+    whole: Observer,
+    part: Callable[[AttentionCall, int], None] = lambda call, first: None,
+) -> Iterator[None]:
+    """One pass over `tokens`, by `logits_of`, runs in the block.
+
+    `whole` is called with the call of each layer. In chunks, `part` is called with each
+    chunk's queries and keys and the position of its first token, and `whole` with one call of
+    the `rows` and all keys.
+    """
+    context = tokens.shape[1]
+    if chunk_of(live, context) is not None:
+        whole = _in_chunks(rows, context, whole, part)
+    with torch.no_grad(), live.observe(whole):
+        yield
+
+
+def _in_chunks(
+    rows: Sequence[Rows],
+    context: int,
+    whole: Observer,
+    part: Callable[[AttentionCall, int], None],
+) -> Observer:
+    at = torch.cat([each.position.flatten() for each in rows]).unique()
+    earlier: dict[int, dict[str, Any]] = {}
+
+    def see(call: AttentionCall) -> None:
+        first, end = call.past, call.key.shape[2]
+        here = (at >= first) & (at < end)
+        taken = (at[here] - first).to(call.query.device)
+        if first == 0:  # pieces would leave holes between masks that grow
+            query, output = call.query, call.output
+            earlier[call.layer] = {
+                "query": query.new_empty((*query.shape[:2], len(at), query.shape[3])),
+                "output": output.new_empty((len(output), len(at), *output.shape[2:])),
+                "interval": call.start.new_empty((*call.start.shape[:-1], context)),
+            }
+        layer = earlier[call.layer]
+        layer["query"][:, :, here] = call.query[:, :, taken]
+        layer["output"][:, here] = call.output[:, taken]
+        layer["interval"][..., first:end] = call.start
+        key, value = call.key[:, :, first:], call.value[:, :, first:]
+        part(replace(call, key=key, value=value, past=0), first)
+        if end == context:
+            del earlier[call.layer]
+            whole(replace(call, **layer, past=0, at=at))
+
+    return see
+
+
+@torch.no_grad()
+def token_losses(
+    live: LiveModel,
+    tokens: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+    hidden: Bool[Tensor, "sequence position"] | None = None,
+) -> Float[Tensor, "sequence position"]:
+    """Loss of the token at each position, in nats; NaN at position 0 and in padding."""
+    losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
+    for first, logits in logits_of(live, tokens, hidden):
+        rows = max(1, LOSS_ELEMENTS[live.device.type] // logits.shape[-1])
+        for sequence, length in enumerate(lengths.tolist()):
+            last = min(length - 1, first + logits.shape[1])
+            for begin in range(first, last, rows):
+                end = min(begin + rows, last)
+                target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
+                scores = logits[sequence, begin - first : end - first].float()
+                loss = cross_entropy(scores, target, reduction="none")
+                losses[sequence, begin + 1 : end + 1] = loss.double().cpu()
+    return losses
+
+
+# the models of the budget
+
+
+def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
+    """About how many tokens pass the model while the models of a layer are fitted."""
+    live, context = measurement.live, measurement.text.context
+    terms = max(layer.planes.terms for layer in live.rotations(context))
+    parameters = sum(weight.numel() for weight in live.model.parameters())
+    return fit_cost(parameters, live.heads, terms, context, surrogates)
+
+
+def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: int) -> float:
+    """`cost_of_fit`, of a model whose layers have so many heads and planes."""
+    # Of the rows of both folds half are seen; small operations take as long as 4,000 tokens.
+    cells = heads * FOLD_ROWS * (context + 4_000)
+    share = (1 + surrogates / 40) / 2  # half of the time goes into 40 surrogates
+    return FIT_OPERATIONS * share * cells * terms / parameters
+
+
+def fit_layers(
+    measurement: Measurement,
+    planes: Sequence[Planes],
+    *,
+    surrogates: int,
+    progress: Progress = lambda _: None,
+    statistics: Sequence[Statistic] | None = None,
+    summed: Progress = lambda _: None,
+) -> tuple[dict[int, LayerFit], Sums]:
+    """The budget's models of every layer, from one pass over a sample of the sequences.
+
+    They are fitted at each layer's attention call, of which only weights are kept; then
+    `progress` is called. Processes that share the measurement share the layers. With
+    `statistics` the pass also gives the sums of its sequences, see `sum_batch`.
+    """
+    live, seed, sample = measurement.live, measurement.seed, measurement.sample
+    mine = [live.attending[n] for n in shard(len(live.attending))]
+    fits: dict[int, LayerFit] = {}
+
+    def fit(call: AttentionCall) -> None:
+        if call.layer not in mine:
+            return
+        of_layer = planes[call.layer]
+        try:
+            fits[call.layer] = sample.fit(call, of_layer, surrogates=surrogates, seed=seed)
+        except torch.linalg.LinAlgError as error:
+            query, key = (f"{float(x.abs().max()):.0e}" for x in (call.query, call.key))
+            raise UnsupportedModel(
+                f"The attention budget of layer {call.layer} cannot be fitted.",
+                seen=f"queries up to {query}, keys up to {key}, whose squares are infinite",
+            ) from error
+        progress(1)
+        if statistics is None and len(fits) == len(mine):
+            raise _AllFitted
+
+    tokens, rows = sample.text.tokens, (sample.rows, sample.surrogate_rows)
+    sums = no_sums()
+    if statistics is not None:
+        batch = measurement.batch(sample.chosen, width=tokens.shape[1], fitted=rows)
+        given: dict[str, Any] = {"statistics": statistics, "fits": fits, "progress": summed}
+        sums, _ = sum_batch(live, batch, planes, also=fit, **given)
+    elif mine:
+        with suppress(_AllFitted), observing(live, tokens, rows, fit):
+            for _ in logits_of(live, tokens, sample.text.hidden):
+                pass
+    fits = {layer: fit for part in gather(fits) for layer, fit in part.items()}
+    live.check_layers(set(fits))
+    return {layer: fits[layer] for layer in sorted(fits)}, sums
+
+
+class _AllFitted(Exception):
+    """Ends a pass before its logits, the largest part of it, which nobody needs."""
+
+
+# running sums
+
+
+def collect(
+    measurement: Measurement,
+    planes: Sequence[Planes],
+    *,
+    statistics: Sequence[Statistic] = STATISTICS,
+    fits: Mapping[int, LayerFit] | None = None,
+    chosen: Sequence[int] | None = None,
+    progress: Progress = lambda _: None,
+    sums: Sums | None = None,
+    save: Callable[[Sums], None] = lambda _: None,
+) -> Sums:
+    """Sums of the statistics of every layer over the `chosen` sequences, by default all.
+
+    `sums` are those of the first sequences, where they are known; `save` is called after each
+    batch. Memory grows with the layers and the context, not with the number of sequences.
+    """
+    sums = sums or no_sums()
+    chosen = range(len(measurement.text)) if chosen is None else chosen
+    for batch in measurement.batches(chosen[sums.sequences :]):
+        part, _ = sum_batch(
+            measurement.live,
+            batch,
+            planes,
+            statistics=statistics,
+            fits=fits or {},
+            progress=progress,
+        )
+        sums = sums + part
+        save(sums)
+    return sums
+
+
+def sum_batch(
+    live: LiveModel,
+    batch: Batch,
+    planes: Sequence[Planes],
+    *,
+    statistics: Sequence[Statistic],
+    fits: Mapping[int, LayerFit],
+    progress: Progress,
+    sets: Bool[Tensor, "sequence set position"] | None = None,
+    also: Observer = lambda call: None,
+) -> tuple[Sums, Float[Tensor, "sequence position"]]:
+    """One pass over a batch: the sums of its statistics, and the loss of each token.
+
+    `planes` says how each layer rotates, `fits` are the models of its budget, to be scored on
+    rows of each of `sets`, by default on all; `also` is called first with the call of each
+    layer.
+    """
+    text, width = batch.text, batch.text.tokens.shape[1]
+    calls = len(live.attending) * -(-width // (chunk_of(live, width) or width))
+    tokens = int(text.real.sum())
+    share = tokens // (calls + 1)  # of a call, and of the losses
+    over_tokens = [row for row in statistics if row.over == "tokens"]
+    layers: dict[int, LayerSums] = {}
+    scores: dict[int, Float[Tensor, "group set head score"]] = {}
+    in_chunks: dict[int, SequenceSums] = {}
+
+    def see_part(call: AttentionCall, first: int) -> None:
+        turning, here = planes[call.layer], slice(first, first + call.key.shape[2])
+        if over_tokens:
+            of_part = {"sinks": text.sinks[..., here], "tokens": text.tokens[:, here]}
+            rows = SampledCall(call, batch.rows, turning, **of_part, first=first)
+            before = in_chunks.setdefault(call.layer, {})
+            for name, x in sum_attention(rows, over_tokens).items():
+                before[name] = before[name] + x if name in before else x
+        progress(share)
+
+    def see(call: AttentionCall) -> None:
+        turning, sinks = planes[call.layer], text.sinks
+        progress(share * (call.at is None))  # else its chunks were counted
+        also(call)
+        if fits:
+            sinks = with_found(text.sinks, fits[call.layer].found)
+            scored = SampledCall(call, batch.scored, turning, sinks=sinks)
+            scores[call.layer] = fits[call.layer].score(scored, text, sets)
+        sums = in_chunks.pop(call.layer, {})
+        rows = SampledCall(call, batch.rows, turning, sinks=sinks, tokens=text.tokens)
+        sums |= sum_attention(rows, [row for row in statistics if row.name not in sums])
+        layers[call.layer] = LayerSums.of(sums, rows, statistics)
+
+    rows = (batch.rows, batch.scored, *batch.fitted)
+    with observing(live, text.tokens, rows, see, see_part):
+        losses = token_losses(live, text.tokens, text.lengths, text.hidden)
+    losses.masked_fill_(~text.predicted, torch.nan)
+    progress(tokens - share * calls)
+    live.check_layers(set(layers))
+    sums = Sums(
+        row_weight=by_group(batch.rows.by_position(width), text.group),
+        tokens=tokens,
+        sequences=len(text),
+        group_loss=by_group(losses.nansum(1), text.group),
+        group_predicted=by_group(text.predicted.sum(1), text.group),
+        layers=layers,
+        scores=scores,
+    )
+    return sums, losses

@@ -1,0 +1,1 @@
+"""The rotation of each layer: measured, stated and configured."""

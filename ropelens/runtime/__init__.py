@@ -1,0 +1,1 @@
+"""Progress, saved state, processes, devices and result folders."""

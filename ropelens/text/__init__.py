@@ -1,0 +1,1 @@
+"""Documents, tokens and the sequences that a measurement reads."""

@@ -1,0 +1,191 @@
+"""What one attention call adds: laws of planes, and sums over rows by brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from observed import normal
+from torch import Tensor
+
+from ropelens.attention import fast_products
+from ropelens.attention.block import SampledCall
+from ropelens.attention.call import AttentionCall
+from ropelens.attention.sums import sum_attention
+from ropelens.profiles.measures import STATISTICS
+from ropelens.rope.planes import Planes, unrotate
+from ropelens.text.rows import all_rows, sample_rows
+
+few = settings(deadline=None, max_examples=25, derandomize=True)
+seeds = st.integers(0, 2**20)
+
+
+# planes
+
+
+@st.composite
+def any_planes(draw: st.DrawFn) -> Planes:
+    count, offset, rest = (
+        draw(st.integers(1, 4)),
+        draw(st.integers(0, 3)),
+        draw(st.integers(0, 3)),
+    )
+    pairing = draw(st.sampled_from(["half", "interleaved"]))
+    speeds = draw(st.lists(st.floats(-3, 3, width=32), min_size=count, max_size=count))
+    return Planes(torch.tensor(speeds), 2 * count + offset + rest, pairing, offset)
+
+
+def rotated(x: Tensor, positions: Tensor, planes: Planes) -> Tensor:
+    """x turned by exp(i w p), as complex numbers."""
+    angle = positions[:, None].float() * planes.inv_freq
+    z = torch.complex(x[..., planes.first], x[..., planes.second])
+    z = z * torch.polar(torch.ones_like(angle.double()), angle.double())
+    result = x.clone()
+    result[..., planes.first], result[..., planes.second] = z.real, z.imag
+    return result
+
+
+@few
+@given(planes=any_planes(), seed=seeds)
+def test_a_rotation_keeps_lengths_and_is_undone(planes: Planes, seed: int):
+    x = normal(2, 3, 7, planes.head_dim, seed=seed)
+    positions = torch.tensor([0, 1, 2, 3, 50, 999, 100_000])
+    turned = rotated(x, positions, planes)
+    torch.testing.assert_close(planes.norms(turned), planes.norms(x))
+    torch.testing.assert_close(unrotate(turned, positions, planes), x, rtol=1e-6, atol=1e-6)
+
+
+@few
+@given(planes=any_planes(), seed=seeds)
+def test_terms_add_up_to_the_score_and_lengths_bound_them(planes: Planes, seed: int):
+    q, k = normal(2, 9, planes.head_dim, seed=seed)
+    terms = planes.sum_coordinates(q * k)
+    assert terms.shape[-1] == planes.terms == len(planes.term_inv_freq)
+    torch.testing.assert_close(terms.sum(-1), (q * k).sum(-1))
+    bound = planes.norms(q) * planes.norms(k)
+    assert (terms.abs() <= bound * (1 + 1e-12)).all(), "Cauchy-Schwarz"
+
+
+# sums over rows, by brute force
+
+
+@st.composite
+def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
+    """An attention call of any shape, its planes, lengths of which one is full, and sinks."""
+    planes = draw(any_planes())
+    batch, kv_heads, group = (draw(st.integers(1, 3)) for _ in range(3))
+    context = draw(st.sampled_from([2, 3, 17, 40]))
+    window = draw(st.sampled_from([1, 2, 5, 16, 1000]))
+    seed, sharpness = draw(seeds), draw(st.sampled_from([0.1, 1.0, 6.0]))
+    q = normal(batch, kv_heads * group, context, planes.head_dim, seed=seed)
+    k = normal(batch, kv_heads, context, planes.head_dim, seed=seed + 1)
+    lengths = torch.tensor([context, *draw(st.permutations(range(2, context + 2)))][:batch])
+    generator = torch.Generator().manual_seed(seed)
+    shared = draw(st.sampled_from([1, kv_heads * group]))
+    sinks = torch.randint(0, 9, (batch, shared, context), generator=generator)
+    sinks = sinks * (sinks <= 3)
+    sinks[..., 0] = draw(st.integers(0, 1))
+    start, mask = (torch.arange(context) - window + 1).clamp_min(0), None
+    if draw(st.booleans()):
+        start, mask = None, torch.rand(batch, context, context, generator=generator) < 0.4
+        mask |= torch.eye(context).bool().roll(draw(st.integers(-1, 1)), 0)
+        mask &= torch.ones(context, context).tril(draw(st.sampled_from([1, context]))).bool()
+    call = AttentionCall(
+        layer=0,
+        query=q,
+        key=k,
+        value=k,
+        output=q.transpose(1, 2),
+        scale=sharpness / math.sqrt(planes.head_dim),
+        softcap=draw(st.sampled_from([None, 2.0])),
+        sink_logits=draw(st.sampled_from([None, normal(kv_heads * group, seed=seed)])),
+        interval=start,
+        visible=mask,
+    )
+    return call, planes, lengths.clamp(max=context), sinks
+
+
+def brute_force(
+    call: AttentionCall,
+    rows: list[tuple[int, float]],
+    sinks: Tensor,
+    *,
+    sequence: int,
+    head: int,
+) -> dict[str, Tensor]:
+    """Sums over `rows` (position, weight) of one head, one row and one key at a time."""
+    kv_head = head // (call.query.shape[1] // call.key.shape[1])
+    q, k = call.query[sequence, head], call.key[sequence, kv_head]
+    seen = call.seen_by(torch.arange(len(q)))
+    seen = seen[min(sequence, len(seen) - 1)]
+
+    def squashed(x: Tensor) -> Tensor:
+        return x if call.softcap is None else call.softcap * torch.tanh(x / call.softcap)
+
+    names = ("sink_mass", "entropy", "learned_sink_mass", "law")
+    sums = {name: torch.zeros(1, dtype=torch.float64) for name in names}
+    sums["offset_mass"] = torch.zeros(len(q), dtype=torch.float64)
+    sums["selectivity"], sums["selectivity_keys"] = torch.zeros(2, q.shape[1]).double()
+    for i, weight in rows:
+        keys = [j for j in range(len(k)) if seen[i, j]]
+        terms = torch.stack([call.scale * q[i] * k[j] for j in keys])
+        scores = squashed(terms.sum(1))
+        log_a = scores.log_softmax(0)
+        a, other = log_a.exp(), sinks[keys] == 0
+        sums["selectivity"] += weight * ((a - 1 / len(keys))[:, None] * terms).sum(0)
+        sums["law"] += weight * ((a - 1 / len(keys)) * terms.sum(1)).sum()
+        sums["entropy"] -= weight * (a * log_a).sum()
+        sums["sink_mass"] += weight * a[~other].sum()
+        if other.any():
+            evenly = (1 - a[~other].sum()) * terms[other].mean(0)
+            sums["selectivity_keys"] += weight * (a[other] @ terms[other] - evenly)
+        for j, mass in zip(keys, a, strict=True):
+            if 0 < j <= i:
+                sums["offset_mass"][i - j] += weight * mass
+        if call.sink_logits is not None:
+            everything = torch.cat([scores, call.sink_logits[head, None]])
+            sums["learned_sink_mass"] += weight * everything.softmax(0)[-1]
+    return sums
+
+
+@settings(deadline=None, max_examples=80, derandomize=True)
+@given(
+    made=any_call(), count=st.sampled_from([None, 1, 4, 16]), block=st.sampled_from([1, 2**19])
+)
+def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
+    """Any heads, windows, masks, soft-caps, sinks, padding, samples and blocks."""
+    call, planes, lengths, sinks = made
+    rows = all_rows(lengths) if count is None else sample_rows(lengths, count=count, seed=3)
+    before, fast_products.BLOCK_ELEMENTS["cpu"] = fast_products.BLOCK_ELEMENTS["cpu"], block
+    try:
+        sums = sum_attention(SampledCall(call, rows, planes, sinks=sinks), STATISTICS)
+    finally:
+        fast_products.BLOCK_ELEMENTS["cpu"] = before
+    for sequence, head in itertools.product(*map(range, call.query.shape[:2])):
+        each = zip(
+            rows.position[sequence].tolist(), rows.weight[sequence].tolist(), strict=True
+        )
+        taken = [(position, weight) for position, weight in each if weight]
+        assert all(1 <= position < lengths[sequence] for position, _ in taken)
+        kind = sinks[sequence, head % sinks.shape[1]]
+        expected = brute_force(call, taken, kind, sequence=sequence, head=head)
+        law = sums["selectivity"][sequence, head].sum()
+        torch.testing.assert_close(law[None], expected.pop("law"), rtol=1e-9, atol=1e-9)
+        for name, value in expected.items():
+            ours = sums[name][sequence, head]
+            torch.testing.assert_close(
+                ours.reshape(value.shape), value, rtol=1e-9, atol=1e-9, msg=f"{name}: {ours}"
+            )
+
+
+# tricks
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
+def test_a_running_sum_is_cumsum(count: int):
+    x = normal(2, 3, count, 5, seed=count)
+    torch.testing.assert_close(fast_products.running_sum(x), x.cumsum(2))

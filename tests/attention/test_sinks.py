@@ -1,0 +1,147 @@
+"""Which keys are sinks: by their place, by their token, by the attention that they take."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from oracles.handmade import call_of
+from oracles.tiny import random_tokens, tiny
+from torch import Tensor
+
+import ropelens as rl
+from ropelens.attention.block import SampledCall
+from ropelens.attention.call import AttentionCall, attention_map
+from ropelens.budget.held_out import find_sinks, with_found
+from ropelens.rope.planes import Planes
+from ropelens.text.corpus import known_sinks
+from ropelens.text.rows import Rows, all_rows, sample_rows
+
+PLANES = Planes(torch.tensor([1.0, 0.1, 0.01]), head_dim=8, pairing="half")
+
+
+def found_in(call: AttentionCall, rows: Rows, known: Tensor) -> Tensor:
+    return find_sinks(SampledCall(call, rows, PLANES, sinks=known))
+
+
+def kinds(tokens: list[list[int]], *, bos: int | None, named: tuple[int, ...] = ()) -> list:
+    table = torch.tensor(tokens)
+    return known_sinks(table, bos=bos, named=named)[:, 0].tolist()
+
+
+def test_the_first_token_marks_a_sink_where_all_sequences_begin_with_it():
+    packed = [[7, 3, 4, 7, 5], [7, 7, 3, 9, 9]]
+    for bos in (None, 7, 3):
+        assert kinds(packed, bos=bos) == [[1, 0, 0, 1, 0], [1, 1, 0, 0, 0]]
+    text = [[7, 3, 4, 7, 5], [3, 7, 3, 9, 9]]
+    for bos in (None, 7):
+        assert kinds(text, bos=bos) == [[1, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
+    assert kinds(text, bos=None, named=(3, 5)) == [[1, 2, 0, 0, 2], [1, 0, 2, 0, 0]]
+    assert kinds(packed, bos=7, named=(7, 9)) == [[1, 0, 0, 1, 0], [1, 1, 0, 2, 2]]
+
+
+def test_one_sequence_marks_what_it_begins_with_if_that_is_bos():
+    """The word "the" may begin a text, stand again, and mean nothing."""
+    one = [[7, 3, 7, 7, 5]]
+    assert kinds(one, bos=7) == [[1, 0, 1, 1, 0]]
+    assert kinds(one, bos=None) == kinds(one, bos=3) == [[1, 0, 0, 0, 0]]
+
+
+def test_named_tokens_are_sinks_of_a_profile():
+    """sink_mass is the attention on all of them, by transformers' own weights."""
+    model, tokens = tiny("llama_gqa"), random_tokens(sequences=1, length=30)
+    tokens[0, [4, 11, 12]] = 50
+    with torch.no_grad():
+        out = model(tokens, output_attentions=True)
+    weights = np.stack([layer[0, :, 1:].double() for layer in out.attentions])
+    profile = rl.profile(model, tokens, sinks=[50], surrogates=0)
+    assert profile["found_sink"].isnull().all()
+    true = weights[..., (tokens[0] == 50) | (torch.arange(30) == 0)].sum(-1).mean(-1)
+    np.testing.assert_allclose(profile["sink_mass"], true, rtol=1e-5)
+
+
+def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCall:
+    """Two heads that look evenly; in `only` sequences head 1 puts `share` on a key."""
+    context = 60
+    q, k = torch.zeros(sequences, 2, context, 8), torch.zeros(sequences, 1, context, 8)
+    row = torch.arange(context).clamp(min=1)
+    q[:, 1, :, 7] = (share / (1 - share) * row).log()
+    k[:only, 0, key, 7] = 1
+    return call_of(q, k, scale=1.0, window=context)
+
+
+@pytest.mark.parametrize(
+    ("key", "share", "only", "found"),
+    [
+        (5, 0.4, 3, True),
+        (5, 0.2, 3, False),
+        (5, 0.4, 2, True),
+        (5, 0.4, 1, False),
+        (53, 0.9, 3, True),  # 6 rows behind it in each of 3 sequences
+        (54, 0.9, 3, False),  # and 5
+    ],
+)
+def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
+    call = at_key(key, share=share, sequences=3, only=only)
+    rows = all_rows(torch.tensor([60, 60, 60]))
+    known = torch.zeros(3, 1, 60, dtype=torch.long)
+    known[..., 0] = 1
+    seen = found_in(call, rows, known)
+    assert seen.any() == found
+    assert bool(seen[1, key]) == found
+    table = with_found(known, seen)
+    assert table.shape[1] == (2 if found else 1)
+    if found:
+        assert table[:, 1, key].tolist() == [3, 3, 3]
+        assert (table[:, :, 0] == 1).all()
+        assert not found_in(call, rows, table).any(), "a known sink is not found"
+    assert math.isclose(float(seen.sum()), float(found))
+
+
+@pytest.mark.parametrize(
+    ("key", "share", "found"),
+    [(1, 0.5, True), (1, 0.2, False), (12, 0.5, True), (20, 0.5, False)],
+)
+def test_one_sequence_finds_sinks_by_its_earlier_and_its_later_rows(key, share, found):
+    """Of 59 rows 29 are early; behind position 20 stand 9 of these."""
+    call = at_key(key, share=share, sequences=1, only=1)
+    known = (torch.arange(60) == 0).long()[None, None]
+    rows = all_rows(torch.tensor([60]))
+    assert found_in(call, rows, known)[1].nonzero().flatten().tolist() == [key] * found
+    late = call.query.clone()
+    late[:, :, 31:] = 0  # by the early rows alone no key is a sink
+    assert not found_in(replace(call, query=late), rows, known).any()
+
+
+def test_sinks_are_found_by_the_rows_behind_them_by_brute_force():
+    """Sampled rows, windows and sequences of different lengths: means one key at a time."""
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(3, 4, 60, 8, generator=generator, dtype=torch.float64)
+    k = torch.randn(3, 2, 60, 8, generator=generator, dtype=torch.float64)
+    call = call_of(q, k, scale=2.0, window=40)
+    lengths = torch.tensor([60, 50, 41])
+    call.key[:, 0, 6] *= 5  # so that some keys take much
+    for rows in (all_rows(lengths), sample_rows(lengths, count=30, seed=1)):
+        attention = attention_map(call)
+        none = torch.zeros(3, 1, 60, dtype=torch.long)
+        takes, has, count = torch.zeros(4, 60), torch.zeros(60), torch.zeros(60)
+        for b in range(3):
+            for j in range(60):
+                behind = [
+                    (i, w)
+                    for i, w in zip(
+                        rows.position[b].tolist(), rows.weight[b].tolist(), strict=True
+                    )
+                    if w and i > j >= int(call.start[i])
+                ]
+                count[j] += len(behind)
+                if behind:
+                    has[j] += 1
+                    mass = sum(w * attention[b, :, i, j] for i, w in behind)
+                    takes[:, j] += mass / sum(w for _, w in behind) > 0.3
+        found = found_in(call, rows, none)
+        assert torch.equal(found, (takes > has / 2) & (count >= 16))
+        assert found.any()

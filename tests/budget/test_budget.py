@@ -1,0 +1,309 @@
+"""The attention budget: offsets, from gains to bits, and which rows models are fitted to."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from observed import normal, observed_calls
+from oracles.handmade import call_of
+from oracles.tiny import not_as_configured, random_tokens, tiny
+
+import ropelens as rl
+from ropelens.attention.block import SampledCall
+from ropelens.attention.offset_bins import offset_edges, sum_bins
+from ropelens.budget.held_out import FOLD_ROWS, Sample, scored_rows
+from ropelens.budget.labels import GAINS, attention_budget
+from ropelens.budget.logit import gains
+from ropelens.budget.offsets import OffsetRows
+from ropelens.errors import BadArgument
+from ropelens.rope.planes import Planes
+from ropelens.text.corpus import GROUPS, Corpus, deal
+from ropelens.text.rows import all_rows, sample_rows
+
+few = settings(deadline=None, max_examples=25, derandomize=True)
+seeds = st.integers(0, 2**20)
+
+
+# offsets and their bins
+
+
+@few
+@given(context=st.integers(1, 5000))
+def test_bins_are_exact_then_eight_an_octave(context: int):
+    edges = offset_edges(context)
+    assert edges[:65].tolist() == list(range(65))
+    assert edges[-1] >= context
+    assert (edges.diff() > 0).all()
+    width = edges.diff()[64:]
+    assert (8 * width <= edges[64:-1]).all(), "at least eight an octave"
+    assert (16 * width > edges[64:-1]).all()
+    longest = offset_edges(5000)
+    assert torch.equal(edges, longest[: len(edges)]), "results of two contexts add up"
+    mass = normal(2, context, seed=context)
+    binned = sum_bins(mass, edges)
+    for place, (low, high) in enumerate(itertools.pairwise(edges.tolist())):
+        torch.testing.assert_close(binned[:, place], mass[:, low:high].sum(1))
+
+
+@few
+@given(
+    seed=seeds,
+    context=st.sampled_from([3, 40, 90]),
+    window=st.sampled_from([2, 30, 999]),
+    by_head=st.booleans(),
+)
+def test_what_offsets_and_sinks_say_of_rows_by_brute_force(
+    seed: int, context: int, window: int, by_head: bool
+):
+    """log Z of every row, the masses by kind of sink, offset, and bin to sinks, and squares."""
+    generator = torch.Generator().manual_seed(seed)
+    sinks = torch.randint(0, 12, (2, 2 if by_head else 1, context), generator=generator)
+    sinks = sinks * (sinks <= 3)
+    rows = sample_rows(torch.tensor([context, max(2, context // 2)]), count=9, seed=seed)
+    edges = offset_edges(context)
+    weights = normal(2, 3 + context + len(edges) - 1, seed=seed)
+    call = call_of(*torch.zeros(2, 2, 2, context, 2), window=window)
+    rows_of_call = SampledCall(call, rows, Planes(torch.zeros(1), 2, "half"), sinks=sinks)
+    table = OffsetRows.of(rows_of_call).of_heads(torch.arange(2))
+    total, masses, curvature = table.expect(weights)
+    expected, squares, norm = weights * 0, weights * 0, torch.zeros(2).double()
+    for head in range(2):
+        each = [(b, int(i)) for b, own in enumerate(rows.position) for i in own]
+        for row, (b, i) in enumerate(each):
+            score, parts = [], []
+            for j in range(max(0, i - window + 1), i + 1):
+                kind = int(sinks[b, head if by_head else 0, j])
+                place = int((edges <= i - j).sum()) - 1
+                at = [3 + i - j] + ([kind - 1, 3 + context + place] if kind else [])
+                score.append(weights[head, at].sum())
+                parts.append(at)
+            score = torch.stack(score)
+            norm[head] += table.weight[row] * score.logsumexp(0)
+            for at, share in zip(parts, score.softmax(0), strict=True):
+                expected[head, at] += share * table.weight[row]
+                squares[head, at] += share**2 * table.weight[row]
+    torch.testing.assert_close(masses, expected)
+    torch.testing.assert_close(curvature, expected - squares)
+    torch.testing.assert_close(total, norm)
+
+
+# gains into bits
+
+
+@few
+@given(
+    gains=st.lists(
+        st.tuples(*[st.floats(-3, 12, width=32) for _ in GAINS]), min_size=1, max_size=9
+    )
+)
+def test_bits_add_up_and_never_go_below_zero(gains: list[tuple[float, ...]]):
+    total, *models = np.array(gains, dtype=np.float64).T
+    bits = attention_budget(np.maximum(total, 0), *models)
+    whole = bits.pop("total")
+    np.testing.assert_allclose(sum(bits.values()), whole, atol=1e-12)
+    assert all((part >= 0).all() for part in bits.values())
+    assert (whole >= total).all()
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [  # total, S, P, C, B -> total, sink, position, content, interaction
+        ((4.0, 1.0, 2.0, 3.0, 3.5), (4.0, 1.0, 0.5, 2.0, 0.5)),
+        ((4.0, -1.0, 2.0, 3.0, 3.5), (4.0, 0.0, 0.5, 3.0, 0.5)),  # S counts as uniform
+        ((4.0, 1.0, 0.5, 3.0, 3.5), (4.0, 1.0, 0.5, 2.0, 0.5)),  # P as S
+        ((4.0, 1.0, 2.0, -9.0, 3.5), (4.0, 1.0, 2.5, 0.0, 0.5)),  # C as S
+        ((4.0, 1.0, 2.0, 3.0, -2.0), (4.0, 1.0, 0.0, 2.0, 1.0)),  # B as C
+        ((4.0, 1.0, 3.0, 2.0, 2.5), (4.0, 1.0, 1.0, 1.0, 1.0)),  # B as P
+        ((4.0, 1.0, 2.0, 3.0, 4.1), (4.1, 1.0, 1.1, 2.0, 0.0)),  # by rounding above all
+        ((4.0, -1.0, -1.0, -1.0, -1.0), (4.0, 0.0, 0.0, 0.0, 4.0)),
+        ((np.nan,) * 5, (np.nan,) * 5),  # a head that its layer does not have
+    ],
+)
+def test_a_model_that_gains_less_than_one_it_contains_counts_as_that(gains, expected):
+    bits = attention_budget(*(np.array([gain]) for gain in gains))
+    assert list(bits) == ["total", "sink", "position", "content", "interaction"]
+    np.testing.assert_allclose(np.concatenate(list(bits.values())), expected)
+
+
+# who is fitted to, and who is scored
+
+
+def drawn(lengths: list[int], *, documents: list[int] | None = None, seed: int = 0) -> Sample:
+    count, context = len(lengths), max(lengths)
+    tokens = torch.arange(count * context).view(count, context)
+    text = Corpus.of(tokens, torch.tensor(lengths), documents=documents)
+    return Sample.draw(text, seed=seed)
+
+
+def test_a_sample_takes_as_many_sequences_of_both_folds_from_as_many_groups_as_it_can():
+    documents = [0] * 30 + [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    sample = drawn([20] * 39, documents=documents, seed=3)
+    taken = sample.text.tokens[:, 0] // 20
+    group = deal(documents, 39)[taken]
+    assert len(taken) == len(set(taken.tolist())) == 10
+    assert sample.text.fold.tolist() == [0, 1] * 5
+    assert len(group.unique()) == 10, "one of each document, though one has most sequences"
+    assert (sample.text.tokens == torch.arange(20) + 20 * taken[:, None]).all()
+    other = drawn([20] * 39, documents=documents, seed=4)
+    assert not torch.equal(other.text.tokens, sample.text.tokens)
+
+
+def test_a_fold_has_so_many_rows_and_tokens():
+    short, long = drawn([100] * 40), drawn([4096] * 6)
+    assert len(short.text) == 16
+    assert len(long.text) == 4, "two of each fold: 8,192 tokens"
+    for sample in (short, long):
+        per_fold = (sample.rows.weight > 0).sum(1).view(-1, 2).sum(0)
+        assert per_fold.tolist() == [FOLD_ROWS, FOLD_ROWS]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("lengths", "fitted"),
+    [
+        ([512, 512, 17], {512}),
+        ([20, 256] * 8, {256}),
+        ([17, 512], {512}),
+        ([500, 300, 290, 310, 280], {500, 300, 290, 310, 280}),
+        ([60, 60, 60, 60], {60}),
+    ],
+)
+def test_models_are_fitted_to_long_sequences(lengths: list[int], fitted: set[int], seed: int):
+    """What was fitted to a leftover would know nothing of the offsets that it is scored on."""
+    text = Corpus.of(torch.zeros(len(lengths), max(lengths)).long(), torch.tensor(lengths))
+    sample = Sample.draw(text, seed=seed)
+    assert set(sample.text.lengths.tolist()) <= fitted
+    assert text.alone == (lengths == [17, 512])
+    if not text.alone:
+        assert sample.text.fold.tolist() == [0, 1] * (len(sample.text) // 2)
+
+
+def test_a_sequence_alone_is_fitted_and_scored_on_other_rows():
+    """Every row that is scored was left to the other half when models were fitted."""
+    for length in (2, 3, 30, 5000):
+        sample = drawn([length], seed=5)
+        assert sample.text.alone
+        scored = sample_rows(torch.tensor([length]), count=scored_rows(sample.text), seed=5)
+        assert torch.equal(scored.position, sample.rows.position)
+        halves = [scored.every_other(first) for first in (0, 1)]
+        first, second = (set(half.position[half.weight > 0].tolist()) for half in halves)
+        assert not first & second
+        assert len(first) + len(second) == min(length - 1, 2 * FOLD_ROWS)
+        assert abs(len(first) - len(second)) <= 1
+        torch.testing.assert_close(
+            sum(half.weight.sum() for half in halves), scored.weight.sum()
+        )
+
+
+def test_a_sequence_alone_has_two_folds_of_rows():
+    tokens = random_tokens(sequences=1, length=60)
+    sample = Sample.draw(Corpus.of(tokens, torch.tensor([60])), seed=0)
+    call, planes = observed_calls(tiny("llama_gqa"), tokens)[0]
+    one, other = sample.fit(call, planes, surrogates=0, seed=0).weights.unbind(1)
+    assert ((one - other).abs().amax((1, 2)) > 0.1).all()
+
+
+def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
+    """Weights that are those of one fold alone: only groups of the other have a gain."""
+    tokens = random_tokens(sequences=4, length=30)
+    lengths = torch.full((4,), 30)
+    text = Corpus.of(tokens, lengths, bos=1)
+    call, planes = observed_calls(tiny("llama_gqa"), tokens)[0]
+    sample = Sample.draw(text, seed=0)
+    own = observed_calls(tiny("llama_gqa"), sample.text.tokens)[0][0]
+    fitted = sample.fit(own, planes, surrogates=0, seed=0)
+    fitted.weights[:, 1] = 0
+    of_call = SampledCall(call, all_rows(lengths), planes, sinks=text.sinks)
+    scores = fitted.score(of_call, text)[:, 0]
+    of_groups = gains(scores)
+    assert (of_groups["both_gain"][1:4:2].abs() > 0.05).all()
+    torch.testing.assert_close(
+        of_groups["both_gain"][0:4:2], torch.zeros_like(of_groups["both_gain"][0:4:2])
+    )
+    assert of_groups["total"].shape == (GROUPS, 4)
+    assert of_groups["total"][4:].isnan().all()
+    even = (torch.arange(30) % 2 == 0).expand(4, 30)
+    every, some, rest = fitted.score(
+        of_call, text, torch.stack([even | ~even, even, ~even], 1)
+    ).unbind(1)
+    torch.testing.assert_close(every, scores)
+    torch.testing.assert_close(some + rest, scores, rtol=1e-6, atol=1e-4)
+    alone = of_call.with_rows(all_rows(lengths).without(~even))
+    torch.testing.assert_close(some, fitted.score(alone, text)[:, 0])
+
+
+def test_groups_are_documents_or_stretches_of_one_text():
+    assert deal(None, 5).tolist() == [0, 1, 2, 3, 4]
+    assert deal(None, 32).tolist() == [i // 2 for i in range(32)]
+    assert deal([5, 5, 5, 9], 4).tolist() == [0, 1, 2, 3], "of 2 documents none can be left out"
+    documents = np.repeat([30, 10, 20, 11, 12, 13, 14, 15], 3)
+    assert deal(documents, 24).tolist() == np.repeat([7, 0, 6, 1, 2, 3, 4, 5], 3).tolist()
+    many = deal(torch.arange(200), 200)
+    assert many.tolist() == sorted(many.tolist())
+    assert len(many.unique()) == GROUPS == 64
+    with pytest.raises(BadArgument, match="which document it was cut from") as refused:
+        deal([0, 1], 3)
+    assert refused.value.parts["seen"] == "(2,) numbers for 3 sequences"
+
+
+# a profile
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
+def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
+    """By counting rows: 5 % of these must see an offset."""
+    lengths = [70, 40, 30]
+    tokens = random_tokens(sequences=3, length=70)
+    model = tiny(name)
+    profile = rl.profile(model, tokens, lengths=torch.tensor(lengths), surrogates=0)
+    window = 70 if name == "llama_gqa" else model.config.sliding_window
+    width = profile["offset_stop"] - profile["offset_start"]
+    np.testing.assert_allclose((profile["kernel"] * width).sum("offset_bin"), 1, rtol=1e-9)
+    farthest = [min(i, window - 1) for length in lengths for i in range(1, length)]
+    for offset in range(64):
+        seen = np.mean([offset <= most for most in farthest]) >= 0.05
+        has = profile["kernel"][..., offset].values > 0
+        assert has.all() if seen else not has.any(), offset
+
+
+@not_as_configured
+def test_without_rotation_nothing_is_positional():
+    """p = 0: what a head does without rotation is all that it does."""
+    model = tiny("llama_gqa")
+    model.model.rotary_emb.inv_freq.zero_()
+    tokens = random_tokens(sequences=16, length=50)
+    profile = rl.profile(model, tokens, surrogates=0)
+    rest = profile["total_bits"] - profile["sink_bits"]
+    assert float(rest.min()) > 0.1
+    assert float((profile["content_bits"] / rest).min()) > 0.98
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_two_tokens_have_one_row_which_sees_no_second_offset(sequences: int):
+    tokens = random_tokens(sequences=sequences, length=3)
+    lengths = torch.full((sequences,), 2)
+    profile = rl.profile(tiny("llama_gqa"), tokens, lengths=lengths, surrogates=2)
+    np.testing.assert_allclose(profile["offset_mass"][..., 0] + profile["sink_mass"], 1)
+    assert np.isnan(profile["previous_token"]).all()
+    assert np.isfinite(profile["total_bits"]).all()
+    assert rl.classify_heads(profile).attrs["claim"]["verdict"] == "not testable"
+
+
+def test_eight_documents_are_the_groups():
+    tokens = random_tokens(sequences=9, length=4)
+    documents = [0, 0, 1, 2, 3, 4, 5, 6, 7]
+    profile = rl.profile(tiny("llama_gqa"), tokens, documents=documents, surrogates=0)
+    assert profile.attrs["documents"] == profile.sizes["group"] == 8
+    np.testing.assert_array_equal(profile["group_rows"], [6] + [3] * 7)
+    np.testing.assert_array_equal(profile["group_scored"], profile["group_rows"])
+
+
+def test_sampled_rows_have_no_more_columns_than_the_longest_sequence_has_rows():
+    rows = sample_rows(torch.tensor([5, 9]), count=500, seed=0)
+    assert rows.position.shape == (2, 8)
+    assert (rows.weight > 0).sum(1).tolist() == [4, 8]

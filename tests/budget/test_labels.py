@@ -1,0 +1,119 @@
+"""Labels by the documented rules, offsets and bands of kernels, and the strongest planes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ropelens.attention.offset_bins import SEEN_BY, describe_kernel
+from ropelens.budget.labels import LABELS, describe_wavelengths, label_heads
+
+RULES = [  # total, sink, position, content -> label
+    ((0.0999, 0.0, 0.0999, 0.0), "diffuse"),
+    ((0.09, 0.09, 0.0, 0.0), "diffuse"),
+    ((0.1, 0.0, 0.1, 0.0), "positional"),
+    ((1.0, 0.901, 0.099, 0.0), "sink"),
+    ((1.0, 0.9, 0.07, 0.0), "positional"),
+    ((3.0, 0.0, 2.0, 1.0), "positional"),
+    ((3.0, 0.0, 1.99, 1.01), "mixed"),
+    ((3.0, 0.0, 1.01, 1.99), "mixed"),
+    ((3.0, 0.0, 1.0, 2.0), "semantic"),
+    ((3.0, 0.0, 0.0, 3.0), "semantic"),
+    ((3.0, 0.0, 1.99, 0.0), "mixed"),
+    ((3.0, 0.0, 0.0, 1.0), "mixed"),  # two thirds interact
+    ((3.0, 2.4, 0.5, 0.1), "positional"),  # of the rest, not of the total
+    ((3.0, 2.4, 0.1, 0.5), "semantic"),
+    ((math.nan, math.nan, math.nan, math.nan), ""),  # a head that does not exist
+]
+
+
+def labelled(bits: tuple[float, ...], rows: float = 100.0) -> str:
+    parts = zip(("total", "sink", "position", "content"), bits, strict=True)
+    return label_heads({name: np.array([value]) for name, value in parts}, rows=rows)[0]
+
+
+@pytest.mark.parametrize(("bits", "label"), RULES)
+def test_the_first_rule_that_fits(bits: tuple[float, ...], label: str):
+    assert labelled(bits) == label
+    assert label in (*LABELS, "")
+
+
+@pytest.mark.parametrize(("bits", "label"), RULES)
+def test_few_rows_are_a_label_of_their_own(bits: tuple[float, ...], label: str):
+    assert labelled(bits, rows=99.0) == ("untested" if label else "")
+
+
+# kernels
+
+
+def test_where_a_kernel_peaks_and_its_middle_half():
+    kernel = torch.full((4, 100), 1e-9)
+    kernel[0, 70] = 0.29 / 0.71  # of the other 0.71
+    kernel[0, 10:20] = 0.1
+    kernel[1, 70] = 1.0
+    kernel[1, 3] = 0.9
+    kernel[2, 20:40] = 0.05
+    kernel[3, 99] = 1.0
+    found = describe_kernel(kernel.log(), torch.ones(100))
+    assert found["offset"][[0, 1, 3]].tolist() == [70, 70, 99]
+    torch.testing.assert_close(found["offset_weight"][:2], torch.tensor([0.29, 1 / 1.9]))
+    assert (int(found["offset_low"][0]), int(found["offset_high"][0])) == (13, 70)
+    assert (int(found["offset_low"][1]), int(found["offset_high"][1])) == (3, 70)
+    assert (int(found["offset_low"][2]), int(found["offset_high"][2])) == (24, 34)
+    assert (int(found["offset_low"][3]), int(found["offset_high"][3])) == (99, 99)
+    torch.testing.assert_close(found["kernel"].sum(-1), torch.ones(4))
+
+
+def test_the_middle_half_is_that_of_quantiles():
+    """numpy's inverted distribution function of draws with these weights."""
+    random = np.random.default_rng(0)
+    counts = random.integers(0, 5, size=(20, 40))
+    found = describe_kernel(torch.from_numpy(counts).double().log(), torch.ones(40))
+    for head, own in enumerate(counts):
+        draws = np.repeat(np.arange(40), own)
+        band = np.quantile(draws, [0.25, 0.75], method="inverted_cdf")
+        assert (
+            abs(int(found["offset_low"][head]) - band[0]) <= 1
+        )  # a sum of exactly 1/4 may round
+        assert abs(int(found["offset_high"][head]) - band[1]) <= 1
+
+
+def test_offsets_that_hardly_a_row_sees_are_no_heads_offset():
+    kappa = torch.zeros(1, 50)
+    kappa[0, 49] = 20.0
+    kappa[0, 5] = 10.0
+    seen_by = torch.linspace(1, 0, 50)
+    assert describe_kernel(kappa, torch.ones(50))["offset"][0] == 49
+    found = describe_kernel(kappa, seen_by)
+    assert found["offset"][0] == 5
+    assert ((found["kernel"][0] > 0) == (seen_by >= SEEN_BY)).all()
+
+
+# wavelengths
+
+
+@pytest.mark.parametrize(
+    ("push", "mean", "top", "planes"),
+    [
+        ([1.0, 1.0, 5.0], 100.0, math.inf, 1),
+        ([1.0, 0.0, 0.5], 10.0, 10.0, 1),
+        ([3.0, 1.0, 3.5], 10**1.5, math.inf, 2),
+        ([-7.0, 2.0, 1.0], 1000.0, 1000.0, 1),
+        ([-1.0, 0.0, 5.0], math.nan, math.inf, 1),
+        ([math.nan, 2.0, 2.0], 1000.0, 1000.0, 1),  # a plane that the layer does not have
+        ([1.0, 1.0, 1.0], 100.0, 10.0, 2),
+        ([-1.0, -1.0, -1.0], math.nan, math.nan, 0),
+    ],
+)
+def test_means_are_geometric_over_planes_that_turn(push, mean, top, planes):
+    """By the positive part of selectivity; what does not rotate has no wavelength."""
+    found = describe_wavelengths(np.array([push]), np.array([[10.0, 1000.0, math.inf]]))
+    np.testing.assert_allclose(found["mean_wavelength"], [mean])
+    np.testing.assert_equal(found["top_wavelength"], [top])
+    assert found["planes_to_half"].tolist() == [planes]
+    positive = np.nan_to_num(push).clip(min=0)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(found["top_share"], [positive.max() / positive.sum()])

@@ -1,0 +1,123 @@
+"""The models of a row, against scipy's dense fits; their laws; what padding may not change."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+import pytest
+import torch
+from observed import observed_calls
+from oracles.logit import HeadRows, gain, head_rows, information
+from oracles.recording import attention_calls
+from oracles.tiny import random_tokens, rotations, tiny
+
+from ropelens.attention.block import SampledCall
+from ropelens.attention.call import attention_map
+from ropelens.budget.logit import (
+    RIDGE,
+    SCORES,
+    averaged,
+    covariance,
+    fit,
+    gains,
+    log_weights,
+    score,
+    sums,
+)
+from ropelens.budget.offsets import split
+from ropelens.text.rows import all_rows
+
+ALLOWED = 0.002
+"""Share of the bits beside the sink's that a gain may miss."""
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_gqa", "gemma2", "gpt_oss", "smollm3", "phi", "nanochat"]
+)
+def test_gains_are_scipys_on_tiny_models(name: str):
+    """Of some heads, over all rows of two sequences."""
+    model, tokens = tiny(name), random_tokens(sequences=2, length=40)
+    recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
+    turning = rotations(model, name=name)
+    ours = observed_calls(model, tokens)
+    for layer, head in ((0, 3), (len(ours) - 1, 1)):
+        call, planes = ours[layer]
+        rows = SampledCall(call, all_rows(torch.full((2,), 40)), planes)
+        scores = score(rows, fit(rows)).sum((0, 1))[head]
+        gain_of = {key: float(values) for key, values in gains(scores).items()}
+        calls, is_sink = (of_sequence[layer] for of_sequence in recorded), np.arange(40) == 0
+        parts = (head_rows(one, turning[layer], head=head, sinks=is_sink) for one in calls)
+        true = reduce(HeadRows.joined, parts)
+        total, allowed = information(true), ALLOWED
+        assert gain_of["total"] == pytest.approx(total, rel=1e-3, abs=1e-5)
+        for which, content, offsets in (
+            ("sink", False, False),
+            ("position", False, True),
+            ("content", True, False),
+            ("both", True, True),
+        ):
+            dense = gain(true, content=content, offsets=offsets, ridge=RIDGE)
+            miss = abs(gain_of[f"{which}_gain"] - dense)
+            assert miss < allowed * total, (layer, head, which, gain_of, dense)
+            if which == "sink":
+                allowed *= 1 - dense / total
+
+
+def test_every_kind_of_sink_has_a_weight_of_its_own():
+    """S and P by kind and head, on rows of a window: log P from the whole matrix."""
+    tokens = random_tokens(sequences=3, length=30)
+    call, planes = observed_calls(tiny("mistral_sliding"), tokens)[0]
+    sinks = torch.randint(0, 9, (3, 4, 30), generator=torch.Generator().manual_seed(0))
+    sinks = sinks * (sinks <= 3)
+    rows = SampledCall(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
+    weights = fit(rows)
+    attention, offset = (
+        attention_map(call).double(),
+        torch.arange(30)[:, None] - torch.arange(30),
+    )
+    offset, scores = offset.clamp(min=0), score(rows, weights)[:, 0]
+    for name, model in zip(("sink", "position"), weights, strict=False):
+        _, sigma, kappa, tau = split(model, planes.terms, 30)
+        assert (sigma.diff(dim=-1).abs() > 0.05).any(0).all()
+        sigma = torch.nn.functional.pad(sigma, (1, 0)).expand(3, -1, -1).gather(-1, sinks)
+        at_sinks = (sigma[:, :, None] + tau[:, offset]) * (sinks > 0)[:, :, None]
+        log_p = (kappa[:, offset] + at_sinks).masked_fill(attention == 0, -torch.inf)
+        log_p = log_p.log_softmax(-1).masked_fill(attention == 0, 0)
+        true = (attention * log_p)[:, :, 1:].sum((2, 3))
+        found = scores[..., SCORES.index(name)]
+        torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
+    blocks = rows.blocks(slice(0, 2))
+    masses = sum(sums(block, block.attention) for block in blocks).flatten(0, 1)
+    parts = masses[:, planes.terms + 3 :].split((30, 64) * 2, dim=1)
+    of = attention[:, :, 1:], (attention * (sinks > 0)[:, :, None])[:, :, 1:]
+    for found, mass in zip(parts, (*of, *(x.square() for x in of)), strict=True):
+        true = torch.stack([mass[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1)
+        torch.testing.assert_close(found[:, :30], true, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "phi"])
+def test_a_few_keys_of_each_row_show_how_the_likelihood_curves(name: str):
+    """Beside the covariance of all keys, in whole matrices."""
+    tokens = random_tokens(sequences=2, length=150)
+    call, planes = observed_calls(tiny(name), tokens)[0]
+    rows, _ = averaged(SampledCall(call, all_rows(torch.full((2,), 150)), planes))
+    first, heads = planes.terms + 3, slice(0, rows.k.shape[1])
+    weights = torch.zeros(*rows.row_q.shape[1:3], first).double()
+    weights[..., : planes.terms] = 0.7
+    drawn, true = covariance(list(rows.blocks(heads)), weights), torch.zeros(())
+    for block in rows.blocks(heads):
+        log_p = log_weights(block, weights).clone()
+        products = block.q_still[..., None, :] * block.k_still[:, :, None, None]
+        values = block.planes.sum_coordinates(call.scale * products)
+        at_first = torch.zeros(*values.shape[:-1], 3).index_fill_(-2, block.sinks, 1)
+        at_first[..., 1:] = 0
+        values = torch.cat([values, at_first], dim=-1).double()
+        share = (
+            log_p.double().softmax(-1)[..., None] * block.weight[:, None, None, :, None, None]
+        )
+        mean = (log_p.double().softmax(-1)[..., None] * values).sum(-2, keepdim=True)
+        values = values - mean
+        true = true + ((share * values).flatten(3, 4).mT @ values.flatten(3, 4)).sum(0)
+    error = (drawn - true).flatten(2).norm(dim=-1) / true.flatten(2).norm(dim=-1)
+    assert (error < 0.05).all(), error

@@ -1,0 +1,288 @@
+"""Surrogates built in another way, and the laws of the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from observed import normal, observed_calls
+from oracles.handmade import call_of
+from oracles.tiny import random_tokens, tiny
+from scipy import stats
+from torch.nn.functional import pad
+from torch.testing import assert_close
+
+from ropelens.attention import offset_bins
+from ropelens.attention.block import SampledCall
+from ropelens.attention.call import AttentionCall
+from ropelens.attention.offset_bins import offset_edges, sampled_offsets
+from ropelens.attention.sums import sum_attention
+from ropelens.budget.logit import SCORES, averaged, fit, score
+from ropelens.budget.offsets import OffsetRows, fit_offsets
+from ropelens.budget.surrogates import _attend, _orders, draw_surrogates
+from ropelens.claims.verdict import _bounds, correlations, judge, rank_correlation
+from ropelens.profiles.measures import STATISTICS
+from ropelens.rope.planes import Planes, unrotate
+from ropelens.rope.turn import Side, turn
+from ropelens.text.corpus import known_sinks
+from ropelens.text.rows import all_rows, sample_rows
+
+ODD = {"hidden_size": 60, "rotary_pct": 8 / 15}  # heads of 15 coordinates
+NAMES = ("llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [*((name, {}) for name in NAMES), ("gpt_neox", ODD)]
+)
+def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str, changes: dict):
+    """Each draw, built as an edit would build it and measured as a profile would measure it."""
+    tokens = random_tokens(sequences=4, length=40)
+    sinks = known_sinks(tokens, bos=1)
+    rows = sample_rows(torch.full((4,), 40), count=12, seed=0)
+    of_keys = [row for row in STATISTICS if row.name == "selectivity_keys"]
+    for call, planes in observed_calls(tiny(name, **changes), tokens):
+        as_is = SampledCall(call, rows, planes, sinks=sinks)
+        ours = draw_surrogates(as_is, draws=2, seed=3)
+        orders = _orders(planes, call.key.shape[1], 2, seed=3, layer=call.layer)
+        group = call.query.shape[1] // call.key.shape[1]
+        for draw, order in enumerate(orders):
+            frequency = planes.inv_freq.float()[order]
+            sides = [
+                Side(f, torch.ones_like(f))
+                for f in (frequency.repeat_interleave(group, 0), frequency)
+            ]
+            at = torch.arange(40)[None]
+            q, k = turn(call.query, at, planes, sides[0]), turn(call.key, at, planes, sides[1])
+            turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
+            of_turned = SampledCall(turned, rows, planes, sinks=sinks)
+            scores = score(of_turned, fit(of_turned)).sum((0, 1))
+            nats = dict(zip(SCORES, scores.unbind(-1), strict=True))
+            fraction = (nats["position"] - nats["sink"]) / (nats["information"] - nats["sink"])
+            own = {name: numbers[draw] for name, numbers in ours.items()}
+            assert_close(own["surrogate_offset_fraction"], fraction, rtol=0, atol=0.01)
+            sums = sum_attention(of_turned, of_keys)
+            push = planes.sum_coordinates(sums["selectivity_keys"].sum(0))
+            wavelength = (2 * np.pi / frequency.abs()).log().repeat_interleave(group, 0)
+            weight = push[:, : frequency.shape[1]].clamp(min=0)
+            mean = (weight * wavelength).sum(-1) / weight.sum(-1)
+            assert_close(own["surrogate_log_wavelength"], mean, rtol=1e-3, atol=1e-3)
+
+
+def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
+    """Diffuse and sink by the rules of labels; what counts is NaN elsewhere."""
+    q = torch.zeros(1, 3, 50, 8)
+    q[:, 1, :, 7], q[:, 2] = 12.0, torch.randn(50, 8) * 4
+    k = torch.randn(1, 3, 50, 8)
+    k[:, 1], k[:, 1, 0, 7] = 0, 1
+    call = AttentionCall(0, q, k, k, q.transpose(1, 2), 1.0, None, None, torch.zeros(50).long())
+    planes = Planes(torch.tensor([1.0, 0.1, 0.01, 0.001]), 8, "half")
+    sinks = known_sinks(torch.ones(1, 50, dtype=torch.long), bos=None)
+    rows = sample_rows(torch.tensor([50]), count=40, seed=0)
+    drawn = draw_surrogates(SampledCall(call, rows, planes, sinks=sinks), draws=3)
+    for numbers in drawn.values():
+        assert numbers[0].isnan().tolist() == [True, True, False]
+        assert numbers[:, 0].isnan().all()
+        assert not numbers[:, 2].isnan().any()
+
+
+def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.MonkeyPatch):
+    """Beside the same heads read at every offset."""
+    context, places = 1200, torch.arange(1200)
+    planes = Planes(2.0 ** -torch.arange(0, 16, 2), 16, "half")
+    q, k = (
+        unrotate(normal(2, 4, context, 16, seed=s) + normal(4, 1, 16, seed=9), -places, planes)
+        for s in (1, 2)
+    )
+    sinks = torch.zeros(2, 4, context, dtype=torch.long)
+    sinks[..., ::200], sinks[:, 1, 300], sinks[..., 0] = 2, 3, 1
+    rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
+    rows = SampledCall(call_of(q, k), rows, planes, sinks=sinks)
+    few = draw_surrogates(rows, draws=10)
+    monkeypatch.setattr(offset_bins, "EVERY_OFFSET", context)
+    every = draw_surrogates(rows, draws=10)
+    for name, ours in few.items():
+        error = (ours - every[name]).square().mean().sqrt()
+        assert 0 < error < {"offset_fraction": 0.03, "log_wavelength": 0.1}[name[10:]], name
+
+
+def test_where_keys_are_alike_attention_is_that_of_the_model_of_sinks():
+    """Masses and information of rows that read samples: those that S expects of the same."""
+    context, sigma = 1200, torch.tensor([3.0, 1.0, 2.0])
+    sinks = torch.zeros(2, 1, context, dtype=torch.long)
+    sinks[..., ::200], sinks[..., 300], sinks[..., 0] = 2, 3, 1
+    q, k = torch.zeros(2, 2, 1, context, 4)
+    q[..., 0], k[..., 0] = 1, pad(sigma, (1, 0))[sinks]
+    rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
+    rows = SampledCall(call_of(q, k), rows, Planes(torch.zeros(2), 4, "half"), sinks=sinks)
+    rows, _ = averaged(rows)
+    offset, size = sampled_offsets(context, generator=torch.Generator().manual_seed(0))
+    table = OffsetRows.of(rows, (offset, size))
+    wave = torch.tensor([1.0, 0.0]).repeat(len(offset), 1, 2)
+    masses, information, push = _attend(rows, table, 0, offset, size, torch.zeros(1, 2), wave)
+    weights = pad(sigma.double(), (0, masses.shape[1] - 3))[None]
+    log_norm, expected, _ = table.expect(weights)
+    assert_close(masses.double(), expected, rtol=1e-4, atol=1e-6)
+    nats = (expected * weights).sum(-1) - log_norm + table.count.double().log() @ table.weight
+    assert_close(information.double(), nats, rtol=1e-4, atol=1e-5)
+    assert push.abs().max() < 1e-6
+
+
+def test_a_sharp_head_is_fitted_in_single_precision():
+    """Newton's first step is so long that single precision finds no way back from there."""
+    rows, planes = all_rows(torch.tensor([300])), Planes(torch.zeros(1), 2, "half")
+    rows, _ = averaged(SampledCall(call_of(*torch.zeros(2, 1, 1, 300, 2)), rows, planes))
+    table = OffsetRows.of(rows)
+    weights = torch.zeros(1, 3 + 300 + len(offset_edges(300)) - 1).double()
+    weights[0, 3 + 5] = 12
+    masses = table.expect(weights)[1].float()
+    table = replace(table, weight=table.weight.float(), within=table.within.float())
+    _, found = fit_offsets(masses, table, ridge=1e-4, tolerance=torch.full((1,), 1e-3))
+    assert found.value < 0.06, "0.056 in double precision; 4.7 where all keys are alike"
+
+
+@pytest.mark.parametrize("context", [1, 511, 512, 513, 4096])
+def test_an_offset_is_drawn_from_each_stretch(context: int):
+    offset, size = sampled_offsets(context, generator=torch.Generator().manual_seed(1))
+    first = size.cumsum(0) - size
+    assert ((first <= offset) & (offset < first + size)).all()
+    assert size.sum() == context
+    assert (size[: 128 if context > 512 else 512] == 1).all()
+    assert (48 * (size[128:] - 1) <= first[128:]).all(), "64 an octave"
+
+
+# the verdict
+
+
+def heads_of(
+    rho_of_draws: list[float], *, layers: int = 4, heads: int = 6
+) -> tuple[np.ndarray, np.ndarray]:
+    """Heads [draw, layer, head] that, all together, have about these correlations.
+
+    What the offset explains is spread evenly over 0 to 1.
+    """
+    random = np.random.default_rng(0)
+    x = random.permuted(
+        np.tile(np.linspace(-1.7, 1.7, layers * heads), (len(rho_of_draws), 1)), axis=1
+    )
+    rho = np.array(rho_of_draws)[:, None]
+    y = rho * x + np.sqrt(1 - rho**2) * random.normal(size=x.shape)
+    x, y = ((v.reshape(-1, layers, heads)) for v in (x, y))
+    return x / 3.4 + 0.5, y
+
+
+def verdict_of(fraction: np.ndarray, wavelength: np.ndarray) -> SimpleNamespace:
+    return SimpleNamespace(**judge(fraction, wavelength))
+
+
+def test_bounds_are_those_of_an_exact_test():
+    """Of n surrogates and a model that is one more: at most 2.5 % of ranks lie beyond."""
+    for draws in range(1, 500):
+        null = np.random.default_rng(draws).permutation(draws).astype(float)
+        low, high = _bounds(null)
+        if draws < 39:
+            assert np.isnan([low, high]).all()
+            continue
+        below = Fraction(int((null < low).sum()) + 1, draws + 1)  # ranks that "holds" takes
+        assert below <= Fraction(1, 40) < below + Fraction(1, draws + 1), "and no fewer"
+        assert low + high == draws - 1, "both tails alike"
+
+
+def test_with_forty_surrogates_below_all_is_holds_and_above_all_contradicted():
+    fraction, wavelength = heads_of([0.0] * 41)
+    order = np.argsort(correlations(fraction, wavelength))
+    verdicts = {0: "holds", 1: "unresolved", 39: "unresolved", 40: "contradicted"}
+    for rank, verdict in verdicts.items():
+        model_first = [order[rank], *np.delete(order, rank)]
+        claim = verdict_of(fraction[model_first], wavelength[model_first])
+        assert (claim.verdict, claim.null_draws, claim.heads) == (verdict, 40, 24), rank
+        assert claim.low <= claim.rank_correlation <= claim.high
+        assert claim.null_low <= claim.null_median <= claim.null_high
+        assert f"{claim.rank_correlation:+.2f} beside" in claim.why
+        assert claim.p_value == pytest.approx((rank + 1) / 41)
+
+
+@pytest.mark.parametrize(("lift", "ends"), [(-0.42, (2, 22)), (0.42, (22, 2))])
+def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, int]):
+    fraction, wavelength = heads_of([-0.99] + [0.0] * 40)
+    claim = verdict_of(fraction + lift, wavelength)
+    assert claim.verdict == "not testable"
+    assert claim.why == (
+        f"heads whose choice the offset explains by more than half: {ends[0]}, by less: "
+        f"{ends[1]}; it takes 3 of each"
+    )
+
+
+@pytest.mark.parametrize("draws", [0, 38])
+def test_too_few_surrogates_make_no_verdict(draws: int):
+    claim = verdict_of(*heads_of([-0.99] + [0.5] * draws))
+    assert claim.verdict == "not testable"
+    assert claim.why == f"{draws} surrogates have a correlation; it takes 39"
+    assert claim.p_value == 1 / (1 + draws)
+    assert np.isnan(claim.null_median) == (draws == 0)
+    assert verdict_of(*heads_of([-0.99] + [0.5] * 39)).verdict == "holds"
+
+
+def test_heads_that_do_not_count_are_left_out_of_each_draw():
+    fraction, wavelength = heads_of([-0.99] + [-0.5] * 40)
+    fraction[0, 1:] = np.nan
+    wavelength[3] = np.nan
+    claim = verdict_of(fraction, wavelength)
+    assert (claim.heads, claim.null_draws) == (6, 39)
+    own = stats.spearmanr(fraction[0, 0], wavelength[0, 0]).statistic
+    assert claim.rank_correlation == pytest.approx(own)
+
+
+def test_no_verdict_where_nothing_rotates_or_the_order_makes_no_difference():
+    fraction, wavelength = heads_of([-0.5] * 41)
+    claim = verdict_of(fraction, np.full_like(wavelength, np.nan))
+    assert (claim.verdict, claim.heads) == ("not testable", 0)
+    assert claim.why == "no head picks keys through planes that rotate"
+    assert np.isnan([claim.rank_correlation, claim.p_value, claim.low, claim.high]).all()
+    claim = verdict_of(*(np.repeat(x[:1], 41, axis=0) for x in (fraction, wavelength)))
+    assert claim.verdict == "not testable"
+    assert claim.why == "the order of the frequencies makes no difference"
+
+
+@pytest.mark.parametrize("digits", [1, 16])  # with ties, and without
+def test_the_correlation_is_scipys(digits: int):
+    random = np.random.default_rng(0)
+    x = random.uniform(size=50)
+    x, y = x.round(digits), (-x + random.normal(size=50)).round(digits)
+    assert rank_correlation(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
+    assert np.isnan(rank_correlation(x[:3], y[:3]))
+    assert np.isnan(rank_correlation(x, np.ones(50)))
+
+
+def test_the_interval_covers_with_few_layers():
+    """Six layers of six heads that are alike: layers drawn again cover less than 90 %."""
+    random = np.random.default_rng(4)
+    truth = 6 / np.pi * np.arcsin(-0.7 / 2)  # Spearman's of two normals
+    mix, hits = np.linalg.cholesky([[1, -0.7], [-0.7, 1]]), 0
+    for _ in range(400):
+        noise = random.normal(size=(2, 6, 1)) * 0.2**0.5
+        own = noise + random.normal(size=(2, 6, 6)) * 0.8**0.5
+        claim = verdict_of(*np.einsum("ij,jlh->ilh", mix, own)[:, None])
+        hits += claim.low <= truth <= claim.high
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_perfect_order_is_no_certainty():
+    fraction = heads_of([-0.5], layers=4)[0]
+    claim = verdict_of(fraction, -fraction)
+    assert claim.rank_correlation == pytest.approx(-1)
+    order = np.arange(fraction.size)
+    swapped = float(stats.spearmanr(order, [1, 0, *order[2:]]).statistic)
+    assert claim.low <= claim.rank_correlation < claim.high
+    assert claim.high == pytest.approx(-(1 + swapped) / 2, abs=1e-9)
+
+
+def test_the_model_is_draw_0_and_every_draw_has_the_same_frequencies() -> None:
+    orders = _orders(Planes(torch.ones(5), 16, "half"), 3, 4, seed=0, layer=1)
+    own = torch.arange(5).expand(3, 5)
+    assert torch.equal(orders[0], own)
+    assert torch.equal(orders.sort(-1).values, own.expand(5, 3, 5))
+    assert not (orders[1:] == own).all(-1).any(0).all()

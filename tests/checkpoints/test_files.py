@@ -1,0 +1,247 @@
+"""Where checkpoints lie, and what is wrong with damaged ones, each refused in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file
+from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_tiny, tiny_llama
+from transformers import BertConfig, BertLMHeadModel, T5Config, T5ForConditionalGeneration
+
+from ropelens.checkpoints.files import fingerprint, locate
+from ropelens.checkpoints.load import load
+from ropelens.checkpoints.load_options import Loading
+from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole checkpoint."""
+    return save_tiny(tmp_path / "model")
+
+
+# The Hub.
+
+
+def cached(folder: Path, hub: Path) -> None:
+    """Lay `folder` into a Hub cache as the main revision of acme/tiny."""
+    repository = hub / "models--acme--tiny"
+    shutil.copytree(folder, repository / "snapshots" / ("c" * 40))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("c" * 40)
+
+
+def test_a_hub_id_is_read_from_the_cache(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(folder, tmp_path / "hub")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    model, tokenizer = load("acme/tiny")
+    assert model.config._name_or_path == "acme/tiny"
+    assert tokenizer is not None
+    assert locate("acme/tiny", Loading()).revision == "c" * 40
+
+
+def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ["config.json", "model.safetensors", "pytorch_model.bin", "onnx/config.json"]
+    fetched = []
+
+    def fetch(name: str, *, allow_patterns: list, ignore_patterns: list, **_: object) -> str:
+        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        fetched.append(list(filter_repo_objects(files, **patterns)))
+        return str(tmp_path)
+
+    monkeypatch.setattr("ropelens.checkpoints.files.snapshot_download", fetch)
+    locate("acme/tiny", Loading())
+    assert fetched == [files[:2]]
+
+
+# Names of nothing.
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "/no/such/folder",
+            ["no checkpoint called /no/such/folder", "no folder", "Repo id must be"],
+        ),
+        ("a" * 3000, ["There is no checkpoint called aaaa"]),
+        (
+            "bundled:alibi",
+            ["no checkpoint called 'alibi' is bundled", "of: rope, p-rope-0.75,"],
+        ),
+        (
+            "acme/none",
+            ["There is no checkpoint called acme/none", "no folder", "HF_HUB_OFFLINE"],
+        ),
+    ],
+)
+def test_a_name_of_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RopelensError) as caught:
+        load(name)
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in caught.value.line
+
+
+# What lies in a folder.
+
+
+def truncate(folder: Path, size: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def only_pickle(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def sharded(folder: Path) -> tuple[Path, dict[str, str]]:
+    """A checkpoint of several files in `folder`; its index, and what that maps."""
+    (folder / "model.safetensors").unlink()
+    tiny_llama().save_pretrained(folder, max_shard_size="20KB")
+    index = folder / "model.safetensors.index.json"
+    return index, json.loads(index.read_text())["weight_map"]
+
+
+def lose_a_shard(folder: Path) -> None:
+    _, files = sharded(folder)
+    (folder / sorted(files.values())[-1]).unlink()
+
+
+def not_a_number(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
+
+
+def integers(weights: dict[str, torch.Tensor]) -> None:
+    weights.update({name: weight.view(torch.int32) for name, weight in weights.items()})
+
+
+def t5() -> T5ForConditionalGeneration:
+    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "d_ff": 16}
+    return T5ForConditionalGeneration(T5Config(num_layers=1, num_heads=4, **sizes))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    "no config": (
+        lambda f: (f / "config.json").unlink(),
+        ["transformers cannot read", "a folder with config.json"],
+    ),
+    "unknown model type": (
+        lambda f: edit_config(f, model_type="yeti"),
+        ["has model type `yeti`", "a newer transformers"],
+    ),
+    "code of its own": (
+        lambda f: edit_config(f, model_type="yeti", auto_map={"AutoConfig": "yeti.Yeti"}),
+        ["contains custom code", "trust_remote_code=True"],
+    ),
+    "unknown rope type": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "yeti", "rope_theta": 1e4}),
+        ["knows no 'yeti'; a rope_type is default, linear"],
+    ),
+    "layers without end": (
+        lambda f: edit_config(f, num_hidden_layers=10**30),
+        ["impossible num_hidden_layers"],
+    ),
+    "truncated": (
+        lambda f: truncate(f, 30_000),
+        ["cannot load the model in", "SafetensorError"],
+    ),
+    "missing tensor": (
+        lambda f: edit_weights(f, lambda w: w.pop("model.layers.0.self_attn.q_proj.weight")),
+        ["lacks weights of LlamaForCausalLM", "1 missing", "self_attn.q_proj", "random"],
+    ),
+    "mismatched": (
+        lambda f: edit_config(f, intermediate_size=64),
+        ["6 missing or of another shape", "layers.0.mlp.down_proj"],
+    ),
+    "NaN": (
+        lambda f: edit_weights(f, not_a_number),
+        ["does not run in torch.float32", "logits are NaN or infinite", "another dtype"],
+    ),
+    "integers": (
+        lambda f: edit_weights(f, integers),
+        ["weight is I32; config.json states no quantization"],
+    ),
+    "pickle": (only_pickle, ["no model.safetensors", "run any code", "save_pretrained(NEW"]),
+    "missing shard": (lose_a_shard, ["index.json cannot be read", "missing"]),
+    "bad tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'),
+        ["tokenizer in", "cannot be read"],
+    ),
+    "T5": (lambda f: save_over(f, t5()), ["Unrecognized configuration class"]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_by_name(
+    folder: Path, capfd: pytest.CaptureFixture[str], damage: str
+) -> None:
+    change, words = DAMAGES[damage]
+    change(folder)
+    capfd.readouterr()
+    with pytest.raises(BadCheckpoint) as caught:
+        load(folder)
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in caught.value.line
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_model_that_looks_ahead_is_refused(folder: Path) -> None:
+    save_over(folder, BertLMHeadModel(BertConfig(**SIZES)))
+    with pytest.raises(UnsupportedModel, match="BertLMHeadModel is not a causal") as caught:
+        load(folder)
+    assert "changes the logits before it" in caught.value.parts["seen"]
+
+
+def test_weights_outside_the_folder_are_not_read(folder: Path) -> None:
+    index, files = sharded(folder)
+    first = next(iter(files))
+    beside = folder.parent / "beside.safetensors"
+    beside.write_bytes((folder / files[first]).read_bytes())
+    for place in ("../beside.safetensors", str(beside)):
+        index.write_text(json.dumps({"metadata": {}, "weight_map": files | {first: place}}))
+        with pytest.raises(BadCheckpoint, match="or outside the folder"):
+            load(folder)
+    whole = save_tiny(folder.parent / "whole")
+    edit_config(whole, transformers_weights="../beside.safetensors")
+    assert load(whole)[0].num_parameters() == tiny_llama().num_parameters()
+
+
+def test_a_tokenizer_config_of_wrong_types_is_refused(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "x"}))
+    with pytest.raises(BadCheckpoint, match=r"tokenizer in .* cannot be read"):
+        load(folder)  # one that fails at work
+
+
+# Fingerprints.
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_fingerprints_are_those_of_sha256sum(folder: Path) -> None:
+    whole = folder / "model.safetensors"
+    assert fingerprint(folder / "config.json") == sha256((folder / "config.json").read_bytes())
+    assert fingerprint(folder) == sha256(whole.read_bytes())
+    _, files = sharded(folder)
+    shutil.copy(folder / next(iter(files.values())), folder / "more.safetensors")
+    names = sorted(set(files.values()))
+    lines = (f"{sha256((folder / name).read_bytes())}  {name}\n" for name in names)
+    assert fingerprint(str(folder)) == sha256("".join(lines).encode())

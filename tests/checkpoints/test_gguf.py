@@ -1,0 +1,168 @@
+"""A GGUF file as a model: the bundled one, and SmolLM2, which `make smollm2` fetches."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+import ropelens as rl
+from ropelens.checkpoints.files import fingerprint
+from ropelens.checkpoints.paths import bundled_path
+from ropelens.checkpoints.row_order import row_order
+from ropelens.commands.app import app
+from ropelens.errors import BadCheckpoint
+
+FILE = Path(__file__).parents[2] / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
+needs_smollm2 = pytest.mark.skipif(not FILE.is_file(), reason="make smollm2 was not run")
+
+
+PLACES = {
+    **{"token_embd": "model.embed_tokens", "output_norm": "model.norm"},
+    **{"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj"},
+    **{"attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj"},
+    **{"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
+    **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+}
+
+
+def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Coordinates j and j + size / 2 of each head become 2j and 2j + 1."""
+    return x.view(heads, 2, -1, x.shape[1]).transpose(1, 2).reshape(x.shape)
+
+
+def write_bundled(file: Path, *, permutations: int = 1, kind: str = "F32") -> None:
+    """The bundled checkpoint as a GGUF file of a kind, whose rows are permuted so often."""
+    quantized = gguf.GGMLQuantizationType[kind]
+    config = LlamaConfig.from_pretrained(bundled_path())
+    model = LlamaForCausalLM.from_pretrained(bundled_path(), dtype=torch.float32)
+    described = json.loads((bundled_path() / "tokenizer.json").read_text())["model"]
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(described["vocab"], key=described["vocab"].get))
+    writer.add_token_merges([" ".join(pair) for pair in described["merges"]])
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    names = {theirs: ours for ours, theirs in PLACES.items()}
+    for name, weight in model.named_parameters():
+        *layer, place = name.removesuffix(".weight").split("layers.")[-1].partition(".")[::2]
+        inside = name.startswith("model.layers.")
+        ours = names[place if inside else name.removesuffix(".weight")]
+        x = weight.detach()
+        for _ in range(permutations if ours in ("attn_q", "attn_k") else 0):
+            x = as_pairs(x, config.num_attention_heads)
+        name = (f"blk.{layer[0]}." if inside else "") + f"{ours}.weight"
+        if x.ndim == 1 or kind == "F32":
+            writer.add_tensor(name, x.numpy())
+        else:
+            writer.add_tensor(name, gguf.quantize(x.numpy(), quantized), raw_dtype=quantized)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def bundled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("gguf") / "bundled.gguf"
+    write_bundled(file)
+    return file
+
+
+def test_a_file_is_the_model_it_was_made_of(
+    bundled_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And can be saved as a folder."""
+    model, tokenizer = rl.load(bundled_file.parent)  # a folder that holds one file
+    assert capfd.readouterr().err == ""  # no bar where nobody watches
+    original, _ = rl.load("bundled")
+    text = "Call me Ishmael. The old man lived by the sea."
+    tokens = tokenizer(text, return_tensors="pt").input_ids
+    torch.testing.assert_close(model(tokens).logits, original(tokens).logits)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again, same = rl.load(tmp_path)
+    assert torch.equal(same(text, return_tensors="pt").input_ids, tokens)
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.01), ("Q4_1", 0.15)])
+def test_a_quantized_file_is_the_model_but_for_its_rounding(
+    kind: str, error: float, tmp_path: Path
+) -> None:
+    write_bundled(tmp_path / "small.gguf", kind=kind)
+    (model, tokenizer), (original, _) = rl.load(tmp_path / "small.gguf"), rl.load("bundled")
+    tokens = tokenizer("Call me Ishmael. The old man lived.", return_tensors="pt").input_ids
+    expected, found = original(tokens).logits, model(tokens).logits
+    off = float((found - expected).norm() / expected.norm())
+    assert error / 10 < off < error
+    assert not row_order(model, tokenizer)[0]
+
+
+@needs_smollm2
+def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, str]] = []
+    see = lambda *of: seen.append(row_order(*of)) or seen[-1]  # noqa: E731
+    monkeypatch.setattr("ropelens.checkpoints.load.row_order", see)
+    for slow in ("GGUFReader", "get_tensor_name_map"):  # made anew for each use, seconds each
+        monkeypatch.setattr(gguf, slow, functools.cache(getattr(gguf, slow)))
+    model, tokenizer = rl.load(FILE)
+    tokens = tokenizer("The capital of France is Paris, on the Seine.", return_tensors="pt")
+    with torch.no_grad():
+        logits = model(tokens.input_ids).logits
+    assert tokenizer.decode(logits[0, 4].argmax()) == " Paris"
+    ((wrong, words),) = seen
+    as_is, other = map(float, re.findall(r"\d\.\d\d", words))
+    assert not wrong
+    assert as_is < 2.5 < 3 < other
+
+
+@pytest.mark.parametrize("permutations", [0, 2])
+def test_a_file_whose_rows_are_in_the_wrong_order_is_told(tmp_path: Path, permutations: int):
+    file = tmp_path / "wrong.gguf"
+    write_bundled(file, permutations=permutations)
+    with pytest.warns(UserWarning, match="rows of q and k are in the wrong order"):
+        model, tokenizer = rl.load(file)
+    before = copy.deepcopy(model.state_dict())
+    assert row_order(model, tokenizer)[0]
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.usefixtures("pageless")
+def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path) -> None:
+    runner = CliRunner()
+    result = runner.invoke(app, ["rope", str(bundled_file)])
+    assert result.exit_code == 0, result.output
+    assert "The rows of q and k are in the right order" in result.output
+    (tmp_path / "text.txt").write_text("Once there was a cat. The cat sat by the fire. " * 80)
+    arguments = ["--text", str(tmp_path / "text.txt"), "--context", "64", "--sequences", "4"]
+    arguments += ["--surrogates", "2"]
+    out = str(tmp_path / "out")
+    result = runner.invoke(app, ["analyze", str(bundled_file), *arguments, "--out", out])
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "out/run.json").read_text())
+    assert record["model"]["fingerprint"] == fingerprint(bundled_file)
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(BadCheckpoint, match=r"transformers cannot read .*model.gguf"):
+        rl.load(file)

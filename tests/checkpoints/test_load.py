@@ -1,0 +1,170 @@
+"""Loading: what is good comes out ready to be measured, or with a warning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_checkpoints import SIZES, edit_config, save_over, save_tiny, tiny_llama
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaForCausalLM,
+)
+
+import ropelens as rl
+from ropelens.checkpoints.files import locate
+from ropelens.checkpoints.load import load
+from ropelens.checkpoints.load_options import Loading
+from ropelens.checkpoints.paths import BUNDLED, bundled_path, short_name
+from ropelens.config_facts import stated_context
+from ropelens.errors import BadArgument
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole checkpoint."""
+    return save_tiny(tmp_path / "model")
+
+
+def test_a_folder_gives_the_saved_model_ready_to_measure(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = torch.random.get_rng_state()
+    model, tokenizer = load(folder)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert capfd.readouterr() == ("", "")
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, tiny_llama().eval()(tokens).logits)
+    assert isinstance(model, LlamaForCausalLM)
+    assert model.dtype is torch.float32
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert model.config._name_or_path == str(folder)
+    assert stated_context(model.config) == 64
+    assert tokenizer is not None
+    assert tokenizer("abc", add_special_tokens=False)["input_ids"] == [2, 3, 4]
+
+
+def test_dtype_is_the_asked_one(folder: Path) -> None:
+    save_over(folder, tiny_llama().to(torch.bfloat16))
+    model, _ = load(folder, dtype="float64", device="cpu")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+
+
+def test_what_lies_beside_the_weights_is_not_needed(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    model, tokenizer = load(folder, dtype="auto", device="cpu")
+    assert tokenizer is None
+    assert model.dtype is torch.float32
+
+
+FAMILIES = {
+    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES)),  # with is_decoder=False
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**SIZES, head_dim=8, num_key_value_heads=2)
+    ),
+}
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("gpt_neox", "float32"), ("gemma3", "bfloat16")])
+def test_causal_families_pass_the_check_of_causality(tmp_path: Path, family: str, dtype: str):
+    FAMILIES[family]().save_pretrained(tmp_path)
+    model, _ = load(tmp_path, dtype=dtype)
+    assert model.config.model_type.startswith(family)
+
+
+# What cannot be asked for.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"dtype": "int8"}, "load: dtype must be .*'float32', 'float16', 'bfloat16'"),
+        ({"device": "gpu"}, "There is no device 'gpu'.*auto, cpu, cuda"),
+        ({"device": "meta"}, "There is no device 'meta'"),
+        ({"device_map": "car"}, "load: device_map must be .*'auto'"),
+        ({"device_map": "auto", "device": "cpu"}, "Both a device and a device map"),
+        ({"revision": "main"}, "has no revision main: it is on this machine"),
+    ],
+)
+def test_an_impossible_argument_is_refused(folder: Path, arguments: dict[str, Any], words: str):
+    with pytest.raises(BadArgument) as caught:
+        load(folder, **arguments)
+    assert caught.match(f"(?s){words}")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_is_taken_where_there_is_one(folder: Path) -> None:
+    model, _ = load(folder)
+    assert model.device.type == "cuda"
+    assert model.dtype is torch.float32
+    assert load(folder, dtype="auto")[0].dtype is torch.bfloat16
+    with pytest.raises(BadArgument, match="'cuda:99' that works here"):
+        load(folder, device="cuda:99")
+
+
+# What loads, with a warning.
+
+
+def test_tensors_that_the_model_has_no_place_for_are_named(folder: Path) -> None:
+    edit_config(folder, num_hidden_layers=1)
+    with pytest.warns(UserWarning, match=r"leaves them out: 9, model\.layers\.1\."):
+        load(folder)
+
+
+# Checkpoints that were trained.
+
+
+def test_the_bundled_checkpoint_goes_by_its_name() -> None:
+    whole = f"bundled:{next(iter(BUNDLED))}"
+    for name in ("bundled", whole):
+        model, tokenizer = load(name)
+        assert model.config._name_or_path == whole
+        assert tokenizer is not None
+        assert locate(name, Loading()).path == bundled_path()
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("my-llama", "my-llama"),
+        ("tiny/p-rope-0.75/seed-0", "p-rope-0.75 seed-0"),
+        ("tiny/nope/seed-12/history/step-000256", "nope seed-12 step-000256"),
+        ("seed-me", "seed-me"),
+    ],
+)
+def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    model = tiny_llama()
+    model.config._name_or_path = str(tmp_path / place)
+    assert short_name(model.config.name_or_path) == shown
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may compute in float8")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_float8_becomes_numbers_that_a_processor_computes_with(folder: Path, dtype: str):
+    """float8 of some weights, among others in bfloat16, as such checkpoints are."""
+    plain = tiny_llama().to(torch.bfloat16)
+    weights = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
+    for name in [name for name in weights if "_proj" in name]:
+        weights[name] = weights[name].to(torch.float8_e4m3fn)
+        plain.get_parameter(name).data = weights[name].to(torch.bfloat16)
+        weights[f"{name}_scale_inv"] = torch.ones(1, 1)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    stated = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    edit_config(folder, dtype="bfloat16", quantization_config=stated)
+    plain.save_pretrained(folder.parent / "plain")
+    usual, tokens = load(folder.parent / "plain", dtype=dtype)[0], torch.arange(2, 22)[None]
+    model, _ = load(folder, dtype=dtype)
+    assert torch.equal(model(tokens).logits, usual(tokens).logits)
+    assert rl.profile(model, tokens, surrogates=0).attrs["dtype"] == str(usual.dtype)[6:]

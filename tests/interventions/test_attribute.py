@@ -1,0 +1,207 @@
+"""Attributions, held to edits that rescale planes and to the law of integrated gradients."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles.tiny import random_tokens, tiny
+from tiny_checkpoints import save_tiny
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+from ropelens.model.bridge import bridge
+from ropelens.model.live_model import as_live_model
+from ropelens.rope.select import PlaneNumbers
+
+FAMILIES = ("llama_gqa", "gemma2", "cohere", "phi", "deepseek_v3", "nanochat")
+TOKENS = random_tokens(sequences=1, length=16, seed=3)
+
+
+def lost(logits: torch.Tensor) -> torch.Tensor:
+    """The loss of the tokens after the eighth."""
+    return torch.nn.functional.cross_entropy(logits[8:-1], TOKENS[0, 9:])
+
+
+@torch.no_grad()
+def loss_of(model) -> float:
+    return float(lost(model(TOKENS).logits[0]))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_attribution_is_the_slope_along_a_plane(name: str) -> None:
+    """Queries and keys a little longer in one plane, by `rescale`, move the answer so much."""
+    model = tiny(name).double()
+    found = rl.attribute_planes(model, TOKENS, lost, pairs="1.*")
+    rotations = as_live_model(model).rotations()
+    there = found["attribution"].values
+    turning = there[..., : len(rotations[0].planes.inv_freq)]
+    for place in np.argsort(-np.abs(turning), axis=None)[:3]:
+        layer, head, plane = map(int, np.unravel_index(place, turning.shape))
+        inv_freq = rotations[layer].planes.inv_freq.abs()
+        ends = []
+        for size in (1.01, 0.99):
+            edit = rl.rescale(
+                inv_freq,
+                attention_factor=math.sqrt(size),
+                select=PlaneNumbers((plane,)),
+                heads=f"{layer}.{head}",
+            )
+            with rl.edit_rope(model, edit):
+                ends.append(loss_of(model))
+        slope = (ends[0] - ends[1]) / 0.02
+        assert there[layer, head, plane] == pytest.approx(slope, rel=2e-2)
+    by_pair = found["pair_attribution"].sum(["query", "key"])
+    whole = found["attribution"].sel(layer=1)
+    np.testing.assert_allclose(by_pair, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "phi"])
+def test_over_many_steps_they_sum_to_what_even_attention_lacks(name: str) -> None:
+    model = tiny(name)
+    found = rl.attribute_planes(model, TOKENS, (3, 5), heads="0.*,1.1", steps=40)
+    whole = found.attrs["answer"] - found.attrs["answer_without"]
+    assert float(found["attribution"].sum()) == pytest.approx(whole, rel=0.02, abs=0.02)
+    assert abs(whole) > 0.1
+
+
+def kept_for_backward(layers: int) -> int:
+    """How many numbers the backward pass of so many layers keeps, outside the one it is in."""
+    sizes: list[int] = []
+    pack = lambda x: sizes.append(x.numel()) or x  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        rl.attribute_planes(tiny("llama_gqa", num_hidden_layers=layers), TOKENS, 7)
+    return sum(sizes)
+
+
+def test_the_backward_pass_holds_a_layer_at_a_time() -> None:
+    hidden_state = TOKENS.numel() * 64
+    assert kept_for_backward(6) - kept_for_backward(2) == 4 * hidden_state
+
+
+def test_layers_run_again_without_dropout() -> None:
+    plain, training = (tiny("phi", resid_pdrop=0.4) for _ in range(2))
+    expected = rl.attribute_planes(plain, TOKENS, 7)["attribution"]
+    found = rl.attribute_planes(training.train(), TOKENS, 7)["attribution"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert training.training
+
+
+def test_a_row_shares_nothing_that_counts() -> None:
+    """The gradient of the scores of a row sums to 0: what all keys share is ignored."""
+    model = tiny("llama_gqa")
+    found = rl.attribute_planes(model, TOKENS, 7, pairs="1.2")
+    inside = rl.capture(model, TOKENS, heads="1.2")
+    slope = found["pair_attribution"][0].sum("frequency") / inside["score"][0].values
+    assert abs(slope.sum("key")).max() < 1e-4
+    assert abs(slope).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_gqa", "cohere", "phi", "deepseek_v3", "nanochat", "gpt_oss"]
+)
+def test_the_gradient_of_a_score_is_that_of_a_mask_that_adds_to_it(name: str) -> None:
+    """A little added to one score by a mask of transformers' own moves the lead so much."""
+    model = tiny(name).double()
+    model.set_attn_implementation("eager")
+    of = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], budget=False)
+    gradient = of["excerpt_score_gradient"].isel(excerpt=0)
+    first, second = (int(token[1:]) for token in of["excerpt_answer"].values[0])
+
+    @torch.no_grad()
+    def lead_with(size: float, layer: int, head: int, query: int, key: int) -> float:
+        def add(module: torch.nn.Module, given: tuple, options: dict) -> tuple:
+            mask = options["attention_mask"].repeat(1, 4, 1, 1)
+            mask[0, head, query, key] += size
+            return given, options | {"attention_mask": mask}
+
+        attending = model.get_decoder().layers[layer].self_attn
+        handle = attending.register_forward_pre_hook(add, with_kwargs=True)
+        logits = model(TOKENS).logits[0, -1]
+        handle.remove()
+        return float(logits[first] - logits[second])
+
+    assert lead_with(0.0, 0, 0, 0, 0) == pytest.approx(float(of["excerpt_lead"][0]), abs=1e-9)
+    for place in np.argsort(-np.abs(gradient.values), axis=None)[:40:10]:
+        at = tuple(map(int, np.unravel_index(place, gradient.shape)))
+        slope = (lead_with(1e-2, *at) - lead_with(-1e-2, *at)) / 2e-2
+        assert float(gradient[at]) == pytest.approx(slope, rel=2e-3)  # of 11 bits
+    if name != "gpt_oss":  # whose sink takes its share of what a row loses
+        assert abs(gradient.sum("excerpt_key")).max() < 1e-2 * abs(gradient).max()
+
+
+def test_a_model_without_gradients_has_no_lead() -> None:
+    model = tiny("llama_gqa")
+    mlp = model.model.layers[0].mlp
+    mlp.register_forward_hook(lambda module, given, out: Undifferentiable.apply(out))
+    of = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], budget=False)
+    assert not {"excerpt_score_gradient", "excerpt_answer", "excerpt_lead"} & {*of.variables}
+    assert of["excerpt_attention"].notnull().any()
+
+
+class Undifferentiable(torch.autograd.Function):
+    """A kernel without a backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+
+def test_a_bridge_has_the_same_attributions(tmp_path: Path) -> None:
+    model, tokenizer = rl.load(save_tiny(tmp_path))
+    given = TOKENS % 28
+    options = {"pairs": "1.2", "check": 2}
+    expected = rl.attribute_planes(model, given, (3, 5), **options)
+    found = rl.attribute_planes(bridge(model, tokenizer), given, (3, 5), **options)
+    for name in ("attribution", "pair_attribution", "dropped"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_mask_hides_tokens_from_the_answer() -> None:
+    model, mask = tiny("llama_gqa"), torch.ones_like(TOKENS)
+    mask[0, 5] = 0
+    text = {"input_ids": TOKENS, "attention_mask": mask}
+    found = rl.attribute_planes(model, text, 7, pairs="1.2", check=1, source=text)
+    with torch.no_grad():
+        answer = float(model(TOKENS, attention_mask=mask).logits[0, -1, 7])
+    assert found.attrs["answer"] == pytest.approx(answer, abs=1e-5)
+    assert found.attrs["source_answer"] == pytest.approx(answer, abs=1e-5)
+    np.testing.assert_allclose(found["patched"].stack(all=[...]).dropna("all"), 0, atol=1e-6)
+    assert found["pair_attribution"].sel(query=slice(6, None), key=5).isnull().all()
+
+
+def test_planes_are_dropped_beside() -> None:
+    model = tiny("llama_gqa")
+    other = (TOKENS + 1) % 50
+    found = rl.attribute_planes(model, TOKENS, (3, 5), heads="1.*", check=4, source=other)
+    assert int(found["dropped"].notnull().sum()) == 8
+    assert (found["patched"].notnull() == found["dropped"].notnull()).all()
+    place = abs(found["attribution"]).argmax(...)
+    layer, head, plane = (int(place[dim]) for dim in ("layer", "head", "frequency"))
+    edit = rl.drop(PlaneNumbers((plane,)), heads=f"{layer}.{head}")
+    with rl.edit_rope(model, edit), torch.no_grad():
+        logits = model(TOKENS).logits[0, -1]
+    changed = float(logits[3] - logits[5]) - found.attrs["answer"]
+    assert float(found["dropped"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
+    options = {"planes": PlaneNumbers((plane,)), "heads": f"{layer}.{head}"}
+    with rl.patch_planes(model, other, **options), torch.no_grad():
+        logits = model(TOKENS).logits[0, -1]
+    changed = float(logits[3] - logits[5]) - found.attrs["answer"]
+    assert float(found["patched"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
+    assert np.isnan(found["attribution"].sel(layer=0)).all()
+    assert {"rank_correlation", "worst"} <= set(found.attrs)
+
+
+def test_what_is_no_answer_is_refused() -> None:
+    model = tiny("llama_gqa")
+    with pytest.raises(BadArgument, match="99999 is not one token"):
+        rl.attribute_planes(model, TOKENS, 99_999)
+    with pytest.raises(BadArgument, match="needs the tokenizer"):
+        rl.attribute_planes(model, TOKENS, "a")
+    with pytest.raises(BadArgument, match="one number"):
+        rl.attribute_planes(model, TOKENS, lambda logits: logits[-1])
+    with pytest.raises(BadArgument, match="that depends on the logits"):
+        rl.attribute_planes(model, TOKENS, lambda logits: torch.tensor(1.0))

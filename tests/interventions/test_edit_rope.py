@@ -1,0 +1,223 @@
+"""Edits of a live model, held to models that were built that way and to dense attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from observed import observed_calls
+from oracles.recording import attention_calls
+from oracles.tiny import (
+    SUPPORTED,
+    logits,
+    not_as_configured,
+    of_kind,
+    random_tokens,
+    rotations,
+    tiny,
+)
+from transformers import PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+import ropelens as rl
+from ropelens.attention.call import attention_map
+from ropelens.model.live_model import as_live_model
+from ropelens.rope.select import kept_planes
+
+GROUPED = ("llama_gqa", "llama_mqa", "gemma2", "gpt_oss", "cohere", "glm", "nanochat", "phi")
+LENGTH = 30
+
+
+def keep(model: PreTrainedModel, kept: Callable[[int], torch.Tensor]) -> PreTrainedModel:
+    """`model` whose own rotary modules turn only the planes `kept` of their count."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.mul_(kept(len(buffer)))
+    return model
+
+
+# nothing edited
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_an_edit_of_nothing_leaves_every_bit(name: str):
+    model = tiny(name)
+    plain = logits(model)
+    nothing = [rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.0)), rl.drop(rl.PlaneNumbers(()))]
+    with rl.edit_rope(model), rl.edit_rope(model, *nothing):
+        assert torch.equal(logits(model), plain)
+    assert torch.equal(logits(model), plain)
+
+
+def test_planes_that_are_not_chosen_keep_every_bit():
+    model = tiny("llama_gqa")
+    plain, edited = [], []
+    with as_live_model(model).observe(plain.append):
+        logits(model)
+    with (
+        rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1, 5]))),
+        as_live_model(model).observe(edited.append),
+    ):
+        logits(model)
+    changed = (plain[0].query != edited[0].query).any(dim=2).flatten(0, 1).any(0)
+    assert changed.nonzero().flatten().tolist() == [1, 5, 9, 13]
+    assert torch.equal(plain[0].value, edited[0].value)
+
+
+def test_a_function_chooses_planes():
+    model = tiny("llama_gqa")
+    with rl.edit_rope(model, rl.stop(lambda planes: planes.inv_freq < 0.02)):
+        chosen = rl.measure_rope(model)["inv_freq"] == 0
+    plain = rl.measure_rope(model)["inv_freq"]
+    assert 0 < int(chosen.sum()) < chosen.size
+    assert (chosen == (plain < 0.02)).all()
+
+
+# against models that are built that way
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_stopped_planes_are_those_of_a_model_whose_own_stand_still(name: str):
+    model = tiny(name)
+    plain = logits(model)
+
+    def slow(count: int) -> torch.Tensor:
+        return torch.arange(count) < kept_planes(0.7, 2 * count)
+
+    for edit, kept in (
+        (rl.stop_slowest(0.3), slow),
+        (rl.stop(rl.Fastest(0.3)), lambda count: slow(count).flip(0)),
+        (rl.stop_slowest(1.0), torch.zeros),
+    ):
+        with rl.edit_rope(model, edit):
+            edited = logits(model)
+        expected = logits(keep(tiny(name), kept))
+        assert (edited - expected).abs().max() < 1e-5 * plain.abs().max()
+
+
+@pytest.mark.parametrize("name", ["nanochat", "glm", "gpt_neox", "deepseek_v3", "cohere"])
+def test_rescaled_planes_keep_their_direction(name: str):
+    """Clockwise, in part of a head, paired either way: all of them at half their speed."""
+    model = tiny(name)
+    own = next(b for n, b in model.named_buffers() if n.endswith("rotary_emb.inv_freq"))
+    expected = logits(keep(tiny(name), lambda count: torch.full((count,), 0.5)))
+    scale = expected.abs().max()
+    assert (expected - logits(model)).abs().max() > 1e-3 * scale
+    with rl.edit_rope(model, rl.rescale(own / 2)):
+        assert (logits(model) - expected).abs().max() < 1e-5 * scale
+
+
+@not_as_configured
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_every_dtype(dtype: torch.dtype):
+    model = tiny("llama_gqa").to(dtype)
+    expected = logits(keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4).to(dtype))
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        edited = logits(model)
+    assert edited.dtype == dtype
+    error = (edited - expected).abs().max() / expected.abs().max()
+    assert error < (0.05 if dtype == torch.bfloat16 else 1e-6)
+
+
+def test_gradients_pass_an_edit():
+    model, other = tiny("llama_gqa"), keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4)
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        model(random_tokens(), labels=random_tokens()).loss.backward()
+    other(random_tokens(), labels=random_tokens()).loss.backward()
+    for own, expected in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, expected.grad, rtol=1e-3, atol=1e-4)
+
+
+# one head, against dense attention: in the first layer, whose input no edit changes
+
+
+def first_layer_scores(
+    name: str, change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+) -> torch.Tensor:
+    """Attention [head, row, key] of layer 0, with q~ and k~ of every head put through `change`.
+
+    They come as complex numbers [head, position, plane], each kv head once for every query
+    head; what rotates is rotated again.
+    """
+    model = tiny(name)
+    calls, _ = attention_calls(model, random_tokens(sequences=1)[0])
+    call, rotation = calls[0], rotations(model, name=name)[0]
+    key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
+    first, second = torch.from_numpy(rotation.pairs).unbind(-1)
+    still = [rotation.unrotate(x) for x in (call.query, key)]
+    planes = [torch.complex(x[..., first], x[..., second]) for x in still]
+    angle = torch.arange(LENGTH).float()[:, None] * torch.from_numpy(rotation.inv_freq).float()
+    for x, z in zip(still, change(*planes, torch.exp(1j * angle.double())), strict=True):
+        x[..., first], x[..., second] = z.real, z.imag
+    scores = call.scale * still[0] @ still[1].mT
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    return scores.masked_fill(~call.visible, -math.inf).softmax(-1)
+
+
+def observed(model: PreTrainedModel) -> torch.Tensor:
+    call, _ = observed_calls(model, random_tokens(sequences=1))[0]
+    weights = attention_map(call)[0].double()
+    return weights / weights.sum(-1, keepdim=True)  # of the keys, where a sink takes part
+
+
+@pytest.mark.parametrize("heads", [[1], [2, 3]])
+@pytest.mark.parametrize("name", GROUPED)
+def test_one_plane_of_some_heads_stops(name: str, heads: list[int]):
+    """One of the heads that share a key-value head; and both, which need one key alone."""
+
+    def change(query, key, turned):
+        stands = turned.expand(query.shape).clone()
+        stands[heads, :, 1] = 1
+        return query * stands, key * stands
+
+    model = tiny(name)
+    plain, named = observed(model), ",".join(f"0.{head}" for head in heads)
+    with rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads=named)):
+        edited = observed(model)
+    torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
+    others = [other for other in range(4) if other not in heads]
+    torch.testing.assert_close(edited[others], plain[others], rtol=0, atol=1e-6)
+    assert (edited[heads] - plain[heads]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_plane_adds_nothing(name: str):
+    model = tiny(name)
+
+    def change(query, key, turned):
+        query[1, :, 1] = 0
+        return query * turned, key * turned
+
+    with rl.edit_rope(model, rl.drop(rl.PlaneNumbers((1,)), heads="0.1")):
+        edited = observed(model)
+    torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
+
+
+# RoPE that depends on the length
+
+
+def test_a_rotation_that_depends_on_the_length():
+    """Past the trained context the model turns otherwise in every call; so does the edit."""
+    model = tiny("llama_dynamic", max_position_embeddings=16)
+    inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](model.config, "cpu", seq_len=LENGTH)
+    other = tiny("llama_gqa")
+    other.model.rotary_emb.inv_freq = inv_freq * (torch.arange(8) < 4)
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        torch.testing.assert_close(logits(model), logits(other), rtol=0, atol=1e-4)
+        short = random_tokens(length=10)
+        within = logits(keep(tiny("llama_gqa"), lambda n: torch.arange(n) < 4), short)
+        torch.testing.assert_close(logits(model, short), within, rtol=0, atol=1e-4)
+
+
+def test_an_indexer_is_told_to_turn_as_it_did():
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    sizes |= {"qk_nope_head_dim": 8, "index_n_heads": 2, "index_head_dim": 16, "n_group": 1}
+    model = of_kind("deepseek_v32", first_k_dense_replace=2, num_key_value_heads=4, **sizes)
+    with (
+        pytest.warns(UserWarning, match="DeepseekV32ForCausalLM's indexer"),
+        rl.edit_rope(model, "nope"),
+    ):
+        pass

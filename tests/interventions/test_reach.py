@@ -1,0 +1,131 @@
+"""The reach of heads, held to loops over every row of a run, and to real distances."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.recording import attention_calls
+from oracles.tiny import TEN, random_tokens, tiny
+
+import ropelens as rl
+from ropelens.attention.call import AttentionCall
+from ropelens.errors import BadArgument
+from ropelens.interventions.reach import two_copies, won
+from ropelens.model.live_model import as_live_model
+from ropelens.profiles.measurement import Measurement
+
+COPIED, TOKENS = 6, torch.arange(40)[None]
+
+
+def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Scores [head, row, key] of each layer in a run of transformers, and which are seen."""
+    layers = []
+    for call in attention_calls(model, sequence)[0]:
+        keys = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
+        layers.append(((call.scale * call.query @ keys.mT).numpy(), call.visible.numpy()))
+    return layers
+
+
+@pytest.mark.parametrize("name", TEN)
+def test_a_key_turned_farther_scores_as_in_a_run_at_that_distance(name: str) -> None:
+    """In layer 0 a token has the same key wherever it stands."""
+    model, distance, farther = tiny(name), 7, 12
+    live = as_live_model(model)
+    near = two_copies(Measurement.of(model, torch.arange(40)[None]), distance, COPIED, 0)
+    far = torch.cat([near[:, : COPIED + 1], near.new_full((1, 5), 7), near[:, COPIED + 1 :]], 1)
+
+    def see(call: AttentionCall) -> torch.Tensor:
+        planes, further = live.planes()[call.layer], torch.tensor([distance, farther])
+        call = call.of_heads(torch.arange(call.query.shape[1]))
+        return won(call, planes, COPIED, distance, further.double())
+
+    wins = live.record_calls(near, see)[0].numpy()
+    (scores, visible), (real, _) = (scores_of(model, x[0])[0] for x in (near, far))
+    expected = np.zeros((len(scores), 3))
+    for head, row in np.ndindex(len(scores), COPIED - 1):
+        i, right = near.shape[1] - COPIED + row, 2 + row
+        best = max(scores[head, i, j] for j in range(1, i) if visible[i, j] and j != right)
+        turned = real[head, i + farther - distance, right]
+        expected[head] += (
+            np.array([scores[head, i, right], scores[head, i, right], turned]) > best
+        )
+    np.testing.assert_allclose(wins, expected / (COPIED - 1), atol=1e-9)
+    assert expected.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "copied"),
+    [("llama_gqa", 48), ("gemma2", 48), ("gpt_oss", 48), ("phi", 48), ("llama_gqa", 3)],
+)
+def test_copies_are_found_as_loops_over_a_run_find_them(name: str, copied: int) -> None:
+    """Also a needle, of which two tokens ask for the third."""
+    model, tokens = tiny(name), random_tokens(sequences=2, length=40)
+    apart, draws = (48, 96), 2
+    found = rl.reach(model, tokens, copied=copied, copies=apart, draws=draws)
+    assert found.attrs["copied"] == copied
+    measured = Measurement.of(model, tokens)
+    shares = np.zeros((draws, *found["found_share"].shape[1:]))
+    for draw, (at, distance) in itertools.product(range(draws), enumerate(apart)):
+        sequence = two_copies(measured, distance, copied, draw)[0]
+        assert (sequence[1 : copied + 1] == sequence[-copied:]).all()
+        assert len(sequence) == 1 + distance + copied
+        for layer, (scores, visible) in enumerate(scores_of(model, sequence)):
+            for head, row in np.ndindex(len(scores), copied - 1):
+                i = len(sequence) - copied + row
+                seen = [j for j in np.flatnonzero(visible[i]) if 0 < j < i]
+                right = 2 + row
+                won = right in seen and right == max(seen, key=lambda j: scores[head, i, j])
+                shares[draw, layer, head, at] += won / (copied - 1)
+    there = found["found_share"].isel(variant=0)
+    assert there.notnull().any()
+    np.testing.assert_allclose(
+        there, np.where(there.isnull(), np.nan, shares.mean(0)), atol=1e-6
+    )
+
+
+def test_the_induction_head_finds_copies() -> None:
+    model, _ = rl.load("bundled")
+    text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
+    found = rl.reach(model, text, heads="4.4,2.0", variants=("own", "nope"))
+    of_head = found.sel(layer=4, head=4)
+    assert (of_head["found_share"].sel(variant="own", run_distance=[48, 96]) > 0.5).all()
+    assert (
+        of_head["found_low"].sel(variant="own") <= of_head["found_share"].sel(variant="own")
+    ).all()
+    assert (found["found_share"].sel(layer=2, head=0) < 0.1).all()
+    assert (of_head["found_share"].sel(variant="nope") < 0.1).all()
+    assert found["found_share"].sel(layer=0).isnull().all()
+    far = of_head["extrapolated_share"].sel(variant="own")
+    assert (far["distance"] > found["run_distance"].max()).all()
+    assert (far[-8:] < of_head["found_share"].sel(variant="own").max()).all()
+    foretold = of_head["foretold_share"].sel(variant="own").values
+    assert math.isnan(foretold[0])
+    assert (abs(foretold[1:] - of_head["found_share"].sel(variant="own")[1:]) < 0.3).all()
+
+
+def test_copies_lie_in_the_context() -> None:
+    model = tiny("llama_gqa")
+    context = model.config.max_position_embeddings
+    with pytest.raises(BadArgument, match="must lie in the context"):
+        rl.reach(model, torch.arange(40)[None], copies=(context,))
+    as_it_is = rl.reach(model, torch.arange(40)[None], copies=(48,), draws=1, variants=[])
+    assert as_it_is["variant"].values.tolist() == ["own"]
+
+
+def test_a_rotation_that_depends_on_the_length_is_the_one_of_the_run() -> None:
+    """Past its first 16 tokens this one turns as a linear one of factor 4 always does."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "attention_factor": 1.0}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 1.0, **factors}
+    long = {**rope, "original_max_position_embeddings": 16}
+    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    found, expected = (
+        rl.reach(tiny("llama_gqa", rope_parameters=rope), TOKENS, copied=6, copies=(24, 48))
+        for rope in (long, linear)
+    )
+    xr.testing.assert_equal(found, expected)
+    assert found["foretold_share"].sel(run_distance=48).any()

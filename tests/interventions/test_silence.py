@@ -1,0 +1,289 @@
+"""Silenced heads, held to hooks at the output projection and to TransformerLens' hook_z."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+
+import pytest
+import torch
+from oracles.tiny import SUPPORTED, random_tokens, tiny
+from oracles.tiny import logits as logits_of
+from torch import nn
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+import ropelens as rl
+from ropelens.attention.call import AttentionCall
+from ropelens.errors import BadArgument, UnsupportedModel
+
+LENGTH, HEADS = 20, 4
+PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj")
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+tokens = partial(random_tokens, sequences=3, length=LENGTH)
+
+
+def logits(
+    model: PreTrainedModel, ids: torch.Tensor | None = None, **mask: torch.Tensor
+) -> torch.Tensor:
+    return logits_of(model, tokens() if ids is None else ids, **mask)
+
+
+@contextmanager
+def at_projections(
+    model: PreTrainedModel, hook: Callable[[int, torch.Tensor], None]
+) -> Iterator[None]:
+    """`hook(layer, x)` may change x [sequence, position, head, _], what is projected."""
+    attention = [module for module in model.modules() if hasattr(module, "layer_idx")]
+    children = [child for module in attention for child in module.named_children()]
+    layers = [projection for name, projection in children if name in PROJECTIONS]
+    assert len(layers) == model.config.num_hidden_layers
+
+    def before(layer: int, _: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        x = inputs[0].clone().unflatten(-1, (HEADS, -1))
+        hook(layer, x)
+        return (x.flatten(-2),)
+
+    with ExitStack() as stack:
+        for at, layer in enumerate(layers):
+            handle = layer.register_forward_pre_hook(partial(before, at))
+            stack.callback(handle.remove)
+        yield
+
+
+def hooked(
+    model: PreTrainedModel, heads: dict[int, list[int]], change: Change
+) -> AbstractContextManager[None]:
+    """`change` [sequence, position, feature] of what these heads give the output projection."""
+
+    def hook(layer: int, x: torch.Tensor) -> None:
+        for head in heads.get(layer, []):
+            x[:, :, head] = change(x[:, :, head])
+
+    return at_projections(model, hook)
+
+
+@contextmanager
+def projected(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """What reaches each output projection in the block, [sequence, position, head, _]."""
+    seen: list[torch.Tensor] = []
+    with at_projections(model, lambda layer, x: seen.append(x)):
+        yield seen
+
+
+def zero(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x)
+
+
+def mean(x: torch.Tensor) -> torch.Tensor:
+    return x.mean((0, 1)).expand_as(x)
+
+
+# against hooks at the output projection
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_against_hooks(name: str):
+    """Single query heads, also of those that share a key-value head, in two layers."""
+    model = tiny(name)
+    plain = logits(model)
+    for to, change in (("zero", zero), ("mean", mean)):
+        with hooked(model, {0: [1], 1: [0, 3]}, change):
+            expected = logits(model)
+        with rl.silence_heads(model, "0.1,1.0,1.3", to=to):
+            silenced = logits(model)
+        scale = plain.abs().max()
+        assert (silenced - expected).abs().max() < 1e-5 * scale
+        assert (silenced - plain).abs().max() > 1e-4 * scale
+    assert torch.equal(logits(model), plain)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "to"), [("eager", "zero"), ("sdpa", "mean"), ("sdpa", "resample")]
+)
+def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, implementation: str, to: str):
+    """What reaches the output projection of the silenced layer, and of those below it."""
+    llama.set_attn_implementation(implementation)
+    with projected(llama) as plain:
+        logits(llama)
+    with rl.silence_heads(llama, "1.2", to=to), projected(llama) as silenced:
+        logits(llama)
+    assert torch.equal(silenced[0], plain[0])
+    changed = (silenced[1] != plain[1]).any(-1).flatten(0, 1).any(0)
+    assert changed.tolist() == [False, False, True, False]
+
+
+def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
+    """Of its real tokens alone, and as the model is there: with the edit around it."""
+    reference, lengths = tokens(sequences=4, seed=1), torch.tensor([20, 7, 13, 20])
+    for edit in (rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.5))):
+        with rl.edit_rope(llama, edit):
+            with projected(llama) as seen:
+                for row, length in zip(reference, lengths, strict=True):
+                    logits(llama, row[None, :length])
+            expected_mean = torch.cat([x[0, :, 2] for x in seen[1::2]]).mean(0)
+            with hooked(llama, {1: [2]}, lambda x, m=expected_mean: m.expand_as(x)):
+                expected = logits(llama)
+            options = {"to": "mean", "tokens": reference, "lengths": lengths}
+            with rl.silence_heads(llama, "1.2", **options):
+                torch.testing.assert_close(logits(llama), expected, rtol=0, atol=1e-4)
+            assert not torch.allclose(logits(llama), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("sequences", [2, 3, 8])
+def test_a_resample_is_another_sequence(llama: LlamaForCausalLM, sequences: int):
+    """Each head of a batch gets another sequence's output, each sequence's once."""
+    ids = tokens(sequences=sequences)
+    with projected(llama) as plain:
+        before = logits(llama, ids)
+    orders = []
+    for seed in range(6):
+        with (
+            rl.silence_heads(llama, "0.*", to="resample", seed=seed),
+            projected(llama) as resampled,
+        ):
+            logits(llama, ids)
+        same = (resampled[0][:, None] == plain[0][None]).flatten(2).all(-1)
+        assert not same.diagonal().any()
+        orders.append(same.nonzero()[:, 1].tolist())
+        assert sorted(orders[-1]) == list(range(sequences))
+    assert (len({str(order) for order in orders}) > 1) == (sequences > 2)
+    with hooked(llama, {0: [0, 1, 2, 3], 1: [1]}, lambda x: x[orders[3]]):
+        expected = logits(llama, ids)
+    with rl.silence_heads(llama, "0.*,1.1", to="resample", seed=3):
+        torch.testing.assert_close(logits(llama, ids), expected, rtol=0, atol=1e-4)
+    assert not torch.allclose(expected, before, atol=1e-2)
+
+
+# padding and generation
+
+
+@pytest.mark.parametrize(("implementation", "side"), [("eager", "left"), ("sdpa", "right")])
+def test_padding(llama: LlamaForCausalLM, side: str, implementation: str):
+    """Tokens that are padding are in no mean, whatever they are."""
+    llama.set_attn_implementation(implementation)
+    mask = torch.ones_like(tokens())
+    mask[1, slice(0, 6) if side == "left" else slice(14, 20)] = 0
+    real = mask.bool()
+    inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+
+    def mean_of_real(x: torch.Tensor) -> torch.Tensor:
+        return x[real].mean(0).expand_as(x)
+
+    with hooked(llama, {0: [1]}, mean_of_real):
+        expected = logits(llama, **inputs)
+    for padding in (5, 50):
+        ids = tokens().masked_fill(~real, padding)
+        with rl.silence_heads(llama, "0.1", to="mean"):
+            silenced = logits(llama, ids, **inputs)
+        torch.testing.assert_close(silenced[real], expected[real], rtol=0, atol=1e-4)
+
+
+def test_the_mean_of_a_batch_in_generation(llama: LlamaForCausalLM):
+    with rl.silence_heads(llama, "0.1", to="mean"):
+        llama.generate(tokens(), max_new_tokens=3, do_sample=False, use_cache=False)
+        with pytest.raises(BadArgument, match="1 tokens after 20 in the cache"):
+            llama.generate(tokens(), max_new_tokens=3, do_sample=False)
+
+
+# blocks
+
+
+EDIT = rl.stop(rl.PlaneNumbers([1, 2]), heads="0.1,1.3")
+
+
+def test_beside_edits_in_either_order(llama: LlamaForCausalLM):
+    """The edit lets heads that share a key differ, so each has a key of its own."""
+    plain = logits(llama)
+    with rl.edit_rope(llama, EDIT), hooked(llama, {0: [0], 1: [3]}, mean):
+        expected = logits(llama)
+    with rl.edit_rope(llama, EDIT):
+        edited = logits(llama)
+        with rl.silence_heads(llama, "0.0,1.3", to="mean"):
+            one = logits(llama)
+        assert torch.equal(logits(llama), edited)
+    with rl.silence_heads(llama, "0.0,1.3", to="mean"), rl.edit_rope(llama, EDIT):
+        other = logits(llama)
+    assert torch.equal(one, other)
+    torch.testing.assert_close(one, expected, rtol=0, atol=1e-4)
+    assert not torch.allclose(one, edited, atol=1e-2)
+    assert torch.equal(logits(llama), plain)
+
+
+def test_beside_observers(llama: LlamaForCausalLM):
+    """Observers see what a head gave before it was silenced, and the effect in later layers."""
+    plain: dict[int, AttentionCall] = {}
+    seen: dict[int, AttentionCall] = {}
+    with rl.observe(llama, lambda call, planes: plain.update({call.layer: call})):
+        logits(llama)
+    with rl.observe(llama, lambda call, planes: seen.update({call.layer: call})):
+        with rl.silence_heads(llama, "0.1"):
+            logits(llama)
+        assert torch.equal(seen[0].output, plain[0].output)
+        assert not torch.allclose(seen[1].query, plain[1].query, atol=1e-2)
+
+
+def test_the_inner_block_counts(llama: LlamaForCausalLM):
+    with rl.silence_heads(llama, "0.1", to="mean"):
+        inner = logits(llama)
+        with rl.silence_heads(llama, "0.2,1.0"):
+            both = logits(llama)
+        assert torch.equal(logits(llama), inner)
+    with rl.silence_heads(llama, "0.1"), rl.silence_heads(llama, "0.1", to="mean"):
+        assert torch.equal(logits(llama), inner)
+    with rl.silence_heads(llama, "0.2,1.0"), rl.silence_heads(llama, "0.1", to="mean"):
+        assert torch.equal(logits(llama), both)
+
+
+def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
+    plain, before = logits(llama), llama.config._attn_implementation
+    with pytest.raises(IndexError), rl.silence_heads(llama, "*.*"):
+        logits(llama, torch.tensor([[999]]))
+    assert llama.config._attn_implementation == before
+    assert torch.equal(logits(llama), plain)
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    "options", [{"tokens": tokens()}, {"to": "mean", "lengths": torch.tensor([20, 20, 9])}]
+)
+def test_mistakes(llama: LlamaForCausalLM, options: dict[str, object]):
+    with pytest.raises(BadArgument, match="lengths are those of tokens"):
+        rl.silence_heads(llama, "0.1", **options).__enter__()
+
+
+def test_lengths_that_count_padding_on_the_left(llama: LlamaForCausalLM):
+    llama.config.pad_token_id = 5
+    reference = tokens(sequences=2).masked_fill(torch.arange(LENGTH) < 6, 5)
+    options = {"tokens": reference, "lengths": torch.tensor([14, 14])}
+    with pytest.raises(BadArgument, match="tokens must be padded on the right"):
+        rl.silence_heads(llama, "0.1", to="mean", **options).__enter__()
+
+
+def test_what_cannot_be_resampled(llama: LlamaForCausalLM):
+    mask = torch.ones_like(tokens())
+    mask[1, 14:] = 0
+    with rl.silence_heads(llama, "0.1", to="resample"):
+        for ids, inputs in ((tokens(sequences=1), {}), (tokens(), {"attention_mask": mask})):
+            with pytest.raises(BadArgument, match="another sequence of the batch") as refused:
+                logits(llama, ids, **inputs)
+    assert refused.value.parts["seen"] == "sequences of 20, 14, 20 tokens"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_a_model_need_not_rotate(name: str):
+    model = tiny(name)
+    with hooked(model, {0: [1]}, zero):
+        expected = logits(model)
+    with rl.silence_heads(model, "0.1"):
+        torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bloom", "gptj"])
+def test_hidden_attention_is_refused(name: str):
+    with pytest.raises(UnsupportedModel), rl.silence_heads(tiny(name), "0.1"):
+        pytest.fail("the block was opened")

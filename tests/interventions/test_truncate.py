@@ -1,0 +1,213 @@
+"""Which planes a sweep stops, what it measures of that, and how sure the changes are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.tiny import tiny
+from tiny_checkpoints import tiny_llama
+
+import ropelens as rl
+from ropelens.analysis.options import Options
+from ropelens.analysis.plan import plan_analysis
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.interventions import truncate as module
+from ropelens.interventions.truncate import KEEP, edits_of, named_entries
+from ropelens.interventions.truncation_table import summarize_truncation
+from ropelens.rope import select
+from ropelens.rope.planes import Planes
+from ropelens.rope.select import Cut, Turning, plan_cuts
+
+TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
+
+
+def turning(planes: int, base: float = 10_000.0) -> Turning:
+    return dict(enumerate((2 * np.pi * base ** (np.arange(planes) / planes)).tolist()))
+
+
+def plan(layers: Sequence[Turning], **changes: object) -> list[Cut]:
+    settings = {"keep": KEEP, "ends": ("slow", "fast"), "bands": 0, "controls": 3, "seed": 0}
+    return plan_cuts(layers, **settings | changes)
+
+
+def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
+    return [cut for cut in cuts if cut.kind == kind]
+
+
+# Which planes.
+
+
+def test_a_sweep_is_named_by_what_really_rotates() -> None:
+    layers = [turning(4)] * 2
+    cuts = plan(layers, keep=[1, 0.875, 0.8, 0.5, 0], controls=1)
+    assert [cut.name(layers) for cut in cuts] == [
+        *("none", "slow 0.75", "fast 0.75", "random 0.75 #0"),
+        *("slow 0.5", "fast 0.5", "random 0.5 #0", "slow 0", "fast 0"),
+    ]
+    assert [cut.kept(layers) for cut in cuts[:2]] == [1, 0.75]
+    assert [cut.name(layers) for cut in plan(layers, keep=[1], ends=["slow"])] == ["none"]
+
+
+def test_controls_are_as_large_drawn_by_the_seed_and_grow() -> None:
+    layers = [turning(16)] * 3
+    cuts = plan(layers, seed=5)
+    assert cuts == plan(layers, seed=5)
+    assert cuts != plan(layers, seed=6)
+    for share in KEEP[1:-1]:
+        same = [cut for cut in cuts if cut.kept(layers) == share]
+        assert [cut.kind for cut in same] == ["slow", "fast", "random", "random", "random"]
+        assert {len(numbers) for cut in same for numbers in cut.stopped} == {16 * (1 - share)}
+        assert all(len(set(cut.stopped)) == 1 for cut in same)
+        assert len({cut.stopped for cut in same[2:]}) == 3
+    for draw in range(3):
+        path = [set(cut.stopped[0]) for cut in of_kind(cuts, "random") if cut.draw == draw]
+        assert all(small < large for small, large in pairwise(path))
+    assert not [cut for cut in of_kind(cuts, "random") if cut.kept(layers) in (0, 1)]
+
+
+@pytest.mark.parametrize("planes", [2, 3, 4, 8])
+def test_no_control_is_what_it_stands_beside(planes: int) -> None:
+    """With few planes random sets often are an end, or the band: those are drawn again."""
+    cuts = plan([turning(planes)] * 2, bands=planes, controls=20)
+    sets = {kind: {cut.stopped for cut in of_kind(cuts, kind)} for kind in ("slow", "fast")}
+    random = {cut.stopped for cut in of_kind(cuts, "random")}
+    assert not random & (sets["slow"] | sets["fast"])
+    assert bool(random) == (planes > 2)  # of two planes, each one alone is an end
+    for band in range(planes):
+        (own,) = (cut.stopped for cut in of_kind(cuts, "band") if cut.band == band)
+        controls = [c.stopped for c in of_kind(cuts, "band control") if c.band == band]
+        assert len(controls) == 20
+        assert own not in controls
+
+
+@pytest.mark.parametrize("bands", [1, 3, 8, 16])
+def test_bands_share_out_the_planes_in_their_order(bands: int) -> None:
+    cuts = plan([turning(16)] * 2, keep=[1], bands=bands, controls=2)
+    chosen = of_kind(cuts, "band")
+    assert [n for cut in chosen for n in cut.stopped[0]] == list(range(16))
+    sizes = [len(cut.stopped[0]) for cut in chosen]
+    assert len(sizes) == bands
+    assert max(sizes) - min(sizes) <= 1
+    controls = of_kind(cuts, "band control")
+    assert len(controls) == (0 if bands == 1 else 2 * bands)
+    for cut in controls:
+        assert len(cut.stopped[0]) == sizes[cut.band]
+
+
+def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
+    """As in Gemma 3 (two bases), with a layer that does not rotate and one of fewer planes."""
+    layers = [turning(8), turning(8, 1e6), {}, turning(4)]
+    cuts = plan(layers, keep=[0.5], bands=4, controls=1)
+    slow = of_kind(cuts, "slow")[0]
+    assert slow.stopped == ((4, 5, 6, 7), (4, 5, 6, 7), (), (2, 3))
+    assert slow.kept(layers) == 0.5
+    assert [len(numbers) for numbers in of_kind(cuts, "random")[0].stopped] == [4, 4, 0, 2]
+    named = named_entries(xr.Dataset(coords={"edit": range(len(cuts))}), cuts, layers)
+    assert named["planes"].values[cuts.index(slow)] == "0 1: 4,5,6,7; 3: 2,3"
+    spans = []
+    stopped: list[tuple[int, int]] = []
+    for cut in of_kind(cuts, "band"):
+        pairs = [(layer, n) for layer, ns in enumerate(cut.stopped) for n in ns]
+        lengths = [layers[layer][n] for layer, n in pairs]
+        spans.append((min(lengths), max(lengths)))
+        stopped += pairs
+    assert len(stopped) == len(set(stopped)) == 20
+    assert all(a[1] < b[0] for a, b in pairwise(spans))
+    heads = [edit.heads for edit in edits_of(slow)]
+    assert heads == ["0.*,1.*", "3.*"]
+
+
+def test_planes_that_stand_still_by_themselves_do_not_count() -> None:
+    planes = Planes(torch.tensor([1.0, 0.1, 0.01, 1e-3, 0.0, 0.0]), 12, "half")
+    cuts = plan([select.turning(planes)], keep=[0.5])
+    assert [cut.stopped for cut in of_kind(cuts, "slow")] == [((2, 3),)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"keep": [0.5, 1.5]}, "from 0 to 1, not 1.5"),
+        ({"ends": ["low"]}, "truncate: ends must be"),
+        ({"heads": "9.0"}, "9.0"),
+    ],
+)
+def test_what_cannot_be_swept_is_said_in_a_line(changes: dict, words: str) -> None:
+    with pytest.raises(BadArgument) as raised:
+        rl.truncate(tiny_llama().eval(), TOKENS, **changes)
+    assert words in raised.value.line
+    with pytest.raises(UnsupportedModel, match="The model has no planes that rotate"):
+        plan([{}])
+    for heads in ("3.*", "0.1,3.0"):
+        with pytest.raises(
+            BadArgument, match=r"no head '3..' that rotates\.\s.*0, 1, 2 rotate"
+        ):
+            rl.truncate(tiny("smollm3"), TOKENS, heads=heads)
+    with pytest.raises(BadArgument, match=r"has no head '3.0' that rotates"):
+        plan_analysis(tiny("smollm3"), TOKENS, Options(), truncation={"heads": "3.0"})
+
+
+# What is measured.
+
+
+def test_copies_are_tried_as_far_back_as_the_context_allows() -> None:
+    model = tiny_llama(max_position_embeddings=64).eval()
+    sweep = rl.truncate(model, TOKENS, keep=[0.5], controls=0)
+    assert sweep["copy_distance"].values.tolist() == [2, 11]  # of 24 tokens
+    table = summarize_truncation(sweep).set_index("edit")
+    losses = sweep["copy_loss"].sel(copy_distance=11, edit=["none", "slow 0.5"]).mean("trial")
+    expected = losses.values[1] - losses.values[0]
+    assert table.loc["slow 0.5", "copy_loss_change"] == pytest.approx(expected)
+
+
+def test_planes_stop_in_the_heads_that_are_named_alone() -> None:
+    model, heads = tiny_llama().eval(), "0.*,1.2"
+    more = {"bands": 2, "controls": 0, "measures": ["loss"]}
+    sweep = rl.truncate(model, TOKENS, heads=heads, keep=(), **more)
+    assert sweep["edit"].values.tolist() == ["none", "band 0", "band 1"]
+    edits = {
+        name: rl.stop(select.PlaneNumbers([int(n) for n in planes.split(",")]), heads=heads)
+        for name, planes in sweep["planes"][1:].to_series().items()
+    }
+    alone = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])
+    np.testing.assert_array_equal(sweep["loss"], alone["loss"])
+    assert rl.describe(sweep)[0].startswith("Within 24 tokens")
+    assert f", in heads {heads} alone, the most costly of 2 bands" in rl.describe(sweep)[0]
+
+
+def test_equal_sets_are_measured_once_and_listed_each(monkeypatch) -> None:
+    asked: dict[str, object] = {}
+    real = module.evaluate
+
+    def spy(*given: object, edits: dict, **options: object) -> xr.Dataset:
+        asked.update(edits)
+        return real(*given, edits=edits, **options)
+
+    monkeypatch.setattr(module, "evaluate", spy)
+    model = tiny_llama().eval()
+    dataset = rl.truncate(model, TOKENS, bands=4, measures=["loss"])
+    sets = [text for text in dataset["planes"].values if text]
+    assert len(asked) == len(set(sets)) < len(sets)
+    everything = dataset.isel(edit=dataset["planes"].values == "0,1,2,3")
+    assert everything["edit"].values.tolist() == ["slow 0", "fast 0"]
+    assert np.ptp(everything["loss"].values, axis=0).max() == 0
+    wavelength = 2 * np.pi * 10_000.0 ** (np.arange(4) / 4)
+    for entry in range(1, dataset.sizes["edit"]):
+        row = {
+            name: x.item() for name, x in dataset.isel(edit=entry).coords.items() if not x.ndim
+        }
+        stopped = [int(n) for n in row["planes"].split(",")]
+        assert (row["kept"], row["planes_stopped"]) == (1 - len(stopped) / 4, len(stopped))
+        span = row["wavelength_low"], row["wavelength_high"]
+        assert span == pytest.approx(
+            (wavelength[stopped[0]], wavelength[stopped[-1]]), rel=1e-5
+        )
+        assert (row["draw"] >= 0) == (row["kind"] in ("random", "band control"))
+        assert (row["band"] >= 0) == row["kind"].startswith("band")
+
+
+# A real model.

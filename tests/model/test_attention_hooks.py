@@ -1,0 +1,388 @@
+"""The doorway: models compute what they always do, and what it shows is what they computed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from types import MethodType
+
+import numpy as np
+import pytest
+import torch
+from observed import observed_calls
+from oracles.recording import attention_calls
+from oracles.tiny import FAMILIES, SUPPORTED, TEN, WINDOW, logits, of_kind, tiny
+from oracles.tiny import random_tokens as tokens
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    LlamaForCausalLM,
+    StaticCache,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
+
+import ropelens as rl
+from ropelens.attention.call import AttentionCall, attention_map, output_residual
+from ropelens.errors import UnsupportedModel
+from ropelens.model.live_model import as_live_model
+from ropelens.profiles import passes
+from ropelens.runtime.progress import Advance, Stage, silent
+
+NO_SDPA = ("gemma2", "gpt_oss")
+IMPLEMENTATIONS = [
+    (name, implementation)
+    for name in TEN
+    for implementation in ("eager", "sdpa")
+    if implementation == "eager" or name not in NO_SDPA
+]
+SLIDING = [name for name in SUPPORTED if "sliding_window" in FAMILIES[name].config]
+LENGTH = 30  # more than twice the window
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_wrapped() -> Iterator[None]:
+    """After every test transformers finds the functions that it found before."""
+    before = dict(ALL_ATTENTION_FUNCTIONS)
+    yield
+    assert dict(ALL_ATTENTION_FUNCTIONS) == before
+    assert type(ALL_ATTENTION_FUNCTIONS) is AttentionInterface
+
+
+# the model computes what it always does
+
+
+@pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
+def test_outputs_are_bit_identical(name: str, implementation: str):
+    model = tiny(name)
+    model.set_attn_implementation(implementation)
+    ids, config = tokens(), model.config.to_dict()
+    plain = logits(model, ids)
+    calls: list[AttentionCall] = []
+    with as_live_model(model).observe(calls.append):
+        observed = logits(model, ids)
+        assert model.config.to_dict() == config
+    assert torch.equal(plain, observed)
+    assert [call.layer for call in calls] == list(range(model.config.num_hidden_layers))
+    assert torch.equal(plain, logits(model, ids))
+    assert len(calls) == model.config.num_hidden_layers, "a closed doorway shows nothing"
+
+
+def test_padding_masks_reach_the_model(llama: LlamaForCausalLM):
+    """A name without a mask function of its own would silently lose padding."""
+    ids, mask = tokens(), torch.ones_like(tokens())
+    mask[0, :7] = 0
+    for implementation in ("eager", "sdpa"):
+        llama.set_attn_implementation(implementation)
+        with torch.no_grad():
+            plain = llama(ids, attention_mask=mask).logits
+            with as_live_model(llama).observe(lambda call: None):
+                observed = llama(ids, attention_mask=mask, use_cache=False).logits
+        assert torch.equal(plain, observed)
+        assert not torch.allclose(plain, logits(llama, ids), atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["phi", "gpt_neox"])
+def test_a_model_in_training_is_measured_without_dropout(name: str):
+    """And left in training, but for what was not."""
+    dropout = {"phi": "resid_pdrop", "gpt_neox": "hidden_dropout"}[name]
+    model = tiny(name, **{dropout: 0.4})
+    plain = rl.profile(model, tokens(), surrogates=0)
+    model.train()
+    frozen = next(iter(model.children()))
+    frozen.training = False
+    again = rl.profile(model, tokens(), surrogates=0)
+    np.testing.assert_array_equal(again["total_bits"], plain["total_bits"])
+    assert [m for m in model.modules() if not m.training] == [frozen]
+    assert model.training
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss", "cohere", "norms in float32"])
+def test_autocast_is_for_the_model_alone(name: str):
+    """And for text alone: the rotation is that of the weights, where these are of one type."""
+    model = tiny(name if name in FAMILIES else "llama_gqa")
+    for part, weight in model.named_parameters() if name not in FAMILIES else ():
+        weight.data = weight.data if "norm" in part else weight.data.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        profile = rl.profile(model, tokens(), surrogates=0)
+        seen = rl.capture(model, tokens()[0])
+    assert profile["total_bits"].notnull().all()
+    total = seen["contribution"].sum("frequency")
+    np.testing.assert_allclose(total, seen["score"].fillna(0), atol=1e-4)
+
+
+TOP_K = {  # keys a row attends to: fewer than the sequence has
+    **{"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8},
+    **{"v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},
+    **{"topk_group": 1, "first_k_dense_replace": 2, "index_n_heads": 2, "index_head_dim": 16},
+    **{"index_topk": 8, "num_key_value_heads": 4},
+}
+
+
+@torch.no_grad()
+def test_rows_that_do_not_see_their_own_key_are_rows_all_the_same():
+    """Under a mask of the top keys: in steps on a cache, and in the mean of a batch."""
+    model, ids = of_kind("deepseek_v32", **TOP_K), tokens()
+    for cache in (DynamicCache, partial(StaticCache, max_cache_len=LENGTH + 5)):
+        past = cache(config=model.config)
+        for begin, end in ((0, 20), (20, 25), *((n, n + 1) for n in range(25, LENGTH))):
+            maps: list[torch.Tensor] = []
+            with rl.observe(model, lambda call, _: maps.append(attention_map(call))):  # noqa: B023
+                result = model(ids[:, begin:end], past_key_values=past, output_attentions=True)
+            for ours, true in zip(maps, result.attentions, strict=True):
+                torch.testing.assert_close(ours, true[..., :end], rtol=0, atol=1e-5)
+    read: list[torch.Tensor] = []
+    projection = model.model.layers[0].self_attn.o_proj
+    call, _ = observed_calls(model, ids)[0]
+    assert not call.visible.diagonal(dim1=1, dim2=2).all()
+    with projection.register_forward_pre_hook(lambda _, args: read.append(args[0])):
+        for to in ("mean", "resample"):
+            with rl.silence_heads(model, "0.*", to=to):
+                logits(model, ids)
+    expected = call.output.flatten(2)
+    torch.testing.assert_close(read[1][0, 0], expected.mean((0, 1)))
+    assert torch.equal(read[3], expected.flip(0))
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(("kind", "more"), [("deepseek_v32", TOP_K), ("doge", {})])
+def test_model_code_takes_the_branch_of_its_implementation(
+    kind: str, more: dict[str, object], implementation: str
+):
+    """A mask of the top keys that hangs on the name; a file with an interface of its own."""
+    model = of_kind(kind, how=implementation, **more)
+    plain, calls = logits(model, tokens()), []
+    with as_live_model(model).observe(calls.append):
+        assert torch.equal(logits(model, tokens()), plain)
+    assert [call.layer for call in calls] == [0, 1]
+
+
+def test_the_function_that_runs_is_the_one_that_the_model_asks_for(
+    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+):
+    """Not one that the file of the class has under the usual name."""
+
+    class OfAnotherFile(LlamaAttention):
+        pass
+
+    file = sys.modules[__name__]
+    monkeypatch.setattr(file, "eager_attention_forward", windowed_attention, raising=False)
+    llama.model.layers[0].self_attn.__class__ = OfAnotherFile
+    plain = logits(llama, tokens())
+    with as_live_model(llama).observe(lambda call: None):
+        assert torch.equal(logits(llama, tokens()), plain)
+
+
+def test_a_model_that_does_otherwise_while_it_is_observed_is_refused(llama: LlamaForCausalLM):
+    """Here one that asks for the function by itself, and is told by its name.
+
+    At the door, before anything that takes long.
+    """
+    layer, other = llama.model.layers[1], LlamaAttention.forward
+
+    def forward(self: LlamaAttention, *args: object, **kwargs: object) -> tuple:
+        output, weights = other(self, *args, **kwargs)
+        named = ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager_attention_forward)
+        return output * (1 if named is eager_attention_forward else 1.001), weights
+
+    layer.self_attn.forward = MethodType(forward, layer.self_attn)
+    stages: list[str] = []
+
+    def progress(*shown: Stage) -> AbstractContextManager[Advance]:
+        stages.extend(stage.what for stage in shown)
+        return silent()
+
+    for measure in (rl.profile, rl.evaluate, rl.truncate, rl.reach, rl.analyze):
+        more = {"copies": [48, 50]} if measure is rl.reach else {}
+        with pytest.raises(UnsupportedModel, match="else while it is observed") as refused:
+            measure(llama, tokens(), progress=progress, **more)
+        seen = f"logits of {99 if measure is rl.reach else 30} tokens: a relative change of"
+        assert seen in refused.value.parts["seen"], measure
+    assert set(stages) <= {"reading", "loading", "probing"}
+
+
+# what is shown is what was computed
+
+
+@pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
+def test_calls_give_the_attention_of_the_model(name: str, implementation: str):
+    """Against the weights that transformers' eager attention returns."""
+    model = tiny(name)
+    ids = tokens(sequences=1)
+    expected, _ = attention_calls(model, ids[0])
+    model.set_attn_implementation(implementation)
+    for (call, _), true in zip(observed_calls(model, ids), expected, strict=True):
+        weights = attention_map(call)
+        torch.testing.assert_close(weights[0].double(), true.attention, rtol=1e-4, atol=1e-5)
+        assert output_residual(call, weights) < 1e-5
+        assert call.scale == true.scale
+        assert call.softcap == true.softcap
+        np.testing.assert_array_equal(call.start, true.visible.int().argmax(1))
+
+
+@pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, LENGTH])
+@pytest.mark.parametrize("name", SLIDING)
+def test_windows_are_seen_whatever_the_length(name: str, length: int):
+    """Short sequences come without a mask, long ones with: the window is the same."""
+    row = torch.arange(length)
+    windowed = (row - WINDOW + 1).clamp_min(0)
+    starts = {}
+    for implementation in ("eager",) if name in NO_SDPA else ("eager", "sdpa"):
+        model = tiny(name)
+        model.set_attn_implementation(implementation)
+        calls = [call for call, _ in observed_calls(model, tokens(length=length))]
+        kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"] * len(calls)
+        for call, kind in zip(calls, kinds, strict=True):
+            expected = windowed if kind == "sliding_attention" else torch.zeros_like(row)
+            assert torch.equal(call.start, expected), (implementation, kind)
+        starts[implementation] = [call.start.tolist() for call in calls]
+    assert len({str(start) for start in starts.values()}) == 1
+
+
+def windowed_attention(module, query, key, value, attention_mask, **kwargs):
+    """Like flash attention: it wants no mask, and makes its own from the window."""
+    assert attention_mask is None
+    row = torch.arange(query.shape[2])
+    window = kwargs["sliding_window"]
+    hidden = (row > row[:, None]) | (row <= row[:, None] - window)
+    mask = torch.zeros(len(row), len(row)).masked_fill(hidden, -1e9)[None, None]
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    return eager(module, query, key, value, mask, **kwargs)
+
+
+def test_a_window_without_a_mask_is_seen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(AttentionInterface._global_mapping, "windowed", windowed_attention)
+    AttentionMaskInterface.register("windowed", lambda *args, **kwargs: None)
+    model = tiny("mistral_sliding")
+    expected = logits(model, tokens())
+    model.set_attn_implementation("windowed")
+    torch.testing.assert_close(logits(model, tokens()), expected)
+    for call, _ in observed_calls(model, tokens()):
+        assert torch.equal(call.start, (torch.arange(LENGTH) - WINDOW + 1).clamp_min(0))
+    rl.capture(model, tokens()[0])
+
+
+# opening and closing
+
+
+class Stop(Exception):
+    """Raised by a test's own code."""
+
+
+def test_an_error_closes_the_doorway(llama: LlamaForCausalLM):
+    def fail(call: AttentionCall) -> None:
+        raise Stop
+
+    with pytest.raises(Stop), as_live_model(llama).observe(fail):
+        logits(llama, tokens())
+    with pytest.raises(Stop), as_live_model(llama).observe(lambda call: None):
+        raise Stop
+    logits(llama, tokens())
+
+
+def test_nested_doorways_over_one_model(llama: LlamaForCausalLM):
+    inner, outer = [], []
+    plain = logits(llama, tokens())
+    with as_live_model(llama).observe(outer.append):
+        with as_live_model(llama).observe(inner.append):
+            assert torch.equal(logits(llama, tokens()), plain)
+        assert (len(inner), len(outer)) == (2, 2)
+        assert torch.equal(logits(llama, tokens()), plain)
+        assert (len(inner), len(outer)) == (2, 4)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own configs", "one config"])
+def test_two_models_at_once_are_told_apart(llama: LlamaForCausalLM, shared: bool):
+    other = LlamaForCausalLM(llama.config).eval() if shared else tiny("llama_gqa", seed=1)
+    plain = logits(other, tokens())
+    ours, theirs = [], []
+    with as_live_model(llama).observe(ours.append), as_live_model(other).observe(theirs.append):
+        logits(llama, tokens())
+        assert (len(ours), len(theirs)) == (2, 0)
+        assert torch.equal(logits(other, tokens()), plain)
+        assert (len(ours), len(theirs)) == (2, 2)
+
+
+# what it refuses
+
+
+def test_flex_attention_is_refused(llama: LlamaForCausalLM):
+    llama.set_attn_implementation("flex_attention")
+    with pytest.raises(UnsupportedModel) as refused:
+        rl.measure_rope(llama)
+    assert refused.value.what == "This attention implementation hides its mask."
+    assert refused.value.parts["seen"] == "flex_attention"
+    assert "sdpa" in refused.value.parts["try"]
+
+
+@pytest.mark.parametrize("how", ["a bias", "by head"])
+@torch.no_grad()
+def test_a_mask_of_another_kind_is_judged_behind_a_plain_one(llama: LlamaForCausalLM, how: str):
+    low = torch.finfo(torch.float32).min
+    size = tokens().shape[1]
+    causal = torch.full((size, size), low).triu(1).expand(1, 4, -1, -1)
+    other = causal.clone()
+    if how == "a bias":
+        other[..., 8:12] = (other[..., 8:12] - 0.9).clamp(min=low)
+    else:
+        other[:, 1, :, 2:8] = low
+    llama.set_attn_implementation("eager")
+    with rl.observe(llama, lambda call, planes: None):
+        for mask in (causal, causal[:, :1]):
+            llama(tokens(), attention_mask=mask, use_cache=False)
+        with pytest.raises(UnsupportedModel, match="attends in a way"):
+            llama(tokens(), attention_mask=other, use_cache=False)
+
+
+def test_a_layer_that_looks_ahead_is_found(llama: LlamaForCausalLM):
+    llama.model.layers[1].self_attn.is_causal = False
+    llama.set_attn_implementation("sdpa")
+    with pytest.raises(UnsupportedModel, match="layer 1: attention from") as refused:
+        rl.capture(llama, tokens()[0])
+    assert refused.value.what.startswith("LlamaForCausalLM attends in a way that")
+
+
+def test_a_silent_layer_is_refused(llama: LlamaForCausalLM):
+    llama.config.num_hidden_layers = 3  # of which the model has two
+    with pytest.raises(UnsupportedModel, match="2 of 3 layers showed") as refused:
+        rl.capture(llama, tokens()[0])
+    assert "layer 2" in refused.value.parts["seen"]
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "cohere", "granite", "llama4"])
+def test_losses_from_pieces_of_logits_are_those_of_all(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With soft-caps and scaled logits, for the model's own head makes each piece."""
+    model, tokens = tiny(name).eval(), torch.randint(96, (3, 40))
+    lengths = torch.tensor([40, 33, 17])
+    monkeypatch.setattr(passes, "LOGITS_AT_ONCE", {"cpu": 3 * 96 * 7})
+    with torch.no_grad():
+        logits = model(tokens, use_cache=False).logits
+        found = passes.token_losses(as_live_model(model), tokens, lengths)
+        pieces = [piece for _, piece in as_live_model(model).logits(tokens, at_once=3 * 96 * 7)]
+        last = as_live_model(model).forward(tokens, last=1)[:, -1]
+    assert len(pieces) == (1 if name == "llama4" else 6)
+    torch.testing.assert_close(last, logits[:, -1], rtol=1e-5, atol=1e-4)
+    assert not vars(model.base_model).keys() & {"forward"}
+    for sequence, length in enumerate(lengths.tolist()):
+        expected = cross_entropy(
+            logits[sequence, : length - 1].float(), tokens[sequence, 1:length], reduction="none"
+        )
+        own = found[sequence, 1:length].float()
+        torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-5)
+        assert abs(own.mean() - expected.mean()) <= 1e-6 * expected.mean()
+    assert int(found.isnan().sum()) == found.numel() - int((lengths - 1).sum())
+
+
+def test_a_piece_that_is_thrown_away_leaves_the_model_as_it_was() -> None:
+    model, tokens = tiny("llama_gqa").train(), torch.randint(96, (1, 40))
+    pieces = as_live_model(model).logits(tokens, at_once=96)
+    with torch.no_grad():
+        next(pieces)  # and never asked for the next one
+    assert model.training
+    assert "forward" not in vars(model.base_model)

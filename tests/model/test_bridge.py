@@ -1,0 +1,224 @@
+"""TransformerLens models: the same numbers as transformers, or a clear refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.tiny import random_tokens, tiny
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+import ropelens as rl
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.model.bridge import BridgeModel, bridge
+from ropelens.model.live_model import as_live_model
+
+LENGTHS = torch.tensor([40, 23, 31])
+FEW = {"surrogates": 1}  # each is drawn and measured alike
+TOKENS = random_tokens(sequences=3, length=40)
+
+# Families that differ in what the bridge must pass on: windows (of which Mistral's module
+# knows nothing, and Exaone's too much), soft-caps, sinks, rest, pairing, NoPE layers.
+BRIDGED = (
+    *("llama_gqa", "llama_yarn", "mistral_sliding", "exaone4", "gemma2", "gemma3"),
+    *("gpt_oss", "phi", "cohere", "smollm3", "olmo2"),
+)
+EDITED = ("llama_gqa", "mistral_sliding", "gpt_oss", "phi", "cohere")
+SILENT = {
+    "gpt_neox": ("GPTNeoXAttention", "layer 0: hook_rot_q did not fire"),
+    "phi3": ("Phi3Attention", "layer 0: hook_rot_q did not fire"),
+    "gemma4": ("Gemma4TextAttention", "layer 0: hook_rot_q did not fire"),
+    "deepseek_v3": ("DeepseekV3Attention", "layer 0: v.hook_out did not fire"),
+}
+
+
+def saved(name: str, folder: Path) -> tuple[torch.nn.Module, PreTrainedTokenizerFast]:
+    """A tiny model and a tokenizer as they come from disk, which is what a bridge wants."""
+    tiny(name).save_pretrained(folder)
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"t{i}": i for i in range(3, 96)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    ).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+def assert_same_profile(one: xr.Dataset, other: xr.Dataset) -> None:
+    for name in one.variables:
+        if one[name].dtype.kind != "f":
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+            continue
+        a, b = one[name].values, other[name].values
+        assert (np.isnan(a) == np.isnan(b)).all()
+        finite = np.isfinite(a)
+        of_logits = name == "excerpt_lead" or one[name].attrs["units"] == "bit"
+        least = 1.0 if of_logits else 1e-2
+        scale = np.abs(a[finite]).max(initial=least)
+        digits = 1e-3 if str(name).endswith("_still") else 0  # half precision's
+        np.testing.assert_allclose(
+            b[finite], a[finite], rtol=digits, atol=1e-5 * scale, err_msg=name
+        )
+    assert one.attrs["loss"] == pytest.approx(other.attrs["loss"], rel=1e-5)
+    for name in ("tokens", "sequences", "model", "context"):
+        assert one.attrs[name] == other.attrs[name]
+
+
+@pytest.mark.parametrize("name", BRIDGED)
+def test_a_bridge_gives_the_profile_of_the_model(name: str, tmp_path: Path):
+    model, tokenizer = saved(name, tmp_path)
+    model.set_attn_implementation("eager")
+    plain = rl.profile(model, TOKENS, lengths=LENGTHS, tokenizer=tokenizer, **FEW)
+    rope = rl.measure_rope(model)
+    bridged = bridge(model, tokenizer)  # which changes the model
+    assert isinstance(as_live_model(bridged), BridgeModel)
+    assert_same_profile(
+        plain, rl.profile(bridged, TOKENS, lengths=LENGTHS, tokenizer=tokenizer, **FEW)
+    )
+    np.testing.assert_allclose(rl.measure_rope(bridged)["inv_freq"], rope["inv_freq"], 1e-6)
+
+
+EDITS = {
+    "planes stopped": [rl.stop_slowest(0.25)],
+    "one head": [rl.stop(rl.PlaneNumbers([0, 2]), heads="0.0,0.1,1.2,1.3")],
+    "a variant, then another edit": ["yarn:4", rl.drop(rl.Fastest(0.25))],
+}
+
+
+@contextmanager
+def changed(model: torch.nn.Module, name: str) -> Iterator[None]:
+    with ExitStack() as blocks:
+        if name in EDITS:
+            blocks.enter_context(rl.edit_rope(model, *EDITS[name]))
+        else:
+            blocks.enter_context(rl.silence_heads(model, "0.1,1.*", to=name))  # type: ignore[arg-type]
+        yield
+
+
+@torch.no_grad()
+def outputs(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Logits by themselves, under each change and after all, on sequences of one length."""
+    said = lambda: getattr(found := model(TOKENS[:2]), "logits", found)  # noqa: E731
+    logits = {"before": said()}
+    for name in (*EDITS, "zero", "mean", "resample"):
+        with changed(model, name):
+            logits[name] = said()
+    with (
+        rl.edit_rope(model, rl.stop(rl.Fastest(0.5))),
+        rl.silence_heads(model, "0.*", to="mean", tokens=TOKENS),
+    ):
+        logits["both"] = said()
+    return logits | {"after": said()}
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_edits_and_silence_do_the_same_to_a_bridge(name: str, tmp_path: Path):
+    model, tokenizer = saved(name, tmp_path)
+    model.set_attn_implementation("eager")
+    expected, seen = outputs(model), rl.capture(model, TOKENS[0])
+    with rl.edit_rope(model, "p-rope:0.5"):
+        edited, rope = rl.capture(model, TOKENS[0]), rl.measure_rope(model)
+    bridged = bridge(model, tokenizer)
+    ours = outputs(bridged)
+    for change, logits in expected.items():
+        scale = logits.abs().max()
+        torch.testing.assert_close(ours[change] / scale, logits / scale, rtol=0, atol=1e-5)
+        if change not in ("before", "after"):
+            assert (logits - expected["before"]).abs().max() > 1e-3 * scale, change
+    assert torch.equal(ours["before"], ours["after"])
+    with rl.edit_rope(bridged, "p-rope:0.5"):
+        again = rl.capture(bridged, TOKENS[0])
+        for part in ("score", "attention", "contribution"):
+            np.testing.assert_allclose(again[part], edited[part], rtol=1e-5, atol=1e-4)
+            assert not np.allclose(seen[part], edited[part], atol=1e-3, equal_nan=True)
+        np.testing.assert_allclose(rl.measure_rope(bridged)["inv_freq"], rope["inv_freq"])
+
+
+def test_blocks_on_a_bridge_nest_in_any_order(tmp_path: Path):
+    bridged = bridge(*saved("llama_gqa", tmp_path))
+    inside, outside, plain = [], [], []
+    with torch.no_grad():
+        with rl.observe(bridged, lambda call, planes: plain.append(call.query)):
+            bridged(TOKENS)
+        with (
+            rl.observe(bridged, lambda call, planes: outside.append((call, planes))),
+            rl.silence_heads(bridged, "*.*"),
+            rl.edit_rope(bridged, "nope"),
+            rl.observe(bridged, lambda call, planes: inside.append(call)),
+        ):
+            bridged(TOKENS)
+            _, cache = bridged.run_with_cache(TOKENS)
+    for (call, planes), again in zip(outside, inside, strict=True):
+        assert torch.equal(call.query, again.query)
+        assert not planes.inv_freq.any()
+        assert call.output.abs().max() > 0.1  # as the heads made it
+    assert not torch.equal(outside[0][0].query, plain[0])
+    assert not cache["blocks.0.attn.hook_z"].any()
+    torch.testing.assert_close(
+        cache["blocks.1.attn.hook_rot_q"].transpose(1, 2), outside[3][0].query
+    )
+
+
+def test_what_a_bridge_cannot_do_names_the_hook(tmp_path: Path):
+    bridged = bridge(*saved("llama_gqa", tmp_path))
+    with torch.no_grad():
+        before = bridged(TOKENS)
+        with (
+            rl.edit_rope(bridged, rl.stop_slowest(0.5, heads="0.0")),
+            pytest.raises(UnsupportedModel, match=r"one key for all query .* at hook_rot_k"),
+        ):
+            bridged(TOKENS)
+        for block in (rl.edit_rope(bridged, "nope"), rl.observe(bridged, print)):
+            with block, pytest.raises(UnsupportedModel, match="hook_rot_k fires for the keys"):
+                bridged.generate(TOKENS[:1], max_new_tokens=2, do_sample=False, verbose=False)
+        with pytest.raises(KeyError), rl.observe(bridged, lambda call, planes: {}[call]):
+            bridged(TOKENS)
+        assert torch.equal(bridged(TOKENS), before)
+
+
+def test_given_positions_are_those_of_an_edit(tmp_path: Path):
+    """Positions 0, 2, 4, ...: what an edit turns back is what the model had turned."""
+    model, tokenizer = saved("llama_gqa", tmp_path)
+    model.set_attn_implementation("eager")
+    apart = 2 * torch.arange(40)[None]
+    with torch.no_grad(), rl.edit_rope(model, rl.stop(rl.Fastest(0.5))):
+        expected = model(TOKENS[:1], position_ids=apart).logits
+    bridged = bridge(model, tokenizer)
+    with torch.no_grad(), rl.edit_rope(bridged, rl.stop(rl.Fastest(0.5))):
+        ours = bridged(TOKENS[:1], position_ids=apart)
+        assert not torch.allclose(bridged(TOKENS[:1]), ours, atol=1e-2)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_a_family_without_its_hooks_is_refused(name: str, tmp_path: Path):
+    bridged = bridge(*saved(name, tmp_path))
+    module, seen = SILENT[name]
+    for measure in (
+        rl.measure_rope,
+        lambda model: rl.profile(model, TOKENS),
+        lambda model: rl.edit_rope(model, "nope").__enter__(),
+        lambda model: rl.silence_heads(model, "0.0").__enter__(),
+    ):
+        with pytest.raises(UnsupportedModel) as refused:
+            measure(bridged)
+        assert refused.value.what == f"TransformerLens hides the attention of {module}."
+        assert refused.value.parts["seen"] == seen
+        assert "hf" in refused.value.parts["try"]
+
+
+def test_an_unknown_family_is_refused(tmp_path: Path):
+    model, tokenizer = saved("helium", tmp_path)
+    with pytest.raises(UnsupportedModel) as refused:
+        bridge(model, tokenizer)
+    assert refused.value.what == "TransformerLens cannot run HeliumForCausalLM."
+    assert refused.value.parts["try"] == "the default backend, hf"
+    with pytest.raises(BadArgument, match="this checkpoint has none"):
+        bridge(model, None)

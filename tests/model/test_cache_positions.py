@@ -1,0 +1,202 @@
+"""Where tokens stand: an edit turns each key by the position at which the model turned it."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from typing import Any
+
+import families
+import numpy as np
+import pytest
+import torch
+from oracles.tiny import random_tokens, sighted, tiny
+from torch import nn
+from transformers import DynamicCache
+
+import ropelens as rl
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.model.cache_positions import positions
+
+TOKENS = random_tokens(sequences=2, length=24, vocabulary=80)
+EDIT = rl.stop_slowest(0.5)
+UNKNOWN = pytest.raises(UnsupportedModel, match="where the keys in this cache stand")
+
+
+def stopped(model: nn.Module) -> nn.Module:
+    """The model that `EDIT` describes."""
+    other = copy.deepcopy(model)
+    for name, buffer in other.named_buffers():
+        if name.endswith("inv_freq") and "rotary_emb." in name:
+            buffer[4:] = 0
+    return other
+
+
+def on_a_grid() -> torch.Tensor:
+    """Six tokens of text, an image of 3 x 4 patches, and text behind it."""
+    patches = torch.stack([torch.zeros(12), torch.arange(12) // 4, torch.arange(12) % 4]).long()
+    rows = [torch.arange(6).expand(3, -1), 6 + patches, 10 + torch.arange(6).expand(3, -1)]
+    return torch.cat(rows, dim=1)[:, None].expand(-1, 2, -1)
+
+
+@torch.no_grad()
+def in_steps(model: nn.Module, positions: torch.Tensor, *, first: int = 20) -> torch.Tensor:
+    """Logits of a prompt and of what follows it, token by token, on its cache."""
+    cache, logits = DynamicCache(), []
+    for begin, end in [(0, first), *((n, n + 1) for n in range(first, 24))]:
+        part = {"input_ids": TOKENS[:, begin:end], "position_ids": positions[..., begin:end]}
+        logits.append(model(**part, past_key_values=cache).logits)
+    return torch.cat(logits, dim=1)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_each_plane_turns_with_its_own_axis(kind: str) -> None:
+    model = sighted(kind)
+    expected = in_steps(stopped(model), on_a_grid())
+    with rl.edit_rope(model, EDIT):
+        edited = in_steps(model, on_a_grid())
+    torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
+    assert (in_steps(model, on_a_grid()) - expected).abs().max() > 1e-2
+
+
+def test_text_on_three_axes_is_measured_and_images_are_not() -> None:
+    model, places = sighted("qwen2_vl"), torch.arange(24).expand(3, 2, -1)
+    measured = rl.profile(model, {"input_ids": TOKENS, "position_ids": places}, surrogates=0)
+    alone = rl.profile(model, TOKENS, surrogates=0)
+    np.testing.assert_array_equal(measured["selectivity"], alone["selectivity"])
+    image = {"input_ids": TOKENS, "position_ids": on_a_grid()}
+    for measure in (rl.profile, rl.evaluate):
+        with pytest.raises(BadArgument, match="tokens of an image, whose positions differ by"):
+            measure(model, image)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "cohere"])
+def test_keys_keep_the_positions_at_which_they_passed(name: str) -> None:
+    model, apart = tiny(name), 3 * torch.arange(24)[None].expand(2, -1)
+    expected = in_steps(stopped(model), apart)
+    with rl.edit_rope(model, EDIT):
+        torch.testing.assert_close(in_steps(model, apart), expected, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def go_on(
+    model: nn.Module, mask: Any, where: Any, *edits: Any, cropped: int = 0, inside: bool = False
+) -> torch.Tensor:
+    """Logits of a token on a cache, filled before the block of `edits`, or `inside` it."""
+    cache = DynamicCache()
+
+    def run(at: slice) -> torch.Tensor:
+        part = {"attention_mask": mask[:, : at.stop], "position_ids": where[..., at]}
+        return model(TOKENS[:, at], past_key_values=cache, **part).logits
+
+    edit = rl.edit_rope(model, *edits) if edits else nullcontext()
+    whole, last = (edit, nullcontext()) if inside else (nullcontext(), edit)
+    with whole:
+        run(slice(20))
+        cache.crop(-cropped)
+        with last:
+            return run(slice(20 - cropped, 21 - cropped))
+
+
+def masked(hidden: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mask that hides these tokens of the first sequence, and positions of the others."""
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[0, hidden] = 0
+    return mask, (mask.cumsum(1) - 1).clamp(min=0)
+
+
+@torch.no_grad()
+def test_a_cropped_cache_of_keys_that_turned_otherwise_is_refused() -> None:
+    """Dynamic RoPE forgets the 24 tokens; the keys that they left do not."""
+    model, cache = tiny("llama_dynamic", max_position_embeddings=16), DynamicCache()
+    with rl.edit_rope(model, EDIT), rl.observe(model, lambda call, planes: None):
+        model(TOKENS, past_key_values=cache)
+        cache.crop(-16)
+        with pytest.raises(UnsupportedModel, match="how the keys in this cache were rotated"):
+            model(TOKENS[:, 8:9], past_key_values=cache)
+
+
+def test_the_rows_that_are_asked_for_are_the_last_ones() -> None:
+    """As in Gemma 4's shared layers, where positions are those of all tokens."""
+    given, key = torch.tensor([[3, 4, 5, 9, 10, 11]]), torch.zeros(1, 2, 6, 8)
+    rows, keys = positions(nn.Identity(), range(4, 6), 0, key, given, None)
+    assert rows.tolist() == [[10, 11]]
+    assert torch.equal(keys, given)
+
+
+@torch.no_grad()
+def test_each_of_two_caches_has_its_own_positions() -> None:
+    """As in classifier-free guidance: one prompt has hidden tokens that do not count."""
+    model, (mask, where) = tiny("llama_gqa"), masked(slice(8, 13))
+
+    def last(model: nn.Module) -> torch.Tensor:
+        def part(row: int, at: slice, cache: DynamicCache) -> torch.Tensor:
+            one = slice(row, row + 1)
+            options = {"position_ids": where[one, at], "attention_mask": mask[one, : at.stop]}
+            return model(TOKENS[one, at], past_key_values=cache, **options).logits
+
+        caches = DynamicCache(), DynamicCache()
+        for row, cache in enumerate(caches):
+            part(row, slice(0, 23), cache)
+        return torch.cat([part(row, slice(23, 24), c) for row, c in enumerate(caches)])
+
+    expected = last(stopped(model))
+    with rl.edit_rope(model, EDIT):
+        torch.testing.assert_close(last(model), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["GraniteMoeHybrid", "Zaya", "Llama4", "Persimmon"])
+@torch.no_grad()
+def test_positions_that_attention_is_not_told_are_known(name: str) -> None:
+    model, ids = families.tiny(f"{name}ForCausalLM"), TOKENS % 39
+    where = torch.arange(24)[None] + (torch.arange(24) >= 12) * 57
+    options = {"attention_mask": torch.ones_like(ids), "use_cache": False}
+    with rl.edit_rope(model, "nope"):
+        plain = model(ids, **options).logits
+        jumping = model(ids, position_ids=where, **options).logits
+    torch.testing.assert_close(jumping, plain, rtol=0, atol=1e-4)
+
+
+KINDS = ("llama_gqa", "mistral_sliding")
+COUNTED = torch.arange(24).expand(2, -1)
+LEFT, HOLE, NOTHING = slice(0, 4), slice(14, 18), slice(0)
+BEFORE = [
+    *((name, NOTHING, COUNTED, cropped, True) for name in KINDS for cropped in (0, 4)),
+    *((name, NOTHING, 3 * COUNTED, 4, False) for name in KINDS),
+    *((name, LEFT, where, 0, True) for name in KINDS for where in (COUNTED, None)),
+    *((name, HOLE, where, 0, where is COUNTED) for name in KINDS for where in (COUNTED, None)),
+    ("mistral_sliding", NOTHING, COUNTED % 18, 0, False),
+    ("qwen2_vl", LEFT, None, 0, True),
+    ("qwen2_vl", NOTHING, on_a_grid(), 0, False),
+    # full layers beside sliding ones, which take the earlier of packed rows for padding
+    *(("gemma3", NOTHING, where, 0, False) for where in (COUNTED % 12, on_a_grid()[1])),
+]
+"""Hidden tokens, positions that count them or none, and whether the last one tells all."""
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("how", ["eager", "sdpa"])
+@pytest.mark.parametrize(("name", "hidden", "where", "cropped", "known"), BEFORE)
+def test_a_cache_from_before_the_block_is_known_or_refused(
+    name: str, hidden: slice, where: Any, cropped: int, known: bool, how: str, inside: bool
+) -> None:
+    sees, (mask, own) = name == "qwen2_vl", masked(hidden)
+    layers = 2 if name == "gemma3" else 1  # of which one has the same keys under an edit
+    model = sighted(name) if sees else tiny(name, num_hidden_layers=layers)
+    if sees:
+        text = model.config.text_config
+        text.num_hidden_layers, text.layer_types = 1, text.layer_types[:1]
+        del model.model.language_model.layers[1:]
+    model.set_attn_implementation(how)
+    where = own.expand(*[3] * sees, -1, -1) if where is None else where
+    expected = go_on(stopped(model), mask, where, cropped=cropped)
+    with nullcontext() if inside or known else UNKNOWN:
+        edited = go_on(model, mask, where, EDIT, cropped=cropped, inside=inside)
+        torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
+
+
+def test_a_mask_may_have_ones_for_keys_as_flash_attention_takes_it() -> None:
+    attention, key = tiny("llama_gqa").model.layers[0].self_attn, torch.zeros(1, 2, 5, 16)
+    told = torch.tensor([[2]]), torch.tensor([[0, 0, 1, 1, 1]])
+    _, keys = positions(attention, range(4, 5), 0, key, *told)
+    assert keys.tolist() == [[-2, -1, 0, 1, 2]]

@@ -1,0 +1,173 @@
+"""Models that accelerate spreads and offloads, or that are quantized: the same numbers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from accelerate import cpu_offload, dispatch_model
+from observed import observed_calls
+from tiny_checkpoints import edit_config, save_tiny, tiny_llama
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+import ropelens as rl
+from ropelens.checkpoints.load import load, open_checkpoint
+from ropelens.checkpoints.load_options import Loading
+from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
+from ropelens.runtime.devices import device_of, devices_of, room_for_weights
+
+CPU = torch.device("cpu")
+MAP = {"model.embed_tokens": "disk", "model.layers.0": "cpu", "model.layers.1": "disk"}
+MAP |= {"model.norm": "cpu", "model.rotary_emb": "disk", "lm_head": "cpu"}
+BACKWARD = ["excerpt_answer", "excerpt_lead", "excerpt_score_gradient"]
+"""What takes a backward pass, which stops at weights that are not on a device."""
+TOKENS = torch.arange(72).reshape(3, 24) * 7 % 40
+
+
+@pytest.fixture(scope="module")
+def plain() -> xr.Dataset:
+    """What the model gives that lies in memory as a whole."""
+    return rl.profile(tiny_llama().eval(), TOKENS, surrogates=0)
+
+
+OFFLOADED: dict[str, Callable[[LlamaForCausalLM, Path], PreTrainedModel]] = {
+    "to cpu and disk": lambda model, folder: dispatch_model(
+        model, MAP, main_device="cpu", offload_dir=folder
+    ),
+    "with its buffers": lambda model, _: cpu_offload(model, CPU, offload_buffers=True),
+}
+
+
+@pytest.mark.parametrize("how", OFFLOADED)
+def test_an_offloaded_model_is_measured_and_edited_as_it_is(
+    how: str, plain: xr.Dataset, tmp_path: Path
+) -> None:
+    model = OFFLOADED[how](tiny_llama().eval(), tmp_path)
+    assert model.device.type == "meta"
+    assert devices_of(model) == [device_of(model)] == [CPU]
+    expected = plain.drop_vars(BACKWARD)
+    xr.testing.assert_equal(rl.profile(model, TOKENS, surrogates=0), expected)
+    own = tiny_llama().eval()
+    with rl.edit_rope(model, "nope"), rl.edit_rope(own, "nope"), torch.no_grad():
+        torch.testing.assert_close(model(TOKENS).logits, own(TOKENS).logits)
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    with torch.device("meta"):
+        empty = tiny_llama()
+    with pytest.raises(UnsupportedModel, match="is on meta, where ropelens does not run"):
+        rl.profile(empty, TOKENS)
+
+
+def test_a_checkpoint_in_shards_is_spread_as_asked(
+    plain: xr.Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny_llama().save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    model = LlamaForCausalLM.from_pretrained(tmp_path, device_map=MAP).eval()
+    on_disk = model.get_parameter("model.layers.1.mlp.up_proj.weight")
+    assert (on_disk.device.type, device_of(model)) == ("meta", CPU)
+    found = rl.profile(model, TOKENS, surrogates=0)
+    expected = plain.drop_vars(BACKWARD)
+    xr.testing.assert_equal(found.drop_attrs(), expected.drop_attrs())
+    capfd.readouterr()
+    model, _ = load(tmp_path, device_map="auto")
+    assert devices_of(model) == open_checkpoint(tmp_path, Loading(device_map="auto")).devices
+    assert capfd.readouterr() == ("", "")
+    assert logging.getLogger("accelerate").level == logging.NOTSET
+
+
+def test_weights_leave_room_to_measure_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 6 * 10**9)
+    assert room_for_weights([torch.device("cuda", 1)]) == {1: 10**9, "cpu": 5_100_000_000}
+    monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 10**8)
+    assert room_for_weights([CPU]) == {"cpu": 0}
+
+
+def test_weights_beyond_the_memory_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path / "model")
+    weights = open_checkpoint(tmp_path / "model", Loading()).weight_bytes
+    monkeypatch.setattr("ropelens.checkpoints.load.free_bytes", lambda _: weights - 1)
+    with pytest.raises(BadArgument, match=r"(?s)memory of cpu.*0\.0 GB free.*device map"):
+        load(tmp_path / "model", device="cpu")
+    monkeypatch.setattr("ropelens.checkpoints.load.free_bytes", lambda _: weights)
+    load(tmp_path / "model", device="cpu")
+
+
+def test_weights_take_the_bytes_that_they_are_saved_or_read_in(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    model = tiny_llama()
+    model.to(torch.bfloat16).save_pretrained(folder)
+    numbers = open_checkpoint(folder, Loading()).parameters
+    edit_config(folder, dtype=None, quantization_config=None)
+    assert open_checkpoint(folder, Loading(dtype="float32")).weight_bytes == 4 * numbers
+    opened = open_checkpoint(folder, Loading(quantize="int8"))
+    assert opened.weight_bytes == numbers
+    edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    saved = (folder / "model.safetensors").stat().st_size
+    assert open_checkpoint(folder, Loading()).weight_bytes == saved
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is there")
+def test_a_package_that_is_not_there_is_named() -> None:
+    with pytest.raises(BadCheckpoint, match=r"requires bitsandbytes: `pip install"):
+        load("bundled", quantize="bnb-nf4")
+
+
+@pytest.mark.filterwarnings("ignore")  # what torchao warns of
+def test_weights_of_eight_bits_give_nearly_the_same_numbers(plain: xr.Dataset, tmp_path: Path):
+    pytest.importorskip("torchao")
+    folder, saved = save_tiny(tmp_path / "model"), tmp_path / "saved"
+    model = load(folder, quantize="int8", device="cpu")[0]
+    weight = model.get_parameter("model.layers.0.self_attn.q_proj.weight")
+    assert (type(weight).__name__, model.dtype) == ("Int8Tensor", torch.float32)
+    found = rl.profile(model, TOKENS, surrogates=0)
+    for name in ("q_norm", "selectivity", "total_bits"):
+        error = np.abs(found[name] - plain[name]).max() / np.abs(plain[name]).max()
+        assert 0 < error < 0.05
+    written = rl.capture(model, TOKENS[:1], heads="1.*", values=True)
+    projection = model.get_parameter("model.layers.1.self_attn.o_proj.weight").dequantize()
+    value = observed_calls(model, TOKENS[:1])[1][0].value
+    for head, weight in enumerate(projection.chunk(model.config.num_attention_heads, dim=1)):
+        own = value[0, head * value.shape[1] // model.config.num_attention_heads]
+        norms = (own @ weight.mT).norm(dim=-1)
+        np.testing.assert_allclose(written["write_norm"][head], norms, rtol=1e-5)
+    model.save_pretrained(saved)
+    again, _ = load(saved)
+    xr.testing.assert_allclose(
+        rl.profile(again, TOKENS, surrogates=0).drop_attrs(), found.drop_attrs()
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+def test_layers_on_two_gpus_are_summed_where_they_are(plain: xr.Dataset, tmp_path: Path):
+    save_tiny(tmp_path / "model")
+    places = dict.fromkeys(MAP, 0) | {"model.layers.1": 1, "lm_head": 1}
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "model", device_map=places).eval()
+    assert len(devices_of(model)) == 2
+    seen: list[torch.device] = []
+    with rl.observe(model, lambda call, _: seen.append(call.key.device)), torch.no_grad():
+        model(TOKENS.to("cuda:0"))
+    assert [device.index for device in seen] == [0, 1]
+    found = rl.profile(model, TOKENS, surrogates=0)
+    np.testing.assert_allclose(found["selectivity"], plain["selectivity"], atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_layers_in_main_memory_are_summed_on_the_gpu(plain: xr.Dataset, tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model")
+    places = dict.fromkeys(MAP, 0) | {"model.layers.1": "cpu"}
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "model", device_map=places).eval()
+    assert [device.type for device in devices_of(model)] == ["cuda"]
+    found = rl.profile(model, TOKENS, surrogates=0)
+    np.testing.assert_allclose(found["selectivity"], plain["selectivity"], atol=1e-3)

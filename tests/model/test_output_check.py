@@ -1,0 +1,166 @@
+"""Two implementations of one model: told apart where one of them is wrong on purpose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from oracles.tiny import tiny
+from tiny_checkpoints import save_tiny
+from torch import nn
+from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
+
+import ropelens as rl
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.model.bridge import bridge
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+LINEAR = {**ROPE, "rope_type": "linear", "factor": 4.0}
+YARN = {**ROPE, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
+YARN_UNSCALED = {**YARN, "attention_factor": 1.0}
+TL = "transformer_lens.model_bridge.generalized_components.position_embeddings_attention"
+
+
+def llama(**rope: object) -> nn.Module:
+    return tiny("llama_gqa", rope_parameters=rope or ROPE)
+
+
+def neighbours(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GPT-J's pairing, on weights made for Llama's."""
+    cos, sin = (x[:, None, :, : x.shape[-1] // 2].repeat_interleave(2, -1) for x in (cos, sin))
+    swap = lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)  # noqa: E731
+    return q * cos + swap(q) * sin, k * cos + swap(k) * sin
+
+
+def test_an_implementation_agrees_with_itself():
+    found = rl.compare_rope(tiny("gemma3"), tiny("gemma3"), context=500)
+    assert found.attrs["verdict"] == "same"
+    assert found.attrs["why"] == (
+        "All planes of 2 layers turn alike: the largest difference is 0 rad (layer 0, plane 0, "
+        "position 499)."
+    )
+    inv_freq = rl.measure_rope(tiny("gemma3"))["inv_freq"].values
+    expected = inv_freq[:, :, None] * found["position"].values
+    apart = (found["angle"].values - expected + math.pi) % (2 * math.pi) - math.pi
+    np.testing.assert_allclose(apart, 0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "why"),
+    [
+        (ROPE, {**ROPE, "rope_theta": 10_100.0}, "planes turn otherwise: the largest"),
+        (LINEAR, ROPE, "planes turn otherwise: the largest"),
+        (
+            YARN,
+            YARN_UNSCALED,
+            f"but scores are {(1 + 0.1 * math.log(2)) ** -2:.4g} times as large",
+        ),
+    ],
+    ids=["wrong base", "scaling left out", "attention factor left out"],
+)
+def test_a_wrong_configuration(one: dict, other: dict, why: str):
+    found = rl.compare_rope(llama(**one), llama(**other))
+    assert found.attrs["verdict"] == "different"
+    assert found.attrs["why"].startswith("Layer 0: ")
+    assert why in found.attrs["why"]
+
+
+def test_a_plane_is_named_where_it_differs():
+    model, other = llama(), llama()
+    other.model.rotary_emb.inv_freq[5] *= 1.01
+    found = rl.compare_rope(model, other, context=64)
+    w = 10_000 ** (-5 / 8)
+    difference = found["difference"].isel(layer=1)
+    np.testing.assert_allclose(
+        difference.sel(frequency=5), 0.01 * w * found["position"], atol=1e-5
+    )
+    assert float(difference.drop_isel(frequency=5).max()) < 1e-5
+    assert f"is {0.01 * w * 63:.2g} rad (layer 0, plane 5, position 63)" in found.attrs["why"]
+
+
+@pytest.mark.parametrize(
+    ("turn", "why"),
+    [
+        (neighbours, "Layer 0: something else than the angles of planes changes (residual"),
+        (
+            lambda q, k, cos, sin: modeling_mistral.apply_rotary_pos_emb(q, k, cos, -sin),
+            "Layer 0: planes turn otherwise: the largest difference is",
+        ),
+        (
+            lambda q, k, cos, sin: (
+                modeling_mistral.apply_rotary_pos_emb(q, k, cos, sin)[0],
+                k,
+            ),
+            "Layer 0: something else than the angles of planes changes (residual",
+        ),
+        (lambda q, k, cos, sin: (q, k), "Layer 0: planes turn otherwise: the largest"),
+    ],
+    ids=["interleaved", "clockwise", "queries alone", "not at all"],
+)
+def test_a_wrong_implementation(turn: Callable, why: str, monkeypatch: pytest.MonkeyPatch):
+    model, other = tiny("mistral_sliding"), llama()
+    other.load_state_dict(model.state_dict())
+    assert rl.compare_rope(model, other, context=128).attrs["verdict"] == "same"
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", turn)
+    found = rl.compare_rope(model, other, context=128)
+    assert found.attrs["verdict"] == "different"
+    assert found.attrs["why"].startswith(why)
+    back = rl.compare_rope(other, model, context=128)
+    assert back.attrs["verdict"] == "different"
+
+
+@pytest.mark.parametrize(("name", "of"), [("llama_gqa", "weight"), ("qwen2", "bias")])
+def test_rows_in_another_order_keep_their_angles_and_are_found(name: str, of: str):
+    one, other = (tiny(name).requires_grad_(False) for _ in range(2))
+    for layer in other.model.layers:
+        for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            weight = getattr(part, of)
+            pairs = weight.data.unflatten(0, (-1, 2, 8))
+            weight.data = pairs.transpose(1, 2).reshape(weight.shape)
+    found = rl.compare_rope(one, other, context=64)
+    assert found["difference"].max() < 1e-3
+    assert found.attrs["verdict"] == "different"
+    assert "rows of q and k are in another order" in found.attrs["why"]
+    assert rl.compare_rope(one, one, context=64)["score_difference"].max() == 0
+
+
+def test_a_scale_that_stands_in_the_queries():
+    one, other = llama(), llama()
+    for layer in other.model.layers:
+        layer.self_attn.q_proj.weight.data *= layer.self_attn.scaling
+        layer.self_attn.scaling = 1.0
+    assert rl.compare_rope(one, other).attrs["verdict"] == "same"
+
+
+def test_what_cannot_be_compared():
+    with pytest.raises(BadArgument, match="not two implementations of one model") as refused:
+        rl.compare_rope(llama(), tiny("smollm3"))
+    assert refused.value.parts["seen"] == "2 layers, heads of 16 and 4 layers, heads of 16"
+    with pytest.raises(UnsupportedModel, match="hides its attention"):
+        rl.compare_rope(tiny("falcon"), tiny("falcon"))
+
+
+def test_a_bridge_of_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model, _ = rl.load(save_tiny(tmp_path))
+    other = bridge(*rl.load(tmp_path))  # a bridge changes its model
+    found = rl.compare_rope(model, other)
+    assert found.attrs["verdict"] == "same"
+    assert found.attrs["why"].startswith("All planes of 2 layers turn alike: the largest")
+
+    def linear(self: object, embeddings: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        angle = torch.atan2(embeddings[1], embeddings[0]) / 2
+        return [angle.cos(), angle.sin()]
+
+    monkeypatch.setattr(
+        f"{TL}.PositionEmbeddingsAttentionBridge._apply_position_embedding_hooks", linear
+    )
+    found = rl.compare_rope(model, other)
+    assert found.attrs["verdict"] == "different"
+    assert found.attrs["why"].startswith("Layer 0: planes turn otherwise: the largest")

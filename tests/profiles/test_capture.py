@@ -1,0 +1,398 @@
+"""`capture`: what heads compute on one text, held to the model's own attention and to laws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.recording import attention_calls
+from oracles.tiny import SUPPORTED, not_as_configured, random_tokens, rotations, tiny
+from tiny_checkpoints import save_tiny
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+import ropelens as rl
+from ropelens.attention.call import contrasts
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.model.bridge import bridge
+
+LENGTH, HEADS = 20, 4
+
+
+def tokens(*, length: int = LENGTH) -> torch.Tensor:
+    return random_tokens(sequences=1, length=length)[0]
+
+
+@torch.no_grad()
+def true_attention(model: PreTrainedModel, ids: torch.Tensor) -> np.ndarray:
+    """transformers' own attention [head, query, key], the heads of one layer after another."""
+    attentions = model(ids[None], output_attentions=True, use_cache=False).attentions
+    return torch.cat([own[0] for own in attentions]).float().numpy()
+
+
+def assert_contributions_are_scores(seen: xr.Dataset) -> None:
+    """They sum to the score of every pair that is seen, and to nothing where it is not."""
+    total = seen["contribution"].sum("frequency", min_count=1)
+    assert (total.isnull() == seen["score"].isnull()).all()
+    scale = float(abs(seen["contribution"]).sum("frequency").max())
+    assert float(abs(total - seen["score"]).max()) < 1e-5 * scale
+
+
+# against the model's own attention, its queries and its keys
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_against_the_model(name: str):
+    model = tiny(name)
+    seen = rl.capture(model, tokens(), values=True)
+    layers = model.config.num_hidden_layers
+    assert seen["head"].values.tolist() == [f"{x}.{y}" for x in range(layers) for y in range(4)]
+    np.testing.assert_allclose(
+        seen["attention"], true_attention(model, tokens()), rtol=0, atol=1e-5
+    )
+    assert_contributions_are_scores(seen)
+    calls, _ = attention_calls(model, tokens())
+    for layer, (call, turning) in enumerate(
+        zip(calls, rotations(model, name=name), strict=True)
+    ):
+        group = len(call.query) // len(call.key)
+        key = call.key.repeat_interleave(group, dim=0)
+        score = (call.scale * call.query @ key.mT).masked_fill(~call.visible, torch.nan)
+        of_layer = seen.isel(head=seen["layer"] == layer)
+        atol = 1e-5 * float(score.nan_to_num().abs().max())
+        np.testing.assert_allclose(of_layer["score"], score, rtol=0, atol=atol)
+        # What turns of each head: on its own, for the last term or some planes stand still.
+        at = np.flatnonzero((of_layer["inv_freq"] != 0) & of_layer["inv_freq"].notnull())[
+            : len(turning.inv_freq)
+        ]
+        np.testing.assert_allclose(of_layer["inv_freq"][0, at], turning.inv_freq, rtol=1e-6)
+        for side, x in (("q", call.query), ("k", key)):
+            still = turning.unrotate(x)[..., torch.from_numpy(turning.pairs)].numpy()
+            own, norm = of_layer[f"{side}_still"].values, of_layer[f"{side}_norm"].values
+            atol = 1e-4 * float(x.abs().max())
+            np.testing.assert_allclose(own[:, :, at], still, rtol=1e-3, atol=atol)
+            np.testing.assert_allclose(
+                np.sqrt((norm**2).sum(-1, where=~np.isnan(norm))), x.norm(dim=-1), rtol=1e-4
+            )
+            np.testing.assert_allclose(
+                norm[:, :, at], np.linalg.norm(still, axis=-1), rtol=1e-3, atol=atol
+            )
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "nanochat", "cohere", "gemma2", "deepseek_v3"])
+def test_contributions_follow_from_vectors_without_rotation(name: str):
+    """scale Re(q~ conj(k~) exp(i w (query - key))), clockwise planes too."""
+    seen = rl.capture(tiny(name), tokens(), heads="0.*,1.2")
+    q, k = (seen[side][..., 0] + 1j * seen[side][..., 1] for side in ("q_still", "k_still"))
+    angle = seen["inv_freq"] * (seen["query"] - seen["key"])
+    expected = (seen["scale"] * q * np.conj(k) * np.exp(1j * angle)).real
+    difference = seen["contribution"] - expected.transpose(*seen["contribution"].dims)
+    rotated = np.isfinite(expected).any(["query", "key"])
+    seen_pairs = seen["score"].notnull()
+    assert (difference.notnull() == (seen_pairs & rotated)).all()
+    assert float(abs(difference).max()) < 1e-4 * float(abs(expected).max())
+    bound = seen["scale"] * seen["q_norm"] * seen["k_norm"]
+    assert (abs(seen["contribution"]) <= bound + 1e-4).where(seen_pairs, True).all()
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "glm", "gpt_oss", "mistral_sliding"])
+def test_a_contrast_leaves_out_what_the_other_keys_share(name: str):
+    """By loops over every pair; against a runner-up, contrasts sum to the log-odds."""
+    model = tiny(name).double()
+    seen = rl.capture(model, tokens(length=9))
+    for head, query, key in np.ndindex(seen["attention"].shape):
+        of_row = seen.isel(head=head, query=query)
+        weight, terms = of_row["attention"].values, of_row["contribution"].values
+        others = np.flatnonzero(weight * (np.arange(9) != key))
+        found = of_row["contrast"].values[:, key]
+        if weight[key] == 0 or not len(others):
+            assert np.isnan(found).all()
+            continue
+        mean = terms[:, others] @ weight[others] / weight[others].sum()
+        np.testing.assert_allclose(found, terms[:, key] - mean, rtol=1e-9, atol=1e-9)
+    seen = rl.capture(model, tokens(length=9), runner_up=4)
+    for head in seen["head"].values:
+        weight = seen["attention"].sel(head=head).values[4:]
+        total = seen["contrast"].sel(head=head).sum("frequency", min_count=1).values[4:]
+        there = (weight > 0) & (weight[:, 4:5] > 0)
+        odds = np.log(weight, where=there, out=weight * 0) - np.log(weight[:, 4:5])
+        np.testing.assert_allclose(total[there], odds[there], rtol=0, atol=1e-8)
+
+
+def test_what_a_row_shares_is_in_no_contrast():
+    """Also where one key has all the attention but for rounding."""
+    generator = torch.Generator().manual_seed(0)
+    terms = 10 * torch.randn(5, 30, 30, generator=generator, dtype=torch.float64)
+    attention = terms.sum(0).softmax(-1)
+    shift = 100 * torch.randn(5, 30, 1, generator=generator, dtype=torch.float64)
+    for options in ({}, {"runner_up": 2}):
+        alone = contrasts(terms, attention, **options)
+        torch.testing.assert_close(contrasts(terms + shift, attention, **options), alone)
+        single = contrasts(terms.float(), terms.float().sum(0).softmax(-1), **options)
+        torch.testing.assert_close(single.double(), alone, rtol=0, atol=0.01)
+    assert float(attention.max()) > 1 - 1e-9
+
+
+def test_the_chosen_heads_are_those_of_all(llama: LlamaForCausalLM):
+    every = rl.capture(llama, tokens())
+    some = rl.capture(llama, tokens()[None], heads="1.1,0.3")
+    assert some["head"].values.tolist() == ["0.3", "1.1"]
+    assert some["layer"].values.tolist() == [0, 1]
+    assert some["head_of_layer"].values.tolist() == [3, 1]
+    xr.testing.assert_identical(
+        some.drop_attrs(deep=False), every.sel(head=["0.3", "1.1"]).drop_attrs(deep=False)
+    )
+
+
+def test_lengths_of_values(llama: LlamaForCausalLM):
+    """Of the kv head that each head reads."""
+    found = []
+    hook = llama.model.layers[1].self_attn.v_proj.register_forward_hook(
+        lambda _, __, out: found.append(out[0].unflatten(-1, (2, -1)).norm(dim=-1).T)
+    )
+    seen = rl.capture(llama, tokens(), heads="1.*", values=True)
+    hook.remove()
+    expected = found[-1].repeat_interleave(2, dim=0)
+    np.testing.assert_allclose(seen["value_norm"], expected, rtol=1e-5)
+    assert "value_norm" not in rl.capture(llama, tokens(), heads="1.*")
+
+
+@torch.no_grad()
+def running(model: PreTrainedModel, ids: torch.Tensor, modules: dict[str, torch.nn.Module]):
+    """What each module was given and gave while the model ran, and the logits."""
+    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    hooks = [
+        module.register_forward_hook(
+            lambda _, x, y, name=name: seen.update(
+                {name: (x[0][0], y[0].reshape(x[0].shape[1], -1))}
+            )
+        )
+        for name, module in modules.items()
+    ]
+    logits = model(ids[None], use_cache=False).logits[0]
+    for hook in hooks:
+        hook.remove()
+    return seen, logits
+
+
+OUTPUTS = {"gpt_neox": "dense", "phi": "dense"}
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_gqa", "gemma2", "gpt_oss", "cohere", "gpt_neox", "deepseek_v3"]
+)
+def test_what_heads_write_is_what_the_output_projection_makes_of_them(name: str):
+    model = tiny(name)
+    named = [n for n in dict(model.named_modules()) if n.endswith(OUTPUTS.get(name, "o_proj"))]
+    modules = {n: model.get_submodule(n) for n in named if "mlp" not in n}
+    given, _ = running(model, tokens(), modules)
+    seen = rl.capture(model, tokens(), values=True)
+    for layer, module in enumerate(modules):
+        weight = modules[module].weight.detach()
+        parts = zip(given[module][0].chunk(HEADS, -1), weight.chunk(HEADS, -1), strict=True)
+        written = [(z @ w.T) for z, w in parts]
+        bias = modules[module].bias if modules[module].bias is not None else 0
+        torch.testing.assert_close(sum(written) + bias, given[module][1], rtol=1e-4, atol=1e-5)
+        of_layer = seen.isel(head=seen["layer"] == layer)
+        for head, by_hand in enumerate(written):
+            np.testing.assert_allclose(
+                of_layer["written_norm"][head], by_hand.norm(dim=-1), rtol=1e-5
+            )
+        np.testing.assert_allclose(  # the first row reads its key alone
+            of_layer["attention"][:, 0, 0] * of_layer["write_norm"][:, 0],
+            of_layer["written_norm"][:, 0],
+            rtol=1e-5,
+        )
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "smollm3", "gpt_oss", "gpt_neox"])
+def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
+    """With all heads, and all else that is added to the stream, through the frozen norm."""
+    model, answers = tiny(name), [7, 40]
+    neox = name == "gpt_neox"
+    layers = model.gpt_neox.layers if neox else model.model.layers
+    norm = model.gpt_neox.final_layer_norm if neox else model.model.norm
+    modules = {"embed": model.get_input_embeddings(), "norm": norm}
+    modules |= {f"mlp {n}": layer.mlp for n, layer in enumerate(layers)}
+    given, logits = running(model, tokens(), modules)
+    seen = rl.capture(model, tokens(), logits_of=answers)
+    (x, y), unembed = given["norm"], model.get_output_embeddings().weight.detach()[answers]
+    mean = x.mean(-1, keepdim=True) if neox else 0
+    shift = norm.bias.detach() if neox else 0
+    rest = given["embed"][1] + sum(given[f"mlp {n}"][1] for n in range(len(layers)))
+    for layer in layers:
+        output = layer.attention.dense if neox else layer.self_attn.o_proj
+        rest = rest + (output.bias.detach() if output.bias is not None else 0)
+    rest = rest - rest.mean(-1, keepdim=True) if neox else rest
+    direct = (rest * (y - shift) / (x - mean) + shift) @ unembed.T
+    np.testing.assert_allclose(
+        seen["logit"].sum(("head", "key")).transpose("query", "answer") + direct.numpy(),
+        logits[:, answers],
+        rtol=1e-3,
+        atol=1e-3 * float(logits.abs().max()),
+    )
+
+
+def test_heads_of_a_bridge_write_the_same(tmp_path: Path):
+    model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
+    options = {"values": True, "logits_of": [5]}
+    expected = rl.capture(model, torch.arange(3, 15), **options)
+    seen = rl.capture(bridge(model, tokenizer), torch.arange(3, 15), **options)
+    for name in ("write_norm", "written_norm", "logit"):
+        np.testing.assert_allclose(seen[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_norm_changes_before_the_stream_is_refused():
+    with pytest.raises(UnsupportedModel, match="does not go straight to the logits"):
+        rl.capture(tiny("gemma2"), tokens(), logits_of=[7])
+    with pytest.raises(IndexError, match="index 99 is out of bounds"):
+        rl.capture(tiny("llama_gqa"), tokens(), runner_up=99)
+    with pytest.raises(BadArgument, match="96 is not one token of the model"):
+        rl.capture(tiny("llama_gqa"), tokens(), logits_of=[96])
+
+
+@pytest.mark.filterwarnings("ignore")  # what peft warns of
+def test_a_factor_before_the_stream_and_an_adapter_on_the_heads_are_refused():
+    peft = pytest.importorskip("peft")
+    model = tiny("llama_gqa")
+    model.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
+    with pytest.raises(UnsupportedModel, match="does not go straight to the logits"):
+        rl.capture(model, tokens(), logits_of=[7])
+    config = peft.LoraConfig(target_modules=["o_proj"], r=4, init_lora_weights=False)
+    adapted = peft.get_peft_model(tiny("llama_gqa"), config).eval()
+    with pytest.raises(UnsupportedModel, match="No linear map reads the heads"):
+        rl.capture(adapted, tokens(), values=True)
+
+
+@not_as_configured
+def test_logits_in_bfloat16_are_those_in_float32_rounded():
+    exact = rl.capture(tiny("llama_gqa"), tokens(), logits_of=[7])["logit"]
+    rounded = rl.capture(tiny("llama_gqa").bfloat16(), tokens(), logits_of=[7])
+    assert abs(rounded["logit"] - exact).mean() < 0.05 * abs(exact).mean()
+    np.testing.assert_allclose(rounded["attention"].sum("key"), 1, rtol=1e-6)
+
+
+# under edits and silences
+
+
+def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
+    """Two heads that share a key rotate differently, and so do their keys."""
+    edits = (
+        rl.stop(rl.PlaneNumbers([1, 2]), heads="0.1"),
+        rl.drop(rl.PlaneNumbers((3,)), heads="0.0"),
+        rl.drop(rl.PlaneNumbers((0,)), heads="1.3"),
+    )
+    plain = rl.capture(llama, tokens())
+    with rl.edit_rope(llama, *edits):
+        expected = true_attention(llama, tokens())
+        seen = rl.capture(llama, tokens())
+    np.testing.assert_allclose(seen["attention"], expected, rtol=0, atol=1e-5)
+    assert_contributions_are_scores(seen)
+    stopped = seen["inv_freq"] == 0
+    assert np.argwhere(stopped.values).tolist() == [[1, 1], [1, 2]]
+    first = {"head": slice(0, 4)}  # whose input no edit changes
+    np.testing.assert_allclose(
+        seen["k_still"][:4], plain["k_still"][:4], rtol=0, atol=1e-4
+    )  # a stopped plane is the one without its rotation
+    changed = abs(seen - plain)["attention"].isel(first).max(["query", "key"]) > 1e-3
+    assert changed.values.tolist() == [True, True, False, False]
+    assert float(abs(seen["contribution"]).sel(head="1.3", frequency=0).max()) == 0
+    xr.testing.assert_identical(
+        rl.capture(llama, tokens()).drop_attrs(deep=False), plain.drop_attrs(deep=False)
+    )
+
+
+def test_a_rotation_that_depends_on_the_length():
+    model = tiny("llama_dynamic", max_position_embeddings=16)
+    for edits in ((), (rl.stop(rl.PlaneNumbers([1]), heads="0.1"),)):
+        with rl.edit_rope(model, *edits):
+            seen = rl.capture(model, tokens())
+            expected = true_attention(model, tokens())
+        np.testing.assert_allclose(seen["attention"], expected, rtol=0, atol=1e-5)
+        stated = model.model.rotary_emb.inv_freq
+        np.testing.assert_allclose(seen["inv_freq"][0], stated, rtol=1e-6)
+        assert_contributions_are_scores(seen)
+
+
+# what it holds
+
+
+def test_everything_says_what_it_is_and_can_be_saved(tmp_path: Path):
+    model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
+    seen = rl.capture(
+        model, "aabca", tokenizer=tokenizer, heads="1.*", values=True, logits_of=["b"]
+    )
+    assert [text.strip() for text in seen["answer"].values] == ["b"]
+    for name, variable in seen.variables.items():
+        assert variable.attrs["long_name"], name
+        assert "units" in variable.attrs, name
+    for name in ("key_token", "query_token"):
+        assert [text.strip() for text in seen[name].values] == ["<s>", *"aabca"]
+    assert seen.attrs["kind"] == "capture"
+    assert seen.attrs["tokens"] == 6
+    seen.to_netcdf(tmp_path / "plain.nc", engine="h5netcdf")
+    rl.save(seen, tmp_path / "ours.nc")
+    for name in ("plain.nc", "ours.nc"):
+        again = xr.load_dataset(tmp_path / name, engine="h5netcdf")
+        xr.testing.assert_equal(again, seen)
+        assert again["score"].attrs == seen["score"].attrs
+
+
+def test_an_answer_is_one_text_or_a_number_of_any_kind(tmp_path: Path):
+    model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
+    one = rl.capture(model, torch.arange(3, 9), logits_of=[np.int64(7)])
+    xr.testing.assert_equal(one, rl.capture(model, torch.arange(3, 9), logits_of=[7]))
+    with pytest.raises(BadArgument, match="'ab' is not one token of the model"):
+        rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="ab")
+    text = rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="b")
+    assert [one.strip() for one in text["answer"].values] == ["b"]
+
+
+def test_several_prompts_are_one_table_of_each_alone(llama: LlamaForCausalLM, tmp_path: Path):
+    prompts = [tokens(length=6), tokens()]
+    seen = rl.capture(llama, prompts, heads="0.1,1.2", values=True)
+    for number, prompt in enumerate(prompts):
+        alone = rl.capture(llama, prompt, heads="0.1,1.2", values=True)
+        places = {name: slice(alone.sizes[name]) for name in ("query", "key")}
+        for name in alone.data_vars:
+            of = seen[name].sel(prompt=number)
+            of = of.isel({dim: places[dim] for dim in places if dim in of.dims})
+            np.testing.assert_array_equal(of, alone[name])
+        assert (seen["query_token"][number, : len(prompt)] == alone["query_token"]).all()
+    assert seen["attention"].sel(prompt=0, query=slice(6, None)).isnull().all()
+    assert set(seen["query_token"].values[0, 6:]) == {""}
+    rl.save(seen, tmp_path / "seen.nc")
+    xr.testing.assert_identical(rl.open(tmp_path / "seen.nc"), seen)
+    with pytest.raises(ValueError, match="at least one object"):
+        rl.capture(llama, [])
+
+
+def test_tokens_without_a_tokenizer_are_numbers(llama: LlamaForCausalLM):
+    seen = rl.capture(llama, tokens(length=5), heads="0.0")
+    assert seen["key_token"].values.tolist() == [f"#{token}" for token in tokens(length=5)]
+
+
+def test_memory_is_counted_first(llama: LlamaForCausalLM):
+    seen = rl.capture(llama, tokens()).variables.values()
+    needed = sum(x.nbytes for x in seen if x.dtype == "f4")
+    rl.capture(llama, tokens(), max_bytes=needed)
+    with pytest.raises(BadArgument) as refused:
+        rl.capture(llama, tokens(), max_bytes=needed - 1)
+    assert refused.value.what == (
+        f"This capture takes {needed:,} bytes, more than the {needed - 1:,} allowed."
+    )
+    assert refused.value.parts["seen"] == "8 heads, 20 tokens, 8 frequencies"
+    assert refused.value.parts["try"].endswith(f"max_bytes={needed}")
+
+
+# what is refused
+
+
+def test_a_text_of_too_few_or_too_many_tokens(tmp_path: Path):
+    model, tokenizer = rl.load(save_tiny(tmp_path))
+    with pytest.raises(BadArgument, match="at least 3 tokens"):
+        rl.capture(model, "a", tokenizer=tokenizer)
+    with pytest.warns(UserWarning, match="beyond the 64 tokens that the model was made for"):
+        rl.capture(model, 70 * "a", tokenizer=tokenizer, heads="0.0")

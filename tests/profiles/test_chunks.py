@@ -1,0 +1,159 @@
+"""Sequences run in chunks with a cache: the numbers of one pass, at any length."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import xarray as xr
+from evaluated import telling
+from oracles.tiny import random_tokens, tiny
+from same import assert_alike
+from torch.multiprocessing.reductions import StorageWeakRef
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+import ropelens as rl
+from ropelens.attention.call import AttentionCall
+from ropelens.interventions.truncation_table import MEASURES
+from ropelens.model.live_model import as_live_model
+from ropelens.profiles import measurement
+from ropelens.profiles.measurement import Measurement, chunk_of
+from ropelens.profiles.passes import collect
+from ropelens.rope.planes import Planes, unrotate
+
+CHUNK = 23
+TOKENS = random_tokens(sequences=3, length=80)
+LENGTHS = torch.tensor([80, 61, 80])
+
+
+def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset, list[int]]:
+    """A profile, and the past of every call of the pass over two sequences that fits take."""
+    model, past, told = tiny(family), [], []
+
+    def see(call: AttentionCall) -> None:
+        if len(call.query) == 2:
+            past.append(call.past)
+
+    edit = (
+        rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads=heads))
+        if heads
+        else nullcontext()
+    )
+    with edit, as_live_model(model).observe(see):
+        found = rl.profile(
+            model,
+            TOKENS,
+            lengths=LENGTHS,
+            rows=rows,
+            surrogates=2,
+            batch_size=len(TOKENS),
+            progress=telling(told.append),
+        )
+    assert sum(told) == LENGTHS.sum()
+    return found, past
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "heads"),
+    [
+        ("llama_gqa", 16, None),
+        ("llama_gqa", "all", "0.1"),  # heads of one group differ
+        ("gemma2", 16, None),  # a sliding window, a soft-cap
+        ("gpt_oss", "all", None),  # sink logits
+    ],
+)
+def test_chunks_give_the_numbers_of_one_pass(
+    family: str, rows: int | str, heads: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, past = profile(family, rows, heads)
+    assert set(past) == {0}
+    monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
+    found, past = profile(family, rows, heads)
+    assert set(past) == {0, 23, 46, 69}
+    assert found.attrs["loss"] == pytest.approx(whole.attrs["loss"], rel=1e-6)
+    assert_alike(found, whole)
+
+
+def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sizes = tiny("gemma2"), set()
+
+    def evaluate() -> xr.Dataset:
+        sizes.clear()
+        with as_live_model(model).observe(lambda call: sizes.add(call.query.shape[2])):
+            return rl.evaluate(
+                model,
+                TOKENS,
+                lengths=LENGTHS,
+                edits={
+                    "one head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"),
+                    "none turns": "nope",
+                },
+                measures=(*MEASURES, "copying"),
+                rows=16,
+                prompt_lengths=[60],
+                distances=[30],
+            )
+
+    whole = evaluate()
+    assert max(sizes - {1 + 2 * 64}) == 80  # repeats apart
+    monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
+    found = evaluate()
+    assert max(sizes) == CHUNK
+    assert_alike(found, whole)
+
+
+def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A view, even of no elements, holds all of what it is a view of.
+
+    Keys and values of all chunks lie in one room each: a cache that grew would leave what it
+    was behind with every chunk.
+    """
+    monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
+    live, held = as_live_model(tiny("llama_gqa")), []
+    seen: dict[int, list[StorageWeakRef]] = {}
+    rooms: dict[int, set[tuple[int, int]]] = {}
+
+    def see(call: AttentionCall) -> None:
+        earlier = seen.setdefault(call.layer, [])
+        if call.past == 0:
+            earlier.clear()
+            rooms[call.layer] = set()
+        held.append(sum(not storage.expired() for storage in earlier))
+        earlier += [
+            StorageWeakRef(part.untyped_storage()) for part in (call.query, call.output)
+        ]
+        room = [part.untyped_storage().data_ptr() for part in (call.key, call.value)]
+        rooms[call.layer].add((room[0], room[1]))
+
+    measured = Measurement.of(live, TOKENS, rows=16, batch_size=len(TOKENS))
+    with live.observe(see):
+        collect(measured, live.planes(80))
+    assert len(seen[0]) == 4 * 2  # of four chunks
+    assert set(held) == {0}
+    assert [len(of_layer) for of_layer in rooms.values()] == [1] * len(rooms)
+
+
+def test_what_cannot_run_in_chunks_runs_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = as_live_model(tiny("llama_gqa"))
+    assert chunk_of(plain, 2**16) is None
+    assert chunk_of(plain, 2**17) == 256  # so that a mask of its rows and all keys is small
+    assert chunk_of(as_live_model(tiny("llama_dynamic")), 2**17) is None
+
+
+def test_far_out_a_rotation_is_undone_with_the_angles_that_the_model_had() -> None:
+    """Angles of 131,072 rad have steps of 0.008 in float32: the model's rounding cancels."""
+    rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=128, num_attention_heads=2))
+    planes = Planes(rotary.inv_freq, 64, "half")
+    positions = torch.arange(2**17 - 256, 2**17)
+    x = torch.randn(1, 2, 256, 64, generator=torch.Generator().manual_seed(0))
+    turned, _ = apply_rotary_pos_emb(x, x, *rotary(x, positions[None]))
+    torch.testing.assert_close(unrotate(turned, positions, planes), x, rtol=0, atol=2e-6)
+    angle = positions.double()[:, None] * rotary.inv_freq.double()
+    real, imaginary = turned.double().chunk(2, dim=-1)
+    still = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angle), -angle)
+    error = torch.cat([still.real, still.imag], dim=-1) - x
+    assert error.abs().max() > 1e-3  # as angles in float64 would have it

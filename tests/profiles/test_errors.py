@@ -1,0 +1,143 @@
+"""What measuring refuses, and what a measurement that stops on the way leaves behind."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+from evaluated import evaluate, telling
+from oracles.tiny import logits, tiny
+
+import ropelens as rl
+from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.interventions.edit import ModelEdit
+from ropelens.interventions.truncation_table import MEASURES
+from ropelens.runtime.progress import Stage
+
+TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "line"),
+    [
+        (TOKENS[:, :2], {}, r"tokens must be .*of at least 3 tokens"),
+        (TOKENS[0], {}, r"profile: tokens must be .*sequence, position.*tokens\[None\]"),
+        (TOKENS + 90, {}, "Some tokens are not in the model's vocabulary.*ids 93 to 116"),
+        (TOKENS, {"lengths": torch.tensor([12])}, "lengths must say, for every sequence"),
+        (TOKENS, {"lengths": torch.tensor([12, 13])}, "lengths .12, 13. for tokens of shape"),
+        (TOKENS, {"documents": [1]}, "numbers for 2 sequences"),
+    ],
+)
+def test_what_cannot_be_profiled(tokens: Any, options: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadArgument) as refused:
+        rl.profile(tiny("llama_gqa"), tokens, **options)
+    assert re.search(line, refused.value.line), refused.value.line
+
+
+def test_sums_alone_are_those_of_a_profile_and_have_no_labels() -> None:
+    alone, whole = (
+        rl.profile(tiny("llama_gqa"), TOKENS, budget=budget, surrogates=0)
+        for budget in (False, True)
+    )
+    for name in ("q_norm", "selectivity", "offset_mass", "induction"):
+        np.testing.assert_array_equal(alone[name], whole[name])
+    assert "total_bits" not in alone
+    rl.plot_norms(alone)
+    for refuse in (rl.classify_heads, rl.test_claims, rl.write_report):
+        with pytest.raises(BadArgument, match="has no attention budget"):
+            refuse(alone, *["nowhere.html"] * (refuse is rl.write_report))
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"measures": ["loss", "speed"]}, "There is no measure 'speed'; try: measures: any of"),
+        ({"measures": []}, "Nothing is to be measured"),
+        ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
+        ({"edits": {"a": rl.stop(rl.PlaneNumbers([8]))}}, "The model has no plane for Pl"),
+        ({"measures": "copying", "distances": [1]}, "Distances of copies are 2 tokens"),
+    ],
+)
+def test_what_cannot_be_evaluated(options: dict[str, object], line: str):
+    model = tiny("llama_gqa")
+    before = model.config._attn_implementation
+    with pytest.raises(BadArgument) as refused:
+        evaluate(model, **options)
+    assert re.search(line, refused.value.line), refused.value.line
+    assert model.config._attn_implementation == before
+
+
+def test_tokens_and_seeds_of_numpy() -> None:
+    options: dict[str, Any] = {"surrogates": 1, "rows": 3, "seed": np.int64(-1)}
+    plain = rl.profile(tiny("llama_gqa"), TOKENS, surrogates=1, rows=3, seed=-1)
+    narrow = rl.profile(tiny("llama_gqa"), TOKENS.to(torch.uint8).numpy(), **options)
+    xr.testing.assert_equal(plain, narrow)
+    one, other = (rl.classify_heads(found, seed=-1) for found in (plain, narrow))
+    pd.testing.assert_frame_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (torch.nan, "queries or keys that are NaN or infinite(.|\n)*layer 1"),
+        (1e12, "The attention budget of layer 1 cannot be fitted(.|\n)*queries up to"),
+    ],
+)
+def test_a_model_whose_scores_are_no_numbers(factor: float, words: str) -> None:
+    model = tiny("llama_gqa")
+    attention = model.model.layers[1].self_attn
+    with torch.no_grad():
+        for projection in (attention.q_proj, attention.k_proj):
+            projection.weight *= factor
+    with pytest.raises(UnsupportedModel, match=words):
+        rl.profile(model, TOKENS)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_an_error_inside_the_model_leaves_it_as_it_was(
+    measure: str, monkeypatch: pytest.MonkeyPatch
+):
+    """In the middle of an edit's forward pass."""
+    model = tiny("llama_gqa")
+    plain, configured = logits(model), model.config._attn_implementation
+
+    def fail(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelEdit, "__call__", fail)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(model, edits={"a": "nope"}, measures=[measure])
+    assert torch.equal(logits(model), plain)
+    assert model.config._attn_implementation == configured
+
+
+# progress
+
+
+def test_progress_moves_by_layer_within_a_batch():
+    told: list[int] = []
+    lengths = torch.tensor([40, 20, 3])
+    options = {"edits": {"a": "nope"}, "measures": "loss", "rows": 9, "batch_size": 2}
+    evaluate(tiny("llama_gqa"), lengths=lengths, progress=telling(told.append), **options)
+    by_layer = [20, 20, 20]  # after each of two layers, and after the head
+    assert told == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("measures", [("loss",), (*MEASURES, "copying")])
+def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
+    totals, told = [], []
+
+    def show(*stages: Stage) -> object:
+        totals.append(stages[0].total)
+        return telling(told.append)(*stages)
+
+    asked = {"measures": measures, "prompt_lengths": (33, 40), "edits": {"a": "nope"}}
+    evaluate(tiny("llama_gqa"), lengths=torch.tensor([40, 20, 3]), progress=show, **asked)
+    assert [sum(told)] == totals
+    assert measures != ("loss",) or totals == [2 * 63]

@@ -1,0 +1,243 @@
+"""Laws of a profile: what may change none of its numbers, and what adds up."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.tiny import _LONGROPE, _ROPE, random_tokens, tiny
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import ropelens as rl
+from ropelens.attention import fast_products
+from ropelens.attention.sums import Sums
+from ropelens.budget.held_out import LayerFit
+from ropelens.model.live_model import as_live_model
+from ropelens.profiles.measurement import Measurement, fingerprint
+from ropelens.profiles.passes import collect, fit_layers
+from ropelens.profiles.summary import summarize
+from ropelens.rope.planes import Planes
+from ropelens.text.corpus import Corpus
+from ropelens.text.rows import sample_rows
+
+# sums over sequences
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model's tokens, with all that is known of them before they are summed."""
+
+    model: PreTrainedModel
+    text: Corpus
+    planes: list[Planes]
+    fits: list[LayerFit]
+
+    def collect(
+        self, part: slice = slice(None), *, width: int | None = None, **options
+    ) -> Sums:
+        """Sums over some of the sequences, with the fits of all."""
+        text = self.text.part(slice(None), width=width or self.text.tokens.shape[1])
+        measurement = Measurement(as_live_model(self.model), text, **options)
+        chosen = range(*part.indices(len(text)))
+        return collect(measurement, self.planes, fits=self.fits, chosen=chosen)
+
+
+@functools.cache
+def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fitted:
+    """A tiny model with fits to random tokens, the same for all tests."""
+    tokens = random_tokens(sequences=len(lengths), length=max(lengths))
+    model = tiny(name).double() if double else tiny(name)
+    return fitted(model, tokens, torch.tensor(lengths))
+
+
+def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
+    planes = planes_of(model, context=int(lengths.max()))
+    measurement = Measurement.of(model, tokens, lengths, sinks=[5])
+    fits, _ = fit_layers(measurement, planes, surrogates=0)
+    return Fitted(model, measurement.text, planes, fits)
+
+
+def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Planes]:
+    return [layer.planes for layer in as_live_model(model).rotations(context)]
+
+
+def assert_same(one: Sums, other: Sums, of: Fitted, *, rtol: float) -> None:
+    """The profiles of both agree to `rtol` of each array's largest entry, or of one bit."""
+    a, b = (summarize(sums, of.planes, of.fits) for sums in (one, other))
+    for name in a.variables:
+        x, y = a[name].values, b[name].values
+        least = 1.0 if a[name].attrs.get("units") == "bit" else 1e-2
+        scale = np.abs(x[np.isfinite(x)]).max(initial=least)
+        np.testing.assert_allclose(x, y, rtol=0, atol=rtol * scale, err_msg=name)
+    assert a.attrs == pytest.approx(b.attrs, rel=rtol)
+    assert float(a["total_bits"].max()) > 0.5
+    assert float(a["group_both_gain"].max()) > 0.1
+
+
+@pytest.mark.parametrize(("name", "rows"), [("gpt_oss", 7), ("mistral_sliding", "all")])
+def test_halves_of_different_contexts_add(name: str, rows: int | str):
+    """70 tokens need a bin of several offsets, 20 do not; kappa and tau go as far."""
+    of = fitted_to(name, (90, 70, 20, 15))
+    whole = of.collect(batch_size=4, rows=rows)
+    long = of.collect(slice(2), rows=rows)
+    short = of.collect(slice(2, 4), width=20, rows=rows)
+    bins = [sums.layers[0].sums["offset_mass"].shape[-1] for sums in (short, long)]
+    assert bins[0] < bins[1]
+    assert_same(whole, long + short, of, rtol=1e-6)
+    assert_same(whole, short + long, of, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("gemma2", 20), ("gpt_oss", "all")])
+def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.MonkeyPatch):
+    of = fitted_to(name, (70, 33, 51), double=False)
+    one = of.collect(rows=rows)
+    monkeypatch.setitem(fast_products.BLOCK_ELEMENTS, "cpu", 1)
+    assert_same(one, of.collect(rows=rows), of, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("gemma2", "all"), ("gpt_oss", 6)])
+def test_batches_change_nothing(name: str, rows: int | str):
+    """Also short sequences among themselves, which see the first offsets of the fits alone."""
+    of = fitted_to(name, (30, 8, 2, 19, 30, 11))
+    alone, some, all_ = (of.collect(rows=rows, batch_size=size) for size in (1, 4, 6))
+    assert_same(alone, some, of, rtol=1e-6)
+    assert_same(alone, all_, of, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2"])
+def test_padding_changes_nothing(name: str):
+    """Neither its tokens nor how much of it there is: of sums, and of fits."""
+    tokens = random_tokens(sequences=3, length=40)
+    lengths = torch.tensor([30, 8, 19])
+    rubbish = tokens.clone()
+    for row, length in zip(rubbish, lengths, strict=True):
+        row[length:] = 5
+    model = tiny(name).double()
+    of = fitted(model, tokens, lengths)
+    plain = of.collect()
+    assert_same(plain, of.collect(width=30), of, rtol=1e-9)
+    again = fitted(model, rubbish[:, :34], lengths)
+    assert fingerprint(of.text) == fingerprint(again.text)
+    assert_same(plain, again.collect(), again, rtol=1e-6)
+    assert plain.tokens == 57
+    assert plain.row_weight.sum() == 54
+
+
+def test_the_same_seed_gives_the_same_numbers_and_leaves_the_model_as_it_was():
+    model, tokens = tiny("gpt_oss"), random_tokens(sequences=8, length=90)
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.no_grad():
+        before = model(tokens, use_cache=False).logits
+    given = {"surrogates": 1, "rows": 5}
+    one, same, other = (rl.profile(model, tokens, seed=seed, **given) for seed in (1, 1, 2))
+    xr.testing.assert_equal(one, same)
+    for name in ("selectivity", "group_both_gain", "surrogate_log_wavelength"):
+        assert (one[name] != other[name]).any(), name
+    with torch.no_grad():
+        assert torch.equal(before, model(tokens, use_cache=False).logits)
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+
+
+LENGTH_DEPENDENT = {
+    "llama_longrope": {**_ROPE, **_LONGROPE, "original_max_position_embeddings": 16},
+    "llama_dynamic": {**_ROPE, "factor": 2.0},
+}
+
+
+@pytest.mark.filterwarnings("ignore:2 of 3 sequences are measured with the RoPE")
+@pytest.mark.parametrize("name", LENGTH_DEPENDENT)
+def test_batches_change_nothing_where_rope_depends_on_the_length(name: str):
+    """Short sequences run with the frequencies of the longest one, whoever is beside them."""
+    rope = LENGTH_DEPENDENT[name] | {"rope_type": name.removeprefix("llama_")}
+    model = tiny(name, rope_parameters=rope, max_position_embeddings=16).double()
+    tokens = random_tokens(sequences=3, length=50)
+    lengths = torch.tensor([10, 40, 12])
+    # `context` is how long the longest sequence is, not how wide the table of tokens.
+    lengths_of = [planes_of(model, context=context)[0].inv_freq for context in (12, 40)]
+    assert (lengths_of[0] - lengths_of[1]).abs().max() > 1e-3
+    of = fitted(model, tokens, lengths)
+    one, three = (of.collect(batch_size=size) for size in (1, 3))
+    assert_same(one, three, of, rtol=1e-6)
+    np.testing.assert_array_equal(of.planes[0].inv_freq, lengths_of[1])
+    model.model.rotary_emb(torch.zeros(1, 1, 64), torch.tensor([[400]]))
+    again = fitted(model, tokens, lengths)  # reads the rotation anew
+    assert_same(one, again.collect(), again, rtol=1e-6)
+
+
+# sampled rows
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(
+    lengths=st.lists(st.integers(2, 90), min_size=1, max_size=5),
+    count=st.integers(1, 100),
+    seed=st.integers(0, 2**20),
+    first=st.integers(0, 1000),
+)
+def test_weights_of_sampled_rows_stand_for_all_rows(
+    lengths: list[int], count: int, seed: int, first: int
+):
+    length = torch.tensor(lengths)
+    numbers = range(first, first + len(length))
+    rows = sample_rows(length, count=count, seed=seed, numbers=numbers)
+    assert torch.equal(rows.weight.sum(1), length.float() - 1)
+    assert (rows.position.diff() >= 0).all()
+    for position, weight, own in zip(rows.position, rows.weight, lengths, strict=True):
+        taken = position[weight > 0]
+        assert len(taken) == min(count, own - 1)
+        assert (taken.diff() > 0).all()
+        assert taken[0] >= 1
+        assert taken[-1] < own
+    for sequence in range(len(lengths)):
+        part = slice(sequence, sequence + 1)
+        alone = sample_rows(length[part], count=count, seed=seed, numbers=numbers[part])
+        assert torch.equal(
+            alone.position[alone.weight > 0], rows.position[part][rows.weight[part] > 0]
+        )
+
+
+def test_sampled_rows_agree_with_all_rows():
+    """Over 24 seeds the mean lies within its standard error: no |z| beyond chance."""
+    model = tiny("gemma2").double()
+    tokens = random_tokens(sequences=4, length=60)
+    of_all, planes = Measurement.of(model, tokens, [60, 44, 60, 23]), planes_of(model)
+
+    def measured(**options: int) -> xr.Dataset:
+        return summarize(collect(replace(of_all, **options), planes), planes)
+
+    whole, samples = measured(), [measured(rows=8, seed=seed) for seed in range(24)]
+    variables = ("selectivity", "selectivity_keys", "offset_mass", "sink_mass", "entropy_bits")
+    for variable in variables:
+        often = slice(0, 20)  # offsets that nearly every row sees
+        values = np.stack([sample[variable].values[..., often] for sample in samples])
+        error = values.std(0, ddof=1) / math.sqrt(len(samples))
+        off = values.mean(0) - whole[variable].values[..., often]
+        z = off[error > 0] / error[error > 0]
+        assert not off[error == 0].any()
+        assert np.abs(z).max() < 5, variable
+        assert np.sqrt((z**2).mean()) < 2, variable
+    assert np.abs(samples[0]["entropy_bits"] - samples[1]["entropy_bits"]).max() > 1e-4
+    for exact in ("q_norm", "k_norm", "q_coherence", "offset_share"):
+        np.testing.assert_allclose(samples[0][exact], whole[exact], atol=0.3)
+    every = measured(rows=59)
+    for variable in ("selectivity", "selectivity_keys", "offset_mass"):
+        np.testing.assert_allclose(every[variable], whole[variable], atol=1e-9)
+
+
+def test_rows_that_are_looked_at_change_nothing_of_the_budget():
+    """Its models are fitted to a sample of their own, and scored on one."""
+    tokens = random_tokens(sequences=4, length=40)
+    whole, few = (
+        rl.profile(tiny("llama_gqa"), tokens, rows=rows, surrogates=0) for rows in ("all", 3)
+    )
+    for name in ("total_bits", "position_bits", "group_both_gain", "offset"):
+        np.testing.assert_array_equal(whole[name], few[name], err_msg=name)
+    assert (whole["selectivity"] != few["selectivity"]).any()

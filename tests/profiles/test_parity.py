@@ -1,0 +1,364 @@
+"""Every number of a profile, held to a dense float64 computation or to transformers itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from evaluated import telling
+from oracles.dense import dense
+from oracles.logit import HeadRows, gain, head_rows, information
+from oracles.recording import MASKS, attention_calls, with_mask
+from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import ropelens as rl
+from ropelens.attention.offset_bins import offset_edges
+from ropelens.attention.variables import Derived, Statistic
+from ropelens.budget.labels import GAINS, attention_budget
+from ropelens.budget.logit import RIDGE
+from ropelens.model.live_model import as_live_model
+from ropelens.profiles.induction import REPEATS, repeated_tokens, repeats
+from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measures import MEASURES
+from ropelens.profiles.passes import collect, fit_layers
+from ropelens.profiles.summary import summarize
+from ropelens.text.corpus import Corpus
+
+LENGTHS = (40, 23, 31)
+LONG = (150, 97, 128)  # beyond 64, where bins hold several offsets
+LONG_FAMILIES = ("mistral_sliding", "gpt_oss")
+
+NAMED = (5, 40, 41)
+"""Tokens that are sinks wherever they stand, beside BOS and position 0."""
+
+OF_LAYERS = [
+    row
+    for row in MEASURES
+    if row.saved and row.dims[0] == "layer" and isinstance(row, Statistic | Derived)
+]
+"""Everything that sums of one pass give of layers: each has an entry in the dense oracle."""
+
+
+def assert_close(ours: np.ndarray, true: np.ndarray, *, rtol: float, what: str) -> None:
+    """Equal up to `rtol` of the largest entry, with NaN in the same places."""
+    np.testing.assert_array_equal(np.isnan(ours), np.isnan(true), err_msg=what)
+    scale = np.nanmax(np.abs(true), initial=1e-2)
+    np.testing.assert_allclose(ours, true, rtol=0, atol=rtol * scale, err_msg=what)
+
+
+def measured(
+    model: PreTrainedModel, tokens: torch.Tensor, lengths: tuple[int, ...], **options: int
+) -> xr.Dataset:
+    live = as_live_model(model)
+    planes = [layer.planes for layer in live.rotations()]
+    text = Corpus.of(tokens, torch.tensor(lengths), bos=1, named=NAMED)
+    surrogates, fits = options.pop("surrogates", None), {}
+    measurement = Measurement(live, text, **options)
+    if surrogates:
+        fits, _ = fit_layers(measurement, planes, surrogates=surrogates)
+    return summarize(collect(measurement, planes, fits=fits), planes, fits)
+
+
+def true_values(
+    model: PreTrainedModel, tokens: torch.Tensor, lengths: Sequence[int], *, name: str
+) -> dict[str, np.ndarray]:
+    edges = offset_edges(tokens.shape[1]).numpy()
+    bins = np.stack([edges[:-1], edges[1:]], axis=1)
+    sinks = np.isin(tokens, [1, *NAMED]) | (np.arange(tokens.shape[1]) == 0)
+    turning = rotations(model, name=name)
+    return dense(model, tokens, lengths, rotations=turning, bins=bins, sinks=sinks)
+
+
+def assert_frequencies_agree(
+    profile: xr.Dataset, true: Mapping[str, np.ndarray], *, rtol: float
+) -> None:
+    """Planes that turn, one by one; what stays put as the one entry that the oracle has.
+
+    Planes that a p-RoPE stopped are entries of their own here and part of the rest there,
+    so of them only selectivity and its parts, which add, can be compared.
+    """
+    for layer, inv_freq in enumerate(profile["inv_freq"].values):
+        turns, stays = inv_freq > 0, inv_freq == 0
+        count = int(turns.sum())
+        for name in (row.name for row in OF_LAYERS if "frequency" in row.saved_dims):
+            ours, theirs = profile[name].values[layer], true[name][layer]
+            assert_close(ours[:, turns], theirs[:, :count], rtol=rtol, what=f"{name} {layer}")
+            if stays.sum() == 1 or (stays.any() and name.startswith("selectivity")):
+                rest = ours[:, stays].sum(1)
+                assert_close(rest, theirs[:, -1], rtol=rtol, what=f"rest of {name} {layer}")
+        assert_close(inv_freq[turns], true["inv_freq"][layer, :count], rtol=0, what="inv_freq")
+
+
+def assert_profile_agrees(
+    profile: xr.Dataset, true: Mapping[str, np.ndarray], *, rtol: float
+) -> None:
+    assert_frequencies_agree(profile, true, rtol=rtol)
+    for row in OF_LAYERS:
+        if row.name != "learned_sink_mass" and "frequency" not in row.saved_dims:
+            assert_close(profile[row.name].values, true[row.name], rtol=rtol, what=row.name)
+    learned = profile["learned_sink_mass"].values  # a share, of which 0 is known to rounding
+    np.testing.assert_allclose(learned, true["learned_sink_mass"], rtol=0, atol=rtol)
+    np.testing.assert_allclose(profile.attrs["loss"], true["loss"], rtol=rtol)
+    assert profile.attrs["tokens"] == true["tokens"]
+    assert profile.attrs["rows_measured"] == true["rows"]
+
+
+# against the dense oracle
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_every_family(name: str):
+    model = tiny(name).double()
+    if name not in ("gemma2", "gpt_oss"):
+        model.set_attn_implementation("sdpa")
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    profile = measured(model, tokens, LENGTHS)
+    true = true_values(model, tokens, LENGTHS, name=name)
+    assert (true["total_bits"] > 0.1).all(), "attention is not nearly uniform"
+    assert_profile_agrees(profile, true, rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", LONG_FAMILIES)
+def test_beyond_the_exact_bins(name: str):
+    """Three batches, one sequence each, whose sums add up with different lengths."""
+    model = tiny(name, seed=1).double()
+    tokens = random_tokens(sequences=len(LONG), length=max(LONG), seed=1)
+    profile = measured(model, tokens, LONG, batch_size=1)
+    true = true_values(model, tokens, LONG, name=name)
+    assert_profile_agrees(profile, true, rtol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_that_are_no_interval(mask: str, name: str):
+    model = with_mask(tiny(name).double(), MASKS[mask])
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    profile = measured(model, tokens, LENGTHS, batch_size=2)
+    true = true_values(model, tokens, LENGTHS, name=name)
+    assert_profile_agrees(profile, true, rtol=2e-6)
+
+
+VARIANTS = {
+    "chunks that do not see each other": ("llama4", {"attention_chunk_size": 8}),
+    "kv heads that differ between layers": (
+        "gemma4",
+        {"num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(variant: str):
+    name, changes = VARIANTS[variant]
+    model = tiny(name, **changes).double()
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    profile = measured(model, tokens, LENGTHS)
+    true = true_values(model, tokens, LENGTHS, name=name)
+    assert_profile_agrees(profile, true, rtol=2e-6)
+    if name == "llama4":
+        assert float(profile["offset_mass"][:3, :, 8:].max()) == 0
+    else:
+        assert np.isnan(profile["k_norm"][1, 1]).all()
+        assert profile["k_norm"][0].notnull().sum() == 16
+
+
+def test_float32_of_a_real_checkpoint(shared: Path):
+    """Five stories, each cut at another length."""
+    folder = shared / "checkpoints" / "babyllama105"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    stories = sorted((shared / "corpora" / "tinystories").glob("*.txt"))
+    lengths = tuple(150 - 20 * place for place in range(len(stories)))
+    tokens = torch.zeros(len(stories), 150, dtype=torch.long)
+    for row, story, length in zip(tokens, stories, lengths, strict=True):
+        row[:length] = torch.tensor(tokenizer(story.read_text())["input_ids"][:length])
+    profile = measured(model, tokens, lengths)
+    true = true_values(model, tokens, lengths, name="llama_gqa")
+    assert_profile_agrees(profile, true, rtol=1e-5)
+
+
+# the budget, against scipy
+
+
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [("llama_gqa", ""), ("gpt_oss", ""), ("llama_gqa", "a choice"), ("llama_gqa", "a prefix")],
+)
+def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str, mask: str):
+    """Fitted on every other sequence and scored on those between, both ways, all rows."""
+    model, tokens = tiny(name, seed=3), random_tokens(sequences=6, length=30, vocabulary=12)
+    model = with_mask(model, MASKS[mask]) if mask else model
+    profile = rl.profile(model, tokens, surrogates=0)
+    rows = profile["group_scored"].values
+    assert rows.tolist() == [29] * 6
+    turning, sinks = rotations(model, name=name), np.arange(30) == 0
+    recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
+    heads = profile["found_sink"].isnull().values  # the oracle has no second kind of sink
+    assert heads.sum() >= 4
+    models = {
+        "sink_gain": {"content": False, "offsets": False},
+        "position_gain": {"content": False, "offsets": True},
+        "content_gain": {"content": True, "offsets": False},
+        "both_gain": {"content": True, "offsets": True},
+    }
+    for layer, head in np.argwhere(heads)[-1:]:
+        own = [
+            head_rows(calls[layer], turning[layer], head=head, sinks=sinks)
+            for calls in recorded
+        ]
+        fold = [reduce(HeadRows.joined, own[part::2]) for part in (0, 1)]
+        total = np.array([information(group) for group in own])
+        found = {
+            gain: profile[f"group_{gain}"].values[:, layer, head] for gain in ("total", *models)
+        }
+        np.testing.assert_allclose(found["total"], total, rtol=1e-3)
+        for gain_name, model_of in models.items():
+            halves = [
+                gain(fold[1 - part], on=fold[part], ridge=RIDGE, **model_of) for part in (0, 1)
+            ]
+            ours = [found[gain_name][part::2].mean() for part in (0, 1)]
+            np.testing.assert_allclose(
+                ours, halves, atol=0.02 * total.mean(), err_msg=gain_name
+            )
+
+
+# against transformers itself
+
+
+@torch.no_grad()
+def attentions(model: PreTrainedModel, tokens: torch.Tensor) -> np.ndarray:
+    """transformers' own weights on one sequence, [layer, head, row, key]."""
+    model.set_attn_implementation("eager")
+    out = model(tokens[None], output_attentions=True, use_cache=False)
+    return np.stack([weights[0].double().numpy() for weights in out.attentions])
+
+
+def test_the_losses_standard_error_is_that_of_a_ratio():
+    """By the jackknife over groups of sequences, which the delta method approximates."""
+    model = tiny("llama_gqa").double()
+    lengths = tuple(int(n) for n in np.random.default_rng(0).integers(5, 20, size=40))
+    tokens = random_tokens(sequences=40, length=20)
+    profile = measured(model, tokens, lengths)
+    rows = [row[None, :length] for row, length in zip(tokens, lengths, strict=True)]
+    with torch.no_grad():
+        alone = [float(model(row, labels=row).loss) * (row.shape[1] - 1) for row in rows]
+    losses, counts = np.array(alone), np.array(lengths) - 1
+    stretch = np.arange(40) * 16 // 40
+    dealt = np.array([[x[stretch == g].sum() for x in (losses, counts)] for g in range(16)])
+    without = np.divide(*(dealt.sum(0) - dealt).T)
+    jackknife = np.sqrt(15 / 16 * ((without - without.mean()) ** 2).sum())
+    np.testing.assert_allclose(profile.attrs["loss"], losses.sum() / counts.sum())
+    np.testing.assert_allclose(profile.attrs["loss_se"], jackknife, rtol=0.05)
+    np.testing.assert_allclose(profile["group_loss"], dealt[:, 0] / dealt[:, 1])
+    np.testing.assert_array_equal(profile["group_predicted"], dealt[:, 1])
+    assert np.isnan(measured(model, tokens[:1], lengths[:1]).attrs["loss_se"])
+
+
+@pytest.mark.parametrize("name", ["mistral_sliding", "gpt_oss"])
+def test_the_excerpt_is_transformers_attention(name: str):
+    model = tiny(name)
+    tokens = random_tokens(sequences=2, length=90)
+    excerpts = [tokens[0, :64], tokens[1, 20:50]]
+    profile = rl.profile(model, tokens, excerpts=excerpts, budget=False)
+    kept = profile["excerpt_attention"]
+    assert kept.dtype == np.float32
+    for one, excerpt in enumerate(excerpts):
+        length = len(excerpt)
+        found = kept.values[one, ..., :length, :length]
+        np.testing.assert_allclose(found, attentions(model, excerpt), atol=1e-5)
+        named = profile["excerpt_token"].values[one].tolist()
+        assert named == [*(f"#{t}" for t in excerpt), *[""] * (64 - length)]
+    assert np.isnan(kept.values[1, ..., 30:, :]).all()
+
+
+def test_an_excerpt_holds_queries_of_any_size():
+    """Beyond 65,504, where a float16 ends, to the same 11 bits."""
+    model, tokens = tiny("llama_gqa"), random_tokens(sequences=3, length=40)
+    small = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)["excerpt_query_still"]
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight *= 2.0**16
+    large = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)["excerpt_query_still"]
+    assert abs(large[:, 0]).max() > 65_504
+    np.testing.assert_allclose(large[:, 0], small[:, 0] * 2.0**16, rtol=1e-3, atol=1)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss"])
+def test_repeated_tokens_by_brute_force(name: str):
+    model = tiny(name, max_position_embeddings=20)
+    begins = torch.ones(1, 20, dtype=torch.long)
+    measurement = Measurement.of(model, begins, seed=4)
+    planes = [layer.planes for layer in measurement.live.rotations()]
+    scores = repeats(measurement, planes).measure(lambda _: None)
+    tokens = repeated_tokens(measurement, 9)
+    assert tokens.shape == (REPEATS, 19)
+    assert (tokens[:, 0] == 1).all()
+    assert torch.equal(tokens[:, 1:10], tokens[:, 10:])
+    assert all(len(set(row[1:10].tolist())) == 9 for row in tokens)
+    assert len({tuple(row.tolist()) for row in tokens}) == REPEATS
+    weights = np.stack([attentions(model, row) for row in tokens])
+    if name == "gpt_oss":  # scores are of what is left to the keys
+        weights = weights / weights.sum(-1, keepdims=True)
+    again = range(10, 19)
+    for name, back in (("trial_induction", 8), ("duplicate_token", 9)):
+        expected = np.mean([weights[:, :, :, i, i - back] for i in again], axis=0)
+        if name == "duplicate_token":
+            expected = expected.mean(0)
+        assert_close(scores[name].numpy(), expected, rtol=1e-5, what=name)
+    np.testing.assert_allclose(scores["induction"], scores["trial_induction"].mean(0))
+
+
+def test_groups_add_up_to_the_whole():
+    """40 sequences are dealt to 16 stretches; their means, weighted by rows, are the means."""
+    model = tiny("llama_gqa")
+    lengths = np.random.default_rng(0).integers(4, 16, size=40)
+    tokens = random_tokens(sequences=40, length=16)
+    profile = rl.profile(model, tokens, lengths=lengths, batch_size=7, surrogates=0)
+    rows, stretch = profile["group_rows"], np.arange(40) * 16 // 40
+    dealt = [(lengths[stretch == group] - 1).sum() for group in range(16)]
+    np.testing.assert_array_equal(rows, dealt)
+    np.testing.assert_array_equal(profile["group_scored"], dealt)  # short: all are scored
+    weight = rows / rows.sum()
+    whole = [(weight * profile[f"group_{name}"]).sum("group").values for name in GAINS]
+    for name, bits in attention_budget(*whole).items():
+        np.testing.assert_allclose(profile[f"{name}_bits"], bits, rtol=1e-5, atol=1e-6)
+    own = stretch == 3  # what was dealt to one group
+    alone = true_values(model, tokens[own], lengths[own], name="llama_gqa")
+    np.testing.assert_allclose(profile["group_total"][3], alone["total_bits"], rtol=1e-4)
+
+
+def test_profile_is_collect_and_summarize_and_says_what_was_run():
+    model = tiny("gemma3").double()
+    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
+    lengths = torch.tensor(LENGTHS)
+    done: list[int] = []
+    profile = rl.profile(
+        model,
+        tokens,
+        lengths=lengths,
+        sinks=NAMED,
+        surrogates=1,
+        batch_size=2,
+        progress=telling(done.append),
+    )
+    assert profile["found_sink"].isnull().all()
+    plain = measured(model, tokens, LENGTHS, batch_size=2, surrogates=1)
+    assert "group_both_gain" in plain
+    for name in plain.variables:
+        # The profile first sums the two sequences that it fits, in the same pass.
+        same = {"rtol": 1e-12, "atol": 1e-12}
+        np.testing.assert_allclose(profile[name], plain[name], **same, err_msg=name)
+    assert (sum(done), sum(done[: len(done) // 2])) == (94, 71)  # a batch, layer by layer
+    expected = {"model": "Gemma3ForCausalLM", "dtype": "float64", "seed": 0, "rows": "all"}
+    expected |= {"context": 40, "sequences": 3, "documents": 0, "tokens": 94}
+    assert expected.items() <= profile.attrs.items()
+    for name, variable in profile.variables.items():
+        if name not in profile.dims:
+            assert variable.attrs["long_name"], name
+            assert "units" in variable.attrs, name
+    assert all(isinstance(value, str | int | float) for value in profile.attrs.values())

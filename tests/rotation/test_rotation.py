@@ -1,0 +1,399 @@
+"""The rotation probe, held to what every family states or is known to do."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from observed import observed_calls
+from oracles.tiny import (
+    FAMILIES,
+    SUPPORTED,
+    UNSUPPORTED,
+    not_as_configured,
+    of_kind,
+    rotations,
+    tiny,
+)
+from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+import ropelens as rl
+from ropelens.errors import UnsupportedModel
+from ropelens.model.live_model import as_live_model
+from ropelens.rope.planes import Planes, probe_positions, read_rotation
+from ropelens.rotation.probe import LayerRotation
+
+# A row for each thing that dtypes could upset: bases, pairing, rest, direction, NoPE layers.
+ANY_DTYPE = ("gemma3", "gemma4", "glm", "gpt_neox", "deepseek_v3", "nanochat", "smollm3")
+
+
+def layers_of(model: nn.Module, *, context: int | None = None) -> list[LayerRotation]:
+    return as_live_model(model).rotations(context)
+
+
+def turning(planes: Planes) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates [plane, 2] and signed frequencies of the planes that turn."""
+    coordinates = np.arange(planes.head_dim)
+    pairs = np.stack([coordinates[planes.first], coordinates[planes.second]], axis=1)
+    inv_freq = planes.inv_freq.double().numpy()
+    return pairs[inv_freq != 0], inv_freq[inv_freq != 0]
+
+
+# every family
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_measured_rotation_is_the_models_own(name: str):
+    model = tiny(name)
+    truth = rotations(model, name=name)
+    layers = layers_of(model)
+    assert len(layers) == len(truth)
+    for layer, true in zip(layers, truth, strict=True):
+        pairs, measured = turning(layer.measured.planes)
+        np.testing.assert_array_equal(pairs, true.pairs)
+        np.testing.assert_allclose(measured, true.inv_freq, rtol=1e-6)
+        pairs, used = turning(layer.planes)
+        np.testing.assert_array_equal(pairs, true.pairs)
+        np.testing.assert_array_equal(used, true.inv_freq)
+        assert layer.planes.head_dim == true.head_dim
+        assert layer.measured.residual < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", *ANY_DTYPE])
+def test_the_dataset_says_what_was_measured(name: str):
+    model = tiny(name)
+    truth = rotations(model, name=name)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rope = rl.measure_rope(model)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    for layer, true in enumerate(truth):
+        row = rope.isel(layer=layer)
+        inv_freq = row["inv_freq"].values
+        rotates = np.nan_to_num(inv_freq) > 0
+        np.testing.assert_allclose(inv_freq[rotates], np.abs(true.inv_freq), rtol=1e-6)
+        np.testing.assert_allclose(
+            row["wavelength"].values[rotates], 2 * math.pi / inv_freq[rotates], rtol=1e-12
+        )
+        still = ~rotates & ~np.isnan(inv_freq)
+        assert np.isinf(row["wavelength"].values[still]).all()
+        stated = row["inv_freq_stated"].values[rotates]
+        np.testing.assert_array_equal(stated, np.abs(true.inv_freq))
+        expected = FAMILIES[name].pairing if len(true.pairs) else "none"
+        assert row["pairing"].item() == expected
+        stopped = 2 * int((still[: int(row["rotary_dim"]) // 2]).sum())
+        assert int(row["rotary_dim"]) == true.pairs.size + stopped
+    assert float(rope["residual"].max()) < 1e-5
+    for name in rope.data_vars:
+        assert rope[name].attrs["long_name"]
+        assert "units" in rope[name].attrs
+
+
+@not_as_configured
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["llama_gqa", *ANY_DTYPE])
+def test_every_dtype(name: str, dtype: torch.dtype):
+    model = tiny(name).to(dtype)
+    for layer, true in zip(layers_of(model), rotations(model, name=name), strict=True):
+        pairs, measured = turning(layer.measured.planes)
+        np.testing.assert_array_equal(pairs, true.pairs)
+        rounding = max(torch.finfo(dtype).eps, 2**-23)  # angles are always float32
+        np.testing.assert_allclose(measured, true.inv_freq, rtol=4 * rounding)
+        np.testing.assert_array_equal(turning(layer.planes)[1], true.inv_freq)
+
+
+# long wavelengths and long contexts
+
+
+def test_the_model_runs_once():
+    """Also under an edit, of which nothing has to be run."""
+    model, runs = tiny("llama_gqa"), []
+    model.register_forward_pre_hook(lambda *_: runs.append(1))
+    rl.measure_rope(model)
+    assert len(runs) == 1
+    with rl.edit_rope(model, rl.stop_slowest(0.5)):
+        runs.clear()
+        rl.measure_rope(model)
+    assert len(runs) == 1
+
+
+def test_a_wavelength_of_ten_million_tokens():
+    base = (1e7 / (2 * math.pi)) ** (8 / 7)
+    parameters = {"rope_type": "default", "rope_theta": base}
+    model = tiny("llama_gqa", rope_parameters=parameters)
+    rope = rl.measure_rope(model)
+    np.testing.assert_allclose(rope["wavelength"][:, -1], 1e7, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [("llama_dynamic", 10_001), ("llama_longrope", 5000), ("phi3_longrope", 4097)],
+)
+def test_beyond_the_trained_context(name: str, context: int):
+    """Against transformers' own formula for that length, whatever ran before."""
+    model = tiny(name)
+    kind = model.config.rope_parameters["rope_type"]
+    expected, _ = ROPE_INIT_FUNCTIONS[kind](model.config, "cpu", seq_len=context)
+    within = layers_of(model)[0].planes.inv_freq
+    assert (expected[1:] / within[1:] - 1).abs().min() > 1e-3
+    model.model.rotary_emb(torch.zeros(1, 1, 64), torch.tensor([[20_000]]))
+    for layer in layers_of(model, context=context):
+        torch.testing.assert_close(layer.planes.inv_freq, expected, rtol=1e-6, atol=0)
+        measured = layer.measured.planes.inv_freq
+        torch.testing.assert_close(measured, expected.double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(layers_of(model)[0].planes.inv_freq, within, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["half", "interleaved"])
+@pytest.mark.parametrize("direction", [1, -1])
+def test_reading_vectors_that_were_rotated_by_hand(kind: str, direction: int):
+    """Any speeds, up to half a turn a token, in any order; with a rest on both sides."""
+    speeds = direction * torch.tensor([3.1, 1.0, 2e-4, 0.5, 7e-7], dtype=torch.float64)
+    planes = Planes(speeds, 16, kind, offset=4)
+    positions = probe_positions(2**24)
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(6, 1, 16, generator=generator, dtype=torch.float64)
+    x = start.expand(-1, len(positions), -1).clone()
+    z = torch.complex(start[..., planes.first], start[..., planes.second])
+    z = z * torch.polar(torch.ones(1, dtype=torch.float64), positions[:, None] * speeds)
+    x[..., planes.first], x[..., planes.second] = z.real, z.imag
+    found = read_rotation(x, positions, noise=1e-15)
+    assert found.planes.pairing == kind
+    assert (found.planes.offset, found.planes.rotary_dim) == (4, 10)
+    torch.testing.assert_close(found.planes.inv_freq, speeds, rtol=1e-9, atol=0)
+    turns = found.planes.wavelength.tolist()
+    assert turns == pytest.approx([*(2 * math.pi / speeds.abs()).tolist(), math.inf])
+    assert found.residual < 1e-9
+
+
+@pytest.mark.parametrize(("length", "seen"), [(33, True), (31, False)])
+def test_a_plane_that_hardly_has_a_length_is_not_seen_to_turn(length: float, seen: bool):
+    """Up to 32 times the rounding of one of its four coordinates."""
+    positions, noise = probe_positions(2**6), 1e-3
+    angle = positions[:, None] * torch.tensor([1.0, 0.1])
+    x = torch.polar(torch.tensor([1.0, length * noise / 2]).expand_as(angle), angle)
+    found = read_rotation(torch.cat([x.real, x.imag], -1)[None], positions, noise=noise)
+    assert found.planes.inv_freq.isfinite().tolist() == [True, seen]
+    assert read_rotation(0 * x.real[None], positions, noise=noise).planes.pairing == "none"
+
+
+@not_as_configured
+def test_planes_of_more_than_half_a_turn_a_token_and_backward_ones():
+    """Whole turns a token do not show at whole positions; the sign of a phase does."""
+    model = tiny("llama_gqa")
+    stated = model.model.rotary_emb.inv_freq
+    stated *= torch.tensor([4.0, 40.0, 1.0, -1.0, 1.0, -1.0, 1.0, 2 * math.pi * 1000])
+    rope = rl.measure_rope(model)
+    np.testing.assert_allclose(rope["inv_freq"][0], stated, rtol=1e-4)
+    np.testing.assert_array_equal(rope["inv_freq_stated"][0], stated.double())
+    np.testing.assert_allclose(rope["wavelength"][0], 2 * math.pi / stated.abs(), rtol=1e-4)
+    for layer in layers_of(model):
+        assert torch.equal(layer.planes.inv_freq, stated)
+
+
+SCALED = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0}
+SCALED |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 256}
+ministral = partial(of_kind, "ministral3", num_hidden_layers=1, head_dim=16)
+
+
+@pytest.mark.parametrize("context", [128, 4096])
+def test_queries_that_grow_with_position(context: int):
+    """Within the context where they do not, and beyond it; against transformers' formula."""
+    model = ministral(rope_parameters=SCALED | {"llama_4_scaling_beta": 0.1})
+    rope = rl.measure_rope(model, context=context)
+    expected = get_llama_4_attn_scale(torch.tensor(rope["position"].values)[None], 0.1, 256)
+    np.testing.assert_allclose(rope["query_scale"][0], expected.flatten(), rtol=1e-6)
+    np.testing.assert_allclose(rope["inv_freq"], rope["inv_freq_stated"], rtol=1e-6)
+    assert rl.compare_rope(model, model, context=4096).attrs["verdict"] == "same"
+    other = ministral(rope_parameters=SCALED | {"llama_4_scaling_beta": 0.0})
+    without = rl.compare_rope(model, other, context=4096)
+    assert without.attrs["verdict"] == "different"
+    assert rl.profile(model, torch.arange(600).view(2, 300) % 96, surrogates=0).sizes["layer"]
+
+
+def test_queries_that_grow_with_their_row():
+    """Llama 4's, in layers without rotation: a lone token is always in row 0."""
+    model = tiny("llama4", attn_temperature_tuning=True, floor_scale=16)
+    rope = rl.measure_rope(model)
+    for call, _ in observed_calls(model, torch.full((1, 65), 5)):
+        length = call.query[0, 0].norm(dim=-1)
+        scale = rope["query_scale"].sel(layer=call.layer, position=[1, 16, 64])
+        np.testing.assert_allclose(scale, (length / length[0])[[1, 16, 64]], rtol=1e-5)
+
+
+# planes that stand still
+
+
+@not_as_configured
+@pytest.mark.parametrize("name", ["llama_gqa", "nanochat"])
+def test_the_fastest_planes_may_be_the_ones_that_stopped(name: str):
+    model = tiny(name)
+    model.model.rotary_emb.inv_freq[:4] = 0
+    for layer, true in zip(layers_of(model), rotations(model, name=name), strict=True):
+        pairs, used = turning(layer.planes)
+        np.testing.assert_array_equal(pairs, true.pairs)
+        np.testing.assert_array_equal(used, true.inv_freq)
+
+
+# models that do not do as they say
+
+
+class Table(nn.Module):
+    """A rotary module that turns as `rotary` does, but states something else, or nothing."""
+
+    def __init__(self, rotary: nn.Module, stated: torch.Tensor | None) -> None:
+        super().__init__()
+        self.hidden = [rotary]  # not registered: what it states is out of sight
+        if stated is not None:
+            self.register_buffer("inv_freq", stated)
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple:
+        return self.hidden[0](x, position_ids)
+
+
+def test_a_model_that_states_nothing_is_measured():
+    model = tiny("llama_gqa")
+    truth = rotations(model, name="llama_gqa")
+    model.model.rotary_emb = Table(model.model.rotary_emb, None)
+    rope = rl.measure_rope(model)
+    assert np.isnan(rope["inv_freq_stated"]).all()
+    np.testing.assert_allclose(rope["inv_freq"][0], truth[0].inv_freq, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("llama_gqa", lambda w: w * 1.00001),
+        ("llama_gqa", lambda w: torch.cat([w[:-1], w[-1:] * 1.001])),
+        ("llama_gqa", lambda w: w.flip(0)),
+        ("llama_gqa", lambda w: torch.cat([w, w[-1:] / 3])),
+        ("llama_gqa", lambda w: w[:-1]),
+        ("llama_gqa", lambda w: w * torch.tensor([1.0] * 7 + [0.0])),
+        ("phi", lambda w: torch.cat([w, w[-1:] / 3])),
+        ("phi", lambda w: w[:-1]),
+    ],
+    ids=[
+        *("faster", "slowest faster", "reversed", "one more", "one less", "slowest stopped"),
+        *("partial and one more", "partial and one less"),
+    ],
+)
+def test_a_model_that_states_something_else_is_refused(name: str, change):
+    model = tiny(name)
+    rotary = model.model.rotary_emb
+    planes = len(rotary.inv_freq)
+    model.model.rotary_emb = Table(rotary, change(rotary.inv_freq))
+    with pytest.raises(UnsupportedModel) as refused:
+        rl.measure_rope(model)
+    assert refused.value.what == f"{type(model).__name__} does not rotate as it states."
+    assert f"layer 0: {planes} planes, the fastest at 1 rad" in refused.value.parts["seen"]
+
+
+class Warped(Table):
+    """A rotary module whose cosines and sines change by `change`."""
+
+    change = staticmethod(lambda cos, sin, p: (cos, sin))
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple:
+        cos, sin = super().forward(x, position_ids)
+        return self.change(cos, sin, position_ids[..., None])
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "seen"),
+    [
+        (
+            lambda cos, sin, p: (cos * (1 + 0.01 * p), sin * (1 + 0.01 * p)),
+            "changes its queries with position, but not by a rotation.",
+            r"layer 0: the lengths of its planes change with position "
+            r"\(residual [0-9.e+]+; a rotation keeps them to 1e-03\)",
+        ),
+        (
+            lambda cos, sin, p: (torch.ones_like(cos), torch.zeros_like(sin)),
+            "does not rotate its queries.",
+            r"queries and keys are the same at every position \(residual 0\)",
+        ),
+    ],
+    ids=["grows", "stands still"],
+)
+def test_what_is_no_rotation_is_refused(change, what: str, seen: str):
+    model = tiny("llama_gqa")
+    rotary = model.model.rotary_emb
+    warped = Warped(rotary, rotary.inv_freq)
+    warped.change = change
+    model.model.rotary_emb = warped
+    with pytest.raises(UnsupportedModel, match=seen) as refused:
+        rl.measure_rope(model)
+    assert refused.value.what == f"LlamaForCausalLM {what}"
+    assert "a model that uses RoPE" in refused.value.parts["try"]
+
+
+# families that must be refused
+
+SILENT = r"0 of 2 layers showed their queries and keys; the first that did not is layer 0"
+CHANGES = r"layer 0: the lengths of its planes change with position \(residual 0\.\d+; "
+NO_ROTATION = "changes its queries with position, but not by a rotation."
+REFUSED = {
+    "gpt2": (f"GPT2LMHeadModel {NO_ROTATION}", CHANGES),
+    "opt": (f"OPTForCausalLM {NO_ROTATION}", CHANGES),
+    "bert": (f"BertForMaskedLM {NO_ROTATION}", CHANGES),
+    "bloom": ("BloomForCausalLM hides its attention.", SILENT),
+    "mamba": ("MambaForCausalLM has no attention.", "layers of linear_attention"),
+    "falcon": ("FalconForCausalLM hides its attention.", SILENT),
+    "gptj": ("GPTJForCausalLM hides its attention.", SILENT),
+    "codegen": ("CodeGenForCausalLM hides its attention.", SILENT),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_families_are_refused(name: str):
+    model = tiny(name)
+    what, seen = REFUSED[name]
+    with pytest.raises(UnsupportedModel, match=seen) as refused:
+        rl.measure_rope(model)
+    assert refused.value.what == what
+    assert refused.value.parts["try"]
+
+
+def test_what_is_no_language_model_is_refused():
+    for model in (tiny("llama_gqa").model, nn.Linear(2, 2)):
+        with pytest.raises(UnsupportedModel, match="is not a model that ropelens can run"):
+            rl.measure_rope(model)
+
+
+@pytest.mark.parametrize("plane", [0, 3, 7])
+@pytest.mark.parametrize("family", ["llama_gqa", "glm", "cohere"])
+def test_a_plane_without_length_is_unseen_not_a_lie(family: str, plane: int) -> None:
+    """Pruned heads have such planes: the stated frequency stands, the measured one is NaN."""
+    model = tiny(family)
+    known = as_live_model(model).rotations()[0].planes
+    plane = min(plane, len(known.inv_freq) - 1)
+    places = [range(known.head_dim)[part][plane] for part in (known.first, known.second)]
+    attention = model.model.layers[0].self_attn
+    with torch.no_grad():
+        for projection in (attention.q_proj, attention.k_proj):
+            projection.weight.unflatten(0, (-1, known.head_dim))[:, places] = 0
+            if projection.bias is not None:
+                projection.bias.unflatten(0, (-1, known.head_dim))[:, places] = 0
+    layer = as_live_model(model).rotations()[0]
+    assert layer.measured.planes.inv_freq.isnan().nonzero().flatten().tolist() == [plane]
+    assert torch.equal(layer.planes.inv_freq, known.inv_freq)
+
+
+def test_sequences_that_turn_otherwise_alone_are_counted():
+    """Those of another length, past the trained one; with longrope those within it."""
+    tokens, lengths = torch.arange(120).view(3, 40) % 90, [40, 30, 10]
+    for name, count in (("llama_dynamic", 2), ("llama_longrope", 1), ("llama_gqa", 0)):
+        rope = tiny(name).config.rope_parameters | {"original_max_position_embeddings": 16}
+        model = tiny(name, max_position_embeddings=16, rope_parameters=rope)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            rl.evaluate(model, tokens, lengths=lengths, edits={}, measures=["loss"])
+        words = [str(one.message) for one in warned if "the longest (40" in str(one.message)]
+        assert [word.startswith(f"{count} of 3 sequences") for word in words] == [True] * (
+            count > 0
+        )

@@ -1,0 +1,184 @@
+"""Profiles survive being written and read; what is no profile is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from synthetic_profile import synthetic_profile
+
+import ropelens as rl
+from ropelens.errors import BadArgument
+from ropelens.runtime.results import check_out, open_results, read_record, save, write_folder
+
+
+@pytest.fixture
+def profile() -> xr.Dataset:
+    made, _ = synthetic_profile(layers=2, heads=4, frequencies=4, context=64, excerpt=16)
+    return made.assign_attrs(kind="profile")
+
+
+def test_texts_that_netcdf_cannot_hold_are_told_in_another_way(
+    profile: xr.Dataset, tmp_path: Path
+) -> None:
+    names = ["a\0b", "\0", "😀", "", "<b>", *"cdefghijklm"]
+    names_at = (("excerpt", "excerpt_key"), np.array([names, names], dtype=object))
+    profile = profile.drop_vars("excerpt_token").assign_coords(excerpt_token=names_at)
+    profile.attrs["command"] = "ropelens \udcff"
+    before = profile.copy(deep=True)
+    read = open_results(save(profile, tmp_path / "profile.nc"), "profile")
+    xr.testing.assert_identical(profile, before)
+    assert read["excerpt_token"].values[0].tolist()[:5] == ["a␀b", "␀", "😀", "", "<b>"]
+    assert "excerpt_token" in read.coords
+    assert read.attrs["command"] == "ropelens \\udcff"
+
+
+def test_every_number_and_type_is_kept(profile: xr.Dataset, tmp_path: Path) -> None:
+    profile.attrs |= {"seed": 2**40, "loss": 0.1 + 0.2, "rows": "all", "created": ""}
+    profile.attrs["command"] = "ropelens " + 20_000 * "--text FILE "
+    profile["selectivity"][0, 0, 0] = np.nextafter(1.0, 2.0)
+    profile["total_bits"][0, 0] = np.nan
+    path = save(profile, tmp_path / "profile.nc")
+    read = open_results(path, "profile")
+    xr.testing.assert_identical(read, profile)
+    kinds = {name: type(value) for name, value in profile.attrs.items()}
+    assert {name: type(value) for name, value in read.attrs.items()} == kinds
+    assert set(kinds.values()) == {str, int, float}
+    for name, variable in profile.variables.items():
+        assert variable.dtype.kind == "O" or read[name].dtype == variable.dtype
+    assert list(tmp_path.iterdir()) == [path]
+    with xr.open_dataset(path) as plain:
+        named = sorted(plain.attrs.pop("contents").split())
+        assert named == sorted(map(str, profile.variables))
+        xr.testing.assert_identical(plain.load(), profile)
+
+
+def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path) -> None:
+    path = save(profile, tmp_path / "profile.nc")
+    xr.testing.assert_identical(open_results(path), profile)
+    with pytest.raises(BadArgument, match=r"is no reach[^$]*its kind is profile"):
+        open_results(path, "reach")
+    with pytest.raises(BadArgument, match="is no profile"):
+        open_results(tmp_path, "profile")
+    with pytest.raises(BadArgument, match=r"nothere is no file or folder\.") as refused:
+        rl.open(tmp_path / "nothere")
+    assert "HDF5" not in str(refused.value)
+    (tmp_path / "text").write_text("no numbers")
+    with pytest.raises(BadArgument, match=r"text is no netCDF file") as refused:
+        rl.open(tmp_path / "text")
+    assert "HDF5" not in str(refused.value)
+    whole = xr.load_dataset(path, engine="h5netcdf")
+    content = path.read_bytes()
+    for part in (0, len(content) // 2):
+        path.write_bytes(content[:part])
+        with pytest.raises(BadArgument, match="is no profile"):
+            open_results(path, "profile")
+    whole.drop_vars("q_norm").to_netcdf(path, engine="h5netcdf")
+    with pytest.raises(BadArgument, match="it lacks q_norm"):
+        open_results(path)
+
+
+def test_committed_files_of_earlier_versions_still_open() -> None:
+    reports = Path(__file__).parents[2] / "reports"
+    files = [*reports.glob("*/bundled-rope/*.nc"), reports / "variants/copying/comparison.nc"]
+    kinds = {file.stem: open_results(file).attrs["kind"] for file in files}
+    names = ("profile", "reach", "needles", "truncation", "comparison")
+    assert kinds == {name: name for name in names}
+
+
+def external_link(file: h5py.File, _: Path) -> None:
+    del file["selectivity"]
+    file["selectivity"] = h5py.ExternalLink("/etc/hostname", "/selectivity")
+
+
+def soft_link(file: h5py.File, _: Path) -> None:
+    file["more"] = h5py.SoftLink("/more")
+
+
+def external_storage(file: h5py.File, secret: Path) -> None:
+    file.create_dataset("more", (4,), "u1", external=[(str(secret), 0, 4)])
+
+
+def virtual(file: h5py.File, secret: Path) -> None:
+    layout = h5py.VirtualLayout((4,), "u1")
+    layout[:] = h5py.VirtualSource(str(secret), "more", (4,))
+    file.create_virtual_dataset("more", layout)
+
+
+def group(file: h5py.File, _: Path) -> None:
+    file.create_group("/".join("a" * 500))
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        (external_link, "selectivity"),
+        (soft_link, "more"),
+        (external_storage, "more"),
+        (virtual, "more"),
+        (group, "a"),
+    ],
+)
+def test_a_file_that_points_elsewhere_is_refused_before_it_is_read(
+    profile: xr.Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[h5py.File, Path], None],
+    name: str,
+) -> None:
+    path = save(profile, tmp_path / "profile.nc")
+    (tmp_path / "secret").write_text("abcd")
+    with h5py.File(path, "r+") as file:
+        damage(file, tmp_path / "secret")
+    monkeypatch.setattr(xr, "load_dataset", lambda *_, **__: pytest.fail("it was read"))
+    with pytest.raises(BadArgument, match=f"{name} is not stored in it"):
+        open_results(path, "profile")
+
+
+OWN = "<!doctype html>\n<title>model · ropelens</title>"
+
+
+@pytest.mark.parametrize(
+    ("files", "lost"),
+    [
+        ({"index.html": "<title>My home page</title>"}, "index.html"),
+        ({"run.json": '{"kind": "marathon"}'}, "run.json"),
+        ({"run.json": "[" * 100_000, "history": ""}, "history, run.json"),
+        ({"run.json": '{"kind": "comparison"}'}, "a comparison"),
+        ({"index.html": OWN}, None),
+        ({"run.json": '{"kind": "truncation"}', "index.html": "of an earlier version"}, None),
+    ],
+)
+def test_what_others_wrote_is_not_written_over(
+    tmp_path: Path, files: dict[str, str], lost: str | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    if lost is None:
+        check_out(tmp_path, "analysis")
+        return
+    with pytest.raises(BadArgument, match=f"holds {lost}: results would replace"):
+        check_out(tmp_path, "analysis")
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.json")  # which never ends
+    assert read_record(tmp_path) == {}
+    with pytest.raises(BadArgument, match=r"holds run\.json"):
+        check_out(tmp_path, "analysis")
+
+
+def test_names_that_a_spreadsheet_would_run_are_texts(tmp_path: Path) -> None:
+    names = ["=HYPERLINK(0)", "+1", "-1", "@SUM(1)", "\tx", "a=b", "bundled:rope"]
+    table = pd.DataFrame({"entry": names, "loss": [-1.0] * len(names)})
+    record, results = {"kind": "comparison"}, {"comparison.csv": table}
+    write_folder(tmp_path, record=record, results=results, page=str)
+    read = pd.read_csv(tmp_path / "comparison.csv")
+    assert read["entry"].tolist() == [f"'{name}" for name in names[:5]] + names[5:]
+    assert read["loss"].tolist() == table["loss"].tolist()

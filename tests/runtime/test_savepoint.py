@@ -1,0 +1,207 @@
+"""What was stopped goes on from what was saved, to the same numbers, and measures the rest."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import xarray as xr
+from evaluated import telling
+from same import assert_same
+from tiny_checkpoints import tiny_llama
+
+import ropelens as rl
+from ropelens.budget import held_out
+from ropelens.model.live_model import LiveModel
+from ropelens.runtime import savepoint as module
+from ropelens.runtime.savepoint import Stage, begin_stage, savepoint
+
+TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
+MODEL = tiny_llama(num_hidden_layers=1, num_attention_heads=2).eval()
+EDITS = {"half": rl.stop_slowest(0.5), "one head": rl.stop_slowest(0.5, heads="0.1")}
+
+
+class Stop(Exception):
+    """Stands for whatever ends a run."""
+
+
+def measure(**options: object) -> xr.Dataset:
+    with patch.object(held_out, "FOLD_SEQUENCES", 1):  # fits take two of the six
+        return rl.profile(MODEL, TOKENS, surrogates=1, rows=10, batch_size=2, **options)
+
+
+def evaluate(**options: object) -> xr.Dataset:
+    return rl.evaluate(
+        MODEL, TOKENS, edits=EDITS, prompt_lengths=[40], rows=10, batch_size=2, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> dict[Callable[..., xr.Dataset], xr.Dataset]:
+    return {measured: measured() for measured in (measure, evaluate)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a savepoint that is written at every occasion."""
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    return tmp_path / "saved"
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sequences of every pass over the text whose logits were asked for."""
+    sizes: list[int] = []
+    logits = LiveModel.logits
+
+    def counted(self: LiveModel, tokens: torch.Tensor, **options: int | None):
+        if tokens.shape[1] == TOKENS.shape[1]:
+            sizes.append(len(tokens))
+        return logits(self, tokens, **options)
+
+    monkeypatch.setattr(LiveModel, "logits", counted)
+    return sizes
+
+
+def stop_at(tokens: int) -> Callable[[int], None]:
+    """A progress that ends the run once so many tokens are done."""
+    done: list[int] = []
+
+    def progress(more: int) -> None:
+        done.append(more)
+        if sum(done) >= tokens:
+            raise Stop
+
+    return telling(progress)
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("measured again")
+
+
+def test_a_profile_goes_on(
+    uninterrupted: dict,
+    folder: Path,
+    ran: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(Stop), savepoint(folder, {"a": 1}):
+        measure(progress=stop_at(4 * 24 + 1))
+    assert ran[-3:] == [2, 2, 2]
+    assert capfd.readouterr().err == ""
+    ran.clear()
+    told: list[int] = []
+    monkeypatch.setattr("ropelens.profiles.profile.fit_layers", never)
+    with savepoint(folder, {"a": 1}):
+        resumed = measure(progress=telling(told.append))
+    assert ran == [2]
+    assert sum(told) == 2 * 24
+    assert capfd.readouterr().err == f"going on from what was measured in {folder}\n"
+    assert_same(resumed, uninterrupted[measure])
+
+
+# Tokens of an entry: 6 x 24 of text, in batches of 2; 8 x 63 of repeats; 48 x 40 of needles.
+@pytest.mark.parametrize(
+    ("measures", "stop", "again", "left"),
+    [
+        (("loss", "labels", "change"), 5 * 48, [2] * 6, 6 * 48),
+        (("induction", "retrieval"), 504 + 1, [], 2 * 504 + 3 * 1920),
+        (("induction", "retrieval"), 3 * 504 + 1921, [], 2 * 1920),
+    ],
+    ids=["text", "repeats", "needles"],
+)
+def test_an_evaluation_goes_on(
+    uninterrupted: dict,
+    folder: Path,
+    ran: list[int],
+    measures: Sequence[str],
+    stop: int,
+    again: list[int],
+    left: int,
+) -> None:
+    with pytest.raises(Stop), savepoint(folder, {}):
+        evaluate(measures=measures, progress=stop_at(stop))
+    ran.clear()
+    told: list[int] = []
+    with savepoint(folder, {}):
+        resumed = evaluate(measures=measures, progress=telling(told.append))
+    assert (ran, sum(told)) == (again, left)
+    assert_same(resumed, uninterrupted[evaluate])
+
+
+@pytest.mark.parametrize("how", ["another key", "cut", "another file", "empty"])
+def test_what_is_of_no_use_is_removed_with_a_word(
+    folder: Path, capfd: pytest.CaptureFixture[str], how: str
+) -> None:
+    with savepoint(folder, {"seed": 0}):
+        begin_stage().save([torch.ones(100)])
+    (file,) = folder.iterdir()
+    other = {"cut": file.read_bytes()[:-100], "another file": b"never mind", "empty": b""}
+    if how in other:
+        file.write_bytes(other[how])
+    shutil.copy(file, folder / f"1{file.name[1:]}")
+    with savepoint(folder, {"seed": int(how == "another key")}):
+        assert begin_stage().state is None
+    assert not folder.exists()
+    words = f"of no use here, and removed: what was measured in {folder}\n"
+    assert capfd.readouterr().err == words
+
+
+def test_what_cannot_be_saved_does_not_end_the_measurement(folder: Path) -> None:
+    folder.write_text("no folder can be made here")
+    with savepoint(folder, {}):
+        stage = begin_stage()
+        with pytest.warns(UserWarning, match="the measurement so far could not be saved"):
+            stage.save([1])
+        stage.save([2])  # and no second warning
+
+
+def test_a_state_is_saved_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with savepoint(tmp_path, {}):
+        stage = begin_stage()
+    for second, number in ((59, 1), (61, 2), (100, 3), (122, 4)):
+        now[0] = float(second)
+        stage.save([number])
+        with savepoint(tmp_path, {}):
+            assert begin_stage().state == {59: None, 61: [2], 100: [2], 122: [4]}[second]
+
+
+def test_a_state_comes_back_bit_for_bit(folder: Path) -> None:
+    tensors = [torch.arange(3)[::2], torch.tensor(0.1, dtype=torch.float64), torch.ones(0, 2)]
+    state = {3: [1.5, None, "é", True, float("nan")], "x": tensors}
+    with savepoint(folder, {}):
+        begin_stage().save(state)
+    with savepoint(folder, {}):
+        assert repr(begin_stage().state) == repr(state)
+
+
+def test_ctrl_c_says_how_to_go_on(folder: Path) -> None:
+    with pytest.raises(KeyboardInterrupt, match=r"^$"), savepoint(folder, {}):
+        raise KeyboardInterrupt
+    Stage(folder / "0").save([1])
+    told = f"^stopped; the same command goes on from {folder}"
+    with pytest.raises(KeyboardInterrupt, match=told), savepoint(folder, {}):
+        raise KeyboardInterrupt
+
+
+def test_a_link_in_place_of_a_savepoint_is_not_followed(tmp_path: Path) -> None:
+    """A folder that was received may hold one."""
+    outside, folder = tmp_path / "outside", tmp_path / "out" / ".unfinished"
+    outside.mkdir()
+    folder.parent.mkdir()
+    folder.symlink_to(outside)
+    with savepoint(folder, {}):
+        stage = begin_stage()
+        stage.due = 0.0
+        stage.save({"sums": torch.ones(2)})
+    assert not any(outside.iterdir())
+    assert [file.suffix for file in folder.iterdir()] == [".safetensors"]

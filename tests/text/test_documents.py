@@ -1,0 +1,328 @@
+"""Reading and cutting text: nothing lost, nothing counted twice, every refusal by its words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_checkpoints import save_tiny
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+import ropelens as rl
+from ropelens.checkpoints.load import load
+from ropelens.errors import BadArgument, BadText, RopelensError
+from ropelens.text.documents import (
+    Sequences,
+    encode,
+    fingerprint_of,
+    pieces,
+    read_documents,
+    tokenize,
+    warn_beyond,
+)
+
+
+def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
+    """A token a character, ids from its code; BOS is 1, EOS 2 and added where asked for."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {chr(code): code for code in range(3, 128)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.add_special_tokens([AddedToken("<s>"), AddedToken("</s>")])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    names = {"bos_token": "<s>"} if bos else {}
+    # A maximum as real tokenizers state it, far below the documents' lengths.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", model_max_length=8, **names
+    )
+
+
+WITH_BOS, WITHOUT_BOS = letters(), letters(bos=False)
+
+
+def rows(sequences: Sequences) -> list[list[int]]:
+    pairs = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
+    return [row[:length] for row, length in pairs]
+
+
+# Reading.
+
+
+def test_files_and_folders_in_order(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("second\n")
+    (tmp_path / "a.md").write_text("first\n\n")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "d.jsonl").write_text(
+        '{"text": "third\\n", "id": 3}\n\n{"text": "fourth"}\n'
+    )
+    (tmp_path / "e.py").write_text("not text")
+    (tmp_path / "z").write_text("any name will do")
+    assert read_documents([tmp_path]) == ["first", "second", "third\n", "fourth"]
+    assert read_documents([tmp_path / "z", str(tmp_path / "a.md")]) == [
+        "any name will do",
+        "first",
+    ]
+
+
+def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path) -> None:
+    path = tmp_path / "windows.txt"
+    path.write_bytes("\ufeffé\r\ntwo\rthree\u2028\r\n".encode())
+    lines = tmp_path / "a.jsonl"
+    lines.write_text(json.dumps({"text": "a\u2028b\u0085c\r\nd"}, ensure_ascii=False) + "\n")
+    assert read_documents([path, lines]) == ["é\ntwo\nthree\u2028", "a\u2028b\u0085c\r\nd"]
+
+
+def test_empty_documents_among_others_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n")
+    (tmp_path / "b.txt").write_text("text")
+    (tmp_path / "c.jsonl").write_text('{"text": ""}\n{"text": "more"}\n')
+    assert read_documents([tmp_path]) == ["text", "more"]
+
+
+def write(name: str, data: bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    return make
+
+
+BAD_FILES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
+    "missing": (lambda f: f / "no.txt", ["no.txt cannot be read", "No such file", "*.txt"]),
+    "empty": (write("a.txt", b""), ["There is no text in"]),
+    "empty folder": (lambda f: f, ["There is no text in"]),
+    "Latin-1": (
+        write("a.txt", b"caf\xe9 au lait"),
+        ["cannot be read as text in UTF-8", "byte 0xe9 in position 3", "iconv"],
+    ),
+    "jsonl malformed": (
+        write("a.jsonl", b'{"text": "good"}\n\n{"text": bad}\n'),
+        ["Line 3 of", "a.jsonl holds no text: '{\"text\": bad}'.", "JSONDecodeError"],
+    ),
+    "jsonl a number": (write("a.jsonl", b'{"text": 3}\n'), ["Line 1 of", "holds no text"]),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_FILES)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: str) -> None:
+    make, words = BAD_FILES[bad]
+    path = make(tmp_path)
+    with pytest.raises(BadText) as caught:
+        read_documents([path])
+    for word in [*words, str(path)]:
+        assert word in str(caught.value)
+    assert "\n" not in caught.value.line
+
+
+# Cutting.
+
+
+def test_documents_are_cut_each_with_bos_and_a_padded_tail() -> None:
+    cut = tokenize(["abcdefgh", "xy"], WITH_BOS, context=4)
+    assert rows(cut) == [
+        [1, *map(ord, "abc")],
+        [1, *map(ord, "def")],
+        [1, *map(ord, "gh")],
+        [1, *map(ord, "xy")],
+    ]
+    assert cut.tokens.shape == (4, 4)
+    assert cut.tokens[2:, 3].tolist() == [0, 0]
+    assert cut.source == "4 of 4 sequences of up to 4 tokens (documents: 2, characters: 10)"
+
+
+def test_bos_as_the_tokenizer_itself_adds_it() -> None:
+    plain = letters()
+    plain.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 2)]
+    )
+    assert plain.bos_token_id == 1
+    texts = [tokenize("ab", of, context=2, bos="tokenizer") for of in (WITH_BOS, plain)]
+    assert [rows(of) for of in texts] == [[[1, 97], [1, 98]], [[97, 98]]]
+
+
+@given(
+    documents=st.lists(st.text("abc ", max_size=30), min_size=1, max_size=5),
+    context=st.integers(2, 12),
+    bos=st.booleans(),
+)
+@settings(deadline=None)
+def test_sequences_joined_are_the_documents(documents: list[str], context: int, bos: bool):
+    step, expected = context - bos, []
+    for text in documents:
+        parts = [text[start : start + step] for start in range(0, len(text), step)]
+        expected += [[1] * bos + list(map(ord, part)) for part in parts if len(part) + bos > 1]
+    tokenizer = WITH_BOS if bos else WITHOUT_BOS
+    if sum(map(len, expected)) < context:
+        with pytest.raises(BadText):
+            tokenize(documents, tokenizer, context=context)
+    else:
+        assert rows(tokenize(documents, tokenizer, context=context)) == expected
+
+
+def test_a_sample_is_seeded_ordered_and_without_replacement() -> None:
+    text = ["".join(chr(33 + i) for i in range(60))]  # no character twice
+    everything = tokenize(text, WITH_BOS, context=3)
+    some = tokenize(text, WITH_BOS, context=3, sequences=10, seed=3)
+    places = [rows(everything).index(row) for row in rows(some)]
+    assert len(places) == 10
+    assert places == sorted(set(places))
+    again = tokenize(text, WITH_BOS, context=3, sequences=10, seed=3)
+    other = tokenize(text, WITH_BOS, context=3, sequences=10, seed=4)
+    assert rows(again) == rows(some) != rows(other)
+    assert some.fingerprint == everything.fingerprint
+    assert some.source.startswith("10 of 30 sequences")
+
+
+def test_short_tails_are_drawn_only_where_there_are_too_few_others() -> None:
+    text = ["a" * 33, "bcd", "e" * 33, "f" * 40]  # tails of 2, 2 and 9 tokens; 4 are a document
+
+    def drawn(sequences: int | None, seed: int) -> list[int]:
+        cut = tokenize(text, WITH_BOS, context=17, sequences=sequences, seed=seed)
+        return sorted(cut.lengths.tolist())
+
+    assert all(drawn(8, seed) == [4, 9, 17, 17, 17, 17, 17, 17] for seed in range(20))
+    assert all(2 in drawn(9, seed) for seed in range(20))
+    assert drawn(None, 0) == drawn(10, 0) == [2, 2, 4, 9, 17, 17, 17, 17, 17, 17]
+
+
+@given(st.integers(4, 30), st.integers(0, 99))
+def test_documents_are_drawn_from_evenly(sequences: int, seed: int) -> None:
+    """However long they are: as many of each, as far as it has so many."""
+    text = ["a" * 8, "b" * 800, "c" * 80, "d" * 16]  # 4, 400, 40 and 8 sequences
+    cut = tokenize(text, WITH_BOS, context=3, sequences=sequences, seed=seed)
+    counts = torch.bincount(cut.documents, minlength=4)
+    assert counts.sum() == sequences
+    free = counts[counts < torch.tensor([4, 400, 40, 8])]
+    assert free.max() - free.min() <= 1
+    assert counts.max() == free.max()
+
+
+def test_more_sequences_than_there_are_gives_all_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="all 2 sequences of the text are used: 9 were asked"):
+        cut = tokenize(["abcd"], WITH_BOS, context=3, sequences=9)
+    assert len(cut.tokens) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(tokenize(["abcd"], WITH_BOS, context=3, sequences=2).tokens) == 2
+
+
+def test_a_long_document_is_no_news(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenize(["a" * 1000], letters(), context=4)
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+def test_the_fingerprint_is_of_the_text() -> None:
+    cut = tokenize(["née", "b"], WITH_BOS, context=2)
+    assert cut.fingerprint == hashlib.sha256("née\0b".encode()).hexdigest()
+    assert fingerprint_of(["a", "b"]) != fingerprint_of(["ab"])
+
+
+BAD_CUTS: dict[str, tuple[Callable[[], object], type[RopelensError], str]] = {
+    "short": (
+        lambda: tokenize(["abc", "de"], WITH_BOS, context=8),
+        BadText,
+        r"shorter than one context of 8 tokens[\s\S]*7 tokens \(documents: 2\)",
+    ),
+    "no documents": (lambda: tokenize([], WITH_BOS, context=2), BadText, "0 tokens"),
+    "context 1": (
+        lambda: tokenize(["abc"], WITH_BOS, context=1),
+        BadArgument,
+        "context must be a whole number, 2 or more",
+    ),
+    "a context in words": (
+        lambda: tokenize(["abc"], WITH_BOS, context="64"),
+        BadArgument,
+        "tokenize: context must be a whole number, 2 or more",
+    ),
+    "no tokenizer": (
+        lambda: tokenize(["abc"], None, context=2),
+        BadArgument,
+        "needs the tokenizer of the model",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_CUTS)
+def test_a_bad_cut_is_refused(bad: str) -> None:
+    call, kind, words = BAD_CUTS[bad]
+    with pytest.raises(kind, match=words) as caught:
+        call()
+    assert type(caught.value) is kind
+    assert "\n" not in caught.value.line
+
+
+def test_a_context_beyond_the_model_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="context 600 is beyond the 512 tokens"):
+        warn_beyond(600, 512)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_beyond(512, 512)
+        warn_beyond(512, None)
+
+
+def test_special_tokens_that_somebody_wrote_are_text() -> None:
+    _, tokenizer = load("bundled")
+    found = tokenize(["a <s> b </s> c " * 30], tokenizer, context=40)
+    for row, length in zip(found.tokens, found.lengths, strict=True):
+        begins = (row[:length] == tokenizer.bos_token_id).nonzero().flatten()
+        assert begins.tolist() == [0]
+
+
+# What never ends, or ends late.
+
+
+def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole() -> None:
+    tokenizer = load("bundled")[1]
+    text = "Once upon  a time, there   was a well-known fox;\n\n it ran.  " * 40
+    _, whole = encode(text, tokenizer)
+    for longest in range(30, 60):
+        parts = list(pieces(text, longest=longest))
+        assert "".join(parts) == text
+        assert max(map(len, parts)) <= longest
+        assert [i for part in parts for i in encode(part, tokenizer)[1]] == whole
+    assert list(pieces("a" * 25, longest=10)) == ["a" * 10, "a" * 10, "a" * 5]
+
+
+def test_no_more_than_a_million_characters_are_tokenized_at_once() -> None:
+    lengths = []
+
+    class Letters:
+        bos_token_id = None
+
+        def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+            lengths.append(len(text))
+            return {"input_ids": [0] * 10}
+
+    _, ids = encode("ab " * 1_000_000, Letters())
+    assert (sum(lengths), len(ids)) == (3_000_000, 10 * len(lengths))
+    assert max(lengths) <= 1_000_000
+
+
+# No tokenizer.
+
+
+def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> None:
+    whole, bare = save_tiny(tmp_path / "whole"), save_tiny(tmp_path / "bare")
+    for path in bare.glob("tokenizer*"):
+        path.unlink()
+    text, options = "the quick brown fox " * 20, rl.Options(context=24, surrogates=0)
+    found = rl.analyze(bare, torch.arange(90).reshape(3, 30) % 40, options)
+    assert found.profile.attrs["tokens"] == 90
+    with pytest.raises(BadArgument, match="A text needs the tokenizer"):
+        rl.analyze(bare, text, options)
+    read = rl.analyze(bare, text, options, tokenizer=load(whole)[1])
+    assert read.profile.attrs["tokens_sha256"]
+    with pytest.raises(BadArgument, match="not in the model's vocabulary"):
+        rl.analyze(bare, torch.full((2, 9), 40), options)
