@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.claims.verdict import judge, rank_correlation
 from ropelens.intervals import paired_interval
-from ropelens.text.corpus import deal
+from ropelens.text.corpus import assign_groups
 
 SEQUENCES = 8
 """Sequences of a made-up document."""
@@ -83,7 +83,7 @@ def holds(
     truth: float, change: np.ndarray, weight: np.ndarray, document: np.ndarray
 ) -> tuple[bool, bool]:
     """Whether the interval by group, as it is now, and that by sequence hold the truth."""
-    group = deal(torch.from_numpy(document), len(document)).numpy()
+    group = assign_groups(torch.from_numpy(document), len(document)).numpy()
     bounds = [paired_interval(change, weight, by)[1:] for by in (group, None)]
     now, before = (low <= truth <= high for low, high in bounds)
     return bool(now), bool(before)

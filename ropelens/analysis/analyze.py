@@ -181,7 +181,7 @@ def _record(
         "model": {
             "name": attrs["model"],
             "revision": attrs["revision"],
-            "class": live.kind,
+            "class": live.class_name,
             "fingerprint": weights,
         },
         "text": {"source": attrs["text"], "fingerprint": plan.text.fingerprint or None},

@@ -37,7 +37,7 @@ from ropelens.profiles.passes import fit_cost
 from ropelens.profiles.token_sets import attention_on
 from ropelens.rope.select import heads_by_layer, plan_cuts
 from ropelens.runtime.devices import LIBRARIES, free_bytes, pass_bytes
-from ropelens.text.batches import cut
+from ropelens.text.batches import split_batch
 from ropelens.text.documents import (
     PIECE,
     Sequences,
@@ -291,7 +291,7 @@ def _sequences(
     if isinstance(documents, Tensor | Mapping):
         ids, lengths, hidden, numbers = documents, None, None, None
         if isinstance(documents, Mapping):
-            ids, lengths, hidden, numbers, _ = cut(documents, None, config)
+            ids, lengths, hidden, numbers, _ = split_batch(documents, None, config)
         tokens, lengths = check_tokens(ids, lengths, vocabulary=config.vocab_size)
         count = f"{len(tokens):,} sequences of tokens"
         return Sequences(tokens, lengths, "", count, numbers, hidden)

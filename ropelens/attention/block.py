@@ -106,10 +106,12 @@ class SampledCall:
     def _of_rows(self, x: Shaped[Tensor, "batch head _ value"]) -> Tensor:
         at = self.position
         if self.call.at is not None:
-            return fast_products.pick(
+            return fast_products.take_rows(
                 x, torch.searchsorted(self.call.at.cpu(), at.contiguous())
             )
-        return x[:, :, 1 : at.shape[1] + 1] if self.rows.dense else fast_products.pick(x, at)
+        return (
+            x[:, :, 1 : at.shape[1] + 1] if self.rows.dense else fast_products.take_rows(x, at)
+        )
 
     @cached_property
     def visible(self) -> Bool[Tensor, "batch row key"] | None:
@@ -134,7 +136,7 @@ class SampledCall:
         return self.position + 1 - self.first
 
     @property
-    def reach(self) -> Float[Tensor, "2 offset"]:
+    def offset_weight(self) -> Float[Tensor, "2 offset"]:
         """Weight of the rows that see each offset, at any key, and at one but the first."""
         weight = self.rows.weight.double()
         total = weight.new_zeros(2, self.k.shape[2])
@@ -158,9 +160,9 @@ class SampledCall:
             mask = self.visible.to(self.k)
             return torch.einsum("brk,bhkc->bhrc", mask, self.k)[:, :, None]
         total = fast_products.running_sum(self.k)
-        seen = fast_products.pick(total, self.position)
+        seen = fast_products.take_rows(total, self.position)
         if self.first.any():
-            before = fast_products.pick(total, (self.first - 1).clamp(min=0))
+            before = fast_products.take_rows(total, (self.first - 1).clamp(min=0))
             seen -= before * (self.first > 0).to(self.k.device)[:, None, :, None]
         return seen[:, :, None]
 
@@ -205,7 +207,7 @@ class Block:
     Scores are in nats. `position` [shared, row] and `weight` [batch, row] are those of the
     rows; `keys` are the positions of the keys: the first is 0, or one that no row sees. `q`
     [batch, kv_head, group, row, coordinate] and `k` [batch, kv_head, key, coordinate] carry
-    their rotation. `own` [shared, row] is the column of each row's own key, `tokens`
+    their rotation. `self_column` [shared, row] is the column of each row's own key, `tokens`
     [batch, key] are the ids of the keys. Blocks of one call share memory: what one computed
     ends with the next.
     """
@@ -222,7 +224,7 @@ class Block:
         self.q = rows.row_q[:, heads, :, part]
         self.k = rows.k[:, heads, self._columns]
         self.tokens = rows.tokens[:, self._columns]
-        self.own = (self.position - low).to(self.k.device)
+        self.self_column = (self.position - low).to(self.k.device)
         group = self.q.shape[2]
         self.query_heads = slice(heads.start * group, heads.stop * group)
 
@@ -263,7 +265,7 @@ class Block:
         return fast_products.softmax(self.scores, out=out)
 
     @cached_property
-    def read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
+    def attended_key(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """A K: sum_j A_ij k_j."""
         return (self.attention.flatten(2, 3) @ self.k).view_as(self.q)
 
@@ -280,7 +282,7 @@ class Block:
     def expected_score(self) -> Float[Tensor, "batch kv_head group row"]:
         """sum_j A_ij L_ij, which without a soft-cap is s q_i (A K)_i."""
         if self.call.softcap is None:
-            return self.call.scale * torch.linalg.vecdot(self.q, self.read)
+            return self.call.scale * torch.linalg.vecdot(self.q, self.attended_key)
         return torch.linalg.vecdot(self.attention, self.scores)
 
     @property
@@ -376,7 +378,7 @@ class Block:
         count = len(self.keys)
         offset = torch.arange(count - 1, -count, -1, device=self.k.device)
         offset = offset % count if self.of_call.visible is None else offset.clamp(min=0)
-        own = count - 1 - self.own
+        own = count - 1 - self.self_column
         return offset.unfold(0, count, 1).index_select(0, own.flatten()).view(*own.shape, -1)
 
     @cached_property

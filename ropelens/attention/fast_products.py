@@ -45,7 +45,7 @@ def softmax(
     return weights, largest - weights.amax(-1).log()
 
 
-def pick(
+def take_rows(
     x: Shaped[Tensor, "batch head position value"], at: Int[Tensor, "shared row"]
 ) -> Shaped[Tensor, "batch head row value"]:
     """`x` at the positions `at` of each sequence, or of all of them."""

@@ -56,7 +56,7 @@ def k_coherence(layer: LayerMeans) -> Float[Tensor, "kv_head term"]:
 
 def selectivity(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
     """sum_j (A_ij - U_ij) q_i k_j by coordinate: q_i ((A K)_i - (U K)_i)."""
-    return block.q * (block.read - block.mean_key)
+    return block.q * (block.attended_key - block.mean_key)
 
 
 def predicted_kernel(layer: LayerMeans) -> Float[Tensor, "head bin"]:
@@ -80,7 +80,7 @@ def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coo
     E_a and E_u are means over the keys that are no sinks, under A and evenly.
     """
     evenly = (1 - sink_mass(block))[..., None] * block.mean_other_key
-    return block.q * (block.read - block.sink_read - evenly)
+    return block.q * (block.attended_key - block.sink_read - evenly)
 
 
 def selectivity_sink(layer: LayerMeans) -> Float[Tensor, "head term"]:

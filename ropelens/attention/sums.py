@@ -36,7 +36,7 @@ def sum_attention(rows: SampledCall, statistics: Sequence[Statistic]) -> Sequenc
         padding = padding | rows.rows.hidden.to(padding.device)
     for statistic in statistics:
         if statistic.over == "tokens":
-            of_tokens = statistic.of(rows)
+            of_tokens = statistic.values(rows)
             if padding.any():
                 of_tokens = of_tokens.masked_fill(padding[:, None, :, None], 0)
             sums[statistic.name] = of_tokens.sum(2).double()
@@ -58,7 +58,7 @@ def sum_attention(rows: SampledCall, statistics: Sequence[Statistic]) -> Sequenc
 
 def _values(statistic: Statistic, block: Block) -> Tensor:
     """The values of a statistic on a block, which must be there for every row."""
-    values, keys = statistic.of(block), [len(block.keys)] * (statistic.over == "offsets")
+    values, keys = statistic.values(block), [len(block.keys)] * (statistic.over == "offsets")
     wanted = (*block.q.shape[:4], *keys)
     if values.shape[: len(wanted)] != wanted or values.ndim > 5:
         raise BadArgument(
@@ -84,14 +84,14 @@ def _sum_rows(
 class LayerSums:
     """Sums of one layer by the names of the statistics, in their units.
 
-    `scale` is that of the scores. Rows see offsets up to `farthest`; `reach` has the weight of
-    those that see each offset, at any key and at a key other than position 0. Sums by offset
-    are sums by bin of offsets.
+    `scale` is the scale of the scores. Rows see offsets up to `farthest`. `offset_weight[0]` is
+    the weight of the rows that see each offset. `offset_weight[1]` is the same weight for keys
+    other than position 0. Sums by offset are sums by bin of offsets.
     """
 
     scale: float
     farthest: int
-    reach: Float[Tensor, "2 offset"]
+    offset_weight: Float[Tensor, "2 offset"]
     sums: dict[str, Float[Tensor, "_ ..."]]
 
     @classmethod
@@ -103,14 +103,16 @@ class LayerSums:
         by_offset = [row.name for row in statistics if row.over == "offsets"]
         binned = {name: sum_bins(sums[name], edges) for name in by_offset}
         pooled = {name: x.sum(0) for name, x in (sums | binned).items()}
-        return cls(rows.call.scale, rows.call.farthest, reach=rows.reach, sums=pooled)
+        return cls(
+            rows.call.scale, rows.call.farthest, offset_weight=rows.offset_weight, sums=pooled
+        )
 
     def __add__(self, other: LayerSums) -> LayerSums:
         """The sums of both corpora; the longer context sets the bins."""
         return LayerSums(
             self.scale,
             farthest=max(self.farthest, other.farthest),
-            reach=_add(self.reach, other.reach),
+            offset_weight=_add(self.offset_weight, other.offset_weight),
             sums=_add(self.sums, other.sums),
         )
 
@@ -154,7 +156,7 @@ class LayerMeans:
         self.sums, self.whole, self.planes, self.scale = sums, whole, planes, sums.scale
         self._over = {row.name: row.over for row in statistics}
         self.row_weight = whole.row_weight.sum(0)
-        self.edges: Int[Tensor, " edge"] = offset_edges(sums.reach.shape[1])
+        self.edges: Int[Tensor, " edge"] = offset_edges(sums.offset_weight.shape[1])
 
     def __getitem__(self, name: str) -> Float[Tensor, " head *value"]:
         """The mean of a statistic over tokens or rows."""
@@ -164,7 +166,7 @@ class LayerMeans:
     @property
     def offset_share(self) -> Float[Tensor, " bin"]:
         """Share of rows that see each bin's first offset at a key other than position 0."""
-        reach = pad(self.sums.reach[1], (0, int(self.edges[-1])))
+        reach = pad(self.sums.offset_weight[1], (0, int(self.edges[-1])))
         return reach[self.edges[:-1]] / self.row_weight.sum()
 
 

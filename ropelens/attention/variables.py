@@ -59,7 +59,7 @@ class Variable:
 class Statistic(Variable):
     """A sum over rows or tokens of the attention of a layer; the profile has its mean.
 
-    `of` gives the values that are summed:
+    `values` gives the numbers that are summed:
 
     - over "rows": from a `Block` of rows [batch, kv_head, group, row], or one more axis;
     - over "offsets": from a `Block` a value for every key of every row [..., row, key], which
@@ -72,7 +72,7 @@ class Statistic(Variable):
     `saved` serves other variables.
     """
 
-    of: Callable[[Any], Tensor] = field(kw_only=True)
+    values: Callable[[Any], Tensor] = field(kw_only=True)
     over: Literal["rows", "offsets", "tokens"] = "rows"
 
     @property

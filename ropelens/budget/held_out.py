@@ -38,7 +38,11 @@ SURROGATE_ROWS = 256  # rows of so many sequences that surrogates are compared o
 
 def scored_rows(text: Corpus) -> int:
     """Rows of each sequence that models are scored on; alone, those that it is fitted to."""
-    return 2 * FOLD_ROWS if text.alone else max(LEAST_SCORED, -(-SCORED_ROWS // len(text)))
+    return (
+        2 * FOLD_ROWS
+        if text.single_long_sequence
+        else max(LEAST_SCORED, -(-SCORED_ROWS // len(text)))
+    )
 
 
 def fitted_sequences(count: int, context: int) -> int:
@@ -98,7 +102,7 @@ class Sample:
     @classmethod
     def draw(cls, text: Corpus, *, seed: int) -> Sample:
         """Sequences of many groups, drawn with `seed`, and rows of theirs."""
-        if text.alone:
+        if text.single_long_sequence:
             both = [int(text.lengths.argmax())]
             per_sequence, numbers = scored_rows(text), both
         else:
@@ -110,7 +114,7 @@ class Sample:
         rows = sample_rows(text.lengths, count=per_sequence, seed=seed, numbers=numbers)
         some = text.part(slice(SURROGATE_SEQUENCES), width=text.context)
         compared = sample_rows(some.lengths, count=SURROGATE_ROWS // len(some), seed=seed)
-        return cls(both, text, rows.without(text.hidden), compared.without(some.hidden))
+        return cls(both, text, rows.zero_hidden(text.hidden), compared.zero_hidden(some.hidden))
 
     def fit(
         self, call: AttentionCall, planes: Planes, *, surrogates: int, seed: int
@@ -154,7 +158,7 @@ def _taken(
     mass = torch.zeros(batch, heads, context, dtype=torch.float64)
     for block in rows.blocks():
         keys, row_weight = slice(block.keys.start, block.keys.stop), block.weight[:, None]
-        own = block.own[..., None]
+        own = block.self_column[..., None]
         if block.heads.start == 0:
             behind = block.seen.to(block.weight.dtype).scatter(-1, own, 0.0)
             count[:, keys] += ((row_weight > 0).to(behind) @ behind)[:, 0].cpu()
@@ -180,7 +184,7 @@ def _of_fold(
     rows: SampledCall, text: Corpus, fold: int
 ) -> tuple[Bool[Tensor, " batch"], SampledCall]:
     """The sequences of a fold and their rows; alone, every other row of the sequence."""
-    if text.alone:
+    if text.single_long_sequence:
         return text.fold >= 0, rows.with_rows(rows.rows.every_other(fold))
     mine = text.fold == fold
     return mine, rows.of_sequences(mine)

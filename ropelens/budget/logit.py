@@ -100,8 +100,8 @@ def sums(
         column = block.offset[:, None, None].expand_as(attention)
         at_offset = torch.gather(attention, -1, column, out=block.buffer("by offset"))
         if block.of_call.visible is not None:
-            number = torch.arange(len(block.keys)).to(block.own)
-            at_offset *= number <= block.own[:, None, None, :, None]
+            number = torch.arange(len(block.keys)).to(block.self_column)
+            at_offset *= number <= block.self_column[:, None, None, :, None]
         on_sinks *= block.sink_kind > 0
         bins = block.sink_bins[:, None, None].expand_as(on_sinks).flatten(-2)
         for _ in ("masses", "squares"):
@@ -126,7 +126,7 @@ def fit(rows: SampledCall, *, fold: int = 0) -> Float[Tensor, "model head variab
     (kv_heads, group), context = rows.row_q.shape[1:3], rows.k.shape[2]
     terms, first = rows.planes.terms, rows.planes.terms + len(SINKS)
     size = first + context + len(offset_edges(context)) - 1
-    rows, number = averaged(rows)
+    rows, number = normalize_weights(rows)
     observed = torch.zeros(kv_heads, group, size).double()
     information = torch.zeros(kv_heads, group).double()
     for block in rows.blocks():
@@ -139,7 +139,7 @@ def fit(rows: SampledCall, *, fold: int = 0) -> Float[Tensor, "model head variab
     allowed = tolerance(information + fits[0].value - table.count.log() @ table.weight)
     weights = observed.new_zeros(len(MODELS), *observed.shape)
     weights[:2, :, terms:] = torch.stack([model.point for model in fits])
-    some, _ = averaged(rows.with_rows(_some(rows.rows, fold)))
+    some, _ = normalize_weights(rows.with_rows(_some(rows.rows, fold)))
     cells = rows.weight.numel() * context * group
     together = max(1, BLOCK_ELEMENTS[rows.k.device.type] // 2 // cells)
     for begin in range(0, kv_heads, together):
@@ -291,7 +291,7 @@ def gains(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*hea
     return {name: (one - uniform) / (weight * math.log(2)) for name, one in nats}
 
 
-def averaged(rows: SampledCall) -> tuple[SampledCall, int]:
+def normalize_weights(rows: SampledCall) -> tuple[SampledCall, int]:
     """The rows with weights that sum to one, and their number, at least 1."""
     weight = rows.rows.weight.double()
     mean = (weight / weight.sum().clamp(min=1e-300)).float()

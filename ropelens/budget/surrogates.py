@@ -23,7 +23,7 @@ from ropelens.attention.block import SampledCall
 from ropelens.attention.fast_products import HIDDEN
 from ropelens.attention.offset_bins import offset_edges, sampled_offsets
 from ropelens.budget.labels import Thresholds, describe_wavelengths
-from ropelens.budget.logit import RIDGE, averaged, tolerance
+from ropelens.budget.logit import RIDGE, normalize_weights, tolerance
 from ropelens.budget.offsets import OffsetRows, fit_offsets
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import generator_of
@@ -43,7 +43,7 @@ def draw_surrogates(
     on, of the model as of its surrogates. `seed` and the layer decide the draws, and at which
     offsets all of them read the keys of a long context.
     """
-    rows, count = averaged(rows)
+    rows, count = normalize_weights(rows)
     heads, kv_heads = rows.q.shape[1], rows.k.shape[1]
     orders = _orders(rows.planes, kv_heads, draws, seed=seed, layer=rows.call.layer)
     frequency = rows.planes.of_keys(kv_heads).inv_freq.cpu().expand(orders.shape)

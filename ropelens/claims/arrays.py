@@ -91,7 +91,7 @@ TOKENS = Null("the head that attends most to each of 40 random sets of words, as
 
 
 def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "layer ..."]]:
-    """The arrays of the layers and planes that rotate, by the names in `Claim.of`.
+    """The arrays of the layers and planes that rotate, by the names in `Claim.arrays`.
 
     NaN where the profile has no such numbers.
     """

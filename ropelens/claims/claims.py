@@ -42,7 +42,7 @@ Tested = tuple[tuple[float, float, float], np.ndarray, tuple[str, str] | None]
 class Claim:
     """A published claim: a row of the ledger.
 
-    `number` makes one of the arrays `of` (names of `claim_arrays`), those of the model and
+    `number` makes one of the `arrays` (names of `claim_arrays`), those of the model and
     those that `null` draws. The claim says that it is large, or small where `sign` is -1; less
     than `floor` counts as none.
     `test` takes the place of both where a number comes with its null. `absent` is what it
@@ -55,13 +55,13 @@ class Claim:
     what: str
     call: str
     null: Null
-    of: tuple[str, ...] = ()
+    arrays: tuple[str, ...] = ()
     number: Callable[..., float] | None = None
     sign: int = 1
     floor: float = -math.inf
     test: Callable[[xr.Dataset], Tested] | None = None
-    absent: str = "there is nothing of the kind to measure"
-    takes: str = ""
+    why_untestable: str = "there is nothing of the kind to measure"
+    min_size: str = ""
 
 
 # ---- numbers
@@ -175,7 +175,7 @@ DIFFER = "longest planes differ, or 50 planes"
 CLAIMS: tuple[Claim, ...] = (
     Claim("slow_norms", "Slow planes have the longest queries and keys",
         f"{BARBERO}, Figs 3, 4", "share of |q||k| in the slower half of the planes", NORMS,
-        nulls.PLANES, ("length",), slow_half, absent=ALIKE),
+        nulls.PLANES, ("length",), slow_half, why_untestable=ALIKE),
     Claim("fast_at_the_ends", "The first and last layers use fast planes more than the others",
         f"{BARBERO}, Figs 3, 4",
         "share of |q||k| in the fastest quarter: first and last layer minus the others", NORMS,
@@ -183,24 +183,27 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("flat_values", "Values are spread over the planes more evenly than queries and keys",
         f"{BARBERO}, Figs 10, 13", "sd over mean of the planes' lengths: q and k minus v",
         NORMS, nulls.ROLES, ("q_uneven", "k_uneven", "v_uneven"), more_than_values,
-        absent=NO_VALUES),
+        why_untestable=NO_VALUES),
     Claim("band", "Queries and keys are longest in the band at plane (D/2) log_b(L / 3.657)",
         "Oka et al. 2026, ICLR", "planes between a layer's longest plane and the predicted one",
-        NORMS, nulls.PLANES, ("length", "band"), distance_to_band, sign=-1, absent=ALIKE,
-        takes=f"10 planes and layers whose {DIFFER}"),
+        NORMS, nulls.PLANES, ("length", "band"), distance_to_band, sign=-1,
+        why_untestable=ALIKE,
+        min_size=f"10 planes and layers whose {DIFFER}"),
     Claim("massive_slow", "Massive values of queries and keys are in slow planes", JIN,
         "share of planes 3.5 times as long as a head's mean one that are in the slower half",
         NORMS, nulls.PLANES, ("massive",), slow_half_of_all,
-        absent="no plane is 3.5 times as long as the mean", takes="6 such planes or more"),
+        why_untestable="no plane is 3.5 times as long as the mean",
+        min_size="6 such planes or more"),
     Claim("massive_not_in_values", "Queries and keys have massive values, and values have none",
         JIN, "planes of a head 3.5 times as long as its mean one: q and k minus v", NORMS,
-        nulls.ROLES, ("q_count", "k_count", "v_count"), more_than_values, absent=NO_VALUES,
-        takes="4 layers with them in q and k, or 10 in one of the two"),
+        nulls.ROLES, ("q_count", "k_count", "v_count"), more_than_values,
+        why_untestable=NO_VALUES,
+        min_size="4 layers with them in q and k, or 10 in one of the two"),
     Claim("sinks_slow", "Sinks are held by planes that do not turn once in the context",
         "Jonasson 2025, arXiv 2503.01832", "share of slow planes in the push toward sinks",
         SELECTIVITY, nulls.PLANES, ("sink_push", "slow"), push_of_long_planes,
-        absent="sinks explain less than 5 % of the bits, or all planes turn, or none",
-        takes="2 of 10 planes that do not turn once, or 1 of 50"),
+        why_untestable="sinks explain less than 5 % of the bits, or all planes turn, or none",
+        min_size="2 of 10 planes that do not turn once, or 1 of 50"),
     Claim("positional_fast", "Positional heads use short wavelengths, semantic heads long ones",
         f"{BARBERO}, sections 5, 6",
         "rank correlation of what the offset explains with the mean log wavelength",
@@ -210,20 +213,20 @@ CLAIMS: tuple[Claim, ...] = (
         "Urrutia et al. 2025, arXiv 2511.11579",
         "rank correlation of a layer's median positional share with its number",
         "rl.plot_head_map(profile)", nulls.LAYERS, ("positional",), rank_with_depth, sign=-1,
-        absent=f"layers do not differ; it takes {nulls.LAYERS.takes} or more"),
+        why_untestable=f"layers do not differ; it takes {nulls.LAYERS.takes} or more"),
     Claim("fixed_vectors", "The longest planes of most heads carry a fixed vector", TRI,
         "share of heads whose queries' longest plane has a coherence above 0.95", SELECTIVITY,
         nulls.PLANES, ("q_coherence", "q_norm"), fixed_in_longest, floor=MOST,
-        absent="coherence is above 0.95 in no plane, or in all",
-        takes=f"10 planes and heads whose {DIFFER}"),
+        why_untestable="coherence is above 0.95 in no plane, or in all",
+        min_size=f"10 planes and heads whose {DIFFER}"),
     Claim("mean_vectors_predict", "Mean queries and keys predict most of how heads look back",
         TRI, "share that the predicted kernel explains of the log of the fitted one", KERNEL,
         nulls.PARTNERS, ("agreement",), predicted_share, floor=MOST,
-        absent="every head is diffuse"),
+        why_untestable="every head is diffuse"),
     Claim("decay", "Scores decay with distance", "Su et al. 2021, arXiv 2104.09864",
         "rank correlation of the mean vectors' score with nearness", KERNEL, nulls.SIGNS,
         ("nearness",), mean_beyond(TRIFLING),
-        absent=f"curves rise and fall alike: rank correlations below {TRIFLING}"),
+        why_untestable=f"curves rise and fall alike: rank correlations below {TRIFLING}"),
     Claim("previous_token", "Some head attends to the previous token", f"{BARBERO}, section 5",
         "largest weight of offset 1 in a head's kernel", 'heads.nlargest(3, "previous_token")',
         nulls.OFFSETS, ("kernel",), largest_at(1), floor=Thresholds.offset),
@@ -233,33 +236,33 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("slow_stop", "Stopping the slowest quarter costs less than random planes",
         f"{BARBERO}, section 6.1", "change of loss with it stopped, nats/token",
         "rl.truncate(model, tokens, keep=[0.75])", nulls.QUARTERS, ("slow_loss", "tokens"),
-        cost, sign=-1, absent=CHEAP),
+        cost, sign=-1, why_untestable=CHEAP),
     Claim("fast_stop", "Stopping the fastest quarter costs more than random planes",
         f"{BARBERO}, section 6.1", "change of loss with it stopped, nats/token",
         "rl.truncate(model, tokens, keep=[0.75], ends=['fast'])", nulls.QUARTERS,
-        ("fast_loss", "tokens"), cost, absent=CHEAP),
+        ("fast_loss", "tokens"), cost, why_untestable=CHEAP),
     Claim("long_planes", "The longest planes matter more than as many others", JIN,
         "change of loss without the eighth of the planes with the largest |q||k|, nats/token",
         "rl.evaluate(model, tokens, edits={'without': rl.drop(rl.PlaneNumbers(planes))})",
-        nulls.EIGHTHS, ("long_loss", "tokens"), cost, absent=CHEAP),
+        nulls.EIGHTHS, ("long_loss", "tokens"), cost, why_untestable=CHEAP),
     Claim("slow_induction", "Induction heads need the slowest quarter of their planes",
         "Chiang and Yogatama 2025, arXiv 2502.11276",
         "loss of induction of the induction heads with it stopped",
         "rl.evaluate(model, tokens, edits={'slow': rl.stop_slowest(0.25, heads=found)})",
-        nulls.QUARTERS, ("induction_lost", "once"), cost, absent=NO_INDUCTION),
+        nulls.QUARTERS, ("induction_lost", "once"), cost, why_untestable=NO_INDUCTION),
     Claim("slow_reach", "Without slow planes' rotation, induction heads find more far copies",
         f"{BARBERO}, section 6",
         "share of copies found, 2/3 of the trained context back (at most 2,048 tokens): with "
         "the slowest quarter stopped minus as it is",
         "rl.reach(model, tokens, variants=['own', 'p-rope:0.75'])", nulls.DRAWS,
-        ("more_found",), mean_beyond(NOTHING), takes="6 draws that differ",
-        absent=NO_INDUCTION),
+        ("more_found",), mean_beyond(NOTHING), min_size="6 draws that differ",
+        why_untestable=NO_INDUCTION),
     Claim("apostrophes", "Some head attends to a class of tokens: apostrophes",
         f"{BARBERO}, section 6",
         "attention on them, where one is in sight, minus on others as frequent and as far",
         "rl.attention_on(tokens, \"*'*\", tokenizer)", nulls.TOKENS, ("token_lead",),
         largest_at(0), floor=FAINT,
-        absent="there are no 10 apostrophes in this text, or no tokenizer to know them by"),
+        why_untestable="the text has fewer than 10 apostrophes, or there is no tokenizer"),
 )
 # fmt: on
 
@@ -275,7 +278,7 @@ def ledger(
     arrays, rows = claim_arrays(profile) | dict(tried or {}), []
     for claim in CLAIMS:
         random = np.random.default_rng([seed % 2**64, *claim.name.encode()])
-        if arrays.keys() >= {*claim.of}:
+        if arrays.keys() >= {*claim.arrays}:
             rows.append(judged(claim, profile, arrays, random, draws))
     table = pd.DataFrame(rows)
     known = table["p_value"].notna()
@@ -295,7 +298,7 @@ def judged(
     (number, low, high), null, known = tested
     null = null[np.isfinite(null)]
     ends = np.quantile(null, [TAIL, 0.5, 1 - TAIL]) if len(null) else np.full(3, np.nan)
-    verdict, why, p_value = "not testable", claim.absent, math.nan
+    verdict, why, p_value = "not testable", claim.why_untestable, math.nan
     if math.isfinite(number) and len(null):
         verdict, why, p_value = _verdict(number, null, claim)
     verdict, why = known or (verdict, why)
@@ -320,7 +323,7 @@ def _tested(
     claim: Claim, arrays: Mapping[str, np.ndarray], random: np.random.Generator, draws: int
 ) -> Tested:
     assert claim.number is not None
-    of = tuple(arrays[name] for name in claim.of)
+    of = tuple(arrays[name] for name in claim.arrays)
     with np.errstate(invalid="ignore", divide="ignore"):
         number, possible = math.nan, 0
         why = "no plane of this model rotates"
@@ -344,7 +347,7 @@ def _verdict(
     as_far = (drawn >= value - SAME).sum(), (drawn <= value + SAME).sum()
     p_value, other = ((1 + int(count)) / (1 + len(null)) for count in as_far)
     if np.ptp([*null, number]) < SAME:
-        return "not testable", claim.absent, math.nan
+        return "not testable", claim.why_untestable, math.nan
     if p_value <= TAIL:
         return "holds", BEYOND, p_value
     if other <= TAIL:
@@ -354,6 +357,6 @@ def _verdict(
     rarest = max(1, (drawn >= drawn.max() - SAME).sum()) / (1 + len(null))
     if rarest > TAIL:
         why = f"{rarest:.1%} of the draws are as extreme as any can be"
-        takes = claim.takes or f"{claim.null.takes} or more"
+        takes = claim.min_size or f"{claim.null.takes} or more"
         return "not testable", f"{why}; it takes {takes}", math.nan
     return "unresolved", "chance and geometry give as much", p_value

@@ -142,7 +142,7 @@ def stack_edits(live: LiveModel, edits: Sequence[Edit | str]) -> ModelEdit:
     """`edits`, checked, after those that are open."""
     live.rotations()  # measured, or refused, before the block
     if any(type(module).__name__.endswith("Indexer") for module in live.model.modules()):
-        warnings.warn(f"{live.kind}'s indexer picks keys without the edit", stacklevel=5)
+        warnings.warn(f"{live.class_name}'s indexer picks keys without the edit", stacklevel=5)
     outer = live.open_edit
     before = outer.edits if isinstance(outer, ModelEdit) else ()
     return ModelEdit(live, (*before, *(placed(live, edit) for edit in edits)))

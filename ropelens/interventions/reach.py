@@ -139,7 +139,9 @@ def _run(
 
             def see(call: AttentionCall, there: int = distance, to: Tensor = further) -> Tensor:
                 turning = planes_of(live, call)
-                return won(call.of_heads(chosen[call.layer]), turning, copied, there, to)
+                return share_found(
+                    call.of_heads(chosen[call.layer]), turning, copied, there, to
+                )
 
             forget_length(live)
             for layer, shares in live.record_calls(tokens, see).items():
@@ -172,7 +174,7 @@ def two_copies(
     return torch.cat([first, once, filler, once])[None]
 
 
-def won(
+def share_found(
     call: AttentionCall,
     planes: Planes,
     copied: int,

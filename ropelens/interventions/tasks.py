@@ -41,7 +41,7 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
     Nothing announces the first; each of the others follows the same token as before.
     """
     live = measurement.live
-    most = max(2, (measurement.within - 1) // 2)
+    most = max(2, (measurement.prompt_context - 1) // 2)
     by_default = doublings(NEAREST, most) if most >= NEAREST else (most,)
     distances = tuple(dict.fromkeys(map(int, distances or by_default)))
     if min(distances) < 2:
@@ -74,7 +74,7 @@ def needles(
     measurement: Measurement, lengths: Sequence[int] | None, prompts: int = TRIALS
 ) -> Task:
     """Which needles in stretches of the text are found, by length and depth of `prompts`."""
-    live, text, within = measurement.live, measurement.text, measurement.within
+    live, text, within = measurement.live, measurement.text, measurement.prompt_context
     by_default = [max(SHORTEST, within // part) for part in (4, 2, 1)]
     lengths = tuple(dict.fromkeys(map(int, lengths or by_default)))
     stretch = text.tokens.cpu()[:, 1:][text.real[:, 1:]]

@@ -86,7 +86,7 @@ def truncate(
     # Cuts that stop the same planes are measured under the name of the first.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
     edits = {names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"}
-    within = Measurement.of(live, tokens, lengths, documents=documents).within
+    within = Measurement.of(live, tokens, lengths, documents=documents).prompt_context
     far = tuple(max(2, (within - 1) // 2 >> k) for k in (6, 4, 2, 0))  # as copies can be apart
     measured = evaluate(
         live,

@@ -40,7 +40,7 @@ def recomputed(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def once(module: nn.Module, results: list[Any]) -> Iterator[None]:
+def cache_first_result(module: nn.Module, results: list[Any]) -> Iterator[None]:
     """`module` gives its first result of `results` again while the block runs."""
     own = module.forward
 

@@ -34,7 +34,12 @@ from ropelens.model.attention_hooks import (
     hooks_of,
     wrapped_attention,
 )
-from ropelens.model.forward_patches import once, recomputed, skip_mlp_work, without_dropout
+from ropelens.model.forward_patches import (
+    cache_first_result,
+    recomputed,
+    skip_mlp_work,
+    without_dropout,
+)
 from ropelens.model.output_check import OutputCheck
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import heads_by_layer
@@ -72,7 +77,7 @@ class LiveModel:
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.config: PreTrainedConfig = model.config.get_text_config()
-        self.kind = type(model).__name__
+        self.class_name = type(model).__name__
         self.layers: int = getattr(self.config, "num_hidden_layers", 0)
         self.heads: int = getattr(self.config, "num_attention_heads", 0)
         self.kinds = layer_kinds(self.config)
@@ -89,9 +94,9 @@ class LiveModel:
         self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
         kinds = {str(part.get("rope_type")) for part in rope_parameters(self.config)}
         self.depends_on_length = bool(LENGTH_DEPENDENT & kinds)
-        self.turned: dict[int, Tensor] = {}  # frequencies of each layer's last call
+        self.last_inv_freq: dict[int, Tensor] = {}  # frequencies of each layer's last call
         self._rotations: dict[int | None, list[LayerRotation]] = {}
-        self._judge = OutputCheck(self.kind)
+        self._judge = OutputCheck(self.class_name)
         self._looked: set[tuple[int, bool]] = set()
 
     # the rotation
@@ -178,7 +183,7 @@ class LiveModel:
         def keep(call: AttentionCall) -> None:
             if call.layer in layers:
                 raise UnsupportedModel(
-                    f"{self.kind} attends more than once in a layer.",
+                    f"{self.class_name} attends more than once in a layer.",
                     seen=f"a second attention call of layer {call.layer} in one pass",
                 )
             layers[call.layer] = see(call)
@@ -233,7 +238,7 @@ class LiveModel:
             piece = torch.arange(begin, min(begin + size, context), device=ids.device)
             options = {} if size >= context else {"logits_to_keep": piece}
             # Closed before the piece is given away: who gets it may never come back.
-            with without_dropout(self.model), once(self.model.base_model, hidden):
+            with without_dropout(self.model), cache_first_result(self.model.base_model, hidden):
                 logits = self.model(ids, **inputs, **options).logits
             yield begin, logits
 
@@ -310,7 +315,7 @@ class LiveModel:
             if not torch.equal(plain, observed) and torch.equal(plain, run()):
                 residual = float((plain - observed).abs().max() / plain.abs().max())
                 raise UnsupportedModel(
-                    f"{self.kind} computes something else while it is observed.",
+                    f"{self.class_name} computes something else while it is observed.",
                     seen=f"logits of {kind[0]} tokens: a relative change of {residual:.2g}",
                 )
         self._looked.add(kind)
@@ -327,7 +332,7 @@ class LiveModel:
         missing, count = sorted(set(self.attending) - seen), len(self.attending)
         if missing or not count:
             raise UnsupportedModel(
-                f"{self.kind} {'hides its' if missing else 'has no'} attention.",
+                f"{self.class_name} {'hides its' if missing else 'has no'} attention.",
                 seen=f"{count - len(missing)} of {count} layers showed their queries and keys; "
                 f"the first that did not is layer {missing[0]}"
                 if missing

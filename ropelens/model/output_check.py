@@ -19,9 +19,9 @@ from ropelens.errors import UnsupportedModel
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """Compares every kind of call of a model once; `kind` names the model in the error."""
+    """Compare every kind of call of a model once; errors name the model by `class_name`."""
 
-    kind: str
+    class_name: str
     judged: set[tuple[object, ...]] = field(default_factory=set)
     """Layer, rows, past and mask of what was compared."""
 
@@ -58,7 +58,7 @@ class OutputCheck:
             allowed = max(1e-5, 2.5 * eps, eps * call.scale * longest[0] * longest[1])
         if residual > allowed:
             raise UnsupportedModel(
-                f"{self.kind} attends in a way that ropelens does not know.",
+                f"{self.class_name} attends in a way that ropelens does not know.",
                 seen=f"layer {call.layer}: attention from its queries, keys and mask "
                 f"misses the model's own output by {residual:.2g} (allowed {allowed:.0e})",
                 means="the model changes scores, mask or weights without a word",

@@ -49,7 +49,7 @@ def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
         live.forward(torch.ones(1, 2, dtype=torch.long), last=1)
     if missing := [layer for layer in live.attending if layer not in projections]:
         raise UnsupportedModel(
-            f"No linear map reads the heads of {live.kind} as they are.",
+            f"No linear map reads the heads of {live.class_name} as they are.",
             seen=f"layer {missing[0]}: something else stands behind its attention",
         )
     return projections
@@ -120,7 +120,7 @@ def logit_directions(
 def _check(live: LiveModel, straight: bool) -> None:
     if not straight:
         raise UnsupportedModel(
-            f"What heads of {live.kind} write does not go straight to the logits.",
+            f"What heads of {live.class_name} write does not go straight to the logits.",
             seen="a norm or a factor on the way, or a final norm that is not linear",
             hint="values=True without logits_of",
         )

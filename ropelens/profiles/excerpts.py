@@ -56,7 +56,7 @@ def read_excerpts(
         attention, turning = attention_map(call)[0].float().cpu(), planes[call.layer]
         if not attention.isfinite().all():
             raise UnsupportedModel(
-                f"{live.kind} attends with numbers that are not finite.",
+                f"{live.class_name} attends with numbers that are not finite.",
                 seen=f"layer {call.layer}: NaN or infinity in its scores",
                 hint="dtype=torch.float32, or another checkpoint",
             )

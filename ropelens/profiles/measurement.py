@@ -25,7 +25,7 @@ from ropelens.errors import IN_WORDS, BadArgument
 from ropelens.model.live_model import LiveModel, Model, as_live_model
 from ropelens.rotation.probe import count_length_mismatches
 from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
-from ropelens.text.batches import cut
+from ropelens.text.batches import split_batch
 from ropelens.text.corpus import Corpus, Documents, count_documents
 from ropelens.text.documents import check_tokens, padding_ids
 from ropelens.text.rows import HowMany, Rows, all_rows, rows_for, sample_rows
@@ -35,7 +35,7 @@ Tokens = (
     | Integer[np.ndarray, "sequence position"]
     | Mapping[str, Any]
 )
-"""Ids, padded on the right; or a BatchEncoding: see `cut`."""
+"""Ids, padded on the right; or a BatchEncoding: see `split_batch`."""
 IN_WORDS[Tokens] = (
     "token ids [sequence, position], such as rl.tokenize(documents, tokenizer).tokens or "
     "tokens[None], or a BatchEncoding"
@@ -108,7 +108,9 @@ class Measurement:
             if lengths is not None:
                 raise BadArgument("lengths are of sequences, not of padded or packed rows.")
             held = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
-            tokens, lengths, hidden, documents, number = cut(held, documents, live.config)
+            tokens, lengths, hidden, documents, number = split_batch(
+                held, documents, live.config
+            )
             across = attention_across(live, held, number)
         padding, vocabulary = padding_ids(live.model), live.vocabulary
         tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, padding=padding)
@@ -165,7 +167,9 @@ class Measurement:
         else:
             rows = sample_rows(lengths, count=self.rows, **drawn)
         scored = sample_rows(lengths, count=scored_rows(self.text), **drawn)
-        return Batch(part, rows.without(part.hidden), scored.without(part.hidden), fitted)
+        return Batch(
+            part, rows.zero_hidden(part.hidden), scored.zero_hidden(part.hidden), fitted
+        )
 
     @cached_property
     def sample(self) -> Sample:
@@ -178,7 +182,7 @@ class Measurement:
         return int(self.text.tokens[0, 0])
 
     @property
-    def within(self) -> int:
+    def prompt_context(self) -> int:
         """Tokens of a prompt: the trained context, or that of the text where it is shorter."""
         return min(self.live.context, self.text.context)
 
@@ -188,7 +192,7 @@ class Measurement:
         live, text = self.live, self.text
         config = live.model.config
         return {
-            "model": short_name(str(config.name_or_path)) or live.kind,
+            "model": short_name(str(config.name_or_path)) or live.class_name,
             "revision": str(config.to_dict().get("_commit_hash") or ""),
             "dtype": str(live.model.dtype).removeprefix("torch."),
             "seed": self.seed,

@@ -105,7 +105,7 @@ def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
     by_group = gains(scores[:, rows > 0])
     of_layers, kernels = [fits[layer] for layer in layers], []
     for layer, fit in zip(layers, of_layers, strict=True):
-        seen_by = sums.layers[layer].reach[0] / sums.row_weight.sum()
+        seen_by = sums.layers[layer].offset_weight[0] / sums.row_weight.sum()
         kernel, edges = describe_kernel(fit.kappa, seen_by), offset_edges(len(seen_by))
         in_bins = {"kernel": sum_bins(kernel["kernel"], edges) / edges.diff()}
         kernels.append(kernel | in_bins)

@@ -123,9 +123,9 @@ def shares_of(
     words, dims = f"tokens {words}", ("layer", "head")
     return (
         Share(f"attention_on_{name}", dims, "1", f"attention on {words}, where one is seen",
-            column="score", of=lambda block: share(block, control=False)),
+            column="score", values=lambda block: share(block, control=False)),
         Share(f"control_on_{name}", dims, "1", f"others as frequent and far as {words}",
-            of=lambda block: share(block, control=True)),
+            values=lambda block: share(block, control=True)),
     )  # fmt: skip
 
 

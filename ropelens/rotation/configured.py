@@ -41,7 +41,7 @@ def warn_of_configuration(live: LiveModel, layers: Sequence[LayerRotation]) -> N
             if difference and not any(difference in earlier for earlier in words):
                 words.append(f"layer {number}: {difference}; what is measured is the model.")
     for each in words:
-        warnings.warn(f"{live.kind}, {each}", stacklevel=2)
+        warnings.warn(f"{live.class_name}, {each}", stacklevel=2)
 
 
 def _idle_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:

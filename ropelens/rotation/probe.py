@@ -94,7 +94,7 @@ def probe_single_tokens(
         )
         if not (query.isfinite().all() and key.isfinite().all()):
             raise UnsupportedModel(
-                f"{live.kind} has queries or keys that are NaN or infinite.",
+                f"{live.class_name} has queries or keys that are NaN or infinite.",
                 seen=f"layer {call.layer}",
                 hint="whole weights, and rope_parameters that give frequencies",
             )
@@ -128,7 +128,7 @@ def attention_factor(live: LiveModel) -> float | None:
     factors = {float(module[name]) for module, name in rotary} or {1.0}
     if len(factors) > 1:
         raise UnsupportedModel(
-            f"{live.kind} scales its queries in more than one way: {sorted(factors)}."
+            f"{live.class_name} scales its queries in more than one way: {sorted(factors)}."
         )
     (factor,), lengths = factors, []
     try:
@@ -199,14 +199,14 @@ def planes_now(live: LiveModel, layer: int, *, continued: bool) -> Planes:
     count = len(planes.inv_freq)
     stated = next(w for w in stated_inv_freq(live, layer) if len(w) == count)
     now = -stated if planes.inv_freq.sum() < 0 else stated
-    before = live.turned.get(layer)
+    before = live.last_inv_freq.get(layer)
     if continued and (before is None or not torch.equal(now, before)):
         raise UnsupportedModel(
             "It cannot be told how the keys in this cache were rotated.",
             seen="a RoPE that changes with the length, and keys of another length or block",
             hint="call the model with use_cache=False",
         )
-    live.turned[layer] = now
+    live.last_inv_freq[layer] = now
     return replace(planes, inv_freq=now)
 
 
@@ -263,10 +263,12 @@ def count_length_mismatches(live: LiveModel, lengths: Int[Tensor, " sequence"]) 
 
 def _check_rotates(live: LiveModel, measured: dict[int, MeasuredRotation]) -> None:
     """Refuse a model whose queries change by anything but a rotation, or not at all."""
-    seen, what = "", f"{live.kind} does not rotate its queries."
+    seen, what = "", f"{live.class_name} does not rotate its queries."
     for layer, rotation in reversed(measured.items()):
         if not rotation.residual <= live.tolerance:
-            what = f"{live.kind} changes its queries with position, but not by a rotation."
+            what = (
+                f"{live.class_name} changes its queries with position, but not by a rotation."
+            )
             seen = (
                 f"layer {layer}: the lengths of its planes change with position (residual "
                 f"{rotation.residual:.2g}; a rotation keeps them to {live.tolerance:.0e})"
@@ -289,7 +291,7 @@ def _check_values(live: LiveModel, lone: dict[int, SingleTokenProbe]) -> None:
         change = (tokens.values - tokens.values[:, :1]).square().mean().sqrt()
         if change > live.tolerance * tokens.values.square().mean().sqrt():
             raise UnsupportedModel(
-                f"{live.kind} rotates its values too.",
+                f"{live.class_name} rotates its values too.",
                 seen=f"layer {layer}: the values of a token change with its position",
             )
 
@@ -317,7 +319,7 @@ def _agree(
             return replace(rotation, planes=seen), stated, used
     if candidates:
         raise UnsupportedModel(
-            f"{live.kind} does not rotate as it states.",
+            f"{live.class_name} does not rotate as it states.",
             seen=f"layer {layer}: {len(planes.inv_freq)} planes, the fastest at "
             f"{planes.inv_freq[0]:.6g} rad/token; its inv_freq holds "
             f"{len(candidates[0])}, the fastest at {candidates[0][0]:.6g}",

@@ -123,7 +123,7 @@ def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Sh
         parameters = parameters | {"rope_theta": bases[layer]}
     if "rope_theta" not in parameters:
         raise UnsupportedModel(
-            f"{live.kind} does not state the base of its RoPE.",
+            f"{live.class_name} does not state the base of its RoPE.",
             hint="ropelens.rescale with the frequencies themselves",
         )
     return replace(stated_shape(config, parameters), head_dim=rotary_dim, length=length)

@@ -22,7 +22,7 @@ TEXT |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 """What a batch of text may have; only the first three are read."""
 
 
-def cut(
+def split_batch(
     encoding: Mapping[str, Any], documents: Any = None, config: Any = None
 ) -> tuple[
     Int[Tensor, "sequence position"],

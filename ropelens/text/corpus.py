@@ -42,7 +42,8 @@ class Corpus:
     `group` numbers the sequences that are resampled together. `sinks` is the kind of sink of
     each key by its place and token (see `SINKS`; 0 for none, and in padding). Models are fitted
     to `long` sequences of one `fold` and scored on the other; short ones say nothing of farther
-    offsets. `alone`: one fold has no long sequence, so rows are folded instead of sequences.
+    offsets. With a `single_long_sequence` one fold has no long sequence, so rows are folded
+    instead of sequences.
     `hidden` marks the tokens inside a sequence that a mask hides; None where there are none.
     """
 
@@ -52,7 +53,7 @@ class Corpus:
     sinks: Int[Tensor, "sequence 1 position"]
     fold: Int[Tensor, " sequence"]
     long: Bool[Tensor, " sequence"]
-    alone: bool
+    single_long_sequence: bool
     hidden: Bool[Tensor, "sequence position"] | None = None
 
     @classmethod
@@ -68,11 +69,14 @@ class Corpus:
     ) -> Corpus:
         """Sequences cut from `documents`; `bos` at the start and `named` tokens are sinks."""
         sinks = known_sinks(tokens, bos=bos, named=named)
-        group, ordered = deal(documents, len(tokens)), lengths.sort(descending=True).values
+        group, ordered = (
+            assign_groups(documents, len(tokens)),
+            lengths.sort(descending=True).values,
+        )
         half = (2 * ordered.cumsum(0) < ordered.sum()).sum()
         long, fold = lengths >= LONG * ordered[half], _folds(lengths, group)
-        alone = len(fold[long].unique()) < 2
-        text = cls(tokens, lengths, group, sinks, fold, long, alone, hidden)
+        single_long_sequence = len(fold[long].unique()) < 2
+        text = cls(tokens, lengths, group, sinks, fold, long, single_long_sequence, hidden)
         return replace(text, sinks=sinks.masked_fill(~text.real[:, None], 0))
 
     def __len__(self) -> int:
@@ -109,7 +113,7 @@ class Corpus:
         return replace(self, tokens=tokens, sinks=sinks, hidden=hidden, **each)
 
 
-def deal(documents: Documents | None, sequences: int) -> Int[Tensor, " sequence"]:
+def assign_groups(documents: Documents | None, sequences: int) -> Int[Tensor, " sequence"]:
     """The group of each sequence: its document where there are 8 or more.
 
     Otherwise groups are stretches of neighbouring sequences.

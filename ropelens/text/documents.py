@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.errors import BadArgument, BadText, Count, Positive, Several, explained, public
-from ropelens.text.batches import cut
+from ropelens.text.batches import split_batch
 from ropelens.text.rows import generator_of
 
 Row = tuple[list[int], int]
@@ -275,7 +275,7 @@ def check_tokens(
     `BadArgument` for tokens or lengths out of range, and for lengths that count padding.
     """
     if isinstance(tokens, Mapping):
-        tokens, lengths, hidden, *_ = cut(tokens)
+        tokens, lengths, hidden, *_ = split_batch(tokens)
         if hidden is not None:
             raise BadArgument("Here attention_mask may hide no token inside a sequence.")
     tokens = () if tokens is None else tokens

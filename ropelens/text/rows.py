@@ -44,7 +44,7 @@ class Rows:
     dense: bool
     hidden: Bool[Tensor, "batch token"] | None = None
 
-    def without(self, hidden: Bool[Tensor, "batch token"] | None) -> Rows:
+    def zero_hidden(self, hidden: Bool[Tensor, "batch token"] | None) -> Rows:
         """These rows; those of the tokens that are `hidden` have no weight."""
         if hidden is None:
             return self

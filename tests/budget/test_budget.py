@@ -22,7 +22,7 @@ from ropelens.budget.logit import gains
 from ropelens.budget.offsets import OffsetRows
 from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes
-from ropelens.text.corpus import GROUPS, Corpus, deal
+from ropelens.text.corpus import GROUPS, Corpus, assign_groups
 from ropelens.text.rows import all_rows, sample_rows
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
@@ -144,7 +144,7 @@ def test_a_sample_takes_as_many_sequences_of_both_folds_from_as_many_groups_as_i
     documents = [0] * 30 + [1, 2, 3, 4, 5, 6, 7, 8, 9]
     sample = drawn([20] * 39, documents=documents, seed=3)
     taken = sample.text.tokens[:, 0] // 20
-    group = deal(documents, 39)[taken]
+    group = assign_groups(documents, 39)[taken]
     assert len(taken) == len(set(taken.tolist())) == 10
     assert sample.text.fold.tolist() == [0, 1] * 5
     assert len(group.unique()) == 10, "one of each document, though one has most sequences"
@@ -178,8 +178,8 @@ def test_models_are_fitted_to_long_sequences(lengths: list[int], fitted: set[int
     text = Corpus.of(torch.zeros(len(lengths), max(lengths)).long(), torch.tensor(lengths))
     sample = Sample.draw(text, seed=seed)
     assert set(sample.text.lengths.tolist()) <= fitted
-    assert text.alone == (lengths == [17, 512])
-    if not text.alone:
+    assert text.single_long_sequence == (lengths == [17, 512])
+    if not text.single_long_sequence:
         assert sample.text.fold.tolist() == [0, 1] * (len(sample.text) // 2)
 
 
@@ -187,7 +187,7 @@ def test_a_sequence_alone_is_fitted_and_scored_on_other_rows():
     """Every row that is scored was left to the other half when models were fitted."""
     for length in (2, 3, 30, 5000):
         sample = drawn([length], seed=5)
-        assert sample.text.alone
+        assert sample.text.single_long_sequence
         scored = sample_rows(torch.tensor([length]), count=scored_rows(sample.text), seed=5)
         assert torch.equal(scored.position, sample.rows.position)
         halves = [scored.every_other(first) for first in (0, 1)]
@@ -233,21 +233,25 @@ def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
     ).unbind(1)
     torch.testing.assert_close(every, scores)
     torch.testing.assert_close(some + rest, scores, rtol=1e-6, atol=1e-4)
-    alone = of_call.with_rows(all_rows(lengths).without(~even))
+    alone = of_call.with_rows(all_rows(lengths).zero_hidden(~even))
     torch.testing.assert_close(some, fitted.score(alone, text)[:, 0])
 
 
 def test_groups_are_documents_or_stretches_of_one_text():
-    assert deal(None, 5).tolist() == [0, 1, 2, 3, 4]
-    assert deal(None, 32).tolist() == [i // 2 for i in range(32)]
-    assert deal([5, 5, 5, 9], 4).tolist() == [0, 1, 2, 3], "of 2 documents none can be left out"
+    assert assign_groups(None, 5).tolist() == [0, 1, 2, 3, 4]
+    assert assign_groups(None, 32).tolist() == [i // 2 for i in range(32)]
+    assert assign_groups([5, 5, 5, 9], 4).tolist() == [0, 1, 2, 3], (
+        "of 2 documents none can be left out"
+    )
     documents = np.repeat([30, 10, 20, 11, 12, 13, 14, 15], 3)
-    assert deal(documents, 24).tolist() == np.repeat([7, 0, 6, 1, 2, 3, 4, 5], 3).tolist()
-    many = deal(torch.arange(200), 200)
+    assert (
+        assign_groups(documents, 24).tolist() == np.repeat([7, 0, 6, 1, 2, 3, 4, 5], 3).tolist()
+    )
+    many = assign_groups(torch.arange(200), 200)
     assert many.tolist() == sorted(many.tolist())
     assert len(many.unique()) == GROUPS == 64
     with pytest.raises(BadArgument, match="which document it was cut from") as refused:
-        deal([0, 1], 3)
+        assign_groups([0, 1], 3)
     assert refused.value.parts["seen"] == "(2,) numbers for 3 sequences"
 
 

@@ -17,11 +17,11 @@ from ropelens.attention.call import attention_map
 from ropelens.budget.logit import (
     RIDGE,
     SCORES,
-    averaged,
     covariance,
     fit,
     gains,
     log_weights,
+    normalize_weights,
     score,
     sums,
 )
@@ -101,7 +101,7 @@ def test_a_few_keys_of_each_row_show_how_the_likelihood_curves(name: str):
     """Beside the covariance of all keys, in whole matrices."""
     tokens = random_tokens(sequences=2, length=150)
     call, planes = observed_calls(tiny(name), tokens)[0]
-    rows, _ = averaged(SampledCall(call, all_rows(torch.full((2,), 150)), planes))
+    rows, _ = normalize_weights(SampledCall(call, all_rows(torch.full((2,), 150)), planes))
     first, heads = planes.terms + 3, slice(0, rows.k.shape[1])
     weights = torch.zeros(*rows.row_q.shape[1:3], first).double()
     weights[..., : planes.terms] = 0.7

@@ -21,7 +21,7 @@ from ropelens.attention.block import SampledCall
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.offset_bins import offset_edges, sampled_offsets
 from ropelens.attention.sums import sum_attention
-from ropelens.budget.logit import SCORES, averaged, fit, score
+from ropelens.budget.logit import SCORES, fit, normalize_weights, score
 from ropelens.budget.offsets import OffsetRows, fit_offsets
 from ropelens.budget.surrogates import _attend, _orders, draw_surrogates
 from ropelens.claims.verdict import _bounds, correlations, judge, rank_correlation
@@ -118,7 +118,7 @@ def test_where_keys_are_alike_attention_is_that_of_the_model_of_sinks():
     q[..., 0], k[..., 0] = 1, pad(sigma, (1, 0))[sinks]
     rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
     rows = SampledCall(call_of(q, k), rows, Planes(torch.zeros(2), 4, "half"), sinks=sinks)
-    rows, _ = averaged(rows)
+    rows, _ = normalize_weights(rows)
     offset, size = sampled_offsets(context, generator=torch.Generator().manual_seed(0))
     table = OffsetRows.of(rows, (offset, size))
     wave = torch.tensor([1.0, 0.0]).repeat(len(offset), 1, 2)
@@ -134,7 +134,9 @@ def test_where_keys_are_alike_attention_is_that_of_the_model_of_sinks():
 def test_a_sharp_head_is_fitted_in_single_precision():
     """Newton's first step is so long that single precision finds no way back from there."""
     rows, planes = all_rows(torch.tensor([300])), Planes(torch.zeros(1), 2, "half")
-    rows, _ = averaged(SampledCall(call_of(*torch.zeros(2, 1, 1, 300, 2)), rows, planes))
+    rows, _ = normalize_weights(
+        SampledCall(call_of(*torch.zeros(2, 1, 1, 300, 2)), rows, planes)
+    )
     table = OffsetRows.of(rows)
     weights = torch.zeros(1, 3 + 300 + len(offset_edges(300)) - 1).double()
     weights[0, 3 + 5] = 12

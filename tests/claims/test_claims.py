@@ -23,7 +23,7 @@ from ropelens.claims.verdict import correlations
 LAYERS, HEADS, PLANES, OFFSETS = 12, 4, 16, 64
 RAMP = np.linspace(1, 4, PLANES)
 OWN = np.broadcast_to(np.eye(HEADS), (LAYERS, HEADS, HEADS))
-OF_ARRAYS = [claim for claim in CLAIMS if claim.of]
+OF_ARRAYS = [claim for claim in CLAIMS if claim.arrays]
 TRIED = CLAIMS[-6:]  # from slow_stop on
 DRAWN_ALIKE = {(one.null.how, one.number.__qualname__): one for one in OF_ARRAYS}.values()
 
@@ -64,7 +64,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def verdict(claim: Claim, *arrays: np.ndarray, seed: int = 0, draws: int = 400) -> dict:
-    named = dict(zip(claim.of, arrays, strict=True))
+    named = dict(zip(claim.arrays, arrays, strict=True))
     random = np.random.default_rng(seed)
     return judged(claim, xr.Dataset(), named, random, draws)
 
@@ -97,7 +97,7 @@ def test_where_chance_alone_speaks_a_claim_holds_in_a_fortieth_of_cases(
     centre = float(claim.name in ("decay", "slow_reach"))  # as often below 0 as above
 
     def drawn(seed: int) -> dict:
-        arrays = (random.gamma(4, 0.25, shapes[name]) - centre for name in claim.of)
+        arrays = (random.gamma(4, 0.25, shapes[name]) - centre for name in claim.arrays)
         return verdict(claim, *arrays, seed=seed, draws=79)
 
     rows = [drawn(seed) for seed in range(80)]
@@ -109,7 +109,7 @@ def test_where_chance_alone_speaks_a_claim_holds_in_a_fortieth_of_cases(
 def test_constant_numbers_are_not_testable(
     claim: Claim, shapes: dict[str, tuple[int, ...]]
 ) -> None:
-    row = verdict(claim, *(np.full(shapes[name], 0.005) for name in claim.of))
+    row = verdict(claim, *(np.full(shapes[name], 0.005) for name in claim.arrays))
     assert row["verdict"] == "not testable"
     assert row["why"]
 

@@ -15,7 +15,7 @@ from oracles.tiny import TEN, random_tokens, tiny
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument
-from ropelens.interventions.reach import two_copies, won
+from ropelens.interventions.reach import share_found, two_copies
 from ropelens.model.live_model import as_live_model
 from ropelens.profiles.measurement import Measurement
 
@@ -42,7 +42,7 @@ def test_a_key_turned_farther_scores_as_in_a_run_at_that_distance(name: str) -> 
     def see(call: AttentionCall) -> torch.Tensor:
         planes, further = live.planes()[call.layer], torch.tensor([distance, farther])
         call = call.of_heads(torch.arange(call.query.shape[1]))
-        return won(call, planes, COPIED, distance, further.double())
+        return share_found(call, planes, COPIED, distance, further.double())
 
     wins = live.record_calls(near, see)[0].numpy()
     (scores, visible), (real, _) = (scores_of(model, x[0])[0] for x in (near, far))

@@ -69,7 +69,7 @@ def test_functions_read_one_attention_whoever_reads_first():
     tokens = random_tokens(sequences=2, length=30)
 
     def row(name: str, of, dims: tuple[str, ...] = (), over: str = "rows") -> Statistic:
-        return Statistic(name, ("layer", "head", *dims), "1", name, of=of, over=over)
+        return Statistic(name, ("layer", "head", *dims), "1", name, values=of, over=over)
 
     more = [
         row("first", lambda block: (block.scores.softmax(-1) * block.attention).sum(-1)),
@@ -89,14 +89,14 @@ def test_functions_read_one_attention_whoever_reads_first():
 
 
 def wrong(*, name: str = "mine", **changes: object) -> Statistic:
-    options = {"of": lambda block: block.attention.sum(-1)} | changes
+    options = {"values": lambda block: block.attention.sum(-1)} | changes
     return Statistic(name, ("layer", "head"), "1", "a statistic", **options)
 
 
 @pytest.mark.parametrize(
     ("statistics", "says", "seen"),
     [
-        ([wrong(of=lambda block: block.attention.sum(-2))], "has no value", "30)"),
+        ([wrong(values=lambda block: block.attention.sum(-2))], "has no value", "30)"),
         ([wrong(over="offsets")], "has no value for every row", "a block has"),
         ([wrong(), wrong()], "There is a variable 'mine' already", ""),
     ],

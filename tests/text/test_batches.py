@@ -22,7 +22,7 @@ from ropelens.attention.call import attention_map
 from ropelens.config_facts import slides
 from ropelens.errors import BadArgument
 from ropelens.model.live_model import as_live_model
-from ropelens.text.batches import cut
+from ropelens.text.batches import split_batch
 
 LENGTHS = [40, 23, 31]
 FAMILIES = (
@@ -199,7 +199,7 @@ def test_what_was_packed_and_padded_is_cut_again(
     place[0, before : before + total] = torch.cat([torch.arange(n) for n in lengths])
     numbers[0, before : before + total] = torch.repeat_interleave(torch.tensor(lengths))
     encoding = {"input_ids": ids, "attention_mask": mask}
-    tokens, found, hidden, documents, number = cut(
+    tokens, found, hidden, documents, number = split_batch(
         encoding | ({"position_ids": place} if packed else {}), None if packed else numbers
     )
     assert found.tolist() == lengths
