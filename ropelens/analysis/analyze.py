@@ -22,11 +22,11 @@ from ropelens.analysis.analysis import Analysis, check_sweep, earlier_analysis
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import Plan, Text, listed_warnings, plan_analysis, this_command
 from ropelens.checkpoints.files import fingerprint
+from ropelens.claims.heads import classify_heads
 from ropelens.errors import public
 from ropelens.interventions.truncate import truncate
 from ropelens.model.bridge import bridge
 from ropelens.model.live_model import LiveModel, Model, as_live_model
-from ropelens.profiles.heads import classify_heads
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.profile import profile as measure
 from ropelens.runtime.devices import explain_full_memory

@@ -18,7 +18,8 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ropelens.attention.sums import LayerMeans
-from ropelens.claims.claims import INDUCTION, ledger
+from ropelens.claims.claims import INDUCTION
+from ropelens.claims.ledger import ledger
 from ropelens.errors import Positive, Whole, public
 from ropelens.interventions.edit import Edit, drop, edit_rope, stop
 from ropelens.interventions.evaluate import evaluate
@@ -81,7 +82,7 @@ def test_claims(
     some: dict[str, Any] = {"lengths": lengths, "seed": int(seed), "progress": progress}
     tried = _of_planes(profile, measurement.live, tokens, documents, some)
     tried["token_lead"] = _token_lead(measurement, tokenizer)
-    return ledger(profile, draws=draws, seed=int(seed), tried=tried)
+    return ledger(profile, draws=draws, seed=int(seed), more=tried)
 
 
 test_claims.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test

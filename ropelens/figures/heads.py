@@ -11,7 +11,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.claims.verdict import correlations
+from ropelens.claims.arrays import claim_numbers
+from ropelens.claims.numbers import correlations
 from ropelens.errors import Count, public
 from ropelens.figures import style
 from ropelens.figures.inputs import (
@@ -23,7 +24,6 @@ from ropelens.figures.inputs import (
     row_of,
 )
 from ropelens.figures.text import number, short_count
-from ropelens.profiles.heads import claim_numbers
 
 SIGNS_FIT = 24
 """Up to so many heads a layer, a cell has a sign of its label, or names its offset."""
