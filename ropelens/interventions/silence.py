@@ -16,8 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Whole, public
+from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import HeadSilence
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.text.documents import check_tokens, padding_ids
 from ropelens.text.rows import generator_of
 

@@ -22,10 +22,11 @@ from ropelens.interventions.edit import Edit, stop
 from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.truncation_table import EVERY
 from ropelens.interventions.variables import SWEEP
-from ropelens.model.live_model import Model, as_live_model
+from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Lengths, Measurement, Tokens
 from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
+from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.progress import ShowProgress, opening, silent
 from ropelens.text.corpus import Documents
 from ropelens.text.rows import HowMany
@@ -77,7 +78,7 @@ def truncate(
     """
     live = as_live_model(model)
     with opening(progress or silent, "probing"):
-        layers = [turning(layer) for layer in live.planes(alike=True)]
+        layers = [turning(layer) for layer in RotationProbe(live).planes(alike=True)]
     cuts = plan_cuts(
         layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=int(seed)
     )

@@ -21,9 +21,11 @@ from transformers import PreTrainedConfig
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.budget.held_out import Sample, scored_rows
 from ropelens.checkpoints.paths import short_name
+from ropelens.config_facts import count_length_mismatches
 from ropelens.errors import IN_WORDS, BadArgument
-from ropelens.model.live_model import LiveModel, Model, as_live_model
-from ropelens.rotation.probe import count_length_mismatches
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
+from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
 from ropelens.text.batches import split_batch
 from ropelens.text.corpus import Corpus, Documents, count_documents
@@ -119,7 +121,7 @@ class Measurement:
         text = Corpus.of(
             tokens, lengths, bos=live.bos, documents=documents, named=sinks, hidden=hidden
         )
-        if apart := count_length_mismatches(live, text.lengths):
+        if apart := count_length_mismatches(live.config, text.lengths):
             warnings.warn(
                 f"{apart:,} of {len(text):,} sequences are measured with the RoPE of the "
                 f"longest ({text.context:,} tokens): alone they rotate otherwise",
@@ -170,6 +172,11 @@ class Measurement:
         return Batch(
             part, rows.zero_hidden(part.hidden), scored.zero_hidden(part.hidden), fitted
         )
+
+    @cached_property
+    def rotation(self) -> RotationProbe:
+        """Probe of the rotation of the live model."""
+        return RotationProbe(self.live)
 
     @cached_property
     def sample(self) -> Sample:
