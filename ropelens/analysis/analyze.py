@@ -24,8 +24,9 @@ from ropelens.analysis.plan import Plan, Texts, listed_warnings, plan_analysis, 
 from ropelens.checkpoints.files import fingerprint
 from ropelens.errors import public
 from ropelens.interventions.truncate import sweep_planes
+from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.bridge import bridge
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.heads import classify_heads
 from ropelens.profiles.measurement import Measurement, versions
 from ropelens.profiles.profile import measure_profile

@@ -30,7 +30,8 @@ from ropelens.config_facts import (
 )
 from ropelens.interventions.truncate import KEEP
 from ropelens.interventions.truncation_table import EVERY, MEASURES, wanted_measures
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpts import check_excerpts
 from ropelens.profiles.measurement import sequences_at_once
 from ropelens.profiles.model_text import check_ids

@@ -168,7 +168,7 @@ def _token_lead(
     sets = [ids[chosen], *map(torch.tensor, [*others][:SETS])]
     pairs = [shares_of(text.ids, of, str(number), "") for number, of in enumerate(sets)]
     statistics = [one for pair in pairs for one in pair]
-    planes = measurement.live.planes(text.context, alike=True)
+    planes = measurement.rotation.planes(text.context, alike=True)
     sums = collect(measurement, planes, statistics=statistics)
     lead = []
     for layer, of in sums.layers.items():

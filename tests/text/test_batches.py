@@ -21,7 +21,7 @@ import ropelens as rl
 from ropelens.attention.call import attention_map
 from ropelens.config_facts import slides
 from ropelens.errors import BadArgument
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 from ropelens.text.batches import number_sequences, split_batch
 
 LENGTHS = [40, 23, 31]
