@@ -31,8 +31,8 @@ from transformers import modeling_gguf_pytorch_utils as gguf
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
+from ropelens.checkpoints.bundled import bundled_path
 from ropelens.checkpoints.load_options import Loading
-from ropelens.checkpoints.paths import bundled_path
 from ropelens.config_facts import stated_number
 from ropelens.errors import BadArgument, BadCheckpoint, explained
 from ropelens.text.documents import encode

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig
 
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.budget.held_out import Sample, scored_rows
-from ropelens.checkpoints.paths import short_name
+from ropelens.checkpoints.names import short_name
 from ropelens.errors import IN_WORDS, BadArgument
 from ropelens.model.live_model import LiveModel, Model, as_live_model
 from ropelens.rotation.probe import count_length_mismatches

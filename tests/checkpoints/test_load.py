@@ -18,10 +18,11 @@ from transformers import (
 )
 
 import ropelens as rl
+from ropelens.checkpoints.bundled import BUNDLED, bundled_path
 from ropelens.checkpoints.files import locate
 from ropelens.checkpoints.load import load
 from ropelens.checkpoints.load_options import Loading
-from ropelens.checkpoints.paths import BUNDLED, bundled_path, short_name
+from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument
 
