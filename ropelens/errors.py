@@ -87,7 +87,7 @@ def explained(
 
 
 def words_of(error: BaseException, *, kind: bool = False) -> str:
-    """The message of another library's error, up to 300 characters, after its type if `kind`."""
+    """Up to 300 characters of another library's message, after the error's type if `kind`."""
     name = f"{type(error).__name__}: " if kind else ""
     return " ".join(f"{name}{error}".split())[:300]
 
