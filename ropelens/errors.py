@@ -15,6 +15,7 @@ from beartype.door import is_bearable
 from beartype.vale import Is
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Bounds: TypeAlias = tuple[float | None, float | None] | None
 
 if TYPE_CHECKING:  # at run time, numbers of numpy are accepted as well
     Count: TypeAlias = int
@@ -92,25 +93,19 @@ def words_of(error: BaseException, *, kind: bool = False) -> str:
     return " ".join(f"{name}{error}".split())[:300]
 
 
-def check_value(
-    name: str,
-    value: object,
-    annotation: Any,
-    *,
-    bounds: tuple[float | None, float | None] | None = None,
-) -> None:
-    """Raise `BadArgument` if `value` does not fit `annotation`.
+def check_value(name: str, value: object, hint: Any, *, bounds: Bounds = None) -> None:
+    """Raise `BadArgument` if `value` does not fit the annotation `hint`.
 
-    With `bounds` (low, high), a number must also be finite and lie between them. None: open.
+    With `bounds`, a number must also be finite and lie from the first to the second of them.
     """
     low, high = bounds or (None, None)
-    fits = is_bearable(value, annotation)
+    fits = is_bearable(value, hint)
     if fits and bounds and isinstance(value, (int, float)):
         fits = abs(value) < math.inf
         fits &= (low is None or value >= low) and (high is None or value <= high)
     if not fits:
-        written = inspect.formatannotation(annotation)
-        words = IN_WORDS.get(annotation) or re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", written)
+        written = inspect.formatannotation(hint)
+        words = IN_WORDS.get(hint) or re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", written)
         words += f", at least {low}" * (low is not None)
         words += f", at most {high}" * (high is not None)
         seen = f"{type(value).__name__} {value!r}"[:80]

@@ -31,7 +31,7 @@ BUNDLED = {
 def bundled_path(name: str = "rope") -> Path:
     """The folder of the bundled checkpoint `name`; do not write to it.
 
-    Raises BadArgument if there is no such checkpoint, or if its weights are not installed.
+    Raises BadArgument for an unknown name, or if the weights are not installed.
     """
     folder = _folder(name)
     if name not in BUNDLED or not (folder / "model.safetensors").exists():

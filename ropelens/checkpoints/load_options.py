@@ -71,5 +71,5 @@ class Loading(Checked):
         if self.device_map is not None and self.device != "auto":
             raise BadArgument(
                 "Both a device and a device map are given.",
-                hint="one of them; device_map chooses the devices itself",
+                hint="only device_map, which chooses the devices, or only device",
             )

@@ -68,7 +68,7 @@ def write_folder(
 
 def write_page(folder: str | Path, page: Callable[[], str]) -> Path:
     """Write the page that `page` draws of the numbers in `folder`; return its path."""
-    what = f"The page of {folder} could not be drawn; its numbers are saved."
+    what = f"The page of {folder} could not be drawn; all numbers are saved."
     with explained(
         what, "read them with ropelens.open, and please report this error", error=RopelensError
     ):
