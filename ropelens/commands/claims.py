@@ -53,7 +53,7 @@ def claims(
       ropelens claims analyzed/llama analyzed/qwen --out out
       ropelens claims ./my-llama --text book.txt --out out
     """
-    from ropelens.checkpoints.paths import name_checkpoints
+    from ropelens.checkpoints.names import name_checkpoints
     from ropelens.runtime.results import PAGE, check_out, other_place, read_record
 
     given = name_checkpoints(models or ["bundled"])

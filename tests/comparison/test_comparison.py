@@ -16,7 +16,7 @@ from trained import NANO, SEQUENCES, VARIANTS, copy_of, run_folder, runs_in, sto
 from transformers import AutoModelForCausalLM
 
 import ropelens as rl
-from ropelens.checkpoints.paths import sample_path
+from ropelens.checkpoints.bundled import sample_path
 from ropelens.comparison import compare as comparing
 from ropelens.comparison.compare import partners
 from ropelens.comparison.entries import Entry

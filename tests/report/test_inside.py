@@ -17,7 +17,7 @@ from oracles.tiny import random_tokens, tiny
 from torch import nn
 
 import ropelens as rl
-from ropelens.checkpoints.paths import sample_path
+from ropelens.checkpoints.bundled import sample_path
 from ropelens.figures.head import farthest
 from ropelens.figures.text import visible_token
 from ropelens.interventions.edit import Edit
