@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures import comparison, head, heads, planes, truncated_heads
-from ropelens.figures.edits import MEASURES, MeasureName, plot_truncation
+from ropelens.figures.edits import MEASURE_AXES, MeasureName, plot_truncation
 from ropelens.report.render import page_words
 
 
@@ -70,7 +70,7 @@ SWEEP_OF_HEAD = (
         lambda sweep, at: truncated_heads.plot_head_truncation(sweep, layer=at[0], head=at[1]),
         section="head", layout={"margin_t": 56, "height": 400},
         known=lambda sweep, _: (
-            _has(sweep, "slow", "fast") and bool({*truncated_heads.PANELS} & {*sweep})
+            _has(sweep, "slow", "fast") and bool({*truncated_heads.HEAD_PANELS} & {*sweep})
         )),
 )
 
@@ -84,7 +84,7 @@ REACH = (
 
 def _measured(table: pd.DataFrame) -> list[MeasureName]:
     """The measures of a sweep that its table has numbers of."""
-    return [name for name, m in MEASURES.items() if table[m.column].notna().any()]
+    return [name for name, m in MEASURE_AXES.items() if table[m.column].notna().any()]
 
 
 def _has(sweep: pd.DataFrame | xr.Dataset, *kinds: str) -> bool:
