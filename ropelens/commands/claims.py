@@ -98,7 +98,7 @@ def claims(
 def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
     """Print the table; write it, its page and run.json, whole or not at all."""
     from ropelens.analysis.plan import this_command
-    from ropelens.figures.text import signed
+    from ropelens.figures.formats import signed
     from ropelens.profiles.measurement import versions
     from ropelens.report.claims import claims_sentences, render_claims
     from ropelens.report.render import write_sentence
