@@ -20,15 +20,17 @@ from ropelens.errors import BadArgument, public
 from ropelens.interventions.edit import placed, stop
 from ropelens.model.attention_hooks import Side
 from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.profiles.model_text import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
 from ropelens.rope.turn import by_plane, moved
 from ropelens.rotation.probe import planes_now
-from ropelens.text.documents import check_tokens, prompt_tokens
+from ropelens.text.text import Text
+from ropelens.text.tokenize import prompt_tokens
 
 Of = Literal["query", "key", "both", "value", "output"]
 WHOLE = ("value", "output")  # which do not rotate
-Source = str | Integer[Tensor, "*sequence position"] | Mapping[str, Any]
+Source = Text | str | Integer[Tensor, "*sequence position"] | Mapping[str, Any]
 
 
 @public
@@ -77,10 +79,10 @@ def patch_planes(
     if isinstance(source, str):
         source = prompt_tokens(source, live.tokenizer)
     source = torch.atleast_2d(source) if isinstance(source, Tensor) else source
-    tokens, _ = check_tokens(source, None, vocabulary=live.vocabulary)
-    if len(tokens) > 1:
-        raise BadArgument("A patch comes from one sequence.", seen=f"{len(tokens)} sequences")
-    taken = take(live, tokens, chosen, of)
+    text = model_text(live, source)
+    if len(text) > 1:
+        raise BadArgument("A patch comes from one sequence.", seen=f"{len(text)} sequences")
+    taken = take(live, text, chosen, of)
     patch = Patch(live, chosen, planes, of, places_of(positions, taken.length), taken)
     with live.silence(patch.outputs), live.patch(patch):
         yield
@@ -99,15 +101,9 @@ class Taken:
     turned: dict[int, Tensor]
 
 
-def take(
-    live: LiveModel,
-    tokens: Int[Tensor, "1 position"],
-    chosen: Bool[Tensor, "layer head"],
-    of: Of,
-    hidden: Bool[Tensor, "1 position"] | None = None,
-) -> Taken:
+def take(live: LiveModel, text: Text, chosen: Bool[Tensor, "layer head"], of: Of) -> Taken:
     """What chosen heads have in the source: one pass, in which nothing changes."""
-    taken = Taken(tokens.shape[1], {}, {})
+    taken = Taken(text.context, {}, {})
 
     def note(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
         if chosen[layer].any():
@@ -118,7 +114,7 @@ def take(
         return x
 
     with live.patch(note):
-        outputs = live.record_calls(tokens, lambda call: call.output, hidden=hidden)
+        outputs = live.record_calls(text.ids, lambda call: call.output, hidden=text.hidden)
     for layer in chosen.any(1).nonzero().flatten().tolist():
         taken.vectors[layer, "output"] = outputs[layer].transpose(1, 2)
     return taken
