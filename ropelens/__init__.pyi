@@ -4,7 +4,8 @@
 # load
 from .checkpoints.load import load as load
 from .text.documents import read_documents as read_documents
-from .text.documents import tokenize as tokenize
+from .text.text import Text as Text
+from .text.tokenize import tokenize as tokenize
 
 # measure
 from .analysis.analyze import analyze as analyze

@@ -37,7 +37,7 @@ from ropelens.profiles.gradients import (
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 from ropelens.rotation.probe import RotationProbe
-from ropelens.text.corpus import Corpus
+from ropelens.text.text import Text
 
 ATTRIBUTION = table("""
 attribution (layer, head, frequency) 1: gradient of the answer times the plane's contributions
@@ -145,7 +145,7 @@ def attribute_planes(
 
 def _integrated(
     live: LiveModel,
-    text: Corpus,
+    text: Text,
     number: Number,
     chosen: Bool[Tensor, "layer head"],
     looked_at: Sequence[Sequence[int]],
@@ -188,11 +188,11 @@ def _dropping(
 
 
 def _patching(
-    rotation: RotationProbe, source: Corpus, chosen: Bool[Tensor, "layer head"]
+    rotation: RotationProbe, source: Text, chosen: Bool[Tensor, "layer head"]
 ) -> Callable[[PlaneNumbers, str], AbstractContextManager[None]]:
     """Blocks in which a plane alone is patched from `source`, which runs once for all."""
     live = rotation.live
-    taken = take(rotation, source.tokens, chosen, "both", hidden=source.hidden)
+    taken = take(rotation, source, chosen, "both")
     places = places_of(None, taken.length)
 
     def patching(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
@@ -211,7 +211,7 @@ def _number_of(answer: Answer, tokenizer: Any, vocabulary: int) -> Number:
 
 
 @torch.no_grad()
-def _answer(live: LiveModel, text: Corpus, number: Number) -> float:
+def _answer(live: LiveModel, text: Text, number: Number) -> float:
     return float(value_of(live, text, number))
 
 

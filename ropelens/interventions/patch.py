@@ -20,15 +20,17 @@ from ropelens.errors import BadArgument, public
 from ropelens.interventions.edit import placed, stop
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import Side
+from ropelens.profiles.model_text import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
 from ropelens.rope.turn import by_plane, moved
 from ropelens.rotation.probe import RotationProbe
-from ropelens.text.documents import check_tokens, prompt_tokens
+from ropelens.text.text import Text
+from ropelens.text.tokenize import prompt_tokens
 
 Of = Literal["query", "key", "both", "value", "output"]
 WHOLE = ("value", "output")  # which do not rotate
-Source = str | Integer[Tensor, "*sequence position"] | Mapping[str, Any]
+Source = Text | str | Integer[Tensor, "*sequence position"] | Mapping[str, Any]
 
 
 @public
@@ -78,10 +80,13 @@ def patch_planes(
     if isinstance(source, str):
         source = prompt_tokens(source, live.tokenizer)
     source = torch.atleast_2d(source) if isinstance(source, Tensor) else source
-    tokens, _ = check_tokens(source, None, vocabulary=live.vocabulary)
-    if len(tokens) > 1:
-        raise BadArgument("A patch comes from one sequence.", seen=f"{len(tokens)} sequences")
-    taken = take(rotation, tokens, chosen, of)
+    text = model_text(live, source)
+    if len(text) > 1 or text.hidden is not None:
+        raise BadArgument(
+            "A patch comes from one sequence without hidden tokens.",
+            seen=f"{len(text)} sequences" if len(text) > 1 else "a mask with a gap",
+        )
+    taken = take(rotation, text, chosen, of)
     patch = Patch(rotation, chosen, planes, of, places_of(positions, taken.length), taken)
     with live.silence(patch.outputs), live.patch(patch):
         yield
@@ -101,14 +106,10 @@ class Taken:
 
 
 def take(
-    rotation: RotationProbe,
-    tokens: Int[Tensor, "1 position"],
-    chosen: Bool[Tensor, "layer head"],
-    of: Of,
-    hidden: Bool[Tensor, "1 position"] | None = None,
+    rotation: RotationProbe, text: Text, chosen: Bool[Tensor, "layer head"], of: Of
 ) -> Taken:
     """What chosen heads have in the source: one pass, in which nothing changes."""
-    taken = Taken(tokens.shape[1], {}, {})
+    taken = Taken(text.context, {}, {})
 
     def note(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
         if chosen[layer].any():
@@ -120,7 +121,7 @@ def take(
 
     live = rotation.live
     with live.patch(note):
-        outputs = live.record_calls(tokens, lambda call: call.output, hidden=hidden)
+        outputs = live.record_calls(text.ids, lambda call: call.output, hidden=text.hidden)
     for layer in chosen.any(1).nonzero().flatten().tolist():
         taken.vectors[layer, "output"] = outputs[layer].transpose(1, 2)
     return taken

@@ -44,8 +44,7 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
     with edit, as_live_model(model).observe(see):
         found = rl.profile(
             model,
-            TOKENS,
-            lengths=LENGTHS,
+            rl.Text(TOKENS, lengths=LENGTHS),
             rows=rows,
             surrogates=2,
             batch_size=len(TOKENS),
@@ -84,8 +83,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
         with as_live_model(model).observe(lambda call: sizes.add(call.query.shape[2])):
             return rl.evaluate(
                 model,
-                TOKENS,
-                lengths=LENGTHS,
+                rl.Text(TOKENS, lengths=LENGTHS),
                 edits={
                     "one head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"),
                     "none turns": "nope",

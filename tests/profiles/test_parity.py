@@ -29,7 +29,7 @@ from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import summarize
 from ropelens.rotation.probe import RotationProbe
-from ropelens.text.corpus import Corpus
+from ropelens.text.text import Text
 
 LENGTHS = (40, 23, 31)
 LONG = (150, 97, 128)  # beyond 64, where bins hold several offsets
@@ -58,7 +58,7 @@ def measured(
 ) -> xr.Dataset:
     live = as_live_model(model)
     planes = RotationProbe(live).unedited_planes()
-    text = Corpus.of(tokens, torch.tensor(lengths), bos=1, named=NAMED)
+    text = Text(tokens, torch.tensor(lengths), bos=1, sink_ids=NAMED)
     surrogates, fits = options.pop("surrogates", None), {}
     measurement = Measurement(live, text, **options)
     if surrogates:
@@ -319,7 +319,7 @@ def test_groups_add_up_to_the_whole():
     model = tiny("llama_gqa")
     lengths = np.random.default_rng(0).integers(4, 16, size=40)
     tokens = random_tokens(sequences=40, length=16)
-    profile = rl.profile(model, tokens, lengths=lengths, batch_size=7, surrogates=0)
+    profile = rl.profile(model, rl.Text(tokens, lengths=lengths), batch_size=7, surrogates=0)
     rows, stretch = profile["group_rows"], np.arange(40) * 16 // 40
     dealt = [(lengths[stretch == group] - 1).sum() for group in range(16)]
     np.testing.assert_array_equal(rows, dealt)
@@ -340,8 +340,7 @@ def test_profile_is_collect_and_summarize_and_says_what_was_run():
     done: list[int] = []
     profile = rl.profile(
         model,
-        tokens,
-        lengths=lengths,
+        rl.Text(tokens, lengths=lengths),
         sinks=NAMED,
         surrogates=1,
         batch_size=2,

@@ -392,7 +392,7 @@ def test_sequences_that_turn_otherwise_alone_are_counted():
         model = tiny(name, max_position_embeddings=16, rope_parameters=rope)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            rl.evaluate(model, tokens, lengths=lengths, edits={}, measures=["loss"])
+            rl.evaluate(model, rl.Text(tokens, lengths=lengths), edits={}, measures=["loss"])
         words = [str(one.message) for one in warned if "the longest (40" in str(one.message)]
         assert [word.startswith(f"{count} of 3 sequences") for word in words] == [True] * (
             count > 0
