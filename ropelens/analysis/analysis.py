@@ -28,7 +28,7 @@ from ropelens.profiles.measurement import versions
 from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
 from ropelens.report.tables import about
 from ropelens.report.words import (
-    attention_on,
+    attention_sentences,
     comparison_sentences,
     heads_sentences,
     scope,
@@ -84,7 +84,7 @@ class Analysis:
         swept = [] if of is None else sweep_sentences(of, self.truncation_table)
         first, *more = heads_sentences(self.heads)
         more += [scope(self.profile.attrs)]
-        return [*filter(None, [*swept[:4], first, *attention_on(self.profile), *more])]
+        return [*filter(None, [*swept[:4], first, *attention_sentences(self.profile), *more])]
 
     def page(self, *, beside: Analysis | None = None) -> str:
         """The page, as text; with the heads of another analysis `beside` those of this one."""

@@ -20,8 +20,9 @@ from transformers import PreTrainedConfig
 from ropelens.analysis.options import Options
 from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import fitted_sequences
+from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
 from ropelens.checkpoints.load import Opened, open_checkpoint
-from ropelens.checkpoints.paths import check_text, sample_path, short_name, writer_of
+from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import (
     attending_layers,
     rope_parameters,

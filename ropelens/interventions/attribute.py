@@ -190,7 +190,7 @@ def _dropping(
 def _patching(
     rotation: RotationProbe, source: Text, chosen: Bool[Tensor, "layer head"]
 ) -> Callable[[PlaneNumbers, str], AbstractContextManager[None]]:
-    """Blocks in which a plane alone is patched from `source`, which runs once for all."""
+    """Blocks in which only one plane is patched from `source`, which runs once for all."""
     live = rotation.live
     taken = take(rotation, source, chosen, "both")
     places = places_of(None, taken.length)

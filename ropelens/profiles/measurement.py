@@ -14,7 +14,7 @@ from typing import Any, Literal
 from transformers import PreTrainedConfig
 
 from ropelens.budget.held_out import Sample, scored_rows
-from ropelens.checkpoints.paths import short_name
+from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import count_length_mismatches
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
