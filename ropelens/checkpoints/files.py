@@ -35,7 +35,7 @@ from ropelens.checkpoints.bundled import bundled_path
 from ropelens.checkpoints.load_options import Loading
 from ropelens.config_facts import stated_number
 from ropelens.errors import BadArgument, BadCheckpoint, explained
-from ropelens.text.documents import encode
+from ropelens.text.tokenize import encode
 
 FETCHED = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.safetensors"]
 # Folders in a repository (onnx/, original/, ...) contain conversions for other programs.

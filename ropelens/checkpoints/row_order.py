@@ -15,7 +15,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from ropelens.runtime.devices import device_of
-from ropelens.text.documents import encode
+from ropelens.text.tokenize import encode
 
 STORY = """The old man lived by the sea. Every morning he walked along the beach, and every \
 evening he sat by the fire and read the same book. One day a boy came to his door. "Who are \

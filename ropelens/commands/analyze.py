@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ropelens.analysis.options import NAMED, Model, Options, Out, Text, with_options
+from ropelens.analysis.options import NAMED, Model, Options, Out, TextOption, with_options
 from ropelens.checkpoints.load_options import option
 from ropelens.commands.terminal import finish, say
 from ropelens.runtime.progress import opening, show_progress
@@ -37,7 +37,7 @@ def analyze(
     *,
     out: Out = Path("out"),
     plan: Planned = False,
-    text: Text = None,
+    text: TextOption = None,
     options: Options,
 ) -> None:
     """Measure a model on text: which heads are positional, through which wavelengths.
@@ -159,7 +159,7 @@ def truncate(
     model: Model = "bundled",
     *,
     out: Out = Path("out"),
-    text: Text = None,
+    text: TextOption = None,
     plan: Planned = False,
     options: Sweep,
 ) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import psutil
 import torch
 from accelerate.hooks import AlignDevicesHook, SequentialHook
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig
-from transformers.cache_utils import DynamicLayer
 
 from ropelens.config_facts import stated_number
 from ropelens.errors import BadArgument, explained, words_of
@@ -134,28 +132,3 @@ def pass_bytes(
     if stated_number(config, "sliding_window", 0):
         total += context**2  # the mask
     return total
-
-
-class LayerWithRoom(DynamicLayer):
-    """Keys and values of one layer, written into room for all `tokens`.
-
-    transformers' own are copied for every chunk, and leave holes in memory.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self.tokens = tokens
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        new = (key_states, value_states)
-        if not self.is_initialized:
-            self.lazy_initialization(*new)
-            self.room = [x.new_empty((*x.shape[:2], self.tokens, x.shape[3])) for x in new]
-        first = self.get_seq_length()
-        end = first + key_states.shape[2]
-        for room, states in zip(self.room, new, strict=True):
-            room[:, :, first:end] = states
-        self.keys, self.values = (room[:, :, :end] for room in self.room)
-        return self.keys, self.values

@@ -105,7 +105,7 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
         ("growth_", 2, comparison.sel(step=entry.steps)),
     ):
         tokens, documents = validation(entry, sequences=sequences)
-        profile = rl.profile(model, tokens, documents=documents, surrogates=0)
+        profile = rl.profile(model, rl.Text(tokens, documents=documents), surrogates=0)
         heads = rl.classify_heads(profile)
         found = of.sel(entry=entry.name)
         for name in ("q_norm", "selectivity_keys", "previous_token"):
