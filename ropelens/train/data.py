@@ -35,7 +35,7 @@ DATA = "data.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS, EOS = "<s>", "</s>"
 
-Texts = tuple[list[str], list[str]]
+Documents = tuple[list[str], list[str]]
 """Training documents and validation documents."""
 
 
@@ -78,7 +78,7 @@ def require_same(before: Mapping[str, Any], after: Mapping[str, Any], *, what: s
         )
 
 
-def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Texts:
+def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Documents:
     """Read files and folders; warn if some documents are in both training and validation.
 
     Without `text`, the folder `data` must contain data. Raises `BadText` if text is missing
@@ -97,7 +97,7 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Te
     return documents, held_out
 
 
-def prepare_data(folder: Path, texts: Texts, settings: Settings) -> dict[str, Any]:
+def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str, Any]:
     """Create the data in `folder` from `texts` if needed; return the contents of data.json.
 
     Only one process creates the data; other processes that need it wait. Raises
@@ -122,7 +122,7 @@ def prepare_data(folder: Path, texts: Texts, settings: Settings) -> dict[str, An
     return record
 
 
-def _write_data(folder: Path, texts: Texts, settings: Settings) -> None:
+def _write_data(folder: Path, texts: Documents, settings: Settings) -> None:
     """Train the tokenizer, and write train.npy and valid.npy."""
     context = settings.context
     log_line("training a tokenizer")
