@@ -99,7 +99,7 @@ def claims_command(
 def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
     """Print the table, and write it with its page and run.json."""
     from ropelens.analysis.plan import this_command
-    from ropelens.figures.text import signed
+    from ropelens.figures.formats import signed
     from ropelens.profiles.measurement import versions
     from ropelens.report.claims import claims_sentences, render_claims
     from ropelens.report.render import write_sentence
@@ -107,11 +107,10 @@ def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> No
 
     shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
     for name, rows in shown.groupby(table["model"], sort=False):
-        number = partial(signed, form=".3g")
-        typer.echo(
-            f"{name}\n{rows.to_string(index=False, na_rep='–', float_format=number)}\n",
-            err=True,
+        lines = rows.to_string(
+            index=False, na_rep="–", float_format=partial(signed, form=".3g")
         )
+        typer.echo(f"{name}\n{lines}\n", err=True)
     numbers = dict(zip(table["claim"], table["what"], strict=True))
     meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
     typer.echo("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)

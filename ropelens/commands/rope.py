@@ -37,16 +37,10 @@ def rope_command(
     ] = None,
     variant: Annotated[
         str | None,
-        option(
-            "NAME[:VALUE]",
-            "Rotate as this RoPE variant: p-rope:0.75, yarn:4, ...",
-        ),
+        option("NAME[:VALUE]", "Rotate as this RoPE variant: p-rope:0.75, yarn:4, ..."),
     ] = None,
     verbose: Annotated[
-        bool,
-        option(
-            None, "Print a table for each layer, also if layers are alike.", name="--verbose"
-        ),
+        bool, option(None, "Print one table for each layer.", name="--verbose")
     ] = False,
     options: Loading,
 ) -> None:
@@ -54,8 +48,7 @@ def rope_command(
 
     Each row is a plane: measured frequency (rad/token), measured wavelength (tokens), the
     frequency in the model's buffer ("stated"), the frequency from its configuration, and the
-    relative difference between measured and stated. --variant measures
-    the model under an edit.
+    relative difference between measured and stated. --variant measures an edited model.
 
     \b
     Examples:
@@ -69,9 +62,7 @@ def rope_command(
         rotation = rl.measure_rope(loaded, context=context)
     groups: dict[int, list[int]] = {}  # layers that rotate alike, by their first layer
     for layer in range(rotation.sizes["layer"]):
-        same = (
-            n for n in groups if not verbose and _same_rotation(rotation.isel(layer=[n, layer]))
-        )
+        same = (n for n in groups if not verbose and _alike(rotation.isel(layer=[n, layer])))
         groups.setdefault(next(same, layer), []).append(layer)
     for group in groups.values():
         print(_table(rotation.isel(layer=group)))
@@ -97,7 +88,7 @@ def _alike(rope: xr.Dataset) -> bool:
 
 def _table(rope: xr.Dataset) -> str:
     """Format the planes of layers that rotate alike: a title, and one row per plane."""
-    from ropelens.figures.text import ranges
+    from ropelens.figures.formats import ranges
 
     names = ["inv_freq", "wavelength", "inv_freq_stated", "inv_freq_configured"]
     first = rope.isel(layer=0)
@@ -115,18 +106,15 @@ def _table(rope: xr.Dataset) -> str:
             *("{:.9g}".format, "{:.9g}".format, "{:.1e}".format),
         ],
     )
-    planes_text = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
+    rotation = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
+    rotation = rotation if rotary_dim else "no rotation"
     title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "
     if rope["residual"].isnull().all():
         return f"{title}no attention ({first['layer_type'].item()})\n"
-    title += (
-        f"{rotation if rotary_dim else 'no rotation'} (residual {rope['residual'].max():.1e})"
-    )
+    title += f"{rotation} (residual {rope['residual'].max():.1e})"
     scale = first["query_scale"]
-    growth = scale[abs(scale - 1) > 0][::-1]  # the last position first; NaN without attention
+    growth = scale[abs(scale - 1) > 0]  # NaN without attention
     if growth.size:
-        last, first = (
-            f"{float(x):.4g} at position {int(x['position']):,}" for x in growth[[0, -1]]
-        )
-        title += f"; queries grow with position, to {last}, from {first}"
+        ends = [f"{float(x):.4g} at position {int(x['position']):,}" for x in growth[[-1, 0]]]
+        title += f"; queries grow with position, to {ends[0]}, from {ends[1]}"
     return f"{textwrap.fill(title, WIDTH)}\n{rows if len(planes) else ''}\n"
