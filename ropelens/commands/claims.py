@@ -107,9 +107,8 @@ def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> No
 
     shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
     for name, rows in shown.groupby(table["model"], sort=False):
-        lines = rows.to_string(
-            index=False, na_rep="–", float_format=partial(signed, form=".3g")
-        )
+        number = partial(signed, form=".3g")
+        lines = rows.to_string(index=False, na_rep="–", float_format=number)
         typer.echo(f"{name}\n{lines}\n", err=True)
     numbers = dict(zip(table["claim"], table["what"], strict=True))
     meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
