@@ -35,7 +35,7 @@ from ropelens.claims.arrays import head_arrays
 from ropelens.claims.heads import judge_wavelengths
 from ropelens.claims.numbers import rank_correlation
 from ropelens.intervals import paired_interval
-from ropelens.text.corpus import assign_groups
+from ropelens.text.text import assign_groups
 
 SEQUENCES = 8
 """Sequences of a made-up document."""
