@@ -111,7 +111,7 @@ def test_the_attention_on_them_is_dense_attention(name: str):
     most, *_ = attention_sentences(profile)
     lead = profile["attention_on_apostrophe_or_apostrophe_s"] - profile[statistics[1].name]
     layer, head = np.unravel_index(lead.values.argmax(), lead.shape)
-    assert most.startswith(f"Head {layer}.{head} attends most to tokens ' or 's: where one")
+    assert most.startswith(f"Head {layer}.{head} attends most to tokens ' or 's. In rows")
 
 
 def test_controls_are_near_and_as_frequent():
