@@ -338,12 +338,12 @@ MODELS: dict[str, tuple[Make, Make]] = {
 def row_of(name: str, planted: Planted) -> pd.Series:
     """The row of a claim in the ledger of a model."""
     tokens, model = planted.tokens(), planted.model()
-    run = {"tokens": tokens, "documents": range(len(tokens))}
+    text = rl.Text(tokens, documents=range(len(tokens)))
     few = {"excerpts": [tokens[0, :8]], "surrogates": 40 if name == "positional_fast" else 0}
-    profile = rl.profile(model, **run, **few)
+    profile = rl.profile(model, text, **few)
     table = rl.test_claims(profile, draws=400)
-    if name not in {*table["claim"]}:  # one for which the model runs again
-        run |= {"model": model, "tokenizer": Letters()}
+    if name not in {*table["claim"]}:  # the model runs again for this claim
+        run = {"model": model, "text": text, "tokenizer": Letters()}
         table = rl.test_claims(profile, draws=400, **run)
     return table.set_index("claim").loc[name]
 

@@ -18,7 +18,7 @@ BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(conte
 
 
 def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, ...]]:
-    """The arrays of `profile` by the names in `Claim.arrays`.
+    """Arrays of `profile` by the names in `Claim.arrays`.
 
     Most of them have the layers that rotate as first axis, and the planes that rotate in all
     of these layers as last axis. Numbers that the profile does not have are NaN.

@@ -1,4 +1,4 @@
-"""Numbers of claims: functions from arrays, of the model or of a null, to one number.
+"""Functions that make the number of a claim from arrays of the model or of a null.
 
 docs/measures.md defines each number in its section about the ledger of claims.
 """
@@ -50,7 +50,7 @@ def slow_half_of_all(count: ByPlane) -> float:
 
 
 def fast_at_the_ends(length: ByPlane) -> float:
-    """Share of the fastest quarter: mean of the first and last layer minus the others."""
+    """Share of the fastest quarter: the first and last layer minus the others."""
     fast = _shares(length)[:, : max(1, length.shape[-1] // 4)].sum(1)
     return float(fast[[0, -1]].mean() - fast[1:-1].mean()) if len(fast) > 2 else math.nan
 

@@ -273,7 +273,7 @@ def test_random_weights_earn_nothing(seed: int) -> None:
 def test_claims_of_edits_on_few_planes_have_numbers_and_say_what_it_takes() -> None:
     model, tokens = random_model(12), random_tokens()
     profile = rl.profile(model, tokens, surrogates=2)
-    given = {"model": model, "tokens": tokens, "tokenizer": Letters()}
+    given = {"model": model, "text": tokens, "tokenizer": Letters()}
     told: list[int] = []
     made = rl.test_claims(profile, draws=50, progress=telling(told.append), **given)
     rows = made.set_index("claim")
