@@ -16,7 +16,7 @@ from oracles.tiny import logits, tiny
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.interventions.edit import ModelEdit
-from ropelens.interventions.truncation_table import MEASURES
+from ropelens.interventions.truncation_table import DEFAULT_MEASURES
 from ropelens.runtime.progress import Stage
 
 TOKENS = torch.arange(24).reshape(2, 12) + 3  # of a vocabulary of 96
@@ -98,7 +98,7 @@ def test_a_model_whose_scores_are_no_numbers(factor: float, words: str) -> None:
         rl.profile(model, TOKENS)
 
 
-@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("measure", DEFAULT_MEASURES)
 def test_an_error_inside_the_model_leaves_it_as_it_was(
     measure: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -129,7 +129,7 @@ def test_progress_moves_by_layer_within_a_batch():
     assert told == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("measures", [("loss",), (*MEASURES, "copying")])
+@pytest.mark.parametrize("measures", [("loss",), (*DEFAULT_MEASURES, "copying")])
 def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
     totals, told = [], []
 
