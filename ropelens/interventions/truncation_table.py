@@ -39,9 +39,7 @@ def wanted_measures(measures: str | Sequence[str]) -> set[str]:
     unknown = [name for name in names if name not in ALL_MEASURES]
     if unknown or not names:
         raise BadArgument(
-            f"There is no measure {unknown[0]!r}."
-            if unknown
-            else "There is no measure in the list.",
+            f"There is no measure {unknown[0]!r}." if unknown else "No measure was given.",
             hint=f"measures: any of {', '.join(ALL_MEASURES)}",
         )
     return set(names)
@@ -53,7 +51,7 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
 
 
 def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
-    """Changes under each edit: one row for each edit of the `results` of `evaluate` or `truncate`.
+    """Changes under each edit in the `results` of `evaluate` or `truncate`, one row per edit.
 
     Changes are differences from the entry "none", the unmodified model, on the same tokens.
     `_low` and `_high` are the ends of their 95 % intervals (`paired_interval`): over trials, or
@@ -118,8 +116,8 @@ def _paired(
         if name in truncation and truncation[f"{kind}_tokens"].any():
             weight = truncation[f"{kind}_tokens"].values.astype(float)
             known = weight > 0
-            values, groups = truncation[name].values[:, known], group
-            yield name, values, weight[known], None if groups is None else groups[known]
+            values = truncation[name].values[:, known]
+            yield name, values, weight[known], None if group is None else group[known]
     repeated = [name for name in ("copy_loss", "repeat_loss") if name in truncation]
     farthest = truncation[repeated].isel(copy_distance=-1, missing_dims="ignore")
     trials = {name: farthest[name] for name in repeated}
@@ -144,10 +142,7 @@ def _add_labels(table: pd.DataFrame, truncation: xr.Dataset) -> None:
 
 
 def _relabelled(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number of heads tested with and without each edit, and of heads with a new label.
-
-    NaN if no head was tested.
-    """
+    """Heads tested with and without each edit, and heads with a new label; NaN if none."""
     tested = ~np.isin(label, ("", "untested"))
     tested &= tested[0]
     heads = np.where(tested.any((1, 2)), tested.sum((1, 2)), np.nan)
@@ -158,9 +153,9 @@ def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) ->
     """Scores in odd trials of the head with the highest mean score over the even trials.
 
     `trials` has the dims trial, layer, head, and possibly more, such as entries. Each entry
-    then has its own best head, or the best head of `chosen_in`. The highest of many noisy scores
-    is too high, but it is right on average in trials that did not choose the head. NaN without
-    any score.
+    then has its own best head, or the best head of `chosen_in`. The highest of many noisy
+    scores is too high, but it is right on average in trials that did not choose the head. NaN
+    without any score.
     """
     scores = (trials if chosen_in is None else chosen_in).reset_coords(drop=True)
     # Scores are at least 0, and missing heads have no score.

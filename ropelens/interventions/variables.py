@@ -14,7 +14,7 @@ edit (edit): name of the edit
 control_of (edit): the edit for which random heads are the control
 loss (edit, sequence) nat/token: mean loss of the sequence's predicted tokens
 seen_loss (edit, sequence) nat/token: mean loss of predicted tokens that the sequence had before
-class_loss (edit, sequence, token_class) nat/token: mean loss of the sequence's tokens of a class
+class_loss (edit, sequence, token_class) nat/token: mean loss of tokens of a class
 class_tokens (sequence, token_class) token: predicted tokens of the sequence of a class
 token_class (token_class): class of tokens
 predicted_tokens (sequence) token: predicted tokens of the sequence

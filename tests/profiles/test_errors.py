@@ -57,7 +57,7 @@ def test_sums_alone_are_those_of_a_profile_and_have_no_labels() -> None:
     ("options", "line"),
     [
         ({"measures": ["loss", "speed"]}, "There is no measure 'speed'; try: measures: any of"),
-        ({"measures": []}, "Nothing is to be measured"),
+        ({"measures": []}, "No measure was given"),
         ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
         ({"edits": {"a": rl.stop(rl.PlaneNumbers([8]))}}, "The model has no plane for Pl"),
         ({"measures": "copying", "distances": [1]}, "Distances of copies are 2 tokens"),
