@@ -28,12 +28,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from ropelens.text.corpus import assign_groups
 from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.claims.verdict import judge, rank_correlation
 from ropelens.intervals import paired_interval
-from ropelens.text.corpus import assign_groups
 
 SEQUENCES = 8
 """Sequences of a made-up document."""

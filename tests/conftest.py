@@ -17,15 +17,11 @@ ROOMS = [
     *("interventions", "claims", "comparison", "analysis"),
 ]
 # All but the last take tokens of any kind; that warns at its caller, whom a check hides.
-TAKES_ANY = {f"ropelens.profiles.{name}" for name in ("profile", "measurement", "capture")}
-TAKES_ANY |= {"ropelens.profiles.token_sets"}
-TAKES_ANY |= {
-    "ropelens.text.documents",
-    "ropelens.interventions.silence",
-    "ropelens.analysis.analyze",
-}
-TAKES_ANY |= {"ropelens.analysis.options"}
-UNCHECKED = TAKES_ANY | {"ropelens.text.documents"}
+NAMES = ("profile", "measurement", "model_text", "capture", "token_sets")
+TAKES_ANY = {f"ropelens.profiles.{name}" for name in NAMES}
+TAKES_ANY |= {"ropelens.text.text", "ropelens.text.tokenize", "ropelens.interventions.silence"}
+TAKES_ANY |= {"ropelens.analysis.analyze", "ropelens.analysis.options"}
+UNCHECKED = {*TAKES_ANY}
 if "slow" in sys.argv:  # which workers are not told: they have arguments of their own
     os.environ["ALL_SHAPES"] = "1"
 if "ALL_SHAPES" not in os.environ:

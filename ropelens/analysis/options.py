@@ -128,7 +128,7 @@ def path_of(text: str) -> Any:
 
 NAMED = "A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list)."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=NAMED)]
-Text = Annotated[
+TextOption = Annotated[
     list[Path] | None,
     option(
         "FILE",

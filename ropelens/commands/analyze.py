@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ropelens.analysis.options import NAMED, Model, Options, Out, Text, with_options
+from ropelens.analysis.options import NAMED, Model, Options, Out, TextOption, with_options
 from ropelens.checkpoints.load_options import option
 from ropelens.commands.terminal import finish, say
 from ropelens.runtime.progress import opening, show_progress
@@ -37,7 +37,7 @@ def analyze(
     *,
     out: Out = Path("out"),
     plan: Planned = False,
-    text: Text = None,
+    text: TextOption = None,
     options: Options,
 ) -> None:
     """Measure a model on text: which heads are positional, through which wavelengths.
@@ -56,7 +56,8 @@ def analyze(
       ropelens analyze ./my-llama --text book.txt --plan
       ropelens analyze runs/rope/history/* --text book.txt --out out
     """
-    from ropelens.checkpoints.paths import check_text, name_checkpoints, sample_path
+    from ropelens.checkpoints.bundled import check_text, sample_path
+    from ropelens.checkpoints.names import name_checkpoints
     from ropelens.runtime.results import check_out
 
     checkpoints = name_checkpoints(models or ["bundled"])
@@ -158,7 +159,7 @@ def truncate(
     model: Model = "bundled",
     *,
     out: Out = Path("out"),
-    text: Text = None,
+    text: TextOption = None,
     plan: Planned = False,
     options: Sweep,
 ) -> None:
@@ -176,7 +177,7 @@ def truncate(
       ropelens truncate --measures loss
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
-    from ropelens.checkpoints.paths import check_text
+    from ropelens.checkpoints.bundled import check_text
     from ropelens.interventions.truncation_table import MEASURES, wanted_measures
     from ropelens.runtime.results import check_out
 

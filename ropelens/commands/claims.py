@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropelens.analysis.options import Options, Out, Text, with_options
+from ropelens.analysis.options import Options, Out, TextOption, with_options
 from ropelens.checkpoints.load_options import option
 from ropelens.commands.terminal import finish
 from ropelens.errors import BadArgument
@@ -33,7 +33,7 @@ def claims(
     ] = None,
     *,
     out: Out = Path("claims"),  # beside the `out` of analyze
-    text: Text = None,
+    text: TextOption = None,
     quick: Annotated[
         bool,
         option(None, "Leave out the claims for which the model runs again.", name="--quick"),
@@ -53,7 +53,7 @@ def claims(
       ropelens claims analyzed/llama analyzed/qwen --out out
       ropelens claims ./my-llama --text book.txt --out out
     """
-    from ropelens.checkpoints.paths import name_checkpoints
+    from ropelens.checkpoints.names import name_checkpoints
     from ropelens.runtime.results import PAGE, check_out, other_place, read_record
 
     given = name_checkpoints(models or ["bundled"])
@@ -101,7 +101,7 @@ def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
     from ropelens.figures.formats import signed
     from ropelens.profiles.measurement import versions
     from ropelens.report.claims import claims_sentences, render_claims
-    from ropelens.report.render import say
+    from ropelens.report.render import write_sentence
     from ropelens.runtime.results import write_folder
 
     shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
@@ -110,7 +110,7 @@ def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
         typer.echo(f"{name}\n{words}\n", err=True)
     numbers = dict(zip(table["claim"], table["what"], strict=True))
     meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
-    typer.echo("\n".join([say("claims", "table"), *meanings, ""]), err=True)
+    typer.echo("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
     record = {
         "kind": "claims",
         "findings": claims_sentences(table),
@@ -125,7 +125,7 @@ def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
 
 
 def _measured(
-    place: str, text: Text, options: Options, folder: Path
+    place: str, text: TextOption, options: Options, folder: Path
 ) -> tuple[xr.Dataset, dict[str, Any]]:
     """The profile of a folder of results; or of a model, with what claims try on it.
 
@@ -140,7 +140,6 @@ def _measured(
     with opening(show_progress, "writing"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         analysis.save(folder)
-    assert analysis.sequences is not None
     more: dict[str, Any] = {"model": analysis.model, "tokenizer": analysis.tokenizer}
     more |= {"progress": show_progress}
-    return analysis.profile, more | analysis.sequences.arguments
+    return analysis.profile, more | {"text": analysis.text}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from ropelens.analysis.options import Model, Options, Text, with_options
+from ropelens.analysis.options import Model, Options, TextOption, with_options
 from ropelens.errors import RopelensError, explained
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def run_analysis(
     reports = script.parents[1] / "reports"
 
     @with_options(Options, only=("context", "sequences"), context=None if truncation else 512)
-    def main(model: Model = "bundled", text: Text = None, *, options: Options) -> None:
+    def main(model: Model = "bundled", text: TextOption = None, *, options: Options) -> None:
         from ropelens.analysis.analysis import write_answer
         from ropelens.analysis.analyze import analyze  # which imports torch
         from ropelens.report.index import write_index

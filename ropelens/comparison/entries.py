@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropelens.checkpoints.paths import short_names
+from ropelens.checkpoints.names import short_names
 from ropelens.errors import BadArgument
 from ropelens.runtime.results import RECORD
 from ropelens.train.data import differences, read_json

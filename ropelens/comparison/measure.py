@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Int
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.comparison.entries import ComparisonEntry
@@ -17,13 +15,11 @@ from ropelens.interventions.tasks import NEAREST, SHORTEST, doublings
 from ropelens.profiles.heads import head_values
 from ropelens.profiles.measures import compared
 from ropelens.profiles.profile import profile
+from ropelens.text.text import Text
 from ropelens.train.data import documents_of, held_out_sequences, spread
 
 TIMES_CONTEXT = 4
 """Length of long texts, in trained contexts."""
-
-HeldOutText = tuple[Int[Tensor, "_sequence _position"], Int[Tensor, " _sequence"]]
-"""Sequences of tokens, and the number of the document that each begins in."""
 
 
 def measure(
@@ -31,17 +27,14 @@ def measure(
 ) -> xr.Dataset:
     """Measure a checkpoint of `run`, with fewer variables and sequences if not `final`."""
 
-    def on(text: HeldOutText, *measures: str, **options: Any) -> xr.Dataset:
-        tokens, documents = text
-        evaluated = evaluate(
-            model, tokens, documents=documents, measures=measures, seed=seed, **options
-        )
+    def on(text: Text, *measures: str, **options: Any) -> xr.Dataset:
+        evaluated = evaluate(model, text, measures=measures, seed=seed, **options)
         return evaluated.isel(edit=0, drop=True)
 
     per, per_long = (8, 8) if final else (32, 64)  # see the table in `compare`
     text = validation(run, sequences=sequences)  # the same needles for all checkpoints
-    fewer, documents = validation(run, sequences=max(2, sequences // per))
-    measured = profile(model, fewer, documents=documents, seed=seed, surrogates=0)
+    fewer = validation(run, sequences=max(2, sequences // per))
+    measured = profile(model, fewer, seed=seed, surrogates=0)
     longer = on(past_context(run, sequences=max(2, sequences // per_long)), "loss")
     tasks = on(text, "induction", "retrieval")
     of_tasks = {name: tasks[name] for name in ("first_loss", "repeat_loss", "retrieval")}
@@ -79,15 +72,15 @@ def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
     return dataset.assign(losses)
 
 
-def validation(run: ComparisonEntry, *, sequences: int) -> HeldOutText:
+def validation(run: ComparisonEntry, *, sequences: int) -> Text:
     """Sequences from the whole validation text of `run`, evenly spread."""
     held_out = held_out_sequences(run.data)
     documents = documents_of(held_out, run.data)
     tokens = torch.from_numpy(spread(held_out, sequences).astype(np.int64))
-    return tokens, torch.from_numpy(spread(documents, sequences))
+    return Text(tokens, documents=torch.from_numpy(spread(documents, sequences)))
 
 
-def past_context(run: ComparisonEntry, *, sequences: int) -> HeldOutText:
+def past_context(run: ComparisonEntry, *, sequences: int) -> Text:
     """Validation text in sequences of `TIMES_CONTEXT` trained contexts.
 
     A sequence is BOS and the text of consecutive sequences. It is shorter if there is too
@@ -103,4 +96,4 @@ def past_context(run: ComparisonEntry, *, sequences: int) -> HeldOutText:
     starts = np.linspace(0, len(held_out) - rows, count, dtype=int)
     texts = [held_out[start : start + rows, 1:].ravel()[:length] for start in starts]
     tokens = torch.from_numpy(np.insert(texts, 0, held_out[0, 0], axis=1).astype(np.int64))
-    return tokens, torch.from_numpy(documents[starts])
+    return Text(tokens, documents=torch.from_numpy(documents[starts]))

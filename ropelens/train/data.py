@@ -24,7 +24,8 @@ from transformers import PreTrainedTokenizerFast
 from ropelens.checkpoints.files import fingerprint
 from ropelens.errors import BadArgument, BadText, explained
 from ropelens.runtime.folder import write_whole
-from ropelens.text.documents import fingerprint_of, pieces, read_documents
+from ropelens.text.documents import documents_sha256, read_documents
+from ropelens.text.tokenize import pieces
 from ropelens.train.settings import Settings
 
 LEAST_VALID = 2  # sequences; an interval needs two
@@ -105,8 +106,8 @@ def prepare_data(folder: Path, texts: Texts, settings: Settings) -> dict[str, An
     path = folder / DATA
     documents, held_out = texts
     if documents:
-        facts["text_sha256"] = fingerprint_of(documents)
-        facts["valid_sha256"] = fingerprint_of(held_out) if held_out else None
+        facts["text_sha256"] = documents_sha256(documents)
+        facts["valid_sha256"] = documents_sha256(held_out) if held_out else None
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             if not path.exists():

@@ -28,8 +28,8 @@ from ropelens.claims.verdict import _bounds, correlations, judge, rank_correlati
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.rope.turn import Side, turn
-from ropelens.text.corpus import known_sinks
 from ropelens.text.rows import all_rows, sample_rows
+from ropelens.text.text import known_sinks
 
 ODD = {"hidden_size": 60, "rotary_pct": 8 / 15}  # heads of 15 coordinates
 NAMES = ("llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat")

@@ -255,7 +255,9 @@ def random_tokens(seed: int = 0) -> torch.Tensor:
 
 
 def random_profile(seed: int) -> xr.Dataset:
-    return rl.profile(random_model(seed), random_tokens(seed), documents=list(range(16)))
+    return rl.profile(
+        random_model(seed), rl.Text(random_tokens(seed), documents=list(range(16)))
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 4])
@@ -281,21 +283,21 @@ def test_claims_of_edits_on_few_planes_have_numbers_and_say_what_it_takes() -> N
     of = rl.profile(model, tokens, rows=64, statistics=(on, control), budget=False)
     lead = (of[on.name] - of[control.name]).max()
     assert rows.loc["apostrophes", "number"] == pytest.approx(float(lead), abs=1e-6)
-    with pytest.raises(rl.BadArgument, match="tokens must be whole numbers"):
-        rl.test_claims(profile, model=model, tokens=None)
+    with pytest.raises(rl.BadArgument, match=r"text must be a Text|Token ids must be"):
+        rl.test_claims(profile, model=model, text=None)
 
 
 @pytest.mark.slow
 def test_the_bundled_model_needs_its_fastest_planes_and_not_its_slowest() -> None:
     made = rl.analyze("bundled", options=rl.Options(context=512, sequences=16))
-    read = {"tokens": made.sequences.tokens, "lengths": made.sequences.lengths}
-    rows = rl.test_claims(made.profile, draws=50, model=made.model, **read).set_index("claim")
+    read = {"model": made.model, "text": made.text}
+    rows = rl.test_claims(made.profile, draws=50, **read).set_index("claim")
     assert rows.loc[["slow_stop", "fast_stop"], "verdict"].tolist() == ["holds", "holds"]
     assert rows.loc["slow_induction", "null_draws"] == SETS
     assert rows.loc["slow_reach", "number"] > -1
     names = vars(made) | {"rl": rl, "found": "2.3", "planes": [0, 1]}
     for call in rows["call"]:
-        eval(call, names | {"tokens": made.sequences.tokens[:2]})
+        eval(call, names | {"text": made.text[:2]})
 
 
 @pytest.mark.slow

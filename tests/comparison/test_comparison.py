@@ -16,7 +16,7 @@ from trained import NANO, SEQUENCES, VARIANTS, copy_of, run_folder, runs_in, sto
 from transformers import AutoModelForCausalLM
 
 import ropelens as rl
-from ropelens.checkpoints.paths import sample_path
+from ropelens.checkpoints.bundled import sample_path
 from ropelens.comparison import compare as comparing
 from ropelens.comparison.compare import partners
 from ropelens.comparison.entries import ComparisonEntry as Entry
@@ -104,7 +104,7 @@ def test_heads_and_planes_match_a_profile(comparison: xr.Dataset, study: Path) -
         ("growth_", 2, comparison.sel(step=entry.steps)),
     ):
         tokens, documents = validation(entry, sequences=sequences)
-        profile = rl.profile(model, tokens, documents=documents, surrogates=0)
+        profile = rl.profile(model, rl.Text(tokens, documents=documents), surrogates=0)
         heads = rl.classify_heads(profile)
         results = dataset.sel(entry=entry.name)
         for name in ("q_norm", "selectivity_keys", "previous_token"):

@@ -17,7 +17,7 @@ from oracles.tiny import random_tokens, tiny
 from torch import nn
 
 import ropelens as rl
-from ropelens.checkpoints.paths import sample_path
+from ropelens.checkpoints.bundled import sample_path
 from ropelens.figures.formats import visible_token
 from ropelens.figures.head import farthest_distance
 from ropelens.interventions.edit import Edit
@@ -41,7 +41,7 @@ def looked() -> Looked:
     text = rl.tokenize(rl.read_documents([sample_path()]), tokenizer, context=64)
     prompts = [prompt_tokens(prompt, tokenizer) for prompt in PROMPTS]
     options = {"tokenizer": tokenizer, "excerpts": prompts, "surrogates": 0}
-    profile = rl.profile(model, text.tokens[:6], **options)
+    profile = rl.profile(model, text.ids[:6], **options)
     profile["excerpt_lead"][1] = np.nan  # as where logits overflow
     return Looked(model, tokenizer, profile)
 
