@@ -15,12 +15,11 @@ from transformers import PreTrainedConfig
 
 from ropelens.budget.held_out import Sample, scored_rows
 from ropelens.checkpoints.names import short_name
-from ropelens.checkpoints.paths import short_name
 from ropelens.config_facts import count_length_mismatches
 from ropelens.model.as_live_model import Model, as_live_model
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.model_text import attention_across, model_text
-from ropelens.rotation.probe import RotationProbe, count_length_mismatches
+from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
 from ropelens.text.rows import HowMany, Rows, all_rows, rows_for, sample_rows
 from ropelens.text.text import Text
