@@ -21,7 +21,7 @@ from ropelens.checkpoints.bundled import sample_path
 from ropelens.figures.formats import visible_token
 from ropelens.figures.head import farthest_distance
 from ropelens.interventions.edit import Edit
-from ropelens.text.documents import prompt_tokens
+from ropelens.text.tokenize import prompt_tokens
 
 LAYER, HEAD = 2, 3
 PROMPTS = ["The old man said that the old man said no.", "One, two, three."]
