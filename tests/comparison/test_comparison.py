@@ -28,17 +28,17 @@ from ropelens.train.data import documents_of, sequences_of, train_tokenizer
 
 def test_validation_text_is_evenly_spread_over_the_held_out_text(study: Path) -> None:
     run = runs_in(study)[0]
-    (few, _), (rows, documents) = (validation(run, sequences=n) for n in (3, 10**6))
-    assert (documents == 0).all()  # the text is one file
+    few, rows = (validation(run, sequences=n) for n in (3, 10**6))
+    assert (rows.documents == 0).all()  # the text is one file
     last = len(rows) - 1
-    assert torch.equal(few, rows[[0, round(last / 2), last]])
+    assert torch.equal(few.ids, rows.ids[[0, round(last / 2), last]])
     assert len(rows) == round(0.02 * (len(rows) + len(np.load(run.data / "train.npy"))))
 
 
 def test_long_text_joins_consecutive_sequences(study: Path) -> None:
     run = runs_in(study)[0]
-    rows, _ = validation(run, sequences=10**6)
-    long, _ = past_context(run, sequences=2)
+    rows = validation(run, sequences=10**6).ids
+    long = past_context(run, sequences=2).ids
     assert long.shape == (2, 4 * run.context)
     body = rows[:, 1:].reshape(-1)
     assert torch.equal(long[0, 1:], body[: 4 * run.context - 1])
@@ -48,7 +48,7 @@ def test_long_text_joins_consecutive_sequences(study: Path) -> None:
 
 def test_losses_match_transformers(comparison: xr.Dataset, study: Path) -> None:
     for entry in runs_in(study)[:3]:
-        tokens, _ = validation(entry, sequences=SEQUENCES)
+        tokens = validation(entry, sequences=SEQUENCES).ids
         model = AutoModelForCausalLM.from_pretrained(entry.folder)
         with torch.no_grad():
             expected = [float(model(row[None], labels=row[None]).loss) for row in tokens]
@@ -84,7 +84,7 @@ def test_loss_by_position_goes_to_four_times_the_context(
     comparison: xr.Dataset, study: Path
 ) -> None:
     entry = runs_in(study)[1]
-    tokens, _ = past_context(entry, sequences=SEQUENCES // 8)
+    tokens = past_context(entry, sequences=SEQUENCES // 8).ids
     model = AutoModelForCausalLM.from_pretrained(entry.folder)
     with torch.no_grad():
         log_p = model(tokens).logits.log_softmax(-1)[:, :-1]
@@ -103,8 +103,7 @@ def test_heads_and_planes_match_a_profile(comparison: xr.Dataset, study: Path) -
         ("", SEQUENCES // 8, comparison),
         ("growth_", 2, comparison.sel(step=entry.steps)),
     ):
-        tokens, documents = validation(entry, sequences=sequences)
-        profile = rl.profile(model, rl.Text(tokens, documents=documents), surrogates=0)
+        profile = rl.profile(model, validation(entry, sequences=sequences), surrogates=0)
         heads = rl.classify_heads(profile)
         results = dataset.sel(entry=entry.name)
         for name in ("q_norm", "selectivity_keys", "previous_token"):
@@ -116,13 +115,13 @@ def test_heads_and_planes_match_a_profile(comparison: xr.Dataset, study: Path) -
     last = comparison.sel(entry=entry.name, step=entry.steps)
     for name in ("first_loss", "repeat_loss", "retrieval"):
         np.testing.assert_allclose(last[f"growth_{name}"], last[name], rtol=1e-6)
-    text = validation(entry, sequences=SEQUENCES)[0]
+    text = validation(entry, sequences=SEQUENCES)
     measures = ("copying", "retrieval")
     far = {"distances": (8, 16, 32, 64), "prompt_lengths": (32, 64, 128)}
     evaluated = rl.evaluate(model, text, measures=measures, **far)
     np.testing.assert_allclose(last["copy_loss"], evaluated.copy_loss[0])
     np.testing.assert_allclose(last["far_retrieval"], evaluated.retrieval[0].mean("depth"))
-    longer, _ = past_context(entry, sequences=2)
+    longer = past_context(entry, sequences=2)
     by_position = rl.evaluate(model, longer, measures=("loss",))["position_loss"][0]
     np.testing.assert_allclose(last["growth_position_loss"], by_position, rtol=1e-6)
     assert comparison["tokens_seen"].sel(entry=entry.name).values.tolist() == [

@@ -255,7 +255,7 @@ def test_layers_without_attention_are_grey():
     assert grey.hovertemplate.startswith("layer %{y}: %{customdata}, no attention")
     assert "no attention" in [t.name for t in figure.select_traces("scatter")]
     assert (rl.describe(heads)[0]).startswith("Of 3 heads, ")
-    assert idle_words(profile) == "2 of 3 layers do not attend (0 and 2)."
+    assert idle_words(profile) == "2 of 3 layers have no attention (layers 0 and 2)."
 
 
 def test_tables_of_other_models_are_refused(small):
