@@ -58,25 +58,25 @@ class Names:
 
 def test_loss_of_repeated_tokens_and_of_classes_by_brute_force():
     model, ids = tiny("llama_gqa"), tokens() % 7 + 3  # seven tokens, so that most are repeated
-    options = {"lengths": LENGTHS, "tokenizer": Names(), "batch_size": 2}
-    result = rl.evaluate(model, ids, edits={"a": "nope"}, measures=["loss"], **options)
+    text, options = rl.Text(ids, lengths=LENGTHS), {"tokenizer": Names(), "batch_size": 2}
+    result = rl.evaluate(model, text, edits={"a": "nope"}, measures=["loss"], **options)
     with torch.no_grad():
         logs = model(ids).logits.double().log_softmax(-1)
     for row, length in enumerate(LENGTHS.tolist()):
-        text = ids[row].tolist()
-        seen = [n for n in range(1, length) if text[n] in text[:n]]
+        line = ids[row].tolist()
+        seen = [n for n in range(1, length) if line[n] in line[:n]]
         assert int(result.seen_tokens[row]) == len(seen)
-        mean = np.mean([-float(logs[row, n - 1, text[n]]) for n in seen]) if seen else np.nan
+        mean = np.mean([-float(logs[row, n - 1, line[n]]) for n in seen]) if seen else np.nan
         np.testing.assert_allclose(result.seen_loss[0, row], mean, rtol=1e-5)
         for name, of_class in {"digits": (5, 7), "newline": (6,), "capital": (4,)}.items():
-            positions = [n for n in range(1, length) if text[n] in of_class]
-            by_hand = [-float(logs[row, n - 1, text[n]]) for n in positions]
+            positions = [n for n in range(1, length) if line[n] in of_class]
+            by_hand = [-float(logs[row, n - 1, line[n]]) for n in positions]
             class_loss = result.class_loss.sel(token_class=name)[0, row]
             np.testing.assert_allclose(
                 class_loss, np.mean(by_hand) if positions else np.nan, rtol=1e-5
             )
             assert int(result.class_tokens.sel(token_class=name)[row]) == len(positions)
-    moved = rl.evaluate(model, ids, edits={"a": "nope"}, measures=["change"], **options)
+    moved = rl.evaluate(model, text, edits={"a": "nope"}, measures=["change"], **options)
     with rl.edit_rope(model, "nope"):
         after = torch.stack(model(ids, output_attentions=True).attentions)
     before = torch.stack(model(ids, output_attentions=True).attentions)
@@ -162,7 +162,7 @@ def test_loss_by_position_sums_to_the_loss():
 def silenced() -> tuple[PreTrainedModel, xr.Dataset]:
     """Results of silences and edits, separate and combined, with random controls."""
     model = tiny("llama_gqa")
-    mean = partial(rl.silence_heads, model, to="mean", tokens=tokens())
+    mean = partial(rl.silence_heads, model, to="mean", text=tokens())
     edits = {
         "silent": mean("0.1,1.0"),
         "stopped": rl.stop_slowest(0.5, heads="1.2"),

@@ -99,18 +99,18 @@ def test_labels_that_change():
 def test_label_changes_resample_documents():
     """Both entries use the same draws of the groups of a profile."""
     model = tiny("llama_gqa")
-    given = random_tokens(sequences=9, length=12)
-    options = {"documents": torch.arange(9).clamp(max=7)}
-    results = rl.evaluate(model, given, edits={"nope": "nope"}, measures="labels", **options)
-    profiles = [rl.profile(model, given, surrogates=0, **options)]
+    ids = random_tokens(sequences=9, length=12)
+    text = rl.Text(ids, documents=torch.arange(9).clamp(max=7))
+    results = rl.evaluate(model, text, edits={"nope": "nope"}, measures="labels")
+    profiles = [rl.profile(model, text, surrogates=0)]
     with rl.edit_rope(model, "nope"):
-        profiles.append(rl.profile(model, given, surrogates=0, **options))
+        profiles.append(rl.profile(model, text, surrogates=0))
     assert profiles[0].sizes["group"] == 8
     before, after = (resample_labels(p, resamples=400, seed=0) for p in profiles)
     again = results["labels_changed_resampled"].values
     assert (again[0] == 0).all()
     np.testing.assert_array_equal(again[1], (before != after).sum((1, 2)))
-    single = rl.evaluate(model, given[:1], measures="labels")["labels_changed_resampled"]
+    single = rl.evaluate(model, ids[:1], measures="labels")["labels_changed_resampled"]
     assert single.isnull().all()
 
 
@@ -210,7 +210,7 @@ def test_a_loss_of_nan_is_not_left_out():
         model.model.embed_tokens.weight[95] = torch.nan
     text = tokens().clamp(max=94)
     text[1, 20] = 95
-    results = evaluate(model, text, measures="loss")
+    results = evaluate(model, text=text, measures="loss")
     assert results.loss.isnull().values.tolist() == [[False, True, False]]
     assert results.mean_loss.isnull().all()
 
@@ -218,7 +218,9 @@ def test_a_loss_of_nan_is_not_left_out():
 def test_the_error_of_the_first_bin_is_the_error_of_a_mean():
     """Each of sixteen sequences is a stretch and has one token in the first bin."""
     text = tokens(sequences=16)
-    first_bin = evaluate(tiny("llama_gqa"), text, measures="loss").isel(edit=0, position_bin=0)
+    first_bin = evaluate(tiny("llama_gqa"), text=text, measures="loss").isel(
+        edit=0, position_bin=0
+    )
     with torch.no_grad():
         first = tiny("llama_gqa")(text).logits[:, 0].double().log_softmax(-1)
     loss = -first.gather(1, text[:, 1:2])[:, 0]

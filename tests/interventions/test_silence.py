@@ -126,8 +126,8 @@ def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
             expected_mean = torch.cat([x[0, :, 2] for x in seen[1::2]]).mean(0)
             with hooked(llama, {1: [2]}, lambda x, m=expected_mean: m.expand_as(x)):
                 expected = logits(llama)
-            options = {"to": "mean", "tokens": reference, "lengths": lengths}
-            with rl.silence_heads(llama, "1.2", **options):
+            text = rl.Text(reference, lengths=lengths)
+            with rl.silence_heads(llama, "1.2", to="mean", text=text):
                 torch.testing.assert_close(logits(llama), expected, rtol=0, atol=1e-4)
             assert not torch.allclose(logits(llama), expected, atol=1e-2)
 
@@ -248,20 +248,17 @@ def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
 # errors
 
 
-@pytest.mark.parametrize(
-    "options", [{"tokens": tokens()}, {"to": "mean", "lengths": torch.tensor([20, 20, 9])}]
-)
-def test_mistakes(llama: LlamaForCausalLM, options: dict[str, object]):
-    with pytest.raises(BadArgument, match="lengths are those of tokens"):
-        rl.silence_heads(llama, "0.1", **options).__enter__()
+def test_text_is_only_for_means(llama: LlamaForCausalLM):
+    with pytest.raises(BadArgument, match='text is only for to="mean"'):
+        rl.silence_heads(llama, "0.1", text=tokens())
 
 
 def test_lengths_that_count_padding_on_the_left(llama: LlamaForCausalLM):
     llama.config.pad_token_id = 5
     reference = tokens(sequences=2).masked_fill(torch.arange(LENGTH) < 6, 5)
-    options = {"tokens": reference, "lengths": torch.tensor([14, 14])}
-    with pytest.raises(BadArgument, match="tokens must be padded on the right"):
-        rl.silence_heads(llama, "0.1", to="mean", **options).__enter__()
+    text = rl.Text(reference, lengths=[14, 14])
+    with pytest.raises(BadArgument, match="ids must be padded on the right"):
+        rl.silence_heads(llama, "0.1", to="mean", text=text)
 
 
 def test_batches_that_cannot_be_resampled_are_refused(llama: LlamaForCausalLM):
