@@ -39,10 +39,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
 from ropelens.budget.held_out import LayerFit
-from ropelens.model.live_model import LiveModel, as_live_model
+from ropelens.model.as_live_model import as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.induction import repeats
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect, fit_layers
+from ropelens.rotation.probe import RotationProbe
 
 RUNS = 5
 SAMPLE = Path(rl.__file__).parent / "bundled/rope/sample.jsonl"
@@ -126,7 +128,7 @@ def cost_of_profile(live: LiveModel, text: rl.Text) -> dict[str, float]:
     """Processor time of a profile and of its parts, in seconds: each runs once."""
     model = live.model
     measurement = Measurement.of(live, text)
-    planes = [layer.planes for layer in live.rotations(text.context)]
+    planes = RotationProbe(live).unedited_planes(text.context)
     ways: dict[str, Callable[[], object]] = {
         "plain forward": lambda: [model(ids, use_cache=False) for ids in text.ids.split(1)],
         "fits and 40 surrogates": lambda: fit_layers(measurement, planes, surrogates=40),
@@ -146,7 +148,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     live, context = as_live_model(model), 512
     text = rl.tokenize(rl.read_documents([SAMPLE]), tokenizer, context=context)
     measurement = Measurement.of(live, text)
-    planes = [layer.planes for layer in live.rotations(context)]
+    planes = RotationProbe(live).unedited_planes(context)
 
     def fit(surrogates: int) -> list[LayerFit]:
         return fit_layers(measurement, planes, surrogates=surrogates)[0]
@@ -155,7 +157,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     repeated = repeats(measurement, planes)
     ways: dict[str, Callable[[], object]] = {
         "plain forward": lambda: [model(ids, use_cache=False) for ids in text.ids.split(8)],
-        "probe of the rotation": lambda: live.rotations(context),
+        "probe of the rotation": lambda: RotationProbe(live).layers(context),
         "repeated tokens": lambda: repeated.measure(lambda _: None),
         "fits": lambda: fit(0),
         "fits and 40 surrogates": lambda: fit(40),
@@ -203,7 +205,7 @@ def ways_of(
 ) -> dict[str, Callable[[], object]]:
     """The plain pass, and measuring each number of `rows`."""
     live = as_live_model(model)
-    planes = [layer.planes for layer in live.rotations(ids.shape[1])]
+    planes = RotationProbe(live).unedited_planes(ids.shape[1])
 
     def measured(count: int | str) -> Callable[[], object]:
         measurement = Measurement.of(live, ids, rows=count)

@@ -64,7 +64,7 @@ def by_plane(x: Tensor) -> Tensor:
 
 
 def head_sums(query: Tensor, key: Tensor, attention: Tensor) -> dict[str, Tensor]:
-    """Sums of one head; `query` (scaled) and `key` [position, coordinate], square `attention`."""
+    """Sums of one head; scaled `query` and `key` [position, coordinate], square `attention`."""
     length = len(query)
     count = torch.arange(1, length + 1)[:, None]
     attended_key, mean_key = attention @ key, key.cumsum(0) / count

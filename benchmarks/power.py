@@ -17,8 +17,11 @@ from pathlib import Path
 import numpy as np
 
 import ropelens as rl
-from ropelens.claims.arrays import OFFSETS, claim_arrays
-from ropelens.claims.claims import CLAIMS, Claim, judged, ledger
+from ropelens.claims.arrays import claim_arrays
+from ropelens.claims.claims import CLAIMS
+from ropelens.claims.ledger import ledger
+from ropelens.claims.nulls import FREQUENCIES, OFFSETS
+from ropelens.claims.verdict import Claim, judge
 
 DRAWS, OFTEN = 120, 0.8
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -33,9 +36,9 @@ def main() -> None:
     arrays, rows = claim_arrays(profile), ledger(profile).set_index("claim")
     print("claim | number | holds from | share of the effect found | layers that show it")
     for claim in CLAIMS:
-        if not claim.of or not arrays.keys() >= {*claim.of}:
+        if claim.null is FREQUENCIES or not arrays.keys() >= {*claim.arrays}:
             continue
-        values, row = [arrays[name] for name in claim.of], rows.loc[claim.name]
+        values, row = [arrays[name] for name in claim.arrays], rows.loc[claim.name]
         share, layers = smallest(claim, values, options.trials)
         print(
             f"{claim.name} | {row['number']:.3g} | {row['threshold']:.3g} | {share} | {layers}"
@@ -68,8 +71,8 @@ def smallest(claim: Claim, arrays: list[np.ndarray], trials: int) -> tuple[str, 
 
 def holds(claim: Claim, arrays: list[np.ndarray], random: np.random.Generator) -> bool:
     with contextlib.suppress(IndexError):  # the claim needs more layers
-        named = dict(zip(claim.of, arrays, strict=True))
-        return judged(claim, None, named, random, DRAWS)["verdict"] == "holds"
+        named = dict(zip(claim.arrays, arrays, strict=True))
+        return judge(claim, named, random, DRAWS)["verdict"] == "holds"
     return False
 
 

@@ -14,7 +14,7 @@ import xarray as xr
 from filelock import FileLock
 
 import ropelens as rl
-from ropelens.comparison.entries import Entry, find_entries
+from ropelens.comparison.entries import ComparisonEntry, find_entries
 from ropelens.train import run as runs
 from ropelens.train.settings import SIZES, Settings, Size
 from ropelens.train.study import run_study
@@ -127,7 +127,7 @@ def run_folder(study: Path, variant: str, seed: int) -> Path:
     return study / "nano" / variant.replace(":", "-") / f"seed-{seed}"
 
 
-def runs_in(study: Path) -> list[Entry]:
+def runs_in(study: Path) -> list[ComparisonEntry]:
     return find_entries([study])[0]
 
 

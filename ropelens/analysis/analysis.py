@@ -19,16 +19,16 @@ from torch import nn
 from ropelens.analysis.plan import Plan, this_command
 from ropelens.checkpoints.files import fingerprint
 from ropelens.checkpoints.load import Opened
+from ropelens.claims.heads import classify_heads
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, explained, public, words_of
 from ropelens.interventions.truncation_table import summarize_truncation
-from ropelens.profiles.heads import classify_heads
 from ropelens.profiles.measurement import versions
 from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
 from ropelens.report.tables import about
 from ropelens.report.words import (
-    attention_on,
+    attention_sentences,
     comparison_sentences,
     heads_sentences,
     scope,
@@ -84,7 +84,7 @@ class Analysis:
         swept = [] if of is None else sweep_sentences(of, self.truncation_table)
         first, *more = heads_sentences(self.heads)
         more += [scope(self.profile.attrs)]
-        return [*filter(None, [*swept[:4], first, *attention_on(self.profile), *more])]
+        return [*filter(None, [*swept[:4], first, *attention_sentences(self.profile), *more])]
 
     def page(self, *, beside: Analysis | None = None) -> str:
         """The page, as text; with the heads of another analysis `beside` those of this one."""

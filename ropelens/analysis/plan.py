@@ -20,8 +20,9 @@ from transformers import PreTrainedConfig
 from ropelens.analysis.options import Options
 from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import fitted_sequences
+from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
 from ropelens.checkpoints.load import Opened, open_checkpoint
-from ropelens.checkpoints.paths import check_text, sample_path, short_name, writer_of
+from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import (
     attending_layers,
     rope_parameters,
@@ -30,7 +31,8 @@ from ropelens.config_facts import (
 )
 from ropelens.interventions.truncate import KEEP
 from ropelens.interventions.truncation_table import EVERY, MEASURES, wanted_measures
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpts import check_excerpts
 from ropelens.profiles.measurement import sequences_at_once
 from ropelens.profiles.model_text import check_ids

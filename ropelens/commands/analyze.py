@@ -56,7 +56,8 @@ def analyze(
       ropelens analyze ./my-llama --text book.txt --plan
       ropelens analyze runs/rope/history/* --text book.txt --out out
     """
-    from ropelens.checkpoints.paths import check_text, name_checkpoints, sample_path
+    from ropelens.checkpoints.bundled import check_text, sample_path
+    from ropelens.checkpoints.names import name_checkpoints
     from ropelens.runtime.results import check_out
 
     checkpoints = name_checkpoints(models or ["bundled"])
@@ -176,7 +177,7 @@ def truncate(
       ropelens truncate --measures loss
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
-    from ropelens.checkpoints.paths import check_text
+    from ropelens.checkpoints.bundled import check_text
     from ropelens.interventions.truncation_table import MEASURES, wanted_measures
     from ropelens.runtime.results import check_out
 

@@ -43,7 +43,7 @@ def list_bundled() -> None:
     Example:
       ropelens list
     """
-    from ropelens.checkpoints.paths import BUNDLED, bundled_facts
+    from ropelens.checkpoints.bundled import BUNDLED, bundled_facts
 
     typer.echo(f"{'name':<30}{'tokens seen':>12}{'loss*':>8}")
     for name in BUNDLED:

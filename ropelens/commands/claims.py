@@ -53,7 +53,7 @@ def claims(
       ropelens claims analyzed/llama analyzed/qwen --out out
       ropelens claims ./my-llama --text book.txt --out out
     """
-    from ropelens.checkpoints.paths import name_checkpoints
+    from ropelens.checkpoints.names import name_checkpoints
     from ropelens.runtime.results import PAGE, check_out, other_place, read_record
 
     given = name_checkpoints(models or ["bundled"])
@@ -98,10 +98,10 @@ def claims(
 def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
     """Print the table; write it, its page and run.json, whole or not at all."""
     from ropelens.analysis.plan import this_command
-    from ropelens.figures.text import signed
+    from ropelens.figures.formats import signed
     from ropelens.profiles.measurement import versions
     from ropelens.report.claims import claims_sentences, render_claims
-    from ropelens.report.render import say
+    from ropelens.report.render import write_sentence
     from ropelens.runtime.results import write_folder
 
     shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
@@ -110,7 +110,7 @@ def _write(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
         typer.echo(f"{name}\n{words}\n", err=True)
     numbers = dict(zip(table["claim"], table["what"], strict=True))
     meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
-    typer.echo("\n".join([say("claims", "table"), *meanings, ""]), err=True)
+    typer.echo("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
     record = {
         "kind": "claims",
         "findings": claims_sentences(table),

@@ -92,7 +92,7 @@ def _alike(rope: xr.Dataset) -> bool:
 
 def _table(rope: xr.Dataset) -> str:
     """The planes of layers that rotate alike: a title, and a row per plane."""
-    from ropelens.figures.text import ranges
+    from ropelens.figures.formats import ranges
 
     names = ["inv_freq", "wavelength", "inv_freq_stated", "inv_freq_configured"]
     first = rope.isel(layer=0)

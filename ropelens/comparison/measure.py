@@ -1,4 +1,4 @@
-"""One checkpoint becomes labelled arrays that stand beside those of the others."""
+"""Measurement of one checkpoint for a comparison."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 from transformers import PreTrainedModel
 
-from ropelens.comparison.entries import Entry
+from ropelens.comparison.entries import ComparisonEntry
 from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.tasks import NEAREST, SHORTEST, doublings
 from ropelens.profiles.heads import head_values
@@ -19,23 +19,23 @@ from ropelens.text.text import Text
 from ropelens.train.data import documents_of, held_out_sequences, spread
 
 TIMES_CONTEXT = 4
-"""The length of long texts, in trained contexts."""
+"""Length of long texts, in trained contexts."""
 
 
 def measure(
-    run: Entry, model: PreTrainedModel, *, sequences: int, seed: int, final: bool
+    run: ComparisonEntry, model: PreTrainedModel, *, sequences: int, seed: int, final: bool
 ) -> xr.Dataset:
-    """The finished model of `run`: heads, planes, losses, induction and retrieval.
+    """Measure the heads, planes, losses, induction and retrieval of a checkpoint of `run`.
 
-    An early checkpoint, which is not `final`: most of the same, on fewer sequences.
+    Early checkpoints (`final=False`) have fewer variables and fewer sequences.
     """
 
     def on(text: Text, *measures: str, **options: Any) -> xr.Dataset:
         evaluated = evaluate(model, text, measures=measures, seed=seed, **options)
         return evaluated.isel(edit=0, drop=True)
 
-    per, per_long = (8, 8) if final else (32, 64)  # parts of `sequences`; see `compare`
-    text = validation(run, sequences=sequences)  # the needles are the same for all
+    per, per_long = (8, 8) if final else (32, 64)  # see the table in `compare`
+    text = validation(run, sequences=sequences)  # the same needles for all checkpoints
     fewer = validation(run, sequences=max(2, sequences // per))
     measured = profile(model, fewer, seed=seed, surrogates=0)
     longer = on(past_context(run, sequences=max(2, sequences // per_long)), "loss")
@@ -64,10 +64,9 @@ def measure(
 
 
 def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
-    """The variables of a profile that are compared, and the labels of its heads.
+    """Variables of a profile that a comparison shows, and the labels of its heads.
 
-    The label "" stands for no head. Of a profile that is not `final` some variables are left
-    out.
+    The label "" marks a missing head. Fewer variables are returned if `final` is False.
     """
     dataset = profile[compared("final", "growth") if final else compared("growth")]
     dataset = dataset.drop_vars(set(dataset.coords) - {"inv_freq", "wavelength"})
@@ -79,18 +78,19 @@ def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
     return dataset.assign(losses)
 
 
-def validation(run: Entry, *, sequences: int) -> Text:
-    """Sequences from all of the validation text of `run`."""
+def validation(run: ComparisonEntry, *, sequences: int) -> Text:
+    """Sequences from the whole validation text of `run`, evenly spread."""
     held_out = held_out_sequences(run.data)
     documents = documents_of(held_out, run.data)
     tokens = torch.from_numpy(spread(held_out, sequences).astype(np.int64))
     return Text(tokens, documents=torch.from_numpy(spread(documents, sequences)))
 
 
-def past_context(run: Entry, *, sequences: int) -> Text:
-    """Validation text in sequences of TIMES_CONTEXT trained contexts.
+def past_context(run: ComparisonEntry, *, sequences: int) -> Text:
+    """Validation text in sequences of `TIMES_CONTEXT` trained contexts.
 
-    Each is BOS and the text of consecutive sequences; shorter if there are too few of them.
+    A sequence is BOS and the text of consecutive sequences. Short validation text gives shorter
+    sequences.
     """
     held_out = held_out_sequences(run.data)
     documents = documents_of(held_out, run.data)

@@ -21,13 +21,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Number, public
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, EVERY, PlaneNumbers, Selection, Slowest
 from ropelens.rope.turn import Side, turn
 from ropelens.rope.variants import Variant, parse_variant
-from ropelens.rotation.probe import planes_now
-from ropelens.rotation.variant_config import frequencies, shape_of, sharpening
+from ropelens.rotation.configured import shape_of, sharpening
+from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.variant_config import frequencies
 
 
 @dataclass(frozen=True)
@@ -134,28 +135,29 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
     an edit that makes heads of one key-value head differ.
     """
     live = as_live_model(model)
-    with live.edit(stack_edits(live, edits)):
+    with live.edit(stack_edits(RotationProbe(live), edits)):
         yield
 
 
-def stack_edits(live: LiveModel, edits: Sequence[Edit | str]) -> ModelEdit:
+def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> ModelEdit:
     """`edits`, checked, after those that are open."""
-    live.rotations()  # measured, or refused, before the block
+    live = rotation.live
+    rotation.layers()  # before the block, because this may raise an error
     if any(type(module).__name__.endswith("Indexer") for module in live.model.modules()):
         warnings.warn(f"{live.class_name}'s indexer picks keys without the edit", stacklevel=5)
     outer = live.open_edit
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    return ModelEdit(live, (*before, *(placed(live, edit) for edit in edits)))
+    return ModelEdit(rotation, (*before, *(placed(rotation, edit) for edit in edits)))
 
 
-def placed(live: LiveModel, edit: Edit | str) -> PlacedEdit:
+def placed(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
     """An edit and the heads that it names.
 
     Raises `BadArgument` for heads and planes that the model does not have.
     """
-    edit = as_edit(parse_variant(edit), live) if isinstance(edit, str) else edit
-    heads = live.heads_of(edit.heads)
-    layers = [Layer(index, one.planes) for index, one in enumerate(live.rotations())]
+    edit = as_edit(parse_variant(edit), rotation) if isinstance(edit, str) else edit
+    heads = rotation.live.heads_of(edit.heads)
+    layers = [Layer(index, planes) for index, planes in enumerate(rotation.unedited_planes())]
     most = max(len(layer.planes.inv_freq) for layer in layers)
     numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()
     if not all(0 <= number < most for number in numbers):
@@ -167,7 +169,7 @@ def placed(live: LiveModel, edit: Edit | str) -> PlacedEdit:
     return edit, heads
 
 
-def as_edit(variant: Variant, live: LiveModel) -> Edit:
+def as_edit(variant: Variant, rotation: RotationProbe) -> Edit:
     """The edit that makes a live model rotate as `variant`, in every layer that rotates.
 
     Variants that stop planes leave the others as they are; the rest take the model's base
@@ -176,7 +178,7 @@ def as_edit(variant: Variant, live: LiveModel) -> Edit:
     """
     if variant.stops is not None:
         return stop(variant.stops(variant.value))
-    factor_now = live.attention_factor
+    live, factor_now = rotation.live, rotation.attention_factor
 
     def act(layer: Layer) -> Change:
         options = {"rotary_dim": layer.planes.rotary_dim, "length": layer.length}
@@ -190,12 +192,12 @@ def as_edit(variant: Variant, live: LiveModel) -> Edit:
 class ModelEdit:
     """Edits of a model, one after the other, applied at its attention; see `AttentionEdit`."""
 
-    live: LiveModel
+    rotation: RotationProbe
     edits: tuple[PlacedEdit, ...]
 
     def sides(self, layer: Layer) -> tuple[Side, Side]:
         """How the edits change a layer's queries and keys."""
-        own = layer.planes.inv_freq.float().expand(self.live.heads, -1)
+        own = layer.planes.inv_freq.float().expand(self.rotation.live.heads, -1)
         query = key = Side(own, torch.ones(own.shape))
         for edit, heads in self.edits:
             chosen = heads[layer.index][:, None] & edit.select(layer.planes)
@@ -212,7 +214,7 @@ class ModelEdit:
         if side == "value":
             return x
         continued, length = places.start > 0, int(positions[:, : len(places)].max()) + 1
-        planes = planes_now(self.live, layer, continued=continued)
+        planes = self.rotation.planes_now(layer, continued=continued)
         of_query, of_key = self.sides(Layer(layer, planes, length))
         if side == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
@@ -220,7 +222,7 @@ class ModelEdit:
             return x * scales[-1] if scales else x
         shared = of_key.shared(groups=x.shape[1])
         if shared is None:  # heads of one group differ: a key for each
-            x = x.repeat_interleave(self.live.heads // x.shape[1], dim=1)
+            x = x.repeat_interleave(self.rotation.live.heads // x.shape[1], dim=1)
         return turn(x, positions, planes, shared or of_key)
 
     def inv_freq(

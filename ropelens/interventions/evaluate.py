@@ -34,7 +34,8 @@ from ropelens.interventions.entries import NONE, Entry, Intervention, entries_of
 from ropelens.interventions.tasks import TRIALS, copies, needles
 from ropelens.interventions.truncation_table import MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
-from ropelens.model.live_model import LiveModel, Model
+from ropelens.model.as_live_model import Model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.heads import head_values, resample_labels
 from ropelens.profiles.induction import Task, repeats
@@ -143,7 +144,7 @@ def evaluate_edits(
     wanted = wanted_measures(measures)
     measurement.check_observation_is_exact()
     drawn: dict[str, Any] = {"controls": controls, "seed": measurement.seed}
-    entries = entries_of(live, edits or {}, context=text.context, **drawn)
+    entries = entries_of(measurement.rotation, edits or {}, context=text.context, **drawn)
     tasks: dict[str, Task] = {}
     if "induction" in wanted:
         tasks["induction"] = repeats(measurement, entries[0].planes)  # any do for attention

@@ -20,15 +20,14 @@ from ropelens.attention.call import AttentionCall
 from ropelens.attention.variables import labelled, table
 from ropelens.errors import BadArgument, Number, Positive, Whole, public
 from ropelens.intervals import paired_interval
-from ropelens.interventions.edit import edit_rope
+from ropelens.interventions.edit import stack_edits
 from ropelens.interventions.tasks import doublings
 from ropelens.interventions.variables import OWN
-from ropelens.model.live_model import Model
+from ropelens.model.as_live_model import Model
 from ropelens.profiles.induction import forget_length
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
-from ropelens.rotation.probe import planes_of
 from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.text.rows import generator_of
 from ropelens.text.tokenize import TextInput
@@ -124,13 +123,14 @@ def find_copies(
             seen=f"distances {apart}; {copied} to {farthest} fit",
         )
     far = np.array([float(d) for d in distances if d > apart[-1]])
-    live.planes(alike=True)  # or refused
+    measurement.rotation.planes(alike=True)  # or refused
     live.check_observation_is_exact(two_copies(measurement, apart[-1], copied, draw=0))
     total = len(variants) * draws * sum(1 + distance + copied for distance in apart)
     runs = []
     with (progress or silent)(Stage("running copies", total)) as step:
         for name in variants:
-            with nullcontext() if name == OWN else edit_rope(live, name):
+            edit = stack_edits(measurement.rotation, [] if name == OWN else [name])
+            with nullcontext() if name == OWN else live.edit(edit):
                 runs.append(_run(measurement, chosen, copied, apart, far, draws, step))
     values = {name: np.stack([run[name] for run in runs]) for name in runs[0]}
     indices = {"distance": far, "run_distance": np.array(apart)}
@@ -162,7 +162,7 @@ def _run(
             tokens = two_copies(measurement, distance, copied, draw)
 
             def see(call: AttentionCall, there: int = distance, to: Tensor = further) -> Tensor:
-                turning = planes_of(live, call)
+                turning = measurement.rotation.planes_of(call)
                 return share_found(
                     call.of_heads(chosen[call.layer]), turning, copied, there, to
                 )

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument, Whole, public
+from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import HeadSilence
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.model_text import model_text
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text

@@ -22,7 +22,7 @@ from ropelens.interventions.edit import Edit, stop
 from ropelens.interventions.evaluate import evaluate_edits
 from ropelens.interventions.truncation_table import EVERY
 from ropelens.interventions.variables import SWEEP
-from ropelens.model.live_model import Model
+from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
@@ -102,7 +102,7 @@ def sweep_planes(
     """Return the truncation sweep of a measurement; `truncate` explains the arguments."""
     live = measurement.live
     with opening(progress or silent, "probing"):
-        layers = [turning(layer) for layer in live.planes(alike=True)]
+        layers = [turning(layer) for layer in measurement.rotation.planes(alike=True)]
     sets: dict[str, Any] = {"keep": keep, "ends": ends, "bands": bands, "controls": controls}
     cuts = plan_cuts(layers, seed=measurement.seed, **sets)
     turn = [number for number, layer in enumerate(layers) if layer]

@@ -7,22 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import (
-    LENGTH_DEPENDENT,
     attending_layers,
-    layer_kinds,
-    rope_parameters,
+    depends_on_length,
+    layer_types,
     stated_context,
 )
-from ropelens.errors import IN_WORDS, BadArgument, UnsupportedModel, explained
+from ropelens.errors import UnsupportedModel
 from ropelens.model.attention_hooks import (
     AttentionEdit,
     HeadSilence,
@@ -34,6 +33,7 @@ from ropelens.model.attention_hooks import (
     hooks_of,
     wrapped_attention,
 )
+from ropelens.model.cache_layer import PreallocatedLayer
 from ropelens.model.forward_patches import (
     cache_first_result,
     recomputed,
@@ -41,16 +41,8 @@ from ropelens.model.forward_patches import (
     without_dropout,
 )
 from ropelens.model.output_check import OutputCheck
-from ropelens.rope.planes import Planes
 from ropelens.rope.select import heads_by_layer
-from ropelens.rotation.configured import warn_of_configuration
-from ropelens.rotation.probe import (
-    LayerRotation,
-    attention_factor,
-    edited_planes,
-    measure_rotations,
-)
-from ropelens.runtime.devices import LayerWithRoom, device_of, devices_of
+from ropelens.runtime.devices import device_of
 
 LOOKED_AT = 256  # tokens on which it is tried that a look changes nothing, at most
 LARGEST_RESIDUAL = 1e-3
@@ -64,7 +56,7 @@ class LiveModel:
 
     `model` is without what was wrapped around it; its modules and `config` state the RoPE.
     `bos` is the id of a token, None where its configuration names none.
-    `heads` are the query heads of a layer, `kinds` what the configuration calls the layers,
+    `heads` are the query heads of a layer, `layer_types` what the configuration calls them,
     `attending` the numbers of those that attend, `trained` the tokens that it was trained for,
     None where that is not said, and `context` that or 1024.
     `noise` is the relative rounding of its numbers, `tolerance` what a residual may have of it.
@@ -80,10 +72,10 @@ class LiveModel:
         self.class_name = type(model).__name__
         self.layers: int = getattr(self.config, "num_hidden_layers", 0)
         self.heads: int = getattr(self.config, "num_attention_heads", 0)
-        self.kinds = layer_kinds(self.config)
+        self.layer_types = layer_types(self.config)
         self.attending = attending_layers(self.config)
         # Other layers hold a state, not keys; "hybrid" ones hold both.
-        stateless = not any(k.startswith("hybrid") for k in self.kinds)
+        stateless = not any(k.startswith("hybrid") for k in self.layer_types)
         self.in_chunks &= stateless and len(self.attending) == self.layers
         self.bos = self.config.to_dict().get("bos_token_id")
         self.vocabulary: int = self.config.vocab_size
@@ -92,47 +84,9 @@ class LiveModel:
         self.device = device_of(model)  # which takes the tokens
         self.noise = torch.finfo(model.dtype).eps
         self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
-        kinds = {str(part.get("rope_type")) for part in rope_parameters(self.config)}
-        self.depends_on_length = bool(LENGTH_DEPENDENT & kinds)
-        self.last_inv_freq: dict[int, Tensor] = {}  # frequencies of each layer's last call
-        self._rotations: dict[int | None, list[LayerRotation]] = {}
+        self.depends_on_length = depends_on_length(self.config)
         self._judge = OutputCheck(self.class_name)
         self._looked: set[tuple[int, bool]] = set()
-
-    # the rotation
-
-    def rotations(self, context: int | None = None) -> list[LayerRotation]:
-        """How each layer rotates without an edit, measured once; see `measure_rope`.
-
-        RoPE that changes with the length: at `context` tokens, or within the trained context.
-        """
-        at = context if self.depends_on_length else None
-        if at not in self._rotations:
-            self._rotations[at] = measure_rotations(self, context=context)
-            if at is None and not self.depends_on_length:
-                warn_of_configuration(self, self._rotations[at])
-        return self._rotations[at]
-
-    def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
-        """How each layer rotates under the open edit, a row per head where heads differ.
-
-        `alike` raises `BadArgument` where they do.
-        """
-        planes = [
-            edited_planes(self.open_edit, at, layer.planes, length=context or self.context)
-            for at, layer in enumerate(self.rotations(context))
-        ]
-        if alike and any(layer.inv_freq.ndim == 2 for layer in planes):
-            raise BadArgument(
-                "Under this edit heads of one layer rotate differently.",
-                hint='an edit of whole layers (heads="3.*"), or ropelens.capture',
-            )
-        return planes
-
-    @cached_property
-    def attention_factor(self) -> float | None:
-        """See `rotation.attention_factor`, which tries it on the model; once."""
-        return attention_factor(self)
 
     # running
 
@@ -211,7 +165,7 @@ class LiveModel:
             yield from self._pieces(tokens, at_once, inputs | {"use_cache": False})
             return
         past = DynamicCache()
-        layer: Any = partial(LayerWithRoom, tokens.shape[1])
+        layer: Any = partial(PreallocatedLayer, tokens.shape[1])
         past.layer_class_to_replicate = layer
         for first in range(0, tokens.shape[1], chunk):
             part = tokens[:, first : first + chunk]
@@ -336,69 +290,6 @@ class LiveModel:
                 seen=f"{count - len(missing)} of {count} layers showed their queries and keys; "
                 f"the first that did not is layer {missing[0]}"
                 if missing
-                else f"layers of {', '.join(sorted(set(self.kinds)))}",
+                else f"layers of {', '.join(sorted(set(self.layer_types)))}",
                 hint="a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX",
             )
-
-
-@runtime_checkable
-class Traced(Protocol):
-    """A model of nnsight or nnterp, which is no module but has one."""
-
-    _module: nn.Module
-
-
-Model = nn.Module | LiveModel | Traced
-"""What public functions take as a model; see `as_live_model`."""
-IN_WORDS[Model] = (
-    "a loaded model: model, tokenizer = ropelens.load(NAME); of nnsight and nnterp the _module"
-)
-
-
-def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
-    """The live behind a transformers model, what wraps one, or a TransformerLens bridge.
-
-    A live is given back as it is. Raises `UnsupportedModel` for any other module, for a
-    model that predicts no tokens, and on a device where nothing can be summed.
-    """
-    if isinstance(model, LiveModel):
-        return model
-    model = unwrapped(model)
-    if type(model).__name__ == "TransformerBridge":
-        from ropelens.model.bridge import BridgeModel
-
-        return BridgeModel(model, tokenizer)
-    kind = type(model).__name__
-    if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
-        raise UnsupportedModel(
-            f"{kind} is not a model that ropelens can run.",
-            hint="what ropelens.load or AutoModelForCausalLM give, or a TransformerBridge",
-        )
-    unlike = f"Layers of {kind} have different numbers of heads."
-    with explained(unlike, error=UnsupportedModel):  # transformers' (Dots 3)
-        live = LiveModel(model, tokenizer)
-    for device in devices_of(model):
-        if device.type not in ("cpu", "cuda"):  # others have no float64, meta no weights
-            raise UnsupportedModel(f"{kind} is on {device}, where ropelens does not run.")
-    return live
-
-
-def unwrapped(model: nn.Module | Traced) -> nn.Module:
-    """The model in what torch.compile, DataParallel, peft or nnsight wrapped around it.
-
-    Active adapters stand in the model. Raises `UnsupportedModel` for prompts that were trained.
-    """
-    if not isinstance(model, nn.Module):
-        return unwrapped(model._module)
-    for name in ("_orig_mod", "module"):  # of torch.compile, of DataParallel and its kin
-        if name in model._modules:
-            return unwrapped(getattr(model, name))
-    if not hasattr(model, "get_base_model"):
-        return model
-    adapters: Any = model.peft_config
-    if any(adapter.is_prompt_learning for adapter in adapters.values()):
-        raise UnsupportedModel(
-            f"{type(model).__name__} puts trained tokens before those that it is given.",
-            hint="model.get_base_model(), for the model without them",
-        )
-    return unwrapped(model.get_base_model())  # type: ignore[operator]

@@ -16,7 +16,8 @@ from torch import Tensor
 from ropelens.attention.call import AttentionCall, write_head
 from ropelens.attention.variables import Variable, labelled, table
 from ropelens.errors import BadArgument, Count, Whole, public
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.model.output_projection import logit_directions, output_projections, weight_of
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes
@@ -143,7 +144,7 @@ def capture(
         return _side_by_side([capture(live, one, **options) for one in text_or_tokens])
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
-    chosen, planes = live.heads_of(heads), live.planes(length)
+    chosen, planes = live.heads_of(heads), measurement.rotation.planes(length)
     asked = [logits_of] if isinstance(logits_of, str) else logits_of
     answers = [token_id(token, tokenizer, live.vocabulary) for token in asked]
     places = chosen.nonzero().tolist()

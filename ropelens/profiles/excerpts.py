@@ -70,7 +70,7 @@ def read_excerpts(
         for part in range(3)
     )
     for length in {len(piece) for piece in pieces}:
-        short = zip(live.planes(length), planes, strict=True)
+        short = zip(measurement.rotation.planes(length), planes, strict=True)
         if not all(torch.equal(one.inv_freq, whole.inv_freq) for one, whole in short):
             query[:] = np.nan
     speeds = [p.inv_freq.nan_to_num().abs().expand(live.heads, -1) for p in planes]

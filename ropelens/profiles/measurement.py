@@ -14,10 +14,12 @@ from typing import Any, Literal
 from transformers import PreTrainedConfig
 
 from ropelens.budget.held_out import Sample, scored_rows
-from ropelens.checkpoints.paths import short_name
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.checkpoints.names import short_name
+from ropelens.config_facts import count_length_mismatches
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.model_text import attention_across, model_text
-from ropelens.rotation.probe import count_length_mismatches
+from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
 from ropelens.text.rows import HowMany, Rows, all_rows, rows_for, sample_rows
 from ropelens.text.text import Text
@@ -80,7 +82,7 @@ class Measurement:
         live = as_live_model(model)
         text = model_text(live, text, tokenizer=tokenizer, sinks=sinks)
         across = 0.0 if text.packed is None else attention_across(live, text.packed)
-        if different := count_length_mismatches(live, text.lengths):
+        if different := count_length_mismatches(live.config, text.lengths):
             warnings.warn(
                 f"{different:,} of {len(text):,} sequences are measured with the RoPE of the "
                 f"longest one ({text.context:,} tokens); by themselves they rotate differently",
@@ -130,6 +132,11 @@ class Measurement:
         return Batch(
             part, rows.zero_hidden(part.hidden), scored.zero_hidden(part.hidden), fitted
         )
+
+    @cached_property
+    def rotation(self) -> RotationProbe:
+        """Probe of the rotation of the live model."""
+        return RotationProbe(self.live)
 
     @cached_property
     def sample(self) -> Sample:

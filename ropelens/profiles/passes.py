@@ -143,7 +143,7 @@ def token_losses(
 def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
     """About how many tokens pass the model while the models of a layer are fitted."""
     live, context = measurement.live, measurement.text.context
-    terms = max(layer.planes.terms for layer in live.rotations(context))
+    terms = max(layer.terms for layer in measurement.rotation.unedited_planes(context))
     parameters = sum(weight.numel() for weight in live.model.parameters())
     return fit_cost(parameters, live.heads, terms, context, surrogates)
 

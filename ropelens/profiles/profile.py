@@ -15,7 +15,7 @@ from torch import Tensor
 from ropelens.attention.variables import Statistic, labelled
 from ropelens.budget.surrogates import DRAWS
 from ropelens.errors import Count, Positive, Whole, public
-from ropelens.model.live_model import Model, as_live_model
+from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
 from ropelens.profiles.induction import repeats
@@ -124,7 +124,7 @@ def measure_profile(
     """Return the profile of a measurement; `profile` explains the arguments."""
     live, show = measurement.live, progress or silent
     check_new(statistics)
-    planes = live.planes(measurement.text.context)
+    planes = measurement.rotation.planes(measurement.text.context)
     measurement.check_observation_is_exact()
     repeated = repeats(measurement, planes)
     stage, measured = begin_stage(), [*STATISTICS, *statistics]
@@ -168,6 +168,6 @@ def measure_profile(
     sharp = dataset.get("total_bits", -dataset["entropy_bits"]).values
     dataset = dataset.assign(excerpt_variables(read, sharp)).set_coords("excerpt_token")
     if len(live.attending) < live.layers:
-        kinds = {"layer_type": np.array(live.kinds, dtype=object)}
+        kinds = {"layer_type": np.array(live.layer_types, dtype=object)}
         dataset = dataset.assign_coords(labelled(kinds, AXES))
     return dataset.assign_attrs({"kind": "profile"} | measurement.facts)

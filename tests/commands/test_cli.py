@@ -16,8 +16,8 @@ import xarray as xr
 from cli_runs import COLUMNS, NAMES, PLAN, Command
 
 import ropelens as rl
+from ropelens.checkpoints.bundled import BUNDLED, bundled_path
 from ropelens.checkpoints.files import fingerprint
-from ropelens.checkpoints.paths import BUNDLED, bundled_path
 
 HEAD = ("layer", "head")
 DIMS = {

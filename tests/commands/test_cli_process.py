@@ -45,7 +45,7 @@ def test_ctrl_c_while_measuring(
     def lines(*_: object) -> Advance:
         return lambda now, *_: now.what == "measuring" and os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("ropelens.runtime.progress._lines", lines)
+    monkeypatch.setattr("ropelens.runtime.progress._log_lines", lines)
     with unharmed(out):
         ended = ropelens("analyze", model, "--text", text, "--batch-size", 1, "--out", out)
     plan, *rest = ended.err.splitlines(keepends=True)

@@ -222,7 +222,7 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
     sweep = rl.truncate(tiny("llama_gqa"), tokens(), keep=[0.5], controls=0, measures="loss")
     assert rl.paired_changes(sweep)["kind"].tolist() == ["none", "slow", "fast"]
     for values in (xr.Dataset(coords={"partner": [0]}), found):
-        with pytest.raises(BadArgument, match="nothing in pairs"):
+        with pytest.raises(BadArgument, match="have no pairs"):
             rl.paired_changes(values, "p-rope")
 
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.model.as_live_model import as_live_model
 from ropelens.model.bridge import BridgeModel, bridge
-from ropelens.model.live_model import as_live_model
 
 LENGTHS = torch.tensor([40, 23, 31])
 FEW = {"surrogates": 1}  # each is drawn and measured alike

@@ -20,11 +20,12 @@ import ropelens as rl
 from ropelens.attention import fast_products
 from ropelens.attention.sums import Sums
 from ropelens.budget.held_out import LayerFit
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import summarize
 from ropelens.rope.planes import Planes
+from ropelens.rotation.probe import RotationProbe
 from ropelens.text.rows import sample_rows
 from ropelens.text.text import Text
 
@@ -66,7 +67,7 @@ def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
 
 
 def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Planes]:
-    return [layer.planes for layer in as_live_model(model).rotations(context)]
+    return RotationProbe(as_live_model(model)).unedited_planes(context)
 
 
 def assert_same(one: Sums, other: Sums, of: Fitted, *, rtol: float) -> None:
@@ -208,7 +209,10 @@ def test_sampled_rows_agree_with_all_rows():
     """Over 24 seeds the mean lies within its standard error: no |z| beyond chance."""
     model = tiny("gemma2").double()
     tokens = random_tokens(sequences=4, length=60)
-    of_all, planes = Measurement.of(model, rl.Text(tokens, lengths=[60, 44, 60, 23])), planes_of(model)
+    of_all, planes = (
+        Measurement.of(model, rl.Text(tokens, lengths=[60, 44, 60, 23])),
+        planes_of(model),
+    )
 
     def measured(**options: int) -> xr.Dataset:
         return summarize(collect(replace(of_all, **options), planes), planes)

@@ -22,12 +22,13 @@ from ropelens.attention.offset_bins import offset_edges
 from ropelens.attention.variables import Derived, Statistic
 from ropelens.budget.labels import GAINS, attention_budget
 from ropelens.budget.logit import RIDGE
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.induction import REPEATS, repeated_tokens, repeats
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import summarize
+from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
 
 LENGTHS = (40, 23, 31)
@@ -56,7 +57,7 @@ def measured(
     model: PreTrainedModel, tokens: torch.Tensor, lengths: tuple[int, ...], **options: int
 ) -> xr.Dataset:
     live = as_live_model(model)
-    planes = [layer.planes for layer in live.rotations()]
+    planes = RotationProbe(live).unedited_planes()
     text = Text(tokens, torch.tensor(lengths), bos=1, sink_ids=NAMED)
     surrogates, fits = options.pop("surrogates", None), {}
     measurement = Measurement(live, text, **options)
@@ -293,7 +294,7 @@ def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name, max_position_embeddings=20)
     begins = torch.ones(1, 20, dtype=torch.long)
     measurement = Measurement.of(model, begins, seed=4)
-    planes = [layer.planes for layer in measurement.live.rotations()]
+    planes = measurement.rotation.unedited_planes()
     scores = repeats(measurement, planes).measure(lambda _: None)
     tokens = repeated_tokens(measurement, 9)
     assert tokens.shape == (REPEATS, 19)

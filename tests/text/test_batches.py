@@ -21,7 +21,7 @@ import ropelens as rl
 from ropelens.attention.call import attention_map
 from ropelens.config_facts import slides
 from ropelens.errors import BadArgument
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 from ropelens.text.batches import number_sequences, split_batch
 
 LENGTHS = [40, 23, 31]
@@ -52,8 +52,10 @@ def packed_by_position() -> dict[str, Any]:
 
 
 def text_of(given: dict[str, Any]) -> Any:
-    documents = given.get("documents")
-    return given["tokens"] if documents is None else rl.Text(given["tokens"], documents=documents)
+    """A Text of ids with lengths or documents, or the batch as a tokenizer makes it."""
+    given = dict(given)
+    tokens = given.pop("tokens")
+    return rl.Text(tokens, **given) if given else tokens
 
 
 def packed_by_document() -> dict[str, Any]:
@@ -83,7 +85,7 @@ def padded_with_holes_not_counted() -> dict[str, Any]:
 
 @cache
 def alone(name: str) -> xr.Dataset:
-    return rl.profile(tiny(name), **right_padded(), surrogates=0)
+    return rl.profile(tiny(name), text_of(right_padded()), surrogates=0)
 
 
 @pytest.mark.filterwarnings("ignore:in packed rows this model gives")
@@ -110,7 +112,7 @@ def test_a_mask_with_a_hole_is_measured_as_the_model_does_it(name: str) -> None:
     profile = rl.profile(model, held, budget=False)
     losses = rl.evaluate(model, held, measures=["loss"])["loss"]
     model.set_attn_implementation("eager")
-    result = model(text_of(held), output_attentions=True, use_cache=False)
+    result = model(**held, output_attentions=True, use_cache=False)
     real = held["attention_mask"].bool()
     weights = torch.stack(result.attentions, dim=2).transpose(0, 1)  # [head, sequence, layer]
     weights = weights / weights.sum(-1, keepdim=True)  # less what gpt-oss puts on its sink
@@ -149,12 +151,16 @@ def test_a_step_on_a_cache_is_seen_as_the_model_does_it(name: str) -> None:
 def test_attention_across_documents_is_measured_where_the_model_has_some() -> None:
     model, packed = tiny("llama_gqa"), packed_by_document()
     with pytest.warns(UserWarning, match="this model gives 4.% of its attention to other"):
-        across = rl.profile(model, text_of(packed), surrogates=0).attrs["attention_across_documents"]
+        across = rl.profile(model, text_of(packed), surrogates=0).attrs[
+            "attention_across_documents"
+        ]
     weights = torch.stack(model(packed["tokens"], output_attentions=True).attentions)
     number = packed["documents"][0]
     others = (weights * (number[:, None] != number)).sum(-1)[..., 1:].mean()
     assert across == pytest.approx(float(others), rel=1e-5)
-    apart = rl.profile(model, text_of(packed_by_position()), surrogates=0)  # transformers keeps them
+    apart = rl.profile(
+        model, text_of(packed_by_position()), surrogates=0
+    )  # transformers keeps them
     assert "attention_across_documents" not in apart.attrs
 
 
@@ -177,7 +183,7 @@ def test_a_capture_is_of_the_tokens_that_the_mask_shows() -> None:
     seen = rl.capture(model, held, heads="1.*", values=True, logits_of=[5])
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        result = model(text_of(held), output_attentions=True, use_cache=False)
+        result = model(**held, output_attentions=True, use_cache=False)
     np.testing.assert_allclose(seen["attention"], result.attentions[1][0], 1e-4, 1e-5)
     with pytest.raises(BadArgument, match="One sequence"):
         rl.capture(model, left_padded()["tokens"])
@@ -251,7 +257,7 @@ def test_what_would_be_left_out_is_refused(name: str) -> None:
 
 def test_a_mask_with_a_hole_is_refused_where_no_mask_is_taken() -> None:
     model, held = tiny("llama_gqa"), with_a_hole()
-    with pytest.raises(BadArgument, match="hide no token inside"):
+    with pytest.raises(BadArgument, match="one sequence without hidden tokens"):
         rl.patch_planes(model, held, heads="0.*").__enter__()
 
 
