@@ -22,7 +22,7 @@ from ropelens.attention.sums import LayerMeans
 from ropelens.claims.claims import INDUCTION
 from ropelens.claims.ledger import ledger
 from ropelens.errors import Positive, Whole, public
-from ropelens.interventions.edit import Edit, drop, edit_rope, stop
+from ropelens.interventions.edit import Edit, drop, stack_edits, stop
 from ropelens.interventions.evaluate import evaluate_edits
 from ropelens.interventions.reach import find_copies
 from ropelens.profiles.capture import TokenNames, token_names
@@ -125,7 +125,8 @@ def _of_planes(
     options: dict[str, Any] = {"copies": [far], "draws": RUNS, "progress": progress}
     copies = partial(find_copies, measurement, heads=heads, **options)
     own = copies()["found_by_draw"]
-    with edit_rope(live, _edits(stop, [slow])["stop 0"]):
+    slowest = stack_edits(measurement.rotation, [_edits(stop, [slow])["stop 0"]])
+    with live.edit(slowest):
         more = (copies()["found_by_draw"] - own).mean(own.dims[:-1]).values
     return arrays | {"induction_lost": score[:1] - score[None, 1:], "more_found": more}
 
