@@ -46,8 +46,7 @@ from ropelens.runtime.devices import device_of
 
 CHECKED_TOKENS = 256  # length up to which observation is checked to change no logit
 LARGEST_RESIDUAL = 1e-3
-"""Largest relative error that is accepted in float32, for the lengths of rotated planes and for
-recomputed outputs."""
+"""Largest relative error of rotated lengths and recomputed outputs accepted in float32."""
 
 Recorded = TypeVar("Recorded")
 
