@@ -96,7 +96,7 @@ def words_of(error: BaseException, *, kind: bool = False) -> str:
 def check_value(name: str, value: object, hint: Any, *, bounds: Bounds = None) -> None:
     """Raise `BadArgument` if `value` does not fit the annotation `hint`.
 
-    With `bounds`, a number must also be finite and lie from the first to the second of them.
+    With `bounds`, a number must be finite and lie within them. A bound of None is open.
     """
     low, high = bounds or (None, None)
     fits = is_bearable(value, hint)

@@ -19,7 +19,8 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ropelens.attention.sums import LayerMeans
-from ropelens.claims.claims import INDUCTION, ledger
+from ropelens.claims.claims import INDUCTION
+from ropelens.claims.ledger import ledger
 from ropelens.errors import Positive, Whole, public
 from ropelens.interventions.edit import Edit, drop, stack_edits, stop
 from ropelens.interventions.evaluate import evaluate_edits
@@ -75,7 +76,7 @@ def test_claims(
     measurement = Measurement.of(model, text, tokenizer=tokenizer, rows=ROWS, seed=int(seed))
     tried = _of_planes(profile, subsample(measurement), progress)
     tried["token_lead"] = _token_lead(measurement, tokenizer)
-    return ledger(profile, draws=draws, seed=int(seed), tried=tried)
+    return ledger(profile, draws=draws, seed=int(seed), more=tried)
 
 
 test_claims.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test

@@ -119,9 +119,7 @@ def test_cuda_is_taken_where_there_is_one(folder: Path) -> None:
 
 def test_tensors_that_the_model_has_no_place_for_are_named(folder: Path) -> None:
     edit_config(folder, num_hidden_layers=1)
-    with pytest.warns(
-        UserWarning, match=r"does not use 9 tensors of its file: model\.layers\.1\."
-    ):
+    with pytest.warns(UserWarning, match=r"does not use 9 tensors .*: model\.layers\.1\."):
         load(folder)
 
 

@@ -83,7 +83,7 @@ def test_a_model_that_cannot_be_measured(
         (["train", "--out", "run"], "one of --text, --tokens and --study is needed"),
         (
             ["train", "--study", "s.toml", "--out", "runs", "--steps", "9"],
-            "--steps stands in the file of --study",
+            "--steps cannot be used together with --study",
         ),
     ],
 )

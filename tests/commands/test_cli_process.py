@@ -17,7 +17,7 @@ from ropelens.runtime.progress import Advance
 from ropelens.runtime.results import open_results
 from ropelens.train import loop
 
-STOPPED = "ropelens: stopped; nothing half-written is left, and the same command goes on\n"
+STOPPED = "ropelens: stopped; no file is incomplete, and the same command continues\n"
 
 
 @pytest.mark.usefixtures("pageless")
