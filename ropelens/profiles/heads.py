@@ -9,13 +9,8 @@ import pandas as pd
 import xarray as xr
 from jaxtyping import Float
 
-from ropelens.budget.labels import (
-    GAINS,
-    Thresholds,
-    attention_budget,
-    describe_wavelengths,
-    label_heads,
-)
+from ropelens.attention.formulas import GAINS, attention_budget, describe_wavelengths
+from ropelens.budget.labels import Thresholds, label_heads
 from ropelens.claims.verdict import judge
 from ropelens.errors import BadArgument, Count, Whole, public
 from ropelens.profiles.measures import columns

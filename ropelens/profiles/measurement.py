@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -236,9 +236,7 @@ def attention_across(
     at = torch.linspace(1, len(of) - 1, min(len(of) - 1, ROWS_ACROSS)).long()
 
     def see(call: AttentionCall) -> None:
-        query, output = call.query[:, :, at], call.output[:, at]
-        some = replace(call, query=query, output=output, visible=call.seen_by(at))
-        others = (attention_map(some) * (of[at, None] != of)).sum(-1)
+        others = (attention_map(call.of_rows(at)) * (of[at, None] != of)).sum(-1)
         shares.append(float(others[..., of[at] > 0].mean()))
 
     names = encoding.keys() & {"input_ids", "attention_mask", "position_ids"}
