@@ -1,6 +1,6 @@
 """The models of a layer's budget: fitted to a sample of rows, scored on rows of other text.
 
-Groups of sequences belong to two folds (see `Corpus`). The models that are fitted to one fold
+Groups of sequences belong to two folds (see `Text`). The models that are fitted to one fold
 are scored on all sequences of the other fold, so more weights are not an advantage. If a text
 has a single long sequence, its rows belong to the two folds in turn.
 """
@@ -22,8 +22,8 @@ from ropelens.budget.logit import MODELS, SCORES, fit_models, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.rope.planes import Planes
-from ropelens.text.corpus import GROUPS, SINKS, Corpus
 from ropelens.text.rows import Rows, generator_of, sample_rows
+from ropelens.text.text import GROUPS, SINKS, Text
 
 FOLD_ROWS = 256  # rows to which the models of a fold are fitted
 FOLD_SEQUENCES = 8  # largest number of sequences with these rows
@@ -36,7 +36,7 @@ SURROGATE_SEQUENCES = 8
 SURROGATE_ROWS = 256  # rows of these sequences on which surrogates are compared
 
 
-def scored_rows(text: Corpus) -> int:
+def scored_rows(text: Text) -> int:
     """Rows of each sequence on which models are scored.
 
     A single long sequence is scored on the rows to which models are fitted, by the other fold.
@@ -68,7 +68,7 @@ class LayerFit:
     def score(
         self,
         sampled: SampledCall,
-        text: Corpus,
+        text: Text,
         sets: Bool[Tensor, "batch set position"] | None = None,
     ) -> Float[Tensor, "group set head score"]:
         """The `SCORES` of the rows of each group and set under the other fold's models."""
@@ -99,12 +99,12 @@ class Sample:
     """The sequences to which models are fitted, of both folds in turn, and rows of these."""
 
     chosen: list[int]
-    text: Corpus
+    text: Text
     rows: Rows
     surrogate_rows: Rows
 
     @classmethod
-    def draw(cls, text: Corpus, *, seed: int) -> Sample:
+    def draw(cls, text: Text, *, seed: int) -> Sample:
         """Draw sequences of many groups, and rows of these sequences, with `seed`."""
         if text.single_long_sequence:
             chosen = [int(text.lengths.argmax())]
@@ -195,7 +195,7 @@ def add_found_sinks(
 
 
 def _rows_of_fold(
-    sampled: SampledCall, text: Corpus, fold: int
+    sampled: SampledCall, text: Text, fold: int
 ) -> tuple[Bool[Tensor, " batch"], SampledCall]:
     """The sequences of a fold and their rows, or every second row of a single long sequence."""
     if text.single_long_sequence:
@@ -208,7 +208,7 @@ def _sequences_per_fold(context: int) -> int:
     return max(1, min(FOLD_SEQUENCES, FOLD_TOKENS // context))
 
 
-def _draw_sequences(text: Corpus, fold: int, count: int, *, seed: int) -> list[int]:
+def _draw_sequences(text: Text, fold: int, count: int, *, seed: int) -> list[int]:
     """Draw up to `count` long sequences of a fold, from as many groups as possible."""
     order = torch.randperm(len(text), generator=generator_of(seed))
     drawn: Counter[int] = Counter()

@@ -39,8 +39,8 @@ from ropelens.attention.offset_bins import offset_edges
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.budget.offsets import OffsetRows, fit_offsets, split_weights
 from ropelens.budget.solver import Minimum, fit_log_linear
-from ropelens.text.corpus import SINKS
 from ropelens.text.rows import Rows
+from ropelens.text.text import SINKS
 
 MODELS = ("sink", "position", "content", "both")  # S, P, C and B
 

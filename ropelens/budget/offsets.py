@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from ropelens.attention.offset_bins import bin_of, offset_edges
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.budget.solver import LogZAndMoments, Minimum, fit_log_linear
-from ropelens.text.corpus import SINKS
+from ropelens.text.text import SINKS
 
 TOGETHER = 2**18  # weights of many heads that are fitted at once
 

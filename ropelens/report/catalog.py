@@ -1,4 +1,4 @@
-"""The figures of each page, a row per figure: what draws it, and where."""
+"""Tables of the figures on each page, with the functions that draw them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures import comparison, head, heads, planes, truncated_heads
-from ropelens.figures.edits import MEASURES, MeasureName, plot_truncation
+from ropelens.figures.edits import MEASURE_AXES, MeasureName, plot_truncation
 from ropelens.report.render import page_words
 
 
 @dataclass(frozen=True, eq=False)
 class PageFigure:
-    """A figure on a page; the words around it are in templates/words.toml.
+    """A figure on a page. The words around it are in templates/words.toml.
 
-    `draw` takes the page's results; so does `known`, whether there is something to draw.
-    `section`: the place on the page of a profile, "all" heads, the chosen "head" or the
-    "model". `layout`: what the page changes in the figure's.
+    `draw` draws the results of the page, and `known` says whether they have enough data.
+    `section` is the place on the page of a profile: "all" heads, the chosen "head" or the
+    "model". `layout` updates the layout of the figure.
     """
 
     name: str
@@ -33,84 +33,86 @@ class PageFigure:
     layout: dict[str, Any] = field(default_factory=dict)
 
 
-FIXED = {f"{axis}_automargin": False for axis in ("xaxis3", "yaxis", "yaxis2", "yaxis3")}
-"""Margins that stay: to find margins that fit takes a third of the time of a click."""
+FIXED_MARGINS = {
+    f"{axis}_automargin": False for axis in ("xaxis3", "yaxis", "yaxis2", "yaxis3")
+}
+"""Fixed margins: automatic margins take a third of the time of a click."""
 
 # fmt: off
-PROFILE = (
+PROFILE_FIGURES = (
     PageFigure("wavelengths",
-        lambda profile, table, at: planes.plot_head_wavelengths(profile, table, selected=at),
+        lambda profile, table, place: planes.plot_head_wavelengths(
+            profile, table, selected=place),
         section="all", layout={"margin_t": 40},
-        known=lambda _, table, at: len(planes.by_position(table)) > 0),
+        known=lambda _, table, place: len(planes.by_position(table)) > 0),
     PageFigure("map",
-        lambda profile, table, at: heads.plot_head_map(profile, table, selected=at),
+        lambda profile, table, place: heads.plot_head_map(profile, table, selected=place),
         section="all"),
     PageFigure("claim",
-        lambda profile, table, at: heads.plot_claim(profile, table, selected=at),
+        lambda profile, table, place: heads.plot_claim(profile, table, selected=place),
         section="all", layout={"height": 520}),
     PageFigure("selectivity",
-        lambda profile, _, at: head.plot_selectivity(profile, layer=at[0], head=at[1]),
-        section="head", layout={"margin_t": 36, "margin_l": 72, "height": 415} | FIXED),
+        lambda profile, _, place: head.plot_selectivity(profile, layer=place[0], head=place[1]),
+        section="head", layout={"margin_t": 36, "margin_l": 72, "height": 415} | FIXED_MARGINS),
     PageFigure("attention",
-        lambda profile, _, at: head.plot_attention(profile, layer=at[0], head=at[1]),
+        lambda profile, _, place: head.plot_attention(profile, layer=place[0], head=place[1]),
         section="head", layout={"height": 470, "margin_t": 12}),
     PageFigure("pair", lambda profile, *_: head.pair_figure(profile),
         section="head", layout={"height": 330, "margin_t": 12}),
     PageFigure("kernel",
-        lambda profile, _, at: head.plot_kernel(profile, layer=at[0], head=at[1]),
+        lambda profile, _, place: head.plot_kernel(profile, layer=place[0], head=place[1]),
         section="head", layout={"height": 450, "margin_t": 36}),
     PageFigure("norms", lambda profile, *_: planes.plot_norms(profile), section="model"),
 )
 
-BESIDE = ("selectivity", "attention", "pair", "kernel")
-"""The figures of `PROFILE` that show a second head beside the chosen one."""
+SIDE_BY_SIDE = ("selectivity", "attention", "pair", "kernel")
+"""Figures that show a second head next to the chosen head."""
 
-SWEEP_OF_HEAD = (
+HEAD_SWEEP_FIGURES = (
     PageFigure("stopped",
-        lambda sweep, at: truncated_heads.plot_head_truncation(sweep, layer=at[0], head=at[1]),
+        lambda sweep, place: truncated_heads.plot_head_truncation(
+            sweep, layer=place[0], head=place[1]),
         section="head", layout={"margin_t": 56, "height": 400},
         known=lambda sweep, _: (
-            _has(sweep, "slow", "fast") and bool({*truncated_heads.PANELS} & {*sweep})
+            _has_ends(sweep) and bool({*truncated_heads.HEAD_PANELS} & {*sweep})
         )),
 )
 
-
-REACH = (
+REACH_FIGURES = (
     PageFigure("reach", head.plot_reach,
         section="head", layout={"margin_t": 12, "height": 360, "showlegend": True},
         known=lambda reach: bool(reach["found_share"].notnull().any())),
 )
 
 
-def _measured(table: pd.DataFrame) -> list[MeasureName]:
-    """The measures of a sweep that its table has numbers of."""
-    return [name for name, m in MEASURES.items() if table[m.column].notna().any()]
+def _measures_in(table: pd.DataFrame) -> list[MeasureName]:
+    return [name for name, m in MEASURE_AXES.items() if table[m.column].notna().any()]
 
 
-def _has(sweep: pd.DataFrame | xr.Dataset, *kinds: str) -> bool:
-    return bool(sweep["kind"].isin(kinds).any())
+def _other_measures(table: pd.DataFrame) -> list[MeasureName]:
+    return [name for name in _measures_in(table) if name != "loss"]
 
 
-SWEEP = (
+def _has_ends(sweep: pd.DataFrame | xr.Dataset) -> bool:
+    return bool(sweep["kind"].isin(["slow", "fast"]).any())
+
+
+SWEEP_FIGURES = (
     PageFigure("truncation", lambda sweep, table: plot_truncation(sweep, table=table),
-        known=lambda _, table: _has(table, "slow", "fast") and "loss" in _measured(table)),
+        known=lambda _, table: _has_ends(table) and "loss" in _measures_in(table)),
     PageFigure("bands", lambda sweep, table: plot_truncation(sweep, by="band", table=table),
-        known=lambda _, table: _has(table, "band") and "loss" in _measured(table)),
+        known=lambda _, table: "band" in {*table["kind"]} and "loss" in _measures_in(table)),
     PageFigure("classes",
         lambda sweep, table: plot_truncation(sweep, by="class", table=table),
         known=lambda sweep, table: (
-            _has(table, "slow", "fast") and bool(np.any(sweep.get("class_tokens", 0)))
-        )),
+            _has_ends(table) and bool(np.any(sweep.get("class_tokens", 0))))),
     PageFigure("others",
         lambda sweep, table: plot_truncation(
-            sweep, measures=[one for one in _measured(table) if one != "loss"], table=table
-        ),
-        known=lambda _, table: (
-            _has(table, "slow", "fast") and bool({*_measured(table)} - {"loss"})
-        )),
+            sweep, measures=_other_measures(table), table=table),
+        known=lambda _, table: _has_ends(table) and bool(_other_measures(table))),
 )
 
-COMPARISON = (
+COMPARISON_FIGURES = (
     PageFigure("loss_change", comparison.plot_loss_change,
         known=lambda _, table: bool(table["loss_change"].notna().any())),
     PageFigure("position_loss", lambda runs, _: comparison.plot_position_loss(runs),
@@ -125,25 +127,25 @@ COMPARISON = (
 
 
 def draw(rows: Sequence[PageFigure], *results: Any) -> dict[PageFigure, go.Figure]:
-    """The figures of `rows` that `results`, if there are any, have something to show in."""
+    """Draw the figures of `rows` for which `results` have data; {} if the first is None."""
     if results[0] is None:
         return {}
     return {row: row.draw(*results) for row in rows if row.known(*results)}
 
 
 def card(row: PageFigure, figure: go.Figure) -> dict[str, Any]:
-    """The words around a figure, as a template reads them."""
+    """Words around a figure, for a template."""
     words = {"name": row.name, "section": row.section, "title": figure.layout.title.text}
     return words | page_words()["figures"][row.name]
 
 
 def bare(figure: go.Figure, **layout: Any) -> dict[str, Any]:
-    """A figure for a page's script: title, colours and the legend's place are the page's."""
+    """JSON of a figure for the script, which sets the title, the colours and the legend."""
     figure = go.Figure(figure)
     figure.update_layout(title_text="", template=None, dragmode=False, autosize=True)
     figure.update_layout(paper_bgcolor="rgba(0,0,0,0)")
     legend = figure.layout.legend
-    if legend.yref == "container" and legend.y:  # above an axis that stands on top
+    if legend.yref == "container" and legend.y:  # above an axis at the top
         layout = {"legend_y": 1, "legend_yanchor": "top", "margin_t": 90} | layout
     figure.update_layout({"margin_t": 36} | layout)
     return json.loads(figure.to_json(engine="json"))

@@ -1,4 +1,4 @@
-"""A ledger of claims on pages: its sentences, a strip a claim, and models side by side."""
+"""Pages of claims: sentences, one row with a strip per claim, and models side by side."""
 
 from __future__ import annotations
 
@@ -10,40 +10,39 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from ropelens.claims.claims import VERDICTS
+from ropelens.claims.verdict import VERDICTS
 from ropelens.errors import BadArgument, explained
-from ropelens.figures.text import plural
-from ropelens.report.render import render, say
+from ropelens.figures.formats import plural
+from ropelens.report.render import render, write_sentence
 from ropelens.runtime.results import read_record
 
-QUESTION = "Which published claims about RoPE hold here?"
+CLAIMS_QUESTION = "Which published claims about RoPE hold here?"
 GLYPHS = dict(zip(VERDICTS, ("✓", "✕", "○", "–"), strict=True))
-ENDS = ("null_low", "null_median", "null_high", "low", "number", "high")
-"""The columns that a strip shows."""
-FIGURES = {
+STRIP_COLUMNS = ("null_low", "null_median", "null_high", "low", "number", "high")
+CLAIM_FIGURES = {
     "plot_norms": "norms-title",
     "plot_claim": "view=claim",
     "plot_head_map": "view=map",
     "plot_selectivity": "tab=selectivity",
     "plot_kernel": "tab=kernel",
 }
-"""Where the page of an analysis has the figure that a claim's `call` draws."""
+"""Address on the page of an analysis of the figure that the `call` of a claim draws."""
 
 
 def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The table of a folder of claims and its `runs`, of which a page can be drawn."""
+    """Table and `runs` of a folder of claims. Raises `BadArgument` if they make no page."""
     record = read_record(folder)
     with explained(f"The claims in {folder} cannot be read.", error=BadArgument):
         table = pd.read_csv(Path(folder) / "claims.csv")
-        table["why"] = table["why"].str.removeprefix("'")  # from before a minus sign
+        table["why"] = table["why"].str.removeprefix("'")  # which protects a minus sign
         render_claims(table, record)
     return table, record["runs"]
 
 
 def claims_sentences(table: pd.DataFrame) -> list[str]:
-    """How many claims have each verdict, a sentence a model; then what is contradicted.
+    """Sentences that count the verdicts of each model and list the contradicted claims.
 
-    Of several models the first sentence says how many hold in each.
+    If there are several models, the first sentence counts the claims that hold in each.
     """
     sentences: list[str] = []
     holds: list[tuple[Hashable, int, int]] = []
@@ -53,21 +52,23 @@ def claims_sentences(table: pd.DataFrame) -> list[str]:
         holds.append((model, counts["holds"], len(rows)))
         lost = rows.loc[rows["verdict"] == "contradicted", "statement"].tolist()
         record = {"counts": counts, "lost": lost, "where": model if several else ""}
-        sentences += filter(None, (say("claims", of, **record) for of in ("counts", "lost")))
+        written = (write_sentence("claims", macro, **record) for macro in ("counts", "lost"))
+        sentences += filter(None, written)
     if several:
-        most = sorted(holds, key=lambda of: -of[1])
-        sentences.insert(0, say("claims", "several", total=table["claim"].nunique(), most=most))
+        record = {"total": table["claim"].nunique(), "most": sorted(holds, key=lambda x: -x[1])}
+        sentences.insert(0, write_sentence("claims", "several", **record))
     return sentences
 
 
 def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
-    """The page as text; `table` has a column `model`, `record` is the run.json beside it."""
+    """Text of the page. `table` has a column `model`; `record` is the content of run.json."""
     models = table["model"].unique().tolist()
-    cells = {(row["claim"], row["model"]): row for row in map(_row, table.to_dict("records"))}
+    rows = map(_ledger_row, table.to_dict("records"))
+    cells = {(row["claim"], row["model"]): row for row in rows}
     statements = dict(zip(table["claim"], table["statement"], strict=True))
     return render(
         "claims.html",
-        question=QUESTION,
+        question=CLAIMS_QUESTION,
         findings=record["findings"],
         glyphs=GLYPHS,
         grid={
@@ -85,21 +86,20 @@ def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
 
 
 def ledger_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of one model as the template writes them: what holds comes first, then what is
-    contradicted, unresolved and not testable."""
+    """Rows of one model for the template, in the order of `VERDICTS`."""
     order = np.argsort(table["verdict"].map(VERDICTS.index), kind="stable")
-    return [_row(row) for row in table.iloc[order].to_dict("records")]
+    return [_ledger_row(row) for row in table.iloc[order].to_dict("records")]
 
 
-def _row(row: dict[Hashable, Any]) -> dict[str, Any]:
-    """A claim, and where its strip has what, in percent of its width.
+def _ledger_row(row: dict[Any, Any]) -> dict[str, Any]:
+    """A claim with its figure and the places of its strip, in percent of the width.
 
-    A strip has a scale of its own, with the claimed side on the right.
+    Each strip has its own scale, and the claimed side is on the right.
     """
-    known = {end: row["side"] * row[end] for end in ENDS if not pd.isna(row[end])}
+    known = {name: row["side"] * row[name] for name in STRIP_COLUMNS if not pd.isna(row[name])}
     least, most = min(known.values(), default=0), max(known.values(), default=0)
-    at = {end: 100 * (x - least) / ((most - least) or 1) for end, x in known.items()}
-    pairs = {"null": ("null_low", "null_high"), "interval": ("low", "high")}
-    bars = {bar: sorted(at[end] for end in of) for bar, of in pairs.items() if of[0] in at}
-    figure = next((FIGURES[name] for name in FIGURES if name in row["call"]), "")
-    return {**{str(n): x for n, x in row.items()}, "figure": figure, "bars": bars, "at": at}
+    places = {name: 100 * (x - least) / ((most - least) or 1) for name, x in known.items()}
+    ends = {"null": ("null_low", "null_high"), "interval": ("low", "high")}
+    bars = {bar: sorted(places[x] for x in xs) for bar, xs in ends.items() if xs[0] in places}
+    figure = next((CLAIM_FIGURES[name] for name in CLAIM_FIGURES if name in row["call"]), "")
+    return row | {"figure": figure, "bars": bars, "places": places}

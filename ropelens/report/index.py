@@ -1,4 +1,4 @@
-"""A gallery of pages, <analysis>/<model>/index.html: a sentence each."""
+"""A gallery of the pages <analysis>/<model>/index.html, with one sentence for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ropelens.errors import public
-from ropelens.figures.text import plural
+from ropelens.figures.formats import plural
 from ropelens.report.render import render
 from ropelens.runtime.folder import file_name, write_whole
 from ropelens.runtime.results import read_record
@@ -18,8 +18,8 @@ from ropelens.runtime.results import read_record
 def write_index(folder: str | Path) -> Path:
     """Write `folder`/index.html, a gallery of every `folder`/<analysis>/<model>/index.html.
 
-    Model and sentence (the first of "findings") are from the run.json beside the page; without
-    one the page has its place alone. In each analysis the model with most heads comes first.
+    The model and the sentence come from the run.json in the folder of the page. If there is no
+    run.json, the gallery shows only the name of the folder. Large models come first.
     """
     folder = Path(folder)
     analyses: dict[str, list[dict[str, Any]]] = {}
@@ -27,11 +27,11 @@ def write_index(folder: str | Path) -> Path:
     for page in pages:
         record = read_record(page.parent)
         first = (record.get("findings") or [""])[0]
-        model, place = record.get("model", {}).get("name"), page.parent.name
+        model, name = record.get("model", {}).get("name"), page.parent.name
         entry = {
-            "model": place if file_name(str(model)) == place else model or place,
+            "model": name if file_name(str(model)) == name else model or name,
             "link": quote(page.relative_to(folder).as_posix()),
-            "finding": re.split(r"(?<=\.) (?=[A-Z])", first)[0],  # its first sentence
+            "finding": re.split(r"(?<=\.) (?=[A-Z])", first)[0],
             "heads": sum(record.get("labels", {}).values()),
         }
         analyses.setdefault(page.parent.parent.name, []).append(entry)

@@ -1,4 +1,4 @@
-"""What the page's script is given: the figures, every head's arrays, the excerpts."""
+"""Payload of the script of a page: figures, arrays of all heads, and excerpts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import xarray as xr
 from scipy.special import softmax
 
 from ropelens.figures import style
-from ropelens.figures.head import excerpt_tokens, farthest, kernel_arrays, reach_arrays
+from ropelens.figures.formats import plotly_text, visible_token
+from ropelens.figures.head import excerpt_tokens, farthest_distance, kernel_arrays, reach_arrays
 from ropelens.figures.heads import bit_shares
 from ropelens.figures.inputs import kv_heads, numbers
-from ropelens.figures.text import plotly_text, visible_token
-from ropelens.figures.truncated_heads import head_steps, kinds_of, shares_of
+from ropelens.figures.truncated_heads import head_steps, kinds_of, rotating_shares
 from ropelens.figures.wavelengths import wavelength_positions
-from ropelens.report.catalog import BESIDE, PROFILE, PageFigure, bare, draw
+from ropelens.report.catalog import PROFILE_FIGURES, SIDE_BY_SIDE, PageFigure, bare, draw
 from ropelens.report.render import packed
 from ropelens.report.tables import head_columns, model_name
 
-BY_HEAD = ("layer", "head")
-OF_PLANES = (
+HEAD_DIMS = ("layer", "head")
+PLANE_ARRAYS = (
     *("selectivity_keys", "selectivity_sink"),
     *("q_norm", "q_coherence", "k_norm", "k_coherence"),
 )
@@ -38,15 +38,17 @@ def build_payload(
     truncation: xr.Dataset | None = None,
     reach: xr.Dataset | None = None,
 ) -> dict[str, Any]:
-    """Everything the script shows of the page's model, ready for JSON."""
+    """Payload of a page, without the model that is compared with its model."""
     payload = {
         **model_payload(profile, heads, figures),
         "name": model_name(profile),
         "selected": list(selected),
         "colors": style.COLORS,
         "symbols": style.SYMBOLS,
-        "labelOrder": list(style.LABELS),
-        "farthest": [farthest(profile, layer) for layer in range(profile.sizes["layer"])],
+        "labelOrder": list(style.LABEL_ORDER),
+        "farthest": [
+            farthest_distance(profile, layer) for layer in range(profile.sizes["layer"])
+        ],
         "templates": page_templates(),
         "beside": None,
     }
@@ -54,21 +56,21 @@ def build_payload(
     if truncation is not None:
         more |= head_steps(truncation)
         kinds = kinds_of(truncation)
-        payload["sweep"] = {kind: shares_of(truncation, kind).tolist() for kind in kinds}
+        payload["sweep"] = {kind: rotating_shares(truncation, kind).tolist() for kind in kinds}
     if reach is not None:
         more |= reach_arrays(reach)
         payload["reach"] = {
             "variants": reach["variant"].values.tolist(),
             "distances": reach["run_distance"].values.tolist(),
         }
-    payload["arrays"] |= {name: packed(values, dims=BY_HEAD) for name, values in more.items()}
+    payload["arrays"] |= {name: packed(values, dims=HEAD_DIMS) for name, values in more.items()}
     return payload
 
 
 def model_payload(
     profile: xr.Dataset, heads: pd.DataFrame, figures: Mapping[PageFigure, go.Figure]
 ) -> dict[str, Any]:
-    """What the script shows of the heads of one model, and in which figures."""
+    """Arrays, excerpts and figures of one model."""
     rows = np.full((profile.sizes["layer"], profile.sizes["head"]), -1)
     rows[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = np.arange(len(heads))
     names = [column.name for column in head_columns(profile, heads)]
@@ -86,38 +88,34 @@ def model_payload(
 
 
 def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[str, Any]:
-    """A figure as the page lays it out.
-
-    Views of all heads share the legend in the page's text; a map has 13 pixels a layer where
-    there are many.
-    """
+    """JSON of a figure with the layout of the page."""
     layout = {"margin_t": 24, "showlegend": row.name not in ("map", "claim")}
-    if row.section == "head":  # the script says so of each head
+    if row.section == "head":  # the script fills heat maps and reports missing data
         notes = [note for note in figure.layout.annotations if note.name != style.NO_DATA]
         figure = go.Figure(figure).update_layout(annotations=notes)
-        filled = {"z": None, "customdata": None}  # by the script too
-        figure.update_traces(filled, {"type": "heatmap"})
+        figure.update_traces({"z": None, "customdata": None}, {"type": "heatmap"})
     if row.name == "map":
-        layout["height"] = max(420, 13 * profile.sizes["layer"] + 90)
+        layout["height"] = max(420, 13 * profile.sizes["layer"] + 90)  # pixels
     return bare(figure, **(layout | row.layout))
 
 
 def head_arrays(profile: xr.Dataset) -> dict[str, dict]:
-    """Every head's arrays by name: `dims` says which indices choose a head's part."""
+    """Arrays of all heads by name."""
     arrays = {}
-    for name in OF_PLANES:
+    for name in PLANE_ARRAYS:
         dims = ("layer", "kv_head" if name.startswith("k_") else "head")
         values = profile[name].transpose(*dims, "frequency").values
         arrays[name] = packed(values, dims=dims)
     for name, kernel in kernel_arrays(profile).items():
-        arrays[name] = packed(kernel, dims=BY_HEAD)
+        arrays[name] = packed(kernel, dims=HEAD_DIMS)
     wavelength = profile["wavelength"].values
-    places = {"wavelength": wavelength, "wavelength_position": wavelength_positions(wavelength)}
-    return arrays | {name: packed(values, dims=("layer",)) for name, values in places.items()}
+    arrays["wavelength"] = packed(wavelength, dims=("layer",))
+    arrays["wavelength_position"] = packed(wavelength_positions(wavelength), dims=("layer",))
+    return arrays
 
 
 def page_templates() -> dict[str, dict]:
-    """What the figures look like on a light and on a dark page."""
+    """plotly templates of light and dark pages."""
     themes: tuple[style.Theme, ...] = ("light", "dark")
     return {theme: style.template(theme).to_plotly_json() for theme in themes}
 
@@ -126,21 +124,21 @@ def beside_payload(
     profile: xr.Dataset,
     heads: pd.DataFrame,
     *,
-    of_page: xr.Dataset,
+    page_profile: xr.Dataset,
     figures: dict[PageFigure, go.Figure],
     selected: tuple[int, int],
 ) -> dict[str, Any]:
-    """What the script shows of another model beside the page of `of_page`, drawn as `figures`.
+    """Payload of a model that is compared with the model of the page.
 
-    The same figure of both has the same axis of wavelengths or offsets, for which `figures`
-    is changed. `excerptOf[excerpt]` is the excerpt here with the same text, or -1.
+    Changes the axes in `figures` of the page so that both models have the same ranges.
+    `excerptOf[excerpt]` is the excerpt of this model with the same text, or -1.
     """
-    rows = [row for row in PROFILE if row.name in BESIDE]
+    rows = [row for row in PROFILE_FIGURES if row.name in SIDE_BY_SIDE]
     drawn = draw(rows, profile, heads, selected)
     for row in rows:
         if row.name != "attention":  # its axes are tokens
-            one_range(figures[row], drawn[row])
-    same = same_text(tokens_of(of_page), tokens_of(profile))
+            share_x_ranges(figures[row], drawn[row])
+    same = same_text(tokens_of(page_profile), tokens_of(profile))
     shown = sorted({number for number in same if number >= 0}) or [0]
     return {
         **model_payload(profile.isel(excerpt=shown), heads, drawn),
@@ -148,8 +146,8 @@ def beside_payload(
     }
 
 
-def one_range(*figures: go.Figure) -> None:
-    """Give each x axis of figures of the same panels the range that holds those of all."""
+def share_x_ranges(*figures: go.Figure) -> None:
+    """Give the same panel of all figures the same range of x, which includes all ranges."""
     for axes in zip(*(figure.select_xaxes() for figure in figures), strict=True):
         if ranges := [axis.range for axis in axes if axis.range]:
             low, high = np.array(ranges, float).T
@@ -162,13 +160,13 @@ def tokens_of(profile: xr.Dataset) -> list[list[str]]:
 
 
 def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[int]:
-    """For each text that is shown the place of the same text among the others, or -1.
+    """For each text of `shown`, the index of the same text in `others`, or -1.
 
-    Texts may be cut into other tokens, and the first of them may be a BOS that one lacks.
+    The tokens may differ, and only one of the texts may begin with a BOS token.
     """
 
     def texts(tokens: list[str]) -> set[str]:
-        return {"".join(some).strip() for some in (tokens, tokens[1:])} - {""}
+        return {"".join(part).strip() for part in (tokens, tokens[1:])} - {""}
 
     known = [texts(tokens) for tokens in others]
     return [
@@ -177,19 +175,19 @@ def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[i
     ]
 
 
-FINE_CELLS = 700_000  # attention weights that a page has to more than whole percents
+FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
 
 LARGEST_MISS = 0.01
-"""Largest difference of an attention weight that the script computes from the measured one."""
+"""Largest accepted error of an attention weight that the script computes."""
 
-STEPS = 2**13 - 1  # from zero to a head's largest query or key: there finer than a half float
+STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
 
 
 def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-    """Queries or keys [layer, head, position, coordinate] in whole steps, and for the script.
+    """Quantize queries or keys [layer, head, position, coordinate]; also return JSON of them.
 
-    The script gets those of the heads that are `known`: `place[layer][head]` is where they are
-    among the `steps` [place, coordinate, position], of which one is `step[place]` large.
+    The JSON contains only the heads in `known`. `place[layer][head]` is the index of a head in
+    `steps` [place, coordinate, position], and `step[place]` is the size of one step.
     """
     values = np.nan_to_num(values)
     step = np.maximum(np.abs(values).max((2, 3)) / STEPS, 1e-30)
@@ -200,13 +198,14 @@ def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str
 
 
 def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
-    """The excerpts for the script; `planes` is how many a layer has.
+    """Excerpts for the script, and the rotation of each layer.
 
-    `live[layer][head]` says whether the script can compute the head's attention from queries
-    and keys, to `LARGEST_MISS`. It gets the weights instead where the profile holds none, or
-    where a soft-cap, a window or a learned sink stands between scores and weights: a byte each,
-    by the cells that a query may see, key after key, as packs best. The byte is `steps` times
-    their `root`: by square roots small ones keep their digits; many are whole percents.
+    `live[layer][head]` says whether the script can compute the attention of a head from its
+    queries and keys, with an error of at most `LARGEST_MISS`. This fails if the profile does
+    not have them, or if a soft-cap, a window or a learned sink changes the weights. The script
+    then gets the weights: one byte for each visible pair, ordered by key, which compresses
+    best. A byte is `steps` times the square root of the weight, which keeps the digits of small
+    weights, or whole percents if there are many weights.
     """
     planes, scale = (np.nan_to_num(profile[f"excerpt_{n}"].values) for n in ("planes", "scale"))
     planes = planes.astype(int)
@@ -214,11 +213,11 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     live = np.ones(reads.shape, bool)
     excerpts, measured = [], []
     for number, tokens in enumerate(tokens_of(profile)):
-        one, count = profile.isel(excerpt=number), len(tokens)
-        seen = np.tril(np.ones((count, count), bool))
-        weights = one["excerpt_attention"].values[..., :count, :count]
+        excerpt, count = profile.isel(excerpt=number), len(tokens)
+        causal = np.tril(np.ones((count, count), bool))
+        weights = excerpt["excerpt_attention"].values[..., :count, :count]
         queries, keys = (
-            one[f"excerpt_{side}_still"].values[..., :count, :] for side in ("query", "key")
+            excerpt[f"excerpt_{side}_still"].values[..., :count, :] for side in ("query", "key")
         )
         known = np.isfinite(queries).any((2, 3))
         read = np.zeros(keys.shape[:2], bool)
@@ -227,20 +226,22 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         live &= known
         for layer, head in zip(*live.nonzero(), strict=True):
             turning = inv_freq[layer, : planes[layer]]
-            q = turned(queries[layer, head], turning)
-            k = turned(keys[layer, reads[layer, head]], turning)
-            scores = np.where(seen, scale[layer] * q @ k.T, -np.inf)
+            q = rotated(queries[layer, head], turning)
+            k = rotated(keys[layer, reads[layer, head]], turning)
+            scores = np.where(causal, scale[layer] * q @ k.T, -np.inf)
             miss = np.abs(softmax(scores, axis=-1) - weights[layer, head]).max()
             live[layer, head] = miss <= LARGEST_MISS
         visible = [visible_token(token) for token in tokens]
         ticks = [plotly_text(visible_token(token, longest=12)) for token in tokens]
         words = {"tokens": visible, "names": [*map(plotly_text, visible)], "ticks": ticks}
-        excerpts.append(words | {"query": query, "key": key, "lead": _lead(one, seen, known)})
-        measured.append(weights.swapaxes(-1, -2)[..., seen.T])
+        excerpts.append(
+            words | {"query": query, "key": key, "lead": _lead(excerpt, causal, known)}
+        )
+        measured.append(weights.swapaxes(-1, -2)[..., causal.T])
     given = [np.nan_to_num(weights[~live]).clip(0, 1) for weights in measured]
     steps, root = (255, 2) if sum(cells.size for cells in given) <= FINE_CELLS else (100, 1)
-    for excerpt, cells in zip(excerpts, given, strict=True):
-        excerpt["attention"] = packed(np.round(steps * cells ** (1 / root)).astype(np.uint8))
+    for payload, cells in zip(excerpts, given, strict=True):
+        payload["attention"] = packed(np.round(steps * cells ** (1 / root)).astype(np.uint8))
     return {
         "excerpts": excerpts,
         "coding": [steps, root],
@@ -251,17 +252,17 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     }
 
 
-def _lead(excerpt: xr.Dataset, seen: np.ndarray, known: np.ndarray) -> dict[str, Any] | None:
-    """What comes of an excerpt: the likeliest next tokens, the lead, and what scores add to it.
+def _lead(excerpt: xr.Dataset, causal: np.ndarray, known: np.ndarray) -> dict[str, Any] | None:
+    """The two likeliest next tokens of an excerpt, the lead of the first, and its gradients.
 
-    The gradients are those of the `known` heads, in their order, by `seen` cells as weights: a
-    byte n stands for `largest` times the square of (n - 127) / 127, with the sign of n - 127.
+    The gradients with respect to scores are those of the `known` heads in the `causal` cells. A
+    byte n means `largest` times ((n - 127) / 127) squared, with the sign of n - 127.
     """
     nats = float(excerpt.get("excerpt_lead", np.nan))
     if not np.isfinite(nats):  # no gradient, or logits that overflow
         return None
-    gradient = excerpt["excerpt_score_gradient"].values[..., : len(seen), : len(seen)]
-    cells = np.nan_to_num(gradient[known].swapaxes(1, 2)[:, seen.T])
+    gradient = excerpt["excerpt_score_gradient"].values[..., : len(causal), : len(causal)]
+    cells = np.nan_to_num(gradient[known].swapaxes(1, 2)[:, causal.T])
     largest = max(float(np.abs(cells).max(initial=0)), 1e-30)
     steps = 127 + np.round(127 * np.sign(cells) * np.sqrt(np.abs(cells) / largest))
     words = [visible_token(str(token)) for token in excerpt["excerpt_answer"].values]
@@ -269,8 +270,8 @@ def _lead(excerpt: xr.Dataset, seen: np.ndarray, known: np.ndarray) -> dict[str,
     return sent | {"words": words, "nats": nats}
 
 
-def turned(still: np.ndarray, inv_freq: np.ndarray) -> np.ndarray:
-    """Queries or keys [position, coordinate] rotated to their positions, as RoPE does."""
+def rotated(still: np.ndarray, inv_freq: np.ndarray) -> np.ndarray:
+    """Queries or keys [position, coordinate], rotated to their positions."""
     count = len(inv_freq)
     plane = still[:, :count] + 1j * still[:, count : 2 * count]
     plane = plane * np.exp(1j * inv_freq * np.arange(len(still))[:, None])

@@ -1,4 +1,4 @@
-"""Templates to text: safe against hostile text, with arrays and scripts packed in the page."""
+"""Fill templates. Hostile text is escaped, and pages contain their scripts and arrays."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from ropelens.figures import text
+from ropelens.figures import formats
 
 TEMPLATES = Path(__file__).parent / "templates"
 PLOTLY = "plotly/plotly-cartesian.min.js"
-"""plotly.js with the traces that pages have: a page must work where there is no network."""
+"""plotly.js with the traces that pages use. Pages contain it and work without a network."""
 
 
 @functools.cache
 def environment(folder: str = "") -> jinja2.Environment:
-    """The templates of pages, which escape every value, or the plain ones of a `folder`.
-
-    An unknown name is an error.
-    """
+    """Environment of the page templates, which escape values, or of plain text in `folder`."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES / folder),
         autoescape=not folder,
@@ -39,65 +36,66 @@ def environment(folder: str = "") -> jinja2.Environment:
         lstrip_blocks=True,
     )
     templates.filters |= {
-        "number": text.number,
-        "signed": text.signed,
-        "short": text.short_count,
-        "mean_count": text.mean_count,
+        "number": formats.number,
+        "signed": formats.signed,
+        "short": formats.short_count,
+        "mean_count": formats.mean_count,
         "percent": lambda share: f"{100 * share:.3g}%",
-        "plural": text.plural,
-        "in_words": text.in_words,
-        "ranges": text.ranges,
+        "plural": formats.plural,
+        "in_words": formats.in_words,
+        "ranges": formats.ranges,
     }
-    numbers = {"NOTHING": text.NOTHING, "nan": math.nan}
-    templates.globals |= numbers | {"change_and_interval": text.change_and_interval}
+    numbers = {"NOTHING": formats.NO_NUMBER, "nan": math.nan}
+    templates.globals |= numbers | {"change_and_interval": formats.change_and_interval}
     return templates
 
 
 @functools.cache
 def asset(name: str) -> Markup:
-    """A style sheet or script of this package as it stands, for a <style> or <script>."""
+    """Unescaped text of a style sheet, script or other file in the folder of templates."""
     return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
 
 
 @functools.cache
 def page_words() -> dict[str, Any]:
-    """The words around figures and the columns of tables, of templates/words.toml."""
+    """Words around figures and columns of tables, from templates/words.toml."""
     return tomllib.loads(str(asset("words.toml")))
 
 
 @functools.cache
 def packed_plotly() -> str:
-    """The script, packed: as it is it would be most of a page."""
+    """plotly.js, compressed."""
     return packed_bytes(asset(PLOTLY).encode())
 
 
 def packed_payload(value: object) -> str:
-    """`value` as JSON, a zero, and the bytes of its arrays, packed. NaN raises ValueError.
+    """Compress `value` as JSON, a zero byte, and the bytes of its arrays.
 
-    Of an array JSON has the place of its bytes: packed, they take a tenth less than in base64.
+    The JSON has the index of the first byte of each array. This takes 10 % less space than
+    base64 inside the JSON. Raises `ValueError` if a number is NaN.
     """
     arrays = bytearray()
 
-    def place(data: bytes) -> int:
+    def append(data: bytes) -> int:
         arrays.extend(data)
         return len(arrays) - len(data)
 
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"), default=place)
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"), default=append)
     return packed_bytes(text.encode() + b"\0" + arrays, zlib.Z_FILTERED)
 
 
 def packed_bytes(data: bytes, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> str:
-    """Bytes, compressed by a `strategy` of zlib's, as base85 in characters that HTML keeps."""
+    """Compress bytes with zlib and encode them in base85 without characters of HTML."""
     gzip = zlib.compressobj(wbits=31, level=9, strategy=strategy)
     text = base64.b85encode(gzip.compress(data) + gzip.flush()).decode()
     return text.translate(str.maketrans("<>&", "/,."))
 
 
 def packed(values: np.ndarray, *, dims: tuple[str, ...] = ()) -> dict[str, object]:
-    """An array for the payload: bytes and short integers as they are, else float32.
+    """Array for the payload. Bytes and short integers keep their dtype, others become float32.
 
-    The lowest bytes of all numbers come first, then the next ones, for they pack well together.
-    `dims` are the leading dimensions by which the script finds a head's part.
+    The lowest bytes of all numbers come first, then the next bytes, because similar bytes
+    compress well. The script indexes the leading dimensions `dims` to find one head.
     """
     dtype = np.dtype({"u1": "u1", "i2": "<i2"}.get(values.dtype.str[1:], "<f4"))
     data = np.ascontiguousarray(values, dtype=dtype)
@@ -106,7 +104,7 @@ def packed(values: np.ndarray, *, dims: tuple[str, ...] = ()) -> dict[str, objec
 
 
 def content_policy(*scripts: str) -> str:
-    """The policy of a page that runs these inline scripts, no other, and loads nothing."""
+    """Content security policy of a page that runs only these scripts and loads nothing."""
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     run = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (
@@ -118,9 +116,9 @@ def content_policy(*scripts: str) -> str:
 def render(
     template: str, *, scripts: Sequence[str] = (), payload: object = None, **values: object
 ) -> str:
-    """A page: `template` with `values`, plotly, the files `scripts` and what they read.
+    """Render a page from `template` with `values`, plotly, `scripts` (files) and their payload.
 
-    The scripts become one that leaves no names on the page.
+    All scripts run in one function, so they define no global names.
     """
     parts = "\n".join(map(asset, scripts))
     script = Markup(f'"use strict";\n(async () => {{\n{parts}\n}})();')
@@ -143,13 +141,19 @@ def render(
 # ---- sentences
 
 
-def say(live: str, sentence: str, /, **record: object) -> str:
-    """The sentence, no HTML, that a macro of `live` makes; "" where it says nothing."""
-    macros = environment("sentences").get_template(f"{live}.txt").module
-    words = str(getattr(macros, sentence)(**record)).split()
+def write_sentence(template: str, macro: str, /, **record: object) -> str:
+    """Sentence that a macro of `template` makes from a record, as plain text. May be ""."""
+    macros = environment("sentences").get_template(f"{template}.txt").module
+    words = str(getattr(macros, macro)(**record)).split()
     return re.sub(r" (?=[,;.:)])", "", " ".join(words))
 
 
-def say_all(live: str, records: Mapping[str, dict[str, Any] | None]) -> dict[str, str]:
-    """The sentences of the records that there are, by their macros."""
-    return {name: say(live, name, **record) for name, record in records.items() if record}
+def write_sentences(
+    template: str, records: Mapping[str, dict[str, Any] | None]
+) -> dict[str, str]:
+    """Sentences of all records that are not None, by the names of their macros."""
+    return {
+        macro: write_sentence(template, macro, **record)
+        for macro, record in records.items()
+        if record
+    }

@@ -1,4 +1,4 @@
-"""What pages list: tables, columns with units and meanings, numbers as text, and the run."""
+"""Tables of pages: columns with units and meanings, numbers as text, and facts of the run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 
+from ropelens.figures.formats import (
+    NO_NUMBER,
+    change_and_interval,
+    mean_count,
+    number,
+    short_count,
+)
 from ropelens.figures.inputs import numbers
-from ropelens.figures.text import NOTHING, change_and_interval, mean_count, number, short_count
 from ropelens.interventions.variables import NEEDLES
 from ropelens.report.render import page_words
 from ropelens.report.words import CHANCE, scope
@@ -23,7 +29,7 @@ Write = Callable[[Any], str]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its short title, its unit, what it means, how it is written."""
+    """A column of a table. `write` formats its numbers."""
 
     name: str
     title: str
@@ -33,32 +39,27 @@ class Column:
 
 
 WRITTEN: dict[str, Write] = {"short": short_count, "mean": mean_count, "text": str}
-"""How numbers are written that have no format such as ".2f"."""
+"""Formats of templates/words.toml besides those of Python such as ".2f"."""
 
 
 def columns_of(table: str) -> tuple[Column, ...]:
-    """The columns of a table, as templates/words.toml has them."""
+    """Columns of a table in templates/words.toml."""
     known = {"needles": NEEDLES, "chance": f"{CHANCE:.3g}"}
-    return tuple(
-        Column(
-            name,
-            title,
-            unit,
-            meaning.format(**known),
-            WRITTEN.get(form, partial(number, form=form)),
-        )
-        for name, title, unit, form, meaning in page_words()["columns"][table]
-    )
+    columns = []
+    for name, title, unit, form, meaning in page_words()["columns"][table]:
+        write = WRITTEN.get(form, partial(number, form=form))
+        columns.append(Column(name, title, unit, meaning.format(**known), write))
+    return tuple(columns)
 
 
 def head_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, ...]:
-    """The columns that this table of heads has, those of tokens searched for last."""
+    """Columns of this table of heads. Columns of searched tokens come last."""
     known = (column for column in columns_of("heads") if column.name in heads)
     return (*known, *searched_columns(profile, heads))
 
 
 def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, ...]:
-    """A column for each set of tokens that heads were searched by (`attention_on`)."""
+    """One column for each set of tokens in the option `attention_on` of the run."""
     names = [str(name) for name in heads if str(name).startswith("attention_on_")]
     meanings = {name: profile[name].attrs["long_name"] for name in names if name in profile}
     return tuple(
@@ -68,14 +69,14 @@ def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, 
 
 
 def head_rows(heads: pd.DataFrame, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
-    """A row per head, in the table's order: its layer, head, label and cells."""
+    """Layer, head, label and cells of each head, in the order of the table."""
     written = [map(column.write, numbers(heads, column.name)) for column in columns]
     places = heads[["layer", "head", "label"]].to_dict("records")
     return [place | {"cells": texts} for place, *texts in zip(places, *written, strict=True)]
 
 
 def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
-    """The columns of which this table has a number."""
+    """Columns in which this table has a number."""
     known = {name for name in table if table[name].notna().any()}
     if "loss_change" not in known:
         known.discard("worse")
@@ -83,18 +84,18 @@ def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
 
 
 def comparison_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row for each group, in the table's order."""
+    """Name and cells of each group, in the order of the table."""
     rows, columns = [], comparison_columns(table)
     for row in table.to_dict("records"):
         change = change_and_interval(row["loss_change"], row["low"], row["high"])
-        row["loss_change"] = "\n".join(change) if row["over"] else NOTHING
-        row["worse"] = f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING
+        row["loss_change"] = "\n".join(change) if row["over"] else NO_NUMBER
+        row["worse"] = f"{row['worse']} of {row['pairs']}" if row["pairs"] else NO_NUMBER
         cells = [column.write(row[column.name]) for column in columns]
         rows.append({"name": str(row["group"]), "cells": cells})
     return rows
 
 
-# ---- what was run: the line under a page's title, and the list at its end
+# ---- facts of the run: the line below the title, and the list at the end of a page
 
 OF_RUN = {
     **dict.fromkeys(("model", "revision", "dtype", "text"), "{}"),
@@ -106,20 +107,19 @@ OF_RUN = {
 
 
 def about(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
-    """What every page of one model says of it and of the run, by the names in templates."""
+    """Facts about one model and its run, by the names in templates."""
     facts = {"facts": short_facts(profile), "run": run_facts(profile, heads)}
-    return facts | {"model": model_name(profile)} | _ends(profile.attrs)
+    return facts | {"model": model_name(profile)} | _scope_and_command(profile.attrs)
 
 
-def _ends(attrs: Mapping[Any, Any]) -> dict[str, str]:
-    """The scope of the text, the versions as "torch 2.13.0, ...", and the command."""
-    versions = ", ".join(f"{of} {n}" for of, n in json.loads(attrs["versions"]).items())
+def _scope_and_command(attrs: Mapping[Any, Any]) -> dict[str, str]:
+    versions = ", ".join(f"{name} {n}" for name, n in json.loads(attrs["versions"]).items())
     command = str(attrs.get("command", ""))
     return {"scope": scope(attrs), "versions": versions, "command": command}
 
 
 def model_name(profile: xr.Dataset) -> str:
-    """A Hub id as it is, a folder by its last part; the list of what was run has the path."""
+    """Name of the model for titles: a Hub id, or the last part of a path."""
     name = str(profile.attrs.get("model", "")) or "unnamed model"
     parts = [part for part in name.split("/") if part not in ("", ".", "..")]
     is_folder = name.startswith(("/", ".", "~")) or name.count("/") > 1
@@ -127,7 +127,7 @@ def model_name(profile: xr.Dataset) -> str:
 
 
 def short_facts(profile: xr.Dataset) -> list[str]:
-    """The line under the title: size, text, loss."""
+    """Facts below the title: size, text and loss."""
     attrs = profile.attrs
     context, trained = (int(attrs[name]) for name in ("context", "trained_context"))
     return [
@@ -140,12 +140,13 @@ def short_facts(profile: xr.Dataset) -> list[str]:
 
 def _loss(attrs: Mapping[str, Any]) -> str:
     error = float(attrs.get("loss_se", math.nan))
-    of_text = f" ± {error:.3f} nats per token (standard error)"
-    return f"{attrs['loss']:.3f}" + (of_text if math.isfinite(error) else " nats per token")
+    if not math.isfinite(error):
+        return f"{attrs['loss']:.3f} nats per token"
+    return f"{attrs['loss']:.3f} ± {error:.3f} nats per token (standard error)"
 
 
 def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]:
-    """What was run, as pairs of a name and a value with its unit."""
+    """Facts about the run: pairs of a name and a value with its unit."""
     attrs, sizes = profile.attrs, profile.sizes
     facts = {
         name: form.format(attrs[name]) if attrs[name] or name == "seed" else "not recorded"
@@ -154,7 +155,7 @@ def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]
     }
     facts |= {"loss": _loss(attrs), "created": str(attrs["created"])}
     if sizes["kv_head"] != sizes["head"]:
-        facts["key-value heads"] = f"{sizes['kv_head']} a layer"
+        facts["key-value heads"] = f"{sizes['kv_head']} per layer"
     if thresholds := heads.attrs.get("thresholds"):
         shown = ", ".join(f"{name} {value:.3g}" for name, value in thresholds.items())
         facts["label thresholds"] = shown
@@ -162,7 +163,7 @@ def run_facts(profile: xr.Dataset, heads: pd.DataFrame) -> list[tuple[str, str]]
 
 
 def about_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, Any]:
-    """What the page of a comparison says of what stands side by side, and of the runs."""
+    """Facts about the compared runs or models, by the names in templates."""
     attrs, names = comparison.attrs, comparison["entry"].values.tolist()
     what = "runs" if "context" in attrs else "models"
     facts = [f"{len(table)} variants"] if len(names) > len(table) else []
@@ -174,15 +175,16 @@ def about_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, A
         facts.append(f"{counts} training tokens" + (" each" if len(seen) == 1 else ""))
         counts = (
             f"{attrs['sequences']:,} for the loss, {attrs['head_sequences']:,} for heads and "
-            f"planes, {attrs['growth_sequences']:,} for these of each step"
+            f"planes, {attrs['growth_sequences']:,} for heads and planes at each step"
         )
         run = [("context", f"{attrs['context']:,} tokens")]
         run += [("text", "validation text of the runs"), ("sequences", counts)]
-    else:  # entries are named after folders
+    else:
         models = comparison["model"].values.tolist()
         names = [f"{entry} ({model})" for entry, model in zip(names, models, strict=True)]
         sources = dict.fromkeys(comparison["source"].values.tolist())
         run = [("text", "; ".join(filter(None, sources)))]
     compared = [(what, ", ".join(names)), ("baseline", str(attrs["baseline"])), *run]
     made = [("seed", str(attrs["seed"])), ("created", str(attrs["created"]))]
-    return {"model": str(attrs["model"]), "facts": facts, "run": compared + made} | _ends(attrs)
+    about_runs = {"model": str(attrs["model"]), "facts": facts, "run": compared + made}
+    return about_runs | _scope_and_command(attrs)

@@ -17,8 +17,8 @@ from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.budget.held_out import add_found_sinks, find_sinks
 from ropelens.rope.planes import Planes
-from ropelens.text.corpus import known_sinks
 from ropelens.text.rows import Rows, all_rows, sample_rows
+from ropelens.text.text import known_sinks
 
 PLANES = Planes(torch.tensor([1.0, 0.1, 0.01]), head_dim=8, pairing="half")
 

@@ -14,7 +14,7 @@ from ropelens.errors import BadArgument
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect
 from ropelens.profiles.token_sets import AFTER, controls, ids_of, places_of
-from ropelens.report.words import attention_on as describe_attention_on
+from ropelens.report.words import attention_sentences
 
 TEXTS = ["the", " the", "The", "'", "'s", " ...", "_", "12", "\n", "’", "$", "other"]
 
@@ -81,7 +81,7 @@ def test_the_attention_on_them_is_dense_attention(name: str):
         row for what in sets.values() for row in rl.attention_on(tokens, what, Names())
     ]
     measurement = Measurement.of(model, tokens, sinks=[4])
-    planes = measurement.live.planes(40)
+    planes = measurement.rotation.planes(40)
     sums = collect(measurement, planes, statistics=statistics)
     calls, _ = attention_calls(model, tokens[0])
     count = tokens[0].bincount()[tokens].double().log2()
@@ -108,7 +108,7 @@ def test_the_attention_on_them_is_dense_attention(name: str):
     table = rl.classify_heads(profile, resamples=0)
     assert "attention_on_repeated" in table
     assert "control_on_repeated" not in table
-    most, *_ = describe_attention_on(profile)
+    most, *_ = attention_sentences(profile)
     lead = profile["attention_on_apostrophe_or_apostrophe_s"] - profile[statistics[1].name]
     layer, head = np.unravel_index(lead.values.argmax(), lead.shape)
     assert most.startswith(f"Head {layer}.{head} attends most to tokens ' or 's: where one")

@@ -15,7 +15,7 @@ from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
 import ropelens as rl
 from ropelens.comparison.table import summarize_comparison
 from ropelens.figures.comparison import (
-    PLANES,
+    PLANE_PANELS,
     plane_places,
     plot_comparison_planes,
     plot_copying,
@@ -97,7 +97,7 @@ def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset
     assert turning.tolist() == [True] * 4 + [False] * 4
     figure = plot_comparison_planes(comparison)
     rings = [*figure.select_traces({"name": "does not rotate"})]
-    for (unit, name), ring in zip(PLANES.items(), rings, strict=True):
+    for (unit, name), ring in zip(PLANE_PANELS.items(), rings, strict=True):
         rows = lines(figure, unit.replace("<br>", " "))
         dims = [dim for dim in comparison[name].dims if dim != "frequency"]
         np.testing.assert_array_equal(rows["p-rope:0.5"].x, place)

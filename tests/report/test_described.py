@@ -12,9 +12,9 @@ import xarray as xr
 from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
-from ropelens.figures.text import in_words, plural, ranges
+from ropelens.figures.formats import in_words, plural, ranges
 from ropelens.interventions.truncation_table import summarize_truncation
-from ropelens.report.render import say
+from ropelens.report.render import write_sentence
 
 
 def sentence(said: list[str], words: str) -> str:
@@ -159,7 +159,7 @@ CLAIM = {
 
 @pytest.mark.parametrize("verdict", ["holds", "contradicted", "unresolved", "not testable"])
 def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str) -> None:
-    said = say("profile", "claim", verdict=verdict, why="no head", **CLAIM)
+    said = write_sentence("profile", "claim", verdict=verdict, why="no head", **CLAIM)
     assert f" {verdict} here: " in said
     tested = verdict != "not testable"
     for number in ("wavelength is −0.50, ", "−0.60 to −0.10, median", "−0.70 to −0.20."):
@@ -169,13 +169,15 @@ def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str) -> None:
 
 def test_a_verdict_that_nobody_knows_and_a_number_that_lacks_are_errors() -> None:
     with pytest.raises(jinja2.UndefinedError):
-        say("profile", "claim", verdict="true", why="", **CLAIM)
+        write_sentence("profile", "claim", verdict="true", why="", **CLAIM)
     with pytest.raises(jinja2.UndefinedError):
-        say("truncation", "retrieval", share=0.5)
+        write_sentence("truncation", "retrieval", share=0.5)
 
 
 def test_names_are_text_and_layout_is_not() -> None:
-    said = say("comparison", "without_rotation", groups=["<b>nope</b>", "{{ 7 * 7 }}"])
+    said = write_sentence(
+        "comparison", "without_rotation", groups=["<b>nope</b>", "{{ 7 * 7 }}"]
+    )
     assert said.startswith("Nothing rotates in <b>nope</b> and {{ 7 * 7 }}: no head there")
     assert said.split() == said.split(" ")
 

@@ -14,9 +14,9 @@ from plotly.offline import get_plotlyjs_version
 from synthetic_profile import synthetic_profile
 
 from ropelens.errors import BadArgument
-from ropelens.figures.text import change_and_interval, signed
+from ropelens.figures.formats import change_and_interval, signed
 from ropelens.report import render, words, write_index, write_report
-from ropelens.report.catalog import PROFILE, draw
+from ropelens.report.catalog import PROFILE_FIGURES, draw
 from ropelens.report.payload import build_payload, excerpt_payload
 from ropelens.report.render import packed
 from ropelens.report.tables import model_name, run_facts
@@ -30,7 +30,7 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
     )
     profile.attrs["documents"] = 7
     path = write_report(profile, tmp_path / "deep" / "page.html", heads=heads)
-    with pytest.raises(BadArgument, match="not about the same model"):
+    with pytest.raises(BadArgument, match="do not describe the same model"):
         write_report(profile, path, heads=heads.assign(label="odd"))
     assert path.stat().st_size < 1.5e6
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
@@ -54,7 +54,7 @@ def test_arrays_travel_as_bytes(small):
     profile, heads = small
     sent = packed(np.array([[1.5, np.nan]]), dims=("layer",))
     assert (sent["shape"], len(sent["data"])) == ([1, 2], 8)
-    figures = draw(PROFILE, profile, heads, (0, 0))
+    figures = draw(PROFILE_FIGURES, profile, heads, (0, 0))
     sent = render.packed_payload(build_payload(profile, heads, figures, selected=(0, 0)))
     assert sent == html.escape(sent), "what cannot end a script"
     text, arrays = gzip.decompress(base64.b85decode(sent.translate(BACK))).split(b"\0", 1)

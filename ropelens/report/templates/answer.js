@@ -1,4 +1,4 @@
-/* Draws the figures of the payload, and draws them again for a dark or a light page. */
+/* Draws the figures of the payload. Draws them again if the color scheme changes. */
 const [page] = await unpackPayload();
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const plot = (index) => document.getElementById(`plot-${index}`);
@@ -10,9 +10,9 @@ async function drawAll() {
     const { data, layout } = structuredClone(figure);
     plot(index).style.height = `${layout.height}px`;
     delete layout.height;
-    // Panels side by side, each with its words below: too many for a phone.
-    const beside = Object.entries(layout).some(([name, axis]) => name.startsWith("xaxis") && axis.title?.text && axis.domain?.[1] < 0.6);
-    plot(index).classList.toggle("wide", beside);
+    // Panels side by side are too wide for a phone.
+    const wide = Object.entries(layout).some(([name, axis]) => name.startsWith("xaxis") && axis.title?.text && axis.domain?.[1] < 0.6);
+    plot(index).classList.toggle("wide", wide);
     await Plotly.newPlot(plot(index), data, { ...layout, template: theme() }, plotOptions(`ropelens-${index}`));
   }
   dark.addEventListener("change", () => page.figures.forEach((_, index) =>

@@ -1,4 +1,4 @@
-// What a figure shows, saved as a picture or as a table; in every page.
+// Saves figures as pictures or tables. Used by every page.
 function save(name, text, type) {
   const link = Object.assign(document.createElement("a"), { download: name });
   link.href = URL.createObjectURL(new Blob([text], { type }));
@@ -6,7 +6,7 @@ function save(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60000);  // Firefox reads it later
 }
 
-/** On paper a figure shrinks with its place, as it is drawn. */
+/** Scales the drawn figures to the width of the paper. */
 let printing = false;
 function fitPaper() {
   for (const element of document.querySelectorAll(".js-plotly-plot")) {
@@ -27,18 +27,17 @@ addEventListener("afterprint", () => {
 });
 
 const csv = (rows) => rows.map((row) => row.map((cell) => {
-  const formula = typeof cell === "string" && /^[=+\-@\t\r]/.test(cell); // to a spreadsheet
+  const formula = typeof cell === "string" && /^[=+\-@\t\r]/.test(cell); // a spreadsheet would run it
   const text = cell === null || cell === undefined || Number.isNaN(cell) ? "" : (formula ? "'" : "") + cell;
   return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }).join(",")).join("\n") + "\n";
 
 const ENTITIES = { "&lt;": "<", "&gt;": ">", "&#36;": "$", "&amp;": "&" };
-/** Text that was written for plotly, as it was before. */
+/** Undoes the escapes of text that was written for plotly. */
 const plain = (text) => String(text).replace(/&lt;|&gt;|&#36;|&amp;/g, (entity) => ENTITIES[entity]);
 
-/** What a figure shows as a table: a row a point, or a row a cell of a heat map.
- * x is the number that its axis names, also where it is drawn one further on (`meta.drawn_from`);
- * cells of two tokens are named by them. */
+/** The numbers of a figure as CSV, with a row for each point or cell of a heat map.
+ * x is the number on the axis (`meta.drawn_from` shifts drawn points). Pairs of tokens are named. */
 function pointsOf(element) {
   const from = element.layout.meta?.drawn_from ?? 0;
   const shown = element._fullData.filter((trace) => trace.visible === true && !trace.meta?.role?.startsWith("sel"));
@@ -57,19 +56,19 @@ function pointsOf(element) {
 }
 const DATA = { width: 1000, height: 1000, path: "M100 0h800v1000h-800zM200 150v120h600v-120zM200 370v120h600v-120zM200 590v120h600v-120z" };
 
-/** The figure as on white paper, whatever the page; a PNG is three times as fine. */
+/** Saves a figure on a white background. A PNG has three times the resolution of the screen. */
 function savePicture({ data, layout, _fullLayout: { width, height } }, format, filename) {
   const onPaper = { ...layout, template: page.templates.light, paper_bgcolor: "#ffffff" };
   return Plotly.downloadImage({ data, layout: onPaper }, { format, filename, width, height, scale: format === "png" ? 3 : 1 });
 }
 
-/** The buttons over a figure, named one by one: plotly's own list has one that uploads. */
+/** The buttons above a figure. They are listed here, because the default list of plotly has an upload. */
 function plotOptions(filename, title, more = []) {
-  const of = title ? `: ${title}` : "";
-  const table = { name: "data", title: `Save the numbers (CSV)${of}`, icon: DATA,
+  const suffix = title ? `: ${title}` : "";
+  const table = { name: "data", title: `Save the numbers (CSV)${suffix}`, icon: DATA,
     click: (element) => save(`${filename}.csv`, pointsOf(element), "text/csv") };
   const pictures = ["svg", "png"].map((format) => ({ name: `toImage ${format}`, icon: Plotly.Icons.camera,
-    title: `Save the picture (${format.toUpperCase()})${of}`, click: (element) => savePicture(element, format, filename) }));
+    title: `Save the picture (${format.toUpperCase()})${suffix}`, click: (element) => savePicture(element, format, filename) }));
   return { displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "",
     modeBarButtons: [...more, [...pictures, table]] };
 }

@@ -3,7 +3,7 @@ document.documentElement.classList.add("scripted");
 
 const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%.()*+-;/=,?@^_`{|}~";
 
-/** What base85 stands for: five digits are four bytes; the last ones may be fewer. */
+/** Decodes base85: five digits are four bytes, and the last group may be shorter. */
 function bytesOf(base85) {
   const digit = new Uint8Array(128), last = DIGITS.length - 1;
   for (let i = 0; i <= last; i++) digit[DIGITS.charCodeAt(i)] = i;
@@ -16,8 +16,8 @@ function bytesOf(base85) {
   return bytes.subarray(0, size);
 }
 
-/** The bytes that lie in an element. Where they cannot be read the page says so, becomes the one
- * without scripts, and all who ask wait for ever. */
+/** The decompressed bytes in an element. If they cannot be read, the page reports it and shows its
+ * content for browsers without scripts, and the promise never resolves. */
 async function unpack(id) {
   try {
     const packed = bytesOf(document.getElementById(id).textContent);
@@ -25,7 +25,7 @@ async function unpack(id) {
     return new Uint8Array(await new Response(stream).arrayBuffer());
   } catch {
     document.documentElement.classList.remove("scripted");
-    document.querySelector("header").append("The figures cannot be read: this browser is too old, or the file is damaged (ropelens report makes it again).");
+    document.querySelector("header").append("The figures cannot be read, because this browser is too old or the file is damaged. (ropelens report writes the file again.)");
     for (const whole of document.querySelectorAll("noscript")) whole.outerHTML = whole.textContent;
     return new Promise(() => {});
   }
@@ -33,13 +33,13 @@ async function unpack(id) {
 
 const textOf = (bytes) => new TextDecoder().decode(bytes);
 
-/** The payload, and behind a zero the bytes of its arrays. */
+/** The payload, and the bytes of its arrays after a zero byte. */
 async function unpackPayload() {
   const whole = await unpack("payload"), end = whole.indexOf(0);
   return [JSON.parse(textOf(whole.subarray(0, end))), whole.subarray(end + 1)];
 }
 
-/** plotly.js becomes a script whose hash the policy names. */
+/** Runs plotly.js. The content security policy has the hash of its text. */
 async function unpackPlotly() {
   const script = document.createElement("script");
   script.textContent = textOf(await unpack("plotly"));

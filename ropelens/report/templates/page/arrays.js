@@ -1,9 +1,8 @@
-// The payload, and its arrays as typed arrays: each is unpacked once, when first asked for.
-// `model` is the page's own, which the payload is of, or `page.beside`, another one.
+// The payload and its arrays. Each array is decoded once, at its first use.
+// `model` is the model of the page (`page`) or the model that is compared with it (`page.beside`).
 const [page, packedArrays] = await unpackPayload();
 const { layer: layers, head: heads, kv_head: kvHeads } = page.sizes;
 const $ = (id) => document.getElementById(id);
-/** An option of a menu. */
 const option = (value, textContent) => Object.assign(document.createElement("option"), { value, textContent });
 
 const TYPES = { uint8: Uint8Array, int16: Int16Array, float32: Float32Array };
@@ -12,24 +11,24 @@ function decode(packed) {
   if (!decoded.has(packed)) {
     const type = TYPES[packed.dtype], size = type.BYTES_PER_ELEMENT, count = packed.shape.reduce((a, b) => a * b, 1);
     const bytes = packedArrays.subarray(packed.data, packed.data + count * size);
-    const ordered = new Uint8Array(bytes.length);  // the lowest bytes of all numbers come first
+    const ordered = new Uint8Array(bytes.length);  // stored: the lowest bytes of all numbers first
     for (let at = 0, next = 0; at < size; at++) for (let i = at; i < bytes.length; i += size) ordered[i] = bytes[next++];
     decoded.set(packed, new type(ordered.buffer));
   }
   return decoded.get(packed);
 }
 
-/** The part of an array that belongs to a head: its leading dims are layer and (kv_)head. */
+/** The part of an array that belongs to a head. The leading dims are layer and (kv_)head. */
 function part(packed, layer, head, model = page) {
   const index = { layer, head, kv_head: model.kvHeads[layer][head] };
   const size = packed.shape.slice(packed.dims.length).reduce((a, b) => a * b, 1);
-  const at = packed.dims.reduce((flat, dim, i) => flat * packed.shape[i] + index[dim], 0);
-  return decode(packed).subarray(at * size, (at + 1) * size);
+  const start = size * packed.dims.reduce((flat, dim, i) => flat * packed.shape[i] + index[dim], 0);
+  return decode(packed).subarray(start, start + size);
 }
 
 const rowOf = (layer, head) => page.rows[layer][head];
 const places = page.rows.flatMap((row, layer) =>
-  row.map((at, head) => [at, layer, head])).filter(([at]) => at >= 0)
+  row.map((index, head) => [index, layer, head])).filter(([index]) => index >= 0)
   .sort(([a], [b]) => a - b).map(([, layer, head]) => [layer, head]);
 const shares = (row, model = page) => [...decode(model.shares).subarray(4 * row, 4 * row + 4)];
 const number = (column, row, model = page) => decode(model.columns[column])[row];

@@ -1,6 +1,6 @@
-// What is chosen: one state, the same in all views and in the address (#L3H5&tab=attention).
-// `pin` is a head [layer, head] that stays beside the chosen one; `beside` one of the other model,
-// or "same": the head of the chosen one's place.
+// The choice of the reader: one state for all views and for the address (#L3H5&tab=attention).
+// `pin` is a head [layer, head] that stays next to the chosen head. `beside` is a head of the other
+// model, or "same" for the head with the layer and the index of the chosen head.
 const FIRST = { layer: page.selected[0], head: page.selected[1], view: $("all").querySelector("[role=tab]").dataset.tab,
   tab: $("one-tab-selectivity").dataset.tab, excerpt: 0, query: page.excerpts[0].tokens.length - 1, key: null,
   against: null, distance: null, band: null, mode: "stop", by: "", pin: null, beside: page.beside ? "same" : null };
@@ -18,36 +18,36 @@ function address() {
   return `#${parts.filter(Boolean).join("&")}`;
 }
 
-/** Write the choice into the address; a `step` is one that "back" returns from. */
+/** Writes the choice into the address. "back" undoes a `step`. */
 function remember(step) {
   if (!document.documentElement.dataset.ready || address() === location.hash) return;
   history[step ? "pushState" : "replaceState"](null, "", address());
 }
 
-/** The choice that an address names; what names nothing that there is, is left alone. One that
-    begins with a view or a tab is of the head that is chosen. */
+/** Reads the choice from the address and ignores unknown names. An address that begins with a view
+    or a tab keeps the chosen head. */
 function recall() {
-  const parts = location.hash.slice(1).split("&"), whole = !/^(view|tab)=/.test(parts[0]);
-  const [name, ...rest] = whole ? parts : [`L${state.layer}H${state.head}`, ...parts];
+  const parts = location.hash.slice(1).split("&"), complete = !/^(view|tab)=/.test(parts[0]);
+  const [name, ...rest] = complete ? parts : [`L${state.layer}H${state.head}`, ...parts];
   const headOf = (text) => /^L(\d+)H(\d+)$/.exec(text ?? "")?.slice(1).map(Number);
-  const there = (place, model = page) => place && model?.rows[place[0]]?.[place[1]] >= 0;
+  const exists = (place, model = page) => place && model?.rows[place[0]]?.[place[1]] >= 0;
   const place = headOf(name);
-  if (!there(place)) return false;
+  if (!exists(place)) return false;
   const given = Object.fromEntries(rest.map((text) => text.split("=", 2)));
   const pair = (text) => /^(\d+)-(\d+)$/.exec(text ?? "")?.slice(1).map(Number);
   const excerpt = page.excerpts[Number(given.text) - 1] ? Number(given.text) - 1 : 0;
   const length = page.excerpts[excerpt].tokens.length;
   const [query, key] = pair(given.pair) ?? [/^\d+$/.test(given.query ?? "") ? Number(given.query) : length - 1, null];
   const mode = given.stop === undefined && given.drop !== undefined ? "drop" : "stop", band = pair(given[mode]);
-  const pin = there(headOf(given.pin)) ? headOf(given.pin) : null;
+  const pin = exists(headOf(given.pin)) ? headOf(given.pin) : null;
   const beside = given.beside === "same" && page.beside ? "same" : headOf(given.beside);
   Object.assign(state, { layer: place[0], head: place[1], excerpt, against: null, distance: null, mode,
-    view: $(`all-tab-${given.view}`) ? given.view : whole ? FIRST.view : state.view,
+    view: $(`all-tab-${given.view}`) ? given.view : complete ? FIRST.view : state.view,
     by: [...$("map-by").options].some(({ value }) => value === given.by) ? given.by : "",
-    tab: $(`one-tab-${given.tab}`) ? given.tab : whole ? FIRST.tab : state.tab,
+    tab: $(`one-tab-${given.tab}`) ? given.tab : complete ? FIRST.tab : state.tab,
     query: query < length ? query : length - 1, key: key !== null && key <= query && query < length ? key : null,
     band: band && band[0] <= band[1] && band[1] < page.planes[place[0]] ? { from: band[0], to: band[1], mode } : null,
-    pin, beside: !pin && (beside === "same" || there(beside, page.beside)) ? beside : null });
+    pin, beside: !pin && (beside === "same" || exists(beside, page.beside)) ? beside : null });
   $("head").classList.add("open");
   return true;
 }
@@ -67,10 +67,10 @@ function choose(layer, head) {
 }
 
 let frames = 0;
-/** Words at once; figures once a frame, so that a held arrow key does not queue them up. */
+/** Shows words at once, and figures once per frame, so that a held arrow key does not queue them. */
 function show() {
   describe(rowOf(state.layer, state.head));
-  tellBeside();
+  describeSecond();
   markRow(rowOf(state.layer, state.head));
   showTabs();
   listTokens();
@@ -80,17 +80,17 @@ function show() {
   frames = requestAnimationFrame(refresh);
 }
 
-/** The panes of a figure that are in sight, each with the head that it shows. */
+/** The visible panes of a figure with their heads. */
 const panesOf = (name) => [[plot(name), { model: page, layer: state.layer, head: state.head }], [$(`pinned-${name}`), besideHead()]]
   .filter(([element, shown]) => element && shown && seen(element));
 
-/** The figures in sight, drawn where they are not yet; the last call wins. */
-let turn = 0;
+/** Draws or updates the visible figures. A later call stops an earlier one. */
+let calls = 0;
 async function refresh() {
-  const mine = ++turn;
+  const call = ++calls;
   $("explore").setAttribute("aria-busy", "true");
-  tellBeside();
-  // Asked for at once: after each figure that changes the browser would lay out the page again.
+  describeSecond();
+  // Read all widths first, because the browser computes the layout again after each change.
   const inSight = Object.keys(page.figures).map((name) => [name, panesOf(name).map((pane) => [...pane, pane[0].clientWidth])]);
   for (const [name, all] of inSight) {
     const panes = [];
@@ -99,17 +99,17 @@ async function refresh() {
       if (drawnOf.get(element) !== model) await draw(name, element, model);
       else if (Math.abs(element._fullLayout.width - width) > 1) await Plotly.Plots.resize(element);
       element.dataset.head = nameOf(shown);
-      if (mine !== turn) return;
+      if (call !== calls) return;
       SHOW[name]?.(element, layer, head, model);
       panes.push(element);
     }
     if (SCALED.includes(name)) await oneScale(panes);
   }
   for (const element of $("head").querySelectorAll(".plot")) {
-    if (drawn(element)) tellIfEmpty(element);
+    if (drawn(element)) explainIfEmpty(element);
   }
   if (seen($("tokens"))) showText();
-  if (seen($("pair-words"))) tellPair(state.query, keyOf(state.query));
+  if (seen($("pair-words"))) describePair(state.query, keyOf(state.query));
   showList(true);
   if (printing) fitPaper();
   $("explore").setAttribute("aria-busy", "false");
@@ -124,7 +124,7 @@ function labelWords(row, model = page) {
 
 function bitsWords(row, model = page) {
   const parts = shares(row, model);
-  const split = ["sink", "position", "content", "both at once"].map((part, i) => `${part} ${Math.round(100 * (parts[i] || 0))}%`);
+  const split = ["sink", "position", "content", "both"].map((part, i) => `${part} ${Math.round(100 * (parts[i] || 0))}%`);
   return `${number("total_bits", row, model).toFixed(2)} bits: ${split.join(", ")}`;
 }
 
@@ -146,7 +146,7 @@ function describe(row) {
   });
 }
 
-// ---- tabs, and a head beside the chosen one: one that is pinned, or one of the other model
+// ---- tabs, and a second head: a pinned head, or a head of the other model
 
 /** The head in the second pane, or null. */
 function besideHead() {
@@ -157,27 +157,27 @@ function besideHead() {
   return page.beside.rows[l]?.[h] >= 0 ? { model: page.beside, layer: l, head: h } : null;
 }
 
-/** A head by its place, and by its model where there are two. */
+/** Name of a head, with its model if there are two. */
 const nameOf = ({ model, layer, head }) => `${page.beside ? `${model.name}: ` : ""}L${layer} H${head}`;
 
-/** The other model's head in words, and what of the choice it has no counterpart of. */
-function tellBeside() {
+/** Describes the head of the other model, and says which parts of the choice it lacks. */
+function describeSecond() {
   if (!page.beside) return;
-  const { beside, layer, head, band } = state, there = besideHead(), { name, rows, live } = page.beside;
+  const { beside, layer, head, band } = state, second = besideHead(), { name, rows, live } = page.beside;
   $("beside").value = Array.isArray(beside) ? beside.join() : beside ?? "";
   $("beside-now").hidden = !beside;
   if (!beside) return;
-  if (!there) {
+  if (!second) {
     $("beside-now").textContent = `${name} has no layer ${layer}, head ${head}.`;
     return;
   }
-  const row = rows[there.layer][there.head], planes = bandOf(there.layer, page.beside);
-  const stopped = !band ? "" : !live[there.layer][there.head] ? " Its planes cannot be stopped here."
-    : planes ? ` ${bandWords(planes, there.layer, page.beside)}` : " It has no plane of these wavelengths.";
+  const row = rows[second.layer][second.head], planes = bandOf(second.layer, page.beside);
+  const stopped = !band ? "" : !live[second.layer][second.head] ? " The planes of this head cannot be stopped here."
+    : planes ? ` ${bandWords(planes, second.layer, page.beside)}` : " This head has no plane of these wavelengths.";
   const text = excerptOf(page.beside) < 0 && (["attention", "pair"].includes(state.tab) || (state.tab === "kernel" && planes))
-    ? " It has not read this piece of text: give both the same --prompt."
-    : state.tab === "pair" && !sameTokens(page.beside) ? " It cuts this text into other tokens." : "";
-  $("beside-now").textContent = `${name}, layer ${there.layer}, head ${there.head}: ${labelWords(row, page.beside)}. `
+    ? " This model did not read this piece of text: use the same --prompt for both models."
+    : state.tab === "pair" && !sameTokens(page.beside) ? " This model has other tokens for this text." : "";
+  $("beside-now").textContent = `${name}, layer ${second.layer}, head ${second.head}: ${labelWords(row, page.beside)}. `
     + `${bitsWords(row, page.beside)}.${stopped}${text}`;
 }
 
@@ -221,7 +221,7 @@ $("pin").addEventListener("click", () => setBeside({ pin: state.pin ? null : [st
 if (page.beside) {
   $("beside").append(option("", "none"), option("same", "same head"), ...page.beside.rows.map((row, layer) => {
     const group = Object.assign(document.createElement("optgroup"), { label: `Layer ${layer}` });
-    group.append(...row.flatMap((at, head) => at < 0 ? [] : [option(`${layer},${head}`, `L${layer} H${head} ${page.beside.labels[at]}`)]));
+    group.append(...row.flatMap((index, head) => index < 0 ? [] : [option(`${layer},${head}`, `L${layer} H${head} ${page.beside.labels[index]}`)]));
     return group;
   }));
   $("beside").addEventListener("change", ({ target: { value } }) =>

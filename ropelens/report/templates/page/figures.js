@@ -1,4 +1,4 @@
-// Drawing: each figure when its tab is first shown, then refilled with the chosen head.
+// Draws each figure when its tab is first shown, and then fills in the data of the chosen head.
 const plot = (name) => $(`plot-${name}`);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const theme = () => page.templates[dark.matches ? "dark" : "light"];
@@ -11,12 +11,12 @@ function options(name) {
     displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false };
 }
 
-/** The height is the page's, the width follows the window: a figure fills its place. */
+/** Sets the height of a figure. Its width follows the window. */
 function size(name, element) {
   element.style.height = `${page.figures[name].layout.height}px`;
 }
 
-/** The figures that the window has not come near: drawn when it does, and on paper. */
+/** Figures that are far from the visible part of the page. They are drawn when it comes near, or for print. */
 const far = new Set();
 const nearing = new IntersectionObserver((entries) =>
   comeNear(entries.filter(({ isIntersecting }) => isIntersecting).map(({ target }) => target)), { rootMargin: "50% 0px" });
@@ -30,7 +30,7 @@ function comeNear(elements) {
 
 const drawnOf = new WeakMap();
 async function draw(name, element = plot(name), model = page) {
-  // A copy: plotly writes into what it is given, and the originals are read again.
+  // Copy, because plotly changes its arguments.
   const { data, layout } = structuredClone(model.figures[name]);
   delete layout.height;
   size(name, element);
@@ -39,50 +39,50 @@ async function draw(name, element = plot(name), model = page) {
   drawnOf.set(element, model);
 }
 
-/** Refill the traces whose `meta` names arrays with those of a head. */
+/** Fills the traces with the arrays of a head that their `meta` names. */
 function refill(element, layer, head, model = page) {
   const traces = [...element.data.keys()].filter((i) => element.data[i].meta && !element.data[i].meta.role);
-  const of = (axis) => traces.map((i) => element.data[i].meta[axis]).map((name) => name && part(model.arrays[name], layer, head, model));
-  return Plotly.restyle(element, { x: of("x"), y: of("y"), customdata: of("customdata") }, traces);
+  const values = (axis) => traces.map((i) => element.data[i].meta[axis]).map((name) => name && part(model.arrays[name], layer, head, model));
+  return Plotly.restyle(element, { x: values("x"), y: values("y"), customdata: values("customdata") }, traces);
 }
 
-/** Say so where a figure of the chosen head has no number to show. */
+/** Explains an empty figure of the chosen head. */
 const hasNumber = (values) => Array.from(values ?? []).some((value) => value?.length === undefined ? Number.isFinite(value) : hasNumber(value));
 const EMPTY = { selectivity: "no plane of this head was measured", kernel: "no kernel was fitted to this head",
-  attention: "this head has no attention on the excerpt", pair: "the profile lacks this head's queries and keys",
+  attention: "this head has no attention on the excerpt", pair: "the profile does not have the queries and keys of this head",
   stopped: "the sweep did not measure this head", reach: "this head was not run" };
-function tellIfEmpty(element) {
+function explainIfEmpty(element) {
   element.dataset.empty = element._fullData.some(({ z, y }) => hasNumber(z ?? y)) ? "" : `no data: ${EMPTY[element.id.replace(/.*-/, "")]}`;
 }
 
-/** A ring around the chosen head; none where the figure has no point of it. */
+/** Moves the ring to the point of the chosen head, or hides it. */
 function ring(element) {
   const data = element._fullData;
   const index = data.findIndex((trace) => trace.meta?.role === "selected");
-  const at = (trace) => [...(trace.customdata ?? [])]
+  const pointOf = (trace) => [...(trace.customdata ?? [])]
     .findIndex((pair) => pair?.[0] === state.layer && pair?.[1] === state.head);
-  const own = data.find((trace) => !trace.meta?.role && at(trace) >= 0);
-  const changed = Object.fromEntries(["x", "y"].map((axis) => [axis, [own ? [own[axis][at(own)]] : []]]));
+  const trace = data.find((trace) => !trace.meta?.role && pointOf(trace) >= 0);
+  const changed = Object.fromEntries(["x", "y"].map((axis) => [axis, [trace ? [trace[axis][pointOf(trace)]] : []]]));
   return Plotly.restyle(element, changed, [index]);
 }
 
-/** Move a head's frame; by hand, for plotly would draw all cells again. */
+/** Moves the frame of a head without plotly, which would draw all cells again. */
 function frame(element, box, name = "selected") {
   const full = element._fullLayout;
-  const at = element.layout.shapes.findIndex((shape) => shape.name === name);
-  Object.assign(element.layout.shapes[at], box);
-  const shape = Object.assign(full.shapes[at], box);
+  const index = element.layout.shapes.findIndex((shape) => shape.name === name);
+  Object.assign(element.layout.shapes[index], box);
+  const shape = Object.assign(full.shapes[index], box);
   const place = (ref, value) => {
     const axis = full[ref.replace(/^([xy])/, "$1axis")];
     return axis._offset + (axis.type === "log" ? axis.d2p(value) : axis.r2p(value));
   };
   const [left, right] = [place(shape.xref, shape.x0), place(shape.xref, shape.x1)];
   const [top, bottom] = [place(shape.yref, shape.y0), place(shape.yref, shape.y1)];
-  element.querySelector(`.shapelayer path[data-index="${at}"]`)
+  element.querySelector(`.shapelayer path[data-index="${index}"]`)
     ?.setAttribute("d", `M${left},${top}H${right}V${bottom}H${left}Z`);
 }
 
-/** The map by a number of each head in place of its label; wavelengths by their powers of ten. */
+/** Colours the map by a column of the table instead of the label. Wavelengths use a log scale. */
 function colorMap() {
   $("map-by").value = state.by;
   if (!drawn(plot("map")) || (plot("map").dataset.by ?? "") === state.by) return null;
@@ -97,43 +97,42 @@ function colorMap() {
     const value = row < 0 ? NaN : number(column, row);
     return log ? Math.log10(value) : value;
   }));
-  const said = words.replace(/[&<>$]/g, (character) => `&#${character.charCodeAt(0)};`);  // no tags for plotly
-  const text = z.map((rows) => rows.map((value) => `${said} ${(log ? 10 ** value : value).toPrecision(3)}`));
+  const title = words.replace(/[&<>$]/g, (character) => `&#${character.charCodeAt(0)};`);  // no tags for plotly
+  const text = z.map((rows) => rows.map((value) => `${title} ${(log ? 10 ** value : value).toPrecision(3)}`));
   return Plotly.restyle(plot("map"), { visible: true, z: [z], text: [text], zmin: log ? null : 0, zauto: log,
     zmax: log ? null : Math.max(...z.flat().filter(Number.isFinite)),
-    "colorbar.title.text": said,
+    "colorbar.title.text": title,
     "colorbar.tickmode": log ? "array" : "auto", "colorbar.tickvals": [[0, 1, 2, 3, 4, 5, 6]], "colorbar.ticktext": [["1", "10", "100", "1k", "10k", "100k", "1M"]] }, [last]);
 }
-/** What it is drawn with, empty until asked for. */
+/** The heat map that `colorMap` fills. */
 page.figures.map.data.push({ type: "heatmap", visible: false, z: [[]], colorscale: "Viridis", hoverongaps: false, xgap: 1, ygap: 1,
   hovertemplate: "L%{y} H%{x}<br>%{text}<extra></extra>",
   colorbar: { orientation: "h", thickness: 8, len: 0.9, y: -0.32, yanchor: "top", nticks: 5, title: { side: "top" } } });
 
-/** The same scale on the first panel in both panes, for its unit is one of every model. */
+/** Gives the first panel the same scale in both panes. */
 const SCALED = ["selectivity", "kernel", "pair"];
 async function oneScale(panes) {
-  const of = (element) => element.layout.yaxis;
   for (const element of panes) {
-    if (!of(element).autorange) await Plotly.relayout(element, { "yaxis.autorange": true });
+    if (!element.layout.yaxis.autorange) await Plotly.relayout(element, { "yaxis.autorange": true });
   }
   if (panes.length < 2) return;
-  const ends = panes.flatMap((element) => of(element).range);
+  const ends = panes.flatMap((element) => element.layout.yaxis.range);
   for (const element of panes) await Plotly.relayout(element, { "yaxis.range": [Math.min(...ends), Math.max(...ends)] });
 }
 
-/** The heads that have a frame: the chosen one, and dotted one that is pinned (or none, out of sight). */
+/** The heads with a frame: the chosen head, and the pinned head or an invisible place. */
 const framed = () => [["pinned", state.pin ?? [-9, -9]], ["selected", [state.layer, state.head]]];
 for (const { layout } of [page.figures.map, page.figures.wavelengths].filter(Boolean)) {
   const chosen = layout.shapes.find(({ name }) => name === "selected");
   layout.shapes.push({ ...chosen, name: "pinned", line: { ...chosen.line, dash: "dot" } });
 }
 
-/** What each figure does for the chosen head; those of one head also for the one beside it. */
+/** Shows the chosen head (or the second head) in each figure. */
 const SHOW = {
   wavelengths: (element) => {
     const rows = element.data.find(({ type }) => type === "heatmap").y;
     for (const [name, [layer, head]] of framed()) {
-      const at = rows.indexOf(`L${layer} H${head}`), row = at < 0 ? -9 : at;  // out of sight
+      const index = rows.indexOf(`L${layer} H${head}`), row = index < 0 ? -9 : index;  // -9 is not visible
       frame(element, { y0: row - 0.5, y1: row + 0.5 }, name);
     }
   },
@@ -155,7 +154,7 @@ const SHOW = {
   attention: showAttention, pair: showPair, stopped: showStopped, reach: showReach,
 };
 
-/** What a click in each figure chooses. */
+/** Chooses heads or pairs by clicks in each figure. */
 const onClick = (use) => (element) => element.on("plotly_click", (event) => use(event.points[0]));
 const CLICKS = {
   wavelengths: onClick(({ y }) => {
@@ -167,13 +166,13 @@ const CLICKS = {
   norms: onClick((point) => choose(point.y, state.head)),
   selectivity: (element) => element.on("plotly_selected", (event) => {
     const planes = event?.points.map((point) => point.pointNumber) ?? [];
-    // Later, for plotly is not done with the selection yet.
+    // Wait until plotly has finished the selection.
     setTimeout(() => Plotly.update(element, { selectedpoints: null }, { selections: [] }));
     if (planes.length) stopBand({ from: Math.min(...planes), to: Math.max(...planes), mode: state.mode });
   }),
   attention: (element) => {
     element.on("plotly_click", ({ points: [point] }) => choosePair(point.y, point.x, "pair"));
-    element.on("plotly_hover", ({ points: [point] }) => tellPair(point.y, point.x));
+    element.on("plotly_hover", ({ points: [point] }) => describePair(point.y, point.x));
   },
 };
 page.figures.selectivity.layout.dragmode = "select";

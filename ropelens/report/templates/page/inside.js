@@ -1,15 +1,15 @@
-// A head on an excerpt, from its queries and keys: scores by plane, and attention, also with
-// some planes that stand still or drop out. A band is {from, to, mode}, planes counted from
-// the fastest; null is the head as it is.
+// Computes the scores of each plane and the attention of a head on an excerpt from its queries and
+// keys, also if some planes stop rotating or are removed. A band {from, to, mode} is a range of planes,
+// counted from the fastest plane; null is the unmodified head.
 
-/** Places of the heads whose weights are given, for these do not follow from queries and keys. */
+/** Indices of the heads whose weights are stored, because they do not follow from queries and keys. */
 const given = new Map([page, page.beside].filter(Boolean).map((model) => {
   let givens = 0;
   return [model, model.live.map((row) => row.map((live) => (live ? -1 : givens++)))];
 }));
 
-/** Weights [query][key] of a head as it is, NaN ahead of the query; given ones as the page codes them. */
-function asItIs(excerpt, layer, head, model = page) {
+/** Weights [query][key] of an unmodified head; NaN if the key is after the query. */
+function unmodifiedWeights(excerpt, layer, head, model = page) {
   if (model.live[layer][head]) return attend(excerpt, layer, head, null, model);
   const { tokens, attention } = model.excerpts[excerpt], [steps, root] = model.coding;
   const cells = attention.shape[1], bytes = decode(attention);
@@ -28,13 +28,13 @@ function vectors(side, layer, head) {
   return { step: side.step[place], size, at: (position) => Int16Array.from({ length: size }, (_, i) => steps[i * count + position]) };
 }
 
-/** How a head's planes turn: rad/token, 0 of those that stand still, null of those that drop out. */
+/** Frequency of each plane in rad/token: 0 if it stops rotating, null if it is removed. */
 function turning(layer, band, model = page) {
   return model.frequencies[layer].slice(0, model.planes[layer]).map((frequency, plane) =>
     band && band.from <= plane && plane <= band.to ? (band.mode === "drop" ? null : 0) : frequency);
 }
 
-/** Of a query and a key: each plane's product, and in a list the term of what does not rotate. */
+/** Product of a query and a key in each plane, and a list with the term of unrotated coordinates. */
 function products(excerpt, layer, head, query, key, model) {
   const one = model.excerpts[excerpt];
   const q = vectors(one.query, layer, head), k = vectors(one.key, layer, model.kvHeads[layer][head]);
@@ -50,21 +50,21 @@ function products(excerpt, layer, head, query, key, model) {
   return { real, imaginary, rest: q.size > 2 * count ? [scale * rest] : [] };
 }
 
-/** What each plane adds to the score, in nats, `distance` tokens apart; then what does not rotate, if any. */
+/** What each plane adds to the score at this distance, in nats. The last term is for unrotated coordinates, if any. */
 function terms({ real, imaginary, rest }, frequencies, distance) {
-  const found = frequencies.map((frequency, plane) => frequency === null ? 0
+  const rotated = frequencies.map((frequency, plane) => frequency === null ? 0
     : real[plane] * Math.cos(frequency * distance) - imaginary[plane] * Math.sin(frequency * distance));
-  return [...found, ...rest];
+  return [...rotated, ...rest];
 }
 
-/** Weights [query][key] of a head, from its queries and keys; NaN ahead of the query. */
+/** Weights [query][key] of a head from its queries and keys; NaN if the key is after the query. */
 function attend(excerpt, layer, head, band, model = page) {
   const one = model.excerpts[excerpt], count = model.planes[layer], length = one.tokens.length;
   const q = vectors(one.query, layer, head), k = vectors(one.key, layer, model.kvHeads[layer][head]);
   const scale = model.scale[layer] * q.step * k.step;
   const turned = turning(layer, band, model);
   const kept = turned.map((frequency) => frequency !== null);
-  /** Every vector turned to where it stands, so that a score is one product. */
+  /** Every vector, rotated to its position, so that a score is one product. */
   const placed = (side) => Array.from({ length }, (_, position) => {
     const still = side.at(position), made = new Float64Array(side.size);
     for (let i = 2 * count; i < side.size; i++) made[i] = still[i];
@@ -92,7 +92,7 @@ function attend(excerpt, layer, head, band, model = page) {
   });
 }
 
-/** Mean weight by distance: of the queries that see so far back. */
+/** Mean weight at each distance, over the queries that see this distance. */
 function byDistance(weights) {
   return weights.map((_, distance) => {
     let sum = 0;

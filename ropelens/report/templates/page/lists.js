@@ -1,8 +1,8 @@
-// The heads as a table; only the rows in sight, and a screen of others, are in the document.
-const ROW = 30;  // pixels, as page.css has it
+// The table of heads. Only the visible rows and one screen of other rows are in the document.
+const ROW = 30;  // height in pixels, as in page.css
 
 const whole = $("whole-table"), list = $("list");
-// Each row is a line of the text: made when it is first asked for, for a thousand take long.
+// Each row is a line of text, which is parsed at its first use, because a thousand rows take long.
 const lines = whole.textContent.split(/^(?=<tr data-row)/m);
 const table = new DOMParser().parseFromString(lines.shift(), "text/html").querySelector("table");
 const body = table.tBodies[0];
@@ -17,7 +17,7 @@ function rowAt(row) {
 }
 list.append(table);
 
-/** Room for the rows above and below those that are there. */
+/** Empty rows for the space above and below. */
 const gaps = [0, 1].map(() => Object.assign(document.createElement("tr"), { className: "gap", ariaHidden: "true",
   innerHTML: `<td colspan="${rowAt(0).cells.length}">` }));
 body.append(...gaps);
@@ -25,18 +25,18 @@ table.tHead.rows[0].setAttribute("aria-rowindex", 1);
 
 let order = lines.map((_, row) => row), shown = order, current = rowAt(0);
 
-/** The rows in sight, or on paper all; `follow` brings the chosen one there. */
+/** Shows the visible rows, or all rows for print. `follow` scrolls to the chosen row. */
 function showList(follow) {
   if (!seen(list)) return;
-  const height = list.clientHeight - table.tHead.offsetHeight, at = ROW * shown.indexOf(rowOf(state.layer, state.head));
-  if (follow && (at < list.scrollTop || at + ROW > list.scrollTop + height)) list.scrollTop = at - height / 2;
-  const screen = Math.ceil(height / ROW), top = Math.floor(list.scrollTop / ROW), focused = document.activeElement;
-  const begin = printing ? 0 : Math.max(0, top - screen), end = printing ? shown.length : Math.min(shown.length, top + 2 * screen);
+  const height = list.clientHeight - table.tHead.offsetHeight, top = ROW * shown.indexOf(rowOf(state.layer, state.head));
+  if (follow && (top < list.scrollTop || top + ROW > list.scrollTop + height)) list.scrollTop = top - height / 2;
+  const screen = Math.ceil(height / ROW), first = Math.floor(list.scrollTop / ROW), focused = document.activeElement;
+  const begin = printing ? 0 : Math.max(0, first - screen), end = printing ? shown.length : Math.min(shown.length, first + 2 * screen);
   const rows = shown.slice(begin, end);
   gaps[0].cells[0].style.height = `${begin * ROW}px`;
   gaps[1].cells[0].style.height = `${(shown.length - end) * ROW}px`;
   for (const tr of [...body.rows].filter((tr) => tr.dataset.row && !rows.includes(Number(tr.dataset.row)))) tr.remove();
-  rows.forEach((row, i) => {  // a row that stays is not moved: a click on it may have begun
+  rows.forEach((row, i) => {  // a click may have begun on a row, so do not move rows that stay
     const tr = rowAt(row), before = i ? rowAt(rows[i - 1]) : gaps[0];
     if (before.nextSibling !== tr) before.after(tr);
     tr.setAttribute("aria-rowindex", begin + i + 2);
@@ -51,7 +51,7 @@ function markRow(row) {
   current.setAttribute("aria-current", "true");
 }
 
-/** Numbers the largest first, names in order, a second time the other way round; no number comes last. */
+/** Sorts numbers from the largest and names from the first; a second click reverses. NaN comes last. */
 function sortBy(key, header) {
   const named = key === "head" || key === "label", now = header.getAttribute("aria-sort");
   const down = named ? now === "ascending" : now !== "descending";

@@ -1,24 +1,24 @@
-// Live planes: what the chosen head would attend to with some of its planes stopped.
+// Computes the attention of the chosen head if some of its planes stop.
 
-/** Weights of a head as it is shown: without the planes that are stopped. */
+/** Weights of a head without the planes that are stopped. */
 let last = {};
 function shownWeights(layer, head, model = page) {
   const band = model.live[layer][head] ? bandOf(layer, model) : null, excerpt = excerptOf(model);
   const asked = JSON.stringify([model === page, excerpt, layer, head, band]);
   if (last[asked] === undefined) {
     if (Object.keys(last).length > 3) last = {};
-    last[asked] = band ? attend(excerpt, layer, head, band, model) : asItIs(excerpt, layer, head, model);
+    last[asked] = band ? attend(excerpt, layer, head, band, model) : unmodifiedWeights(excerpt, layer, head, model);
   }
   return last[asked];
 }
 
-/** Where the chosen text is among a model's excerpts; -1 where it has none of it. */
+/** Index of the chosen text among the excerpts of a model, or -1. */
 const excerptOf = (model) => model === page ? state.excerpt : model.excerptOf[state.excerpt];
 
 const wavelengths = (layer, model) => turning(layer, null, model).map((frequency) => frequency > 0 ? 2 * Math.PI / frequency : Infinity);
 
-/** The planes that stop in a layer: of another model those of the same wavelengths, or null; its
- * slowest ones however slow they are where the chosen head's slowest stop. */
+/** The planes that stop in a layer, or null. In the other model these are the planes with the same
+ * wavelengths. If the slowest planes of the page's model stop, all slower planes stop as well. */
 function bandOf(layer, model) {
   const { band } = state;
   if (!band || model === page) return band;
@@ -38,10 +38,10 @@ function stopBand(band) {
   return refresh();
 }
 
-/** The planes of a layer that turn, by their numbers, from the fastest; p counts among them. */
+/** Indices of the planes of a layer that rotate. p is a share of these planes. */
 const turns = (layer = state.layer, model = page) =>
   turning(layer, null, model).flatMap((frequency, plane) => frequency > 0 ? [plane] : []);
-/** How many of the fastest go on turning where the slowest that turn stop, as p-RoPE stops them; or null. */
+/** Number of planes that still rotate if a band stops the slowest rotating planes, as p-RoPE does; or null. */
 function keptOf(band, layer = state.layer) {
   const moving = turns(layer), kept = moving.filter((plane) => plane < band.from).length;
   return kept < moving.length && band.to >= moving.at(-1) ? kept : null;
@@ -49,7 +49,7 @@ function keptOf(band, layer = state.layer) {
 const threeDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const span = (frequency) => frequency > 0 ? threeDigits.format(2 * Math.PI / frequency) : "∞";
 
-const NOT_LIVE = "The planes of this head cannot be stopped here: the profile lacks its queries and keys (of a short --prompt it holds more heads), or a soft-cap, window or sink also shapes its attention.";
+const NOT_LIVE = "The planes of this head cannot be stopped here. Either the profile does not have its queries and keys (a short --prompt leaves room for more heads), or a soft-cap, window or sink changes its attention.";
 function showBand() {
   const { layer, head, band } = state;
   const live = page.live[layer][head], count = page.planes[layer], rotating = turns().length;
@@ -76,22 +76,22 @@ function showBand() {
 
 function bandWords(band, layer, model = page) {
   const count = model.planes[layer], rotating = turns(layer, model).length, frequencies = model.frequencies[layer];
-  if (!count) return "This layer does not rotate, and has no planes that could stop.";
-  if (!rotating && band?.mode !== "drop") return "No plane of this layer rotates, so none can stop; choose planes that drop out.";
-  if (!band) return "All planes turn. Lower p, or choose planes, to see what the head does without them.";
+  if (!count) return "This layer does not rotate, so it has no planes to stop.";
+  if (!rotating && band?.mode !== "drop") return "No plane of this layer rotates, so no plane can stop. Choose planes that are removed.";
+  if (!band) return "All planes rotate. Lower p or choose planes to see the head without them.";
   const many = band.to - band.from + 1;
   const kept = model === page && band.mode === "stop" ? keptOf(band, layer) : null;
   const p = kept === null ? "" : `p = ${(kept / rotating).toFixed(2)}: `;
   const ends = [span(frequencies[band.from]), span(frequencies[band.to])];
   const planes = many === 1 ? `the plane of ${ends[0]} tokens` : `${many} planes (${ends.join(" to ")} tokens)`;
-  const verb = (word) => many === 1 ? word.replace(/^(\w+)/, "$1s") : word;
-  return `${p}${planes} ${verb(band.mode === "stop" ? "stand still" : "drop out")} in this head.`;
+  const [verb, verbs] = band.mode === "stop" ? ["stop rotating", "stops rotating"] : ["are removed", "is removed"];
+  return `${p}${planes} ${many === 1 ? verbs : verb} in this head.`;
 }
 
-/** The colour of what is stopped: no label's. */
+/** The colour of stopped planes, which no label has. */
 const STOPPED = "#006d9c";
 
-/** The stopped planes as a band behind the head's planes. */
+/** Marks the stopped planes in the figure of planes. */
 function markBand(element, layer, head, model) {
   const before = element.layout.shapes ?? [], band = bandOf(layer, model);
   const shapes = before.filter(({ name }) => name !== "band");
@@ -106,13 +106,13 @@ function markBand(element, layer, head, model) {
   return Plotly.relayout(element, { shapes });
 }
 
-/** Below the kernel of the whole text, that of this excerpt: as it is and as it is shown. */
+/** Adds the attention by distance on this excerpt to the kernel: unmodified, and with stopped planes. */
 function showDistances(element, layer, head, model) {
   const extra = element.data.findIndex(({ meta }) => meta?.role === "excerpt");
   if (extra >= 0) Plotly.deleteTraces(element, element.data.map((_, i) => i).slice(extra));
   const excerpt = excerptOf(model);
   if (!bandOf(layer, model) || !model.live[layer][head] || excerpt < 0) return null;
-  const lines = [["this excerpt, as it is", asItIs(excerpt, layer, head, model), "dot"],
+  const lines = [["this excerpt, unmodified", unmodifiedWeights(excerpt, layer, head, model), "dot"],
     ["this excerpt, planes stopped", shownWeights(layer, head, model), "solid"]];
   return Plotly.addTraces(element, lines.map(([name, weights, dash]) => {
     const y = byDistance(weights);
@@ -121,7 +121,7 @@ function showDistances(element, layer, head, model) {
   }));
 }
 
-/** Every token's name where there is room, every second or third where there is not. */
+/** Names as many tokens on the axes as there is room for. */
 function tokenAxes(ticks, wide) {
   const every = Math.ceil(ticks.length / (wide ? 50 : 24));
   const kept = (_, i) => i % every === 0;

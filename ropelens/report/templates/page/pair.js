@@ -1,4 +1,4 @@
-// One query and one key: the text they stand in, each plane's push, and the key moved away.
+// One query and one key: their text, the push of each plane, and the score at other distances.
 const tokensOf = () => page.excerpts[state.excerpt].tokens;
 const code = (i) => Object.assign(document.createElement("code"), { textContent: tokensOf()[i] });
 const nats = (value, write = (size) => size.toFixed(2)) => (value < 0 ? "−" : "+") + write(Math.abs(value));
@@ -13,7 +13,7 @@ function chooseExcerpt(excerpt) {
   return refresh();
 }
 
-/** Choose a pair; where another tab shows it, "back" returns to this one. */
+/** Chooses a pair. If this changes the tab, "back" returns to the old tab. */
 function choosePair(query, key, tab = state.tab) {
   if (key > query) return;
   const step = tab !== state.tab;
@@ -23,7 +23,7 @@ function choosePair(query, key, tab = state.tab) {
   refresh();
 }
 
-/** The key of the pair: the chosen one, or the one that gets most, the first apart. */
+/** The chosen key, or the key with most attention except position 0. */
 function keyOf(query) {
   if (state.key !== null && state.key <= query) return state.key;
   const row = shownWeights(state.layer, state.head)[query];
@@ -32,8 +32,8 @@ function keyOf(query) {
   return best;
 }
 
-/** A pair, and what each plane adds to the scores of its rivals: the row's other keys, weighted by
- * their attention, or one that is chosen. NaN where a row has no other key. */
+/** A pair, and the mean term of each plane for its rivals. The rivals are the other keys of the row,
+ * weighted by their attention, or one chosen key. NaN if the row has no other key. */
 function pairOf(query, key, layer = state.layer, head = state.head, model = page) {
   if (!model.live[layer][head] || !sameTokens(model)) return null;
   const frequencies = turning(layer, bandOf(layer, model), model), row = shownWeights(layer, head, model)[query];
@@ -46,40 +46,40 @@ function pairOf(query, key, layer = state.layer, head = state.head, model = page
   return { product: productOf(key), frequencies, others };
 }
 
-/** Each plane's push, in nats: what it adds to the key's score beyond what it adds to its rivals'. */
+/** Push of each plane in nats: its term for the key minus its mean term for the rivals. */
 const contrasts = ({ product, frequencies, others }, distance) =>
   terms(product, frequencies, distance).map((term, plane) => term - others[plane]);
 
-/** Whether a model reads the chosen text, cut into the same tokens. */
+/** Whether a model has read the chosen text with the same tokens. */
 function sameTokens(model) {
   const tokens = model.excerpts[excerptOf(model)]?.tokens;
   return tokens?.length === tokensOf().length && tokens.every((token, i) => token === tokensOf()[i]);
 }
 
-/** A pair in words: its weight, its lead over its rivals, and the planes that push most. */
-function tellPair(query, key) {
+/** Describes the weight of a pair, its push and the planes that push most. */
+function describePair(query, key) {
   if (key === null || key > query) return;
   const weight = shownWeights(state.layer, state.head)[query][key];
-  const words = [code(query), " looks at ", code(key), `, ${query - key} back: ${(100 * weight).toFixed(1)}%`];
+  const words = [code(query), " gives ", `${(100 * weight).toFixed(1)}% of its attention to `, code(key), ` (offset ${query - key})`];
   const pair = pairOf(query, key);
   $("pair-pushes").replaceChildren();
   const pushes = pair ? contrasts(pair, query - key) : [];
   if (pushes.some(Number.isFinite)) {
     drawPushes(pushes);
-    const rivals = state.against === null ? ["the other keys"] : [code(state.against), ` (${query - state.against} back)`];
-    words.push(". Its push, beside ", ...rivals, `, is ${nats(pushes.reduce((a, b) => a + b, 0))} nats; `
-      + `the largest pushes are ${largest(pushes)}`);
+    const rivals = state.against === null ? ["the other keys"] : [code(state.against), ` (offset ${query - state.against})`];
+    words.push(". The push on this key, compared with ", ...rivals, `, is ${nats(pushes.reduce((a, b) => a + b, 0))} nats. `
+      + `The largest pushes are ${largest(pushes)}`);
   }
   $("pair-words").replaceChildren(...words, ".");
 }
 
-/** The three planes of the chosen head that do most, in words. */
+/** Lists the three largest pushes of the chosen head. */
 const largest = (pushes, write) => pushes.map((push, plane) => [push, plane]).filter(([push]) => push !== 0)
   .sort(([a], [b]) => Math.abs(b) - Math.abs(a)).slice(0, 3)
   .map(([push, plane]) => `${nats(push, write)} ${plane < page.planes[state.layer]
-    ? `from wavelength ${span(page.frequencies[state.layer][plane])}` : "from what does not rotate"}`).join(", ");
+    ? `from wavelength ${span(page.frequencies[state.layer][plane])}` : "from unrotated coordinates"}`).join(", ");
 
-/** What a nat more of a pair's score adds to the lead of the next token; NaN where planes are stopped. */
+/** Gradient of the lead of the next token with respect to the score of a pair; NaN if planes are stopped. */
 function slopeOf(query, key, layer, head, model) {
   const { lead, tokens, query: { place } } = model.excerpts[excerptOf(model)];
   if (!lead || bandOf(layer, model)) return NaN;
@@ -88,7 +88,7 @@ function slopeOf(query, key, layer, head, model) {
   return Math.sign(step) * lead.largest * (step / 127) ** 2;
 }
 
-/** What a pair's push does for the model's next token, in words. */
+/** Describes the effect of the push on the next token. */
 function leadWords(query, key, pair) {
   const { lead } = page.excerpts[state.excerpt], slope = pair ? slopeOf(query, key, state.layer, state.head, page) : NaN;
   const parts = pair ? contrasts(pair, query - key).map((push) => slope * push) : [];
@@ -96,10 +96,10 @@ function leadWords(query, key, pair) {
   const [first, second] = lead.words.map((textContent) => Object.assign(document.createElement("code"), { textContent }));
   const [least, sum] = [5e-4, parts.reduce((a, b) => a + b, 0)];
   return ["The model's next token is ", first, `, ${lead.nats.toFixed(2)} nats ahead of `, second, ". To first order, the push on this pair adds ",
-    ...(Math.max(...parts.map(Math.abs)) < least ? ["nothing to that."] : [`${nats(sum, roughly)} to that: ${largest(parts, roughly)}.`])];
+    ...(Math.max(...parts.map(Math.abs)) < least ? ["nothing to this lead."] : [`${nats(sum, roughly)} nats to this lead: ${largest(parts, roughly)}.`])];
 }
 
-/** A bar a plane, the fastest first: up pushes toward the key, down away. */
+/** Draws a bar for each plane, with the fastest plane first. A bar upward pushes toward the key. */
 function drawPushes(pushes) {
   const most = Math.max(...pushes.map(Math.abs), 1e-9), zero = 20;
   const bars = pushes.map((push, plane) => {
@@ -133,7 +133,7 @@ function listTokens() {
   for (const id of ["pair-query", "pair-key"]) {
     $(id).replaceChildren(...tokensOf().map((token, at) => option(at, `${at}: ${token}`)));
   }
-  $("pair-against").replaceChildren(option("", "its other keys"), ...tokensOf().map((token, at) => option(at, `${at}: ${token}`)));
+  $("pair-against").replaceChildren(option("", "all other keys"), ...tokensOf().map((token, at) => option(at, `${at}: ${token}`)));
 }
 
 function showText() {
@@ -149,23 +149,23 @@ function showText() {
   });
   $("looks").replaceChildren(...lookWords(query, row));
   const beside = besideHead();
-  $("looks-beside").replaceChildren(...!beside ? [] : !sameTokens(beside.model) ? [`${nameOf(beside)} has not read these tokens.`]
+  $("looks-beside").replaceChildren(...!beside ? [] : !sameTokens(beside.model) ? [`${nameOf(beside)} did not read these tokens.`]
     : [`${nameOf(beside)}: `, ...lookWords(query, shownWeights(beside.layer, beside.head, beside.model)[query])]);
 }
 
-/** Where the attention of a query goes, in words. */
+/** Lists the keys with most attention of a query. */
 function lookWords(query, row) {
   const best = [...row.keys()].filter((i) => row[i] >= 0.005).sort((a, b) => row[b] - row[a]).slice(0, 4);
   const parts = best.flatMap((i, n) => {
     const back = i === query ? "itself" : i === 0 ? "first" : `${query - i} back`;
     return [n ? ", " : "", code(i), ` ${Math.round(100 * row[i])}% (${back})`];
   });
-  return [code(query), " looks at ", ...(parts.length ? parts : ["nothing much"]), "."];
+  return [code(query), " attends to ", ...(parts.length ? parts : ["no key in particular"]), "."];
 }
 
 // ---- planes of the pair
 
-/** The controls and dials of the chosen head's pair, and its figure. */
+/** Shows the controls, dials and figure of the pair. */
 function showPair(element, layer, head, model) {
   const { query } = state, key = keyOf(query), distance = state.distance ?? query - key;
   const pair = pairOf(query, key, layer, head, model);
@@ -180,13 +180,13 @@ function showPair(element, layer, head, model) {
   const slope = distance === query - key ? slopeOf(query, key, layer, head, model) : NaN;
   const hovers = shown.map((push, plane) => {
     const frequency = model.frequencies[layer][plane];
-    return [frequency > 0 ? 2 * Math.PI / frequency : Infinity, Number.isFinite(slope) ? `<br>${nats(slope * push, roughly)} of the next token's lead` : ""];
+    return [frequency > 0 ? 2 * Math.PI / frequency : Infinity, Number.isFinite(slope) ? `<br>${nats(slope * push, roughly)} nats in the lead of the next token` : ""];
   });
   return Plotly.restyle(element, { x: [own.slice(0, shown.length), score.map((_, d) => d), [distance]],
     y: [shown, score, [score[distance]]], customdata: [hovers, null, null], width: [own.map((x) => 0.3 * x), null, null] }, at);
 }
 
-/** The score of a pair, were it so many tokens apart. */
+/** Score of a pair at another distance. */
 const scoreAt = ({ product, frequencies }, distance) => terms(product, frequencies, distance).reduce((a, b) => a + b, 0);
 
 function showControls(query, key, distance, pair) {
@@ -203,7 +203,7 @@ function showControls(query, key, distance, pair) {
   $("pair-lead").replaceChildren(...leadWords(query, key, pair));
   const beside = besideHead(), other = beside && pairOf(query, key, beside.layer, beside.head, beside.model);
   $("pair-score").textContent = !pair ? NOT_LIVE
-    : `Score ${distance} back: ${nats(scoreAt(pair, distance))} nats${other ? `; ${nameOf(beside)}: ${nats(scoreAt(other, distance))}` : ""}`;
+    : `Score at distance ${distance}: ${nats(scoreAt(pair, distance))} nats${other ? `; ${nameOf(beside)}: ${nats(scoreAt(other, distance))}` : ""}`;
 }
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -214,7 +214,7 @@ function drawing(name, attributes, ...children) {
   return made;
 }
 
-/** A dial a plane: the hand is the product of query and key, turned by the distance; right pushes. */
+/** Draws a dial for each plane. The hand is the product of query and key, rotated by the distance. */
 function drawDials({ product, frequencies }, distance) {
   const lengths = frequencies.map((_, plane) => Math.hypot(product.real[plane], product.imaginary[plane]));
   const longest = Math.max(...lengths, 1e-9);
