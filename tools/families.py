@@ -300,9 +300,9 @@ def tried(model: PreTrainedModel) -> tuple[str, str]:
 
 def special(call: AttentionCall) -> Iterator[str]:
     """What a call has beside keys up to each row's own."""
-    if call.interval is None:
+    if call.visibility.mask is not None:
         yield "sparse mask"
-    elif bool((call.interval > 0).any()):
+    elif bool((call.visibility.first > 0).any()):
         yield "window"
     if call.softcap is not None:
         yield "soft-cap"

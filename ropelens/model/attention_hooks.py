@@ -17,11 +17,12 @@ from threading import Lock
 from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from ropelens.attention.call import AttentionCall, sees
+from ropelens.attention.call import AttentionCall
+from ropelens.attention.visibility import Visibility
 from ropelens.errors import UnsupportedModel
 from ropelens.model.cache_positions import (
     forget_positions,
@@ -215,7 +216,6 @@ def _attend(
     real = real_rows(own, attention_mask).to(query.device)
     if hooks.observers:
         scale, sinks = options.get("scaling"), options.get("s_aux")
-        start, visible = visible_keys(own, attention_mask, options.get("sliding_window"))
         call = AttentionCall(
             layer=layer,
             query=query.detach(),
@@ -225,9 +225,7 @@ def _attend(
             scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
             softcap=options.get("softcap"),
             sink_logits=None if sinks is None else sinks.detach(),
-            interval=start,
-            past=own.start,
-            visible=visible,
+            visibility=visible_keys(own, attention_mask, options.get("sliding_window")),
         )
         with torch.autocast(query.device.type, enabled=False):  # which is for the model alone
             if hooks.judge is not None and not options.get("dropout"):
@@ -290,36 +288,14 @@ def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
     return visible.any(-1) if sparse else itself
 
 
-def visible_keys(
-    own: range, mask: Tensor | None, window: int | None
-) -> tuple[Int[Tensor, "*sequence position"] | None, Bool[Tensor, "batch row key"] | None]:
-    """First key that each row sees; which keys instead, where they are not all up to its own.
-
-    Read from the mask that the model was about to use. There is one row of first keys for all
-    sequences, or one each where padding on the left tells them apart.
-    """
+def visible_keys(own: range, mask: Tensor | None, window: int | None) -> Visibility:
+    """The keys that each row sees, read from the mask that the model is about to use."""
     if mask is None:
-        window = window or own.stop
-        return (torch.arange(own.start, own.stop) - window + 1).clamp_min(0), None
+        return Visibility.causal(own, window=window)
     if not isinstance(mask, Tensor) or mask.ndim != 4:
         _refuse_hidden_mask(type(mask).__name__)
-    return between(shown(mask[:, 0, : len(own), : own.stop]).expand(-1, len(own), -1), own)
-
-
-def between(
-    visible: Bool[Tensor, "batch row key"], own: range
-) -> tuple[Int[Tensor, "*sequence position"] | None, Bool[Tensor, "batch row key"] | None]:
-    """First key of each row; `visible` instead where a row does not see all up to its own.
-
-    One row of first keys for all sequences where they are alike.
-    """
-    start = visible.byte().argmax(dim=-1).cpu()
-    row, key = torch.arange(own.start, own.stop), torch.arange(own.stop)
-    interval = sees(start, row.expand_as(start), key).to(visible.device)
-    of_padding = ~visible.any(-1, keepdim=True)
-    if not bool(((visible == interval) | of_padding).all()):
-        return None, visible
-    return start[0] if bool((start == start[0]).all()) else start, None
+    visible = shown(mask[:, 0, : len(own), : own.stop]).expand(-1, len(own), -1)
+    return Visibility.from_mask(visible, own)
 
 
 def _hides_alike(mask: Tensor | None) -> bool:

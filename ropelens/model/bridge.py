@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.attention.call import AttentionCall
+from ropelens.attention.visibility import Visibility
 from ropelens.errors import BadArgument, UnsupportedModel, explained
 from ropelens.model.attention_hooks import (
     Hooks,
     Patch,
-    between,
     hooked,
     hooks_of,
     silence_outputs,
@@ -153,7 +153,6 @@ class _Calls:
         visible = scores[:, 0] > torch.finfo(scores.dtype).min / 2
         past = visible.shape[2] - visible.shape[1]
         real = visible.diagonal(past, 1, 2)
-        start, not_between = between(visible, range(past, visible.shape[2]))
         facts = vars(self.attention)
         call = AttentionCall(
             layer=self.layer,
@@ -164,8 +163,7 @@ class _Calls:
             scale=facts["scaling"],
             softcap=facts.get("attn_logit_softcapping"),
             sink_logits=self.attention._parameters.get("sinks"),
-            interval=start,
-            visible=not_between,
+            visibility=Visibility.from_mask(visible, range(past, visible.shape[2])),
         )
         self.parts.clear()
         if hooks.judge is not None:

@@ -35,20 +35,22 @@ class OutputCheck:
         is NaN or infinite is not compared. A call whose mask is not `known` always is.
         """
         rows = call.query.shape[2]
-        mask = None if call.interval is None else call.interval.ndim
-        like = (call.layer, rows, call.past > 0, mask)
+        visibility = call.visibility
+        kind = (visibility.mask is None, len(visibility.first) > 1)
+        like = (call.layer, rows, call.past > 0, kind)
         if known and like in self.judged:
             return
         row = torch.linspace(0, rows - 1, min(rows, 16)).long()  # the last is among them
-        output = call.output[:, row]
+        some = call.of_rows(row)
+        output = some.output
         real = real.expand(len(call.query), -1)[:, row.to(real.device)].to(output.device)
         real = real & output.isfinite().all(-1).all(-1)
+        visible = some.visibility.sees().to(real.device) & real[..., None]
         some = replace(
-            call,
-            query=call.query[:, :, row],
+            some,
             value=call.value.nan_to_num(0, 0, 0),  # of keys that no compared row sees
             output=output.where(real[..., None, None], 0),
-            visible=call.seen_by(row).to(real.device) & real[..., None],
+            visibility=replace(some.visibility, mask=visible),
         )
         with torch.no_grad():
             residual = output_residual(some, attention_map(some).nan_to_num(0))

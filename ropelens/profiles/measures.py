@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ropelens.attention import formulas
 from ropelens.attention.variables import Derived, Statistic, Variable, table
-from ropelens.budget.labels import GAINS
 from ropelens.errors import BadArgument
 
 BY_HEAD = ("layer", "head")
@@ -25,10 +24,10 @@ MEASURES: tuple[Variable, ...] = (
     Statistic("v_norm", BY_KEY_PLANE, "1", "mean length of the value in the plane of its key",
         over="tokens", values=formulas.v_norm),
     Statistic("q_still", BY_COORDINATE, "model units", "mean query without rotation",
-        over="tokens", saved=False, values=lambda call: call.q_still),
+        over="tokens", saved=False, values=formulas.q_still),
     Statistic("k_still", ("layer", "kv_head", "coordinate"), "model units",
         "mean key without rotation", over="tokens", saved=False,
-        values=lambda call: call.k_still),
+        values=formulas.k_still),
     Derived("q_coherence", BY_PLANE, "1",
         "length of the mean unrotated query over its mean length", value=formulas.q_coherence),
     Derived("k_coherence", BY_KEY_PLANE, "1",
@@ -44,10 +43,10 @@ MEASURES: tuple[Variable, ...] = (
         "score of the mean query and key at the bin's first offset",
         value=formulas.predicted_kernel),
     Statistic("offset_mass", BY_OFFSET, "1", "mean attention on keys at the bin's offsets",
-        over="offsets", values=lambda block: block.attention),
+        over="offsets", values=formulas.offset_mass),
     Derived("offset_share", ("layer", "offset_bin"), "1",
         "share of rows that see the bin's first offset",
-        value=lambda layer: layer.offset_share),
+        value=formulas.offset_share),
     *table("""
 kernel (layer, head, offset_bin) 1: fitted weight of one offset of the bin
 offset (layer, head) token: offset with the most weight in the kernel
@@ -72,19 +71,19 @@ interaction_bits (layer, head) bit: the rest: what needs both at once
     Statistic("entropy", BY_HEAD, "nat", "mean entropy of the attention",
         saved=False, values=formulas.entropy),
     Derived("entropy_bits", BY_HEAD, "bit", "mean entropy of the attention",
-        column="score", value=lambda layer: layer["entropy"] * formulas.BITS),
+        column="score", value=formulas.entropy_bits),
     Statistic("learned_sink_mass", BY_HEAD, "1",
         "mean attention on a sink logit that is no key", values=formulas.learned_sink_mass),
     Derived("group_rows", ("group",), "1", "rows of the group of sequences",
-        value=lambda layer: layer.whole.row_weight.sum(1)),
+        value=formulas.group_rows),
     Derived("group_loss", ("group",), "nat/token",
         "mean loss of the predicted tokens of the group",
-        value=lambda layer: layer.whole.group_loss / layer.whole.group_predicted),
+        value=formulas.group_loss),
     Derived("group_predicted", ("group",), "token", "predicted tokens of the group",
-        value=lambda layer: layer.whole.group_predicted),
+        value=formulas.group_predicted),
     Variable("group_scored", ("group",), "1", "rows of the group that models are scored on"),
     *(Variable(f"group_{name}", ("group", *BY_HEAD), "bit", f"{what}, within the group")
-        for name, what in GAINS.items()),
+        for name, what in formulas.GAINS.items()),
     *table("""
 surrogate_offset_fraction (draw, layer, head) 1: share the offset explains; draw 0: the model
 surrogate_log_wavelength (draw, layer, head) ln(token): mean log wavelength; draw 0: the model

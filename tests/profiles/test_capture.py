@@ -14,7 +14,7 @@ from tiny_checkpoints import save_tiny
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
-from ropelens.attention.call import contrasts
+from ropelens.attention.formulas import contrasts
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.bridge import bridge
 
