@@ -55,8 +55,8 @@ ASSUMPTIONS = (
         "This attention implementation hides its mask.",
     ),
     Assumption(
-        "The output is softmax(softcap(scale q k)) v over the keys that the mask shows, the same "
-        "for all heads, with a sink logit in some families",
+        "The output is softmax(softcap(scale q k)) v over the keys that the mask shows; all "
+        "heads have the same mask, and some families add a sink logit",
         "model.output_check:OutputCheck.__call__",
         "{model} attends in a way that ropelens does not know.",
     ),

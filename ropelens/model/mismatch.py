@@ -7,27 +7,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from ropelens.attention.call import AttentionCall, attention_map, output_residual
 
 
-def find_cause(
-    call: AttentionCall,
-    *,
-    position: Int[Tensor, " row"],
-    real: Bool[Tensor, "batch row"],
-    allowed: float,
-) -> str:
+def find_cause(call: AttentionCall, *, real: Bool[Tensor, "batch row"], allowed: float) -> str:
     """The change of one component with which the recomputed attention matches, or "".
 
-    `position` has the position of each row of `call`, and `real` marks rows that are tokens.
-    One component at a time is left out or fitted: mask, soft-cap, sink logits, scale, and a
-    factor on the output of each row and head.
+    `real` marks the rows of `call` that are tokens. One component at a time is left out or
+    fitted: mask, soft-cap, sink logits, scale, and a factor on the output of each row and head.
     """
-    for cause, changed in _variants(call, position, real):
+    for cause, changed in _variants(call, real):
         if _residual(changed) <= allowed:
             return cause
     scale = _fit(lambda factor: _residual(replace(call, scale=call.scale * factor)))
@@ -43,14 +36,14 @@ def find_cause(
 
 
 def _variants(
-    call: AttentionCall, position: Int[Tensor, " row"], real: Bool[Tensor, "batch row"]
+    call: AttentionCall, real: Bool[Tensor, "batch row"]
 ) -> Iterator[tuple[str, AttentionCall]]:
     """Calls in which one component is left out, or the scale has a usual value."""
     key = torch.arange(call.key.shape[2])
-    causal = (key <= position[:, None]).to(real.device) & real[..., None]
-    yield "it matches if the mask is left out, except for later keys", _masked(call, causal)
+    causal = (key <= call.visibility.position[..., None]).to(real.device) & real[..., None]
+    yield "it matches if rows see all keys up to their own position", _masked(call, causal)
     every = real[..., None].expand(-1, -1, len(key))
-    yield "it matches if the mask is left out, so that rows see later keys", _masked(call, every)
+    yield "it matches if rows see all keys, also later ones", _masked(call, every)
     if call.softcap is not None:
         yield "it matches if the soft-cap is left out", replace(call, softcap=None)
     if call.sink_logits is not None:
@@ -61,7 +54,7 @@ def _variants(
 
 
 def _masked(call: AttentionCall, mask: Bool[Tensor, "batch row key"]) -> AttentionCall:
-    return replace(call, visible=mask)
+    return replace(call, visibility=replace(call.visibility, mask=mask))
 
 
 def _fit(residual: Callable[[float], float]) -> float:

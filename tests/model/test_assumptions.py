@@ -157,7 +157,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         lambda model: rl.capture(model, TOKENS[0], logits_of=[7]),
     ),
 }
-"""A model that breaks the assumption whose error contains these words, and a call that fails."""
+"""Model that breaks the assumption whose error has these words, and a call that fails."""
 
 
 @pytest.mark.filterwarnings("ignore:.*configuration")
