@@ -30,7 +30,7 @@ ASSUMPTIONS = (
         "Layers of {model} have different numbers of heads.",
     ),
     Assumption(
-        "Its weights are on a CPU or a CUDA device",
+        "The weights are on a CPU or a CUDA device",
         "model.as_live_model:as_live_model",
         "{model} is on meta, where ropelens does not run.",
     ),
@@ -86,7 +86,7 @@ ASSUMPTIONS = (
         "{model} rotates its values too.",
     ),
     Assumption(
-        "The frequencies are those in a buffer `inv_freq` of the model, if it has one",
+        "A buffer `inv_freq` of the model, if there is one, has the frequencies",
         "rotation.stated:match_stated",
         "{model} does not rotate as it states.",
     ),

@@ -160,7 +160,7 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _wrapped_functions() -> Iterator[None]:
-    """Wrap the attention functions that transformers returns, and eager ones of models."""
+    """Wrap attention functions of transformers, and eager functions of models."""
     interface: Any = AttentionInterface  # the class, because Doge has its own object
     get, get_interface = interface.__getitem__, interface.get_interface
     interface.__getitem__ = lambda self, name: _wrapper(get(self, name))

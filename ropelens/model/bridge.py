@@ -41,7 +41,7 @@ _HOOKS = {
 class BridgeModel(LiveModel):
     """Live model of a `TransformerBridge`, observed and edited at its hooks.
 
-    A bridge reimplements attention step by step (eager, with every score in memory). Its
+    A bridge reimplements attention step by step (eager, with every score in memory). The
     numbers equal the numbers of transformers up to rounding, not to the bit.
     """
 

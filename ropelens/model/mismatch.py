@@ -43,7 +43,7 @@ def _variants(
     causal = (key <= call.visibility.position[..., None]).to(real.device) & real[..., None]
     yield "it matches if rows see all keys up to their own position", _masked(call, causal)
     every = real[..., None].expand(-1, -1, len(key))
-    yield "it matches if rows see all keys, also later ones", _masked(call, every)
+    yield "it matches if rows see all keys, also later keys", _masked(call, every)
     if call.softcap is not None:
         yield "it matches if the soft-cap is left out", replace(call, softcap=None)
     if call.sink_logits is not None:

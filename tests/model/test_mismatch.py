@@ -65,7 +65,7 @@ def gated(module: Any, *inputs: Any, **options: Any) -> Any:
 
 CAUSES: list[tuple[str, Attend, str]] = [
     ("mistral_sliding", causal, "it matches if rows see all keys up to their own position"),
-    ("llama_gqa", every_key, "it matches if rows see all keys, also later ones"),
+    ("llama_gqa", every_key, "it matches if rows see all keys, also later keys"),
     (
         "gemma2",
         with_options(softcap=lambda cap: None),
