@@ -1,8 +1,8 @@
-"""The table of a profile's variables in docs/measures.md, from the rows of the schema.
+"""Write the table of a profile's variables in docs/measures.md, from the rows of the schema.
 
     python tools/reference.py
 
-Writes it between the two marks in that file.
+The table replaces the text between the two marks in that file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def row_of(row: Variable) -> str:
 
 
 def source(row: Variable) -> str:
-    """What its sum is over."""
+    """The rows, tokens or fits from which the variable is computed."""
     if isinstance(row, Statistic):
         return "mean over tokens" if row.over == "tokens" else "mean over rows"
     if isinstance(row, Derived):
