@@ -55,7 +55,7 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, ...]]:
         evenness[f"{name}_uneven"] = _mean(x.std(-1) / mean[..., 0])
         evenness[f"{name}_count"] = _mean(massive[name].sum(-1) + 0 * mean[..., 0])
     rows = float(profile["group_scored"].sum())
-    heads = head_arrays(*claim_numbers(profile), rows=rows)
+    heads = wavelength_arrays(*claim_numbers(profile), rows=rows)
     return (
         heads
         | evenness
@@ -93,7 +93,7 @@ def claim_numbers(
     return profile[fraction].values, profile[wavelength].values
 
 
-def head_arrays(
+def wavelength_arrays(
     offset_fraction: Float[np.ndarray, "draw layer head"],
     log_wavelength: Float[np.ndarray, "draw layer head"],
     *,

@@ -38,7 +38,7 @@ SETS = 40  # random sets of planes or tokens
 RUNS, FAR = 8, 2048  # draws of random tokens; largest distance of a copy in tokens
 APOSTROPHE, MIN_TOKENS = "'", 10  # fewer apostrophes decide nothing
 MAX_SEQUENCES = 4  # for evaluations in which planes stop or drop out
-ROWS = 64  # rows of each sequence, for attention on sets of tokens
+ROWS_READ = 64  # rows of each sequence, for attention on sets of tokens
 
 
 @public
@@ -75,7 +75,9 @@ def test_claims(
     require_budget(profile)
     if model is None:
         return ledger(profile, draws=draws, seed=int(seed))
-    measurement = Measurement.of(model, text, tokenizer=tokenizer, rows=ROWS, seed=int(seed))
+    measurement = Measurement.of(
+        model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=int(seed)
+    )
     arrays = _change_planes(profile, subsample(measurement), progress)
     arrays["token_lead"] = _token_lead(measurement, tokenizer)
     return ledger(profile, draws=draws, seed=int(seed), more=arrays)

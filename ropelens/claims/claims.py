@@ -16,11 +16,11 @@ JIN = "Jin et al. 2025, arXiv 2502.01563"
 NORMS, KERNEL = "rl.plot_norms(profile)", "rl.plot_kernel(profile, layer=0, head=0)"
 SELECTIVITY = "rl.plot_selectivity(profile, layer=0, head=0)"
 NO_VALUES = "values have another size than keys, or do not differ from keys in this number"
-ALIKE = "queries and keys are about equally long in every plane"
+EQUAL_LENGTHS = "queries and keys are about equally long in every plane"
 CHEAP = f"no such set of planes is worth {numbers.NOTHING} nats/token"
 NO_INDUCTION = f"no head has an induction score of {INDUCTION}, or stops change less than 1 %"
 DIFFER = "longest planes differ, or 50 planes"
-COMPARED = "{number:+.2f}, compared with {low:+.2f} to {high:+.2f} of {draws} surrogates: "
+NULL = "{number:+.2f}, compared with {low:+.2f} to {high:+.2f} of {draws} surrogates: "
 
 # fmt: off
 CLAIMS: tuple[Claim, ...] = (
@@ -30,7 +30,7 @@ CLAIMS: tuple[Claim, ...] = (
         source=f"{BARBERO}, Figs 3, 4",
         what="share of |q||k| in the slower half of the planes",
         call=NORMS, null=nulls.PLANES, arrays=("length",), number=numbers.slow_half,
-        why_untestable=ALIKE),
+        why_untestable=EQUAL_LENGTHS),
     Claim(
         name="fast_at_the_ends",
         statement="The first and last layers use fast planes more than the others",
@@ -50,7 +50,7 @@ CLAIMS: tuple[Claim, ...] = (
         source="Oka et al. 2026, ICLR",
         what="planes between a layer's longest plane and the predicted plane",
         call=NORMS, null=nulls.PLANES, arrays=("length", "band"),
-        number=numbers.distance_to_band, sign=-1, why_untestable=ALIKE,
+        number=numbers.distance_to_band, sign=-1, why_untestable=EQUAL_LENGTHS,
         min_size=f"10 planes and layers whose {DIFFER}"),
     Claim(
         name="massive_slow",
@@ -89,9 +89,9 @@ CLAIMS: tuple[Claim, ...] = (
         limit=1.0, interval=numbers.correlation_interval, objection=numbers.why_no_two_kinds,
         why_untestable="the order of the frequencies makes no difference",
         words=(
-            f"{COMPARED}more negative than a random order of frequencies gives",
-            f"{COMPARED}less negative than a random order of frequencies gives",
-            f"{COMPARED}a random order of frequencies can give this number",
+            f"{NULL}more negative than a random order of frequencies gives",
+            f"{NULL}less negative than a random order of frequencies gives",
+            f"{NULL}a random order of frequencies can give this number",
         )),
     Claim(
         name="positional_early",
@@ -178,7 +178,7 @@ CLAIMS: tuple[Claim, ...] = (
         source=f"{BARBERO}, section 6",
         what="share of copies found, 2/3 of the trained context back (at most 2,048 tokens): "
         "with the slowest quarter stopped minus without an edit",
-        call="rl.reach(model, text, variants=['own', 'p-rope:0.75'])", null=nulls.DRAWS,
+        call="rl.reach(model, text, variants=['own', 'p-rope:0.75'])", null=nulls.SWAPPED_RUNS,
         arrays=("more_found",), number=numbers.mean_beyond(numbers.NOTHING),
         min_size="6 draws that differ", why_untestable=NO_INDUCTION),
     Claim(

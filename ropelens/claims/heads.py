@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.budget.labels import Thresholds
-from ropelens.claims.arrays import claim_numbers, head_arrays
+from ropelens.claims.arrays import claim_numbers, wavelength_arrays
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
 from ropelens.claims.verdict import judge
@@ -66,7 +66,8 @@ def classify_heads(
     heads = heads.astype(dict.fromkeys(integers, "Int64"))
     heads.attrs["thresholds"] = asdict(Thresholds())
     rows = float(profile["group_scored"].sum())
-    heads.attrs["claim"] = judge_wavelengths(head_arrays(*claim_numbers(profile), rows=rows))
+    arrays = wavelength_arrays(*claim_numbers(profile), rows=rows)
+    heads.attrs["claim"] = judge_wavelengths(arrays)
     return heads
 
 

@@ -90,7 +90,7 @@ QUARTERS = Null(
     min_size="10 planes", draw=_other_sets, possible=lambda x: x.shape[-1] - 1,
     over="documents")
 EIGHTHS = replace(QUARTERS, min_size="16 planes")
-DRAWS = replace(
+SWAPPED_RUNS = replace(
     SIGNS, over="draws", min_size="6 draws",
     how="the two runs of each draw of random tokens change places at random")
 TOKENS = Null(
