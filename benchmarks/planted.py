@@ -2,10 +2,10 @@
 
     python benchmarks/planted.py [CLAIM]...
 
-Each line has the claim, the verdict for which the model was built, the verdict of the ledger and
-the reason. Queries, keys and values are tables with an entry for every token. In some planes the
-vectors are the same for all tokens, so that a head looks back a fixed distance. In other planes
-each token has a code, so that a head matches tokens.
+Each line has the claim, the verdict for which the model was built, the verdict of the ledger
+and the reason. Queries, keys and values are tables with an entry for every token. In some planes
+the vectors are the same for all tokens, so that a head looks back a fixed distance. In other
+planes each token has a code, so that a head matches tokens.
 """
 
 from __future__ import annotations
@@ -203,10 +203,8 @@ def peaks(planes: Sequence[int], height: float = 8) -> Floats:
 def fixed(*, longest: bool) -> Planted:
     """All tokens have the same vector in the longest plane, or in every plane except it."""
     planted = long_in(np.ones((6, PLANES)))
-    is_longest = (np.arange(6)[:, None] == PLACE)[:, None, None]
-    planted.q = np.where(is_longest == longest, 1 + 0.1 * planted.q, planted.q) * (
-        1 + 3 * is_longest
-    )
+    chosen = (np.arange(6)[:, None] == PLACE)[:, None, None]
+    planted.q = np.where(chosen == longest, 1 + 0.1 * planted.q, planted.q) * (1 + 3 * chosen)
     return planted
 
 
@@ -245,7 +243,7 @@ def slow_positional() -> Planted:
 
 
 def others_predict() -> Planted:
-    """The mean vectors of a head predict the curves of other heads better than its own curve."""
+    """Mean vectors that predict the curves of other heads better than the head's own curve."""
     planted = Planted(layers=4, heads=8, base=30.0, codes=2, places=CONTEXT, noise=0.006)
     for layer, head in np.ndindex(4, 8):
         for plane, gain in ((0, 1.5), (1 + head, -0.7)):
