@@ -3,9 +3,9 @@
     python benchmarks/planted.py [CLAIM]...
 
 Each line has the claim, the verdict for which the model was built, the verdict of the ledger
-and the reason. Queries, keys and values are tables with an entry for every token. In some planes
-the vectors are the same for all tokens, so that a head looks back a fixed distance. In other
-planes each token has a code, so that a head matches tokens.
+and the reason. Queries, keys and values are tables with an entry for every token. In some
+planes the vectors are the same for all tokens, so that a head looks back a fixed distance. In
+other planes each token has a code, so that a head matches tokens.
 """
 
 from __future__ import annotations
