@@ -25,7 +25,7 @@ from ropelens.interventions.variables import SWEEP
 from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measurement
-from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
+from ropelens.rope.select import Cut, PlaneNumbers, Wavelengths, plan_cuts, rotating_planes
 from ropelens.runtime.progress import ShowProgress, opening, silent
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -102,7 +102,7 @@ def sweep_planes(
     """Return the truncation sweep of a measurement; `truncate` explains the arguments."""
     live = measurement.live
     with opening(progress or silent, "probing"):
-        layers = [turning(layer) for layer in measurement.rotation.planes(alike=True)]
+        layers = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
     sets: dict[str, Any] = {"keep": keep, "ends": ends, "bands": bands, "controls": controls}
     cuts = plan_cuts(layers, seed=measurement.seed, **sets)
     turn = [number for number, layer in enumerate(layers) if layer]
@@ -124,7 +124,7 @@ def sweep_planes(
 
 
 def named_entries(
-    measured: xr.Dataset, cuts: Sequence[Cut], layers: Sequence[Turning]
+    measured: xr.Dataset, cuts: Sequence[Cut], layers: Sequence[Wavelengths]
 ) -> xr.Dataset:
     """`measured`, an entry a cut in the order of `cuts`, with coordinates that describe it."""
     stopped = [[*cut.wavelengths(layers)] for cut in cuts]
