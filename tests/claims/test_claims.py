@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from evaluated import telling
+from evaluated import token_progress
 from planted import MODELS, Letters, row_of
 from synthetic_profile import synthetic_profile
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -275,7 +275,7 @@ def test_claims_of_edits_on_few_planes_have_numbers_and_say_what_it_takes() -> N
     profile = rl.profile(model, tokens, surrogates=2)
     given = {"model": model, "tokens": tokens, "tokenizer": Letters()}
     told: list[int] = []
-    made = rl.test_claims(profile, draws=50, progress=telling(told.append), **given)
+    made = rl.test_claims(profile, draws=50, progress=token_progress(told.append), **given)
     rows = made.set_index("claim")
     assert sum(told) > 30 * 4 * tokens.shape[1]  # dozens of edits on four sequences
     assert made["claim"].tolist() == [claim.name for claim in CLAIMS]

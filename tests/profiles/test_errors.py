@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from evaluated import evaluate, telling
+from evaluated import evaluate, token_progress
 from oracles.tiny import logits, tiny
 
 import ropelens as rl
@@ -25,19 +25,23 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # the vocabulary has 96 tokens
 @pytest.mark.parametrize(
     ("tokens", "options", "line"),
     [
-        (TOKENS[:, :2], {}, r"tokens must be .*of at least 3 tokens"),
-        (TOKENS[0], {}, r"profile: tokens must be .*sequence, position.*tokens\[None\]"),
-        (TOKENS + 90, {}, "Some tokens are not in the model's vocabulary.*ids 93 to 116"),
-        (TOKENS, {"lengths": torch.tensor([12])}, "lengths must say, for every sequence"),
-        (TOKENS, {"lengths": torch.tensor([12, 13])}, "lengths .12, 13. for tokens of shape"),
-        (TOKENS, {"documents": [1]}, "numbers for 2 sequences"),
+        (TOKENS[:, :2], {}, "A text must have 3 tokens or more"),
+        (TOKENS[0], {}, r"profile: text must be a Text.* token ids .sequence, position."),
+        (TOKENS + 90, {}, "not in the vocabulary of the model.*ids 93 to 116"),
+        (
+            TOKENS,
+            {"lengths": [12]},
+            "lengths must state the number of tokens of every sequence",
+        ),
+        (TOKENS, {"lengths": [12, 13]}, "lengths .12, 13. for ids of shape"),
+        (TOKENS, {"documents": [1]}, "documents must have a value for every sequence"),
     ],
 )
 def test_arguments_that_cannot_be_profiled_are_refused(
     tokens: Any, options: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(BadArgument) as refused:
-        rl.profile(tiny("llama_gqa"), tokens, **options)
+        rl.profile(tiny("llama_gqa"), rl.Text(tokens, **options) if options else tokens)
     assert re.search(line, refused.value.line), refused.value.line
 
 
@@ -124,7 +128,9 @@ def test_progress_moves_by_layer_within_a_batch():
     progress: list[int] = []
     lengths = torch.tensor([40, 20, 3])
     options = {"edits": {"a": "nope"}, "measures": "loss", "rows": 9, "batch_size": 2}
-    evaluate(tiny("llama_gqa"), lengths=lengths, progress=telling(progress.append), **options)
+    evaluate(
+        tiny("llama_gqa"), lengths=lengths, progress=token_progress(progress.append), **options
+    )
     by_layer = [20, 20, 20]  # after each of two layers, and after the head
     assert progress == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
 
@@ -135,7 +141,7 @@ def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
 
     def show(*stages: Stage) -> object:
         totals.append(stages[0].total)
-        return telling(progress.append)(*stages)
+        return token_progress(progress.append)(*stages)
 
     options = {"measures": measures, "prompt_lengths": (33, 40), "edits": {"a": "nope"}}
     evaluate(tiny("llama_gqa"), lengths=torch.tensor([40, 20, 3]), progress=show, **options)
