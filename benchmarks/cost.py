@@ -39,10 +39,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import ropelens as rl
 from ropelens.budget.held_out import LayerFit
-from ropelens.model.live_model import LiveModel, as_live_model
+from ropelens.model.as_live_model import as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.induction import repeats
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect, fit_layers
+from ropelens.rotation.probe import RotationProbe
 
 RUNS = 5
 SAMPLE = Path(rl.__file__).parent / "bundled/rope/sample.jsonl"
@@ -130,7 +132,7 @@ def cost_of_profile(
     """Processor time of a profile and of its parts, in seconds: each runs once."""
     model = live.model
     measurement = Measurement.of(live, tokens, lengths)
-    planes = [layer.planes for layer in live.rotations(tokens.shape[1])]
+    planes = RotationProbe(live).unedited_planes(tokens.shape[1])
     ways: dict[str, Callable[[], object]] = {
         "plain forward": lambda: [model(one, use_cache=False) for one in tokens.split(1)],
         "fits and 40 surrogates": lambda: fit_layers(measurement, planes, surrogates=40),
@@ -151,7 +153,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     read = rl.tokenize(rl.read_documents([SAMPLE]), tokenizer, context=context)
     tokens, lengths = read.tokens, read.lengths
     measurement = Measurement.of(live, tokens, lengths, documents=read.documents)
-    planes = [layer.planes for layer in live.rotations(context)]
+    planes = RotationProbe(live).unedited_planes(context)
 
     def fit(surrogates: int) -> list[LayerFit]:
         return fit_layers(measurement, planes, surrogates=surrogates)[0]
@@ -160,7 +162,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     repeated = repeats(measurement, planes)
     ways: dict[str, Callable[[], object]] = {
         "plain forward": lambda: [model(part, use_cache=False) for part in tokens.split(8)],
-        "probe of the rotation": lambda: live.rotations(context),
+        "probe of the rotation": lambda: RotationProbe(live).layers(context),
         "repeated tokens": lambda: repeated.measure(lambda _: None),
         "fits": lambda: fit(0),
         "fits and 40 surrogates": lambda: fit(40),
@@ -208,7 +210,7 @@ def ways_of(
 ) -> dict[str, Callable[[], object]]:
     """The plain pass, and ours with so many `rows` each."""
     live = as_live_model(model)
-    planes = [layer.planes for layer in live.rotations(tokens.shape[1])]
+    planes = RotationProbe(live).unedited_planes(tokens.shape[1])
 
     def measured(count: int | str) -> Callable[[], object]:
         measurement = Measurement.of(live, tokens, rows=count)

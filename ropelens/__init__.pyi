@@ -4,21 +4,22 @@
 # load
 from .checkpoints.load import load as load
 from .text.documents import read_documents as read_documents
-from .text.documents import tokenize as tokenize
+from .text.text import Text as Text
+from .text.tokenize import tokenize as tokenize
 
 # measure
 from .analysis.analyze import analyze as analyze
 from .analysis.analysis import Analysis as Analysis
 from .analysis.options import Options as Options
 from .rotation.measure import measure_rope as measure_rope
-from .rotation.measure import compare_rope as compare_rope
+from .rotation.compare import compare_rope as compare_rope
 from .profiles.capture import capture as capture
 from .interventions.attribute import attribute_planes as attribute_planes
 from .rotation.measure import observe as observe
 from .profiles.profile import profile as profile
 from .attention.variables import Statistic as Statistic
 from .profiles.token_sets import attention_on as attention_on
-from .profiles.heads import classify_heads as classify_heads
+from .claims.heads import classify_heads as classify_heads
 from .claims.claim_runs import test_claims as test_claims
 from .interventions.reach import reach as reach
 from .interventions.evaluate import evaluate as evaluate

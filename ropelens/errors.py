@@ -1,8 +1,9 @@
-"""Errors that a user can cause. Everything else is a bug of ours and shows a traceback."""
+"""Errors that a user can cause. Any other error is a bug of ropelens and shows a traceback."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,9 @@ from beartype.door import is_bearable
 from beartype.vale import Is
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Bounds: TypeAlias = tuple[float | None, float | None] | None
 
-if TYPE_CHECKING:  # numbers of numpy pass at run time
+if TYPE_CHECKING:  # at run time, numbers of numpy are accepted as well
     Count: TypeAlias = int
     Positive: TypeAlias = int
     Several: TypeAlias = int
@@ -37,9 +39,9 @@ IN_WORDS: dict[Any, str] = {
 
 
 class RopelensError(ValueError):
-    """A mistake in what was passed in: `what` is wrong, what was `seen`, what to `hint`.
+    """A mistake in the input: `what` is wrong, `seen` is its evidence, `hint` the remedy.
 
-    `str(error)` has a line for each part; the command line prints `error.line`.
+    `str(error)` has one line for each part. The command line prints `error.line`.
     """
 
     def __init__(self, what: str, *, seen: str = "", means: str = "", hint: str = "") -> None:
@@ -50,13 +52,13 @@ class RopelensError(ValueError):
 
     @property
     def line(self) -> str:
-        """The whole message on one line."""
+        """The message on one line."""
         parts = [f"{name}: {text}" for name, text in self.parts.items() if text]
         return "; ".join(" ".join(p.split()).rstrip(".") for p in (self.what, *parts))
 
 
 class UnsupportedModel(RopelensError):
-    """The model cannot be measured: it does not rotate, or hides its attention."""
+    """The model cannot be measured, because it does not rotate or hides its attention."""
 
 
 class BadCheckpoint(RopelensError):
@@ -64,37 +66,56 @@ class BadCheckpoint(RopelensError):
 
 
 class BadText(RopelensError):
-    """The text cannot be read, or is too short for what was asked."""
+    """The text cannot be read, or it is too short."""
 
 
 class BadArgument(RopelensError):
-    """A value outside what the function can work with."""
+    """An argument has a value that the function cannot use."""
 
 
 @contextmanager
 def explained(
     what: str, hint: str = "", *, error: type[RopelensError] = BadCheckpoint
 ) -> Iterator[None]:
-    """Raise `error` for errors of other libraries, which are of every kind; ours pass."""
+    """Convert an error of another library to `error`; errors of ropelens pass unchanged."""
     try:
         yield
     except RopelensError:
         raise
     except Exception as cause:
-        kind = type(cause) is not ValueError  # which says no more than its words
+        kind = type(cause) is not ValueError  # this name adds nothing to its message
         raise error(what, seen=words_of(cause, kind=kind), hint=hint) from cause
 
 
 def words_of(error: BaseException, *, kind: bool = False) -> str:
-    """What another library's error says, in 300 characters; with its type where `kind`."""
+    """Up to 300 characters of another library's message, after the error's type if `kind`."""
     name = f"{type(error).__name__}: " if kind else ""
     return " ".join(f"{name}{error}".split())[:300]
 
 
-def public(function: Function) -> Function:
-    """`function`, which raises `BadArgument` for an argument that its annotation excludes.
+def check_value(name: str, value: object, hint: Any, *, bounds: Bounds = None) -> None:
+    """Raise `BadArgument` if `value` does not fit the annotation `hint`.
 
-    Types are checked here and nowhere else, so annotations exist at run time.
+    With `bounds`, a number must be finite and lie within them. A bound of None is open.
+    """
+    low, high = bounds or (None, None)
+    fits = is_bearable(value, hint)
+    if fits and bounds and isinstance(value, (int, float)):
+        fits = abs(value) < math.inf
+        fits &= (low is None or value >= low) and (high is None or value <= high)
+    if not fits:
+        written = inspect.formatannotation(hint)
+        words = IN_WORDS.get(hint) or re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", written)
+        words += f", at least {low}" * (low is not None)
+        words += f", at most {high}" * (high is not None)
+        seen = f"{type(value).__name__} {value!r}"[:80]
+        raise BadArgument(f"{name} must be {words}.", seen=seen)
+
+
+def public(function: Function) -> Function:
+    """Make `function` raise `BadArgument` for an argument that does not fit its annotation.
+
+    Types are checked only here, so annotations must exist at run time.
     """
     signature = inspect.signature(function)
     hints = cache(lambda: get_type_hints(function, include_extras=True))
@@ -102,15 +123,9 @@ def public(function: Function) -> Function:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-            hint = hints().get(name, Any)
-            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-            if not all(is_bearable(one, hint) for one in (value if several else [value])):
-                written = inspect.formatannotation(hint)
-                asked = IN_WORDS.get(hint) or re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", written)
-                raise BadArgument(
-                    f"{function.__name__}: {name} must be {asked}.",
-                    seen=f"{type(value).__name__} {value!r}"[:80],
-                )
+            variadic = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            for item in value if variadic else [value]:
+                check_value(f"{function.__name__}: {name}", item, hints().get(name, Any))
         return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Running the command line in tests, in this process or in one of its own."""
+"""Running the command line in tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from oracles.tiny import tiny
 from tiny_checkpoints import save_tiny
 
-from ropelens.claims.claims import ledger
+from ropelens.claims.ledger import ledger
 from ropelens.commands.app import main
 from ropelens.errors import RopelensError
 
@@ -48,12 +48,9 @@ class Ended:
 
     @property
     def problem(self) -> str:
-        """The one line on stderr that says what went wrong.
-
-        Before it may stand the plan and, on a slow machine, how far stages are.
-        """
-        said = self.err.splitlines()
-        lines = [line for line in said if not re.match(f"{PLAN}|[a-z ]+: [\\d,]+ of ", line)]
+        """The line on stderr that states the error, without the plan and lines of progress."""
+        lines = self.err.splitlines()
+        lines = [line for line in lines if not re.match(f"{PLAN}|[a-z ]+: [\\d,]+ of ", line)]
         assert len(lines) == 1, self.err
         assert lines[0].startswith("ropelens: ")
         assert len(lines[0]) < 700
@@ -70,7 +67,7 @@ def here(
     run: Callable[[], object],
     *args: object,
 ) -> Ended:
-    """What `run` does as `program *args` in this process, which is left as it was."""
+    """Call `run` as `program *args` in this process, and restore the process afterwards."""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
     capfd.readouterr()
     try:
@@ -92,13 +89,13 @@ def here(
 
 @pytest.fixture
 def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
-    """`ropelens *args` in this process."""
+    """Runs `ropelens *args` in this process."""
     return lambda *args: here(capfd, "ropelens", main, *args)
 
 
 @pytest.fixture
 def python(capfd: pytest.CaptureFixture[str]) -> Command:
-    """`python SCRIPT *args` in this process."""
+    """Runs `python SCRIPT *args` in this process."""
 
     def run(script: Path, *args: object) -> Ended:
         return here(
@@ -110,7 +107,7 @@ def python(capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture(autouse=True, scope="session")
 def few_draws() -> Iterator[None]:
-    """Claims of which nobody says how often to draw are drawn 60 times, not 1,000."""
+    """By default, claims make 60 draws instead of 1,000."""
 
     def few(*args: object, draws: int = 1000, **options: object) -> pd.DataFrame:
         return ledger(*args, draws=60 if draws == 1000 else draws, **options)
@@ -121,7 +118,7 @@ def few_draws() -> Iterator[None]:
 
 
 def without_page() -> AbstractContextManager[object]:
-    """To draw a page takes longer than to measure a tiny model: there is but its title."""
+    """Replace the page by its title, because drawing takes longer than a tiny measurement."""
     page = "<!doctype html>\n<title>tiny · ropelens</title>"
     return mock.patch("ropelens.analysis.analysis.render_page", return_value=page)
 
@@ -134,7 +131,7 @@ def pageless() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny checkpoint, which no test changes."""
+    """The folder of a tiny checkpoint. Do not change it."""
     return save_tiny(tmp_path_factory.mktemp("models") / "tiny llama")
 
 
@@ -155,7 +152,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def save_family(folder: Path, name: str, **config: object) -> Path:
-    """A tiny model of the family `name` with a tokenizer of letters, in `folder`."""
+    """Save a tiny model of the family `name` and a tokenizer of letters in `folder`."""
     save_tiny(folder)
     (folder / "model.safetensors").unlink()
     tiny(name, max_position_embeddings=64, **config).save_pretrained(folder)
@@ -164,7 +161,7 @@ def save_family(folder: Path, name: str, **config: object) -> Path:
 
 @contextmanager
 def works_or_is_refused() -> Iterator[None]:
-    """A RopelensError whose one line is short, or nothing; warnings do not count."""
+    """Allow a RopelensError with one short line, and warnings."""
     line = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -178,7 +175,7 @@ def works_or_is_refused() -> Iterator[None]:
 
 @contextmanager
 def unharmed(folder: Path) -> Iterator[None]:
-    """Inside, an earlier run's files in `folder` keep every byte, and nothing joins them."""
+    """Write files of an earlier run to `folder`, and check that the block changes nothing."""
     earlier = {name: f"an earlier {name}" for name in NAMES} | {"run.json": RECORD}
     for name in NAMES:
         (folder / name).write_text(earlier[name])

@@ -1,4 +1,4 @@
-"""What all tests share: checked shapes, no network, the way to real checkpoints and texts."""
+"""Setup of all tests: checks of shapes, no network, real checkpoints and texts."""
 
 from __future__ import annotations
 
@@ -11,22 +11,17 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# Shapes stand in signatures, and tests hold every call to them. Before ropelens is imported.
+# Tests check the shapes in the signatures of these rooms, for every call.
 ROOMS = [
     *("rope", "attention", "budget", "text", "checkpoints", "model", "rotation", "profiles"),
     *("interventions", "claims", "comparison", "analysis"),
 ]
-# All but the last take tokens of any kind; that warns at its caller, whom a check hides.
-TAKES_ANY = {f"ropelens.profiles.{name}" for name in ("profile", "measurement", "capture")}
-TAKES_ANY |= {"ropelens.profiles.token_sets"}
-TAKES_ANY |= {
-    "ropelens.text.documents",
-    "ropelens.interventions.silence",
-    "ropelens.analysis.analyze",
-}
-TAKES_ANY |= {"ropelens.analysis.options"}
-UNCHECKED = TAKES_ANY | {"ropelens.text.documents"}
-if "slow" in sys.argv:  # which workers are not told: they have arguments of their own
+# These modules are not checked, because a check would hide the caller from their warnings.
+NAMES = ("profile", "measurement", "model_text", "capture", "token_sets")
+UNCHECKED = {f"ropelens.profiles.{name}" for name in NAMES}
+UNCHECKED |= {"ropelens.text.text", "ropelens.text.tokenize", "ropelens.interventions.silence"}
+UNCHECKED |= {"ropelens.analysis.analyze", "ropelens.analysis.options"}
+if "slow" in sys.argv:  # workers get other arguments, but inherit the environment
     os.environ["ALL_SHAPES"] = "1"
 if "ALL_SHAPES" not in os.environ:
     BUDGET = "ropelens.budget"
@@ -35,10 +30,10 @@ PACKAGE = Path(__file__).parents[1] / "ropelens"
 FILES = [file for room in ROOMS for file in (PACKAGE / room).rglob("*.py")]
 CHECKED = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in FILES}
 
-# The process that hands tests out to others runs none, and imports nothing slow.
+# The process that distributes tests to workers runs no test, and imports nothing slow.
 if "PYTEST_XDIST_WORKER" in os.environ or "--numprocesses" not in sys.argv:
-    gc.disable()  # until all is imported: there is no garbage yet
-    import scipy.stats  # noqa: F401  # before the hook, under which no bytecode is kept
+    gc.disable()  # imports make little garbage
+    import scipy.stats  # noqa: F401  # before the hook, which disables cached bytecode
     import transformers.modeling_utils  # noqa: F401
     from shapes import check_shapes
 
@@ -46,19 +41,19 @@ if "PYTEST_XDIST_WORKER" in os.environ or "--numprocesses" not in sys.argv:
     pytest_plugins = ["found_once", "oracles.tiny", "cli_runs", "trained"]
     pytest_plugins += ["synthetic_truncation"]
 
-# The same examples everywhere, and no deadline: neither luck nor a loaded machine is a failure.
+# All runs use the same examples, and a slow machine does not fail a test.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("same")
 
-# Read by huggingface_hub when it is imported, so before any test is.
+# huggingface_hub reads this variable when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# Tables and help are as wide as the terminal says, and that of whoever runs the tests differs.
+# Tables and help depend on the width of the terminal.
 os.environ["COLUMNS"] = "80"
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: nothing is won by looking for garbage in it again and again."""
+    """Exclude imported objects from garbage collection, because they stay until the end."""
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000, 20, 20)
@@ -66,9 +61,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real checkpoints and texts that lies beside the repository."""
-    beside = Path(__file__).parents[2] / "shared"
-    folder = Path(os.environ.get("ROPELENS_SHARED", beside))
+    """The folder of real checkpoints and texts next to the repository."""
+    default = Path(__file__).parents[2] / "shared"
+    folder = Path(os.environ.get("ROPELENS_SHARED", default))
     if not (folder / "checkpoints").is_dir():
         pytest.skip(f"no real checkpoints in {folder} (set ROPELENS_SHARED to their folder)")
     return folder
@@ -78,13 +73,13 @@ def shared() -> Path:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where CI runs nothing may be missing but a GPU, Firefox and what lies beside us."""
+    """Fail skipped tests in CI, except if a GPU, Firefox or the shared folder is missing."""
     report = yield
     missing = ("no real checkpoints", "no firefox")
     excused = "gpu" in item.keywords or any(name in str(report.longrepr) for name in missing)
     if report.skipped and os.environ.get("CI") and not excused:
         report.outcome = "failed"
         report.longrepr = (
-            f"{item.nodeid} was skipped, which CI does not allow: {report.longrepr}"
+            f"{item.nodeid} was skipped, but CI allows no skips: {report.longrepr}"
         )
     return report

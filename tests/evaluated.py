@@ -16,7 +16,9 @@ tokens = partial(random_tokens, sequences=3, length=40)
 
 
 def evaluate(model: nn.Module, **options: object) -> xr.Dataset:
-    return rl.evaluate(model, **{"tokens": tokens(), "prompt_lengths": [40], **options})
+    lengths = options.pop("lengths", None)
+    options = {"text": rl.Text(tokens(), lengths=lengths), "prompt_lengths": [40], **options}
+    return rl.evaluate(model, **options)
 
 
 def telling(told: Callable[[int], object]) -> Callable[..., AbstractContextManager]:

@@ -1,4 +1,4 @@
-"""Processes that work together, as torchrun starts them, on a CPU by gloo."""
+"""Processes as torchrun starts them, on a CPU."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from unittest import mock
 
 
 def settings() -> Mapping[str, str]:
-    """Variables of the processes: one thread, no GPU, modules from where tests have them."""
-    only = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return only | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    """Environment variables: one thread, no GPU, and the modules of the tests."""
+    limits = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return limits | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def together(*args: object) -> subprocess.CompletedProcess[str]:
-    """Python with `args`, which start processes."""
+    """Run Python with `args`, which start processes."""
     return subprocess.run(
         [sys.executable, *map(str, args)],
         env=os.environ | settings(),
@@ -33,9 +33,9 @@ def together(*args: object) -> subprocess.CompletedProcess[str]:
 
 
 def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[str]:
-    """`code` in so many processes, with `args` in their `sys.argv`.
+    """Run `code` in `count` processes, with `args` in their `sys.argv`.
 
-    They are copies of one process, which has imported everything once for all tests.
+    The processes are copies of a process that has imported all modules.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
@@ -49,7 +49,7 @@ def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[
             environment = {**os.environ, **place, "RANK": rank, "LOCAL_RANK": rank}
             call = (code, [*map(str, args)], environment, out, err)
             processes.append(context.Process(target=_run, args=call))
-        with mock.patch.dict(os.environ, settings()):  # for the first process of all
+        with mock.patch.dict(os.environ, settings()):  # for the server of the forks
             for process in processes:
                 process.start()
         for process in processes:
@@ -77,4 +77,4 @@ def _run(code: str, args: list[str], environment: dict[str, str], out: Path, err
         ended = 1
     atexit._run_exitfuncs()
     sys.stdout.flush()
-    os._exit(ended)  # leaving torch takes seconds
+    os._exit(ended)  # a normal exit of torch takes seconds

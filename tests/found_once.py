@@ -1,6 +1,6 @@
-"""h5netcdf looks a dataset up by its path some fifty times for each variable that it reads.
+"""Faster reading of netCDF files: h5netcdf looks up each dataset about fifty times.
 
-Tests read many files, and find it once; the processes of `forked` read as users do.
+Tests read many files, and look up each dataset once. The processes of `forked` do not use this.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 from h5netcdf.core import BaseObject, Dimension
 
 
-def once(find: Any) -> property:
-    def found(self: Any) -> object:
+def cached(find: Any) -> property:
+    def dataset(self: Any) -> object:
         if self._root._writable:
             return find(self)
-        return vars(self).get("_found") or vars(self).setdefault("_found", find(self))
+        return vars(self).get("_cached") or vars(self).setdefault("_cached", find(self))
 
-    return property(found)
+    return property(dataset)
 
 
-for of in (BaseObject, Dimension):
-    of._h5ds = once(of._h5ds.fget)
+for cls in (BaseObject, Dimension):
+    cls._h5ds = cached(cls._h5ds.fget)

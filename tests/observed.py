@@ -7,8 +7,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.attention.call import AttentionCall
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.planes import Planes
+from ropelens.rotation.probe import RotationProbe
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -21,7 +22,7 @@ def observed_calls(
 ) -> list[tuple[AttentionCall, Planes]]:
     """Every layer's attention call on a batch, and how it rotates."""
     live = as_live_model(model)
-    planes = [layer.planes for layer in live.rotations(tokens.shape[1])]
+    planes = RotationProbe(live).unedited_planes(tokens.shape[1])
     calls: dict[int, AttentionCall] = {}
     with torch.no_grad(), live.observe(lambda call: calls.update({call.layer: call})):
         live.forward(tokens)

@@ -1,4 +1,4 @@
-"""What `forked` has imported, once for all that it runs: ropelens first."""
+"""Modules that the processes of `forked` have imported, first of all ropelens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ropelens.figures  # noqa: E402
 import ropelens.report  # noqa: E402
 
 BEFORE = {"torch", "transformers", "transformer_lens"} & {*sys.modules}
-"""What of these ropelens, its figures and pages have imported."""
+"""Slow modules that are imported by ropelens with its figures and pages."""
 
 import ropelens.analysis.analyze  # noqa: E402
 import ropelens.commands.app  # noqa: E402

@@ -1,8 +1,8 @@
-"""Shapes in signatures, held for every call by jaxtyping and beartype: once for each kind.
+"""Checks of calls against their signatures, once for each kind of call.
 
-Whether a call keeps to its signature is a matter of the types, dtypes and shapes of what goes
-in and comes out, and of the values of what is no array. Calls alike in all of these are checked
-once, for a check costs more than most of the functions do.
+Calls have the same kind if the types, dtypes and shapes of all arguments and of the result are
+the same, and the values of arguments that are not arrays. Only the first call of a kind is
+checked, because a check takes longer than most functions.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from torch import Tensor
 
 
 def kind(value: object) -> object:
-    """What a check of `value` depends on."""
-    of = type(value)
+    """The properties of `value` on which a check depends."""
+    cls = type(value)
     try:
-        form = FORMS[of]
+        form = FORMS[cls]
     except KeyError:
-        form = FORMS[of] = next((form for known, form in KINDS if issubclass(of, known)), None)
-    return of if form is None else form(of, value)
+        form = FORMS[cls] = next((form for base, form in KINDS if issubclass(cls, base)), None)
+    return cls if form is None else form(cls, value)
 
 
 Form = Callable[[type, Any], tuple[object, ...]]
 KINDS: list[tuple[Any, Form]] = [
-    ((Tensor, np.ndarray), lambda of, value: (of, value.dtype, value.shape)),
-    (tuple, lambda of, value: (of, *map(kind, value))),
-    ((list, set, frozenset), lambda of, value: (of, frozenset(map(kind, value)))),
-    (dict, lambda of, value: (of, frozenset((kind(x), kind(y)) for x, y in value.items()))),
-    ((str, int, float, type(None)), lambda of, value: (of, value)),
+    ((Tensor, np.ndarray), lambda cls, value: (cls, value.dtype, value.shape)),
+    (tuple, lambda cls, value: (cls, *map(kind, value))),
+    ((list, set, frozenset), lambda cls, value: (cls, frozenset(map(kind, value)))),
+    (dict, lambda cls, value: (cls, frozenset((kind(x), kind(y)) for x, y in value.items()))),
+    ((str, int, float, type(None)), lambda cls, value: (cls, value)),
 ]
 FORMS: dict[type, Form | None] = {}
-"""The row of KINDS that a type has: looked for once."""
+"""The row of KINDS for each type."""
 
 
 class Checks:
-    """The checks of one function, made when first needed, and the kinds that passed."""
+    """The checks of one function, and the kinds of calls that passed."""
 
     def __init__(self, function: FunctionType, typechecker: Callable[..., Any]) -> None:
         self.function, self.typechecker = function, typechecker
         self.passed: set[object] = set()
-        self.by: dict[bool, Callable[..., object]] = {}
+        self.checkers: dict[bool, Callable[..., object]] = {}
         self.result: list[object] = []
 
-    def made(self, *, of_result: bool) -> Callable[..., object]:
-        """What returns the result that is held ready, if all is as the signature says."""
+    def make_checker(self, *, of_result: bool) -> Callable[..., object]:
+        """A function with the same signature that returns the prepared result."""
         function, result = self.function, self.result
         signature = inspect.signature(function)
         if not of_result:
@@ -67,14 +67,14 @@ class Checks:
         return jaxtyped(copy, typechecker=self.typechecker)
 
     def check(self, key: tuple, args: tuple, kwargs: dict, *results: object) -> None:
-        """By all of the signature; without a result, what goes in."""
+        """Check the arguments, and the result if there is one."""
         if key in self.passed:
             return
-        if bool(results) not in self.by:
-            self.by[bool(results)] = self.made(of_result=bool(results))
+        if bool(results) not in self.checkers:
+            self.checkers[bool(results)] = self.make_checker(of_result=bool(results))
         self.result[:] = results or [None]
         try:
-            self.by[bool(results)](*args, **kwargs)
+            self.checkers[bool(results)](*args, **kwargs)
         finally:
             self.result.clear()
         self.passed.add(key)
@@ -84,25 +84,25 @@ CHECKS: dict[object, Checks] = {}
 
 
 def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
-    """As `jaxtyping.jaxtyped`; of a function within a function the checks are made once."""
+    """Replace `jaxtyping.jaxtyped`. All copies of an inner function share their checks."""
 
-    def decorate(what: Any) -> Any:
-        if inspect.isclass(what):
-            if is_dataclass(what):
-                what.__init__ = decorate(what.__init__)
-            return what
-        key = what.__module__, what.__qualname__, what.__code__
+    def decorate(function: Any) -> Any:
+        if inspect.isclass(function):
+            if is_dataclass(function):
+                function.__init__ = decorate(function.__init__)
+            return function
+        key = function.__module__, function.__qualname__, function.__code__
         if key not in CHECKS:
-            CHECKS[key] = Checks(what, typechecker)
+            CHECKS[key] = Checks(function, typechecker)
         checks = CHECKS[key]
         passed = checks.passed
 
-        @functools.wraps(what)
+        @functools.wraps(function)
         def call(*args: object, **kwargs: object) -> object:
             given = (*map(kind, args), *kwargs, *map(kind, kwargs.values()))
             try:
-                result = what(*args, **kwargs)
-            except Exception:  # a shape that is wrong is said first
+                result = function(*args, **kwargs)
+            except Exception:  # report a wrong shape first
                 checks.check(given, args, kwargs)
                 raise
             if (given, kind(result)) not in passed:
@@ -115,6 +115,6 @@ def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def check_shapes(modules: list[str]) -> None:
-    """Check all calls of functions of these modules, which are not imported yet."""
-    jaxtyping.jaxtyped = checked  # what the code of a module that is imported asks for
+    """Check all calls of functions in these modules, which must not be imported yet."""
+    jaxtyping.jaxtyped = checked  # imported modules use this name
     jaxtyping.install_import_hook(modules, "beartype.beartype")

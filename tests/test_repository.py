@@ -1,4 +1,4 @@
-"""Rules of the project that a test can hold."""
+"""Rules of the project that a test can check."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WORDS = {
     "CHANGELOG.md": 5_000,
     "reports/README.md": 12_000,
 }
-"""The most bytes of a page that is read in a hurry."""
+"""Largest size in bytes of pages for readers in a hurry."""
 
 
 def test_public_names_stand_where_the_table_says() -> None:
@@ -71,7 +71,7 @@ def test_constraints_pin_what_the_package_needs() -> None:
 
 
 def test_what_is_installed_is_pinned_by_its_hashes() -> None:
-    """All but torch, whose wheel differs from index to index; no index is named."""
+    """Except torch, whose wheels differ between indexes. No file names an index."""
     pinned = re.findall(r"^\S+==\S+$", (ROOT / "constraints.txt").read_text(), re.M)
     locked: list[str] = []
     for file in ("run.txt", "work.txt"):
@@ -86,7 +86,7 @@ def test_what_is_installed_is_pinned_by_its_hashes() -> None:
 
 @pytest.mark.parametrize("rooms", ROOMS)
 def test_a_room_keeps_its_size(rooms: str) -> None:
-    """Lines of Python; a ceiling falls with every step, and rises for a feature alone."""
+    """Lines of Python. A ceiling falls with each step, and rises only for a feature."""
     found = sum(lines_of(ROOT / "ropelens" / room) for room in rooms.split())
     assert found <= ROOMS[rooms]
 

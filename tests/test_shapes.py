@@ -1,4 +1,4 @@
-"""A call that does not keep to its signature is refused, also after calls that do."""
+"""A call that violates its signature is refused, also after correct calls."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ WRONG: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_refused_each_time(name: str) -> None:
+def test_a_wrong_call_is_refused_each_time(name: str) -> None:
     for _ in range(2):
         assert joined(ROWS, ROWS, turn=False).shape == (2, 6)
-        assert [one.tolist() for one in within([1, 2])] == [[1], [1, 1]]
+        assert [ones.tolist() for ones in within([1, 2])] == [[1], [1, 1]]
         assert Pair(torch.ones(2), torch.ones(2)).y.sum() == 2
         with pytest.raises(TypeCheckError):
             WRONG[name]()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ropelens.checkpoints.paths import BUNDLED, bundled_facts, bundled_path
+from ropelens.checkpoints.bundled import BUNDLED, bundled_facts, bundled_path
 from ropelens.errors import BadArgument
 
 ROOT = Path(__file__).parents[1]
@@ -51,10 +51,10 @@ def test_what_is_left_out_is_said(
 ) -> None:
     assert wheel.stat().st_size < LARGEST
     zipfile.ZipFile(wheel).extractall(tmp_path)
-    monkeypatch.setattr("ropelens.checkpoints.paths.files", lambda _: tmp_path / "ropelens")
+    monkeypatch.setattr("ropelens.checkpoints.bundled.files", lambda _: tmp_path / "ropelens")
     facts = {name: bundled_facts(name)["what"] for name in BUNDLED}
-    left_out = [name for name, what in facts.items() if "(in the repository alone)" in what]
+    left_out = [name for name, what in facts.items() if "(only in the repository)" in what]
     assert left_out == [f"rope-step-{step}" for step in (1000, 3000, 5000)]
-    with pytest.raises(BadArgument, match="the early ones are not in a wheel"):
+    with pytest.raises(BadArgument, match="a wheel does not contain the early steps"):
         bundled_path("rope-step-1000")
     assert bundled_path("nope") == tmp_path / "ropelens" / "bundled" / "nope"

@@ -1,4 +1,4 @@
-"""A tiny checkpoint on disk, whole, and ways to change it."""
+"""A tiny checkpoint on disk, and functions that change it."""
 
 from __future__ import annotations
 

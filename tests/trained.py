@@ -1,4 +1,4 @@
-"""A model small enough to train in a test, a run and a study of it, and their comparison."""
+"""A tiny model that tests can train, with a run, a study and a comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import xarray as xr
 from filelock import FileLock
 
 import ropelens as rl
-from ropelens.comparison.entries import Entry, find_entries
+from ropelens.comparison.entries import ComparisonEntry, find_entries
 from ropelens.train import run as runs
 from ropelens.train.settings import SIZES, Settings, Size
 from ropelens.train.study import run_study
@@ -30,7 +30,7 @@ NANO = Size(
     micro_batch=2,
     learning_rate=1e-2,
 )
-SIZES["nano"] = NANO  # wherever this is imported
+SIZES["nano"] = NANO
 OPTIONS = {"size": "nano", "context": 32, "vocabulary": 300, "steps": 60, "precision": "bf16"}
 
 
@@ -43,7 +43,7 @@ def train(
     checkpoint_seconds: float = 60.0,
     **options: Any,
 ) -> Path:
-    """A run in `out`, by `options`, which are fields of its settings."""
+    """Train a run in `out`; `options` are fields of its settings."""
     files = {"text": text, "valid": valid, "data": data, "out": out}
     return runs.train(Settings(**options), **files, checkpoint_seconds=checkpoint_seconds)
 
@@ -62,7 +62,7 @@ SEQUENCES = 32
 
 
 def story(lines: int) -> str:
-    """Text with little to learn: names take turns, and each says the same."""
+    """Simple text: four names take turns in the same sentence."""
     names = ["Anna", "Bertram", "Cecily", "Dorian"]
     return "\n".join(
         f"{names[i % 4]} met {names[i * 7 % 4]} and said good day, number {i % 10}."
@@ -72,9 +72,9 @@ def story(lines: int) -> str:
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of all processes that run tests."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    """A folder that all test processes share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture(scope="session")
@@ -86,13 +86,13 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run(place: Path, prose: Path) -> Path:
-    """The folder of a finished run, by OPTIONS: trained once, whoever asks."""
+    """The folder of a finished run with OPTIONS, trained once for all tests."""
     with FileLock(place / "run.lock"):
         return train([prose], out=place / "trained-run", **OPTIONS)
 
 
 def metrics(run: Path) -> list[dict[str, str]]:
-    """metrics.csv without the rate, the one column that a clock decides."""
+    """Rows of metrics.csv without the tokens per second, which depend on the clock."""
     with (run / "metrics.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     for row in rows:
@@ -102,7 +102,7 @@ def metrics(run: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def study(place: Path) -> Path:
-    """The folder of three variants and two seeds, of two steps each: trained once."""
+    """The folder of a study with three variants, two seeds and two steps, trained once."""
     folder = place / "study"
     with FileLock(place / "study.lock"):
         if not folder.exists():
@@ -127,7 +127,7 @@ def run_folder(study: Path, variant: str, seed: int) -> Path:
     return study / "nano" / variant.replace(":", "-") / f"seed-{seed}"
 
 
-def runs_in(study: Path) -> list[Entry]:
+def runs_in(study: Path) -> list[ComparisonEntry]:
     return find_entries([study])[0]
 
 

@@ -19,7 +19,7 @@ from card import loss_curve, model_card, read_metrics
 from sample import sample_documents
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ropelens.checkpoints.paths import BUNDLED
+from ropelens.checkpoints.bundled import BUNDLED
 from ropelens.commands.terminal import run_script
 from ropelens.errors import BadArgument
 from ropelens.runtime.folder import write_whole

@@ -119,19 +119,19 @@ def measure(name: str, text: Path | None, out: Path) -> None:
         (out / f"rope-{variant.replace(':', '-')}.txt").write_text(printed)
 
     model, tokenizer = rl.load(name)
-    corpus = rl.tokenize(rl.read_documents([text or SAMPLE]), tokenizer, context=64)
-    tokens, lengths = corpus.tokens[:8], corpus.lengths[:8]
-    of_text = {"lengths": lengths, "documents": corpus.documents[:8]}
+    corpus = rl.tokenize(rl.read_documents([text or SAMPLE]), tokenizer, context=64)[:8]
+    plain = rl.Text(corpus.ids, lengths=corpus.lengths)  # of unknown documents
+    first = corpus.ids[0, : int(corpus.lengths[0])]
     with rl.edit_rope(model, "linear:2"):
         edited = rl.measure_rope(model)
-    with rl.silence_heads(model, "1.*", to="mean", tokens=tokens, lengths=lengths):
-        silent = rl.evaluate(model, tokens, lengths=lengths, edits={}, measures=["loss"])
+    with rl.silence_heads(model, "1.*", to="mean", text=plain):
+        silent = rl.evaluate(model, plain, edits={}, measures=["loss"])
     calls = {
-        "profile-rows": rl.profile(model, tokens, **of_text, rows=16, tokenizer=tokenizer),
-        "evaluate": rl.evaluate(model, tokens, **of_text, edits=EDITS),
+        "profile-rows": rl.profile(model, corpus, rows=16, tokenizer=tokenizer),
+        "evaluate": rl.evaluate(model, corpus, edits=EDITS),
         "silent": silent,
-        "capture": rl.capture(model, tokens[0, : int(lengths[0])], heads="1.2", values=True),
-        "reach": rl.reach(model, tokens, lengths=lengths, distances=[700, 5000]),
+        "capture": rl.capture(model, first, heads="1.2", values=True),
+        "reach": rl.reach(model, plain, distances=[700, 5000]),
         "rope": rl.measure_rope(model),
         "rope-edited": edited,
         "rope-compared": rl.compare_rope(model, model),

@@ -19,11 +19,11 @@ from torch import nn
 from ropelens.analysis.plan import Plan, this_command
 from ropelens.checkpoints.files import fingerprint
 from ropelens.checkpoints.load import Opened
+from ropelens.claims.heads import classify_heads
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, explained, public, words_of
 from ropelens.interventions.truncation_table import summarize_truncation
-from ropelens.profiles.heads import classify_heads
 from ropelens.profiles.measurement import versions
 from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
 from ropelens.report.tables import about
@@ -37,7 +37,7 @@ from ropelens.report.words import (
 from ropelens.runtime.folder import file_name, write_whole
 from ropelens.runtime.results import open_results, read_record, write_folder, write_page
 from ropelens.runtime.savepoint import UNFINISHED
-from ropelens.text.documents import Sequences
+from ropelens.text.text import Text
 from ropelens.train.data import differences
 
 
@@ -47,7 +47,7 @@ class Analysis:
 
     `profile` is what `ropelens.profile` returns, `heads` what `classify_heads` makes of it,
     `provenance` what run.json says beside the kind and `findings`. `truncation` is a sweep
-    and `reach` what `ropelens.reach` returns, or None. `model`, its `tokenizer` and `sequences`
+    and `reach` what `ropelens.reach` returns, or None. `model`, its `tokenizer` and `text`
     are what was measured; None in an analysis that was read from a folder.
     """
 
@@ -56,7 +56,7 @@ class Analysis:
     provenance: dict[str, Any]
     truncation: xr.Dataset | None = None
     model: nn.Module | None = None
-    sequences: Sequences | None = None
+    text: Text | None = None
     reach: xr.Dataset | None = None
     tokenizer: Any = None
 
@@ -316,7 +316,7 @@ def is_measured(folder: Path, plan: Plan) -> bool:
         return False
     prints = (record.get(name, {}).get("fingerprint") for name in ("model", "text"))
     weights = fingerprint(plan.source.checkpoint.path)
-    return tuple(prints) == (weights, plan.text.fingerprint)
+    return tuple(prints) == (weights, plan.text.documents_sha256)
 
 
 def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:

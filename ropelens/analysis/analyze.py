@@ -20,15 +20,16 @@ import xarray as xr
 
 from ropelens.analysis.analysis import Analysis, check_sweep, earlier_analysis
 from ropelens.analysis.options import Options
-from ropelens.analysis.plan import Plan, Text, listed_warnings, plan_analysis, this_command
+from ropelens.analysis.plan import Plan, Texts, listed_warnings, plan_analysis, this_command
 from ropelens.checkpoints.files import fingerprint
+from ropelens.claims.heads import classify_heads
 from ropelens.errors import public
-from ropelens.interventions.truncate import truncate
+from ropelens.interventions.truncate import sweep_planes
+from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.bridge import bridge
-from ropelens.model.live_model import LiveModel, Model, as_live_model
-from ropelens.profiles.heads import classify_heads
-from ropelens.profiles.measurement import versions
-from ropelens.profiles.profile import profile as measure
+from ropelens.model.live_model import LiveModel
+from ropelens.profiles.measurement import Measurement, versions
+from ropelens.profiles.profile import measure_profile
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.processes import gather
 from ropelens.runtime.progress import ShowProgress, opening, silent
@@ -46,7 +47,7 @@ RECORDED = (
 @public
 def analyze(
     model: str | Path | Model = "bundled",
-    text: Text | None = None,
+    text: Texts | None = None,
     options: Options = DEFAULT,
     *,
     tokenizer: Any = None,
@@ -85,7 +86,7 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
     once a minute, until `Analysis.save`, and goes on after a kill. A sweep joins an analysis
     of the same weights and text in `folder`, whose profile is then not measured again.
     """
-    begin, source, read, options = time.perf_counter(), plan.source, plan.text, plan.options
+    begin, source, options = time.perf_counter(), plan.source, plan.options
     if folder is not None and plan.truncation is not None:
         check_sweep(Path(folder), plan.arguments)
     with listed_warnings(plan.warnings):
@@ -99,35 +100,42 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
         shown: Any = live.model
         full = explain_full_memory(
             "The measurement",
-            seen=f"context {int(read.tokens.shape[1]):,}",
+            seen=f"context {plan.text.ids.shape[1]:,}",
             hint="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
         )
-        common: dict[str, Any] = {"rows": options.rows, "batch_size": plan.batch_size}
-        common |= {"seed": options.seed, "progress": progress}
-        common |= {"tokenizer": source.tokenizer, **read.arguments}
+        common: dict[str, Any] = {"tokenizer": source.tokenizer, "progress": progress}
         with full, _saved_in(folder, plan, weights):
+            measurement = Measurement.of(
+                live,
+                plan.text,
+                rows=options.rows,
+                seed=options.seed,
+                batch_size=plan.batch_size,
+            )
             swept = earlier = None
             if plan.truncation is not None:
-                swept = truncate(live, **common, **plan.truncation)
-                earlier = _joined_by_sweep(folder, weights, read.fingerprint)
+                swept = sweep_planes(measurement, **common, **plan.truncation)
+                earlier = _joined_by_sweep(folder, weights, plan.text.documents_sha256)
             if options.backend == "transformer-lens" and weights is not None:
                 shown = bridge(live.model, source.tokenizer)
                 live = as_live_model(shown, source.tokenizer)
+                measurement = replace(measurement, live=live)
             if earlier is None:
                 common |= {"excerpts": plan.excerpts, "statistics": plan.statistics}
-                profile = measure(live, surrogates=options.surrogates, **common)
+                common |= {"surrogates": options.surrogates}
+                profile = measure_profile(measurement, **common)
                 with opening(progress, "labelling"):
                     heads = classify_heads(profile, seed=options.seed)
     facts = {
         "backend": options.backend,
-        "text": read.source,
+        "text": plan.text.source,
         "command": this_command(),
         "warnings": "\n".join(plan.warnings),
     } | ({} if revision is None else {"revision": revision})
     if swept is not None:
         swept.attrs |= facts | {"arguments": json.dumps(plan.arguments)}
     measured: dict[str, Any] = {"model": shown, "tokenizer": source.tokenizer}
-    measured |= {"sequences": read, "truncation": swept}
+    measured |= {"text": plan.text, "truncation": swept}
     if earlier is not None:
         return replace(earlier, **measured)
     profile.attrs |= facts
@@ -159,7 +167,7 @@ def _saved_in(
     """The measurement is saved in `folder` under all that decides its numbers."""
     if folder is None or isinstance(plan.source, LiveModel):
         return nullcontext()  # a model in memory has no files by which it is known again
-    text = (plan.text.tokens, plan.text.lengths, plan.text.documents, plan.text.hidden)
+    text = (plan.text.ids, plan.text.lengths, plan.text.documents, plan.text.hidden)
     key = {
         "weights": weights,
         "config": plan.source.config.to_dict(),
@@ -184,7 +192,7 @@ def _record(
             "class": live.class_name,
             "fingerprint": weights,
         },
-        "text": {"source": attrs["text"], "fingerprint": plan.text.fingerprint or None},
+        "text": {"source": attrs["text"], "fingerprint": plan.text.documents_sha256 or None},
         "labels": heads["label"].value_counts().to_dict(),
         "thresholds": heads.attrs["thresholds"],
         "claim": {name: _known(value) for name, value in heads.attrs["claim"].items()},

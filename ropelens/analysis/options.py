@@ -1,4 +1,4 @@
-"""What a measurement can be asked for: each option once, for Python and the commands."""
+"""Options of a measurement, for Python and for the commands."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ropelens.checkpoints.load_options import Loading, option
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """What `analyze` measures, and (those of `Loading`) how it reads a model that is named."""
+    """Options of `analyze`. The options of `Loading` apply if the model is given by name."""
 
     prompts: Annotated[
         list[str] | None,
         option(
             "TEXT",
-            "Text to look into, token by token, up to 256 tokens; may be repeated. "
-            "[default: pieces of the text]",
+            "Text to show token by token, up to 256 tokens. Can be repeated. [default: pieces "
+            "of the text]",
             name="--prompt",
         ),
     ] = None
@@ -33,47 +33,47 @@ class Options(Loading):
         list[str] | None,
         option(
             "TOKEN",
-            'Search for heads by the tokens they attend to: "\'" is that token, "*\'*" any '
-            'that contains it; or punctuation, newline, digits, capital, repeated; or "after:" '
-            "and one of these; may be repeated.",
+            "Find heads by the tokens that they attend to: punctuation, newline, digits, "
+            'capital, repeated, a token such as "\'", or a pattern such as "*\'*"; with '
+            '"after:" in front, the tokens that follow. Can be repeated.',
         ),
     ] = None
     context: Annotated[
         int | None,
-        option("N", "Tokens in a sequence. [default: up to 2048; a sweep has more]", min=3),
+        option("N", "Tokens in a sequence. [default: up to 2048, more in a sweep]", min=3),
     ] = None
     sequences: Annotated[
         int | None,
-        option("N", "Sequences, drawn at random. [default: up to 64, fewer long ones]", min=1),
+        option("N", "Number of random sequences. [default: up to 64, fewer if long]", min=1),
     ] = None
     bos: Annotated[
         Literal["always", "tokenizer"],
         option(
             None,
-            "Sequences and prompts begin with BOS: always, where the tokenizer has one; or "
-            "only where the tokenizer itself adds it.",
+            "Begin sequences and prompts with BOS: always (if the tokenizer has a BOS token), "
+            "or only if the tokenizer adds BOS by itself.",
         ),
     ] = "always"
     rows: Annotated[
         int | Literal["all", "auto"],
         option(
             "N|all",
-            "Rows of attention that are measured in each sequence: all, a random N of them,"
-            " or auto: all of sequences of up to 2,048 tokens, 512 of longer ones.",
+            "Rows of attention to measure in each sequence: all, N random rows, or auto (all "
+            "rows if a sequence has up to 2,048 tokens, 512 rows otherwise).",
             parser=lambda text: text if text in ("all", "auto") else int(text),
             min=1,
         ),
     ] = "auto"
     batch_size: Annotated[
         int | None,
-        option("N", "Sequences that run together. [default: what the memory allows]", min=1),
+        option("N", "Sequences in a batch. [default: as many as fit into memory]", min=1),
     ] = None
     surrogates: Annotated[
         int,
         option(
             "N",
-            "Random orders of the frequencies that the claim on wavelengths is tested "
-            "against (39 or more for a verdict).",
+            "Random orders of the frequencies as a null for the claim on wavelengths. A "
+            "verdict needs 39 or more.",
             min=0,
         ),
     ] = 40
@@ -86,31 +86,31 @@ class Options(Loading):
 def with_options(
     kind: Any, *, only: Collection[str] | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command, whose `options` of the dataclass `kind` become an option a field.
+    """Decorate a command, and give it one option for each field of the dataclass `kind`.
 
-    A field's type, metavar and help are in its annotation. `only` names the fields that the
-    command has, all if None; `defaults` replace theirs.
+    The annotation of a field contains the type and the help of its option. `only` selects
+    fields, and `defaults` replaces default values. The command gets the values as `options`.
     """
     hints = get_type_hints(kind, include_extras=True)
     fields = [f for f in dataclasses.fields(kind) if only is None or f.name in only]
-    fields.sort(key=lambda field: field.name not in kind.__annotations__)  # inherited ones last
+    fields.sort(key=lambda field: field.name not in kind.__annotations__)  # own first
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def call(**given: Any) -> None:
-            options = {field.name: given.pop(field.name) for field in fields}
-            command(**given, options=kind(**options))
+        def call(**arguments: Any) -> None:
+            options = {field.name: arguments.pop(field.name) for field in fields}
+            command(**arguments, options=kind(**options))
 
         signature = inspect.signature(command, eval_str=True)
         parameters = [p for p in signature.parameters.values() if p.name != "options"]
         for field in fields:
             hint, default = hints[field.name], defaults.get(field.name, field.default)
             info = copy(hint.__metadata__[0])
-            if field.name in defaults:  # typer names it
+            if field.name in defaults:  # typer adds the new default
                 info.help = info.help.partition(" [default:")[0]
             hint = Annotated[hint.__origin__, info]
             if info.parser is not None:
-                hint = Annotated[Any, info]  # typer takes no unions
+                hint = Annotated[Any, info]  # typer does not accept unions
             parameter = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY)
             parameters.append(parameter.replace(default=default, annotation=hint))
         call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -120,22 +120,22 @@ def with_options(
 
 
 def path_of(text: str) -> Any:
-    """A path; an empty text, of a shell variable that is not set, is not the current folder."""
+    """Convert to a path; refuses an empty text, which an unset shell variable gives."""
     if not text:
         raise typer.BadParameter("it is empty")
     return Path(text)
 
 
-NAMED = "A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list)."
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=NAMED)]
-Text = Annotated[
+MODEL_HELP = "A folder, a GGUF file, a Hub id, bundled, or bundled:NAME (ropelens list)."
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+TextOption = Annotated[
     list[Path] | None,
     option(
         "FILE",
-        "Text file, or folder of *.txt, *.md and *.jsonl; may be repeated. A file is a "
-        'document; a .jsonl file holds one a line, under "text". [default: for a '
-        "bundled model, text sampled from it; needed for any other]",
+        "Text file, or folder with *.txt, *.md and *.jsonl files. Can be repeated. A file is "
+        'one document; a .jsonl file has a document in each line, under "text". [default: '
+        "text sampled from a bundled model; other models need --text]",
         parser=path_of,
     ),
 ]
-Out = Annotated[Path, option("DIR", "Folder for the results.", parser=path_of)]
+OutOption = Annotated[Path, option("DIR", "Folder for the results.", parser=path_of)]

@@ -20,8 +20,9 @@ from transformers import PreTrainedConfig
 from ropelens.analysis.options import Options
 from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import fitted_sequences
+from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
 from ropelens.checkpoints.load import Opened, open_checkpoint
-from ropelens.checkpoints.paths import check_text, sample_path, short_name, writer_of
+from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import (
     attending_layers,
     rope_parameters,
@@ -30,26 +31,26 @@ from ropelens.config_facts import (
 )
 from ropelens.interventions.truncate import KEEP
 from ropelens.interventions.truncation_table import EVERY, MEASURES, wanted_measures
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpts import check_excerpts
 from ropelens.profiles.measurement import sequences_at_once
+from ropelens.profiles.model_text import check_ids
 from ropelens.profiles.passes import fit_cost
 from ropelens.profiles.token_sets import attention_on
 from ropelens.rope.select import heads_by_layer, plan_cuts
 from ropelens.runtime.devices import LIBRARIES, free_bytes, pass_bytes
-from ropelens.text.batches import split_batch
-from ropelens.text.documents import (
+from ropelens.text.documents import check_document, read_documents
+from ropelens.text.rows import rows_for
+from ropelens.text.text import Text
+from ropelens.text.tokenize import (
     PIECE,
-    Sequences,
-    check_document,
-    check_tokens,
     encode,
     prompt_tokens,
-    read_documents,
+    read_text,
     tokenize,
     warn_beyond,
 )
-from ropelens.text.rows import rows_for
 
 LONGEST_DEFAULT_CONTEXT = 2048
 
@@ -60,7 +61,7 @@ OF_LONG["measures"] = ("loss", "induction", "change", "copying")
 OPERATIONS = {"cpu": 8e14, "cuda": 1e17}
 """Floating-point operations of a sweep at most, by default: about two hours."""
 
-Text = Path | str | Sequence[Path | str] | Sequences | Tensor | Mapping[str, Any]
+Texts = Path | str | Sequence[Path | str] | Text | Tensor | Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class Plan:
     """
 
     source: Opened | LiveModel
-    text: Sequences
+    text: Text
     options: Options
     truncation: Mapping[str, Any] | None
     excerpts: list[Int[Tensor, " position"]]
@@ -89,7 +90,7 @@ class Plan:
 
 def plan_analysis(
     model: str | Path | Model,
-    text: Text | None,
+    text: Texts | None,
     options: Options,
     *,
     tokenizer: Any = None,
@@ -132,7 +133,7 @@ def plan_analysis(
         statistics=[
             statistic
             for what in options.attention_on or ()
-            for statistic in attention_on(read.tokens, what, tokenizer)
+            for statistic in attention_on(read, what, tokenizer)
         ],
         arguments=json.loads(
             json.dumps(names | asdict(options) | dict(truncation or {}), default=str)
@@ -143,10 +144,10 @@ def plan_analysis(
     )
 
 
-def _sizes(source: Opened, read: Sequences, options: Options) -> tuple[int, dict[str, str]]:
+def _sizes(source: Opened, read: Text, options: Options) -> tuple[int, dict[str, str]]:
     """Sequences that run together, and what will run in words; warns of too little memory."""
     config, devices, dtype = source.config, source.devices, source.torch_dtype
-    (count, context), longest = read.tokens.shape, int(read.lengths.max())
+    (count, context), longest = read.ids.shape, int(read.lengths.max())
     free = sum(map(free_bytes, devices))
     left = free - source.weight_bytes
     batch: dict[str, Any] = {
@@ -253,14 +254,14 @@ def _count_edits(asked: Mapping[str, Any], config: PreTrainedConfig) -> int:
 
 
 def _documents(
-    text: Text | None, model: str | Path | Model
-) -> tuple[dict[str, Any], list[str] | Sequences | Tensor | Mapping[str, Any]]:
+    text: Texts | None, model: str | Path | Model
+) -> tuple[dict[str, Any], list[str] | Text | Tensor | Mapping[str, Any]]:
     """Documents, or the tokens that are passed instead; before them what run.json calls them.
 
     There a model in memory goes by its class, and a document that was passed by its length.
     """
     name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
-    tokens = (Sequences, Tensor, Mapping)
+    tokens = (Text, Tensor, Mapping)
     parts: list[Any] = [text] if isinstance(text, (Path, str, *tokens)) else list(text or ())
     check_text(name, parts)
     if isinstance(text, tokens):
@@ -280,21 +281,17 @@ def _documents(
 
 
 def _sequences(
-    documents: list[str] | Sequences | Tensor | Mapping[str, Any],
+    documents: list[str] | Text | Tensor | Mapping[str, Any],
     source: Opened | LiveModel,
     options: Options,
-) -> Sequences:
+) -> Text:
     """Documents as tokens of the model, cut to the context; tokens as they are."""
-    if isinstance(documents, Sequences):
-        return documents
     config = source.config.get_text_config()
-    if isinstance(documents, Tensor | Mapping):
-        ids, lengths, hidden, numbers = documents, None, None, None
-        if isinstance(documents, Mapping):
-            ids, lengths, hidden, numbers, _ = split_batch(documents, None, config)
-        tokens, lengths = check_tokens(ids, lengths, vocabulary=config.vocab_size)
-        count = f"{len(tokens):,} sequences of tokens"
-        return Sequences(tokens, lengths, "", count, numbers, hidden)
+    if not isinstance(documents, list):
+        read = read_text(documents, config=config)
+        check_ids(read, vocabulary=config.vocab_size)
+        source_sentence = f"{len(read):,} sequences of tokens"
+        return read if read.source else replace(read, source=source_sentence)
     maximum = stated_context(source.config)
     context = options.context
     if context is None:
@@ -306,8 +303,8 @@ def _sequences(
         if options.sequences is None:  # then fewer than the default are no surprise
             warnings.filterwarnings("ignore", message=".*were asked for")
         read = tokenize(documents, source.tokenizer, **sample)
-    tokens, lengths = check_tokens(read.tokens, read.lengths, vocabulary=config.vocab_size)
-    return replace(read, tokens=tokens, lengths=lengths)
+    check_ids(read, vocabulary=config.vocab_size)
+    return read
 
 
 def this_command() -> str:

@@ -18,8 +18,8 @@ from ropelens.attention.variables import Statistic, stack
 from ropelens.errors import BadArgument
 from ropelens.intervals import mean_and_error
 from ropelens.rope.planes import Planes
-from ropelens.text.corpus import GROUPS
 from ropelens.text.rows import Rows
+from ropelens.text.text import GROUPS
 
 SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 """Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""

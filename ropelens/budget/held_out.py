@@ -1,6 +1,6 @@
 """The models of a layer's budget: fitted to a sample of rows, scored on rows of other text.
 
-Groups of sequences belong to two folds (see `Corpus`). The models that are fitted to one fold
+Groups of sequences belong to two folds (see `Text`). The models that are fitted to one fold
 are scored on all sequences of the other, so that more weights are no advantage. Where one
 sequence is alone in its length, every other of its rows belongs to a fold.
 """
@@ -21,8 +21,8 @@ from ropelens.budget.logit import MODELS, SCORES, fit, score
 from ropelens.budget.offsets import split
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.rope.planes import Planes
-from ropelens.text.corpus import GROUPS, SINKS, Corpus
 from ropelens.text.rows import Rows, generator_of, sample_rows
+from ropelens.text.text import GROUPS, SINKS, Text
 
 FOLD_ROWS = 256  # rows that the models of a fold are fitted to
 FOLD_SEQUENCES = 8  # sequences that these rows are taken from, at most
@@ -36,7 +36,7 @@ SURROGATE_SEQUENCES = 8
 SURROGATE_ROWS = 256  # rows of so many sequences that surrogates are compared on
 
 
-def scored_rows(text: Corpus) -> int:
+def scored_rows(text: Text) -> int:
     """Rows of each sequence that models are scored on; alone, those that it is fitted to."""
     return (
         2 * FOLD_ROWS
@@ -65,7 +65,7 @@ class LayerFit:
     def score(
         self,
         rows: SampledCall,
-        text: Corpus,
+        text: Text,
         sets: Bool[Tensor, "batch set position"] | None = None,
     ) -> Float[Tensor, "group set head score"]:
         """The `SCORES` of the rows of each group and set under the other fold's models."""
@@ -95,12 +95,12 @@ class Sample:
     """The sequences that models are fitted to, of both folds in turn, and rows of theirs."""
 
     chosen: list[int]
-    text: Corpus
+    text: Text
     rows: Rows
     surrogate_rows: Rows
 
     @classmethod
-    def draw(cls, text: Corpus, *, seed: int) -> Sample:
+    def draw(cls, text: Text, *, seed: int) -> Sample:
         """Sequences of many groups, drawn with `seed`, and rows of theirs."""
         if text.single_long_sequence:
             both = [int(text.lengths.argmax())]
@@ -181,7 +181,7 @@ def with_found(
 
 
 def _of_fold(
-    rows: SampledCall, text: Corpus, fold: int
+    rows: SampledCall, text: Text, fold: int
 ) -> tuple[Bool[Tensor, " batch"], SampledCall]:
     """The sequences of a fold and their rows; alone, every other row of the sequence."""
     if text.single_long_sequence:
@@ -194,7 +194,7 @@ def _of_a_fold(context: int) -> int:
     return max(1, min(FOLD_SEQUENCES, FOLD_TOKENS // context))
 
 
-def _spread(text: Corpus, fold: int, count: int, *, seed: int) -> list[int]:
+def _spread(text: Text, fold: int, count: int, *, seed: int) -> list[int]:
     """Up to `count` long sequences of a fold, in random order, of as many groups as can be."""
     order = torch.randperm(len(text), generator=generator_of(seed))
     taken: Counter[int] = Counter()

@@ -38,8 +38,8 @@ from ropelens.attention.offset_bins import offset_edges
 from ropelens.budget.labels import GAINS
 from ropelens.budget.offsets import OffsetRows, fit_offsets, split
 from ropelens.budget.solver import Minimum, fit_log_linear
-from ropelens.text.corpus import SINKS
 from ropelens.text.rows import Rows
+from ropelens.text.text import SINKS
 
 MODELS = ("sink", "position", "content", "both")  # S, P, C and B
 

@@ -20,7 +20,7 @@ from ropelens.attention.block import SampledCall
 from ropelens.attention.call import sees
 from ropelens.attention.offset_bins import bin_of, offset_edges
 from ropelens.budget.solver import Expect, Minimum, fit_log_linear
-from ropelens.text.corpus import SINKS
+from ropelens.text.text import SINKS
 
 TOGETHER = 2**18  # weights that are fitted at once, of many heads
 

@@ -1,1 +1,1 @@
-"""Checkpoints on disk: finding, checking and loading them."""
+"""Finding, checking and loading checkpoints."""

@@ -1,7 +1,7 @@
-"""`load`: the name of a checkpoint becomes a model that can be measured, or a clear error.
+"""`load` reads a checkpoint and returns a model that can be measured.
 
-What transformers loads without a word is refused: weights that it would fill with random
-numbers, models whose tokens see what comes after them.
+It refuses checkpoints that transformers accepts silently: checkpoints that lack weights, which
+transformers would replace with random numbers, and models that are not causal.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ def load(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """A causal language model and its tokenizer, ready to be measured.
+    """Load a causal language model and its tokenizer.
 
-    `name` is a local folder, a GGUF file, "bundled", "bundled:NAME", or a Hub id at `revision`.
-    Only safetensors and GGUF are read, never a pickle. The tokenizer is None where the
-    checkpoint has none; the model then takes token ids, not text. The model is in evaluation
-    mode, and its weights take no gradients.
+    `name` is a local folder, a GGUF file, "bundled", "bundled:NAME", or a Hub id with an
+    optional `revision`. Weights are read from safetensors or GGUF, never from a pickle. The
+    tokenizer is None if the checkpoint has no tokenizer; the model then takes only token ids.
+    The model is in evaluation mode, and its weights do not require gradients.
 
-    `dtype` is float32 by default on every device, so that a measurement does not depend on
-    the machine; "auto" is bfloat16 on a GPU that computes in it, else float32. `device` "auto"
-    is CUDA where there is one. `device_map` "auto" in its place spreads a large model over the
-    GPUs, then main memory, then disk. `quantize` reads weights into fewer bits: "int8"
-    (torchao), "bnb-int8" or "bnb-nf4" (bitsandbytes).
+    The default `dtype` is float32 on every device, so that a measurement does not depend on
+    the machine. "auto" is bfloat16 on a GPU that supports it, and float32 elsewhere. The
+    `device` "auto" is CUDA if it is available. Instead of a device, `device_map="auto"`
+    spreads a large model over all GPUs, then main memory, then disk. `quantize` reads weights
+    in fewer bits: "int8" (torchao), "bnb-int8" or "bnb-nf4" (bitsandbytes).
 
-    Raises BadCheckpoint for files or weights that are missing or broken, UnsupportedModel
-    for a model that is not a causal language model, BadArgument for the other arguments.
-    Warns where the checkpoint holds more than the model uses.
+    Raises BadCheckpoint if files or weights are missing or broken, UnsupportedModel if the
+    model is not a causal language model, and BadArgument for other wrong arguments. Warns if
+    the model does not use all tensors of the checkpoint.
     """
     loading = Loading(
         dtype=dtype,
@@ -80,7 +80,7 @@ def load(
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A checkpoint before its weights are read; `parameters` numbers in `file_bytes`."""
+    """A checkpoint whose weights are not read yet. `parameters` is the number of weights."""
 
     checkpoint: Checkpoint
     loading: Loading
@@ -92,17 +92,17 @@ class Opened:
 
     @property
     def weight_bytes(self) -> int:
-        """About how many bytes the weights will take."""
+        """Estimated memory for the weights, in bytes."""
         if self.loading.quantize is not None:
             return self.parameters // (2 if self.loading.quantize == "bnb-nf4" else 1)
         size = self.parameters * self.torch_dtype.itemsize
         if self.checkpoint.path.is_file():
-            return 2 * size  # transformers holds the weights twice while it reads them
+            return 2 * size  # transformers stores GGUF weights twice while reading
         return self.file_bytes if _is_quantized(self.config) else size
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype of the model."""
+        """The dtype of the model's weights."""
         if self.loading.dtype == "auto":
             on_gpu = self.devices[0].type == "cuda" and torch.cuda.is_bf16_supported(False)
             return torch.bfloat16 if on_gpu else torch.float32
@@ -110,27 +110,27 @@ class Opened:
         return dtype
 
     def read(self) -> PreTrainedModel:
-        """The model, checked; raises as `load` does."""
+        """Read and check the model; raises the errors of `load`."""
         size, free = self.weight_bytes, free_bytes(self.devices[0])
         if self.loading.device_map is None and size > free:
             raise BadArgument(
                 f"{self.checkpoint.name} does not fit into the memory of {self.devices[0]}.",
                 seen=f"{size / 1e9:.1f} GB of weights, {free / 1e9:.1f} GB free",
-                hint="dtype bfloat16, another device, or device map auto",
+                hint="dtype bfloat16, another device, or device_map auto",
             )
-        quantized = _is_quantized(self.config)  # which reading may change
+        quantized = _is_quantized(self.config)  # reading may change the configuration
         with quiet_transformers():
             model = self._from_pretrained()
-            if quantized and not _is_quantized(model.config):  # some weights are bfloat16 still
+            if quantized and not _is_quantized(model.config):  # some stayed bfloat16
                 for parameter in model.parameters():
                     parameter.data = parameter.data.to(self.torch_dtype)
             model.config._name_or_path = self.checkpoint.name
             model.eval().requires_grad_(False)
             _check_causal(model)
         if self.checkpoint.path.is_file() and self.tokenizer is not None:
-            wrong, words = row_order(model, self.tokenizer) or (False, "")
+            wrong, sentence = row_order(model, self.tokenizer) or (False, "")
             if wrong:
-                warnings.warn(words, stacklevel=4)  # who called load
+                warnings.warn(sentence, stacklevel=4)  # the caller of load
         return model
 
     def _from_pretrained(self) -> PreTrainedModel:
@@ -150,18 +150,18 @@ class Opened:
                 config=self.config,
                 dtype=self.torch_dtype,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # _check_weights names them
+                ignore_mismatched_sizes=True,  # _check_weights reports them
                 **options,
             )
         _check_weights(type(model).__name__, weights)
-        if path.is_file():  # in floats by now, and to be saved so
+        if path.is_file():  # the weights are floats now
             del model.config.quantization_config, model.hf_quantizer
         return model
 
 
 def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
-    """The checkpoint that `load` loads, before its weights; raises as `load` does."""
-    devices = [device_named(loading.device)]  # tried; the first takes the tokens
+    """Open a checkpoint without reading its weights; raises the errors of `load`."""
+    devices = [device_named(loading.device)]  # the first one takes the tokens
     if loading.device_map is not None:
         gpus = range(torch.cuda.device_count())
         devices = [torch.device("cuda", gpu) for gpu in gpus] or [torch.device("cpu")]
@@ -185,7 +185,7 @@ def _is_quantized(config: PreTrainedConfig) -> bool:
 
 
 def _quantization_config(name: Quantization) -> Any:
-    """What transformers takes to quantize weights as it reads them."""
+    """Configuration of transformers for quantizing weights while they are read."""
     if name != "int8":
         bits = {"load_in_8bit": True} if name == "bnb-int8" else {"load_in_4bit": True}
         return BitsAndBytesConfig(**bits, bnb_4bit_quant_type="nf4")
@@ -195,65 +195,66 @@ def _quantization_config(name: Quantization) -> Any:
 
 
 def _require_floats(files: Iterable[Path]) -> None:
-    """Raise ValueError for integers, whose bits transformers would read as weights."""
+    """Raise ValueError for integers, which transformers would use as weights."""
     for file in files:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 dtype = tensors.get_slice(name).get_dtype()
                 if name.endswith(".weight") and dtype.startswith(("I", "U")):
-                    raise ValueError(f"{name} is {dtype}; config.json states no quantization")
+                    raise ValueError(f"{name} is {dtype} without a quantization in config.json")
 
 
 def _check_weights(name: str, weights: dict[str, set]) -> None:
-    """Raise BadCheckpoint for weights that the checkpoint does not give, warn of any left over.
+    """Raise BadCheckpoint if weights of the model are missing, and warn about unused tensors.
 
-    `weights` is what from_pretrained(output_loading_info=True) says.
+    `weights` is the second result of from_pretrained(output_loading_info=True).
     """
     missing = weights["missing_keys"] | {name for name, *_ in weights["mismatched_keys"]}
     if missing:
         raise BadCheckpoint(
-            f"The checkpoint lacks weights of {name}, which would be random numbers.",
-            seen=f"{len(missing)} missing or of another shape: {_some(missing)}",
+            f"The checkpoint lacks weights of {name}.",
+            seen=f"{len(missing)} missing or with another shape: {_first_names(missing)}",
+            means="transformers would use random numbers instead",
         )
-    if weights["unexpected_keys"]:
+    if unused := weights["unexpected_keys"]:
         warnings.warn(
-            f"{name} has no place for some tensors of the checkpoint and leaves them out: "
-            f"{len(weights['unexpected_keys'])}, {_some(weights['unexpected_keys'])}",
-            stacklevel=6,  # who called load
+            f"{name} does not use {len(unused)} tensors of its file: {_first_names(unused)}",
+            stacklevel=6,  # the caller of load
         )
 
 
-def _some(names: Iterable[str]) -> str:
+def _first_names(names: Iterable[str]) -> str:
     ordered = sorted(names)
     return ", ".join(ordered[:3]) + ", ..." * (len(ordered) > 3)
 
 
 @torch.no_grad()
 def _check_causal(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModel where a token changes what is predicted before it.
+    """Raise UnsupportedModel if a token changes the logits of an earlier position.
 
-    Measured, because no config says it for all families. Changes are held against that of the
-    last token's logits. Raises BadCheckpoint where the model does not run, or its logits are
-    not finite.
+    The model runs on two texts that differ in the last token, because the configurations of
+    some families do not state whether a model is causal. The change of earlier logits is
+    compared with the change of the last logits. Raises BadCheckpoint if the model does not run
+    or if its logits are not finite.
     """
     length, vocabulary = 8, model.config.get_text_config().vocab_size
     tokens = torch.arange(length, device=device_of(model)) % vocabulary
     pair = torch.stack([tokens, tokens])
     pair[1, -1] = (pair[1, -1] + 1) % vocabulary
     with explained(
-        f"{type(model).__name__} does not run in {model.dtype}, on tokens alone.",
+        f"{type(model).__name__} does not run in {model.dtype} on token ids.",
         hint="another dtype (float32 or bfloat16), or another checkpoint",
     ):
         logits = model(input_ids=pair, use_cache=False).logits
         if not torch.isfinite(logits).all():
-            raise ValueError("its logits are NaN or infinite")
+            raise ValueError("some logits are NaN or infinite")
     change = (logits[0] - logits[1]).abs().amax(-1)
     tolerance = max(1e-4, 4 * torch.finfo(model.dtype).eps)
-    before, own = float(change[:-1].max()), float(change[-1])
-    if before > tolerance * own:
+    earlier, last = float(change[:-1].max()), float(change[-1])
+    if earlier > tolerance * last:
         raise UnsupportedModel(
             f"{type(model).__name__} is not a causal language model.",
-            seen=f"another last token changes the logits before it by {before:.2g}, its own by "
-            f"{own:.2g}",
+            seen=f"another last token changes earlier logits by {earlier:.2g}, and the last "
+            f"logits by {last:.2g}",
             hint="a decoder-only model, such as a Llama",
         )

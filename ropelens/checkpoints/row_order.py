@@ -1,8 +1,8 @@
-"""Are the rows of q and k in the order in which the model rotates them?
+"""Check of the order of the rows of q_proj and k_proj after a conversion.
 
-Files of Meta and GGUF files pair coordinates 2j and 2j + 1 of a head, transformers j and
-j + size / 2. A conversion that permutes the rows once too often, or never, makes a model that
-rotates as its configuration says, and predicts badly.
+Files of Meta and GGUF files pair the coordinates 2j and 2j + 1 of a head. transformers pairs j
+and j + size / 2. If a conversion permutes the rows twice or not at all, the model rotates as
+its configuration states, but predicts badly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from ropelens.runtime.devices import device_of
-from ropelens.text.documents import encode
+from ropelens.text.tokenize import encode
 
 STORY = """The old man lived by the sea. Every morning he walked along the beach, and every \
 evening he sat by the fire and read the same book. One day a boy came to his door. "Who are \
@@ -24,15 +24,16 @@ I have come to ask you for a favour." The old man thought about it for a while, 
 asked the boy to come in and sit by the fire."""
 
 MARGIN = 0.1
-"""Nats per token by which another order must be better to be the right one."""
+"""Nats per token by which another order must be better before it counts as right."""
 
 
 @torch.no_grad()
 def row_order(model: PreTrainedModel, tokenizer: Any) -> tuple[bool, str] | None:
-    """Whether the rows are in the wrong order, and a sentence, from losses on a short story.
+    """Compare losses on a short story; return whether the order is wrong, and a sentence.
 
-    The other orders undo a permutation from pairs to halves, or make it. None for a model
-    without `q_proj` and `k_proj` of floats, or whose heads rotate in part.
+    The two other orders apply the permutation from pairs to halves once more, or undo it.
+    Returns None if the model lacks `q_proj` and `k_proj` in floats, or if only a part of each
+    head rotates.
     """
     config = model.config.get_text_config()
     queries = config.num_attention_heads
@@ -42,15 +43,15 @@ def row_order(model: PreTrainedModel, tokenizer: Any) -> tuple[bool, str] | None
         for name, part in model.named_modules()
         if isinstance(part, nn.Linear) and name.endswith(tuple(heads))
     }
-    in_part = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1)
+    rotated = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1)
     floats = [weight.is_floating_point() for weight, _ in weights.values()]
-    if not floats or not all(floats) or in_part != 1:
+    if not floats or not all(floats) or rotated != 1:
         return None
     bos, ids = encode(STORY, tokenizer)
     tokens = torch.tensor([bos + ids], device=device_of(model))
 
     def loss(shape: tuple[int, int] | None = None) -> float:
-        """In nats/token, with the rows of each head, laid out in `shape`, read by column."""
+        """Loss in nats/token with the rows of each head laid out as `shape` and transposed."""
         permuted = {}
         for name, (weight, count) in weights.items() if shape else ():
             rows = torch.arange(len(weight), device=weight.device).view(count, -1)
@@ -59,9 +60,9 @@ def row_order(model: PreTrainedModel, tokenizer: Any) -> tuple[bool, str] | None
         return float(functional_call(model, permuted, (tokens,), options).loss)
 
     as_is, other = loss(), min(loss((-1, 2)), loss((2, -1)))
-    order = "in an order that hardly matters"
+    order = "in an order that hardly affects the loss"
     if wrong := other < as_is - MARGIN:
-        order = "in the wrong order, permuted once too often or never"
+        order = "in the wrong order: they were permuted twice or not at all"
     elif as_is < other - MARGIN:
         order = "in the right order"
     losses = f"loss on a short story {as_is:.2f} nats/token, permuted {other:.2f}"

@@ -7,7 +7,8 @@ sets of as many planes, in the same heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,20 +19,20 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ropelens.attention.sums import LayerMeans
-from ropelens.claims.claims import INDUCTION, ledger
+from ropelens.claims.claims import INDUCTION
+from ropelens.claims.ledger import ledger
 from ropelens.errors import Positive, Whole, public
-from ropelens.interventions.edit import Edit, drop, edit_rope, stop
-from ropelens.interventions.evaluate import evaluate
-from ropelens.interventions.reach import reach
-from ropelens.model.live_model import LiveModel
+from ropelens.interventions.edit import Edit, drop, stack_edits, stop
+from ropelens.interventions.evaluate import evaluate_edits
+from ropelens.interventions.reach import find_copies
 from ropelens.profiles.capture import TokenNames, token_names
 from ropelens.profiles.heads import require_budget
-from ropelens.profiles.measurement import Measurement, Tokens
+from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect
 from ropelens.profiles.token_sets import shares_of
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 from ropelens.runtime.progress import ShowProgress
-from ropelens.text.corpus import Documents
+from ropelens.text.rows import rows_for
 
 SETS = 40  # random sets, of planes or of tokens
 RUNS, FAR = 8, 2048  # draws of random tokens; tokens back, at most
@@ -45,9 +46,7 @@ def test_claims(
     profile: xr.Dataset,
     *,
     model: Any = None,  # noqa: PT028
-    tokens: Any = (),  # noqa: PT028
-    lengths: Any = None,  # noqa: PT028
-    documents: Any = None,  # noqa: PT028
+    text: Any = None,  # noqa: PT028
     tokenizer: Any = None,  # noqa: PT028
     draws: Positive = 1000,  # noqa: PT028  # no test, but for its name
     seed: Whole = 0,  # noqa: PT028
@@ -62,7 +61,7 @@ def test_claims(
     the number and its draws that are as far on the claimed side, `q_value` the false discovery
     rate at which the claim would count among all that are tested (Benjamini and Hochberg 1995).
 
-    With `model` and `tokens` (as for `profile`) there are also claims for which the model runs
+    With `model` and `text` (as for `profile`) there are also claims for which the model runs
     again: under 80 edits on 4 sequences, on copies up to 2,048 tokens apart, and, with
     `tokenizer`, in search of a head that attends to apostrophes.
 
@@ -74,32 +73,25 @@ def test_claims(
     require_budget(profile)
     if model is None:
         return ledger(profile, draws=draws, seed=int(seed))
-    measurement = Measurement.of(
-        model, tokens, lengths, documents=documents, rows=ROWS, seed=int(seed)
-    )
-    tokens, lengths, documents = map(_fewer, (tokens, lengths, documents))
-    some: dict[str, Any] = {"lengths": lengths, "seed": int(seed), "progress": progress}
-    tried = _of_planes(profile, measurement.live, tokens, documents, some)
+    measurement = Measurement.of(model, text, tokenizer=tokenizer, rows=ROWS, seed=int(seed))
+    tried = _of_planes(profile, subsample(measurement), progress)
     tried["token_lead"] = _token_lead(measurement, tokenizer)
-    return ledger(profile, draws=draws, seed=int(seed), tried=tried)
+    return ledger(profile, draws=draws, seed=int(seed), more=tried)
 
 
 test_claims.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
 
 
-def _fewer(given: Any) -> Any:
-    """A few rows of `given`, evenly spread: so many edits are measured on them."""
-    if isinstance(given, Mapping):
-        return {name: _fewer(of) for name, of in given.items()}
-    return None if given is None else given[:: -(-len(given) // TRIED_ON)]
+def subsample(measurement: Measurement) -> Measurement:
+    """The measurement of 4 sequences, evenly spread, on which many edits are evaluated."""
+    text = measurement.text[:: -(-len(measurement.text) // TRIED_ON)]
+    return replace(measurement, text=text, rows=rows_for("auto", text.context))
 
 
 def _of_planes(
     profile: xr.Dataset,
-    live: LiveModel,
-    tokens: Tokens,
-    documents: Documents | None,
-    some: Mapping[str, Any],
+    measurement: Measurement,
+    progress: ShowProgress | None,
 ) -> dict[str, np.ndarray]:
     """The arrays of the claims for which planes stop or drop out.
 
@@ -109,11 +101,12 @@ def _of_planes(
     norms = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
     by_length = turns[np.argsort(-norms.mean("layer").values[turns], kind="stable")]
     fast, _, slow = np.split(turns, [len(turns) // 4, len(turns) - len(turns) // 4])
-    quarters = planes_at_random(turns, [slow, fast], some["seed"])
+    quarters = planes_at_random(turns, [slow, fast], measurement.seed)
     longest = np.sort(by_length[: len(turns) // 8])
     stops = _edits(stop, [slow, fast, *quarters])
-    drops = _edits(drop, [longest, *planes_at_random(turns, [longest], some["seed"])])
-    read = partial(evaluate, live, tokens, documents=documents, **some)
+    drops = _edits(drop, [longest, *planes_at_random(turns, [longest], measurement.seed)])
+    live = measurement.live
+    read = partial(evaluate_edits, measurement, progress=progress)
     lost = read(edits=stops | drops, measures=["loss"])
     weight = lost["predicted_tokens"].values[None].astype(float)
     change = (lost["loss"].values[1:] - lost["loss"].values[0]) * weight
@@ -129,9 +122,11 @@ def _of_planes(
     stops = _edits(stop, [slow, *quarters], heads)
     score = read(edits=stops, measures=["induction"])["induction"].values[:, *at.T].mean(-1)
     far = min(FAR, 2 * live.context // 3)
-    copies = partial(reach, live, tokens, heads=heads, copies=[far], draws=RUNS, **some)
+    options: dict[str, Any] = {"copies": [far], "draws": RUNS, "progress": progress}
+    copies = partial(find_copies, measurement, heads=heads, **options)
     own = copies()["found_by_draw"]
-    with edit_rope(live, _edits(stop, [slow])["stop 0"]):
+    slowest = stack_edits(measurement.rotation, [_edits(stop, [slow])["stop 0"]])
+    with live.edit(slowest):
         more = (copies()["found_by_draw"] - own).mean(own.dims[:-1]).values
     return arrays | {"induction_lost": score[:1] - score[None, 1:], "more_found": more}
 
@@ -163,7 +158,7 @@ def _token_lead(
     A set has a random word, at most twice or half as frequent, for each token with an "'".
     """
     text, random = measurement.text, np.random.default_rng(measurement.seed)
-    ids, counts = text.tokens[text.real].unique(return_counts=True)
+    ids, counts = text.ids[text.real].unique(return_counts=True)
     names = token_names(ids, tokenizer)
     chosen = torch.tensor([APOSTROPHE in name for name in names])
     words = torch.tensor([name.strip().isalpha() for name in names])
@@ -173,9 +168,9 @@ def _token_lead(
     tries = range(10 * SETS if like.any(1).all() else 0)
     others = {tuple(sorted({int(random.choice(ids[of])) for of in like})): None for _ in tries}
     sets = [ids[chosen], *map(torch.tensor, [*others][:SETS])]
-    pairs = [shares_of(text.tokens, of, str(number), "") for number, of in enumerate(sets)]
+    pairs = [shares_of(text.ids, of, str(number), "") for number, of in enumerate(sets)]
     statistics = [one for pair in pairs for one in pair]
-    planes = measurement.live.planes(text.context, alike=True)
+    planes = measurement.rotation.planes(text.context, alike=True)
     sums = collect(measurement, planes, statistics=statistics)
     lead = []
     for layer, of in sums.layers.items():

@@ -1,4 +1,4 @@
-"""The commands that measure a model on text: `ropelens analyze` and `ropelens truncate`."""
+"""The commands `ropelens analyze` and `ropelens truncate`, which measure a model on text."""
 
 from __future__ import annotations
 
@@ -8,46 +8,53 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ropelens.analysis.options import NAMED, Model, Options, Out, Text, with_options
+from ropelens.analysis.options import (
+    MODEL_HELP,
+    ModelArgument,
+    Options,
+    OutOption,
+    TextOption,
+    with_options,
+)
 from ropelens.checkpoints.load_options import option
-from ropelens.commands.terminal import finish, say
+from ropelens.commands.terminal import finish, print_message
 from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
     from ropelens.analysis.plan import Plan
 
-Planned = Annotated[
-    bool, option(None, "Print what would run and its memory; measure nothing.", name="--plan")
+PlanOption = Annotated[
+    bool, option(None, "Print the planned run and its memory; do not run it.", name="--plan")
 ]
 
-LEFT_OUT = {"prompts", "attention_on", "backend"}
-"""Options of `analyze` that a sweep does not have."""
+NOT_IN_SWEEPS = {"prompts", "attention_on", "backend"}
+"""Options of `analyze` that `truncate` does not have."""
 
 
 @with_options(Options)
-def analyze(
+def analyze_command(
     models: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="MODEL",
-            help=f"{NAMED} Several, such as RUN/history/*, are measured one after another. "
-            "[default: bundled]",
+            help=f"{MODEL_HELP} Several models, such as RUN/history/*, are measured one after "
+            "another. [default: bundled]",
         ),
     ] = None,
     *,
-    out: Out = Path("out"),
-    plan: Planned = False,
-    text: Text = None,
+    out: OutOption = Path("out"),
+    plan: PlanOption = False,
+    text: TextOption = None,
     options: Options,
 ) -> None:
-    """Measure a model on text: which heads are positional, through which wavelengths.
+    """Measure a model on text: which heads are positional, and which wavelengths they use.
 
-    Writes index.html (the page), profile.nc (every number, netCDF), heads.csv (a row a
-    head) and run.json (how to run it again) to DIR, and prints the path of the page.
+    Writes index.html (the page), profile.nc (all numbers, netCDF), heads.csv (one row per
+    head) and run.json (the settings of the run) to DIR, and prints the path of the page.
 
-    Several models each get a folder DIR/NAME. DIR itself gets what ropelens compare makes of
-    them, and heads.csv with a column `checkpoint`. The same command again skips those that
-    are measured.
+    If there are several models, each gets a folder DIR/NAME. DIR then contains the output of
+    ropelens compare for these models, and heads.csv with a column `checkpoint`. The same
+    command can be repeated after a stop; it skips the models that are measured.
 
     \b
     Examples:
@@ -56,7 +63,8 @@ def analyze(
       ropelens analyze ./my-llama --text book.txt --plan
       ropelens analyze runs/rope/history/* --text book.txt --out out
     """
-    from ropelens.checkpoints.paths import check_text, name_checkpoints, sample_path
+    from ropelens.checkpoints.bundled import check_text, sample_path
+    from ropelens.checkpoints.names import name_checkpoints
     from ropelens.runtime.results import check_out
 
     checkpoints = name_checkpoints(models or ["bundled"])
@@ -67,36 +75,36 @@ def analyze(
         check_out(out, kind, parts=checkpoints if several else ())
     check_text(first, text or ())
     if several and not text:
-        text = [sample_path(first.partition(":")[2] or "rope")]  # the same for all
-    with opening(show_progress, "starting"):  # torch and transformers take seconds
+        text = [sample_path(first.partition(":")[2] or "rope")]  # one text for all models
+    with opening(show_progress, "starting"):  # importing torch takes seconds
         from ropelens.analysis.analysis import is_measured, write_checkpoints
         from ropelens.analysis.plan import plan_analysis
         from ropelens.runtime.processes import gather, processes, shared
-    with opening(show_progress, "reading"):  # all, so that nothing is measured in vain
-        plans = {name: plan_analysis(of, text, options) for name, of in checkpoints.items()}
+    with opening(show_progress, "reading"):  # find errors before the first measurement
+        plans = {name: plan_analysis(c, text, options) for name, c in checkpoints.items()}
     if plan:
         typer.echo("\n".join(map(str, plans.values())))
         return
     for name, planned in plans.items():
         folder = out / name if several else out
-        with shared():  # the first process decides: the disk of another may differ
+        with shared():  # the first process decides, because disks of processes may differ
             measured = gather(several and is_measured(folder, planned))[0]
         if measured:
-            say(f"{name} is measured already", by="")
+            print_message(f"{name} is measured already", by="")
         else:
-            _measure(planned, folder)
+            _measure_and_save(planned, folder)
     if several and processes().is_main_process:
         with opening(show_progress, "writing"):
             write_checkpoints(out, list(checkpoints))
     finish(out)
 
 
-def _measure(plan: Plan, folder: Path) -> None:
-    """Measure what is planned, in all processes that torchrun started; the first one saves."""
+def _measure_and_save(plan: Plan, folder: Path) -> None:
+    """Run the plan in all processes that torchrun started, and save in the first process."""
     from ropelens.analysis.analyze import run_plan
     from ropelens.runtime.processes import processes, shared
 
-    say(f"plan: {', '.join(plan.facts.values())}")
+    print_message(f"plan: {', '.join(plan.facts.values())}")
     with shared():
         analysis = run_plan(plan, folder=folder, progress=show_progress)
     if processes().is_main_process:
@@ -107,17 +115,17 @@ def _measure(plan: Plan, folder: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(Options):
-    """What `truncate` stops and measures; an `end` None means both."""
+    """Options of `truncate`. If `end` is None, it stops planes from both ends."""
 
     heads: Annotated[
-        str | None, option("HEADS", "Heads whose planes stop: 3.4,12-29.* [default: all]")
+        str | None, option("HEADS", "Heads with stopped planes: 3.4,12-29.* [default: all]")
     ] = None
     keep: Annotated[
         Any,
         option(
             "P,P,...",
-            "Shares of the planes that go on rotating, from 0 to 1. [default: 1, 7/8, 3/4, "
-            "..., 0; of long text quarters] An empty text: bands alone.",
+            "Shares of the planes that keep rotating, from 0 to 1. An empty text stops only "
+            "bands. [default: 1, 7/8, 3/4, ..., 0; quarters for long text]",
             parser=lambda text: tuple(map(float, filter(None, text.split(",")))),
         ),
     ] = None
@@ -125,18 +133,18 @@ class Sweep(Options):
         Literal["slow", "fast"] | None,
         option(
             None,
-            "The planes that stop first: the slowest (p-RoPE) or the fastest. [default: "
-            "both, one after the other]",
+            "Stop the slowest planes first (as p-RoPE does), or the fastest. [default: a "
+            "sweep for each]",
         ),
     ] = None
     bands: Annotated[
-        int, option("N", "Also stop one of N bands of wavelengths at a time.", min=0)
+        int, option("N", "Also stop each of N bands of wavelengths by itself.", min=0)
     ] = 0
     controls: Annotated[
         int | None,
         option(
             "N",
-            "Random sets of as many planes beside each step. [default: 3; of long text 1]",
+            "Random sets of planes to compare with each step. [default: 3; 1 for long text]",
             min=0,
         ),
     ] = None
@@ -144,39 +152,39 @@ class Sweep(Options):
         Any,
         option(
             "NAME,NAME,...",
-            "What to measure: loss (on the text), induction (on repeated random tokens), "
-            "retrieval (of needles in the text), change (of attention), labels, copying "
-            "(loss of random tokens that come again, by distance). [default: all; of long "
-            "text loss, induction, change and copying]",
+            "Measures: loss (on the text), induction (on repeated random tokens), retrieval "
+            "(of needles in the text), change (of attention), labels, copying (loss on "
+            "repeated random tokens by distance). [default: all; for long text loss, "
+            "induction, change and copying]",
             parser=lambda text: tuple(text.replace(" ", "").split(",")),
         ),
     ] = None
 
 
-@with_options(Sweep, only=Sweep.__dataclass_fields__.keys() - LEFT_OUT, rows="64")
-def truncate(
-    model: Model = "bundled",
+@with_options(Sweep, only=Sweep.__dataclass_fields__.keys() - NOT_IN_SWEEPS, rows="64")
+def truncate_command(
+    model: ModelArgument = "bundled",
     *,
-    out: Out = Path("out"),
-    text: Text = None,
-    plan: Planned = False,
+    out: OutOption = Path("out"),
+    text: TextOption = None,
+    plan: PlanOption = False,
     options: Sweep,
 ) -> None:
-    """Stop more and more planes of a model: which does it need, and for what?
+    """Stop more and more planes of a model, and measure the loss, heads and tasks.
 
-    Writes what analyze writes, with truncation.nc (every number, netCDF) and truncation.csv
-    (a row an edit) to DIR, and prints the path of the page. The text is as long as the
-    trained context where that takes two hours or less, else half as long, or a quarter, ...;
-    of more than 2048 tokens there are 2 to 7 sequences. If DIR holds what analyze wrote of
-    the same weights and text, that stays: its profile is not measured again, and the sweep
-    joins it on its page. With other options, name another --out.
+    Writes the files of analyze, truncation.nc (all numbers, netCDF) and truncation.csv (one
+    row per edit) to DIR, and prints the path of the page. Sequences are as long as the
+    trained context; if this takes more than two hours, they are halved as often as needed. If
+    they have more than 2048 tokens, 2 to 7 sequences are used. If DIR contains an analysis of
+    the same weights and text, its profile is kept, and the page shows both. For other
+    options, choose another --out.
 
     \b
     Examples:
       ropelens truncate --measures loss
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
-    from ropelens.checkpoints.paths import check_text
+    from ropelens.checkpoints.bundled import check_text
     from ropelens.interventions.truncation_table import MEASURES, wanted_measures
     from ropelens.runtime.results import check_out
 
@@ -184,7 +192,7 @@ def truncate(
         check_out(out, "truncation")
     wanted_measures(options.measures or MEASURES)
     check_text(model, text or ())
-    with opening(show_progress, "starting"):  # torch and transformers take seconds
+    with opening(show_progress, "starting"):  # importing torch takes seconds
         from ropelens.analysis.plan import plan_analysis
     sweep = {name: getattr(options, name) for name in Sweep.__annotations__}
     end = sweep.pop("end")
@@ -195,5 +203,5 @@ def truncate(
     if plan:
         typer.echo(planned)
     else:
-        _measure(planned, out)
+        _measure_and_save(planned, out)
         finish(out)

@@ -1,4 +1,4 @@
-"""The command line: what `ropelens --help` lists, and the commands that are a few lines."""
+"""The command line: the list of commands, and the short commands."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from ropelens.analysis.options import Options, Out, with_options
+from ropelens.analysis.options import Options, OutOption, with_options
 from ropelens.checkpoints.load_options import option
-from ropelens.commands.analyze import analyze, truncate
-from ropelens.commands.claims import claims
-from ropelens.commands.rope import rope
+from ropelens.commands.analyze import analyze_command, truncate_command
+from ropelens.commands.claims import claims_command
+from ropelens.commands.rope import rope_command
 from ropelens.commands.terminal import finish, print_path, run_app
-from ropelens.commands.train import train
+from ropelens.commands.train import train_command
 
 app = typer.Typer(
     name="ropelens", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -37,49 +37,47 @@ def ropelens(
 
 
 def list_bundled() -> None:
-    """Name the checkpoints that come with ropelens, which other commands take as MODEL.
+    """List the checkpoints that come with ropelens. Other commands accept them as MODEL.
 
     \b
     Example:
       ropelens list
     """
-    from ropelens.checkpoints.paths import BUNDLED, bundled_facts
+    from ropelens.checkpoints.bundled import BUNDLED, bundled_facts
 
     typer.echo(f"{'name':<30}{'tokens seen':>12}{'loss*':>8}")
     for name in BUNDLED:
         facts = bundled_facts(name)
         loss = f"{facts['validation_loss']:.3f}"
         typer.echo(f"{'bundled:' + name:<30}{facts['tokens']:>12,}{loss:>8}  {facts['what']}")
-    typer.echo("* validation loss, nats/token")
+    typer.echo("* validation loss, nats per token")
 
 
 @with_options(Options, only=("seed", "device"))
-def compare(
+def compare_command(
     paths: Annotated[
         list[Path],
         typer.Argument(
             metavar="DIR...",
-            help="Runs and studies of ropelens train; or folders that ropelens analyze wrote. "
+            help="Runs and studies of ropelens train, or folders that ropelens analyze wrote. "
             "The first is the baseline.",
         ),
     ],
     *,
-    out: Out = Path("compared"),
+    out: OutOption = Path("compared"),
     sequences: Annotated[
         int,
-        option(
-            "N", "Sequences of each run's validation text for its loss.", min=2, max=10000000
-        ),
+        option("N", "Validation sequences for the loss of each run.", min=2, max=10000000),
     ] = 512,
     options: Options,
 ) -> None:
-    """Set trained runs, or analyzed models, side by side: losses, heads and planes.
+    """Compare trained runs, or analyzed models: losses, heads and planes.
 
-    Writes index.html (the page), comparison.nc (every number, netCDF), comparison.csv (a
-    row a variant) and run.json to DIR, and prints the path of the page. Every checkpoint
-    of a run is measured, on the text that was held out of its training; what was measured
-    stays in DIR/measured, so that the same command goes on where it stopped. Folders
-    that ropelens analyze wrote are read, and not measured again.
+    Writes index.html (the page), comparison.nc (all numbers, netCDF), comparison.csv (one
+    row per variant) and run.json to DIR, and prints the path of the page. Each checkpoint of
+    a run is measured on the validation text of the run. DIR/measured keeps the measurements,
+    so the same command can continue after a stop. Folders that ropelens analyze wrote are
+    not measured again.
 
     \b
     Examples:
@@ -108,7 +106,7 @@ def compare(
         finish(out)
 
 
-def report(
+def report_command(
     folder: Annotated[
         Path,
         typer.Argument(
@@ -120,14 +118,14 @@ def report(
         Path | None,
         option(
             "DIR",
-            "A folder of another model or checkpoint, whose heads the page then shows "
-            "beside those of DIR.",
+            "A folder of another model or checkpoint, to show its heads next to the heads of "
+            "DIR.",
         ),
     ] = None,
 ) -> None:
-    """Make the page of DIR again, from its numbers, and print the path of the page.
+    """Make the page of DIR again from its saved numbers, and print the path of the page.
 
-    The numbers are those of profile.nc and truncation.nc, or of comparison.nc.
+    The numbers are read from profile.nc and truncation.nc, or from comparison.nc.
 
     \b
     Examples:
@@ -140,18 +138,18 @@ def report(
 
 
 for name, short_help, command in (
-    ("analyze", "Measure a model on text, and make a page of it.", analyze),
-    ("list", "Name the checkpoints that come with ropelens.", list_bundled),
-    ("rope", "Measure how each layer of a model rotates.", rope),
-    ("truncate", "Stop the slowest or fastest planes, and see what that costs.", truncate),
-    ("claims", "Test published claims about RoPE on a model.", claims),
-    ("compare", "Set trained runs, or analyzed models, side by side.", compare),
-    ("report", "Make the page again, from saved results.", report),
-    ("train", "Train small LLaMA-style models on text.", train),
+    ("analyze", "Measure a model on text, and make a page.", analyze_command),
+    ("list", "List the checkpoints that come with ropelens.", list_bundled),
+    ("rope", "Measure how each layer of a model rotates.", rope_command),
+    ("truncate", "Stop planes of a model, and measure the effects.", truncate_command),
+    ("claims", "Test published claims about RoPE on a model.", claims_command),
+    ("compare", "Compare trained runs, or analyzed models.", compare_command),
+    ("report", "Make a page again from saved results.", report_command),
+    ("train", "Train small LLaMA-style models on text.", train_command),
 ):
     app.command(name, short_help=short_help)(command)
 
 
 def main() -> None:
-    """Entry point of `ropelens`; see `run_app` for how it ends."""
+    """Entry point of `ropelens`."""
     run_app(app)

@@ -13,46 +13,46 @@ from ropelens.commands.terminal import print_path
 from ropelens.train.settings import Settings
 
 WITH_STUDY = ("study", "text", "valid", "tokens", "out")
-"""The options that a study does not state itself."""
+"""Options that can be used together with --study."""
 
-OF_STUDIES = {"decay", "history_every", "compile"}
-"""Settings that the command has no options for, and a study states."""
+ONLY_IN_STUDIES = {"decay", "history_every", "compile"}
+"""Settings that only a study file can set."""
 
 
-@with_options(Settings, only=Settings.__dataclass_fields__.keys() - OF_STUDIES)
-def train(
+@with_options(Settings, only=Settings.__dataclass_fields__.keys() - ONLY_IN_STUDIES)
+def train_command(
     run: typer.Context,
     *,
     out: Annotated[
         Path,
-        option("RUN", "Folder of the run, also the model; or of the study.", parser=path_of),
+        option("RUN", "Folder for the run, with its model, or for the study.", parser=path_of),
     ],
     text: Annotated[
         list[Path] | None,
-        option("FILE", "Text file or folder; may be repeated.", parser=path_of),
+        option("FILE", "Text file or folder. Can be repeated.", parser=path_of),
     ] = None,
     valid: Annotated[
         list[Path] | None,
         option(
             "FILE",
-            "Validation text; may be repeated. [default: 2% of the sequences]",
+            "Validation text. Can be repeated. [default: 2% of the sequences]",
             parser=path_of,
         ),
     ] = None,
     tokens: Annotated[
-        Path | None, option("FOLDER", "Instead of --text: arrays of tokens made before.")
+        Path | None, option("FOLDER", "Instead of --text: a folder with prepared tokens.")
     ] = None,
     study: Annotated[
         Path | None,
         option(
             "FILE.toml",
-            "Train all that a study names: variants, sizes and seeds. It goes with --text, "
-            "--valid, --tokens and --out only.",
+            "Train all variants, sizes and seeds of a study. Can be used only with --text, "
+            "--valid, --tokens and --out.",
         ),
     ] = None,
     options: Settings,
 ) -> None:
-    """Train small LLaMA-style models on text; the same command goes on where it stopped.
+    """Train small LLaMA-style models on text. The same command continues a stopped run.
 
     \b
     Examples:
@@ -64,13 +64,15 @@ def train(
         for option in run.command.params:
             source = run.get_parameter_source(str(option.name))
             if option.name not in WITH_STUDY and getattr(source, "name", "") == "COMMANDLINE":
-                raise typer.BadParameter(f"{option.opts[0]} stands in the file of --study")
+                raise typer.BadParameter(
+                    f"{option.opts[0]} cannot be used together with --study. Set it in the file"
+                )
         from ropelens.train.study import run_study
 
         print_path(run_study(study, out=out, text=text, valid=valid, tokens=tokens))
     elif bool(text) == (tokens is not None):
         raise typer.BadParameter("one of --text, --tokens and --study is needed")
     else:
-        from ropelens.train.run import train as train_model
+        from ropelens.train.run import train
 
-        print_path(train_model(options, out=out, text=text, valid=valid, data=tokens))
+        print_path(train(options, out=out, text=text, valid=valid, data=tokens))

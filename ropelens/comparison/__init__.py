@@ -1,1 +1,1 @@
-"""Variants of RoPE, runs and models side by side."""
+"""Comparison of variants of RoPE: trained runs, or analyzed models."""

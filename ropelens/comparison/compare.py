@@ -1,4 +1,4 @@
-"""Trained runs, or analyses, become one dataset over `entry`."""
+"""Comparison of trained runs or analyses, as one dataset over `entry`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import xarray as xr
 
 from ropelens.checkpoints.files import fingerprint
 from ropelens.checkpoints.load import load
-from ropelens.comparison.entries import Entry, find_entries
+from ropelens.comparison.entries import ComparisonEntry, find_entries
 from ropelens.comparison.measure import head_measures, measure
-from ropelens.comparison.table import ALONE
+from ropelens.comparison.table import NO_PARTNER
 from ropelens.errors import BadArgument, Count, Positive, explained, public
 from ropelens.profiles.measurement import versions
 from ropelens.runtime.devices import device_named
@@ -40,34 +40,34 @@ def compare(
 ) -> xr.Dataset:
     """Compare trained runs, or analyzed models.
 
-    `paths` are runs and studies of `ropelens train`, whose every checkpoint in history/ is
-    measured on the text that was held out of training; or folders that `ropelens analyze`
-    wrote, which are read. The first entry's group (a variant of RoPE, all its seeds) is
-    the baseline. The folder `cache` gets a file for each checkpoint, so that a stopped
-    comparison measures only the rest, and a run's model.safetensors may be deleted after it.
-    `device` and `progress` are as in `ropelens.analyze`.
+    `paths` are runs and studies of `ropelens train`, or folders that `ropelens analyze` wrote.
+    Every checkpoint of a run is measured on its validation text; the results of analyses are
+    read. The group of the first entry (a variant of RoPE with all its seeds) is the baseline.
+    The folder `cache` gets a file for each checkpoint, so that a stopped comparison can
+    continue, and so that model.safetensors of a run can be deleted afterwards. `device` and
+    `progress` are as in `ropelens.analyze`.
 
-    Sequences of validation text, in parts of `sequences`; long ones are four times as long:
+    Number of sequences of validation text, as a part of `sequences`:
 
-    | | loss | loss by position (long) | heads and planes |
+    | | loss | loss by position (4 times the length) | heads and planes |
     |---|---|---|---|
     | finished run | 1 | 1/8 | 1/8 |
     | early checkpoint | 1/32 | 1/64 | 1/32 |
 
-    Returns a dataset over `entry` (coordinates group, variant, size, seed): heads and planes
-    as a profile has them, `label`, `loss` and, of runs, the `fingerprint` of the weights, the
-    losses, copying and retrieval of `evaluate`, on text up to four times the trained context;
-    and the same of every checkpoint, over (entry, step), under names that begin with
-    "growth_". Intervals draw the groups in `sequence_group`, of one document or stretch.
-    Entries without a layer, head, plane or step hold NaN there, and "" as a label.
+    Returns a dataset over `entry` (coordinates group, variant, size, seed). It has the heads
+    and planes of a profile, `label` and `loss`. For runs, it also has the `fingerprint` of the
+    weights, the losses, copying and retrieval of `evaluate` up to four times the trained
+    context, and the results of every checkpoint over (entry, step) in variables that start with
+    "growth_". Intervals draw the groups in `sequence_group`, each a document or a stretch of
+    text. NaN and the label "" mark layers, heads, planes and steps that an entry does not have.
 
-    Raises `BadArgument` as `find_entries`, and for a device that does not work here.
+    Raises `BadArgument` for the paths that `find_entries` refuses, and for an unusable device.
     """
     device_named(device)
     entries, unfinished = find_entries(paths)
     if entries[0].steps:
         how = {"sequences": sequences, "seed": seed}
-        measured = partial(_measured, cache=Path(cache), how=how, device=device)
+        measured = partial(_measure_or_read, cache=Path(cache), how=how, device=device)
         dataset = _measure_runs(entries, measured, progress or silent)
         dataset.attrs["unfinished"] = ", ".join(unfinished)
     else:
@@ -87,9 +87,9 @@ def compare(
 
 
 def _measure_runs(
-    runs: Sequence[Entry], measured: Callable[..., xr.Dataset], show: ShowProgress
+    runs: Sequence[ComparisonEntry], measured: Callable[..., xr.Dataset], show: ShowProgress
 ) -> xr.Dataset:
-    """Every checkpoint of the runs: the finished ones over `entry`, all over `step` as well."""
+    """Dataset of the finished runs over `entry`, and of all checkpoints over `step` too."""
     checkpoints = [run.checkpoints() for run in runs]
     total, grown = len(runs) + sum(map(len, checkpoints)), []
     with show(Stage("comparing", total, "checkpoints")) as advance:
@@ -101,7 +101,7 @@ def _measure_runs(
             ]
             over = xr.Variable("step", list(models))
             grown.append(xr.concat(steps, over, combine_attrs="override"))
-    growth, dataset = _side_by_side(grown, runs), _side_by_side(finished, runs)
+    growth, dataset = _join_entries(grown, runs), _join_entries(finished, runs)
     dataset = dataset.assign({f"growth_{n}": v for n, v in growth.data_vars.items()})
     per_step = np.array([run.tokens_per_step for run in runs])
     weights = [str(key_of(measured)["weights"]) for measured in finished]
@@ -120,8 +120,8 @@ def _measure_runs(
     return dataset
 
 
-def _measured(
-    run: Entry,
+def _measure_or_read(
+    run: ComparisonEntry,
     folder: Path,
     name: str,
     *,
@@ -130,9 +130,9 @@ def _measured(
     device: str,
     advance: Advance,
 ) -> xr.Dataset:
-    """The checkpoint in `folder`: measured, or from its file where it is of the same weights.
+    """Results of the checkpoint in `folder`, from the cache if they belong to these weights.
 
-    Where they were deleted, what was measured by any version stands.
+    If the weights were deleted, results of any version of ropelens are used.
     """
     file = cache / file_name(run.name) / f"{name}.nc"
     weights = (folder / "model.safetensors").exists()
@@ -143,10 +143,13 @@ def _measured(
     dataset = xr.Dataset()
     with contextlib.suppress(BadArgument):
         dataset = open_results(file, "measurement")
-    # All processes read it, or none.
+    # Either all processes use the cached file, or none does.
     if not all(gather(key_of(dataset).items() >= key.items())):
         if not weights:
-            raise BadArgument(f"{folder} has no weights, and {file} does not stand for them.")
+            raise BadArgument(
+                f"{folder} has no weights, and {file} has no results for these settings.",
+                hint="the settings of the earlier comparison, or the folder with its weights",
+            )
         model, _ = load(folder, device=device)
         dataset = measure(run, model, final=name == "final", **how)
         dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key))
@@ -157,16 +160,16 @@ def _measured(
 
 
 def key_of(measured: xr.Dataset) -> dict[str, Any]:
-    """What a measurement was made of and how, {} for a dataset that is none."""
+    """Weights, text and settings of a cached measurement; {} for other datasets."""
     return dict(json.loads(measured.attrs.get("key", "{}")))
 
 
-def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
-    """The profiles that `ropelens analyze` wrote, over `entry`."""
+def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
+    """Dataset over `entry` of the profiles that `ropelens analyze` wrote."""
     profiles = [open_results(entry.folder / "profile.nc", "profile") for entry in entries]
-    losses = ["group_loss", "group_predicted"]  # which pair two models on the same tokens
+    losses = ["group_loss", "group_predicted"]  # for pairs of models on the same tokens
     heads = [head_measures(p).merge(p[losses].rename(group="sequence_group")) for p in profiles]
-    dataset = _side_by_side(heads, entries)
+    dataset = _join_entries(heads, entries)
     documents = [int(p.attrs["documents"]) for p in profiles]
     dataset.attrs = {"documents": min(documents)}
     return dataset.assign_coords(
@@ -178,28 +181,31 @@ def _analyses(entries: Sequence[Entry]) -> xr.Dataset:
     )
 
 
-def partners(entries: Sequence[Entry], texts: Sequence[str] = ()) -> list[int]:
-    """The entry of the baseline that each entry is paired with.
+def partners(entries: Sequence[ComparisonEntry], texts: Sequence[str] = ()) -> list[int]:
+    """Index of the baseline entry that each entry is paired with.
 
-    It is alike in size and seed, or has read the same of the `texts`. An entry of the baseline
-    is paired with itself, one that has no pair with `ALONE`. Each size has a baseline.
+    Paired entries have the same size and seed, or the same text if `texts` are given. Entries
+    of the baseline are paired with themselves; entries without a pair get `NO_PARTNER`. Each
+    size has a baseline.
     """
     first = entries[0]
     baselines = {entry.group for entry in entries if entry.variant == first.variant != ""}
     baselines = baselines or {first.group}
     alike: list[object] = list(texts) or [(entry.size, entry.seed) for entry in entries]
-    own = [number for number, entry in enumerate(entries) if entry.group in baselines]
-    first_of = {alike[number]: number for number in reversed(own)}
-    return [n if n in own else first_of.get(like, ALONE) for n, like in enumerate(alike)]
+    base = [number for number, entry in enumerate(entries) if entry.group in baselines]
+    first_of = {alike[number]: number for number in reversed(base)}
+    return [n if n in base else first_of.get(like, NO_PARTNER) for n, like in enumerate(alike)]
 
 
-def _side_by_side(datasets: Sequence[xr.Dataset], entries: Sequence[Entry]) -> xr.Dataset:
-    """The datasets over `entry`; missing numbers are NaN, missing labels ""."""
+def _join_entries(
+    datasets: Sequence[xr.Dataset], entries: Sequence[ComparisonEntry]
+) -> xr.Dataset:
+    """Concatenate datasets over `entry`, with NaN and "" for missing numbers and labels."""
     names = np.array([entry.name for entry in entries], dtype=object)
-    dims = ("layer", "head", "kv_head", "frequency", "sequence_group")  # whose sizes differ
+    dims = ("layer", "head", "kv_head", "frequency", "sequence_group")  # sizes may differ
     numbered = [
-        of.assign_coords({d: np.arange(of.sizes[d]) for d in dims if d in of.sizes})
-        for of in datasets
+        data.assign_coords({d: np.arange(data.sizes[d]) for d in dims if d in data.sizes})
+        for data in datasets
     ]
     over = xr.Variable("entry", names)
     joined = xr.concat(numbered, over, join="outer", combine_attrs="override")

@@ -1,4 +1,4 @@
-"""What is compared: trained runs, or folders that `ropelens analyze` wrote."""
+"""Entries of a comparison: trained runs, or folders that `ropelens analyze` wrote."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropelens.checkpoints.paths import short_names
+from ropelens.checkpoints.names import short_names
 from ropelens.errors import BadArgument
 from ropelens.runtime.results import RECORD
 from ropelens.train.data import differences, read_json
@@ -16,22 +16,22 @@ from ropelens.train.run import STUDY
 from ropelens.train.settings import Size, size_name
 from ropelens.train.study import runs_of
 
-SAME = (
+SHARED_SETTINGS = (
     *("context", "vocabulary", "valid_sha256", "text_sha256", "tokenizer_sha256"),
     *("steps", "precision"),
 )
-"""Settings that runs share whose losses are losses of the same thing, learnt alike."""
+"""Settings that must be equal in all runs, so that their losses can be compared."""
 
-SAME_OF_A_SIZE = ("size", "learning_rate", "warmup_steps")
-"""Settings that also runs of one size share."""
+SHARED_WITHIN_SIZE = ("size", "learning_rate", "warmup_steps")
+"""Settings that must also be equal in runs of the same size."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One side of a comparison: an analysis, or a finished run, which has `steps`.
+class ComparisonEntry:
+    """An analysis, or a finished run of a comparison, which has `steps`.
 
-    Entries of one `group` differ in their seed alone. `data` has the tokens that a run learnt
-    from.
+    Entries of the same `group` differ only in their seed. `data` is the folder with the tokens
+    of a run.
     """
 
     name: str
@@ -46,18 +46,18 @@ class Entry:
     tokens_per_step: int = 0
 
     def checkpoints(self) -> dict[int, Path]:
-        """The models in its history, and the finished one, by their step."""
+        """Folders of the checkpoints in history/ and of the finished run, by step."""
         early = sorted((self.folder / "history").glob("step-*"))
-        models = {int(at.name.removeprefix("step-")): at for at in early}
+        models = {int(path.name.removeprefix("step-")): path for path in early}
         return models | {self.steps: self.folder}
 
 
-def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
-    """The runs, finished runs of studies, or analyses in `paths`, in order.
+def find_entries(paths: Sequence[str | Path]) -> tuple[list[ComparisonEntry], list[str]]:
+    """Find the runs, finished runs of studies, or analyses in `paths`, in order.
 
-    And the runs of studies that are not finished ("tiny/nope/seed-2"); a warning names them.
-    Raises `BadArgument` for a folder that is none of these, runs beside analyses, runs that saw
-    different text, and fewer than two entries.
+    Also returns the names of unfinished runs of studies ("tiny/nope/seed-2") and warns about
+    them. Raises `BadArgument` for other folders, for runs together with analyses, for runs that
+    were trained on different text, and for fewer than two entries.
     """
     records: dict[Path, dict[str, Any]] = {}
     unfinished: list[str] = []
@@ -72,27 +72,27 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[Entry], list[str]]:
                 records[folder] = record
     if unfinished:
         warnings.warn(
-            f"runs that are not finished are left out: {', '.join(unfinished)}",
+            f"unfinished runs are left out: {', '.join(unfinished)}",
             stacklevel=3,  # the line that called `compare`
         )
     trained = [folder for folder, record in records.items() if "finished" in record]
     profiles = [folder for folder in records if (folder / "profile.nc").exists()]
-    alone = [folder for folder in records if folder not in (trained or profiles)]
-    if alone or len(records) < 2:
+    others = [folder for folder in records if folder not in (trained or profiles)]
+    if others or len(records) < 2:
         few = "A comparison needs two or more folders."
-        what = f"{alone[0]} holds nothing to compare with the others." if alone else few
-        wanted = "finished runs of ropelens train alone, or what ropelens analyze wrote"
-        raise BadArgument(what, hint=wanted)
+        fault = f"{others[0]} cannot be compared with the other folders." if others else few
+        wanted = "only finished runs of ropelens train, or only folders of ropelens analyze"
+        raise BadArgument(fault, hint=wanted)
     if trained:
         return _runs(records), unfinished
     names = short_names(list(records))
-    return [Entry(n, n, folder) for n, folder in zip(names, records, strict=True)], []
+    return [ComparisonEntry(n, n, folder) for n, folder in zip(names, records, strict=True)], []
 
 
-def _runs(records: dict[Path, dict[str, Any]]) -> list[Entry]:
-    """Entries of runs that learnt from the same text, in the same way."""
+def _runs(records: dict[Path, dict[str, Any]]) -> list[ComparisonEntry]:
+    """Entries of runs, after checking that they have the same settings and text."""
     sizes = [size_name(Size(**record["settings"]["size"])) for record in records.values()]
-    runs: dict[str, Entry] = {}
+    runs: dict[str, ComparisonEntry] = {}
     first_of: dict[str, Path] = {}
     for size, (folder, record) in zip(sizes, records.items(), strict=True):
         settings = record["settings"]
@@ -100,15 +100,18 @@ def _runs(records: dict[Path, dict[str, Any]]) -> list[Entry]:
         group = f"{size} {variant}" if len(set(sizes)) > 1 else variant
         name = f"{group} seed {seed}"
         like = first_of.setdefault(size, folder)
-        for other, names in ((next(iter(records)), SAME), (like, SAME_OF_A_SIZE)):
+        for other, names in (
+            (next(iter(records)), SHARED_SETTINGS),
+            (like, SHARED_WITHIN_SIZE),
+        ):
             differ = differences(records[other]["settings"], settings, names, between=" and ")
             if name in runs or differ:
                 raise BadArgument(
                     f"The runs in {other} and {folder} cannot be compared.",
-                    seen=differ or f"two runs are both {name}",
-                    hint="ropelens analyze of both models, on the same text",
+                    seen=differ or f"both runs are {name}",
+                    hint="compare the folders that ropelens analyze writes for the same text",
                 )
-        runs[name] = Entry(
+        runs[name] = ComparisonEntry(
             name=name,
             group=group,
             folder=folder,

@@ -1,4 +1,4 @@
-"""One checkpoint becomes labelled arrays that stand beside those of the others."""
+"""Measurement of one checkpoint for a comparison."""
 
 from __future__ import annotations
 
@@ -7,44 +7,37 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Int
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from ropelens.comparison.entries import Entry
+from ropelens.comparison.entries import ComparisonEntry
 from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.tasks import NEAREST, SHORTEST, doublings
 from ropelens.profiles.heads import head_values
 from ropelens.profiles.measures import compared
 from ropelens.profiles.profile import profile
+from ropelens.text.text import Text
 from ropelens.train.data import documents_of, held_out_sequences, spread
 
 TIMES_CONTEXT = 4
-"""The length of long texts, in trained contexts."""
-
-Text = tuple[Int[Tensor, "_sequence _position"], Int[Tensor, " _sequence"]]
-"""Sequences of tokens, and the number of the document that each begins in."""
+"""Length of long texts, in trained contexts."""
 
 
 def measure(
-    run: Entry, model: PreTrainedModel, *, sequences: int, seed: int, final: bool
+    run: ComparisonEntry, model: PreTrainedModel, *, sequences: int, seed: int, final: bool
 ) -> xr.Dataset:
-    """The finished model of `run`: heads, planes, losses, induction and retrieval.
+    """Measure the heads, planes, losses, induction and retrieval of a checkpoint of `run`.
 
-    An early checkpoint, which is not `final`: most of the same, on fewer sequences.
+    Early checkpoints (`final=False`) have fewer variables and fewer sequences.
     """
 
     def on(text: Text, *measures: str, **options: Any) -> xr.Dataset:
-        tokens, documents = text
-        evaluated = evaluate(
-            model, tokens, documents=documents, measures=measures, seed=seed, **options
-        )
+        evaluated = evaluate(model, text, measures=measures, seed=seed, **options)
         return evaluated.isel(edit=0, drop=True)
 
-    per, per_long = (8, 8) if final else (32, 64)  # parts of `sequences`; see `compare`
-    text = validation(run, sequences=sequences)  # the needles are the same for all
-    fewer, documents = validation(run, sequences=max(2, sequences // per))
-    measured = profile(model, fewer, documents=documents, seed=seed, surrogates=0)
+    per, per_long = (8, 8) if final else (32, 64)  # see the table in `compare`
+    text = validation(run, sequences=sequences)  # the same needles for all checkpoints
+    fewer = validation(run, sequences=max(2, sequences // per))
+    measured = profile(model, fewer, seed=seed, surrogates=0)
     longer = on(past_context(run, sequences=max(2, sequences // per_long)), "loss")
     tasks = on(text, "induction", "retrieval")
     of_tasks = {name: tasks[name] for name in ("first_loss", "repeat_loss", "retrieval")}
@@ -71,10 +64,9 @@ def measure(
 
 
 def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
-    """The variables of a profile that are compared, and the labels of its heads.
+    """Variables of a profile that a comparison shows, and the labels of its heads.
 
-    The label "" stands for no head. Of a profile that is not `final` some variables are left
-    out.
+    The label "" marks a missing head. Fewer variables are returned if `final` is False.
     """
     dataset = profile[compared("final", "growth") if final else compared("growth")]
     dataset = dataset.drop_vars(set(dataset.coords) - {"inv_freq", "wavelength"})
@@ -86,18 +78,19 @@ def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
     return dataset.assign(losses)
 
 
-def validation(run: Entry, *, sequences: int) -> Text:
-    """Sequences from all of the validation text of `run`."""
+def validation(run: ComparisonEntry, *, sequences: int) -> Text:
+    """Sequences from the whole validation text of `run`, evenly spread."""
     held_out = held_out_sequences(run.data)
     documents = documents_of(held_out, run.data)
     tokens = torch.from_numpy(spread(held_out, sequences).astype(np.int64))
-    return tokens, torch.from_numpy(spread(documents, sequences))
+    return Text(tokens, documents=torch.from_numpy(spread(documents, sequences)))
 
 
-def past_context(run: Entry, *, sequences: int) -> Text:
-    """Validation text in sequences of TIMES_CONTEXT trained contexts.
+def past_context(run: ComparisonEntry, *, sequences: int) -> Text:
+    """Validation text in sequences of `TIMES_CONTEXT` trained contexts.
 
-    Each is BOS and the text of consecutive sequences; shorter if there are too few of them.
+    A sequence is BOS and the text of consecutive sequences. Short validation text gives shorter
+    sequences.
     """
     held_out = held_out_sequences(run.data)
     documents = documents_of(held_out, run.data)
@@ -109,4 +102,4 @@ def past_context(run: Entry, *, sequences: int) -> Text:
     starts = np.linspace(0, len(held_out) - rows, count, dtype=int)
     texts = [held_out[start : start + rows, 1:].ravel()[:length] for start in starts]
     tokens = torch.from_numpy(np.insert(texts, 0, held_out[0, 0], axis=1).astype(np.int64))
-    return tokens, torch.from_numpy(documents[starts])
+    return Text(tokens, documents=torch.from_numpy(documents[starts]))

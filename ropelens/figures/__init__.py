@@ -1,1 +1,1 @@
-"""Labelled arrays -> plotly figures; never shown, never written."""
+"""Functions that turn labelled arrays into plotly figures, without showing or writing them."""

@@ -1,4 +1,4 @@
-"""What it costs to stop planes, from either end or by bands, and to silence heads."""
+"""Figures of the cost of stopping planes, from either end or by bands, and silencing heads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import xarray as xr
 
 from ropelens.errors import BadArgument, public
 from ropelens.figures import style
-from ropelens.figures.text import NOTHING, number, short_count
-from ropelens.figures.truncated_heads import ENDS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
+from ropelens.figures.formats import NO_NUMBER, number, short_count
+from ropelens.figures.truncated_heads import END_LOOKS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
 from ropelens.figures.wavelengths import mark_trained, plane_borders, set_wavelengths
 from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
 
 
-class Measure(NamedTuple):
-    """A column of the summary as an axis: its words with the unit."""
+class MeasureAxis(NamedTuple):
+    """Column of the summary, and the title of its axis with the unit."""
 
     column: str
     title: str
@@ -28,19 +28,25 @@ class Measure(NamedTuple):
 MeasureName = Literal[
     "loss", "far_loss", "copy_loss", "repeat_loss", "retrieval", "induction", "labels"
 ]
-MEASURES: dict[MeasureName, Measure] = {
-    "loss": Measure("loss_change", "loss, change<br>(nats/token)"),
-    "far_loss": Measure("far_loss_change", "loss far out,<br>change (nats/token)"),
-    "copy_loss": Measure("copy_loss_change", "loss of far copies,<br>change (nats/token)"),
-    "repeat_loss": Measure("repeat_loss_change", "loss on repeats,<br>change (nats/token)"),
-    "retrieval": Measure("retrieval_change", "right retrievals,<br>change (share)"),
-    "induction": Measure("induction_change", "best induction head,<br>change (0 to 1)"),
-    "labels": Measure("labels_changed_share", "heads with a new<br>label (share)"),
+MEASURE_AXES: dict[MeasureName, MeasureAxis] = {
+    "loss": MeasureAxis("loss_change", "change of loss<br>(nats/token)"),
+    "far_loss": MeasureAxis(
+        "far_loss_change", "change of loss at late<br>positions (nats/token)"
+    ),
+    "copy_loss": MeasureAxis(
+        "copy_loss_change", "change of loss of<br>far copies (nats/token)"
+    ),
+    "repeat_loss": MeasureAxis(
+        "repeat_loss_change", "change of loss of<br>repeats (nats/token)"
+    ),
+    "retrieval": MeasureAxis("retrieval_change", "change of correct<br>retrievals (share)"),
+    "induction": MeasureAxis("induction_change", "change of best induction<br>head (0 to 1)"),
+    "labels": MeasureAxis("labels_changed_share", "heads with a new<br>label (share)"),
 }
 
 CLASS_MEASURES = (
-    *(MEASURES["loss"], Measure("bits", "attention<br>moved (bits)")),
-    Measure("labels_changed", "heads with a new<br>label (count)"),
+    *(MEASURE_AXES["loss"], MeasureAxis("bits", "change of<br>attention (bits)")),
+    MeasureAxis("labels_changed", "heads with a new<br>label (count)"),
 )
 
 
@@ -52,69 +58,69 @@ def plot_truncation(
     measures: Sequence[MeasureName] = ("loss",),
     table: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """What stopping planes changes, `by` the share that still rotates, band or class of token.
+    """Effect of stopping planes, by the share that still rotates, by band, or by token class.
 
-    "share": change of each of `measures` from the model as it is, with the 95 % interval of
-    the paired difference, an end of the axis a panel. x: share of the planes that still
-    rotate. Grey: as many random planes, a cross a draw, dashed their mean. Dotted: the plane
-    whose wavelength is the trained context. Source: Barbero et al. 2024 (arXiv 2410.06205), its
-    p-RoPE and reversed variants.
+    by="share": change of each of `measures` from the unmodified model, with the 95 % interval
+    of the paired difference. The left panels stop the slowest planes first, and the right
+    panels the fastest. Grey crosses are draws of equally many random planes, and the dashed
+    line is their mean. The dotted line is the plane whose wavelength is the trained context.
+    Source: p-RoPE and reversed p-RoPE of Barbero et al. 2024 (arXiv 2410.06205).
 
-    "band": the first of `measures` for one band of wavelengths at a time, a bar per band. x:
-    wavelength (tokens).
+    by="band": change of the first of `measures` if one band of wavelengths stops.
 
-    "class": loss, attention and labels of each class of tokens, a row per measure, with a
-    quarter of the planes stopped (or as near to it as there is), a mark per end.
+    by="class": change of loss, attention and labels of each class of tokens, with a quarter of
+    the planes stopped at either end, or the share of the sweep that is nearest to a quarter.
 
-    `table` is `summarize_truncation(truncation)`, if made already.
+    Pass `table` if you already have `summarize_truncation(truncation)`.
     """
     table = summarize_truncation(truncation) if table is None else table
     if by == "class":
         classes = class_changes(truncation)
         missing: list[str] = ["classes of tokens"] * classes.empty
     else:
-        missing = [name for name in measures if table[MEASURES[name].column].isna().all()]
-    kinds = ["band"] if by == "band" else [end for end in ENDS if (table["kind"] == end).any()]
+        missing = [name for name in measures if table[MEASURE_AXES[name].column].isna().all()]
+    kinds = (
+        ["band"] if by == "band" else [end for end in END_LOOKS if (table["kind"] == end).any()]
+    )
     if missing or not table["kind"].isin(kinds).any():
         raise BadArgument(
             f"The sweep did not measure {missing[0]}."
             if missing
             else f"The sweep stopped no {'bands' if by == 'band' else 'planes from an end'}.",
-            hint="truncate(model, tokens, ends=..., bands=..., measures=..., tokenizer=...)",
+            hint="truncate(model, text, ends=..., bands=..., measures=..., tokenizer=...)",
         )
     if by == "class":
         return _classes_figure(classes, kinds)
-    chosen = [MEASURES[name] for name in measures]
+    chosen = [MEASURE_AXES[name] for name in measures]
     if by == "band":
         return _bands_figure(truncation, table, chosen[0])
     return _ends_figure(truncation, table, kinds, chosen)
 
 
 def _ends_figure(
-    truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[Measure]
+    truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[MeasureAxis]
 ) -> go.Figure:
-    """A column per end of the axis, a row per measure."""
-    what = "costs" if measures == [MEASURES["loss"]] else "changes"
-    title = f"What stopping planes {what}, from either end"
+    """Panels with a column per end and a row per measure."""
+    title = "Effect of stopping planes from either end"
     panels: dict[str, Any] = {"rows": len(measures), "cols": len(ends), "shared_yaxes": True}
     panels |= {"horizontal_spacing": 0.04, "vertical_spacing": 0.08}
     figure = _with_words_above(title, height=180 + 240 * len(measures), **panels)
-    draws, as_it_is = table[table["kind"] == "random"], table[table["kind"] == "none"]
+    draws, unmodified = table[table["kind"] == "random"], table[table["kind"] == "none"]
     for row, measure in enumerate(measures, start=1):
         for column, end in enumerate(ends, start=1):
             place = {"row": row, "col": column}
             of_end = table[table["kind"] == end]
-            whole = [draws, as_it_is, of_end[of_end["kept"] == 0]]
-            means = pd.concat(whole).groupby("kept")[measure.column].mean()
+            steps = [draws, unmodified, of_end[of_end["kept"] == 0]]
+            means = pd.concat(steps).groupby("kept")[measure.column].mean()
             line = {"x": means.index, "y": means, "showlegend": row == column == 1}
-            _add_draws(figure, draws, measure, at=draws["kept"], line=line, **place)
-            words, color, symbol = ENDS[end]
-            rows = pd.concat([as_it_is, of_end]).sort_values("kept", ascending=False)
+            _add_draws(figure, draws, measure, x=draws["kept"], line=line, **place)
+            words, color, symbol = END_LOOKS[end]
+            rows = pd.concat([unmodified, of_end]).sort_values("kept", ascending=False)
             look: dict[str, Any] = {"mode": "lines+markers", "cliponaxis": False}
             look["marker"] = {"color": color, "symbol": symbol, "size": 7}
             look["line"] = {"color": color, "width": 2}
             legend = {"name": words, "legendgroup": end, "showlegend": row == 1}
-            data = _changes(rows, measure) | {"x": rows["kept"]}
+            data = _change_trace(rows, measure) | {"x": rows["kept"]}
             figure.add_scatter(**data, **look, **legend, **place)
         figure.update_yaxes(title_text=measure.title, row=row, col=1)
     figure.update_yaxes(zeroline=True, nticks=6)
@@ -126,22 +132,24 @@ def _ends_figure(
     return figure
 
 
-def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure) -> go.Figure:
-    """The change a band, at its wavelengths."""
+def _bands_figure(
+    truncation: xr.Dataset, table: pd.DataFrame, measure: MeasureAxis
+) -> go.Figure:
+    """Bars of the change at the wavelengths of each band."""
     bands = table[table["kind"] == "band"]
-    figure = _with_words_above("What each band of wavelengths is worth", height=400)
+    figure = _with_words_above("Effect of stopping one band of wavelengths", height=400)
     wavelength = truncation["wavelength"].transpose("layer", "frequency").values
-    borders = plane_borders(wavelength)  # where a band ends on the axis (tokens)
+    borders = plane_borders(wavelength)
     outer = bands[["wavelength_low", "wavelength_high"]].to_numpy(float)
     inside = [(wavelength >= first) & (wavelength <= last) for first, last in outer]
-    spans = np.array([(borders[0][of].min(), borders[1][of].max()) for of in inside])
+    spans = np.array([(borders[0][band].min(), borders[1][band].max()) for band in inside])
     low, high = spans.T
-    bars, color = _changes(bands, measure), style.VARIANT_COLORS[2]
+    bars, color = _change_trace(bands, measure), style.VARIANT_COLORS[2]
     look = {"color": color, "opacity": 0.55, "line": {"width": 1}}
     place = {"x": (low + high) / 2, "width": high - low, "error_y": None}
     name = {"name": "one band stopped", "textposition": "none"}
     figure.add_bar(**bars | place, **name, marker=look)
-    # A bar's own error stands at the middle of its width, which a logarithmic axis moves.
+    # The error bars of a bar would be off its centre on a logarithmic axis.
     look = {"mode": "markers", "marker": {"color": color, "size": 6}, "showlegend": False}
     figure.add_scatter(**bars, x=np.sqrt(low * high), **look)
     draws = table[table["kind"] == "band control"]
@@ -152,7 +160,7 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
         "x": [place for band in means.index for place in (*span[band], None)],
         "y": [value for mean in means for value in (mean, mean, None)],
     }
-    _add_draws(figure, draws, measure, at=middles, line=line)
+    _add_draws(figure, draws, measure, x=middles, line=line)
     figure.update_yaxes(title_text=measure.title, zeroline=True)
     set_wavelengths(figure, truncation["wavelength"].values)
     ends = np.log10([spans.min(), spans.max()])
@@ -162,52 +170,52 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Measure)
 
 
 def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
-    """A row per measure; marks by class, one for each end of which a quarter stops."""
+    """Panels per measure, with a mark per class and end; a quarter of the planes stops."""
     measures = [measure for measure in CLASS_MEASURES if measure.column in table]
-    title, height = "What stopping planes changes, by class of token", 120 + 110 * len(measures)
+    title, height = "Effect of stopping planes, by class of token", 120 + 110 * len(measures)
     figure = style.stacked(title, len(measures), height=height, spacing=0.08)
-    for at, measure in enumerate(measures, start=1):
+    for panel, measure in enumerate(measures, start=1):
         for end in ends:
-            rows, (words, color, symbol) = table[table["kind"] == end], ENDS[end]
+            rows, (words, color, symbol) = table[table["kind"] == end], END_LOOKS[end]
             kept = min(rows["kept"], key=lambda share: abs(share - QUARTER))
             name = f"{words.split()[0]} {100 * (1 - kept):.3g}% of planes stopped"
             look: dict[str, Any] = {"mode": "markers", "name": name, "legendgroup": end}
             look |= {"marker": {"color": color, "symbol": symbol, "size": 9}}
-            look |= {"showlegend": at == 1, "cliponaxis": False}
+            look |= {"showlegend": panel == 1, "cliponaxis": False}
             rows = rows[rows["kept"] == kept]
-            data = _changes(rows, measure) | {"x": rows["token_class"]}
-            figure.add_scatter(**data, **look, row=at, col=1)
-        figure.update_yaxes(title_text=measure.title, zeroline=True, nticks=5, row=at)
+            data = _change_trace(rows, measure) | {"x": rows["token_class"]}
+            figure.add_scatter(**data, **look, row=panel, col=1)
+        figure.update_yaxes(title_text=measure.title, zeroline=True, nticks=5, row=panel)
+    style.set_x(figure, {}, "class of token (name)")
     return figure.update_layout(scattermode="group", margin_t=80)
 
 
 def _with_words_above(title: str, *, height: int, **panels: Any) -> go.Figure:
-    """A figure with room for a legend, and words of marks, above its panels."""
+    """Return a figure with room for a legend and the words of marks above its panels."""
+    legend = {"y": 1 - 40 / height, "yref": "container", "yanchor": "top"}
     return style.new_figure(title, height=height, **panels).update_layout(
-        margin_t=110,
-        title={"y": 1, "yref": "container", "yanchor": "top", "pad_t": 16},
-        legend={"y": 1 - 40 / height, "yref": "container", "yanchor": "top"},
+        margin_t=110, legend=legend
     )
 
 
-def _changes(rows: pd.DataFrame, measure: Measure) -> dict[str, Any]:
-    """Keywords of a trace: a measure's change, its interval if it has one, and its hovers."""
+def _change_trace(rows: pd.DataFrame, measure: MeasureAxis) -> dict[str, Any]:
+    """Keywords of a trace: the change of a measure, its interval, and hover texts."""
     y, name = rows[measure.column].to_numpy(float), measure.column
     bars = None
     if f"{name}_low" in rows:
         bars = style.interval_bars(y, rows[f"{name}_low"], rows[f"{name}_high"], width=4)
-    hovers = [_hover(row, measure) for row in rows.to_dict("records")]
+    hovers = [_edit_hover(row, measure) for row in rows.to_dict("records")]
     return {"y": y, "error_y": bars, "text": hovers, "hovertemplate": style.TEXT_ONLY}
 
 
-def _hover(row: dict, measure: Measure) -> str:
-    """What stopped, and the measure with its interval."""
+def _edit_hover(row: dict, measure: MeasureAxis) -> str:
+    """Hover text: the stopped planes, and the change with its interval."""
     names = (measure.column, f"{measure.column}_low", f"{measure.column}_high")
     value, low, high = (number(row.get(name, np.nan), "+.3f") for name in names)
-    if low != NOTHING:
-        value += f" (95% {low} to {high})"
+    if low != NO_NUMBER:
+        value += f" (95% interval {low} to {high})"
     if row["kind"] == "none":
-        return f"<b>as it is</b><br>{value}"
+        return f"<b>unmodified</b><br>{value}"
     span = f"{short_count(row['wavelength_low'])} to {short_count(row['wavelength_high'])}"
     return (
         f"<b>{row['edit']}</b>: {100 * row['kept']:.3g}% of the planes rotate<br>"
@@ -218,52 +226,57 @@ def _hover(row: dict, measure: Measure) -> str:
 def _add_draws(
     figure: go.Figure,
     draws: pd.DataFrame,
-    measure: Measure,
+    measure: MeasureAxis,
     *,
-    at: Any,
+    x: Any,
     line: dict[str, Any],
     **place: int,
 ) -> None:
-    """Random sets of planes: a cross a draw at its place, and dashed the `line` of means."""
+    """Draw random sets of planes: a cross at `x` per draw, and the dashed `line` of means."""
     if not len(draws):
         return
     figure.add_scatter(**MEAN_OF_DRAWS | line, **place)
     cross = {"color": style.MUTED, "size": 5, "symbol": "x"}
     look = {"mode": "markers", "marker": cross, "name": "random planes", "showlegend": False}
-    dots = _changes(draws, measure) | {"x": at, "error_y": None, "legendgroup": "random"}
+    dots = _change_trace(draws, measure) | {"x": x, "error_y": None, "legendgroup": "random"}
     figure.add_scatter(**dots, **look, **place)
 
 
 def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:
-    """A line at the trained context, named above the first panel."""
-    every = truncation["wavelength"].transpose("layer", "frequency").values
-    most = every[np.isfinite(every).sum(axis=1).argmax()]  # the layer where most planes turn
-    turning, trained = most[np.isfinite(most)], int(truncation.attrs.get("trained_context", 0))
+    """Mark the trained context in a column, with words above the first panel."""
+    wavelength = truncation["wavelength"].transpose("layer", "frequency").values
+    layer = wavelength[
+        np.isfinite(wavelength).sum(axis=1).argmax()
+    ]  # with most rotating planes
+    turning, trained = (
+        layer[np.isfinite(layer)],
+        int(truncation.attrs.get("trained_context", 0)),
+    )
     if len(turning) < 2 or not turning[0] <= trained <= turning[-1]:
         return
     index = np.interp(np.log(trained), np.log(turning), np.arange(len(turning)))
     share = float(index + 0.5) / len(turning)
-    at, side = (share, "left") if end == "slow" else (1 - share, "right")
+    x, side = (share, "left") if end == "slow" else (1 - share, "right")
     trace = next(figure.select_traces(row=1, col=column))
     place = {"xref": trace.xaxis, "yref": f"{trace.yaxis} domain"}
     place |= {"yanchor": "bottom", "xanchor": side, "align": side}
     words = f"wavelength = trained<br>context ({trained:,} tokens)"
-    style.mark(figure, at, words, name="context", panels={"col": column}, **place)
+    style.mark(figure, x, words, name="context", panels={"col": column}, **place)
 
 
 @public
 def plot_silenced(table: pd.DataFrame) -> go.Figure:
-    """Change of loss (nats/token) with its 95 % interval, a row per set, a panel per kind of
-    token.
+    """Change of loss (nats/token) with 95 % intervals, a row per change of the model.
 
-    `table` has, a row per number: `what` was done, to heads of which `label` ("" of none, drawn
-    grey), the kind of `tokens`, and `change`, `low`, `high`.
+    Each kind of token has a panel. Each row of `table` has the columns `what` (the change),
+    `label` (of the changed heads; "" is drawn grey), `tokens` (the kind), `change`, `low` and
+    `high`.
     """
     kinds, sets = list(dict.fromkeys(table["tokens"])), list(dict.fromkeys(table["what"]))
     panels: dict[str, Any] = {"rows": 1, "cols": max(1, len(kinds)), "shared_yaxes": True}
-    titles = [kind.replace(" ", "<br>") for kind in kinds]  # which fit on a phone
+    titles = [kind.replace(" ", "<br>") for kind in kinds]  # lines that fit on a phone
     panels |= {"subplot_titles": titles, "horizontal_spacing": 0.03}
-    title = "Change of loss where heads are silenced"
+    title = "Change of loss if heads are silenced"
     figure = style.new_figure(title, height=130 + 34 * len(sets), **panels)
     for row in table.to_dict("records"):
         color = style.COLORS.get(row["label"], style.MUTED)
@@ -280,6 +293,6 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(zeroline=True, nticks=5, rangemode="tozero")
     figure.update_xaxes(title_text="change (nats/token)", col=1 + len(kinds) // 2)
     figure.update_yaxes(categoryorder="array", categoryarray=sets[::-1], showgrid=False)
-    figure.update_yaxes(title_text="what is silenced (heads)", col=1)
+    figure.update_yaxes(title_text="silenced heads (name)", col=1)
     figure.update_layout(margin_t=100)
     return style.note_missing(figure, table["change"], "no change of loss was measured")

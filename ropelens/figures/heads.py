@@ -1,4 +1,4 @@
-"""Every head: the map, and the claim on wavelengths."""
+"""Figures of all heads: the map, and the claim about wavelengths."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.claims.verdict import correlations
+from ropelens.claims.arrays import claim_numbers
+from ropelens.claims.numbers import correlations
 from ropelens.errors import Count, public
 from ropelens.figures import style
+from ropelens.figures.formats import number, short_count
 from ropelens.figures.inputs import (
     head_grid,
     head_table,
@@ -22,11 +24,9 @@ from ropelens.figures.inputs import (
     numbers,
     row_of,
 )
-from ropelens.figures.text import number, short_count
-from ropelens.profiles.heads import claim_numbers
 
-SIGNS_FIT = 24
-"""Up to so many heads a layer, a cell has a sign of its label, or names its offset."""
+MAX_HEADS_WITH_SIGNS = 24
+"""Largest number of heads per layer for which cells show a sign or an offset."""
 
 IDLE = "no attention"  # layers of a hybrid model
 
@@ -38,12 +38,12 @@ def plot_head_map(
     *,
     selected: tuple[Count, Count] | None = None,
 ) -> go.Figure:
-    """Layer by head; the colour is the label, its strength the bits that the head chooses.
+    """Map of layers and heads, coloured by label. Stronger colours mean more `total_bits`.
 
-    One heat map a label: z is `total_bits` [layer, head] where the head has that label, else
-    NaN; from 2 bits on colours are full. The number in a positional cell is the head's offset
-    in tokens; other cells have their label's sign. Layers that do not attend are grey.
-    `selected` (layer, head) gets a frame.
+    Each label has a heat map: z is `total_bits` [layer, head] for heads with the label, else
+    NaN. Colours are full from 2 bits on. A positional cell shows the offset of the head in
+    tokens; other cells show the sign of their label. Layers without attention are grey. The
+    head `selected` (layer, head) gets a frame.
     """
     heads = head_table(profile, heads)
     layers, count = profile.sizes["layer"], profile.sizes["head"]
@@ -51,17 +51,17 @@ def plot_head_map(
     labels = head_grid(profile, heads, heads["label"])
     hovers = head_grid(profile, heads, hover_lines(heads))
     offset = head_grid(profile, heads, numbers(heads, "offset")).astype(float)
-    # Cells of 13 to 40 pixels, plus title, legend and axis.
+    # Cells have 13 to 40 pixels; title, legend and axis need 130.
     height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
     figure = style.new_figure("Heads by layer: label and strength", height=height)
-    for label in style.LABELS:
+    for label in style.LABEL_ORDER:
         here = labels == label
         signs = np.where(np.isnan(offset), style.SIGNS[label], np.char.mod("%.0f", offset))
         texts = {"text": np.where(here, signs, ""), "customdata": np.where(here, hovers, "")}
         _add_cells(figure, label, z=np.where(here, bits, np.nan), **texts)
-    entries = [one for one in style.COLORS.items() if (heads["label"] == one[0]).any()]
+    colors = {k: v for k, v in style.COLORS.items() if (heads["label"] == k).any()}
     if idle := idle_layers(profile):
-        entries.append((IDLE, style.MUTED))
+        colors[IDLE] = style.MUTED
         z = np.full((layers, count), np.nan)
         z[idle] = 1.0
         look: dict[str, Any] = {"colorscale": [[0, style.SHADE], [1, style.SHADE]]}
@@ -70,10 +70,10 @@ def plot_head_map(
             look["customdata"] = np.tile(profile["layer_type"].values[:, None], (1, count))
         hover = f"layer %{{y}}: %{{customdata}}, {IDLE}<extra></extra>"
         figure.add_heatmap(z=z, **look, name=IDLE, meta={"role": "idle"}, hovertemplate=hover)
-    for name, color in entries:  # heat maps have no entries of a legend: empty scatters have
+    for name, color in colors.items():  # legend entries, which heat maps do not have
         look = {"mode": "markers", "marker": {"color": color, "symbol": "square", "size": 11}}
         figure.add_scatter(x=[None], y=[None], name=name, hoverinfo="skip", **look)
-    # Room at both ends of an axis for a frame's stroke.
+    # The room at both ends of an axis is for the stroke of the frame.
     across, down = (
         style.index_axis(cells, what, most=16, room=max(0.05, 0.006 * cells))
         for cells, what in ((count, "head"), (layers, "layer"))
@@ -85,11 +85,11 @@ def plot_head_map(
         corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
         fill = {"line_width": 3, "fillcolor": "rgba(0,0,0,0)"}
         figure.add_shape(name="selected", type="rect", **corners, **fill)
-    return style.note_missing(figure, bits, "no head has bits")
+    return style.note_missing(figure, bits, "no head has a number of bits")
 
 
 def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndarray) -> None:
-    """The cells of the heads with this label; the others are NaN."""
+    """Draw the heads with this label; `z` is NaN for other heads."""
     layers, count = z.shape
     color = style.COLORS[label]
     figure.add_heatmap(
@@ -97,67 +97,65 @@ def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndar
         **texts,
         name=label,
         zmin=0,
-        zmax=2.0,  # bits of a head that is drawn at full strength
+        zmax=2.0,  # bits from which the colour is full
         colorscale=[[0, style.faded(color, 0.2)], [1, style.faded(color, 1)]],
         showscale=False,
         showlegend=False,
-        texttemplate="%{text}" if count <= SIGNS_FIT else None,
-        # Diffuse cells are nearly the page's own colour, light or dark.
+        texttemplate="%{text}" if count <= MAX_HEADS_WITH_SIGNS else None,
+        # The colour of diffuse cells is close to the colour of the page, light or dark.
         textfont_color=style.MUTED if label == "diffuse" else style.INK["light"],
         hovertemplate="%{customdata}<extra></extra>",
-        xgap=2 if count <= SIGNS_FIT else 1,
-        ygap=2 if layers <= SIGNS_FIT else 1,
+        xgap=2 if count <= MAX_HEADS_WITH_SIGNS else 1,
+        ygap=2 if layers <= MAX_HEADS_WITH_SIGNS else 1,
     )
 
 
 def _add_points(
     figure: go.Figure,
     heads: pd.DataFrame,
-    at: Mapping[str, np.ndarray],
+    positions: Mapping[str, np.ndarray],
     selected: tuple[int, int] | None,
 ) -> None:
-    """A point per head whose places `at`, x and y, are known; a ring at the `selected` head.
+    """Draw a point for each head with known `positions`, and a ring at the `selected` head.
 
-    Colour and symbol show the label, the area grows with the head's bits, hovers give its
-    numbers.
+    Colour and symbol show the label, and the area grows with the bits of the head.
     """
     hovers, bits = hover_lines(heads), heads["total_bits"].to_numpy(float).clip(min=0)
     largest = np.nanmax(bits, initial=0) or 1.0
     crowd = 1.0 if len(heads) <= 200 else 0.75
     sizes = np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
-    known = np.isfinite([*at.values()]).all(0)
-    for label in style.LABELS:
+    known = np.isfinite([*positions.values()]).all(0)
+    for label in style.LABEL_ORDER:
         rows = (heads["label"] == label).to_numpy() & known
         if not rows.any():
             continue
         marker = {"color": style.COLORS[label], "size": sizes[rows], "opacity": 0.85}
         marker |= {"symbol": style.SYMBOLS[label], "line_width": 1}
-        points = {axis: values[rows] for axis, values in at.items()}
+        points = {axis: values[rows] for axis, values in positions.items()}
         points["customdata"] = heads.loc[rows, ["layer", "head"]].to_numpy(int)
         hover = {"text": hovers[rows], "hovertemplate": style.TEXT_ONLY}
         look = {"mode": "markers", "name": label, "marker": marker, "cliponaxis": False}
         figure.add_scatter(**points, **look, **hover, row=1, col=1)
     if selected is not None:
         here = [row_of(heads, selected)]
-        point = {axis: values[here] for axis, values in at.items()}
+        point = {axis: values[here] for axis, values in positions.items()}
         circle = {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}}
         look = {"mode": "markers", "marker": circle, "meta": {"role": "selected"}}
         look |= {"hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
         figure.add_scatter(**point, **look, row=1, col=1)
 
 
-BITS = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
-"""The four parts of a head's bits."""
+BIT_PARTS = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
 
 
 def bit_shares(heads: pd.DataFrame) -> np.ndarray:
-    """Shares [row, part] of the sum of the four parts of each head's bits; NaN of none."""
-    bits = heads[list(BITS)].to_numpy(float).clip(min=0)
-    whole = bits.sum(1, keepdims=True)
-    return np.divide(bits, whole, out=np.full_like(bits, np.nan), where=whole > 0)
+    """Share [row, part] of each of `BIT_PARTS` in their sum; NaN if the sum is 0."""
+    bits = heads[list(BIT_PARTS)].to_numpy(float).clip(min=0)
+    total = bits.sum(1, keepdims=True)
+    return np.divide(bits, total, out=np.full_like(bits, np.nan), where=total > 0)
 
 
-PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spacing": 0.2}
+CLAIM_PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spacing": 0.2}
 
 
 @public
@@ -167,20 +165,20 @@ def plot_claim(
     *,
     selected: tuple[Count, Count] | None = None,
 ) -> go.Figure:
-    """A point per head: how much the offset explains, by the wavelength that picks its keys.
+    """Share of each head's bits that the offset explains, by the head's mean wavelength.
 
-    Above: x is the mean wavelength (tokens, weighted by the push toward keys that are no
-    sinks), y the share of the bits without sinks that the offset explains by itself, both on
-    the rows that surrogates are compared on. Sink and diffuse heads, which do not count, are
-    left out. Below: the rank correlation of the two, beside those of the surrogates, whose
-    frequencies are in a random order. `selected` (layer, head) gets a ring.
+    Upper panel: x is the mean wavelength (tokens), weighted by the push toward keys that are
+    not sinks. y is the share of the bits without sinks that the offset explains by itself. Both
+    are measured on the rows of the surrogates. Sink and diffuse heads are left out. Lower
+    panel: the rank correlation of x and y in this model and in the surrogates, which have their
+    frequencies in a random order. The head `selected` (layer, head) gets a ring.
     """
     heads = head_table(profile, heads)
     drawn = claim_numbers(profile)
-    at = heads["layer"].to_numpy(int), heads["head"].to_numpy(int)
-    y, x = (of_draws[0][at] for of_draws in drawn)
+    indices = heads["layer"].to_numpy(int), heads["head"].to_numpy(int)
+    y, x = (of_draws[0][indices] for of_draws in drawn)
     x = np.exp(x)
-    figure = style.new_figure(claim_title(heads.attrs.get("claim")), height=430, **PANELS)
+    figure = style.new_figure(claim_title(heads.attrs.get("claim")), height=430, **CLAIM_PANELS)
     _add_points(figure, heads, {"x": x, "y": y}, selected)
     rho = correlations(*drawn)
     stroke = {"symbol": "line-ns-open", "size": 16, "color": style.MUTED, "line_width": 1.5}
@@ -195,25 +193,25 @@ def plot_claim(
     ticks = [float(f"{n * 10.0**power:g}") for power in range(-1, 10) for n in (1, 3)]
     used = np.log10(x[np.isfinite(x) & (x > 0)])
     ends = [float(used.min()) - 0.15, float(used.max()) + 0.15] if used.size else [0, 6]
-    figure.update_xaxes(**style.log_axis({one: short_count(one) for one in ticks}), row=1)
+    figure.update_xaxes(**style.log_axis({tick: short_count(tick) for tick in ticks}), row=1)
     figure.update_xaxes(title_text="mean wavelength (tokens, log scale)", range=ends, row=1)
-    figure.update_yaxes(title_text="offset alone<br>explains (0 to 1)", row=1)
+    figure.update_yaxes(title_text="explained by<br>offset (0 to 1)", row=1)
     figure.update_yaxes(range=[-0.04, 1.04], tickvals=[0, 0.25, 0.5, 0.75, 1], row=1)
-    whole = {"range": [-1.05, 1.05], "tickvals": [-1, -0.5, 0, 0.5, 1]}
-    figure.update_xaxes(title_text="rank correlation (−1 to 1)", **whole, row=2)
+    axis = {"range": [-1.05, 1.05], "tickvals": [-1, -0.5, 0, 0.5, 1]}
+    figure.update_xaxes(title_text="rank correlation (−1 to 1)", **axis, row=2)
     figure.update_yaxes(visible=False, range=[-1, 1], row=2)
     figure.update_layout(legend_itemsizing="constant")
     return style.note_missing(figure, x * y, "no head has a wavelength and a share")
 
 
 def claim_title(claim: dict | None) -> str:
-    """The claim's numbers in one line."""
+    """Title with the numbers of the claim."""
     if not claim:
-        return "What the offset explains, by mean wavelength"
+        return "Share explained by the offset, by mean wavelength"
     if not math.isfinite(claim["rank_correlation"]):
         return "Too few heads for a rank correlation"
     names = ("rank_correlation", "null_low", "null_high")
     value, low, high = (number(claim[name]) for name in names)
     if not math.isfinite(claim["null_low"]):
         return f"Rank correlation {value}, without surrogates"
-    return f"Rank correlation {value}; of surrogates {low} to {high}"
+    return f"Rank correlation {value}; surrogates {low} to {high}"

@@ -1,4 +1,4 @@
-"""A profile and its table of heads, as the figures read them."""
+"""Profiles and tables of heads in the form that figures read."""
 
 from __future__ import annotations
 
@@ -10,61 +10,61 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument
-from ropelens.figures.style import LABELS
-from ropelens.figures.text import number, short_count
+from ropelens.figures.formats import number, short_count
+from ropelens.figures.style import LABEL_ORDER
 
 
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
-    """`heads`, or the default classification of `profile` where it is None.
+    """Return `heads`, or the default classification of `profile` if `heads` is None.
 
-    Heads may be missing (layers of unequal width). Raises `BadArgument` where the table is
-    about another model: no rows, an unknown label, a head twice or one the profile lacks.
+    Heads may be missing, because layers may have different widths. Raises `BadArgument` if the
+    table does not fit the profile: no rows, an unknown label, a repeated or unknown head.
     """
     if heads is None:
-        # Imported here: a figure of a saved table needs neither the bootstrap nor scipy.
-        from ropelens.profiles.heads import classify_heads
+        # Imported here, because figures of a saved table need neither the bootstrap nor scipy.
+        from ropelens.claims.heads import classify_heads
 
         return classify_heads(profile)
     inside = set(np.ndindex(profile.sizes["layer"], profile.sizes["head"]))
     places = list(zip(heads["layer"].astype(int), heads["head"].astype(int), strict=True))
-    known = heads["label"].isin(LABELS).all() and inside.issuperset(places)
+    known = heads["label"].isin(LABEL_ORDER).all() and inside.issuperset(places)
     if not places or len(set(places)) != len(places) or not known:
         raise BadArgument(
-            "The table of heads and the profile are not about the same model.",
+            "The table of heads and the profile do not describe the same model.",
             seen=f"{len(places)} rows, {len(set(places) & inside)} of the profile's heads",
-            hint="pass what classify_heads(profile) gives",
+            hint="pass the table that classify_heads(profile) returns",
         )
     return heads
 
 
 def row_of(heads: pd.DataFrame, selected: tuple[int, int]) -> int:
-    """The row of head `selected`, (layer, head), in the table; `ValueError` without one."""
+    """Row of the head `selected`, (layer, head). Raises `ValueError` if there is none."""
     return [*zip(heads["layer"], heads["head"], strict=True)].index(selected)
 
 
 def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:
-    """A column of the table as float64, NaN where it is empty."""
+    """Column of the table as float64, with NaN for empty cells."""
     return pd.to_numeric(heads[name]).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
 
 
 def head_grid(
     profile: xr.Dataset, heads: pd.DataFrame, values: np.ndarray | pd.Series
 ) -> np.ndarray:
-    """`values`, one a row of the table, as objects [layer, head]; None for a missing head."""
+    """Arrange a value per row of the table as objects [layer, head]; None for missing heads."""
     grid = np.full((profile.sizes["layer"], profile.sizes["head"]), None, dtype=object)
     grid[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = values
     return grid
 
 
 def idle_layers(profile: xr.Dataset) -> list[int]:
-    """The layers of a hybrid model that do not attend: no head of theirs has numbers."""
+    """Layers of a hybrid model that have no attention, so that no head has numbers."""
     return np.flatnonzero(profile["entropy_bits"].isnull().all("head")).tolist()
 
 
 def kv_heads(profile: xr.Dataset) -> np.ndarray:
-    """The key-value head that each query head reads, [layer, head] (grouped queries).
+    """Key-value head of each query head [layer, head], for grouped queries.
 
-    Counted within each layer: layers of unequal width hold NaN for the heads they lack.
+    The heads of a layer are counted without its NaN, which marks heads that it lacks.
     """
     queries, keys = (
         profile[name].notnull().any("frequency").sum(dim).values
@@ -76,11 +76,11 @@ def kv_heads(profile: xr.Dataset) -> np.ndarray:
 
 
 def hover_lines(heads: pd.DataFrame) -> np.ndarray:
-    """One hover text a row of the table: the head, its label, its bits."""
-    return np.array([_hover(row) for row in heads.to_dict("records")], dtype=object)
+    """Hover text of each row of the table: the head, its label and its bits."""
+    return np.array([_head_hover(row) for row in heads.to_dict("records")], dtype=object)
 
 
-def _hover(row: dict[Hashable, Any]) -> str:
+def _head_hover(row: dict[Hashable, Any]) -> str:
     offset = ""
     if not pd.isna(row["offset"]):
         offset = f", offset {int(row['offset'])}"
@@ -91,7 +91,7 @@ def _hover(row: dict[Hashable, Any]) -> str:
         f"<b>L{row['layer']} H{row['head']}</b> {row['label']}{offset}{sure}<br>"
         f"{row['total_bits']:.2f} bits: sink {row['sink_bits']:.2f}, "
         f"position {row['position_bits']:.2f}, content {row['content_bits']:.2f}, "
-        f"both at once {row['interaction_bits']:.2f}<br>"
+        f"interaction {row['interaction_bits']:.2f}<br>"
         f"strongest plane: {short_count(row['top_wavelength'])} tokens, "
-        f"{number(row['top_share'], '.0%')} of its push"
+        f"{number(row['top_share'], '.0%')} of the push"
     )

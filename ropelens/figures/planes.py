@@ -1,4 +1,4 @@
-"""Every plane: through which wavelengths heads pick their keys, and norms by wavelength."""
+"""Figures of planes: the wavelengths through which heads pick their keys, and norms."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 
 from ropelens.errors import Count, public
 from ropelens.figures import style
+from ropelens.figures.formats import short_count
 from ropelens.figures.inputs import head_table, numbers, row_of
-from ropelens.figures.text import short_count
 from ropelens.figures.wavelengths import (
     mark_context,
     plane_map,
@@ -21,8 +21,8 @@ from ropelens.figures.wavelengths import (
     wavelength_positions,
 )
 
-MEANS = 150  # height of the panel of means, in pixels; title, legend and axis take as much
-NAMED = 40  # rows with a name, at most
+MEANS_HEIGHT = 150  # of the panel of means, and of title, legend and axis together (pixels)
+MAX_ROW_NAMES = 40
 
 
 @public
@@ -32,18 +32,18 @@ def plot_head_wavelengths(
     *,
     selected: tuple[Count, Count] | None = None,
 ) -> go.Figure:
-    """Through which wavelengths heads pick their keys: means by label, and every head.
+    """Push of each wavelength toward the keys that heads pick: means by label, and every head.
 
-    The push is the positive part of `selectivity_keys` (sinks are left out), in percent of the
-    head's total. Above, the mean over the heads of each label; below, a row per head with its
-    label's sign, the most positional on top. Diffuse heads and sinks are left out.
-    `selected` (layer, head) gets a frame, where it has a row.
+    The push is the positive part of `selectivity_keys` (without sinks), in percent of the
+    head's total. The upper panel shows the mean over the heads of each label. The lower panel
+    has a row per head, with the most positional head at the top; diffuse heads and sinks have
+    no row. The row of the head `selected` (layer, head) gets a frame.
     """
     heads = head_table(profile, heads)
     order = by_position(heads)
     rows = heads.iloc[order]
     layer, head = (rows[name].to_numpy(int) for name in ("layer", "head"))
-    names = np.array([f"L{one} H{other}" for one, other in zip(layer, head, strict=True)])
+    names = np.array([f"L{n} H{h}" for n, h in zip(layer, head, strict=True)])
     push = profile["selectivity_keys"].transpose("layer", "head", "frequency").clip(min=0)
     total = push.sum("frequency")
     shares = 100 * (push / total.where(total > 0)).values
@@ -51,18 +51,18 @@ def plot_head_wavelengths(
     cells = plane_map(wavelength, shares[layer, head].astype(np.float32), layer)
     edges = cells["x"]
     below = int(np.clip(13 * len(order), 120, 560))
-    panels: dict[str, Any] = {"spacing": 0.03, "row_heights": [MEANS, below]}
-    panels["height"] = 2 * MEANS + below
+    panels: dict[str, Any] = {"spacing": 0.03, "row_heights": [MEANS_HEIGHT, below]}
+    panels["height"] = 2 * MEANS_HEIGHT + below
     figure = style.stacked("Push toward keys by wavelength", 2, **panels)
     _add_label_lines(figure, wavelength, shares, heads)
     bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
-    bar |= {"len": below / (MEANS + below), "y": 0, "yanchor": "bottom"}
-    hover = "%{y}<br>%{z:.0f}% of its push at %{text} tokens<extra></extra>"
+    bar |= {"len": below / (MEANS_HEIGHT + below), "y": 0, "yanchor": "bottom"}
+    hover = "%{y}<br>%{z:.0f}% of the push at %{text} tokens<extra></extra>"
     look = {"colorscale": style.SEQUENTIAL, "zmin": 0, "colorbar": bar, "hovertemplate": hover}
     figure.add_heatmap(**cells, y=names, **look, row=2, col=1)
     breadth = np.log10(edges[-1] / edges[0])
     silent = {"mode": "markers", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
-    for label in style.LABELS[:3]:
+    for label in style.LABEL_ORDER[:3]:
         of_label = names[(rows["label"] == label).to_numpy()]
         marker = {"color": style.COLORS[label], "symbol": style.SYMBOLS[label], "size": 7}
         x = np.full(len(of_label), 10 ** (np.log10(edges[0]) - 0.015 * breadth))
@@ -70,18 +70,18 @@ def plot_head_wavelengths(
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10([edges[0], edges[-1]]) - [0.03 * breadth, 0])
     figure.update_yaxes(title_text="mean<br>share (%)", rangemode="tozero", nticks=4, row=1)
-    shown = names[:: -(-len(order) // NAMED)] if len(order) else names
+    shown = names[:: -(-len(order) // MAX_ROW_NAMES)] if len(order) else names
     axis = {"title_text": "head (layer, head)", "type": "category", "showgrid": False}
     axis |= {"range": [len(order) - 0.4, -0.6], "categoryarray": names}
     figure.update_yaxes(**axis, tickvals=shown, tickfont_size=11, row=2)
     mark_context(figure, profile)
     if selected is not None:
         here = np.flatnonzero(order == row_of(heads, selected))
-        at = float(here[0]) if here.size else -2.0
-        box = {"x0": edges[0], "x1": edges[-1], "y0": at - 0.5, "y1": at + 0.5}
+        y = float(here[0]) if here.size else -2.0
+        box = {"x0": edges[0], "x1": edges[-1], "y0": y - 0.5, "y1": y + 0.5}
         line = {"color": "#ffffff", "width": 2}
         figure.add_shape(name="selected", type="rect", **box, line=line, row=2, col=1)
-    return style.note_missing(figure, cells["z"], "no head prefers any key but sinks")
+    return style.note_missing(figure, cells["z"], "no head prefers keys other than sinks")
 
 
 def _add_label_lines(
@@ -90,22 +90,22 @@ def _add_label_lines(
     shares: Float[np.ndarray, "layer head frequency"],
     heads: pd.DataFrame,
 ) -> None:
-    """The mean share of each label's heads, in the first panel.
+    """Draw the mean share of each label's heads in the first panel.
 
-    Where layers rotate differently each head stands at the wavelengths of its layer. A line
-    breaks before each plane that never turns: no wavelength lies between two of them.
+    Each head is drawn at the wavelengths of its layer. A line has a break before each plane
+    that does not rotate, because there are no wavelengths between such planes.
     """
     places = np.log(wavelength_positions(wavelength))
-    for label in style.LABELS[:3]:
+    for label in style.LABEL_ORDER[:3]:
         rows = heads[heads["label"] == label]
-        if len(rows) < 2:  # one head is no mean
+        if len(rows) < 2:
             continue
         layers, columns = rows["layer"].to_numpy(int), rows["head"].to_numpy(int)
         points = {"y": shares[layers, columns], "wavelength": wavelength[layers]}
         points["place"] = places[layers].round(4)  # measured layers differ in the last digits
         flat = pd.DataFrame({name: values.ravel() for name, values in points.items()}).dropna()
         mean = flat.groupby("place").mean()
-        if mean.empty:  # all their keys are sinks, or alike
+        if mean.empty:
             continue
         breaks = np.flatnonzero(np.isinf(mean["wavelength"]))
         data = {"x": np.exp(mean.index.to_numpy()), "y": mean["y"].to_numpy()}
@@ -119,33 +119,33 @@ def _add_label_lines(
 
 
 def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
-    """Rows of the table, the largest positional fraction first.
+    """Rows of the table in descending order of their positional fraction.
 
-    Diffuse heads, sinks and heads without a fraction are left out.
+    Heads with a label in `EXCLUDED_LABELS` or without a fraction are left out.
     """
     fraction = numbers(heads, "positional_fraction")
-    known = np.isfinite(fraction) & ~heads["label"].isin(style.OUTSIDE).to_numpy()
+    known = np.isfinite(fraction) & ~heads["label"].isin(style.EXCLUDED_LABELS).to_numpy()
     order = np.argsort(-fraction, kind="stable")
     return order[known[order]]
 
 
-PANELS = {"query": "q_norm", "key": "k_norm", "value": "v_norm"}
+NORM_PANELS = {"query": "q_norm", "key": "k_norm", "value": "v_norm"}
 
 
 @public
 def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
-    """Mean norm of every plane by wavelength, queries above keys above values.
+    """Mean norm of every plane by wavelength, in model units, for queries, keys and values.
 
-    Values do not rotate and are the control; those of another size than keys have no panel. A
-    row per layer, the mean over heads; with `layer`, a row per head of that layer. In the
-    model's units; bright is long. Source: figures of Barbero et al. 2024 (arXiv 2410.06205).
+    Values are a control, because they do not rotate. They have no panel if their size differs
+    from the size of keys. Without `layer`, each row is the mean over the heads of a layer; with
+    `layer`, each row is a head. Source: figures of Barbero et al. 2024 (arXiv 2410.06205).
     """
     what = "layer" if layer is None else "head"
-    whose = "mean over heads" if layer is None else f"heads of layer {layer}"
+    scope = "mean over heads" if layer is None else f"heads of layer {layer}"
     rows, wavelength = profile.sizes[what], profile["wavelength"].values
-    panels = [*PANELS.items()][: 2 + bool(profile["v_norm"].notnull().any())]
+    panels = [*NORM_PANELS.items()][: 2 + bool(profile["v_norm"].notnull().any())]
     figure = style.stacked(
-        f"Norms by wavelength, {whose}",
+        f"Norms by wavelength, {scope}",
         len(panels),
         height=170 + len(panels) * int(np.clip(rows * 30, 120, max(220, rows * 9))),
         spacing=0.1 if rows <= 16 else 0.05,
@@ -163,7 +163,7 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
         hover = f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>{side} norm %{{z:.3f}}"
         look["hovertemplate"] = f"{hover}<extra></extra>"
         figure.add_heatmap(**cells, y=np.arange(len(norms)), **look, row=row, col=1)
-        # A colour bar's title would widen the margin.
+        # An annotation, because the title of a colour bar would widen the margin.
         place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
         words = {"text": f"{side} norm (model units)", "font_size": 12}
         figure.add_annotation(place | words, yref=f"y{row} domain".replace("y1", "y"))
@@ -173,4 +173,4 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     figure.update_xaxes(range=np.log10(figure.data[0].x[[0, -1]]), showgrid=False)
     mark_context(figure, profile, color="#ffffff", below=True)
     drawn = np.concatenate([trace.z.ravel() for trace in figure.data])
-    return style.note_missing(figure, drawn, "no queries and keys were measured here")
+    return style.note_missing(figure, drawn, "no queries and keys were measured")

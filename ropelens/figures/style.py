@@ -1,8 +1,8 @@
-"""Colours, symbols and the two plotly templates that every figure shares.
+"""Colours, symbols and plotly templates of all figures.
 
-The label colours stay apart for people with protanopia, deuteranopia and tritanopia
-(CIELAB distance 22 or more between any two, simulated after Machado et al. 2009) and stand out
-from a white and from a near-black page, so one set serves both. Markers differ in shape too.
+People with protanopia, deuteranopia or tritanopia can tell the label colours apart: any two
+have a CIELAB distance of at least 22, simulated after Machado et al. 2009. The colours contrast
+with a white and with a near-black page. Markers also differ in shape.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from plotly.subplots import make_subplots
 
 Theme = Literal["light", "dark"]
 
-OUTSIDE = ("sink", "diffuse", "untested")
-"""Labels whose heads choose too little for a share of the rest to mean much."""
-LOOKS = (
+EXCLUDED_LABELS = ("sink", "diffuse", "untested")
+"""Labels of heads that choose too few keys besides sinks for their shares to mean much."""
+LABEL_LOOKS = (
     ("positional", "#2a8fe0", "circle", "●"),
     ("mixed", "#97488d", "diamond", "◆"),
     ("semantic", "#d9700f", "square", "■"),
@@ -26,12 +26,12 @@ LOOKS = (
     ("diffuse", "#b5b5b0", "x", "✕"),
     ("untested", "#6c3cf0", "pentagon", "?"),
 )
-"""A label, its colour, its symbol, and that as a character, for cells and sentences."""
-LABELS = tuple(label for label, *_ in LOOKS)
-COLORS, SYMBOLS, SIGNS = ({row[0]: row[at] for row in LOOKS} for at in (1, 2, 3))
+"""Label, colour, marker symbol, and the symbol as a character for cells and sentences."""
+LABEL_ORDER = tuple(label for label, *_ in LABEL_LOOKS)
+COLORS, SYMBOLS, SIGNS = ({row[0]: row[n] for row in LABEL_LOOKS} for n in (1, 2, 3))
 VARIANT_COLORS = ("#006d9c", "#b874ed", "#935649", "#fa5d14", "#ae0ee9", "#d5794f")
-"""Apart from the colours of labels; and from each other, from `MUTED` and from `INK` also for
-colour-blind eyes."""
+"""Colours that differ from the label colours. Colour-blind people can also tell them from each
+other, from `MUTED` and from `INK`."""
 SEQUENTIAL = "Viridis"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
@@ -40,33 +40,34 @@ SOFT = {"light": "#5c636b", "dark": "#a3a9b0"}
 GRID = {"light": "#e6e4de", "dark": "#2c3137"}
 PAPER = {"light": "#ffffff", "dark": "#15181b"}
 MUTED = "#80868d"
-"""The second line of a figure: grey enough beside `INK` on a light and on a dark page."""
+"""Grey of secondary lines, which contrasts with `INK` on a light and on a dark page."""
 DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}
-"""The line of a prediction, or of random planes, beside a measured line."""
-DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}  # the line that marks a place on an axis
+"""Line of a prediction or of random planes, next to a measured line."""
+DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}  # marks a position on an axis
 DRAWN_FROM_ONE = {"drawn_from": 1}
-"""The layout's `meta` where x is drawn at x + 1, so that 0 has a place on a log axis."""
-NO_DATA = "no data"  # the name of the words in a figure that has no number to draw
+"""`meta` of a layout that draws x at x + 1, because a log axis cannot show 0."""
+NO_DATA = "no data"  # name of the note in a figure without numbers
 SHADE = "rgba(128,132,140,0.22)"
-TEXT_ONLY = "%{text}<extra></extra>"  # the `hovertemplate` of a trace whose `text` is its hover
+TEXT_ONLY = "%{text}<extra></extra>"  # `hovertemplate` that shows the trace's `text`
 
 
 def template(theme: Theme) -> go.layout.Template:
-    """The look of every figure on a light or a dark page."""
+    """plotly template of every figure on a light or a dark page."""
     ink, soft, grid, paper = INK[theme], SOFT[theme], GRID[theme], PAPER[theme]
     clear, words = "rgba(0,0,0,0)", {"color": ink, "size": 12}
     lines = {"gridcolor": grid, "linecolor": soft, "ticklen": 4}
     small = {"color": soft, "size": 11}
     axis = lines | {"tickcolor": soft, "tickfont": small, "ticks": "outside"}
     axis |= {"title": {"font": words, "standoff": 10}, "zeroline": False, "automargin": True}
-    left = {"x": 0, "xref": "paper", "xanchor": "left"}
+    corner = {"x": 0, "xref": "paper", "xanchor": "left", "pad": {"t": 14}}
+    corner |= {"y": 1, "yref": "container", "yanchor": "top"}
     above = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
     hover = {"bgcolor": paper, "bordercolor": soft, "align": "left"}
     bar = {"outlinewidth": 0, "ticks": "", "tickfont": small}
     return go.layout.Template(
         layout={
             "font": {"family": FONT} | words,
-            "title": {"font": {"size": 14, "color": ink}} | left,
+            "title": {"font": {"size": 14, "color": ink}} | corner,
             "paper_bgcolor": paper,
             "plot_bgcolor": clear,
             "colorway": [ink],
@@ -77,7 +78,7 @@ def template(theme: Theme) -> go.layout.Template:
             "modebar": {"bgcolor": clear, "color": soft, "activecolor": ink},
             "hoverlabel": hover | {"font": {"family": FONT} | words},
             "legend": above | {"font": words},
-            "margin": {"l": 48, "r": 12, "t": 64, "b": 44},
+            "margin": {"l": 48, "r": 12, "t": 76, "b": 44},
         },
         data={
             "heatmap": [{"textfont": {"size": 11}, "colorbar": bar, "hoverongaps": False}],
@@ -87,9 +88,9 @@ def template(theme: Theme) -> go.layout.Template:
 
 
 def new_figure(title: str, *, height: int, **panels: Any) -> go.Figure:
-    """An empty figure with the light template, `height` in pixels.
+    """Return an empty figure with the light template and a `height` in pixels.
 
-    `panels` (rows, cols, ...) are `plotly.subplots.make_subplots`'s; none: one panel.
+    `panels` are keywords of `plotly.subplots.make_subplots`. Without them, there is one panel.
     """
     figure = make_subplots(**panels) if panels else go.Figure()
     return figure.update_layout(template=template("light"), title_text=title, height=height)
@@ -98,35 +99,35 @@ def new_figure(title: str, *, height: int, **panels: Any) -> go.Figure:
 def stacked(
     title: str, rows: int, *, height: int, spacing: float = 0.06, **panels: Any
 ) -> go.Figure:
-    """`rows` panels one above the other, over the same x."""
+    """Return a figure of `rows` panels, one above the other, with a common x axis."""
     panels |= {"cols": 1, "shared_xaxes": True, "vertical_spacing": spacing}
     return new_figure(title, height=height, rows=rows, **panels)
 
 
 def set_x(figure: go.Figure, axis: Mapping[str, Any], title: str) -> None:
-    """Give every x axis these keywords, and the last one its title."""
+    """Give every x axis the keywords `axis`, and the last x axis the title."""
     figure.update_xaxes(**axis)
     *_, last = figure.select_xaxes()
     last.title.text = title
 
 
 def interval_bars(value: Any, low: Any, high: Any, **look: Any) -> dict[str, Any]:
-    """plotly's error bars from `value` to the ends of its interval; none where one is NaN."""
+    """plotly's error bars from `value` to both ends of its interval; length 0 for NaN."""
     above, below = (np.nan_to_num(np.subtract(*ends)) for ends in ((high, value), (value, low)))
     bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
     return bars | {"thickness": 1.5} | look
 
 
 def log_axis(names: Mapping[Any, str], **more: object) -> dict[str, Any]:
-    """Keywords for `update_xaxes`: a log scale with `names` at their values."""
+    """Keywords of `update_xaxes` for a log scale with ticks: `names` maps values to labels."""
     ticks = {"tickvals": list(names), "ticktext": list(names.values())}
     return {"type": "log", "tickmode": "array", **ticks, **more}
 
 
 def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> dict[str, Any]:
-    """Keywords for `update_yaxes`: rows 0 to `count` - 1 of `what`, 0 on top, and `room`.
+    """Keywords of `update_yaxes` for rows 0 to `count` - 1 of `what`, with 0 at the top.
 
-    Ticks are at every 1, 2, 4, ... indices, at most so many.
+    At most `most` indices have a tick; `room` is the space beyond both ends, in rows.
     """
     step = 2 ** max(0, int(np.ceil(np.log2(count / most))))
     ends = [count - 0.5 + room, -0.5 - room]
@@ -144,18 +145,18 @@ def mark(
     panels: Mapping[str, int] | None = None,
     **note: Any,
 ) -> None:
-    """A dotted line at `x`; `words` at the top of the first panel.
+    """Draw a dotted line at `x`, with `words` at the top of the first panel.
 
-    The line is in the `panels` of a row or column; `note` are keywords of the annotation.
+    `panels` (row, col) limits the line to some panels. `note` are keywords of the annotation.
     """
     figure.add_vline(x=x, line=DOTTED | {"color": color}, name=name, **panels or {})
-    at = float(np.log10(x)) if figure.layout.xaxis.type == "log" else x
-    place = {"x": at, "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}
+    drawn = float(np.log10(x)) if figure.layout.xaxis.type == "log" else x
+    place = {"x": drawn, "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}
     figure.add_annotation(place | {"text": words, "name": name} | note)
 
 
 def note_missing(figure: go.Figure, values: Any, why: str) -> go.Figure:
-    """`figure`, with the words "no data: `why`" where none of the `values` is finite."""
+    """Add the note "no data: `why`" to `figure` if none of the `values` is finite."""
     if not np.isfinite(np.asarray(values, float)).any():
         place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "name": NO_DATA}
         figure.add_annotation(place | {"text": f"no data: {why}", "font_size": 13})
@@ -163,6 +164,6 @@ def note_missing(figure: go.Figure, values: Any, why: str) -> go.Figure:
 
 
 def faded(color: str, opacity: float) -> str:
-    """`color` ("#rrggbb") at an opacity in [0, 1], as plotly reads it."""
+    """Return `color` ("#rrggbb") with an opacity in [0, 1] as an "rgba(...)" string."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity:g})"

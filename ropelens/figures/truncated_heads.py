@@ -1,4 +1,4 @@
-"""What becomes of a head as planes stop."""
+"""Figure of one head while planes stop."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import xarray as xr
 
 from ropelens.figures import style
 
-ENDS = {
+END_LOOKS = {
     "slow": ("slowest planes stopped first (p-RoPE)", style.VARIANT_COLORS[0], "square"),
     "fast": ("fastest planes stopped first", style.VARIANT_COLORS[3], "circle"),
 }
-"""The ends from which planes stop: words, colour and symbol."""
+"""Words, colour and symbol of each end from which planes stop."""
 MEAN_OF_DRAWS = {
     "mode": "lines",
     "line": style.DASHED,
@@ -22,88 +22,89 @@ MEAN_OF_DRAWS = {
     "legendgroup": "random",
     "hoverinfo": "skip",
 }
-"""Keywords of the scatter that draws the mean over random sets of planes."""
+"""Keywords of the line of the mean over random sets of planes."""
 KEPT_AXIS = {"range": [1.04, -0.04], "tickvals": [1, 0.75, 0.5, 0.25, 0], "tickformat": ".0%"}
 KEPT_TITLE = "planes that still rotate (% of all)"
-PANELS = {
-    "attention_change": "attention,<br>change (bits)",
+HEAD_PANELS = {
+    "attention_change": "change of<br>attention (bits)",
     "induction": "induction<br>(0 to 1)",
 }
-"""The variables of a sweep that have a panel for one head, and their axes."""
+"""Variables of a sweep that have a panel, and the titles of their y axes."""
 
 
 def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:
-    """What a head does by the share of planes that still rotate in all heads.
+    """Change of attention and induction of a head, by the share of planes that still rotate.
 
-    x: share of the planes that rotate, from all on the left to none. y: mean over rows of
-    KL(attention as it is || under the edit), in bits; below, its induction score. A line an
-    end of the axis, whose markers the page's script gives the head's label there; grey, the
-    mean over as many random planes. Trace `meta` names the array of `head_steps` behind y.
+    Planes stop in all heads; x goes from all planes to none. The upper panel is the mean over
+    rows of KL(unmodified attention || attention under the edit), in bits; the lower panel is
+    the induction score. There is a line for each end, and a grey line for the mean over equally
+    many random planes. Trace `meta` names the array of `head_steps` that y shows.
     """
     arrays = head_steps(truncation)
-    panels = [name for name in PANELS if name in truncation]
-    title = f"Layer {layer}, head {head}, as planes stop"
+    panels = [name for name in HEAD_PANELS if name in truncation]
+    title = f"Layer {layer}, head {head} while planes stop"
     figure = style.stacked(title, len(panels), height=120 + 150 * len(panels))
     hover = "%{x:.3~%} of the planes rotate: %{y:.3f}, %{text}<extra></extra>"
     for row, name in enumerate(panels, start=1):
         for kind in kinds_of(truncation):
             look: dict[str, Any] = MEAN_OF_DRAWS
-            if kind in ENDS:
-                words, color, _ = ENDS[kind]
+            if kind in END_LOOKS:
+                words, color, _ = END_LOOKS[kind]
                 look = {"name": words, "legendgroup": kind, "mode": "lines+markers"}
                 look |= {"line": {"color": color, "width": 2}, "marker": {"size": 9}}
                 look |= {"hovertemplate": hover, "cliponaxis": False}
-            x, y = shares_of(truncation, kind), arrays[f"{name}_{kind}"][layer, head]
+            x, y = rotating_shares(truncation, kind), arrays[f"{name}_{kind}"][layer, head]
             trace = look | {"meta": {"y": f"{name}_{kind}"}, "showlegend": row == 1}
             figure.add_scatter(x=x, y=y, **trace, row=row, col=1)
-        figure.update_yaxes(title_text=PANELS[name], nticks=5, row=row)
-    figure.update_yaxes(autorangeoptions_include=[0, 0.01])  # no trifle fills its panel
-    whole = {"range": [-0.03, 1.03], "tickvals": [0, 0.5, 1]}
-    figure.update_yaxes(selector={"title.text": PANELS["induction"]}, **whole)
+        figure.update_yaxes(title_text=HEAD_PANELS[name], nticks=5, row=row)
+    figure.update_yaxes(autorangeoptions_include=[0, 0.01])  # tiny changes stay flat
+    axis = {"range": [-0.03, 1.03], "tickvals": [0, 0.5, 1]}
+    figure.update_yaxes(selector={"title.text": HEAD_PANELS["induction"]}, **axis)
     style.set_x(figure, KEPT_AXIS, KEPT_TITLE)
     drawn = np.concatenate([trace.y for trace in figure.data])
     return style.note_missing(figure, drawn, "the sweep did not measure this head")
 
 
 def kinds_of(truncation: xr.Dataset) -> list[str]:
-    """The ways in which a sweep stops planes, step by step: of "slow", "fast" and "random"."""
+    """Ways in which a sweep stops planes: some of "slow", "fast" and "random"."""
     kinds = set(truncation["kind"].values.astype(str))
-    return [kind for kind in (*ENDS, "random") if kind in kinds]
+    return [kind for kind in (*END_LOOKS, "random") if kind in kinds]
 
 
 def _steps(truncation: xr.Dataset, kind: str) -> dict[float, np.ndarray]:
-    """The entries of each step of a kind by the share that rotates, from all to the fewest.
+    """Entries of each step of a kind, by the share that rotates, in descending order.
 
-    The model as it is is each kind's first step.
+    The first step of each kind is the unmodified model.
     """
-    here, kept = truncation["kind"].isin(["none", kind]).values, truncation["kept"].values
-    shares = np.unique(kept[here])[::-1]
-    return {share: np.flatnonzero(here & (kept == share)) for share in shares}
+    steps, share = truncation["kind"].isin(["none", kind]).values, truncation["kept"].values
+    shares = np.unique(share[steps])[::-1]
+    return {value: np.flatnonzero(steps & (share == value)) for value in shares}
 
 
-def shares_of(truncation: xr.Dataset, kind: str) -> np.ndarray:
-    """The shares of planes that rotate at the steps of a kind, from all to the fewest."""
+def rotating_shares(truncation: xr.Dataset, kind: str) -> np.ndarray:
+    """Shares of planes that rotate at the steps of a kind, in descending order."""
     return np.array([*_steps(truncation, kind)])
 
 
 def head_steps(truncation: xr.Dataset) -> dict[str, np.ndarray]:
-    """Every head's numbers at the steps of each kind, [layer, head, step].
+    """Numbers of every head at the steps of each kind, [layer, head, step].
 
-    `attention_change_slow` in bits, `induction_slow`, and so on, random planes as the mean
-    over their draws; `label_slow` and `label_fast` as numbers of `LABELS`, one more where it
-    was not measured. Without what was not measured at all.
+    `attention_change_slow` (bits), `induction_slow` and so on; numbers of random planes are
+    means over their draws. `label_slow` and `label_fast` are indices in `LABEL_ORDER`; the
+    first index after its end marks a label that was not measured. Variables that the sweep did
+    not measure are left out.
     """
     arrays: dict[str, np.ndarray] = {}
     for kind in kinds_of(truncation):
         steps = _steps(truncation, kind).values()
-        for name in {*PANELS} & {*truncation}:
+        for name in {*HEAD_PANELS} & {*truncation}:
             values = truncation[name].transpose("layer", "head", "edit").values
             means = [values[..., entries].mean(-1) for entries in steps]
             arrays[f"{name}_{kind}"] = np.stack(means, axis=-1)
-        if kind in ENDS and "label" in truncation:
+        if kind in END_LOOKS and "label" in truncation:
             labels = truncation["label"].transpose("layer", "head", "edit").values.astype(str)
             labels = labels[..., [entries[0] for entries in steps]]
-            known = [labels == label for label in style.LABELS]
-            numbers = np.select(known, range(len(style.LABELS)), len(style.LABELS))
+            known = [labels == label for label in style.LABEL_ORDER]
+            numbers = np.select(known, range(len(style.LABEL_ORDER)), len(style.LABEL_ORDER))
             arrays[f"label_{kind}"] = numbers.astype(np.uint8)
     return arrays

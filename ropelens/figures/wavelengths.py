@@ -1,4 +1,4 @@
-"""One axis for all wavelengths: logarithmic, with a place for planes that never turn."""
+"""Logarithmic axis of wavelengths, with room for planes that do not rotate."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
+from ropelens.figures.formats import short_count
 from ropelens.figures.style import MUTED, log_axis, mark, set_x
-from ropelens.figures.text import short_count
 
 AXIS_TITLE = "wavelength (tokens, log scale)"
 
-ALONE = 0.35  # half the breadth, in log tokens, of a plane without neighbours
-
-NO_PLANES = np.array([1.0, 10.0])  # where an axis ends that has no plane to hold, in tokens
+LONE_HALF_WIDTH = 0.35  # half width of a plane without neighbours, in log tokens
+NO_PLANES = np.array([1.0, 10.0])  # range of an axis without planes, in tokens
 
 
 def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
-    """Where each plane stands on the axis [layer, frequency], in tokens.
+    """Position of each plane on the axis [layer, frequency], in tokens.
 
-    A finite wavelength stands at itself. Infinite ones, which a logarithmic axis cannot
-    hold, follow the longest finite one after a gap, in the order of their planes and at
-    most one usual step apart; together they take at most a third of the finite ones' room.
-    NaN (no such plane in this layer) stays NaN.
+    A plane with a finite wavelength is at its wavelength. Planes that do not rotate follow the
+    longest finite wavelength after a gap, in their order. Their step is at most the usual step,
+    and they take at most a third of the width of the other planes. NaN (the layer does not have
+    the plane) stays NaN.
     """
     finite = np.log(np.where(np.isfinite(wavelength), wavelength, np.nan))
     endless = np.isinf(wavelength)
-    # Steps within a layer: the wavelengths of two layers differ in the last digits.
+    # Measured wavelengths of two layers differ in the last digits, so compare within a layer.
     apart = np.diff(np.sort(finite, axis=-1), axis=-1)
     apart = apart[np.isfinite(apart)]
     usual = float(np.median(apart)) if apart.size else float(np.log(2))
@@ -37,17 +36,17 @@ def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     step = usual
     if apart.size and most:
         step = min(usual, (longest - float(np.nanmin(finite))) / (3 * most))
-    gap = usual / 2 + 0.5 + max(step / 2, ALONE)
-    # cumsum counts the endless planes of a layer: 1, 2, 3, ...
+    gap = usual / 2 + 0.5 + max(step / 2, LONE_HALF_WIDTH)
+    # cumsum numbers the planes of a layer that do not rotate: 1, 2, 3, ...
     beyond = longest + gap + step * (np.cumsum(endless, axis=-1) - 1)
     return np.where(endless, np.exp(beyond), np.where(np.isnan(finite), np.nan, wavelength))
 
 
 def set_wavelengths(figure: go.Figure, wavelength: np.ndarray) -> None:
-    """Give x the range of wavelengths, a log scale, ticks at powers of ten and one at "∞"."""
+    """Give x the range of wavelengths on a log scale, with ticks at powers of ten and "∞"."""
     positions = wavelength_positions(wavelength)
-    everything = positions[np.isfinite(positions)]
-    everything = everything if everything.size else NO_PLANES
+    known = positions[np.isfinite(positions)]
+    known = known if known.size else NO_PLANES
     turning = positions[np.isfinite(wavelength)]
     powers: range | tuple[()] = ()
     if turning.size:
@@ -56,16 +55,16 @@ def set_wavelengths(figure: go.Figure, wavelength: np.ndarray) -> None:
     ticks = {float(10**power): short_count(10**power) for power in powers}
     if (endless := positions[np.isinf(wavelength)]).size:
         ticks[float(np.exp(np.log(endless).mean()))] = "∞"
-    ends = np.log10([everything.min(), everything.max()]) + np.array([-0.12, 0.12])
+    ends = np.log10([known.min(), known.max()]) + np.array([-0.12, 0.12])
     set_x(figure, log_axis(ticks, range=ends.tolist()), AXIS_TITLE)
 
 
 def mark_context(
     figure: go.Figure, profile: xr.Dataset, *, color: str = MUTED, below: bool = False
 ) -> None:
-    """A dotted line at the context's length: planes beyond it never turn once.
+    """Mark the length of the context: planes with longer wavelengths do not finish one turn.
 
-    Its name stands above the first panel, or `below` it.
+    The name of the line is above the first panel, or `below` it.
     """
     context = int(profile.attrs.get("context", 0))
     turning = profile["wavelength"].values
@@ -76,10 +75,10 @@ def mark_context(
 
 
 def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each plane begins and ends on the axis, [layer, frequency] each, in tokens.
+    """Start and end of each plane on the axis, in tokens, two arrays [layer, frequency].
 
-    Neighbours meet at their geometric mean; the outermost reach as far out as in. The gap
-    between planes that turn and planes that do not belongs to no plane.
+    Neighbours meet at their geometric mean, and the outermost planes are symmetric. The gap
+    between planes that rotate and planes that do not rotate belongs to no plane.
     """
     place = np.log(wavelength_positions(wavelength))
     low, high = np.full_like(place, np.nan), np.full_like(place, np.nan)
@@ -88,23 +87,23 @@ def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             planes = np.flatnonzero(kind)
             planes = planes[np.argsort(place[layer, planes], kind="stable")]
             centre = place[layer, planes]
-            half = np.diff(centre) / 2 if len(centre) > 1 else np.array([ALONE])
-            half = np.maximum(half, 1e-3)  # planes that turn alike still take up room
+            half = np.diff(centre) / 2 if len(centre) > 1 else np.array([LONE_HALF_WIDTH])
+            half = np.maximum(half, 1e-3)  # planes with equal wavelengths need a width too
             low[layer, planes] = centre - np.append(half[:1], half)[: len(centre)]
             high[layer, planes] = centre + np.append(half, half[-1:])[: len(centre)]
     return np.exp(low), np.exp(high)
 
 
 def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Columns that fit every layer: their edges [column + 1] and planes [layer, column].
+    """Columns for the planes of all layers: edges [column + 1] and planes [layer, column].
 
-    Where all layers rotate alike a column is a plane. Where they differ (Gemma 3's two
-    bases) a plane spans several columns, and -1 marks a column that a layer does not have.
+    If all layers rotate alike, each column is a plane. If they differ (Gemma 3 has two bases),
+    a plane covers several columns, and -1 marks a column in which the layer has no plane.
     """
     low, high = plane_borders(wavelength)
     borders = np.log(np.concatenate([low[np.isfinite(low)], high[np.isfinite(high)]]))
     borders = np.sort(borders) if borders.size else np.log(NO_PLANES)
-    # Measured frequencies of two layers differ in the sixth digit; that is no new column.
+    # Measured frequencies of two layers differ in the sixth digit, which is not a new column.
     edges = np.exp(borders[np.append(True, np.diff(borders) > 1e-4)])
     centres = np.sqrt(edges[1:] * edges[:-1])
     inside = (low[..., None] < centres) & (centres < high[..., None])
@@ -112,9 +111,10 @@ def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) -> dict[str, Any]:
-    """Values [row, frequency] of rows of `layers` as x, z and text of a heat map.
+    """Heat map keywords x, z and text for `values` [row, frequency], rows from `layers`.
 
-    x are the edges of `common_columns`; z is NaN, and the text "", where a layer lacks one.
+    x are the edges of `common_columns`. If the layer of a row has no plane in a column, z is
+    NaN and the text is "".
     """
     edges, planes = common_columns(wavelength)
     rows = planes[layers]
@@ -127,7 +127,7 @@ def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) ->
 
 
 def mark_trained(figure: go.Figure, dataset: xr.Dataset) -> None:
-    """A dotted line at the trained context, where the range of the first panel holds it."""
+    """Mark the trained context if it is inside the range of the first panel."""
     low, high = 10.0 ** np.array(figure.layout.xaxis.range)
     context = int(dataset.attrs.get("trained_context", 0))
     if low < context < high:

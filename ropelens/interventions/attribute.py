@@ -21,9 +21,10 @@ from torch import Tensor
 
 from ropelens.attention.variables import labelled, stack, table
 from ropelens.errors import Count, Positive, public
-from ropelens.interventions.edit import drop, edit_rope
+from ropelens.interventions.edit import drop, stack_edits
 from ropelens.interventions.patch import Patch, Source, places_of, take
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.capture import Prompt, Token, one_sequence, token_id
 from ropelens.profiles.gradients import (
     Number,
@@ -33,8 +34,10 @@ from ropelens.profiles.gradients import (
     score_gradient,
     value_of,
 )
+from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
-from ropelens.text.corpus import Corpus
+from ropelens.rotation.probe import RotationProbe
+from ropelens.text.text import Text
 
 ATTRIBUTION = table("""
 attribution (layer, head, frequency) 1: gradient of the answer times the plane's contributions
@@ -104,10 +107,11 @@ def attribute_planes(
     chosen = live.heads_of(heads)
     looked_at = live.heads_of(pairs).nonzero().tolist() if pairs else []
     number = _number_of(answer, tokenizer, live.vocabulary)
-    total, by_pair = _integrated(live, text, number, chosen, looked_at, steps)
+    rotation = measurement.rotation
+    planes = rotation.planes(text.context)
+    total, by_pair = _integrated(live, text, number, chosen, looked_at, planes, steps)
     answer_of = partial(_answer, live, text, number)
     facts: dict[str, Any] = {"steps": steps, "answer": answer_of()}
-    planes = live.planes(text.context)
     values = {
         "attribution": stack(total),
         "inv_freq": stack(torch.atleast_2d(at.term_inv_freq)[0] for at in planes),
@@ -121,9 +125,9 @@ def attribute_planes(
             facts["answer_without"] = answer_of()
     if check:
         attribution = values["attribution"]
-        places, others = _checked(live, attribution, check)
+        places, others = _checked(rotation.unedited_planes(), attribution, check)
         answers = partial(_answers, places, attribution.shape, answer_of)
-        dropped = answers(lambda plane, heads: edit_rope(live, drop(plane, heads=heads)))
+        dropped = answers(_dropping(rotation))
         values["dropped"] = dropped = dropped - facts["answer"]
         facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
         if len(others) > 2:
@@ -131,7 +135,7 @@ def attribute_planes(
             facts["rank_correlation"] = float(ranks.statistic)
         if source is not None:
             other = one_sequence(live, source, tokenizer).text
-            values["patched"] = answers(_patching(live, other, chosen)) - facts["answer"]
+            values["patched"] = answers(_patching(rotation, other, chosen)) - facts["answer"]
             facts["source_answer"] = _answer(live, other, number)
     indices = {"layer": range(live.layers), "head": range(live.heads)}
     dataset = xr.Dataset(labelled(values, ATTRIBUTION), coords=indices)
@@ -141,17 +145,17 @@ def attribute_planes(
 
 def _integrated(
     live: LiveModel,
-    text: Corpus,
+    text: Text,
     number: Number,
     chosen: Bool[Tensor, "layer head"],
     looked_at: Sequence[Sequence[int]],
+    planes: Sequence[Planes],
     steps: int,
 ) -> tuple[Float[Tensor, "layer head term"], list[Float[Tensor, "term query key"]]]:
     """Attributions, and of the heads `looked_at` by pair; NaN where there are none.
 
     Means over scores that grow from 0 to what they are; of one step those where the model is.
     """
-    planes = live.planes(text.context)
     most = max(layer.terms for layer in planes)
     total = torch.full((*chosen.shape, most), torch.nan, dtype=torch.float64)
     by_pair: list[Any] = [0.0] * len(looked_at)
@@ -172,16 +176,28 @@ def _integrated(
     return total, by_pair
 
 
-def _patching(
-    live: LiveModel, source: Corpus, chosen: Bool[Tensor, "layer head"]
+def _dropping(
+    rotation: RotationProbe,
 ) -> Callable[[PlaneNumbers, str], AbstractContextManager[None]]:
-    """Blocks in which a plane alone is patched from `source`, which runs once for all."""
-    taken = take(live, source.tokens, chosen, "both", hidden=source.hidden)
+    """Blocks in which one plane of some heads is dropped."""
+
+    def dropping(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
+        return rotation.live.edit(stack_edits(rotation, [drop(plane, heads=heads)]))
+
+    return dropping
+
+
+def _patching(
+    rotation: RotationProbe, source: Text, chosen: Bool[Tensor, "layer head"]
+) -> Callable[[PlaneNumbers, str], AbstractContextManager[None]]:
+    """Blocks in which only one plane is patched from `source`, which runs once for all."""
+    live = rotation.live
+    taken = take(rotation, source, chosen, "both")
     places = places_of(None, taken.length)
 
     def patching(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
         of = live.heads_of(heads)
-        return live.patch(Patch(live, of, plane, "both", places, taken))
+        return live.patch(Patch(rotation, of, plane, "both", places, taken))
 
     return patching
 
@@ -195,15 +211,17 @@ def _number_of(answer: Answer, tokenizer: Any, vocabulary: int) -> Number:
 
 
 @torch.no_grad()
-def _answer(live: LiveModel, text: Corpus, number: Number) -> float:
+def _answer(live: LiveModel, text: Text, number: Number) -> float:
     return float(value_of(live, text, number))
 
 
 def _checked(
-    live: LiveModel, attribution: Float[np.ndarray, "layer head frequency"], check: int
+    planes: Sequence[Planes],
+    attribution: Float[np.ndarray, "layer head frequency"],
+    check: int,
 ) -> tuple[Int[np.ndarray, " place"], Int[np.ndarray, " other"]]:
     """Flat places of the planes of the largest attribution and of others; the others alone."""
-    count = [len(at.planes.inv_freq) for at in live.rotations()]
+    count = [len(layer.inv_freq) for layer in planes]
     rotates = np.arange(attribution.shape[-1]) < np.array(count)[:, None, None]
     places = np.flatnonzero(np.isfinite(attribution) & rotates)
     order = places[np.argsort(-np.abs(attribution.flat[places]), kind="stable")]

@@ -17,7 +17,7 @@ from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
-from ropelens.rotation.probe import edited_planes
+from ropelens.rotation.probe import RotationProbe, edited_planes
 from ropelens.text.rows import generator_of
 
 NONE = "none"
@@ -52,7 +52,7 @@ class Entry:
 
 
 def entries_of(
-    live: LiveModel,
+    rotation: RotationProbe,
     edits: Mapping[str, Intervention | Sequence[Intervention]],
     *,
     context: int,
@@ -65,11 +65,11 @@ def entries_of(
     """
     if NONE in edits:
         raise BadArgument(f'An edit cannot be called "{NONE}": that is the model as it is.')
-    by_itself = [layer.planes for layer in live.rotations(context)]
+    live, unedited = rotation.live, rotation.unedited_planes(context)
 
     def entry(name: str, changes: Sequence[Intervention], control_of: str = "") -> Entry:
-        edit = stack_edits(live, [one for one in changes if not isinstance(one, Silence)])
-        turned = [edited_planes(edit, *one, length=context) for one in enumerate(by_itself)]
+        edit = stack_edits(rotation, [one for one in changes if not isinstance(one, Silence)])
+        turned = [edited_planes(edit, *one, length=context) for one in enumerate(unedited)]
         silences = [one for one in changes if isinstance(one, Silence)]
         if any(one.live.model is not live.model for one in silences):
             raise BadArgument(f"The heads that {name} silences are of another model.")
@@ -81,7 +81,7 @@ def entries_of(
                 blocks.enter_context(live.silence(outputs[-1]))
         return Entry(name, turned, edit if edit.edits else None, outputs, control_of)
 
-    entries = [Entry(NONE, live.planes(context))]
+    entries = [Entry(NONE, rotation.planes(context))]
     for name, given in edits.items():
         changes = [given] if isinstance(given, Edit | Silence | str) else given
         entries.append(entry(name, changes))

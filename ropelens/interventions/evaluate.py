@@ -34,11 +34,12 @@ from ropelens.interventions.entries import NONE, Entry, Intervention, entries_of
 from ropelens.interventions.tasks import TRIALS, copies, needles
 from ropelens.interventions.truncation_table import MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
-from ropelens.model.live_model import LiveModel, Model
+from ropelens.model.as_live_model import Model
+from ropelens.model.live_model import LiveModel
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.heads import head_values, resample_labels
 from ropelens.profiles.induction import Task, repeats
-from ropelens.profiles.measurement import Batch, Lengths, Measurement, Tokens
+from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS, columns
 from ropelens.profiles.passes import OBSERVED, Progress, cost_of_fit, fit_layers, sum_batch
 from ropelens.profiles.summary import bits_of, number_dims, plane_coordinates, summarize
@@ -46,8 +47,9 @@ from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.runtime.savepoint import begin_stage
-from ropelens.text.corpus import Corpus, Documents
 from ropelens.text.rows import HowMany
+from ropelens.text.text import Text
+from ropelens.text.tokenize import TextInput
 
 RESAMPLES = 400  # draws of the sequences that intervals of label changes come from
 
@@ -55,10 +57,8 @@ RESAMPLES = 400  # draws of the sequences that intervals of label changes come f
 @public
 def evaluate(
     model: Model,
-    tokens: Tokens,
+    text: TextInput,
     *,
-    lengths: Lengths | None = None,
-    documents: Documents | None = None,
     tokenizer: TokenNames | None = None,
     edits: Mapping[str, Intervention | Sequence[Intervention]] | None = None,
     controls: Count = 0,
@@ -113,14 +113,38 @@ def evaluate(
     it is (layer, frequency). docs/measures.md defines all variables. Raises `BadArgument` for
     measures that do not exist, and otherwise what `profile` and `edit_rope` do.
     """
-    measurement = Measurement.of(
-        model, tokens, lengths, documents=documents, rows=rows, seed=seed, batch_size=batch_size
+    options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
+    return evaluate_edits(
+        Measurement.of(model, text, tokenizer=tokenizer, **options),
+        tokenizer=tokenizer,
+        edits=edits,
+        controls=controls,
+        measures=measures,
+        prompt_lengths=prompt_lengths,
+        prompts=prompts,
+        distances=distances,
+        progress=progress,
     )
+
+
+def evaluate_edits(
+    measurement: Measurement,
+    *,
+    tokenizer: TokenNames | None = None,
+    edits: Mapping[str, Intervention | Sequence[Intervention]] | None = None,
+    controls: int = 0,
+    measures: str | Sequence[str] = MEASURES,
+    prompt_lengths: Sequence[int] | None = None,
+    prompts: int = TRIALS,
+    distances: Sequence[int] | None = None,
+    progress: ShowProgress | None = None,
+) -> xr.Dataset:
+    """Return the evaluation of a measurement; `evaluate` explains the arguments."""
     live, text = measurement.live, measurement.text
     wanted = wanted_measures(measures)
     measurement.check_observation_is_exact()
-    drawn: dict[str, Any] = {"controls": controls, "seed": int(seed)}
-    entries = entries_of(live, edits or {}, context=text.context, **drawn)
+    drawn: dict[str, Any] = {"controls": controls, "seed": measurement.seed}
+    entries = entries_of(measurement.rotation, edits or {}, context=text.context, **drawn)
     tasks: dict[str, Task] = {}
     if "induction" in wanted:
         tasks["induction"] = repeats(measurement, entries[0].planes)  # any do for attention
@@ -129,7 +153,7 @@ def evaluate(
     if "retrieval" in wanted:
         tasks["retrieval"] = needles(measurement, prompt_lengths, prompts)
     edges = _position_edges(text.context, live.trained)
-    classes = {n: ids_of(text.tokens, n, tokenizer) for n in CLASSES if tokenizer is not None}
+    classes = {n: ids_of(text.ids, n, tokenizer) for n in CLASSES if tokenizer is not None}
     fits, measured, scores = _run(measurement, entries, wanted, tasks, edges, classes, progress)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
@@ -282,16 +306,16 @@ def _on_text(
 
 
 def _sets(
-    text: Corpus, classes: Mapping[str, Int[Tensor, " id"]]
+    text: Text, classes: Mapping[str, Int[Tensor, " id"]]
 ) -> Bool[Tensor, "sequence set position"]:
     """All tokens, and those of each class."""
-    tokens = text.tokens.cpu()
+    tokens = text.ids.cpu()
     of_classes = [torch.isin(tokens, ids) for ids in classes.values()]
     return torch.stack([torch.ones_like(tokens, dtype=torch.bool), *of_classes], dim=1)
 
 
 def _splits(
-    text: Corpus, sets: Bool[Tensor, "sequence set position"]
+    text: Text, sets: Bool[Tensor, "sequence set position"]
 ) -> Bool[Tensor, "sequence split position"]:
     """Predicted tokens that their sequence had before, and those of each class: see `_sets`."""
     of_classes = sets[:, 1:] & text.predicted[:, None]
@@ -309,7 +333,7 @@ def _position_edges(longest: int, stated: int | None) -> Int[Tensor, " edge"]:
 
 
 def _loss_values(
-    text: Corpus,
+    text: Text,
     edges: Int[Tensor, " edge"],
     classes: Mapping[str, Int[Tensor, " id"]],
     measured: Sequence[Measured],

@@ -18,17 +18,19 @@ from torch.nn.functional import pad
 
 from ropelens.errors import BadArgument, public
 from ropelens.interventions.edit import placed, stop
+from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import Side
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.profiles.model_text import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
 from ropelens.rope.turn import by_plane, moved
-from ropelens.rotation.probe import planes_now
-from ropelens.text.documents import check_tokens, prompt_tokens
+from ropelens.rotation.probe import RotationProbe
+from ropelens.text.text import Text
+from ropelens.text.tokenize import prompt_tokens
 
 Of = Literal["query", "key", "both", "value", "output"]
 WHOLE = ("value", "output")  # which do not rotate
-Source = str | Integer[Tensor, "*sequence position"] | Mapping[str, Any]
+Source = Text | str | Integer[Tensor, "*sequence position"] | Mapping[str, Any]
 
 
 @public
@@ -68,8 +70,9 @@ def patch_planes(
     for a model that hides its attention, and on a bridge where heads that share a key differ.
     """
     live = as_live_model(model, tokenizer)
+    rotation = RotationProbe(live)
     if of not in WHOLE:
-        _, chosen = placed(live, stop(planes or PlaneNumbers(()), heads=heads))
+        _, chosen = placed(rotation, stop(planes or PlaneNumbers(()), heads=heads))
     elif planes is not None:
         raise BadArgument(f"A head's {of} does not rotate: it is patched whole.")
     else:
@@ -77,11 +80,14 @@ def patch_planes(
     if isinstance(source, str):
         source = prompt_tokens(source, live.tokenizer)
     source = torch.atleast_2d(source) if isinstance(source, Tensor) else source
-    tokens, _ = check_tokens(source, None, vocabulary=live.vocabulary)
-    if len(tokens) > 1:
-        raise BadArgument("A patch comes from one sequence.", seen=f"{len(tokens)} sequences")
-    taken = take(live, tokens, chosen, of)
-    patch = Patch(live, chosen, planes, of, places_of(positions, taken.length), taken)
+    text = model_text(live, source)
+    if len(text) > 1 or text.hidden is not None:
+        raise BadArgument(
+            "A patch comes from one sequence without hidden tokens.",
+            seen=f"{len(text)} sequences" if len(text) > 1 else "a mask with a gap",
+        )
+    taken = take(rotation, text, chosen, of)
+    patch = Patch(rotation, chosen, planes, of, places_of(positions, taken.length), taken)
     with live.silence(patch.outputs), live.patch(patch):
         yield
 
@@ -100,25 +106,22 @@ class Taken:
 
 
 def take(
-    live: LiveModel,
-    tokens: Int[Tensor, "1 position"],
-    chosen: Bool[Tensor, "layer head"],
-    of: Of,
-    hidden: Bool[Tensor, "1 position"] | None = None,
+    rotation: RotationProbe, text: Text, chosen: Bool[Tensor, "layer head"], of: Of
 ) -> Taken:
     """What chosen heads have in the source: one pass, in which nothing changes."""
-    taken = Taken(tokens.shape[1], {}, {})
+    taken = Taken(text.context, {}, {})
 
     def note(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
         if chosen[layer].any():
             taken.vectors[layer, side] = x.detach()
             if side == "query" and of not in WHOLE:
-                now = planes_now(live, layer, continued=False)
+                now = rotation.planes_now(layer, continued=False)
                 taken.turned[layer] = _angles(positions, now)
         return x
 
+    live = rotation.live
     with live.patch(note):
-        outputs = live.record_calls(tokens, lambda call: call.output, hidden=hidden)
+        outputs = live.record_calls(text.ids, lambda call: call.output, hidden=text.hidden)
     for layer in chosen.any(1).nonzero().flatten().tolist():
         taken.vectors[layer, "output"] = outputs[layer].transpose(1, 2)
     return taken
@@ -151,7 +154,7 @@ def places_of(
 class Patch:
     """What was `taken` of the source, put where `pairs` say; see `doorway.Patch`."""
 
-    live: LiveModel
+    rotation: RotationProbe
     chosen: Bool[Tensor, "layer head"]
     select: Selection | None
     of: Of
@@ -164,7 +167,7 @@ class Patch:
         wanted = ("query", "key") if self.of == "both" else (self.of,)
         heads = self.chosen[layer]
         if self.of not in WHOLE:  # queries are refused where keys in a cache turned otherwise
-            planes = planes_now(self.live, layer, continued=places.start > 0)
+            planes = self.rotation.planes_now(layer, continued=places.start > 0)
         if side == "key":
             _check_first(positions[:, 0] >= 0)
         if side not in wanted or not heads.any():

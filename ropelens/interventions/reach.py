@@ -20,17 +20,17 @@ from ropelens.attention.call import AttentionCall
 from ropelens.attention.variables import labelled, table
 from ropelens.errors import BadArgument, Number, Positive, Whole, public
 from ropelens.intervals import paired_interval
-from ropelens.interventions.edit import edit_rope
+from ropelens.interventions.edit import stack_edits
 from ropelens.interventions.tasks import doublings
 from ropelens.interventions.variables import OWN
-from ropelens.model.live_model import Model
+from ropelens.model.as_live_model import Model
 from ropelens.profiles.induction import forget_length
-from ropelens.profiles.measurement import Lengths, Measurement, Tokens
+from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
-from ropelens.rotation.probe import planes_of
 from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.text.rows import generator_of
+from ropelens.text.tokenize import TextInput
 
 COPIED = 48  # random tokens that come twice, where the context holds so many
 
@@ -54,9 +54,9 @@ run_distance (run_distance) token: distance between the copies that were run
 @public
 def reach(
     model: Model,
-    tokens: Tokens,
+    text: TextInput,
     *,
-    lengths: Lengths | None = None,
+    tokenizer: Any = None,
     heads: str = ALL_HEADS,
     variants: Sequence[str] = (OWN,),
     copied: Positive = COPIED,
@@ -87,7 +87,30 @@ def reach(
     at any distance. Raises `BadArgument` for copies that overlap or reach out of the context,
     `UnsupportedModel` for a variant that the family cannot express, and what `profile` raises.
     """
-    measurement = Measurement.of(model, tokens, lengths, seed=seed)
+    return find_copies(
+        Measurement.of(model, text, tokenizer=tokenizer, seed=seed),
+        heads=heads,
+        variants=variants,
+        copied=copied,
+        copies=copies,
+        distances=distances,
+        draws=draws,
+        progress=progress,
+    )
+
+
+def find_copies(
+    measurement: Measurement,
+    *,
+    heads: str = ALL_HEADS,
+    variants: Sequence[str] = (OWN,),
+    copied: int = COPIED,
+    copies: Sequence[int] | None = None,
+    distances: Sequence[float] | np.ndarray = DISTANCES,
+    draws: int = 4,
+    progress: ShowProgress | None = None,
+) -> xr.Dataset:
+    """Return the reach of heads in a measurement; `reach` explains the arguments."""
     live = measurement.live
     variants = variants or (OWN,)
     chosen = [mask.nonzero().flatten() for mask in live.heads_of(heads)]
@@ -100,13 +123,14 @@ def reach(
             seen=f"distances {apart}; {copied} to {farthest} fit",
         )
     far = np.array([float(d) for d in distances if d > apart[-1]])
-    live.planes(alike=True)  # or refused
+    measurement.rotation.planes(alike=True)  # or refused
     live.check_observation_is_exact(two_copies(measurement, apart[-1], copied, draw=0))
     total = len(variants) * draws * sum(1 + distance + copied for distance in apart)
     runs = []
     with (progress or silent)(Stage("running copies", total)) as step:
         for name in variants:
-            with nullcontext() if name == OWN else edit_rope(live, name):
+            edit = stack_edits(measurement.rotation, [] if name == OWN else [name])
+            with nullcontext() if name == OWN else live.edit(edit):
                 runs.append(_run(measurement, chosen, copied, apart, far, draws, step))
     values = {name: np.stack([run[name] for run in runs]) for name in runs[0]}
     indices = {"distance": far, "run_distance": np.array(apart)}
@@ -138,7 +162,7 @@ def _run(
             tokens = two_copies(measurement, distance, copied, draw)
 
             def see(call: AttentionCall, there: int = distance, to: Tensor = further) -> Tensor:
-                turning = planes_of(live, call)
+                turning = measurement.rotation.planes_of(call)
                 return share_found(
                     call.of_heads(chosen[call.layer]), turning, copied, there, to
                 )
@@ -167,7 +191,7 @@ def two_copies(
     text, generator = measurement.text, generator_of(measurement.seed, distance, draw)
     once = torch.randperm(measurement.live.vocabulary, generator=generator)
     once = once[torch.arange(copied) % len(once)]
-    stream, between = text.tokens.cpu()[:, 1:][text.real[:, 1:]], distance - copied
+    stream, between = text.ids.cpu()[:, 1:][text.real[:, 1:]], distance - copied
     begin = int(torch.randint(max(1, len(stream) - between), (), generator=generator))
     filler = stream[(begin + torch.arange(between)) % len(stream)]
     first = torch.tensor([measurement.first_token])

@@ -1,6 +1,6 @@
 """Heads of a live model give zero, their mean, or another sequence's output while a block runs.
 
-with rl.silence_heads(model, "2.3,4.*", to="mean", tokens=reference):
+with rl.silence_heads(model, "2.3,4.*", to="mean", text=reference):
     model(tokens)
 """
 
@@ -9,17 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument, Whole, public
+from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import HeadSilence
-from ropelens.model.live_model import LiveModel, Model, as_live_model
-from ropelens.text.documents import check_tokens, padding_ids
+from ropelens.model.live_model import LiveModel
+from ropelens.profiles.model_text import model_text
 from ropelens.text.rows import generator_of
+from ropelens.text.text import Text
+from ropelens.text.tokenize import TextInput
 
 Replacement = Literal["zero", "mean", "resample"]
 """What stands in for the output of a head."""
@@ -32,8 +37,7 @@ class Silence(AbstractContextManager[None]):
     live: LiveModel
     heads: str
     to: Replacement
-    tokens: Int[Tensor, "sequence position"] | None
-    lengths: Int[Tensor, " sequence"] | None
+    text: Text | None
     seed: int
     blocks: ExitStack = field(default_factory=ExitStack)
 
@@ -45,8 +49,8 @@ class Silence(AbstractContextManager[None]):
 
     def outputs(self) -> HeadSilence:
         """What stands in for the heads' outputs; means are taken under what is open now."""
-        chosen, to, tokens = self.live.heads_of(self.heads), self.to, self.tokens
-        means = None if tokens is None else _means(self.live, tokens, self.lengths)
+        chosen, to = self.live.heads_of(self.heads), self.to
+        means = None if self.text is None else _means(self.live, self.text)
 
         def silenced(
             layer: int, output: Tensor, real: Tensor, *, past: int
@@ -64,7 +68,7 @@ class Silence(AbstractContextManager[None]):
                 raise BadArgument(
                     "The mean of a batch cannot be taken where a cache holds a part of it.",
                     seen=f"{output.shape[1]} tokens after {past} in the cache",
-                    hint="tokens=, a text to take the mean over, or use_cache=False",
+                    hint="text=, to take the mean over a text, or use_cache=False",
                 )
             weight = real.expand(output.shape[:2])[..., None, None].double()
             mean = (output * weight).sum((0, 1)) / weight.sum()
@@ -79,8 +83,8 @@ def silence_heads(
     heads: str,
     *,
     to: Replacement = "zero",
-    tokens: Int[Tensor, "sequence position"] | None = None,
-    lengths: Int[Tensor, " sequence"] | None = None,
+    text: TextInput | None = None,
+    tokenizer: Any = None,
     seed: Whole = 0,
 ) -> Silence:
     """The outputs of `heads` of `model` are replaced while the block runs.
@@ -90,10 +94,9 @@ def silence_heads(
 
     - "zero": 0. It may be far from every output of the head, and what later layers make of
       that is part of the effect.
-    - "mean": the mean of its output over `tokens` (padded on the right; of sequence s the
-      first `lengths[s]` count), run once when the block opens, with the edits that are open
-      then (mean ablation: Wang et al. 2023, arXiv 2211.00593, section 2). Without `tokens` it
-      is the mean over each batch itself, less what its attention mask hides.
+    - "mean": the mean of its output over the real tokens of `text`, which runs once when the
+      block opens, under the edits that are open then (mean ablation: Wang et al. 2023, arXiv
+      2211.00593, section 2). Without `text` it is the mean over the real tokens of each batch.
     - "resample": its output at the same position of another sequence of the batch, by a
       permutation that leaves none in its place, drawn with `seed` and the same for all heads
       and batches of a size. The sequences have one length.
@@ -109,15 +112,13 @@ def silence_heads(
     part. Raises `UnsupportedModel` for a model that hides its attention.
     """
     live = as_live_model(model)
-    if (tokens is not None and to != "mean") or (lengths is not None and tokens is None):
-        raise BadArgument(
-            'tokens are for to="mean", and lengths are those of tokens.',
-            hint='to="mean" with tokens=; the padding of a batch is its attention mask',
-        )
+    if text is not None and to != "mean":
+        raise BadArgument('text is only for to="mean".', hint='to="mean" with text=')
     live.heads_of(heads)
     with live.without_hooks():  # refuse attention that is hidden
         live.record_calls(torch.ones(1, 1, dtype=torch.long), lambda call: None)
-    return Silence(live, heads, to, tokens, lengths, int(seed))
+    reference = None if text is None else model_text(live, text, tokenizer=tokenizer)
+    return Silence(live, heads, to, reference, int(seed))
 
 
 def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " sequence"]:
@@ -127,24 +128,23 @@ def _partners(real: Bool[Tensor, "sequence row"], seed: int) -> Int[Tensor, " se
             "A head is resampled from another sequence of the batch, of the same length.",
             seen=f"sequences of {', '.join(map(str, real.sum(1).tolist()[:8]))} tokens",
             hint="a batch_size of two or more that divides their number, or "
-            'to="mean" with tokens=',
+            'to="mean" with text=',
         )
     order = torch.randperm(len(real), generator=generator_of(seed))
     return torch.empty_like(order).scatter_(0, order, order.roll(1)).to(real.device)
 
 
-def _means(
-    live: LiveModel,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"] | None,
-) -> Mapping[int, Float[Tensor, "head feature"]]:
-    """The mean output of every head over `tokens`, by layer."""
-    padding, vocabulary = padding_ids(live.model), live.vocabulary
-    tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, padding=padding)
+def _means(live: LiveModel, text: Text) -> Mapping[int, Float[Tensor, "head feature"]]:
+    """Mean output of every head over the real tokens of `text`, by layer."""
     sums: dict[int, Tensor] = {}
-    for sequence, length in zip(tokens, lengths.tolist(), strict=True):
-        of = live.record_calls(
-            sequence[None, :length], lambda call: call.output[0].double().sum(0)
+    for index in range(len(text)):
+        sequence = text[[index]]
+        totals = live.record_calls(
+            sequence.ids, partial(_sum_rows, real=sequence.real[0]), hidden=sequence.hidden
         )
-        sums = {layer: sums.get(layer, 0) + total for layer, total in of.items()}
-    return {layer: total / int(lengths.sum()) for layer, total in sums.items()}
+        sums = {layer: sums.get(layer, 0) + total for layer, total in totals.items()}
+    return {layer: total / int(text.real.sum()) for layer, total in sums.items()}
+
+
+def _sum_rows(call: AttentionCall, real: Bool[Tensor, " row"]) -> Float[Tensor, "head feature"]:
+    return call.output[0, real.to(call.output.device)].double().sum(0)

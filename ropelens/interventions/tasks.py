@@ -77,7 +77,7 @@ def needles(
     live, text, within = measurement.live, measurement.text, measurement.prompt_context
     by_default = [max(SHORTEST, within // part) for part in (4, 2, 1)]
     lengths = tuple(dict.fromkeys(map(int, lengths or by_default)))
-    stretch = text.tokens.cpu()[:, 1:][text.real[:, 1:]]
+    stretch = text.ids.cpu()[:, 1:][text.real[:, 1:]]
     given = {"vocabulary": live.vocabulary, "seed": measurement.seed, "trials": prompts}
     given["first_token"] = measurement.first_token
     hidden = [hide_needles(stretch, length=length, **given) for length in lengths]

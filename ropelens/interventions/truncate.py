@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
@@ -19,16 +19,16 @@ from torch import Tensor
 from ropelens.attention.variables import labelled
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.interventions.edit import Edit, stop
-from ropelens.interventions.evaluate import evaluate
+from ropelens.interventions.evaluate import evaluate_edits
 from ropelens.interventions.truncation_table import EVERY
 from ropelens.interventions.variables import SWEEP
-from ropelens.model.live_model import Model, as_live_model
+from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
-from ropelens.profiles.measurement import Lengths, Measurement, Tokens
+from ropelens.profiles.measurement import Measurement
 from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
 from ropelens.runtime.progress import ShowProgress, opening, silent
-from ropelens.text.corpus import Documents
 from ropelens.text.rows import HowMany
+from ropelens.text.tokenize import TextInput
 
 KEEP = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
 
@@ -36,10 +36,8 @@ KEEP = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
 @public
 def truncate(
     model: Model,
-    tokens: Tokens,
+    text: TextInput,
     *,
-    lengths: Lengths | None = None,
-    documents: Documents | None = None,
     tokenizer: TokenNames | None = None,
     heads: str = "*",
     keep: Sequence[Number] = KEEP,
@@ -75,31 +73,50 @@ def truncate(
     Raises `BadArgument` for shares outside [0, 1] and heads that do not exist or rotate,
     `UnsupportedModel` for a model that does not rotate, and what `evaluate` raises.
     """
-    live = as_live_model(model)
-    with opening(progress or silent, "probing"):
-        layers = [turning(layer) for layer in live.planes(alike=True)]
-    cuts = plan_cuts(
-        layers, keep=keep, ends=ends, bands=bands, controls=controls, seed=int(seed)
+    options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
+    return sweep_planes(
+        Measurement.of(model, text, tokenizer=tokenizer, **options),
+        tokenizer=tokenizer,
+        heads=heads,
+        keep=keep,
+        ends=ends,
+        bands=bands,
+        controls=controls,
+        measures=measures,
+        progress=progress,
     )
+
+
+def sweep_planes(
+    measurement: Measurement,
+    *,
+    tokenizer: TokenNames | None = None,
+    heads: str = "*",
+    keep: Sequence[float] = KEEP,
+    ends: Sequence[Literal["slow", "fast"]] = ("slow", "fast"),
+    bands: int = 0,
+    controls: int = 3,
+    measures: str | Sequence[str] = EVERY,
+    progress: ShowProgress | None = None,
+) -> xr.Dataset:
+    """Return the truncation sweep of a measurement; `truncate` explains the arguments."""
+    live = measurement.live
+    with opening(progress or silent, "probing"):
+        layers = [turning(layer) for layer in measurement.rotation.planes(alike=True)]
+    sets: dict[str, Any] = {"keep": keep, "ends": ends, "bands": bands, "controls": controls}
+    cuts = plan_cuts(layers, seed=measurement.seed, **sets)
     turn = [number for number, layer in enumerate(layers) if layer]
     chosen = None if heads == "*" else live.heads_of(heads, turn)
     # Cuts that stop the same planes are measured under the name of the first.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
     edits = {names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"}
-    within = Measurement.of(live, tokens, lengths, documents=documents).prompt_context
-    far = tuple(max(2, (within - 1) // 2 >> k) for k in (6, 4, 2, 0))  # as copies can be apart
-    measured = evaluate(
-        live,
-        tokens,
-        lengths=lengths,
-        documents=documents,
+    farthest = (measurement.prompt_context - 1) // 2
+    measured = evaluate_edits(
+        measurement,
         tokenizer=tokenizer,
         edits=edits,
         measures=measures,
-        distances=far,
-        rows=rows,
-        seed=seed,
-        batch_size=batch_size,
+        distances=tuple(max(2, farthest >> halvings) for halvings in (6, 4, 2, 0)),
         progress=progress,
     )
     entries = measured.sel(edit=[names[cut.stopped] for cut in cuts])

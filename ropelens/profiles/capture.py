@@ -16,18 +16,26 @@ from torch import Tensor
 from ropelens.attention.call import AttentionCall, write_head
 from ropelens.attention.variables import Variable, labelled, table
 from ropelens.errors import BadArgument, Count, Whole, public
-from ropelens.model.live_model import LiveModel, Model, as_live_model
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
 from ropelens.model.output_projection import logit_directions, output_projections, weight_of
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
-from ropelens.text.corpus import Corpus
-from ropelens.text.documents import check_document, encode, prompt_tokens, warn_beyond
+from ropelens.text.documents import check_document
+from ropelens.text.text import Text
+from ropelens.text.tokenize import encode, prompt_tokens, warn_beyond
 
 LARGEST = 2**31  # bytes that a capture may take by default
 
-Prompt = str | Integer[Tensor, " position"] | Integer[Tensor, "1 position"] | Mapping[str, Any]
-"""A text, its tokens, or a BatchEncoding of one sequence."""
+Prompt = (
+    Text
+    | str
+    | Integer[Tensor, " position"]
+    | Integer[Tensor, "1 position"]
+    | Mapping[str, Any]
+)
+"""A string, its token ids, a BatchEncoding of one sequence, or a `Text` of one sequence."""
 
 Token = str | Whole
 """A token by its id, or by its text."""
@@ -136,7 +144,7 @@ def capture(
         return _side_by_side([capture(live, one, **options) for one in text_or_tokens])
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
-    chosen, planes = live.heads_of(heads), live.planes(length)
+    chosen, planes = live.heads_of(heads), measurement.rotation.planes(length)
     asked = [logits_of] if isinstance(logits_of, str) else logits_of
     answers = [token_id(token, tokenizer, live.vocabulary) for token in asked]
     places = chosen.nonzero().tolist()
@@ -154,7 +162,7 @@ def capture(
     dtype = torch.promote_types(live.model.dtype, torch.float32)
     arrays = _allocate(rows, sizes, dtype, max_bytes=max_bytes)
     _fill(live, text, arrays, places, planes, answers=answers, runner_up=runner_up)
-    names = np.array(token_names(text.tokens[0], tokenizer), dtype=object)
+    names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
     layer, number = np.array(places).T
     indices = {
         "head": np.array([f"{layer}.{head}" for layer, head in places]),
@@ -176,7 +184,7 @@ def capture(
 
 def _fill(
     live: LiveModel,
-    text: Corpus,
+    text: Text,
     arrays: Mapping[str, Tensor],
     places: Sequence[Sequence[int]],
     planes: Sequence[Planes],
@@ -187,7 +195,7 @@ def _fill(
     projections = output_projections(live) if "write_norm" in arrays else {}
     toward: list[Tensor] = []
     if answers:
-        toward = [*logit_directions(live, projections, text.tokens, answers, text.hidden)]
+        toward = [*logit_directions(live, projections, text.ids, answers, text.hidden)]
 
     def see(call: AttentionCall) -> None:
         turning = planes[call.layer]
@@ -205,7 +213,7 @@ def _fill(
                 options |= {"projection": weight[:, head], "toward": toward}
             write_head(call, head, of_head, into, **options)
 
-    live.record_calls(text.tokens, see, hidden=text.hidden)
+    live.record_calls(text.ids, see, hidden=text.hidden)
 
 
 def _side_by_side(captures: Sequence[xr.Dataset]) -> xr.Dataset:
@@ -229,7 +237,7 @@ def one_sequence(live: LiveModel, given: Prompt, tokenizer: TokenNames | None) -
         check_document(given)
         given = prompt_tokens(given, tokenizer)
         warn_beyond(len(given), live.trained)
-    given = given if isinstance(given, Mapping) else torch.atleast_2d(given)
+    given = torch.atleast_2d(given) if isinstance(given, Tensor) else given
     measurement = Measurement.of(live, given)
     if len(measurement.text) > 1:
         sequences = f"{len(measurement.text)} sequences"

@@ -20,10 +20,10 @@ from ropelens.profiles.capture import TokenNames, token_names
 from ropelens.profiles.gradients import Number, differentiate, score_gradient
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import AXES
+from ropelens.profiles.model_text import check_ids
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.text.corpus import Corpus
-from ropelens.text.documents import check_tokens
 from ropelens.text.rows import generator_of
+from ropelens.text.text import Text
 
 COUNT, LENGTH = 3, 40  # excerpts of a profile, and their tokens, where none are given
 
@@ -70,7 +70,7 @@ def read_excerpts(
         for part in range(3)
     )
     for length in {len(piece) for piece in pieces}:
-        short = zip(live.planes(length), planes, strict=True)
+        short = zip(measurement.rotation.planes(length), planes, strict=True)
         if not all(torch.equal(one.inv_freq, whole.inv_freq) for one, whole in short):
             query[:] = np.nan
     speeds = [p.inv_freq.nan_to_num().abs().expand(live.heads, -1) for p in planes]
@@ -115,7 +115,7 @@ def _next_tokens(
         return first - second
 
     for piece in pieces:
-        text = Corpus.of(piece[None], torch.tensor([len(piece)]))
+        text = Text(piece[None])
         try:
             value, calls = differentiate(live, text, Number(lead, last=1), every)
         except RuntimeError:
@@ -150,7 +150,7 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     apart, summed over all heads and averaged over queries.
     """
     config, text = measurement.live.config, measurement.text
-    first = text.tokens[:, 0]
+    first = text.ids[:, 0]
     # Such as BOS, without which models are lost; of one sequence it may be any word.
     alike = len(first) > 1 and bool((first == first[0]).all())
     begins = alike or int(first[0]) == measurement.live.bos
@@ -161,7 +161,7 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     order = long[torch.randperm(len(long), generator=generator)].tolist()
     pieces = []
     for sequence in (order * CANDIDATES)[:CANDIDATES]:  # of few sequences several pieces each
-        of_sequence = text.tokens[sequence][text.real[sequence].to(text.tokens.device)]
+        of_sequence = text.ids[sequence][text.real[sequence].to(text.ids.device)]
         start = int(torch.randint(len(of_sequence) - length + 1, (), generator=generator))
         piece = of_sequence[start : start + length].clone()
         if begins:
@@ -194,8 +194,9 @@ def check_excerpts(
                 means="a profile holds every head's attention",
                 hint="another prompt, or ropelens.capture for some of the heads",
             )
-        (row,), _ = check_tokens(tokens[None], None, vocabulary=config.vocab_size)
-        checked.append(row)
+        text = Text(tokens[None])
+        check_ids(text, vocabulary=config.vocab_size)
+        checked.append(text.ids[0])
     return checked
 
 

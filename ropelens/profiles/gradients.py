@@ -14,7 +14,7 @@ from ropelens.errors import BadArgument
 from ropelens.model import attention_hooks
 from ropelens.model.attention_hooks import Side
 from ropelens.model.live_model import LiveModel
-from ropelens.text.corpus import Corpus
+from ropelens.text.text import Text
 
 OfLogits = Callable[[Tensor], Tensor]
 
@@ -28,7 +28,7 @@ class Number(NamedTuple):
 
 def differentiate(
     live: LiveModel,
-    text: Corpus,
+    text: Text,
     number: Number,
     chosen: Bool[Tensor, "layer head"],
     *,
@@ -75,8 +75,8 @@ def score_gradient(
     return slope, q, k
 
 
-def value_of(live: LiveModel, text: Corpus, number: Number) -> Float[Tensor, "*axis"]:
-    logits = live.forward(text.tokens, hidden=text.hidden, last=number.last)[0]
+def value_of(live: LiveModel, text: Text, number: Number) -> Float[Tensor, "*axis"]:
+    logits = live.forward(text.ids, hidden=text.hidden, last=number.last)[0]
     return number.of(logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 

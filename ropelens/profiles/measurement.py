@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any, Literal
 
-import numpy as np
-import torch
-from jaxtyping import Int, Integer
-from torch import Tensor
 from transformers import PreTrainedConfig
 
-from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.budget.held_out import Sample, scored_rows
-from ropelens.checkpoints.paths import short_name
-from ropelens.errors import IN_WORDS, BadArgument
-from ropelens.model.live_model import LiveModel, Model, as_live_model
-from ropelens.rotation.probe import count_length_mismatches
+from ropelens.checkpoints.names import short_name
+from ropelens.config_facts import count_length_mismatches
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.model.live_model import LiveModel
+from ropelens.profiles.model_text import attention_across, model_text
+from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
-from ropelens.text.batches import split_batch
-from ropelens.text.corpus import Corpus, Documents, count_documents
-from ropelens.text.documents import check_tokens, padding_ids
 from ropelens.text.rows import HowMany, Rows, all_rows, rows_for, sample_rows
+from ropelens.text.text import Text
+from ropelens.text.tokenize import TextInput
 
-Tokens = (
-    Integer[Tensor, "sequence position"]
-    | Integer[np.ndarray, "sequence position"]
-    | Mapping[str, Any]
-)
-"""Ids, padded on the right; or a BatchEncoding: see `split_batch`."""
-IN_WORDS[Tokens] = (
-    "token ids [sequence, position], such as rl.tokenize(documents, tokenizer).tokens or "
-    "tokens[None], or a BatchEncoding"
-)
-
-Lengths = Integer[Tensor, " sequence"] | Integer[np.ndarray, " sequence"] | Sequence[int]
-
-ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
 ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
 
 MASK_ELEMENTS = 2**25
@@ -61,7 +42,7 @@ class Batch:
     Budgets are `fitted` to other rows, in the batch of a sample.
     """
 
-    text: Corpus
+    text: Text
     rows: Rows
     scored: Rows
     fitted: tuple[Rows, ...] = ()
@@ -71,69 +52,50 @@ class Batch:
 class Measurement:
     """`live` reads `text`; `rows` of each sequence, drawn with `seed`, are looked at.
 
-    `batch_size` sequences run together; None: as many as memory takes. `documents` counts
-    those that the sequences were cut from, 0 where it is not known; `across` is what
-    `attention_across` found in packed rows.
+    `batch_size` sequences run together; None means as many as memory allows. `across` is the
+    share that `attention_across` measured on packed rows.
     """
 
     live: LiveModel
-    text: Corpus
+    text: Text
     rows: int | Literal["all"] = "all"
     seed: int = 0
     batch_size: int | None = None
-    documents: int = 0
     across: float = 0.0
 
     @classmethod
     def of(
         cls,
         model: Model,
-        tokens: Tokens,
-        lengths: Lengths | None = None,
+        text: TextInput,
         *,
-        documents: Documents | None = None,
-        sinks: Sequence[int] = (),
+        tokenizer: Any = None,
+        sinks: Iterable[int] = (),
         rows: HowMany = "all",
         seed: int = 0,
         batch_size: int | None = None,
     ) -> Measurement:
-        """What a public function was given; `sinks` are ids of tokens that are sinks.
+        """Read what a public function was given, and check it once.
 
-        Raises `BadArgument` for tokens, lengths or documents out of range.
+        `sinks` are the ids of tokens that are sinks. Raises what `model_text` raises.
         """
         live = as_live_model(model)
-        packed, across = documents is not None and torch.as_tensor(documents).ndim == 2, 0.0
-        hidden = None
-        if isinstance(tokens, Mapping) or packed:
-            if lengths is not None:
-                raise BadArgument("lengths are of sequences, not of padded or packed rows.")
-            held = tokens if isinstance(tokens, Mapping) else {"input_ids": tokens}
-            tokens, lengths, hidden, documents, number = split_batch(
-                held, documents, live.config
-            )
-            across = attention_across(live, held, number)
-        padding, vocabulary = padding_ids(live.model), live.vocabulary
-        tokens, lengths = check_tokens(tokens, lengths, vocabulary=vocabulary, padding=padding)
-        if documents is not None:
-            documents = torch.as_tensor(documents).long()
-        text = Corpus.of(
-            tokens, lengths, bos=live.bos, documents=documents, named=sinks, hidden=hidden
-        )
-        if apart := count_length_mismatches(live, text.lengths):
+        text = model_text(live, text, tokenizer=tokenizer, sinks=sinks)
+        across = 0.0 if text.packed is None else attention_across(live, text.packed)
+        if different := count_length_mismatches(live.config, text.lengths):
             warnings.warn(
-                f"{apart:,} of {len(text):,} sequences are measured with the RoPE of the "
-                f"longest ({text.context:,} tokens): alone they rotate otherwise",
+                f"{different:,} of {len(text):,} sequences are measured with the RoPE of the "
+                f"longest one ({text.context:,} tokens); by themselves they rotate differently",
                 stacklevel=3,
             )
-        count = count_documents(documents)
         rows = rows_for(rows, text.context)
-        return cls(live, text, rows, int(seed), batch_size, count, across)
+        return cls(live, text, rows, int(seed), batch_size, across)
 
     def check_observation_is_exact(self) -> None:
         """Try on the longest sequence that looking changes nothing; see `LiveModel`."""
         if chunk_of(self.live, self.text.context) is None:
             longest = self.text.part([int(self.text.lengths.argmax())])
-            self.live.check_observation_is_exact(longest.tokens, longest.hidden)
+            self.live.check_observation_is_exact(longest.ids, longest.hidden)
 
     def batches(self, chosen: Sequence[int] | None = None) -> Iterator[Batch]:
         """The `chosen` sequences, by default all, batch by batch."""
@@ -141,7 +103,7 @@ class Measurement:
         size = self.batch_size or sequences_at_once(
             live.model.config,
             sequences=len(text),
-            context=text.tokens.shape[1],
+            context=text.ids.shape[1],
             width=live.model.dtype.itemsize,
             device=live.device.type,
             free=min(map(free_bytes, devices_of(live.model))),
@@ -172,6 +134,11 @@ class Measurement:
         )
 
     @cached_property
+    def rotation(self) -> RotationProbe:
+        """Probe of the rotation of the live model."""
+        return RotationProbe(self.live)
+
+    @cached_property
     def sample(self) -> Sample:
         """What the budget's models are fitted to."""
         return Sample.draw(self.text, seed=self.seed)
@@ -179,7 +146,7 @@ class Measurement:
     @property
     def first_token(self) -> int:
         """The token that the first sequence begins with, and prompts too."""
-        return int(self.text.tokens[0, 0])
+        return int(self.text.ids[0, 0])
 
     @property
     def prompt_context(self) -> int:
@@ -200,9 +167,9 @@ class Measurement:
             "trained_context": live.context,
             "rows": self.rows,
             "sequences": len(text),
-            "documents": self.documents,
+            "documents": text.document_count,
             "tokens": int(text.real.sum()),
-            "tokens_sha256": fingerprint(text),
+            "tokens_sha256": text.fingerprint,
             "versions": json.dumps(versions()),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **({"attention_across_documents": self.across} if self.across else {}),
@@ -218,49 +185,6 @@ def chunk_of(live: LiveModel, context: int) -> int | None:
     if context <= ONE_PASS or live.depends_on_length or not live.in_chunks:
         return None
     return max(1, min(ONE_PASS, MASK_ELEMENTS // context))
-
-
-def attention_across(
-    live: LiveModel, encoding: Mapping[str, Any], number: Int[Tensor, "row position"]
-) -> float:
-    """Share of its attention that a packed row gives to other documents, and a warning of it.
-
-    The model reads the first packed row of `encoding` as it is: it may keep documents apart.
-    `number` counts the documents of each row. The share is a mean over heads, layers and up to
-    128 rows of attention; 0 where no row is packed.
-    """
-    packed = (number.amax(1) > 1).nonzero().flatten()[:1]
-    if not len(packed):
-        return 0.0
-    of, shares = number[packed[0]].to(live.device), []
-    at = torch.linspace(1, len(of) - 1, min(len(of) - 1, ROWS_ACROSS)).long()
-
-    def see(call: AttentionCall) -> None:
-        query, output = call.query[:, :, at], call.output[:, at]
-        some = replace(call, query=query, output=output, visible=call.seen_by(at))
-        others = (attention_map(some) * (of[at, None] != of)).sum(-1)
-        shares.append(float(others[..., of[at] > 0].mean()))
-
-    names = encoding.keys() & {"input_ids", "attention_mask", "position_ids"}
-    given = {name: torch.atleast_2d(torch.as_tensor(encoding[name])) for name in names}
-    with torch.no_grad(), live.observe(see):
-        given = {name: x[..., packed, :].to(live.device) for name, x in given.items()}
-        live.model(**given, use_cache=False)
-    if share := sum(shares) / max(1, len(shares)):
-        warnings.warn(
-            f"in packed rows this model gives {share:.0%} of its attention to other documents; "
-            "here each document is measured alone",
-            stacklevel=4,
-        )
-    return share
-
-
-def fingerprint(text: Corpus) -> str:
-    """sha256, in hex, of the tokens without padding: equal where two models read the same."""
-    digest, tokens = hashlib.sha256(), text.tokens.cpu().where(text.real, -1).numpy()
-    for row, length in zip(tokens, text.lengths.tolist(), strict=True):
-        digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
-    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:

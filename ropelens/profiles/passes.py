@@ -143,7 +143,7 @@ def token_losses(
 def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
     """About how many tokens pass the model while the models of a layer are fitted."""
     live, context = measurement.live, measurement.text.context
-    terms = max(layer.planes.terms for layer in live.rotations(context))
+    terms = max(layer.terms for layer in measurement.rotation.unedited_planes(context))
     parameters = sum(weight.numel() for weight in live.model.parameters())
     return fit_cost(parameters, live.heads, terms, context, surrogates)
 
@@ -191,7 +191,7 @@ def fit_layers(
         if statistics is None and len(fits) == len(mine):
             raise _AllFitted
 
-    tokens, rows = sample.text.tokens, (sample.rows, sample.surrogate_rows)
+    tokens, rows = sample.text.ids, (sample.rows, sample.surrogate_rows)
     sums = no_sums()
     if statistics is not None:
         batch = measurement.batch(sample.chosen, width=tokens.shape[1], fitted=rows)
@@ -262,7 +262,7 @@ def sum_batch(
     rows of each of `sets`, by default on all; `also` is called first with the call of each
     layer.
     """
-    text, width = batch.text, batch.text.tokens.shape[1]
+    text, width = batch.text, batch.text.ids.shape[1]
     calls = len(live.attending) * -(-width // (chunk_of(live, width) or width))
     tokens = int(text.real.sum())
     share = tokens // (calls + 1)  # of a call, and of the losses
@@ -274,7 +274,7 @@ def sum_batch(
     def see_part(call: AttentionCall, first: int) -> None:
         turning, here = planes[call.layer], slice(first, first + call.key.shape[2])
         if over_tokens:
-            of_part = {"sinks": text.sinks[..., here], "tokens": text.tokens[:, here]}
+            of_part = {"sinks": text.sinks[..., here], "tokens": text.ids[:, here]}
             rows = SampledCall(call, batch.rows, turning, **of_part, first=first)
             before = in_chunks.setdefault(call.layer, {})
             for name, x in sum_attention(rows, over_tokens).items():
@@ -290,13 +290,13 @@ def sum_batch(
             scored = SampledCall(call, batch.scored, turning, sinks=sinks)
             scores[call.layer] = fits[call.layer].score(scored, text, sets)
         sums = in_chunks.pop(call.layer, {})
-        rows = SampledCall(call, batch.rows, turning, sinks=sinks, tokens=text.tokens)
+        rows = SampledCall(call, batch.rows, turning, sinks=sinks, tokens=text.ids)
         sums |= sum_attention(rows, [row for row in statistics if row.name not in sums])
         layers[call.layer] = LayerSums.of(sums, rows, statistics)
 
     rows = (batch.rows, batch.scored, *batch.fitted)
-    with observing(live, text.tokens, rows, see, see_part):
-        losses = token_losses(live, text.tokens, text.lengths, text.hidden)
+    with observing(live, text.ids, rows, see, see_part):
+        losses = token_losses(live, text.ids, text.lengths, text.hidden)
     losses.masked_fill_(~text.predicted, torch.nan)
     progress(tokens - share * calls)
     live.check_layers(set(layers))

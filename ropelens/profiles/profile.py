@@ -15,28 +15,26 @@ from torch import Tensor
 from ropelens.attention.variables import Statistic, labelled
 from ropelens.budget.surrogates import DRAWS
 from ropelens.errors import Count, Positive, Whole, public
-from ropelens.model.live_model import Model, as_live_model
+from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
 from ropelens.profiles.induction import repeats
-from ropelens.profiles.measurement import Lengths, Measurement, Tokens
+from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import AXES, MEASURES, STATISTICS, check_new
 from ropelens.profiles.passes import OBSERVED, collect, cost_of_fit, fit_layers
 from ropelens.profiles.summary import summarize
 from ropelens.runtime.processes import gather, place, shard
 from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.runtime.savepoint import begin_stage
-from ropelens.text.corpus import Documents
 from ropelens.text.rows import HowMany
+from ropelens.text.tokenize import TextInput
 
 
 @public
 def profile(
     model: Model,
-    tokens: Tokens,
+    text: TextInput,
     *,
-    lengths: Lengths | None = None,
-    documents: Documents | None = None,
     tokenizer: TokenNames | None = None,
     excerpts: Sequence[Int[Tensor, " position"]] = (),
     statistics: Sequence[Statistic] = (),
@@ -48,51 +46,85 @@ def profile(
     batch_size: Positive | None = None,
     progress: ShowProgress | None = None,
 ) -> xr.Dataset:
-    """Measure how `model` uses its rotary frequencies on `tokens`.
+    """Measure how `model` uses its rotary frequencies on `text`.
 
-    `model` is a transformers model or a TransformerLens `TransformerBridge`; it is left as it
-    was. The options:
+    Parameters
+    ----------
+    model
+        A transformers model or a TransformerLens `TransformerBridge`. It is not changed.
+    text
+        A `Text`, token ids [sequence, position], a BatchEncoding, or a string (with
+        `tokenizer`). The rows of a BatchEncoding are split where its `position_ids` begin
+        anew. Its `attention_mask` states which tokens are padding, on either side. Tokens that
+        the mask hides inside a sequence are not used as keys, rows or predictions. Intervals
+        resample the documents of the text.
+    tokenizer
+        Names the tokens of excerpts, and tokenizes a string.
+    excerpts
+        Short sequences of token ids to look into. By default they are the three pieces of the
+        text on which the heads choose their keys most sharply.
+    statistics
+        Statistics to measure in addition to those of every profile.
+    sinks
+        Ids of tokens that are sinks at any position. Position 0, the token that sequences begin
+        with, and keys that are found to be sinks are sinks in any case.
+    budget
+        Whether to fit the attention budget, which labels and claims need. The fits take most of
+        the time if the text is short.
+    surrogates
+        Number of surrogates: models whose frequencies are in a random order. The claim about
+        wavelengths is compared with them.
+    rows
+        Rows of attention that are measured per sequence: "all", a number of rows drawn with
+        `seed` (unbiased), or "auto", which means all rows of sequences of up to 2,048 tokens
+        and 512 rows of longer sequences. The budget has its own rows, independent of `rows`.
+    batch_size
+        Sequences that run together; by default as many as the memory allows.
+    progress
+        Shows the stages; see `show_progress`.
 
-    - `tokens` are padded on the right; of sequence s the first `lengths[s]` count (all,
-      without `lengths`). Of a BatchEncoding the sequences are those that its `attention_mask`
-      shows, on whichever side the padding is, and that begin anew in its `position_ids` (packed
-      rows). Tokens that it hides inside a sequence are no keys, rows or predictions.
-    - `documents[s]` numbers the document that sequence s was cut from; `documents[s, i]` the
-      one of each token of packed rows, which are measured as documents alone (below 0:
-      padding). Intervals resample documents; without them they speak of this text alone.
-    - `rows` of each sequence's attention are looked at: "all", a number drawn with `seed`
-      (unbiased), or "auto": all of sequences of up to 2,048 tokens, 512 of longer ones. The
-      attention budget has rows of its own, the same for any `rows`.
-    - `excerpts` are short sequences of tokens to look into, by default three pieces of the
-      text on which heads choose their keys most sharply. `tokenizer` names their tokens.
-    - `statistics` are measured beside those that every profile has.
-    - `sinks` are ids of tokens that are sinks wherever they stand, beside position 0, the
-      token that sequences begin with, and keys that are found to be sinks.
-    - `budget=False` leaves out the attention budget, and with it labels and claims. Its fits
-      take most of the time where text is short.
-    - `surrogates`, with frequencies in a random order, are what the claim on wavelengths is
-      compared with.
-    - `batch_size` sequences run together, by default as many as memory takes.
-    - `progress` shows the stages; see `show_progress`.
+    Returns
+    -------
+    Dataset over layer, head, kv_head, frequency (0 rotates fastest), offset_bin, group (of
+    sequences, for the bootstrap) and draw (of surrogates; 0 is the model). Each variable has
+    `long_name` and `units`, and docs/measures.md defines it. Layers that do not attend (linear
+    attention, convolutions, experts) are NaN, and `layer_type` names their type.
 
-    Returns a dataset over layer, head, kv_head, frequency (0 turns fastest), offset_bin,
-    group (of sequences, for the bootstrap) and draw (of surrogates; 0 is the model). Each
-    variable has `long_name` and `units`; docs/measures.md defines them. Layers that do not
-    attend (linear attention, convolutions, experts) are NaN; `layer_type` then says which.
-
-    Under an edit that makes heads of a layer rotate differently, every head is measured as it
-    rotates: `head_wavelength` (layer, head, frequency) says how, `wavelength` is that of the
-    head that turns fastest in the plane. Where heads that share a key differ, each of the
-    layer has a `kv_head` of its own.
+    Under an edit that makes the heads of a layer rotate differently, each head is measured
+    with its own rotation. `head_wavelength` (layer, head, frequency) then gives the wavelengths
+    of each head, and `wavelength` those of the fastest head. If heads that share a key rotate
+    differently, each query head of the layer has its own `kv_head`.
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """
-    live, show = as_live_model(model, tokenizer), progress or silent
-    common: dict[str, Any] = {"documents": documents, "sinks": sinks, "rows": rows}
-    common |= {"seed": seed, "batch_size": batch_size}
-    measurement = Measurement.of(live, tokens, lengths, **common)
+    live = as_live_model(model, tokenizer)
+    options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
+    measurement = Measurement.of(live, text, tokenizer=tokenizer, sinks=sinks, **options)
+    return measure_profile(
+        measurement,
+        tokenizer=tokenizer,
+        excerpts=excerpts,
+        statistics=statistics,
+        budget=budget,
+        surrogates=surrogates,
+        progress=progress,
+    )
+
+
+def measure_profile(
+    measurement: Measurement,
+    *,
+    tokenizer: TokenNames | None = None,
+    excerpts: Sequence[Int[Tensor, " position"]] = (),
+    statistics: Sequence[Statistic] = (),
+    budget: bool = True,
+    surrogates: int = DRAWS,
+    progress: ShowProgress | None = None,
+) -> xr.Dataset:
+    """Return the profile of a measurement; `profile` explains the arguments."""
+    live, show = measurement.live, progress or silent
     check_new(statistics)
-    planes = live.planes(measurement.text.context)
+    planes = measurement.rotation.planes(measurement.text.context)
     measurement.check_observation_is_exact()
     repeated = repeats(measurement, planes)
     stage, measured = begin_stage(), [*STATISTICS, *statistics]
@@ -136,6 +168,6 @@ def profile(
     sharp = dataset.get("total_bits", -dataset["entropy_bits"]).values
     dataset = dataset.assign(excerpt_variables(read, sharp)).set_coords("excerpt_token")
     if len(live.attending) < live.layers:
-        kinds = {"layer_type": np.array(live.kinds, dtype=object)}
+        kinds = {"layer_type": np.array(live.layer_types, dtype=object)}
         dataset = dataset.assign_coords(labelled(kinds, AXES))
     return dataset.assign_attrs({"kind": "profile"} | measurement.facts)

@@ -15,9 +15,8 @@ from ropelens.attention.sums import LayerMeans
 from ropelens.attention.variables import Statistic
 from ropelens.errors import BadArgument, public
 from ropelens.profiles.capture import TokenNames, token_names
-from ropelens.profiles.measurement import Tokens
-from ropelens.text.corpus import seen_before
-from ropelens.text.documents import LARGEST_ID, check_tokens
+from ropelens.text.text import seen_before
+from ropelens.text.tokenize import TextInput, read_text
 
 CLASSES: dict[str, Callable[[str], bool]] = {
     "punctuation": lambda text: {unicodedata.category(x)[0] for x in text.strip()} == {"P"},
@@ -43,7 +42,7 @@ class Share(Statistic):
 
 @public
 def attention_on(
-    tokens: Tokens, what: str | Sequence[str], tokenizer: TokenNames | None = None
+    text: TextInput, what: str | Sequence[str], tokenizer: TokenNames | None = None
 ) -> tuple[Statistic, Statistic]:
     """Attention on tokens where one of them is in sight: a text ("'"), several, or a class.
 
@@ -56,8 +55,8 @@ def attention_on(
     To search for a head like the paper's apostrophe head (Barbero et al. 2024, arXiv
     2410.06205, section 6):
 
-        apostrophes = rl.attention_on(tokens, "*'*", tokenizer)
-        profile = rl.profile(model, tokens, statistics=apostrophes)
+        apostrophes = rl.attention_on(text, "*'*", tokenizer)
+        profile = rl.profile(model, text, statistics=apostrophes)
         rl.classify_heads(profile).nlargest(5, "attention_on_any_apostrophe")
 
     Returns two statistics of a profile, over the rows that see such a token that is no sink:
@@ -67,7 +66,7 @@ def attention_on(
     nearest in frequency and place. Raises `BadArgument` without a tokenizer where one is
     needed, and where there is no such token.
     """
-    tokens, _ = check_tokens(tokens, None, vocabulary=LARGEST_ID)
+    tokens = read_text(text, tokenizer=tokenizer).ids
     after = isinstance(what, str) and what.startswith(AFTER)
     word = what.removeprefix(AFTER) if isinstance(what, str) else what
     ids = None if word == "repeated" else ids_of(tokens, word, tokenizer)

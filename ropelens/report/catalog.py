@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures import comparison, head, heads, planes, truncated_heads
-from ropelens.figures.edits import MEASURES, MeasureName, plot_truncation
+from ropelens.figures.edits import MEASURE_AXES, MeasureName, plot_truncation
 from ropelens.report.render import page_words
 
 
@@ -73,7 +73,9 @@ HEAD_SWEEP_FIGURES = (
         lambda sweep, place: truncated_heads.plot_head_truncation(
             sweep, layer=place[0], head=place[1]),
         section="head", layout={"margin_t": 56, "height": 400},
-        known=lambda sweep, _: _has_ends(sweep) and bool({*truncated_heads.PANELS} & {*sweep})),
+        known=lambda sweep, _: (
+            _has_ends(sweep) and bool({*truncated_heads.HEAD_PANELS} & {*sweep})
+        )),
 )
 
 REACH_FIGURES = (
@@ -84,7 +86,7 @@ REACH_FIGURES = (
 
 
 def _measures_in(table: pd.DataFrame) -> list[MeasureName]:
-    return [name for name, m in MEASURES.items() if table[m.column].notna().any()]
+    return [name for name, m in MEASURE_AXES.items() if table[m.column].notna().any()]
 
 
 def _other_measures(table: pd.DataFrame) -> list[MeasureName]:

@@ -10,9 +10,9 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from ropelens.claims.claims import VERDICTS
+from ropelens.claims.verdict import VERDICTS
 from ropelens.errors import BadArgument, explained
-from ropelens.figures.text import plural
+from ropelens.figures.formats import plural
 from ropelens.report.render import render, write_sentence
 from ropelens.runtime.results import read_record
 

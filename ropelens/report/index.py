@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ropelens.errors import public
-from ropelens.figures.text import plural
+from ropelens.figures.formats import plural
 from ropelens.report.render import render
 from ropelens.runtime.folder import file_name, write_whole
 from ropelens.runtime.results import read_record

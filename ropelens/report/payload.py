@@ -12,11 +12,11 @@ import xarray as xr
 from scipy.special import softmax
 
 from ropelens.figures import style
-from ropelens.figures.head import excerpt_tokens, farthest, kernel_arrays, reach_arrays
+from ropelens.figures.formats import plotly_text, visible_token
+from ropelens.figures.head import excerpt_tokens, farthest_distance, kernel_arrays, reach_arrays
 from ropelens.figures.heads import bit_shares
 from ropelens.figures.inputs import kv_heads, numbers
-from ropelens.figures.text import plotly_text, visible_token
-from ropelens.figures.truncated_heads import head_steps, kinds_of, shares_of
+from ropelens.figures.truncated_heads import head_steps, kinds_of, rotating_shares
 from ropelens.figures.wavelengths import wavelength_positions
 from ropelens.report.catalog import PROFILE_FIGURES, SIDE_BY_SIDE, PageFigure, bare, draw
 from ropelens.report.render import packed
@@ -45,8 +45,10 @@ def build_payload(
         "selected": list(selected),
         "colors": style.COLORS,
         "symbols": style.SYMBOLS,
-        "labelOrder": list(style.LABELS),
-        "farthest": [farthest(profile, layer) for layer in range(profile.sizes["layer"])],
+        "labelOrder": list(style.LABEL_ORDER),
+        "farthest": [
+            farthest_distance(profile, layer) for layer in range(profile.sizes["layer"])
+        ],
         "templates": page_templates(),
         "beside": None,
     }
@@ -54,7 +56,7 @@ def build_payload(
     if truncation is not None:
         more |= head_steps(truncation)
         kinds = kinds_of(truncation)
-        payload["sweep"] = {kind: shares_of(truncation, kind).tolist() for kind in kinds}
+        payload["sweep"] = {kind: rotating_shares(truncation, kind).tolist() for kind in kinds}
     if reach is not None:
         more |= reach_arrays(reach)
         payload["reach"] = {

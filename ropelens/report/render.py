@@ -18,7 +18,7 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from ropelens.figures import text
+from ropelens.figures import formats
 
 TEMPLATES = Path(__file__).parent / "templates"
 PLOTLY = "plotly/plotly-cartesian.min.js"
@@ -36,17 +36,17 @@ def environment(folder: str = "") -> jinja2.Environment:
         lstrip_blocks=True,
     )
     templates.filters |= {
-        "number": text.number,
-        "signed": text.signed,
-        "short": text.short_count,
-        "mean_count": text.mean_count,
+        "number": formats.number,
+        "signed": formats.signed,
+        "short": formats.short_count,
+        "mean_count": formats.mean_count,
         "percent": lambda share: f"{100 * share:.3g}%",
-        "plural": text.plural,
-        "in_words": text.in_words,
-        "ranges": text.ranges,
+        "plural": formats.plural,
+        "in_words": formats.in_words,
+        "ranges": formats.ranges,
     }
-    numbers = {"NOTHING": text.NOTHING, "nan": math.nan}
-    templates.globals |= numbers | {"change_and_interval": text.change_and_interval}
+    numbers = {"NOTHING": formats.NO_NUMBER, "nan": math.nan}
+    templates.globals |= numbers | {"change_and_interval": formats.change_and_interval}
     return templates
 
 

@@ -12,8 +12,14 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 
+from ropelens.figures.formats import (
+    NO_NUMBER,
+    change_and_interval,
+    mean_count,
+    number,
+    short_count,
+)
 from ropelens.figures.inputs import numbers
-from ropelens.figures.text import NOTHING, change_and_interval, mean_count, number, short_count
 from ropelens.interventions.variables import NEEDLES
 from ropelens.report.render import page_words
 from ropelens.report.words import CHANCE, scope
@@ -82,8 +88,8 @@ def comparison_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     rows, columns = [], comparison_columns(table)
     for row in table.to_dict("records"):
         change = change_and_interval(row["loss_change"], row["low"], row["high"])
-        row["loss_change"] = "\n".join(change) if row["over"] else NOTHING
-        row["worse"] = f"{row['worse']} of {row['pairs']}" if row["pairs"] else NOTHING
+        row["loss_change"] = "\n".join(change) if row["over"] else NO_NUMBER
+        row["worse"] = f"{row['worse']} of {row['pairs']}" if row["pairs"] else NO_NUMBER
         cells = [column.write(row[column.name]) for column in columns]
         rows.append({"name": str(row["group"]), "cells": cells})
     return rows

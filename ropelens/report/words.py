@@ -14,15 +14,15 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.comparison.table import entries_of, summarize_comparison
+from ropelens.claims.heads import classify_heads
+from ropelens.comparison.table import group_entries, summarize_comparison
 from ropelens.errors import public
+from ropelens.figures.formats import change_and_interval, short_count
 from ropelens.figures.inputs import idle_layers
-from ropelens.figures.style import LABELS, OUTSIDE
-from ropelens.figures.text import change_and_interval, short_count
+from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
 from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
 from ropelens.interventions.variables import NEEDLES, OWN
-from ropelens.profiles.heads import classify_heads
 from ropelens.report.render import write_sentence, write_sentences
 
 Record = dict[str, Any]  # the numbers of a sentence
@@ -63,8 +63,8 @@ def heads_sentences(heads: pd.DataFrame) -> list[str]:
 
 
 def label_counts(heads: pd.DataFrame) -> dict[str, int]:
-    """Number of heads with each label, in the order of `LABELS`, including 0."""
-    return {label: int((heads["label"] == label).sum()) for label in LABELS}
+    """Number of heads with each label, in the order of `LABEL_ORDER`, including 0."""
+    return {label: int((heads["label"] == label).sum()) for label in LABEL_ORDER}
 
 
 def head_words(heads: pd.DataFrame) -> dict[str, str]:
@@ -134,7 +134,7 @@ def scope(attrs: Mapping[Any, Any]) -> str:
 def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     """Warnings of the run (the attribute "warnings"), and sentences about weak labels."""
     warnings = [line.strip() for line in str(profile.attrs.get("warnings", "")).splitlines()]
-    named = ~heads["label"].isin(OUTSIDE)
+    named = ~heads["label"].isin(EXCLUDED_LABELS)
     limit = heads.attrs.get("thresholds", {}).get("faint", np.nan)
     faint = int((named & (heads["total_bits"] < limit)).sum())
     doubtful, count = int((heads["confidence"] < DOUBT).sum()), len(heads)
@@ -307,7 +307,7 @@ def comparison_sentences(
     records["previous_token"] = {"rows": rows}
     fastest = comparison["wavelength"].min(("layer", "frequency"))
     still = [
-        name for name in table["group"] if not np.isfinite(entries_of(fastest, name)).any()
+        name for name in table["group"] if not np.isfinite(group_entries(fastest, name)).any()
     ]
     records["without_rotation"] = {"groups": still} if still else None
     runs = attrs.get("unfinished")

@@ -1,35 +1,30 @@
-"""RoPE variants in transformers' hands: its table of rope types, configs, live models.
+"""RoPE variants in transformers: its table of rope types, and configurations.
 
-`import ropelens` calls `register` as soon as transformers is imported, so that transformers
-builds and loads models with the rope types that only ropelens knows. Nothing that imports
-transformers is imported here.
+`import ropelens` arranges that `register` runs as soon as transformers is imported, so that
+transformers builds and loads models with the rope types that only ropelens knows. Therefore
+this file imports nothing that imports transformers.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ropelens.errors import UnsupportedModel, public
 from ropelens.rope.variants import OWN, VARIANTS, Rates, Shape, Variant, parse_variant
 
-if TYPE_CHECKING:
-    from ropelens.model.live_model import LiveModel
-
 Config = TypeVar("Config")
 
 
 def register(modeling_rope_utils: ModuleType) -> None:
-    """Add our types to `transformers.modeling_rope_utils`, and the checks of their configs."""
+    """Add our types, and checks of their configs, to `transformers.modeling_rope_utils`."""
     for name, row in VARIANTS.items():
         if row.rope_type == OWN + name:
             modeling_rope_utils.ROPE_INIT_FUNCTIONS[row.rope_type] = _rates
-            check = f"_validate_{row.rope_type}_rope_parameters"  # a type without is warned of
+            check = f"_validate_{row.rope_type}_rope_parameters"  # it warns without
             mixin = modeling_rope_utils.RotaryEmbeddingConfigMixin
             setattr(mixin, check, lambda _, parameters, ignore_keys: _variant(parameters))
 
@@ -40,7 +35,7 @@ def _rates(
     seq_len: int | None = None,
     layer_type: str | None = None,
 ) -> tuple[torch.Tensor, float]:
-    """inv_freq and attention factor of a `rope_type` of ours; transformers' signature."""
+    """inv_freq and attention factor of a `rope_type` of ours, with transformers' signature."""
     parameters = config.rope_parameters
     parameters = parameters if layer_type is None else parameters[layer_type]
     inv_freq, factor = frequencies(_variant(parameters), stated_shape(config, parameters))
@@ -53,7 +48,7 @@ def frequencies(variant: Variant, shape: Shape) -> Rates:
         return variant.formula(variant.value, shape)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    config = SimpleNamespace(  # a real one takes 3 ms, for each layer of each call
+    config = SimpleNamespace(  # a real config takes 3 ms, for each layer of each call
         head_dim=shape.head_dim,
         hidden_size=shape.head_dim,
         num_attention_heads=1,
@@ -69,7 +64,7 @@ def _variant(parameters: dict[str, Any]) -> Variant:
 
 
 def stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:
-    """The head that the rope_parameters of a config, or of one kind of its layers, rotate."""
+    """Shape of the heads that these `rope_parameters` of a config rotate."""
     context = parameters.get("original_max_position_embeddings")
     size = config.to_dict().get(config.attribute_map.get("head_dim", "head_dim"))
     return Shape(
@@ -81,14 +76,15 @@ def stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:
 
 @public
 def variant_config(config: Config, variant: str) -> Config:
-    """A copy of `config` for a model that rotates as `variant`, such as "p-rope:0.75".
+    """Copy of `config` for a model that rotates as `variant`, such as "p-rope:0.75".
 
-    The base is that of `config` unless the variant names one; max_position_embeddings is the
-    trained context. Kinds of layers with RoPE of their own (Gemma 3) each keep their base.
+    The base is the base of `config`, unless the variant names one. The trained context is
+    max_position_embeddings. If types of layers have their own RoPE (Gemma 3), each type keeps
+    its base.
 
-    Raises `UnsupportedModel` where the family cannot express the variant.
+    Raises `UnsupportedModel` if the family cannot express the variant.
     """
-    asked = parse_variant(variant)
+    parsed = parse_variant(variant)
     changed: Any = copy.deepcopy(config)
     text = changed.get_text_config()
     parameters = text.to_dict().get("rope_parameters") or {}
@@ -103,39 +99,11 @@ def variant_config(config: Config, variant: str) -> Config:
 
     def varied(part: dict[str, Any]) -> dict[str, Any]:
         axes = {key: value for key, value in part.items() if key.startswith("mrope_")}
-        return axes | asked.rope_parameters(stated_shape(text, part))
+        return axes | parsed.rope_parameters(stated_shape(text, part))
 
-    own = {key: varied(part) for key, part in by_type.items()}
-    text.rope_parameters = parameters | own if by_type else varied(parameters)
+    by_type = {key: varied(part) for key, part in by_type.items()}
+    text.rope_parameters = parameters | by_type if by_type else varied(parameters)
     for layer, base in enumerate(text.to_dict().get("layer_rope_theta") or ()):  # Granite SWA
         of_layer = parameters | {"rope_theta": base}
         text.layer_rope_theta[layer] = base and varied(of_layer)["rope_theta"]
     return changed
-
-
-def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Shape:
-    """What a variant's frequencies depend on, as one layer of a live model has it."""
-    config, facts = live.config, live.config.to_dict()
-    parameters = facts.get("rope_parameters") or {}
-    if any(isinstance(part, dict) for part in parameters.values()):
-        parameters = parameters[config.layer_types[layer]] or {}
-    if bases := facts.get("layer_rope_theta"):
-        parameters = parameters | {"rope_theta": bases[layer]}
-    if "rope_theta" not in parameters:
-        raise UnsupportedModel(
-            f"{live.class_name} does not state the base of its RoPE.",
-            hint="ropelens.rescale with the frequencies themselves",
-        )
-    return replace(stated_shape(config, parameters), head_dim=rotary_dim, length=length)
-
-
-def sharpening(live: LiveModel) -> float:
-    """By how much the model multiplied its scale for a longer context (DeepSeek's mscale).
-
-    Modules with latent keys fixed their scale when they were built.
-    """
-    module: Any
-    for module in live.model.modules():
-        if hasattr(module, "scaling") and hasattr(module, "qk_head_dim"):
-            return float(module.scaling * math.sqrt(module.qk_head_dim))
-    return 1.0

@@ -1,59 +1,57 @@
-"""The devices that a model runs on, their memory, and how much a pass takes of it."""
+"""Devices on which a model runs, their free memory, and the memory that a pass needs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import psutil
 import torch
 from accelerate.hooks import AlignDevicesHook, SequentialHook
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig
-from transformers.cache_utils import DynamicLayer
 
 from ropelens.config_facts import stated_number
 from ropelens.errors import BadArgument, explained, words_of
 
-FIXED = {"cpu": 150_000_000, "cuda": 2_500_000_000}
-"""Bytes that measuring takes whatever the batch, for blocks of scores and the like."""
+FIXED_BYTES = {"cpu": 150_000_000, "cuda": 2_500_000_000}
+"""Bytes that a measurement takes for any batch size, mainly for blocks of scores."""
 
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
-"""Logits in memory at a time, where a model can be asked for some of them."""
+"""Largest number of logits in memory, if the model can compute logits in parts."""
 
 LIBRARIES = 600_000_000
-"""Bytes of main memory that a process takes with Python, torch and transformers in it."""
+"""Bytes of main memory that a process takes after it has imported torch and transformers."""
 
 
 def device_named(name: str) -> torch.device:
-    """The device of this name, tried; "auto" is CUDA where there is one.
+    """The device called `name`; "auto" is CUDA if it is available, and the CPU otherwise.
 
-    Raises `BadArgument` for a device that does not exist or does not work here.
+    Raises `BadArgument` if a small tensor cannot be put on the device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     what = f"There is no device {name!r} that works here."
-    with explained(what, "auto, cpu, cuda, or cuda:1 and the like", error=BadArgument):
+    with explained(what, "auto, cpu, cuda, or a number as in cuda:1", error=BadArgument):
         device = torch.device(name)
-        torch.zeros(1, dtype=torch.float64, device=device).item()  # of which the sums are
+        torch.zeros(1, dtype=torch.float64, device=device).item()  # sums need float64
     return device
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """The device on which the model takes its tokens; "meta" where it has no weights."""
+    """The device on which the model takes its tokens; "meta" if it has no weights."""
     embeddings = model.get_input_embeddings()  # type: ignore[operator]
-    return computes_on(embeddings) or embeddings.weight.device  # which may lie in a wrapper
+    return computes_on(embeddings) or embeddings.weight.device  # also of a wrapped module
 
 
 def devices_of(model: nn.Module) -> list[torch.device]:
-    """Every device on which a part of the model computes, that of its tokens first."""
+    """All devices on which the model computes. The device of its tokens is the first."""
     devices = [device_of(model), *map(computes_on, model.modules())]
     return list(dict.fromkeys(device for device in devices if device is not None))
 
 
 def computes_on(module: nn.Module) -> torch.device | None:
-    """The device of a module's weights; where accelerate offloads them, that which computes."""
+    """Device of a module's weights, or the device to which accelerate moves them."""
     attached = vars(module).get("_hf_hook")
     for hook in attached.hooks if isinstance(attached, SequentialHook) else [attached]:
         if isinstance(hook, AlignDevicesHook) and hook.offload:
@@ -66,7 +64,7 @@ def computes_on(module: nn.Module) -> torch.device | None:
 
 @contextmanager
 def explain_full_memory(what: str, *, seen: str, hint: str) -> Iterator[None]:
-    """Raise `BadArgument` for torch's errors over full memory: `what` does not fit."""
+    """Raise `BadArgument` if memory runs out: "`what` does not fit into memory."."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -81,15 +79,15 @@ def explain_full_memory(what: str, *, seen: str, hint: str) -> Iterator[None]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of memory that the device has left, for this process and others."""
+    """Bytes of memory that are free on the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available
 
 
 def room_for_weights(devices: list[torch.device]) -> dict[int | str, int]:
-    """Bytes of weights that each device may take, so that room to measure is left."""
-    reserved = {"cuda": 2 * FIXED["cuda"], "cpu": LIBRARIES + 2 * FIXED["cpu"]}
+    """Bytes of weights that each device may hold; the rest of its memory is for measuring."""
+    reserved = {"cuda": 2 * FIXED_BYTES["cuda"], "cpu": LIBRARIES + 2 * FIXED_BYTES["cpu"]}
     room: dict[int | str, int] = {}
     for device in [*devices, torch.device("cpu")]:
         place = "cpu" if device.type == "cpu" else int(device.index)
@@ -107,11 +105,12 @@ def pass_bytes(
     scores: bool = False,
     logits: bool = True,
 ) -> int:
-    """About how many bytes a pass over some sequences takes at its peak, without the weights.
+    """Estimated peak memory of a pass over some sequences, in bytes, without the weights.
 
-    `width` is the bytes of one number of the model, `device` "cpu" or "cuda". `scores`: the
-    model stores every score of a layer, as eager attention does, and all `logits`, before which
-    a pass may stop. It is 1.0 to 1.4 times what `rl.profile` took (Llamas of width 512, CPU).
+    `width` is the size of one number in bytes, and `device` is "cpu" or "cuda". With `scores`,
+    the model stores all scores of a layer and all logits at once, as eager attention does.
+    Without `logits`, the pass stops before the logits. The estimate is 1.0 to 1.4 times the
+    memory that `rl.profile` took (Llamas with hidden size 512, on a CPU).
     """
     hidden = stated_number(config, "hidden_size", 1)
     heads = stated_number(config, "num_attention_heads", 1)
@@ -120,41 +119,16 @@ def pass_bytes(
     layers = stated_number(config, "num_hidden_layers", 1)
     query = heads * head_dim
     key = stated_number(config, "num_key_value_heads", heads) * head_dim
-    attention = (2 * query + 3 * key) * width  # queries, keys, values, the output
-    measuring = (3 * query + 5 * key) * 4  # with rotation, without it, and their running sums
+    attention = (2 * query + 3 * key) * width  # queries, keys, values, output
+    measuring = (3 * query + 5 * key) * 4  # rotated, not rotated, running sums
     a_token = 4 * hidden * width + max(3 * inner * width, attention + measuring)
     by_offset = 48 * layers * heads * context
-    total = FIXED[device] + sequences * context * a_token + by_offset
+    total = FIXED_BYTES[device] + sequences * context * a_token + by_offset
     if logits:
-        every = sequences * context * config.get_text_config().vocab_size
-        total += width * (every if scores else min(every, LOGITS_AT_ONCE[device]))
+        count = sequences * context * config.get_text_config().vocab_size
+        total += width * (count if scores else min(count, LOGITS_AT_ONCE[device]))
     if scores:
         total += sequences * heads * context**2 * (width + 4)
     if stated_number(config, "sliding_window", 0):
-        total += context**2  # a mask
+        total += context**2  # the mask
     return total
-
-
-class LayerWithRoom(DynamicLayer):
-    """Keys and values of one layer, written into room for all `tokens`.
-
-    transformers' own are copied for every chunk, and leave holes in memory.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self.tokens = tokens
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        new = (key_states, value_states)
-        if not self.is_initialized:
-            self.lazy_initialization(*new)
-            self.room = [x.new_empty((*x.shape[:2], self.tokens, x.shape[3])) for x in new]
-        first = self.get_seq_length()
-        end = first + key_states.shape[2]
-        for room, states in zip(self.room, new, strict=True):
-            room[:, :, first:end] = states
-        self.keys, self.values = (room[:, :, :end] for room in self.room)
-        return self.keys, self.values

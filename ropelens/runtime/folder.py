@@ -1,4 +1,4 @@
-"""Results appear whole or not at all."""
+"""Files and folders that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from tempfile import TemporaryDirectory
 
 from ropelens.errors import BadArgument, explained
 
-LAST = "run.json"  # stands for the whole set: taken away first, put in place last
+RECORD = "run.json"  # marks a complete set: it is removed first and written last
 
 
 @contextmanager
 def output_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to write results in, whose files move to `path` when the body succeeds.
+    """Give a temporary folder, whose files move to `path` at the end of the block.
 
-    An error, a full disk or Ctrl-C in the body leaves `path` as it was. A new `path` appears
-    with all its files, by one rename. In a folder that exists, files of the same names are
-    replaced one by one and others stay; `run.json` leaves first and comes last, so a folder
-    whose `run.json` is missing may hold files of two runs.
+    After an error, a full disk or Ctrl-C in the block, `path` is unchanged. If `path` does not
+    exist, one rename creates it with all files. If it exists, files with the same names are
+    replaced one by one and other files stay. `run.json` is removed first and written last, so
+    a folder without `run.json` may contain files of two runs.
 
-    Raises BadArgument where `path` cannot be written to. (netCDF: make it in memory and write
-    the bytes, for HDF5 crashes the process when the disk is full.)
+    Raises BadArgument if `path` cannot be written to. (Create netCDF in memory and write the
+    bytes, because HDF5 crashes the process if the disk is full.)
     """
-    folder = Path(path).absolute()  # the body may change the working directory
+    folder = Path(path).absolute()  # the block may change the working directory
     with _scratch(folder) as results:
         yield results
         if not folder.exists():
             results.rename(folder)
             return
-        if (results / LAST).exists():
-            (folder / LAST).unlink(missing_ok=True)
-        for file in sorted(results.iterdir(), key=lambda file: file.name == LAST):
+        if (results / RECORD).exists():
+            (folder / RECORD).unlink(missing_ok=True)
+        for file in sorted(results.iterdir(), key=lambda file: file.name == RECORD):
             file.replace(folder / file.name)  # a symbolic link is replaced, not followed
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise BadArgument unless results can be written to the folder `path`.
+    """Raise BadArgument if the folder `path` cannot be written to.
 
-    The folder may be missing; the one it lies in must exist. This makes and removes a folder,
-    for permissions say nothing of read-only disks.
+    If the folder does not exist, its parent folder must exist. The function tries it with a
+    temporary folder, because permissions do not show that a disk is read-only.
     """
     with _scratch(Path(path).absolute()):
         pass
@@ -49,33 +49,33 @@ def check_writable(path: str | Path) -> None:
 
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """A new hidden folder, in `folder` or beside a missing one, that goes with the block."""
+    """A hidden folder for the block: in `folder`, or next to it if it does not exist."""
     place = folder if os.path.lexists(folder) else folder.parent
     with explained(f"{folder} cannot be written to.", error=BadArgument):
         hidden = TemporaryDirectory(prefix=".ropelens-", dir=place, ignore_cleanup_errors=True)
     with hidden as name:
-        results = Path(name) / "results"  # others may read it, as no temporary folder
+        results = Path(name) / "results"  # unlike a temporary folder, others can read it
         results.mkdir()
         yield results
 
 
 def file_name(text: str) -> str:
-    """`text` as the name of a file or folder: letters, digits, ".", "_" and "-" alone."""
+    """Replace all characters except letters, digits, ".", "_" and "-" with "-"."""
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in text)
 
 
 def write_whole(path: str | Path, content: str | bytes | memoryview) -> Path:
-    """Write a file aside and rename it into place: never half a file, nor none.
+    """Write a file under another name and rename it, so that `path` is never incomplete.
 
-    What UTF-8 cannot hold (lone surrogates of a broken tokenizer) becomes a backslash
-    escape. After an error the earlier file is as it was.
+    Characters that UTF-8 cannot encode (lone surrogates of a broken tokenizer) become
+    backslash escapes. After an error, an earlier file is unchanged.
     """
     path = Path(path)
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.part")
-    aside.unlink(missing_ok=True)  # of a process that was killed, or a link
+    aside.unlink(missing_ok=True)  # a killed process may have left it, or it is a link
     try:
         with aside.open("xb") as file:
             file.write(content)

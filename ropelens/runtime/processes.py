@@ -1,6 +1,6 @@
-"""The processes that torchrun or accelerate started, and how they share a measurement.
+"""Processes that torchrun or accelerate started, and their shares of a measurement.
 
-All run the same code; each runs the model on its own part and gets the whole result.
+All processes run the same code. Each runs the model on one part and gets the whole result.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _place: ContextVar[tuple[int, int]] = ContextVar("ropelens_place", default=(0, 1
 
 @cache
 def processes() -> PartialState:
-    """The processes that work together: one, or as many as torchrun or accelerate started."""
+    """The processes that torchrun or accelerate started, or one process."""
     state = PartialState(cpu=not torch.cuda.is_available())
-    if state.use_distributed:  # its threads may abort a process that ends with its group
+    if state.use_distributed:  # else threads of the group may abort the process at its end
         atexit.register(state.destroy_process_group)
     return state
 
 
 @contextmanager
 def shared() -> Iterator[None]:
-    """Share measurements in the block among the processes, all of which run the block."""
+    """Share the measurements in the block among the processes. All processes run the block."""
     state = processes()
     token = _place.set((state.process_index, state.num_processes))
     try:
@@ -44,7 +44,7 @@ def shared() -> Iterator[None]:
 
 
 def place() -> tuple[int, int]:
-    """The number of this process and the number of processes that share: 0, 1 alone."""
+    """Index of this process, and the number of processes that share a measurement."""
     return _place.get()
 
 
@@ -55,16 +55,16 @@ def shard(count: int) -> range:
 
 
 def gather(part: Part) -> list[Part]:
-    """The `part` of every process that shares the measurement, in their order.
+    """Collect the `part` of every process that shares the measurement, in their order.
 
-    Raises `RopelensError` where one of them has ended.
+    Raises `RopelensError` if one of the processes has ended.
     """
     if place()[1] == 1:
         return [part]
     with explained(
         "One of the processes that measure together has ended.",
-        "the same command, which goes on from what is saved",
+        "the same command again; it continues from the saved progress",
         error=RopelensError,
     ):
-        # Pickled between the processes of one command; no file and no user's data is unpickled.
+        # Only the processes of one command exchange pickles. No file is unpickled.
         return list(gather_object([part]))

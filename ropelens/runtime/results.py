@@ -1,4 +1,4 @@
-"""Result folders: one writer and one reader; numbers in netCDF 4."""
+"""Writing and reading of result folders; numbers are stored as netCDF 4."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument, RopelensError, explained, public
-from ropelens.runtime.folder import check_writable, output_folder, write_whole
+from ropelens.runtime.folder import RECORD, check_writable, output_folder, write_whole
 
-RECORD, PAGE = "run.json", "index.html"
+PAGE = "index.html"
 
 OWN_PAGE = b"ropelens</title>"
-"""In the head of every page that ropelens writes."""
+"""Every page that ropelens writes contains this in its head."""
 
 KINDS = {
     "analysis": "the results of ropelens analyze",
@@ -27,16 +27,16 @@ KINDS = {
     "answer": "the answer of an analysis",
     "claims": "a ledger of claims",
 }
-"""What a result folder holds, by the `kind` in its run.json."""
+"""Description of a result folder, by the `kind` in its run.json."""
 
 OBJECTS = ("arguments", "model", "seconds", "text", "versions")
 """Keys of run.json whose values are objects."""
 
 CONTENTS = "contents"
-"""The attribute of a netCDF file that names its variables: one without some is damaged."""
+"""Attribute of a netCDF file: the names of its variables, to notice a damaged file."""
 
 TRAINED = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
-"""What lies in the folder of a model, of a training run or of a study."""
+"""Files of a model, a training run or a study."""
 
 
 def write_folder(
@@ -46,12 +46,12 @@ def write_folder(
     results: Mapping[str, xr.Dataset | pd.DataFrame],
     page: Callable[[], str],
 ) -> Path:
-    """Write a result folder, its numbers first; returns the path of its page.
+    """Write the numbers of a result folder, then its page; return the path of the page.
 
-    `record` becomes run.json. `results` go by the names of their files: a
-    dataset becomes netCDF, whose kind is its name ("profile.nc"), a table becomes CSV, where
-    a text that a spreadsheet would run as a formula gets a "'" before it. They are written
-    all or none; then `page` draws the page. Raises `BadArgument` as `check_out`.
+    `record` becomes run.json. `results` maps names of files to contents. A dataset becomes
+    netCDF, and the name gives its kind ("profile.nc"). A table becomes CSV; a text that a
+    spreadsheet would run as a formula gets a "'" in front. Either all files are written or
+    none. Then `page` draws the page. Raises `BadArgument` as `check_out` does.
     """
     check_out(Path(folder), record["kind"])
     with output_folder(folder) as new:
@@ -62,20 +62,22 @@ def write_folder(
                 table = result.map(_no_formula)
                 write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
         write_whole(new / RECORD, json.dumps(dict(record), indent=2, allow_nan=False) + "\n")
-    (Path(folder) / PAGE).unlink(missing_ok=True)  # of other numbers
+    (Path(folder) / PAGE).unlink(missing_ok=True)  # it shows the earlier numbers
     return write_page(folder, page)
 
 
 def write_page(folder: str | Path, page: Callable[[], str]) -> Path:
-    """Write what `page` draws of the numbers in `folder`; the path of the page."""
-    what = f"The page of {folder} could not be drawn; its numbers are saved."
-    with explained(what, "ropelens.open reads them; please report this", error=RopelensError):
+    """Write the page that `page` draws of the numbers in `folder`; return its path."""
+    what = f"The page of {folder} could not be drawn; all numbers are saved."
+    with explained(
+        what, "read them with ropelens.open, and please report this error", error=RopelensError
+    ):
         text = page()
     return write_whole(Path(folder) / PAGE, text)
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:
-    """The run.json in `folder`; {} without one, and for one that ropelens cannot have made."""
+    """The run.json in `folder`; {} if it is missing or not written by ropelens."""
     path = Path(folder) / RECORD
     try:
         record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -84,49 +86,49 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     if not (isinstance(record, dict) and isinstance(record.get("kind"), str)):
         return {}
     findings = record.get("findings", [])
-    plain = isinstance(findings, list) and all(isinstance(one, str) for one in findings)
+    plain = isinstance(findings, list) and all(isinstance(line, str) for line in findings)
     objects = all(isinstance(record.get(name, {}), dict) for name in OBJECTS)
     return record if plain and objects else {}
 
 
 def other_place(place: str | Path, wanted: str) -> BadArgument:
-    """The error that says what `place` is, where it is not what is `wanted`."""
-    held = KINDS.get(read_record(place).get("kind", ""), "no results")
-    found = "is a file" if Path(place).exists() else "is no file or folder"
-    found = f"holds {held}" if Path(place).is_dir() else found
-    return BadArgument(f"{place} {found}.", hint=wanted)
+    """An error that states what `place` contains, with `wanted` as its hint."""
+    results = KINDS.get(read_record(place).get("kind", ""), "no results")
+    state = "is a file" if Path(place).exists() else "does not exist"
+    state = f"holds {results}" if Path(place).is_dir() else state
+    return BadArgument(f"{place} {state}.", hint=wanted)
 
 
 def check_out(folder: Path, kind: str, *, parts: Iterable[str] = ()) -> None:
-    """Raise `BadArgument` for a folder that results of `kind` must not or cannot go into.
+    """Raise `BadArgument` if results of `kind` cannot or must not be written to `folder`.
 
-    They would replace the run.json of a training run, the page of other results, or a page
-    or run.json that ropelens did not write; or go elsewhere, where one of the folders `parts`
-    in `folder` is a symbolic link.
+    They must not replace the run.json of a training run, the page of other results, or a page
+    or run.json that ropelens did not write. They must not follow a symbolic link, if one of
+    the folders `parts` in `folder` is one.
     """
     check_writable(folder)
     record = read_record(folder).get("kind")
     lost = [name for name in parts if (folder / name).is_symlink()]
     if record not in KINDS:
         page = folder / PAGE
-        own = page.is_file() and OWN_PAGE in page.read_bytes()[:100_000]
-        others = (*TRAINED, RECORD, *[PAGE] * (not own))
+        by_ropelens = page.is_file() and OWN_PAGE in page.read_bytes()[:100_000]
+        others = (*TRAINED, RECORD, *[PAGE] * (not by_ropelens))
         lost += [name for name in others if (folder / name).exists()]
     elif record != kind and {record, kind} != {"analysis", "truncation"}:
         lost.append(KINDS[record])
     if lost:
         raise BadArgument(
-            f"{folder} holds {', '.join(lost)}: results would replace that, or mix with it.",
+            f"{folder} holds {', '.join(lost)}: results would replace it or mix with it.",
             hint="another --out",
         )
 
 
 @public
 def save(results: xr.Dataset, path: str | Path) -> Path:
-    """Write a profile, a sweep or other labelled arrays to `path`, whole or not at all.
+    """Write a profile, a sweep or other labelled arrays to `path`, completely or not at all.
 
-    Their attribute `kind` says what they are. Numbers keep every bit. netCDF cannot hold
-    every text: a NUL becomes "␀", half a surrogate pair a backslash escape.
+    The attribute `kind` names their contents. Numbers keep every bit. netCDF cannot store two
+    kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
     """
     named = {name: _printable(value) for name, value in results.attrs.items()}
     written = results.assign_attrs(named)
@@ -134,21 +136,24 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
         if variable.dtype.kind in "OUT":
             texts = [_printable(str(text)) for text in variable.values.ravel()]
             values = np.array(texts, dtype=object).reshape(variable.shape)
-            written[name] = (variable.dims, values, variable.attrs)  # a coordinate stays one
-    large = [n for n, of in results.variables.items() if of.dtype.kind == "f" and of.ndim >= 2]
-    encoding = {name: {"zlib": True, "complevel": 4} for name in large}
+            written[name] = (variable.dims, values, variable.attrs)
+    encoding = {
+        name: {"zlib": True, "complevel": 4}
+        for name, variable in results.variables.items()
+        if variable.dtype.kind == "f" and variable.ndim >= 2
+    }
     written.attrs[CONTENTS] = " ".join(sorted(map(str, results.variables)))
-    # In memory first: HDF5 crashes the process when the disk is full.
+    # Convert in memory, because HDF5 crashes the process if the disk is full.
     return write_whole(path, bytes(written.to_netcdf(engine="h5netcdf", encoding=encoding)))
 
 
 def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
-    """Read what `save` wrote, into memory; with `kind`, of this kind alone.
+    """Read a file that `save` wrote into memory.
 
-    Raises `BadArgument` for a file that is missing, damaged or of another kind.
+    Raises `BadArgument` if the file is missing or damaged, or is not of the given `kind`.
     """
     path, what = Path(path), kind or "netCDF file of ropelens"
-    advice = "a file that ropelens wrote; if it is damaged, measure again"
+    advice = "a file that ropelens wrote; if the file is damaged, measure again"
     if not path.exists():
         wanted = f"a folder with {path.name}, which ropelens wrote" if kind else advice
         raise other_place(path.parent if kind else path, wanted)
@@ -156,20 +161,20 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
         _require_plain(path)
         results = xr.load_dataset(path, engine="h5netcdf")
         contents = set(str(results.attrs.pop(CONTENTS, "")).split())
-        states = results.attrs.get("kind")
-        if not contents or not contents <= set(results.variables) or kind not in (None, states):
+        stated = results.attrs.get("kind")
+        if not contents or not contents <= set(results.variables) or kind not in (None, stated):
             lacks = ", ".join(sorted(contents - set(results.variables)))
-            raise ValueError(f"its kind is {states}" + f"; it lacks {lacks}" * bool(lacks))
+            raise ValueError(f"its kind is {stated}" + f"; it lacks {lacks}" * bool(lacks))
     plain = (v.item() if isinstance(v, np.generic) else v for v in results.attrs.values())
     results.attrs = dict(zip(results.attrs, plain, strict=True))
     return results
 
 
 def _require_plain(path: Path) -> None:
-    """Raise ValueError for a file with links, groups or storage in other files.
+    """Raise ValueError for links, groups and data that are stored in other files.
 
-    netCDF has none of them, and they may name any file of whoever opens this one. This
-    follows nothing.
+    ropelens does not write them, and they could read any file of the user. This function
+    does not follow them.
     """
     with h5py.File(path, "r") as file:
         for name in file:
@@ -180,13 +185,13 @@ def _require_plain(path: Path) -> None:
 
 
 def _no_formula(value: object) -> object:
-    """`value`; a text that a spreadsheet would run, with a "'" before it."""
+    """Put a "'" in front of a text that a spreadsheet would run as a formula."""
     runs = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if runs else value
 
 
 def _printable(value: object) -> object:
-    """`value`; a text without what netCDF cannot hold."""
+    """Replace the characters of a text that netCDF cannot store."""
     if not isinstance(value, str):
         return value
     return value.encode("utf-8", "backslashreplace").decode().replace("\0", "␀")

@@ -1,4 +1,4 @@
-"""A long measurement saves its state once a minute, and goes on from there when stopped."""
+"""Saved progress: a long measurement saves its state each minute and continues from it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ropelens.budget.held_out import LayerFit
 from ropelens.runtime.processes import gather, place
 
 SECONDS = 60.0
-UNFINISHED = ".unfinished"  # in the folder of a command's results
+UNFINISHED = ".unfinished"  # the folder of saved progress, in a folder of results
 
 
 @dataclass
-class Stage:
-    """One measurement, and its `state` as it was saved: None at the start."""
+class SavedStage:
+    """A measurement and its saved `state`. Without one, `state` is None."""
 
     path: Path | None = None
     key: str = ""
@@ -37,62 +37,63 @@ class Stage:
     due: float = 0.0
 
     def save(self, state: Any) -> None:
-        """Save `state`, if the last is a minute old; warn where it cannot be written."""
+        """Save `state` if a minute has passed; warn if it cannot be written."""
         if self.path is None or time.monotonic() < self.due:
             return
         tensors: dict[str, Any] = {}
 
-        def form(value: Any) -> dict[str, Any]:
+        def as_json(value: Any) -> dict[str, Any]:
             if not isinstance(value, Tensor):
                 return {"kind": type(value).__name__} | vars(value)
             tensors[str(len(tensors))] = value.cpu().contiguous().numpy()
             return {"tensor": str(len(tensors) - 1), "device": str(value.device)}
 
-        written, aside = json.dumps(state, default=form), self.path.with_suffix(".part")
+        written, aside = json.dumps(state, default=as_json), self.path.with_suffix(".part")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            aside.unlink(missing_ok=True)  # a link there would be followed
+            aside.unlink(missing_ok=True)  # do not follow a link
             save_file(tensors, aside, {"key": self.key, "form": written})
             aside.replace(self.path)
         except (OSError, SafetensorError) as error:
-            with suppress(OSError):  # empty folders go
+            with suppress(OSError):  # remove empty folders
                 self.path.parent.rmdir()
                 self.path.parent.parent.rmdir()
             self.path = None
-            warnings.warn(f"the measurement so far could not be saved: {error}", stacklevel=2)
+            warnings.warn(f"the progress could not be saved: {error}", stacklevel=2)
         self.due = time.monotonic() + SECONDS
 
 
-_open: ContextVar[list[Any] | None] = ContextVar("ropelens_savepoint", default=None)
+_savepoint: ContextVar[list[Any] | None] = ContextVar("ropelens_savepoint", default=None)
 
 
 @contextmanager
 def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
-    """Measurements in the block are saved in `folder`, and go on from what it holds.
+    """Save measurements in the block to `folder`, and continue from the progress saved there.
 
-    `key` is everything that decides the numbers; what was saved under another is removed.
+    `key` contains every setting that affects the numbers. Progress that was saved with a
+    different key is removed.
     """
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
-    if folder.is_symlink():  # nothing of ours
+    if folder.is_symlink():  # ropelens did not create it
         folder.unlink()
-    token = _open.set([folder, digest, 0])
+    token = _savepoint.set([folder, digest, 0])
     try:
         yield
     except KeyboardInterrupt as error:
         if error.args or not folder.exists():
             raise
-        raise KeyboardInterrupt(f"stopped; the same command goes on from {folder}") from None
+        raise KeyboardInterrupt(f"stopped; the same command continues from {folder}") from None
     finally:
-        _open.reset(token)
+        _savepoint.reset(token)
 
 
-def begin_stage(*kinds: type) -> Stage:
-    """The next measurement of the open savepoint, in the state that was saved.
+def begin_stage(*kinds: type) -> SavedStage:
+    """Begin the next measurement of the open savepoint, from its saved state if there is one.
 
-    A state holds what JSON does, tensors, sums, fits and dataclasses of these `kinds`.
+    A state contains JSON values, tensors, sums, fits and dataclasses of the given `kinds`.
     """
-    if (opened := _open.get()) is None:
-        return Stage()
+    if (opened := _savepoint.get()) is None:
+        return SavedStage()
     folder, key, begun = opened
     opened[2] += 1
     path = folder / f"{begun}-{'-of-'.join(map(str, place()))}.safetensors"
@@ -110,10 +111,11 @@ def begin_stage(*kinds: type) -> Stage:
         if file.metadata()["key"] == key:
             state = json.loads(file.metadata()["form"], object_hook=restored)
     if path.exists():
-        word = "of no use here, and removed:" if state is None else "going on from"
-        print(f"{word} what was measured in {folder}", file=sys.stderr, flush=True)
+        line = f"continuing from the saved progress in {folder}"
         if state is None:
+            line = f"removed the progress in {folder}: it is damaged or from other settings"
             shutil.rmtree(folder, ignore_errors=True)
-    if not all(gather(state is not None)):  # of the processes that share the measurement
+        print(line, file=sys.stderr, flush=True)
+    if not all(gather(state is not None)):  # another process may have no state
         state = None
-    return Stage(path, key, state, time.monotonic() + SECONDS)
+    return SavedStage(path, key, state, time.monotonic() + SECONDS)

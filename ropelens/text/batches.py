@@ -1,12 +1,13 @@
-"""Batches as tokenizers and packing collators make them become sequences, padded on the right.
+"""Split the batches of tokenizers and packing collators into sequences.
 
-RoPE scores depend on how far two tokens are apart, so a sequence in a padded or packed row has
-the numbers of the same sequence alone.
+The scores of RoPE depend on the distance between two tokens. A sequence in a padded or packed
+row therefore has the same numbers as the sequence by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,25 +17,44 @@ from torch import Tensor
 from ropelens.config_facts import changes_with_position, slides
 from ropelens.errors import BadArgument
 
-TEXT = {"input_ids", "attention_mask", "position_ids", "labels", "length", "seq_idx"}
-TEXT |= {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping"}
-TEXT |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
-"""What a batch of text may have; only the first three are read."""
+TEXT_INPUTS = {"input_ids", "attention_mask", "position_ids", "labels", "length", "seq_idx"}
+TEXT_INPUTS |= {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping"}
+TEXT_INPUTS |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+"""Inputs that a batch of text may have. Only the first three are read."""
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """A packed row as the model takes it, and the number of the sequence of each token.
+
+    Sequences are numbered from 1; masked tokens have the number 0.
+    """
+
+    inputs: dict[str, Tensor]
+    sequence: Int[Tensor, " position"]
+
+
+@dataclass(frozen=True)
+class SplitBatch:
+    """The sequences of a batch, padded on the right, and its first packed row.
+
+    `hidden` marks the tokens inside a sequence that the mask hides; None if there are none.
+    `documents` numbers the document of each sequence; None if the numbers are unknown.
+    """
+
+    ids: Int[Tensor, "sequence position"]
+    lengths: Int[Tensor, " sequence"]
+    hidden: Bool[Tensor, "sequence position"] | None
+    documents: Int[Tensor, " sequence"] | None
+    packed: PackedRow | None
 
 
 def split_batch(
     encoding: Mapping[str, Any], documents: Any = None, config: Any = None
-) -> tuple[
-    Int[Tensor, "sequence position"],
-    Int[Tensor, " sequence"],
-    Bool[Tensor, "sequence position"] | None,
-    Int[Tensor, " sequence"] | None,
-    Int[Tensor, "row column"],
-]:
-    """Ids, lengths, hidden tokens and documents of the sequences in `encoding`.
+) -> SplitBatch:
+    """Split the rows of `encoding` into sequences; sequences of one token are dropped.
 
-    Last comes which of its row's sequences each token is of; see `number_sequences`, which
-    explains the arguments. Sequences of one token are dropped.
+    `number_sequences` explains the arguments.
     """
     of_row, places, numbers = number_sequences(encoding, documents, config)
     ids, real = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu(), of_row > 0
@@ -52,28 +72,52 @@ def split_batch(
     if known or int(of_row.max()) > 1:
         documents = numbers[real][begins] if known else torch.arange(len(lengths))
     long = lengths >= 2
-    documents = None if documents is None else documents[long]
-    masked = hidden[long] if hidden[long].any() else None
-    return tokens[long], lengths[long], masked, documents, of_row
+    return SplitBatch(
+        tokens[long],
+        lengths[long],
+        hidden[long] if hidden[long].any() else None,
+        None if documents is None else documents[long],
+        _packed_row(encoding, of_row),
+    )
+
+
+def _packed_row(
+    encoding: Mapping[str, Any], sequences: Int[Tensor, "row column"]
+) -> PackedRow | None:
+    packed = (sequences.amax(1) > 1).nonzero().flatten()[:1]
+    if not len(packed):
+        return None
+    names = encoding.keys() & {"input_ids", "attention_mask", "position_ids"}
+    inputs = {name: torch.atleast_2d(torch.as_tensor(encoding[name])) for name in names}
+    inputs = {name: x[..., packed, :] for name, x in inputs.items()}
+    return PackedRow(inputs, sequences[packed[0]])
 
 
 def number_sequences(
     encoding: Mapping[str, Any], documents: Any, config: Any
 ) -> tuple[Int[Tensor, "row column"], Int[Tensor, "row column"], Int[Tensor, "row column"]]:
-    """Which of its row's sequences each token is of, from 1 on, its position, its document.
+    """Number of the sequence within its row (from 1), position and document of each token.
 
-    `encoding` has `input_ids` and may have an `attention_mask`, whose zeros are padding on
-    either side, or hide tokens inside a sequence, and `position_ids`, which begin anew with
-    every document of a packed row and may count hidden tokens or leave them out; under a
-    window that `config` states, which counts them always, `BadArgument`, as where they begin
-    beyond 0 and change the RoPE or the length of queries. `documents` numbers the document of
-    each row, or of each token [row, position], below 0 padding. Masked tokens are of 0. Raises
-    `BadArgument` for inputs that would be left out, such as an image.
+    Parameters
+    ----------
+    encoding
+        `input_ids` and optional inputs. A zero in `attention_mask` is padding on either side,
+        or hides a token inside a sequence. `position_ids` begin anew with each document of a
+        packed row. They may count hidden tokens or leave them out.
+    documents
+        Number of the document of each row, or of each token [row, position]. Negative numbers
+        are padding.
+    config
+        Configuration of the model, or None.
+
+    Masked tokens get the sequence number 0. Raises `BadArgument` for inputs that would be
+    ignored, such as an image, for positions that leave out hidden tokens in a model with
+    windows, and for positions that begin beyond 0 in a model that changes with the position.
     """
     zero = {n for n in encoding if "type_ids" in n and not torch.as_tensor(encoding[n]).any()}
-    if unread := encoding.keys() - TEXT - zero:
+    if unread := encoding.keys() - TEXT_INPUTS - zero:
         raise BadArgument(
-            "Models are measured on token ids alone.",
+            "Models are measured on token ids only.",
             seen=", ".join(sorted(unread)),
             hint="the batch without these inputs",
         )
@@ -85,7 +129,7 @@ def number_sequences(
     by_default = {"attention_mask": torch.ones_like(ids), "position_ids": columns}
     given = by_default | dict(encoding) | {"documents": numbers}
     real, places, numbers = (
-        _of_each_token(name, given[name], ids.shape) for name in (*by_default, "documents")
+        _number_per_token(name, given[name], ids.shape) for name in (*by_default, "documents")
     )
     real = real.bool() & (numbers >= 0)
     if not real.any():
@@ -97,8 +141,8 @@ def number_sequences(
     odd = (same & ~follows & (place[1:] > 0) & (place.diff() >= 0)).nonzero().flatten()[:1]
     if len(odd):
         raise BadArgument(
-            "position_ids neither go on by 1 nor begin anew at 0.",
-            seen=f"position {int(place[odd + 1])} behind position {int(place[odd])}",
+            "position_ids must increase by 1 or begin anew at 0.",
+            seen=f"position {int(place[odd + 1])} after position {int(place[odd])}",
         )
     if (follows & (place.diff() < column.diff())).any() and slides(config, ids.shape[1] - 2):
         raise BadArgument(
@@ -110,17 +154,17 @@ def number_sequences(
     late = place[begins].max() if "position_ids" in encoding else 0
     if late and config is not None and changes_with_position(config):
         raise BadArgument(
-            "Positions begin at 0 where a model changes with them: its RoPE or its queries.",
+            "Positions must begin at 0 in a model whose RoPE or queries change with them.",
             seen=f"a sequence that begins at position {int(late)}",
         )
     of_row = torch.zeros_like(ids).masked_scatter(real, begins.long()).cumsum(1) * real
     return of_row, places, numbers
 
 
-def _of_each_token(name: str, value: Any, shape: torch.Size) -> Int[Tensor, "row column"]:
+def _number_per_token(name: str, value: Any, shape: torch.Size) -> Int[Tensor, "row column"]:
     value = torch.atleast_2d(torch.as_tensor(value)).cpu().long()
     if value.ndim == 3 and bool((value == value[0]).all()):
-        value = value[0]  # the axes of M-RoPE, on which text stands at the same positions
+        value = value[0]  # text has the same position on all axes of M-RoPE
     if value.shape != shape:
         raise BadArgument(
             f"{name} must have a number for each of the input_ids.",
@@ -132,5 +176,5 @@ def _of_each_token(name: str, value: Any, shape: torch.Size) -> Int[Tensor, "row
 
 
 def _first_and(begins: Bool[Tensor, " more"]) -> Bool[Tensor, " token"]:
-    """The first token begins a sequence, and those behind it where they do."""
+    """Mark the first token, which begins a sequence, and the later tokens in `begins`."""
     return torch.cat([begins.new_ones(1), begins])

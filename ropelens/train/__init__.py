@@ -1,1 +1,1 @@
-"""Train LLaMA-style models that ropelens can look into."""
+"""Training of small LLaMA-style models."""

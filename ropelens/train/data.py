@@ -1,8 +1,8 @@
-"""What runs learn from: a tokenizer trained once, and text tokenized once, in one folder.
+"""Training data: a folder with a tokenizer and tokenized text, both made once.
 
-Runs of a study share the folder; a run on its own has it inside. It holds data.json, the
-tokenizer, valid.npy, and the arrays that data.json names as "stages", all of them uint16
-[sequence, position].
+The runs of a study share one folder. A single run has the folder inside its own. It contains
+data.json, the tokenizer, valid.npy, and the arrays that data.json lists as "stages". All arrays
+are uint16 [sequence, position].
 """
 
 from __future__ import annotations
@@ -24,93 +24,96 @@ from transformers import PreTrainedTokenizerFast
 from ropelens.checkpoints.files import fingerprint
 from ropelens.errors import BadArgument, BadText, explained
 from ropelens.runtime.folder import write_whole
-from ropelens.text.documents import fingerprint_of, pieces, read_documents
+from ropelens.text.documents import documents_sha256, read_documents
+from ropelens.text.tokenize import pieces
 from ropelens.train.settings import Settings
 
-LEAST_VALID = 2  # sequences; an interval needs two
+LEAST_VALID = 2  # validation sequences; an interval needs two
 DATA = "data.json"
-"""The file that says what the folder was filled with, written last."""
+"""The file that describes the data. It is written last."""
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS, EOS = "<s>", "</s>"
 
-Texts = tuple[list[str], list[str]]
-"""Documents to learn from, and those held out."""
+Documents = tuple[list[str], list[str]]
+"""Training documents and validation documents."""
 
 
-def say(line: str) -> None:
-    """One plain line on stderr."""
+def log_line(line: str) -> None:
+    """Print one line on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that `write_json` wrote; BadArgument for anything else."""
+    """Read an object that `write_json` wrote; raises BadArgument for any other file."""
     with explained(f"{path} cannot be read.", error=BadArgument):
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_whole` for JSON."""
+    """Write JSON as `write_whole` does."""
     write_whole(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def differences(
-    one: Mapping[str, Any], other: Mapping[str, Any], names: Iterable[str], *, between: str
+    first: Mapping[str, Any], second: Mapping[str, Any], names: Iterable[str], *, between: str
 ) -> str:
-    """The values of `names` that differ: "steps: 3, now 4", with `between` them ", now "."""
+    """List the values of `names` that differ: "steps: 3, now 4" if `between` is ", now "."""
     parts = [
-        f"{name}: {str(one.get(name))[:100]}{between}{str(other.get(name))[:100]}"
+        f"{name}: {str(first.get(name))[:100]}{between}{str(second.get(name))[:100]}"
         for name in names
-        if one.get(name) != other.get(name)
+        if first.get(name) != second.get(name)
     ]
     return "; ".join(parts)
 
 
-def require_same(before: Mapping[str, Any], now: Mapping[str, Any], *, what: str) -> None:
-    """Raise BadArgument where `now` differs from what was recorded `before`."""
-    changed = differences(before, now, now, between=", now ")
+def require_same(before: Mapping[str, Any], after: Mapping[str, Any], *, what: str) -> None:
+    """Raise BadArgument if a value of `after` differs from the recorded value in `before`."""
+    changed = differences(before, after, after, between=", now ")
     if changed:
         raise BadArgument(
             f"{what} was made with other settings.",
             seen=changed,
-            hint="the same command as before to resume it, or another folder",
+            hint="the same command as before, to resume it; or another folder",
         )
 
 
-def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Texts:
-    """Read files and folders; warn where some text is both learnt from and held out.
+def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Documents:
+    """Read files and folders; warn if some documents are in both training and validation.
 
-    Without `text`, the folder `data` must have been filled before. Raises `BadText` without
-    text, for text that is not UTF-8, and where all that is held out is also learnt from.
+    Without `text`, the folder `data` must contain data. Raises `BadText` if text is missing
+    or not UTF-8, or if all validation documents are also training documents.
     """
     documents, held_out = read_documents(text), read_documents(valid)
     if not documents and not (data / DATA).exists():
         raise BadText("There is no text to train on.", hint="--text FILE")
     shared = len(set(documents) & set(held_out))
     if held_out and shared == len(set(held_out)):
-        raise BadText("All of the validation text is also text to learn from.")
+        raise BadText(
+            "All validation documents are also training documents.", hint="another --valid FILE"
+        )
     if shared:
-        warnings.warn(f"{shared:,} validation documents are also learnt from", stacklevel=2)
+        warnings.warn(f"{shared:,} validation documents are also used to train", stacklevel=2)
     return documents, held_out
 
 
-def prepare_data(folder: Path, texts: Texts, settings: Settings) -> dict[str, Any]:
-    """Fill `folder` from `texts`, once; returns what data.json says.
+def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str, Any]:
+    """Create the data in `folder` from `texts` if needed; return the contents of data.json.
 
-    The first process that needs the folder fills it, and the others wait. Raises `BadText` for
-    too little text, `BadArgument` where the folder was filled from other text or its tokenizer
-    was replaced.
+    Only one process creates the data; other processes that need it wait. Raises
+    `BadText` for too little text, and `BadArgument` if the folder contains the data of other
+    text or another tokenizer.
     """
     facts: dict[str, Any] = {"vocabulary": settings.vocabulary, "context": settings.context}
     path = folder / DATA
     documents, held_out = texts
     if documents:
-        facts["text_sha256"] = fingerprint_of(documents)
-        facts["valid_sha256"] = fingerprint_of(held_out) if held_out else None
+        facts["text_sha256"] = documents_sha256(documents)
+        facts["valid_sha256"] = documents_sha256(held_out) if held_out else None
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             if not path.exists():
-                _fill(folder, texts, settings)
+                _write_data(folder, texts, settings)
                 made = {"tokenizer_sha256": fingerprint(folder / TOKENIZER[0])}
                 write_json(path, facts | made | {"stages": ["train.npy"]})
     record = read_json(path)
@@ -119,39 +122,39 @@ def prepare_data(folder: Path, texts: Texts, settings: Settings) -> dict[str, An
     return record
 
 
-def _fill(folder: Path, texts: Texts, settings: Settings) -> None:
+def _write_data(folder: Path, texts: Documents, settings: Settings) -> None:
     """Train the tokenizer, and write train.npy and valid.npy."""
     context = settings.context
-    say("training a tokenizer")
-    some = itertools.islice(texts[0], 100_000)
-    tokenizer = train_tokenizer(some, vocabulary=settings.vocabulary, context=context)
+    log_line("training a tokenizer")
+    documents = itertools.islice(texts[0], 100_000)
+    tokenizer = train_tokenizer(documents, vocabulary=settings.vocabulary, context=context)
     tokenizer.save_pretrained(folder)
-    say("tokenizing the text")
-    learnt, held_out = (sequences_of(part, tokenizer, context=context) for part in texts)
-    if not texts[1]:  # the last 2 % are held out
-        last = max(LEAST_VALID, round(len(learnt) * 0.02))
-        learnt, held_out = learnt[:-last], learnt[-last:]
+    log_line("tokenizing the text")
+    training, held_out = (sequences_of(part, tokenizer, context=context) for part in texts)
+    if not texts[1]:  # hold out the last 2 %
+        last = max(LEAST_VALID, round(len(training) * 0.02))
+        training, held_out = training[:-last], training[-last:]
     for rows, file, least in (
-        (learnt, "train.npy", settings.shape.batch),
+        (training, "train.npy", settings.shape.batch),
         (held_out, "valid.npy", LEAST_VALID),
     ):
         if len(rows) < least:
             raise BadText(
                 f"The text is too short at a context of {context:,} tokens.",
-                seen=f"{len(rows):,} sequences for {file} of the {least:,} that are needed",
-                hint="pass more text, or a smaller context",
+                seen=f"{len(rows):,} sequences for {file}, which needs {least:,}",
+                hint="more text, or a smaller context",
             )
         np.save(folder / file, rows)
-        say(f"{file}: {len(rows):,} sequences of {context:,} tokens")
+        log_line(f"{file}: {len(rows):,} sequences of {context:,} tokens")
 
 
 def train_tokenizer(
     texts: Iterable[str], *, vocabulary: int, context: int
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of at most `vocabulary` tokens that puts BOS first.
+    """Train a byte-level BPE tokenizer of at most `vocabulary` tokens, which adds BOS.
 
-    Byte-level: any text encodes, and decodes to itself. Source: Radford et al. 2019
-    (GPT-2), whose splitting into words this uses.
+    Any text can be encoded, and decoding gives the same text. The splitting into words is from
+    Radford et al. 2019 (GPT-2).
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -180,10 +183,10 @@ def train_tokenizer(
 def sequences_of(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerFast, *, context: int
 ) -> np.ndarray:
-    """The tokens of `texts`, uint16 [sequence, context].
+    """Tokens of `texts`, uint16 [sequence, context].
 
-    The documents, each followed by a line end and EOS, form one stream that is cut every
-    `context - 1` tokens; every sequence starts with BOS. The rest of the stream is dropped.
+    All documents, with a line end and EOS after each, form one stream. Each sequence is BOS and
+    `context - 1` tokens of the stream. An incomplete last sequence is dropped.
     """
     bpe, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
     parts = [np.empty(0, np.uint16)]
@@ -199,17 +202,17 @@ def sequences_of(
 
 
 def copy_tokenizer(data: Path, folder: Path) -> None:
-    """Put the tokenizer beside a model, so that the folder loads alone."""
+    """Copy the tokenizer to the folder of a model."""
     for name in TOKENIZER:
         shutil.copyfile(data / name, folder / name)
 
 
 def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]:
-    """The sequences to learn from, uint16 [sequence, position], one stage after another.
+    """The training sequences of each stage, uint16 [sequence, position].
 
-    Text is one stage, of sequences of `context` tokens. Tokens that were made before may have
-    several, also of shorter sequences, if `context` is a multiple of their length. Each is cut
-    to whole steps of `batch` x `context` tokens. Raises `BadArgument` if a stage fills none.
+    Text has one stage with sequences of `context` tokens. Prepared tokens can have several
+    stages; the length of their sequences must divide `context`. A stage is cut to complete
+    steps of `batch` x `context` tokens. Raises `BadArgument` if a stage has no complete step.
     """
     stages = []
     for name in read_json(data / DATA)["stages"]:
@@ -217,29 +220,27 @@ def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]
         in_step = batch * context // rows.shape[1]
         if context % rows.shape[1] or len(rows) < in_step:
             raise BadArgument(
-                f"{data} has a stage that steps of {batch} x {context:,} tokens cannot read.",
+                f"{data} has a stage that does not fit steps of {batch} x {context:,} tokens.",
                 seen=f"{len(rows):,} sequences of {rows.shape[1]:,} tokens",
+                hint="a context that is a multiple of their length, or more tokens",
             )
         stages.append(rows[: len(rows) // in_step * in_step])
     return stages
 
 
 def held_out_sequences(data: Path) -> np.ndarray:
-    """The validation sequences, uint16 [sequence, context]."""
+    """Validation sequences, uint16 [sequence, context]."""
     return np.load(data / "valid.npy", mmap_mode="r")
 
 
 def spread(rows: np.ndarray, count: int) -> np.ndarray:
-    """`count` of the rows (or all, if fewer), evenly from the first to the last.
-
-    Documents follow one another, and differ in how hard they are.
-    """
-    at = np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)
-    return rows[at]
+    """Select at most `count` rows at even distances, so that they cover all documents."""
+    indices = np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)
+    return rows[indices]
 
 
 def documents_of(rows: np.ndarray, data: Path) -> np.ndarray:
-    """The document that each of `rows` begins in: the number of EOS in the rows before it.
+    """Index of the document in which each row begins: the number of EOS in earlier rows.
 
     `rows` are sequences in the order of the stream, uint16 [sequence, context].
     """

@@ -1,8 +1,8 @@
-"""The loop of training, in plain torch.
+"""The training loop, in plain torch.
 
-AdamW, gradients summed over passes and clipped, a linear warm-up, then a cosine to zero. Every
-number follows from the settings and the text, so a run that goes on from a checkpoint ends with
-the same weights, bit for bit.
+It uses AdamW, gradient accumulation, gradient clipping, a linear warm-up and a cosine decay to
+zero. The settings and the text determine all numbers, so a resumed run ends with the same
+weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from ropelens.errors import BadArgument, RopelensError, explained
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import write_whole
 from ropelens.runtime.progress import Stage, show_progress
-from ropelens.train.data import copy_tokenizer, held_out_sequences, say, training_stages
+from ropelens.train.data import copy_tokenizer, held_out_sequences, log_line, training_stages
 from ropelens.train.settings import Settings
 
 CHECKPOINT = "checkpoint.pt"
-"""The file of a run's folder that the run resumes from."""
+"""The file from which a run is resumed."""
 
-Progress = tuple[int, list[dict[str, float]], Float[Tensor, ""]]
-"""The steps of a run that are done, the rows of metrics.csv, and the sum of the losses since
-the last row that has one, in float32."""
+TrainingState = tuple[int, list[dict[str, float]], Float[Tensor, ""]]
+"""Number of steps that are done, rows of metrics.csv, and the sum of the losses since the last
+row with a loss, in float32."""
 
-COLUMNS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
+METRICS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
 LOG_EVERY, EVAL_EVERY = 10, 250
-"""Steps of a row of metrics.csv, and between validations; the last step is validated too."""
+"""Steps between rows of metrics.csv, and between validations. The last step has one as well."""
 
 VALID_SEQUENCES = 128
-"""Sequences of each validation: 65,000 tokens at context 512."""
+"""Number of sequences in a validation: 65,000 tokens at context 512."""
 
 
 class TrainingFailed(RopelensError):
-    """The loss or the weights stopped being numbers."""
+    """The loss or a weight became NaN or infinite."""
 
 
 def require_finite(tensors: Iterable[Tensor], what: str, *, step: int) -> None:
-    """Raise TrainingFailed where `what`, as it is after `step`, is NaN or infinite."""
+    """Raise TrainingFailed if `what` is NaN or infinite after `step`."""
     if not all(tensor.isfinite().all() for tensor in tensors):
         raise TrainingFailed(
             f"training stopped at step {step}: {what} is not a finite number.",
@@ -57,7 +57,7 @@ def require_finite(tensors: Iterable[Tensor], what: str, *, step: int) -> None:
         )
 
 
-def fit(
+def fit_model(
     model: PreTrainedModel,
     settings: Settings,
     *,
@@ -65,14 +65,14 @@ def fit(
     data: Path,
     checkpoint_seconds: float,
 ) -> None:
-    """Train `model` on the tokens in `data`, starting at the checkpoint in `out`, if any.
+    """Train `model` on the tokens in `data`, from the checkpoint in `out` if there is one.
 
-    `out` gets metrics.csv, models of steps on the way in history/, and a checkpoint every
-    `checkpoint_seconds` and at the end. Raises `TrainingFailed` where the loss or a weight is
-    NaN or infinite; no such weight is written.
+    Writes metrics.csv, history/ with models of earlier steps, and a checkpoint every
+    `checkpoint_seconds` and at the end. Raises `TrainingFailed` if the loss or a weight is NaN
+    or infinite; such weights are not written.
     """
     if settings.compile:
-        model.compile(dynamic=False)  # there are only a few shapes
+        model.compile(dynamic=False)  # few shapes occur
     stages = training_stages(data, batch=settings.shape.batch, context=settings.context)
     held_out = held_out_sequences(data)
     device = device_named("auto")
@@ -80,12 +80,12 @@ def fit(
     step, rows, loss = 0, list[dict[str, float]](), torch.zeros((), device=device)
     if (out / CHECKPOINT).exists():
         step, rows, loss = load_checkpoint(out / CHECKPOINT, model, optimizer)
-        say(f"resuming from step {step}")
+        log_line(f"resuming from step {step}")
     saved_at, timed_at, timed_from = time.monotonic(), time.perf_counter(), step
     note: dict[str, str] = {}
     per_step = settings.tokens_per_step
-    whole = Stage("training", settings.steps * per_step, done=step * per_step)
-    with show_progress(whole) as advance:
+    stage = Stage("training", settings.steps * per_step, done=step * per_step)
+    with show_progress(stage) as advance:
         for batch in batches(stages, settings, after=step):
             rate = learning_rate(settings, step)
             step += 1
@@ -106,8 +106,8 @@ def fit(
                 note["valid"] = f"validation loss {row['valid_loss']:.4f}"
             if row:
                 rows.append({"step": step, "tokens": step * per_step} | row)
-                # Written anew: after a resume, rows past the checkpoint are gone.
-                table = pd.DataFrame(rows, columns=COLUMNS)
+                # Write all rows: a resumed run must not keep rows after its checkpoint.
+                table = pd.DataFrame(rows, columns=METRICS)
                 write_whole(out / "metrics.csv", table.to_csv(index=False))
             advance(per_step, note=", ".join(note.values()))
             if settings.in_history(step):
@@ -119,19 +119,22 @@ def fit(
 
 
 def save_checkpoint(
-    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, progress: Progress
+    path: Path,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
 ) -> None:
-    """Replace the checkpoint at `path`; a kill leaves the earlier one."""
+    """Replace the checkpoint at `path`; a killed process leaves the earlier file."""
     parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     content = io.BytesIO()
-    torch.save(parts | {"progress": progress}, content)
+    torch.save(parts | {"progress": state}, content)
     write_whole(path, content.getbuffer())
 
 
 def load_checkpoint(
     path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
-) -> Progress:
-    """Set `model` and `optimizer` to what they were when the checkpoint was written."""
+) -> TrainingState:
+    """Restore the states of `model` and `optimizer` from a checkpoint."""
     parts = torch.load(path, map_location=model.device, weights_only=True)
     model.load_state_dict(parts["model"])
     optimizer.load_state_dict(parts["optimizer"])
@@ -139,7 +142,7 @@ def load_checkpoint(
 
 
 def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
-    """AdamW; the weights of matrices decay, those of norms do not."""
+    """AdamW with weight decay for matrices, and without weight decay for norms."""
     weights = list(model.parameters())
     matrices = {"params": [w for w in weights if w.ndim > 1], "weight_decay": 0.1}
     vectors = {"params": [w for w in weights if w.ndim == 1], "weight_decay": 0.0}
@@ -147,7 +150,7 @@ def make_optimizer(model: PreTrainedModel) -> torch.optim.AdamW:
 
 
 def learning_rate(settings: Settings, step: int) -> float:
-    """The rate of `step`, counted from 0: a line up, flat, half a cosine down."""
+    """Learning rate at `step`, counted from 0: linear warm-up, constant, cosine decay."""
     warmup = settings.warmup_steps
     if step < warmup:
         return settings.peak_rate * (step / warmup)
@@ -159,10 +162,10 @@ def learning_rate(settings: Settings, step: int) -> float:
 def batches(
     stages: Sequence[np.ndarray], settings: Settings, *, after: int
 ) -> Iterator[Int64[Tensor, "sequence position"]]:
-    """The tokens of each step, from the step `after` (counted from 0).
+    """Tokens of each step, from the step `after` (counted from 0).
 
-    The stages follow one another, and the last is repeated. The seed decides the order of the
-    sequences in a stage; every epoch has its own.
+    The stages follow each other, and the last stage is repeated. Each epoch has
+    another random order of its sequences.
     """
     start = 0
     for epoch, rows in enumerate(chain(stages, repeat(stages[-1]))):
@@ -185,9 +188,9 @@ def learn(
     rate: float,
     step: int,
 ) -> Float[Tensor, " part"]:
-    """Take one step on `batch`; the loss per predicted token, a part for each pass.
+    """Take one step on `batch`; return the part of each pass in the loss per predicted token.
 
-    Raises `TrainingFailed` where the loss is NaN or infinite; nothing was changed then.
+    If the loss is NaN or infinite, raises `TrainingFailed` before any weight changes.
     """
     losses = []
     for tokens in passes_of(batch, settings, device=model.device):
@@ -207,7 +210,7 @@ def learn(
 def passes_of(
     rows: Int64[Tensor, "sequence position"], settings: Settings, *, device: torch.device
 ) -> list[Int64[Tensor, "pass_sequence position"]]:
-    """The rows in passes that fit the memory; shorter sequences make as many tokens."""
+    """Split the rows into passes that fit into memory, with equal numbers of tokens."""
     together = settings.shape.micro_batch * (settings.context // rows.shape[1])
     return [tokens.to(device) for tokens in rows.split(together)]
 
@@ -219,10 +222,10 @@ def loss_of(
     *,
     predicted: int,
 ) -> Float[Tensor, ""]:
-    """The loss of `model` on `tokens`, nats, summed and divided by `predicted`."""
-    # The backward pass of flash attention is slow on a CPU: 40 % of a bf16 step at 64 tokens.
-    few = tokens.device.type == "cpu" and tokens.shape[1] <= 128
-    model.set_attn_implementation("eager" if few else "sdpa")
+    """Sum of the losses of `model` on `tokens` in nats, divided by `predicted`."""
+    # On a CPU, the backward pass of flash attention takes 40 % of a bf16 step at 64 tokens.
+    is_short = tokens.device.type == "cpu" and tokens.shape[1] <= 128
+    model.set_attn_implementation("eager" if is_short else "sdpa")
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=settings.bf16):
         return model(
             input_ids=tokens, labels=tokens, num_items_in_batch=predicted, use_cache=False
@@ -231,18 +234,18 @@ def loss_of(
 
 @torch.no_grad()
 def validation_loss(model: PreTrainedModel, held_out: np.ndarray, settings: Settings) -> float:
-    """The mean loss per predicted token of the first `VALID_SEQUENCES` of `held_out`, nats."""
+    """Mean loss per predicted token on the first `VALID_SEQUENCES` of `held_out`, in nats."""
     tokens = torch.from_numpy(held_out[:VALID_SEQUENCES].astype(np.int64))
     total = torch.zeros((), dtype=torch.float64, device=model.device)
     model.eval()
-    for some in passes_of(tokens, settings, device=model.device):
-        total += loss_of(model, some, settings, predicted=some[:, 1:].numel()) * len(some)
+    for rows in passes_of(tokens, settings, device=model.device):
+        total += loss_of(model, rows, settings, predicted=rows[:, 1:].numel()) * len(rows)
     model.train()
     return float(total) / len(tokens)
 
 
 def write_history(model: PreTrainedModel, out: Path, *, step: int, tokenizer: Path) -> None:
-    """Save the model of `step` in history/, as a checkpoint that loads alone."""
+    """Save the model of `step`, with its tokenizer, in history/."""
     require_finite(model.parameters(), "a weight", step=step)
     folder = out / "history" / f"step-{step:06}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -251,15 +254,15 @@ def write_history(model: PreTrainedModel, out: Path, *, step: int, tokenizer: Pa
 
 
 def write_model(model: PreTrainedModel, folder: Path) -> None:
-    """Save `model` as safetensors with its config, written aside first.
+    """Save the configuration and the weights of `model`.
 
-    The weights come last: a folder that has them is complete.
+    The weights are written last, so a folder with weights is complete.
     """
     aside = folder / "model.partial"
     what = f"The model cannot be written to {folder}."
     with quiet_transformers(bars=False), explained(what, error=BadArgument):
-        model.save_pretrained(aside)  # else with a bar for each model
-    readers = (aside / "config.json").stat().st_mode  # safetensors lets only its owner read
+        model.save_pretrained(aside)
+    readers = (aside / "config.json").stat().st_mode  # only the owner could read the weights
     for file in sorted(aside.iterdir(), key=lambda f: f.suffix == ".safetensors"):
         file.chmod(readers)
         file.replace(folder / file.name)

@@ -1,4 +1,4 @@
-"""One training run: a folder that the same call starts, resumes and finishes."""
+"""A training run: the same call starts, resumes and finishes it in its folder."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.results import RECORD
 from ropelens.train.data import (
     copy_tokenizer,
+    log_line,
     prepare_data,
     read_json,
     read_texts,
     require_same,
-    say,
     write_json,
 )
-from ropelens.train.loop import CHECKPOINT, fit, write_model
+from ropelens.train.loop import CHECKPOINT, fit_model, write_model
 from ropelens.train.settings import Settings
 
 STUDY = "study.json"
-"""The file of a study's folder that says which study it is."""
+"""The file of a study's folder that contains its settings."""
 
 
 class Busy(BadArgument):
-    """Another process is at work on the run."""
+    """Another process works on the run."""
 
 
 def train(
@@ -56,29 +56,29 @@ def train(
 ) -> Path:
     """Train a LLaMA-style model in the folder `out`, and return that folder.
 
-    The same call starts a run, resumes one that was stopped, from its checkpoint and to the
-    same losses bit for bit (same machine and thread count), and returns at once from one that
-    is finished. `out` then holds config.json, model.safetensors (float32), the tokenizer,
-    metrics.csv, run.json, and history/. Tokenizer and tokens are in `data`, which runs may
-    share; without it, in `out`/data. Without `text` they must be there.
+    The same call starts a run, resumes a stopped run from its checkpoint, or returns at once
+    if the run is finished. A resumed run has the same losses bit for bit on the same machine
+    with the same number of threads. A finished run contains config.json, model.safetensors
+    (float32), the tokenizer, metrics.csv, run.json and history/. `data` is the folder of the
+    tokenizer and the tokens, `out`/data by default. Without `text`, it must exist.
 
-    Raises `BadText` for text that is missing, not UTF-8 or too short; `BadArgument` for an
-    unknown variant or size, and where `out` holds something else or another process is at
-    work on it (`Busy`); `TrainingFailed` where the loss or a weight stopped being a number.
+    Raises `BadText` if the text is missing, not UTF-8 or too short, `BadArgument` for an
+    unknown variant or size or if `out` contains something else, `Busy` if another process
+    works on the run, and `TrainingFailed` if the loss or a weight becomes NaN or infinite.
     """
     data = data or out / "data"
     model_config(settings)
-    texts = read_texts(text, valid, data=data)  # before there is a folder to leave behind
-    if before := read_own(out, RECORD, key="settings"):
+    texts = read_texts(text, valid, data=data)  # before any folder is created
+    if before := read_settings(out, RECORD, key="settings"):
         require_same(before["settings"], settings.facts(), what=f"the run in {out}")
-    fits = explain_full_memory(
+    memory_errors = explain_full_memory(
         "The training",
         seen=f"{settings.size}, context {settings.context:,}",
         hint="a smaller size or context, in a new run folder",
     )
-    with fits, alone(out):
+    with memory_errors, lock_run(out):
         facts = prepare_data(data, texts, settings) | settings.facts()
-        record = read_own(out, RECORD, key="settings")
+        record = read_settings(out, RECORD, key="settings")
         if not record:
             record = {
                 "kind": "training",
@@ -92,13 +92,13 @@ def train(
             write_json(out / RECORD, record)
         require_same(record["settings"], facts, what=f"the run in {out}")
         if "finished" in record:
-            say(f"{out} is finished already")
+            log_line(f"{out} is finished already")
             return out
         copy_tokenizer(data, out)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(out, local_files_only=True)
         torch.manual_seed(settings.seed)
         model = LlamaForCausalLM(model_config(settings, tokenizer))
-        fit(model, settings, out=out, data=data, checkpoint_seconds=checkpoint_seconds)
+        fit_model(model, settings, out=out, data=data, checkpoint_seconds=checkpoint_seconds)
         write_model(model, out)
         tokens = settings.steps * settings.tokens_per_step
         finished = datetime.now(UTC).isoformat(timespec="seconds")
@@ -110,10 +110,10 @@ def train(
 def model_config(
     settings: Settings, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> LlamaConfig:
-    """The model's configuration, for the tokens of `tokenizer`.
+    """Configuration of the model, with the vocabulary of `tokenizer` if it is given.
 
-    Embeddings are tied, so that a small model spends its parameters on layers. Raises
-    `BadArgument` where there is no such variant or size.
+    Embeddings are tied, so that most parameters of a small model are in its layers. Raises
+    `BadArgument` for an unknown variant or size.
     """
     shape = settings.shape
     config = LlamaConfig(
@@ -133,28 +133,28 @@ def model_config(
     return variant_config(config, settings.variant)
 
 
-def read_own(out: Path, name: str, *, key: str) -> dict[str, Any]:
-    """The record `name` in `out`, which has a `key`; {} where nothing has begun.
+def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
+    """Read the file `name` in `out`, which must contain `key`; {} if nothing has begun.
 
-    Raises `BadArgument` where `out` holds a model, a run, a study or other results.
+    Raises `BadArgument` if `out` contains a model, another run or study, or other results.
     """
     record = read_json(out / name) if (out / name).exists() else {}
     others = (RECORD, STUDY, CHECKPOINT, "config.json", "tokenizer.json", "history")
     if key not in record and any((out / other).exists() for other in others):
         raise BadArgument(
-            f"{out} holds a model, a run, a study or other results, which would mix.",
+            f"{out} holds a model, a run, a study or other results, and files would mix.",
             hint="another --out",
         )
     return record
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Hold the lock of the run while the block runs."""
+def lock_run(out: Path) -> Iterator[None]:
+    """Hold the lock of the run during the block."""
     out.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(out / ".lock").acquire(blocking=False)
     except Timeout as error:
-        raise Busy(f"another process is at work on the run in {out}.") from error
+        raise Busy(f"another process works on the run in {out}.") from error
     with lock:
         yield

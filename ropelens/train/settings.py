@@ -1,6 +1,6 @@
-"""What decides the numbers of a run: the size of the model, and how it is trained.
+"""Settings of a run: the size of the model, and the options of the training.
 
-The command makes its options of the fields of `Settings`, so torch is not imported here.
+The command builds its options from the fields of `Settings`, so this file imports no torch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from ropelens.errors import BadArgument
 
 @dataclass(frozen=True)
 class Size:
-    """The shape of a LLaMA-style decoder and the batch it learns from.
+    """The shape of a LLaMA-style decoder, its batch and its peak learning rate.
 
-    `width` is the residual stream's, `mlp` the inner width of SwiGLU, `batch` the
-    sequences per optimizer step, of which `micro_batch` go through the model at once,
-    `learning_rate` the peak of the schedule.
+    `width` is the size of the residual stream, `mlp` the inner size of SwiGLU, `batch` the
+    number of sequences in an optimizer step, and `micro_batch` the number in one pass.
     """
 
     layers: int
@@ -35,16 +34,16 @@ class Size:
     learning_rate: float
 
 
-# Rows of a table, a size each.
+# A table with one size in each row.
 # fmt: off
 SIZES = {
-    # 2.5 million parameters: one or two hours of a CPU core.
+    # 2.5 million parameters: one or two hours on a CPU core.
     "tiny": Size(layers=6, width=192, heads=6, kv_heads=2, head_dim=32, mlp=448,
                  batch=16, micro_batch=4, learning_rate=3e-3),
-    # The bundled checkpoints, which copy (tools/README.md): 2.1 million parameters.
+    # 2.1 million parameters: the bundled checkpoints (tools/README.md).
     "mini": Size(layers=6, width=160, heads=5, kv_heads=5, head_dim=32, mlp=448,
                  batch=4, micro_batch=4, learning_rate=1.5e-3),
-    # For one GPU: 27 and 65 million parameters with a vocabulary of 16,384.
+    # 27 and 65 million parameters with a vocabulary of 16,384: for one GPU.
     "small": Size(layers=8, width=448, heads=7, kv_heads=7, head_dim=64, mlp=1216,
                   batch=64, micro_batch=32, learning_rate=1e-3),
     "base": Size(layers=12, width=640, heads=10, kv_heads=5, head_dim=64, mlp=1728,
@@ -54,10 +53,10 @@ SIZES = {
 
 
 def get_size(name: str) -> Size:
-    """The size of that name in `SIZES`, or the one that "8x384x6x2" spells out.
+    """The size called `name` in `SIZES`, or the size that "8x384x6x2" describes.
 
-    Spelled out are layers, width, heads and key-value heads; the rest follows as in the
-    named sizes: an MLP 8/3 as wide in steps of 64, batches of 32 and a peak rate that falls
+    The four numbers are layers, width, heads and key-value heads. The MLP then has 8/3 of the
+    width, rounded up to a multiple of 64. A batch has 32 sequences, and the peak rate falls
     with the width.
     """
     if name in SIZES:
@@ -67,14 +66,11 @@ def get_size(name: str) -> Size:
     if 0 in (layers, width, heads, kv_heads) or width % (2 * heads) or heads % kv_heads:
         raise BadArgument(
             f"No model has the size {name!r}.",
-            hint=f"one of: {', '.join(SIZES)}; or layers x width x heads x key-value heads, "
-            "such as 8x384x6x2",
+            hint=f"{', '.join(SIZES)}, or layers x width x heads x key-value heads as in "
+            "8x384x6x2",
         )
     return Size(
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=kv_heads,
+        *(layers, width, heads, kv_heads),
         head_dim=width // heads,
         mlp=64 * math.ceil(width * 8 / 3 / 64),
         batch=32,
@@ -84,58 +80,52 @@ def get_size(name: str) -> Size:
 
 
 def size_name(size: Size) -> str:
-    """The name of `size` in `SIZES`, or its numbers: "8x384x6x2"."""
+    """The name of `size` in `SIZES`, or its numbers as in "8x384x6x2"."""
     named = [name for name, known in SIZES.items() if known == size]
     return named[0] if named else "x".join(map(str, dataclasses.astuple(size)[:4]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Checked):
-    """Everything that decides the numbers of a run, except its text.
+    """All settings that affect the numbers of a run, except its text.
 
-    Models of steps 1, 2, 4, 8, ... stay in history/, and with `history_every` those of its
-    multiples. The learning rate rises in the first 4% of the steps.
+    history/ keeps the models of steps 1, 2, 4, 8, ... and multiples of `history_every`.
+    The learning rate rises during the first 4% of the steps.
     """
 
-    variant: Annotated[
-        str, option("NAME[:VALUE]", "The model's RoPE: p-rope:0.75, nope, ...")
-    ] = "rope"
+    variant: Annotated[str, option("NAME[:VALUE]", "RoPE variant: p-rope:0.75, ...")] = "rope"
     size: Annotated[
         str,
         option(
             "NAME",
             "Size of the model: mini, tiny, small, base, or layers x width x heads x "
-            "kv_heads, such as 8x384x6x2.",
+            "key-value heads as in 8x384x6x2.",
         ),
     ] = "tiny"
-    context: Annotated[int, option("N", "Tokens a sequence.", min=3)] = 512
+    context: Annotated[int, option("N", "Tokens in a sequence.", min=3)] = 512
     vocabulary: Annotated[
-        int, option("N", "Tokens of the BPE tokenizer.", min=258, max=1 << 16)
+        int, option("N", "Number of tokens in the BPE tokenizer.", min=258, max=1 << 16)
     ] = 2048
-    steps: Annotated[int, option("N", "Optimizer steps.", min=1)] = 2500
+    steps: Annotated[int, option("N", "Number of optimizer steps.", min=1)] = 2500
     learning_rate: Annotated[
-        float | None, option("RATE", "Peak rate. [default: the size's]", min=0)
+        float | None, option("RATE", "Peak learning rate. [default: set by the size]", min=0)
     ] = None
-    decay: Annotated[
-        float, option("SHARE", "Share of the steps in which the rate falls.", min=0, max=1)
-    ] = 1.0
+    decay: Annotated[float, option("SHARE", "Share of steps with decay.", min=0, max=1)] = 1.0
     precision: Annotated[
         Literal["auto", "bf16", "fp32"],
         option(
-            "P", "bf16, autocast over float32 weights; fp32; auto is bf16 on a GPU that has it."
+            "P", "bf16 (autocast, float32 weights), fp32, or auto (bf16 if a GPU supports it)."
         ),
     ] = "auto"
     seed: Annotated[
-        int, option("N", "Of the weights at first and the order of text.", min=0, max=2**32 - 1)
+        int, option("N", "Seed of initial weights and text order.", min=0, max=2**32 - 1)
     ] = 0
-    history_every: Annotated[
-        int, option("N", "Also keep a model every N steps; 0: none.", min=0)
-    ] = 0
-    compile: Annotated[bool, option(None, "Run the model by torch.compile.")] = False
+    history_every: Annotated[int, option("N", "Also keep every Nth model.", min=0)] = 0
+    compile: Annotated[bool, option(None, "Compile the model with torch.compile.")] = False
 
     @property
     def shape(self) -> Size:
-        """The numbers that `size` names."""
+        """The size of the model as numbers."""
         return get_size(self.size)
 
     @property
@@ -149,26 +139,26 @@ class Settings(Checked):
 
     @property
     def peak_rate(self) -> float:
-        """The peak of the learning rate."""
+        """Peak of the learning rate."""
         return self.shape.learning_rate if self.learning_rate is None else self.learning_rate
 
     @property
     def warmup_steps(self) -> int:
-        """Steps in which the learning rate rises: 4% of them."""
+        """Number of steps in which the learning rate rises: 4% of all steps."""
         return max(1, self.steps // 25)
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step, BOS included."""
+        """Tokens in one optimizer step, including BOS."""
         return self.shape.batch * self.context
 
     def in_history(self, step: int) -> bool:
-        """Whether the model after `step` stays."""
+        """Whether history/ keeps the model after `step`."""
         power_of_two = step & (step - 1) == 0
         return power_of_two or (self.history_every > 0 and step % self.history_every == 0)
 
     def facts(self) -> dict[str, Any]:
-        """The settings as run.json has them, with what "auto", None and `size` stand for."""
+        """The settings for run.json, with the values that "auto", None and `size` stand for."""
         return dataclasses.asdict(self) | {
             "size": dataclasses.asdict(self.shape),
             "precision": "bf16" if self.bf16 else "fp32",

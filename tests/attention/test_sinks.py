@@ -17,8 +17,8 @@ from ropelens.attention.block import SampledCall
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.budget.held_out import find_sinks, with_found
 from ropelens.rope.planes import Planes
-from ropelens.text.corpus import known_sinks
 from ropelens.text.rows import Rows, all_rows, sample_rows
+from ropelens.text.text import known_sinks
 
 PLANES = Planes(torch.tensor([1.0, 0.1, 0.01]), head_dim=8, pairing="half")
 

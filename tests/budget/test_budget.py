@@ -22,8 +22,8 @@ from ropelens.budget.logit import gains
 from ropelens.budget.offsets import OffsetRows
 from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes
-from ropelens.text.corpus import GROUPS, Corpus, assign_groups
 from ropelens.text.rows import all_rows, sample_rows
+from ropelens.text.text import GROUPS, Text, assign_groups
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)
@@ -136,21 +136,21 @@ def test_a_model_that_gains_less_than_one_it_contains_counts_as_that(gains, expe
 def drawn(lengths: list[int], *, documents: list[int] | None = None, seed: int = 0) -> Sample:
     count, context = len(lengths), max(lengths)
     tokens = torch.arange(count * context).view(count, context)
-    text = Corpus.of(tokens, torch.tensor(lengths), documents=documents)
+    text = Text(tokens, torch.tensor(lengths), documents=documents)
     return Sample.draw(text, seed=seed)
 
 
 def test_a_sample_takes_as_many_sequences_of_both_folds_from_as_many_groups_as_it_can():
     documents = [0] * 30 + [1, 2, 3, 4, 5, 6, 7, 8, 9]
     sample = drawn([20] * 39, documents=documents, seed=3)
-    taken = sample.text.tokens[:, 0] // 20
+    taken = sample.text.ids[:, 0] // 20
     group = assign_groups(documents, 39)[taken]
     assert len(taken) == len(set(taken.tolist())) == 10
     assert sample.text.fold.tolist() == [0, 1] * 5
     assert len(group.unique()) == 10, "one of each document, though one has most sequences"
-    assert (sample.text.tokens == torch.arange(20) + 20 * taken[:, None]).all()
+    assert (sample.text.ids == torch.arange(20) + 20 * taken[:, None]).all()
     other = drawn([20] * 39, documents=documents, seed=4)
-    assert not torch.equal(other.text.tokens, sample.text.tokens)
+    assert not torch.equal(other.text.ids, sample.text.tokens)
 
 
 def test_a_fold_has_so_many_rows_and_tokens():
@@ -175,7 +175,7 @@ def test_a_fold_has_so_many_rows_and_tokens():
 )
 def test_models_are_fitted_to_long_sequences(lengths: list[int], fitted: set[int], seed: int):
     """What was fitted to a leftover would know nothing of the offsets that it is scored on."""
-    text = Corpus.of(torch.zeros(len(lengths), max(lengths)).long(), torch.tensor(lengths))
+    text = Text(torch.zeros(len(lengths), max(lengths)).long(), torch.tensor(lengths))
     sample = Sample.draw(text, seed=seed)
     assert set(sample.text.lengths.tolist()) <= fitted
     assert text.single_long_sequence == (lengths == [17, 512])
@@ -202,7 +202,7 @@ def test_a_sequence_alone_is_fitted_and_scored_on_other_rows():
 
 def test_a_sequence_alone_has_two_folds_of_rows():
     tokens = random_tokens(sequences=1, length=60)
-    sample = Sample.draw(Corpus.of(tokens, torch.tensor([60])), seed=0)
+    sample = Sample.draw(Text(tokens, torch.tensor([60])), seed=0)
     call, planes = observed_calls(tiny("llama_gqa"), tokens)[0]
     one, other = sample.fit(call, planes, surrogates=0, seed=0).weights.unbind(1)
     assert ((one - other).abs().amax((1, 2)) > 0.1).all()
@@ -212,10 +212,10 @@ def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
     """Weights that are those of one fold alone: only groups of the other have a gain."""
     tokens = random_tokens(sequences=4, length=30)
     lengths = torch.full((4,), 30)
-    text = Corpus.of(tokens, lengths, bos=1)
+    text = Text(tokens, lengths, bos=1)
     call, planes = observed_calls(tiny("llama_gqa"), tokens)[0]
     sample = Sample.draw(text, seed=0)
-    own = observed_calls(tiny("llama_gqa"), sample.text.tokens)[0][0]
+    own = observed_calls(tiny("llama_gqa"), sample.text.ids)[0][0]
     fitted = sample.fit(own, planes, surrogates=0, seed=0)
     fitted.weights[:, 1] = 0
     of_call = SampledCall(call, all_rows(lengths), planes, sinks=text.sinks)
@@ -240,7 +240,7 @@ def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
 def test_groups_are_documents_or_stretches_of_one_text():
     assert assign_groups(None, 5).tolist() == [0, 1, 2, 3, 4]
     assert assign_groups(None, 32).tolist() == [i // 2 for i in range(32)]
-    assert assign_groups([5, 5, 5, 9], 4).tolist() == [0, 1, 2, 3], (
+    assert assign_groups(torch.tensor([5, 5, 5, 9]), 4).tolist() == [0, 1, 2, 3], (
         "of 2 documents none can be left out"
     )
     documents = np.repeat([30, 10, 20, 11, 12, 13, 14, 15], 3)
@@ -264,7 +264,7 @@ def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
     lengths = [70, 40, 30]
     tokens = random_tokens(sequences=3, length=70)
     model = tiny(name)
-    profile = rl.profile(model, tokens, lengths=torch.tensor(lengths), surrogates=0)
+    profile = rl.profile(model, rl.Text(tokens, lengths=torch.tensor(lengths)), surrogates=0)
     window = 70 if name == "llama_gqa" else model.config.sliding_window
     width = profile["offset_stop"] - profile["offset_start"]
     np.testing.assert_allclose((profile["kernel"] * width).sum("offset_bin"), 1, rtol=1e-9)
@@ -291,7 +291,7 @@ def test_without_rotation_nothing_is_positional():
 def test_two_tokens_have_one_row_which_sees_no_second_offset(sequences: int):
     tokens = random_tokens(sequences=sequences, length=3)
     lengths = torch.full((sequences,), 2)
-    profile = rl.profile(tiny("llama_gqa"), tokens, lengths=lengths, surrogates=2)
+    profile = rl.profile(tiny("llama_gqa"), rl.Text(tokens, lengths=lengths), surrogates=2)
     np.testing.assert_allclose(profile["offset_mass"][..., 0] + profile["sink_mass"], 1)
     assert np.isnan(profile["previous_token"]).all()
     assert np.isfinite(profile["total_bits"]).all()
@@ -301,7 +301,7 @@ def test_two_tokens_have_one_row_which_sees_no_second_offset(sequences: int):
 def test_eight_documents_are_the_groups():
     tokens = random_tokens(sequences=9, length=4)
     documents = [0, 0, 1, 2, 3, 4, 5, 6, 7]
-    profile = rl.profile(tiny("llama_gqa"), tokens, documents=documents, surrogates=0)
+    profile = rl.profile(tiny("llama_gqa"), rl.Text(tokens, documents=documents), surrogates=0)
     assert profile.attrs["documents"] == profile.sizes["group"] == 8
     np.testing.assert_array_equal(profile["group_rows"], [6] + [3] * 7)
     np.testing.assert_array_equal(profile["group_scored"], profile["group_rows"])

@@ -13,9 +13,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from ropelens.checkpoints.bundled import BUNDLED, bundled_path, sample_path
 from ropelens.checkpoints.load import open_checkpoint
 from ropelens.checkpoints.load_options import Loading
-from ropelens.checkpoints.paths import BUNDLED, bundled_path, sample_path
 
 # Written for this test, in the manner of what the bundled checkpoint has read.
 PASSAGE = """\

@@ -150,7 +150,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "unknown rope type": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "yeti", "rope_theta": 1e4}),
-        ["knows no 'yeti'; a rope_type is default, linear"],
+        ["does not know 'yeti'; a rope_type is default, linear"],
     ),
     "layers without end": (
         lambda f: edit_config(f, num_hidden_layers=10**30),
@@ -166,7 +166,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "mismatched": (
         lambda f: edit_config(f, intermediate_size=64),
-        ["6 missing or of another shape", "layers.0.mlp.down_proj"],
+        ["6 missing or with another shape", "layers.0.mlp.down_proj"],
     ),
     "NaN": (
         lambda f: edit_weights(f, not_a_number),
@@ -174,7 +174,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "integers": (
         lambda f: edit_weights(f, integers),
-        ["weight is I32; config.json states no quantization"],
+        ["weight is I32 without a quantization"],
     ),
     "pickle": (only_pickle, ["no model.safetensors", "run any code", "save_pretrained(NEW"]),
     "missing shard": (lose_a_shard, ["index.json cannot be read", "missing"]),
@@ -205,7 +205,7 @@ def test_a_model_that_looks_ahead_is_refused(folder: Path) -> None:
     save_over(folder, BertLMHeadModel(BertConfig(**SIZES)))
     with pytest.raises(UnsupportedModel, match="BertLMHeadModel is not a causal") as caught:
         load(folder)
-    assert "changes the logits before it" in caught.value.parts["seen"]
+    assert "changes earlier logits by" in caught.value.parts["seen"]
 
 
 def test_weights_outside_the_folder_are_not_read(folder: Path) -> None:

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import ropelens as rl
+from ropelens.checkpoints.bundled import bundled_path
 from ropelens.checkpoints.files import fingerprint
-from ropelens.checkpoints.paths import bundled_path
 from ropelens.checkpoints.row_order import row_order
 from ropelens.commands.app import app
 from ropelens.errors import BadCheckpoint

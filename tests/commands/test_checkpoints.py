@@ -13,7 +13,7 @@ from tiny_checkpoints import edit_weights, save_tiny
 import ropelens as rl
 from ropelens.analysis.analysis import is_measured
 from ropelens.analysis.plan import plan_analysis
-from ropelens.checkpoints.paths import name_checkpoints
+from ropelens.checkpoints.names import name_checkpoints
 from ropelens.errors import BadArgument
 
 STEPS = ("step-000001", "step-000002")
@@ -76,5 +76,5 @@ def test_names_tell_checkpoints_apart(run: Path) -> None:
     assert name_checkpoints(models) == in_order
     assert list(name_checkpoints(["a/model", "b/model"])) == ["a-model", "b-model"]
     for same in ([models[0], f"{models[0]}/."], ["a/m", "a/m"], ["a:m", "a?m"]):
-        with pytest.raises(BadArgument, match="need names that differ in letters or digits"):
+        with pytest.raises(BadArgument, match="Two checkpoints have the same name"):
             name_checkpoints(same)

@@ -99,7 +99,7 @@ def test_what_a_command_does_not_take_is_named(tmp_path: Path, command: str) -> 
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "run.json").write_text(json.dumps({"kind": held}))
-    words = {"nothere": "is no file or folder", "empty": "holds no results"}
+    words = {"nothere": "does not exist", "empty": "holds no results"}
     words["one/profile.nc"] = "is a file"
     words["other"] = f"holds a {'ledger of ' * (held == 'claims')}{held}"
     saved(tmp_path / "one", seed=0)

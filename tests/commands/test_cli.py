@@ -16,8 +16,8 @@ import xarray as xr
 from cli_runs import COLUMNS, NAMES, PLAN, Command
 
 import ropelens as rl
+from ropelens.checkpoints.bundled import BUNDLED, bundled_path
 from ropelens.checkpoints.files import fingerprint
-from ropelens.checkpoints.paths import BUNDLED, bundled_path
 
 HEAD = ("layer", "head")
 DIMS = {
@@ -66,7 +66,7 @@ def analyzed(
         stages = ("measuring: ", "probing: ", "fitting the budget: ")
         plan, *findings = (x for x in lines if not x.startswith(stages))
         assert plan.startswith(PLAN)
-        assert re.match(r"Of 8 heads, \d .*\. The claim that heads which go ", findings[0])
+        assert re.match(r"Of 8 heads, \d .*\. The claim that positional heads ", findings[0])
         assert 1 <= len(findings) <= 5
     return out
 

@@ -83,7 +83,7 @@ def test_a_model_that_cannot_be_measured(
         (["train", "--out", "run"], "one of --text, --tokens and --study is needed"),
         (
             ["train", "--study", "s.toml", "--out", "runs", "--steps", "9"],
-            "--steps stands in the file of --study",
+            "--steps cannot be used together with --study",
         ),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_page_that_cannot_be_drawn_loses_no_number(
         for command in commands:
             ended = ropelens(*command, out)
             assert ended.code == 1
-            assert "its numbers are saved; seen: no axis" in ended.problem
+            assert "all numbers are saved; seen: no axis" in ended.problem
             assert [path.name for path in sorted(out.iterdir())] == sorted({*NAMES} - {PAGE})
     assert ropelens("report", out) == Ended(0, f"{out / PAGE}\n", "")
 

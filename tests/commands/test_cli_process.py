@@ -17,7 +17,7 @@ from ropelens.runtime.progress import Advance
 from ropelens.runtime.results import open_results
 from ropelens.train import loop
 
-STOPPED = "ropelens: stopped; nothing half-written is left, and the same command goes on\n"
+STOPPED = "ropelens: stopped; no file is incomplete, and the same command continues\n"
 
 
 @pytest.mark.usefixtures("pageless")
@@ -45,7 +45,7 @@ def test_ctrl_c_while_measuring(
     def lines(*_: object) -> Advance:
         return lambda now, *_: now.what == "measuring" and os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr("ropelens.runtime.progress._lines", lines)
+    monkeypatch.setattr("ropelens.runtime.progress._log_lines", lines)
     with unharmed(out):
         ended = ropelens("analyze", model, "--text", text, "--batch-size", 1, "--out", out)
     plan, *rest = ended.err.splitlines(keepends=True)

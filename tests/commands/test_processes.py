@@ -28,14 +28,14 @@ import os, signal
 from ropelens.commands.app import main
 from ropelens.runtime import savepoint
 savepoint.SECONDS = 0
-save, batches = savepoint.Stage.save, []
+save, batches = savepoint.SavedStage.save, []
 def die(self, state):
     save(self, state)
     if state[1] is not None and self.path.name.startswith("{stage}-"):
         batches.append(1)
     if len(batches) == 2 and int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-savepoint.Stage.save = die
+savepoint.SavedStage.save = die
 main()
 """
 
@@ -160,7 +160,7 @@ def test_a_process_that_dies_ends_all_and_they_go_on(
     assert [path.name for path in out.iterdir()] == [".unfinished"]
     ended = forked(2, PAGELESS_MAIN, *command)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("going on from what was measured in ") == 1
+    assert ended.stderr.count("continuing from the saved progress in ") == 1
     assert not (out / ".unfinished").exists()
     assert_same(rl.open(out).profile, one.profile)
 
@@ -173,7 +173,7 @@ def test_a_killed_sweep_goes_on(args: tuple, one: rl.Analysis, tmp_path: Path) -
     assert [path.name for path in out.iterdir()] == [".unfinished"]
     ended = forked(1, PAGELESS_MAIN, *command)
     assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
-    assert ended.stderr.count("going on from what was measured in ") == 2
+    assert ended.stderr.count("continuing from the saved progress in ") == 2
     assert not (out / ".unfinished").exists()
     assert_same(rl.open(out).profile, one.profile)
     assert_same(rl.open(out).truncation, one.truncation)

@@ -16,10 +16,10 @@ from trained import NANO, SEQUENCES, VARIANTS, copy_of, run_folder, runs_in, sto
 from transformers import AutoModelForCausalLM
 
 import ropelens as rl
-from ropelens.checkpoints.paths import sample_path
+from ropelens.checkpoints.bundled import sample_path
 from ropelens.comparison import compare as comparing
 from ropelens.comparison.compare import partners
-from ropelens.comparison.entries import Entry
+from ropelens.comparison.entries import ComparisonEntry
 from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
@@ -105,7 +105,7 @@ def test_heads_and_planes_are_those_of_a_profile(comparison: xr.Dataset, study: 
         ("growth_", 2, comparison.sel(step=entry.steps)),
     ):
         tokens, documents = validation(entry, sequences=sequences)
-        profile = rl.profile(model, tokens, documents=documents, surrogates=0)
+        profile = rl.profile(model, rl.Text(tokens, documents=documents), surrogates=0)
         heads = rl.classify_heads(profile)
         found = of.sel(entry=entry.name)
         for name in ("q_norm", "selectivity_keys", "previous_token"):
@@ -166,11 +166,13 @@ def test_sequences_of_one_document_differ_together() -> None:
 
 def test_an_entry_without_its_like_in_the_baseline_is_alone() -> None:
     of = [("rope", 0), ("nope", 0), ("nope", 7), ("rope", 1)]
-    entries = [Entry("", group, Path(), variant=group, seed=seed) for group, seed in of]
+    entries = [
+        ComparisonEntry("", group, Path(), variant=group, seed=seed) for group, seed in of
+    ]
     assert partners(entries) == [0, 0, -1, 3]
     assert partners(entries, ["a", "b", "a", "c"]) == [0, -1, 0, 3]
     sizes = [(size, variant) for size in ("nano", "pico") for variant in ("rope", "nope")]
-    entries = [Entry("", f"{s} {v}", Path(), size=s, variant=v) for s, v in sizes]
+    entries = [ComparisonEntry("", f"{s} {v}", Path(), size=s, variant=v) for s, v in sizes]
     assert partners(entries) == [0, 0, 2, 2]
 
 
@@ -253,7 +255,9 @@ def test_only_what_is_missing_is_measured(
     shutil.copy(one / "model.safetensors", other / "model.safetensors")
     measure, begun = comparing.measure, []
 
-    def noted(run: Entry, *args: object, final: bool, **options: object) -> xr.Dataset:
+    def noted(
+        run: ComparisonEntry, *args: object, final: bool, **options: object
+    ) -> xr.Dataset:
         begun.append((run.name, final))
         return measure(run, *args, final=final, **options)
 

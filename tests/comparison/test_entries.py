@@ -35,15 +35,15 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) ->
         *("rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1")
     ]
     assert left_out == ["nano/p-rope-0.5/seed-0", "nano/nope/seed-1"]
-    with pytest.raises(BadArgument, match=r"seed-1 holds nothing to compare"):
+    with pytest.raises(BadArgument, match=r"seed-1 cannot be compared with"):
         find_entries([unfinished, run_folder(copy, "rope", 0)])
 
 
 def test_what_cannot_be_compared_is_refused(study: Path, tmp_path: Path) -> None:
     rope, again = (run_folder(of, "rope", 0) for of in (study, copy_of(study, tmp_path)))
     cases = {
-        "two runs are both rope seed 0": [rope, again],
-        "holds nothing to compare": [study, tmp_path],
+        "both runs are rope seed 0": [rope, again],
+        "cannot be compared with": [study, tmp_path],
         "needs two or more folders": [rope, rope / ".." / rope.name],
     }
     for words, paths in cases.items():

@@ -27,13 +27,13 @@ from ropelens.figures.comparison import (
     plot_loss_change,
     plot_position_loss,
 )
-from ropelens.figures.edits import MEASURES
+from ropelens.figures.edits import MEASURE_AXES
+from ropelens.figures.formats import number
 from ropelens.figures.head import kernel_arrays, pair_figure
 from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import kv_heads
-from ropelens.figures.planes import PANELS
-from ropelens.figures.style import LABELS, SIGNS, SYMBOLS
-from ropelens.figures.text import number
+from ropelens.figures.planes import NORM_PANELS
+from ropelens.figures.style import LABEL_ORDER, SIGNS, SYMBOLS
 from ropelens.figures.truncated_heads import plot_head_truncation
 from ropelens.report.words import idle_words
 
@@ -65,7 +65,7 @@ def test_head_map_holds_the_bits_of_each_head_under_its_label(measured):
     profile, heads = measured
     figure = rl.plot_head_map(profile, heads, selected=(1, 2))
     maps = {trace.name: np.array(trace.z, float) for trace in figure.select_traces("heatmap")}
-    assert set(maps) == set(LABELS)
+    assert set(maps) == set(LABEL_ORDER)
     for row in heads.itertuples():
         for label, z in maps.items():
             value = z[row.layer, row.head]
@@ -98,7 +98,7 @@ def test_claim_shows_the_heads_that_count_and_the_surrogates(small):
     np.testing.assert_allclose([*model.x, *surrogates.x], rho)
     claim = heads.attrs["claim"]
     told = (number(claim[name]) for name in ("rank_correlation", "null_low", "null_high"))
-    title = "Rank correlation {}; of surrogates {} to {}".format(*told)
+    title = "Rank correlation {}; surrogates {} to {}".format(*told)
     assert figure.layout.title.text == title
     assert claim_title(dict.fromkeys(claim, float("nan"))).startswith("Too few heads")
     assert "orrelation" not in claim_title(None)
@@ -109,7 +109,7 @@ def test_norms_of_layers_or_of_a_layers_heads(measured, layer):
     profile, _ = measured
     finite = np.isfinite(profile.wavelength.values[0])
     figure = rl.plot_norms(profile, layer=layer)
-    for trace, (side, name) in zip(figure.data, PANELS.items(), strict=True):
+    for trace, (side, name) in zip(figure.data, NORM_PANELS.items(), strict=True):
         dim = "head" if side == "query" else "kv_head"
         values = profile[name].transpose("layer", dim, "frequency")
         expected = (values.mean(dim) if layer is None else values[layer]).values
@@ -192,7 +192,7 @@ OTHERS: dict[str, tuple[xr.Dataset, Callable[[xr.Dataset], go.Figure]]] = {
 }
 PLOTS = {name: (SMALL[0], lambda ds, f=f: f(ds, heads_of(ds))) for name, f in FAMILIES.items()}
 SWEPT = {
-    "shares": (SWEEP, lambda ds: rl.plot_truncation(ds, measures=tuple(MEASURES))),
+    "shares": (SWEEP, lambda ds: rl.plot_truncation(ds, measures=tuple(MEASURE_AXES))),
     "bands": (SWEEP, lambda ds: rl.plot_truncation(ds, by="band")),
     "head of a sweep": OTHERS["head of a sweep"],
 }
@@ -264,7 +264,7 @@ def test_heads_that_are_not_the_profiles_are_refused(small):
     profile, heads = small
     wrong = [heads.assign(layer=heads.layer + 1), heads.assign(label="odd"), heads[:0]]
     for table in [*wrong, pd.concat([heads, heads])]:
-        with pytest.raises(BadArgument, match="not about the same model"):
+        with pytest.raises(BadArgument, match="do not describe the same model"):
             rl.plot_head_map(profile, table)
     with pytest.raises(IndexError, match="index 7 is out of bounds"):
         rl.plot_kernel(profile, layer=7, head=0)

@@ -10,7 +10,7 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.figures.style import LABELS
+from ropelens.figures.style import LABEL_ORDER
 from ropelens.figures.truncated_heads import head_steps, plot_head_truncation
 from ropelens.interventions.truncation_table import summarize_truncation
 
@@ -93,8 +93,12 @@ def test_a_head_has_a_line_an_end_and_its_labels_as_numbers(sweep: xr.Dataset) -
             means = [of_head[name].values[here & (kept == share)].mean() for share in line.x]
             np.testing.assert_allclose(line.y, means)
     slow, fast = (head_steps(sweep)[f"label_{end}"][1, 2] for end in ("slow", "fast"))
-    assert set(slow) == {LABELS.index("mixed")}
-    assert [*fast[-3:]] == [len(LABELS), LABELS.index("mixed"), LABELS.index("semantic")]
+    assert set(slow) == {LABEL_ORDER.index("mixed")}
+    assert [*fast[-3:]] == [
+        len(LABEL_ORDER),
+        LABEL_ORDER.index("mixed"),
+        LABEL_ORDER.index("semantic"),
+    ]
 
 
 def test_a_sweep_without_what_is_asked_for() -> None:

@@ -13,9 +13,10 @@ from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.errors import BadArgument
+from ropelens.model.as_live_model import as_live_model
 from ropelens.model.bridge import bridge
-from ropelens.model.live_model import as_live_model
 from ropelens.rope.select import PlaneNumbers
+from ropelens.rotation.probe import RotationProbe
 
 FAMILIES = ("llama_gqa", "gemma2", "cohere", "phi", "deepseek_v3", "nanochat")
 TOKENS = random_tokens(sequences=1, length=16, seed=3)
@@ -36,7 +37,7 @@ def test_an_attribution_is_the_slope_along_a_plane(name: str) -> None:
     """Queries and keys a little longer in one plane, by `rescale`, move the answer so much."""
     model = tiny(name).double()
     found = rl.attribute_planes(model, TOKENS, lost, pairs="1.*")
-    rotations = as_live_model(model).rotations()
+    rotations = RotationProbe(as_live_model(model)).layers()
     there = found["attribution"].values
     turning = there[..., : len(rotations[0].planes.inv_freq)]
     for place in np.argsort(-np.abs(turning), axis=None)[:3]:

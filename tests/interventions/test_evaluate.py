@@ -34,8 +34,7 @@ def test_loss_is_that_of_transformers_with_and_without_the_edit():
     model = tiny("llama_gqa", rope_parameters=ROPE)
     found = rl.evaluate(
         model,
-        tokens(),
-        lengths=LENGTHS,
+        rl.Text(tokens(), lengths=LENGTHS),
         edits={"half": rl.stop_slowest(0.5), "by name": "p-rope:0.5", "both": ["nope"]},
         measures=["loss"],
         batch_size=3,
@@ -99,11 +98,14 @@ def test_loss_of_tokens_had_before_and_of_classes_by_brute_force():
 def test_labels_are_those_of_a_profile_of_the_edited_model():
     model = tiny("llama_gqa", rope_parameters=ROPE)
     found = rl.evaluate(
-        model, tokens(), lengths=LENGTHS, edits={"half": "p-rope:0.5"}, measures=["labels"]
+        model,
+        rl.Text(tokens(), lengths=LENGTHS),
+        edits={"half": "p-rope:0.5"},
+        measures=["labels"],
     )
     for name, rope in (("none", ROPE), ("half", P_ROPE)):
         other = tiny("llama_gqa", rope_parameters=rope)
-        profile = rl.profile(other, tokens(), lengths=LENGTHS, surrogates=0)
+        profile = rl.profile(other, rl.Text(tokens(), lengths=LENGTHS), surrogates=0)
         heads = rl.classify_heads(profile)
         entry = found.sel(edit=name)
         assert list(entry.label.values.ravel()) == list(heads["label"])
@@ -112,7 +114,7 @@ def test_labels_are_those_of_a_profile_of_the_edited_model():
         fraction = heads["positional_fraction"].to_numpy()
         ours = entry.positional_fraction.values.ravel()
         np.testing.assert_allclose(ours, fraction, rtol=1e-2, atol=1e-3)
-    profile = rl.profile(model, tokens(), lengths=LENGTHS, surrogates=0)
+    profile = rl.profile(model, rl.Text(tokens(), lengths=LENGTHS), surrogates=0)
     for name in ("inv_freq", "wavelength"):
         np.testing.assert_array_equal(found[name], profile[name])
         assert found[name].dims == profile[name].dims
@@ -132,7 +134,9 @@ def test_labels_of_a_class_are_those_of_its_rows():
 
 def test_loss_by_position_sums_to_the_loss():
     model = tiny("llama_gqa")
-    found = rl.evaluate(model, tokens(), lengths=LENGTHS, edits={"a": "nope"}, measures="loss")
+    found = rl.evaluate(
+        model, rl.Text(tokens(), lengths=LENGTHS), edits={"a": "nope"}, measures="loss"
+    )
     start, stop = found.position_start.values, found.position_stop.values
     assert list(start) == [1, 2, 3, 4, 6, 8, 11, 16, 23, 32]
     assert list(stop) == [*start[1:], 40]
@@ -167,18 +171,18 @@ def silenced() -> tuple[PreTrainedModel, xr.Dataset]:
         "everywhere": "nope",
     }
     options = {"edits": edits, "controls": 8, "measures": ["loss"], "batch_size": 2}
-    return model, rl.evaluate(model, tokens(), documents=torch.arange(4), **options)
+    return model, rl.evaluate(model, rl.Text(tokens(), documents=torch.arange(4)), **options)
 
 
 def test_a_silence_among_edits_is_that_of_its_block(silenced: tuple):
     model, found = silenced
-    block = rl.silence_heads(model, "0.1,1.0", to="mean", tokens=tokens())
+    block = rl.silence_heads(model, "0.1,1.0", to="mean", text=tokens())
     for _ in range(2):
         with block:
             alone = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
         assert (alone["loss"][0] == found["loss"].sel(edit="silent")).all()
     zero, stopped = rl.silence_heads(model, "1.0"), rl.stop_slowest(0.5, heads="1.0,1.3")
-    with block, rl.silence_heads(model, "1.1", to="mean", tokens=tokens()):
+    with block, rl.silence_heads(model, "1.1", to="mean", text=tokens()):
         nested = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
     assert (nested["loss"][0] == found["loss"].sel(edit="means")).all()
     with zero, zero:
@@ -191,7 +195,7 @@ def test_controls_have_as_many_random_other_heads_of_the_same_layers(silenced: t
     of = found["control_of"].values.tolist()
     assert [of.count(n) for n in ("silent", "stopped", "both", "everywhere")] == [8, 3, 2, 0]
     lists = [f"0.{one},1.{other}" for one in (0, 2, 3) for other in (1, 2, 3)]
-    every = {n: rl.silence_heads(model, n, to="mean", tokens=tokens()) for n in lists}
+    every = {n: rl.silence_heads(model, n, to="mean", text=tokens()) for n in lists}
     measured = rl.evaluate(model, tokens(), edits=every, measures="loss", batch_size=2)
     drawn = found["loss"].values[found["control_of"].values == "silent"]
     assert len(np.unique(drawn, axis=0)) == 8
@@ -218,7 +222,7 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
     sweep = rl.truncate(tiny("llama_gqa"), tokens(), keep=[0.5], controls=0, measures="loss")
     assert rl.paired_changes(sweep)["kind"].tolist() == ["none", "slow", "fast"]
     for values in (xr.Dataset(coords={"partner": [0]}), found):
-        with pytest.raises(BadArgument, match="nothing in pairs"):
+        with pytest.raises(BadArgument, match="have no pairs"):
             rl.paired_changes(values, "p-rope")
 
 

@@ -193,9 +193,7 @@ def test_standard_errors_are_those_of_the_jackknife():
     document = np.sort(np.random.default_rng(2).integers(0, 40, size=60))
     found = rl.evaluate(
         tiny("llama_gqa"),
-        tokens(sequences=60),
-        lengths=lengths,
-        documents=torch.from_numpy(document),
+        rl.Text(tokens(sequences=60), lengths=lengths, documents=torch.from_numpy(document)),
         edits={"nope": "nope"},
         measures="loss",
     )
@@ -216,7 +214,7 @@ def test_a_loss_that_is_no_number_is_not_left_out():
         model.model.embed_tokens.weight[95] = torch.nan
     text = tokens().clamp(max=94)
     text[1, 20] = 95
-    found = evaluate(model, tokens=text, measures="loss")
+    found = evaluate(model, text, measures="loss")
     assert found.loss.isnull().values.tolist() == [[False, True, False]]
     assert found.mean_loss.isnull().all()
 
@@ -224,7 +222,7 @@ def test_a_loss_that_is_no_number_is_not_left_out():
 def test_the_first_tokens_error_is_that_of_a_mean():
     """Of sixteen sequences, each a stretch of its own: the first bin has one token of each."""
     text = tokens(sequences=16)
-    one = evaluate(tiny("llama_gqa"), tokens=text, measures="loss").isel(edit=0, position_bin=0)
+    one = evaluate(tiny("llama_gqa"), text, measures="loss").isel(edit=0, position_bin=0)
     with torch.no_grad():
         first = tiny("llama_gqa")(text).logits[:, 0].double().log_softmax(-1)
     loss = -first.gather(1, text[:, 1:2])[:, 0]

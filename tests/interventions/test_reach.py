@@ -16,8 +16,9 @@ import ropelens as rl
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument
 from ropelens.interventions.reach import share_found, two_copies
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.measurement import Measurement
+from ropelens.rotation.probe import RotationProbe
 
 COPIED, TOKENS = 6, torch.arange(40)[None]
 
@@ -36,11 +37,12 @@ def test_a_key_turned_farther_scores_as_in_a_run_at_that_distance(name: str) -> 
     """In layer 0 a token has the same key wherever it stands."""
     model, distance, farther = tiny(name), 7, 12
     live = as_live_model(model)
+    rotation = RotationProbe(live)
     near = two_copies(Measurement.of(model, torch.arange(40)[None]), distance, COPIED, 0)
     far = torch.cat([near[:, : COPIED + 1], near.new_full((1, 5), 7), near[:, COPIED + 1 :]], 1)
 
     def see(call: AttentionCall) -> torch.Tensor:
-        planes, further = live.planes()[call.layer], torch.tensor([distance, farther])
+        planes, further = rotation.planes()[call.layer], torch.tensor([distance, farther])
         call = call.of_heads(torch.arange(call.query.shape[1]))
         return share_found(call, planes, COPIED, distance, further.double())
 

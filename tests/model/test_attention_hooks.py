@@ -29,7 +29,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, eager_atten
 import ropelens as rl
 from ropelens.attention.call import AttentionCall, attention_map, output_residual
 from ropelens.errors import UnsupportedModel
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles import passes
 from ropelens.runtime.progress import Advance, Stage, silent
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.model.as_live_model import as_live_model
 from ropelens.model.bridge import BridgeModel, bridge
-from ropelens.model.live_model import as_live_model
 
 LENGTHS = torch.tensor([40, 23, 31])
 FEW = {"surrogates": 1}  # each is drawn and measured alike
@@ -75,12 +75,12 @@ def assert_same_profile(one: xr.Dataset, other: xr.Dataset) -> None:
 def test_a_bridge_gives_the_profile_of_the_model(name: str, tmp_path: Path):
     model, tokenizer = saved(name, tmp_path)
     model.set_attn_implementation("eager")
-    plain = rl.profile(model, TOKENS, lengths=LENGTHS, tokenizer=tokenizer, **FEW)
+    plain = rl.profile(model, rl.Text(TOKENS, lengths=LENGTHS), tokenizer=tokenizer, **FEW)
     rope = rl.measure_rope(model)
     bridged = bridge(model, tokenizer)  # which changes the model
     assert isinstance(as_live_model(bridged), BridgeModel)
     assert_same_profile(
-        plain, rl.profile(bridged, TOKENS, lengths=LENGTHS, tokenizer=tokenizer, **FEW)
+        plain, rl.profile(bridged, rl.Text(TOKENS, lengths=LENGTHS), tokenizer=tokenizer, **FEW)
     )
     np.testing.assert_allclose(rl.measure_rope(bridged)["inv_freq"], rope["inv_freq"], 1e-6)
 
@@ -112,7 +112,7 @@ def outputs(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             logits[name] = said()
     with (
         rl.edit_rope(model, rl.stop(rl.Fastest(0.5))),
-        rl.silence_heads(model, "0.*", to="mean", tokens=TOKENS),
+        rl.silence_heads(model, "0.*", to="mean", text=TOKENS),
     ):
         logits["both"] = said()
     return logits | {"after": said()}

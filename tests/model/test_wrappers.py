@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.model.live_model import unwrapped
+from ropelens.model.as_live_model import unwrapped
 
 
 def compiled_in_place(model: PreTrainedModel) -> nn.Module:

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
 from ropelens.interventions.truncation_table import MEASURES
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles import measurement
 from ropelens.profiles.measurement import Measurement, chunk_of
 from ropelens.profiles.passes import collect
@@ -44,8 +44,7 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
     with edit, as_live_model(model).observe(see):
         found = rl.profile(
             model,
-            TOKENS,
-            lengths=LENGTHS,
+            rl.Text(TOKENS, lengths=LENGTHS),
             rows=rows,
             surrogates=2,
             batch_size=len(TOKENS),
@@ -84,8 +83,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
         with as_live_model(model).observe(lambda call: sizes.add(call.query.shape[2])):
             return rl.evaluate(
                 model,
-                TOKENS,
-                lengths=LENGTHS,
+                rl.Text(TOKENS, lengths=LENGTHS),
                 edits={
                     "one head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"),
                     "none turns": "nope",
@@ -131,7 +129,7 @@ def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
 
     measured = Measurement.of(live, TOKENS, rows=16, batch_size=len(TOKENS))
     with live.observe(see):
-        collect(measured, live.planes(80))
+        collect(measured, measured.rotation.planes(80))
     assert len(seen[0]) == 4 * 2  # of four chunks
     assert set(held) == {0}
     assert [len(of_layer) for of_layer in rooms.values()] == [1] * len(rooms)

@@ -44,7 +44,7 @@ def test_captures_and_silences_on_cuda_equal_cpu(family: str) -> None:
                 model(tokens.to(device), use_cache=False)
         with (
             rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1")),
-            rl.silence_heads(model, "0.2", to="mean", tokens=tokens),
+            rl.silence_heads(model, "0.2", to="mean", text=tokens),
         ):
             found.append(rl.capture(model, tokens[0], values=True))
     here, there = found

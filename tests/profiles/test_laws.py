@@ -20,13 +20,14 @@ import ropelens as rl
 from ropelens.attention import fast_products
 from ropelens.attention.sums import Sums
 from ropelens.budget.held_out import LayerFit
-from ropelens.model.live_model import as_live_model
-from ropelens.profiles.measurement import Measurement, fingerprint
+from ropelens.model.as_live_model import as_live_model
+from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import summarize
 from ropelens.rope.planes import Planes
-from ropelens.text.corpus import Corpus
+from ropelens.rotation.probe import RotationProbe
 from ropelens.text.rows import sample_rows
+from ropelens.text.text import Text
 
 # sums over sequences
 
@@ -36,7 +37,7 @@ class Fitted:
     """A model's tokens, with all that is known of them before they are summed."""
 
     model: PreTrainedModel
-    text: Corpus
+    text: Text
     planes: list[Planes]
     fits: list[LayerFit]
 
@@ -44,7 +45,7 @@ class Fitted:
         self, part: slice = slice(None), *, width: int | None = None, **options
     ) -> Sums:
         """Sums over some of the sequences, with the fits of all."""
-        text = self.text.part(slice(None), width=width or self.text.tokens.shape[1])
+        text = self.text.part(slice(None), width=width or self.text.ids.shape[1])
         measurement = Measurement(as_live_model(self.model), text, **options)
         chosen = range(*part.indices(len(text)))
         return collect(measurement, self.planes, fits=self.fits, chosen=chosen)
@@ -60,13 +61,13 @@ def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fi
 
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
     planes = planes_of(model, context=int(lengths.max()))
-    measurement = Measurement.of(model, tokens, lengths, sinks=[5])
+    measurement = Measurement.of(model, rl.Text(tokens, lengths=lengths), sinks=[5])
     fits, _ = fit_layers(measurement, planes, surrogates=0)
     return Fitted(model, measurement.text, planes, fits)
 
 
 def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Planes]:
-    return [layer.planes for layer in as_live_model(model).rotations(context)]
+    return RotationProbe(as_live_model(model)).unedited_planes(context)
 
 
 def assert_same(one: Sums, other: Sums, of: Fitted, *, rtol: float) -> None:
@@ -125,7 +126,7 @@ def test_padding_changes_nothing(name: str):
     plain = of.collect()
     assert_same(plain, of.collect(width=30), of, rtol=1e-9)
     again = fitted(model, rubbish[:, :34], lengths)
-    assert fingerprint(of.text) == fingerprint(again.text)
+    assert of.text.fingerprint == again.text.fingerprint
     assert_same(plain, again.collect(), again, rtol=1e-6)
     assert plain.tokens == 57
     assert plain.row_weight.sum() == 54
@@ -208,7 +209,10 @@ def test_sampled_rows_agree_with_all_rows():
     """Over 24 seeds the mean lies within its standard error: no |z| beyond chance."""
     model = tiny("gemma2").double()
     tokens = random_tokens(sequences=4, length=60)
-    of_all, planes = Measurement.of(model, tokens, [60, 44, 60, 23]), planes_of(model)
+    of_all, planes = (
+        Measurement.of(model, rl.Text(tokens, lengths=[60, 44, 60, 23])),
+        planes_of(model),
+    )
 
     def measured(**options: int) -> xr.Dataset:
         return summarize(collect(replace(of_all, **options), planes), planes)

@@ -22,13 +22,14 @@ from ropelens.attention.offset_bins import offset_edges
 from ropelens.attention.variables import Derived, Statistic
 from ropelens.budget.labels import GAINS, attention_budget
 from ropelens.budget.logit import RIDGE
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.induction import REPEATS, repeated_tokens, repeats
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import MEASURES
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import summarize
-from ropelens.text.corpus import Corpus
+from ropelens.rotation.probe import RotationProbe
+from ropelens.text.text import Text
 
 LENGTHS = (40, 23, 31)
 LONG = (150, 97, 128)  # beyond 64, where bins hold several offsets
@@ -56,8 +57,8 @@ def measured(
     model: PreTrainedModel, tokens: torch.Tensor, lengths: tuple[int, ...], **options: int
 ) -> xr.Dataset:
     live = as_live_model(model)
-    planes = [layer.planes for layer in live.rotations()]
-    text = Corpus.of(tokens, torch.tensor(lengths), bos=1, named=NAMED)
+    planes = RotationProbe(live).unedited_planes()
+    text = Text(tokens, torch.tensor(lengths), bos=1, sink_ids=NAMED)
     surrogates, fits = options.pop("surrogates", None), {}
     measurement = Measurement(live, text, **options)
     if surrogates:
@@ -293,7 +294,7 @@ def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name, max_position_embeddings=20)
     begins = torch.ones(1, 20, dtype=torch.long)
     measurement = Measurement.of(model, begins, seed=4)
-    planes = [layer.planes for layer in measurement.live.rotations()]
+    planes = measurement.rotation.unedited_planes()
     scores = repeats(measurement, planes).measure(lambda _: None)
     tokens = repeated_tokens(measurement, 9)
     assert tokens.shape == (REPEATS, 19)
@@ -318,7 +319,7 @@ def test_groups_add_up_to_the_whole():
     model = tiny("llama_gqa")
     lengths = np.random.default_rng(0).integers(4, 16, size=40)
     tokens = random_tokens(sequences=40, length=16)
-    profile = rl.profile(model, tokens, lengths=lengths, batch_size=7, surrogates=0)
+    profile = rl.profile(model, rl.Text(tokens, lengths=lengths), batch_size=7, surrogates=0)
     rows, stretch = profile["group_rows"], np.arange(40) * 16 // 40
     dealt = [(lengths[stretch == group] - 1).sum() for group in range(16)]
     np.testing.assert_array_equal(rows, dealt)
@@ -339,8 +340,7 @@ def test_profile_is_collect_and_summarize_and_says_what_was_run():
     done: list[int] = []
     profile = rl.profile(
         model,
-        tokens,
-        lengths=lengths,
+        rl.Text(tokens, lengths=lengths),
         sinks=NAMED,
         surrogates=1,
         batch_size=2,

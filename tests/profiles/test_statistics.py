@@ -41,8 +41,7 @@ def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int |
     tokens = random_tokens(sequences=3, length=40) % 17
     profile = rl.profile(
         model,
-        tokens,
-        lengths=torch.tensor(LENGTHS),
+        rl.Text(tokens, lengths=torch.tensor(LENGTHS)),
         statistics=[attention_on(WANTED)],
         surrogates=0,
         rows=rows,

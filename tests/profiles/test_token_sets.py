@@ -81,7 +81,7 @@ def test_the_attention_on_them_is_dense_attention(name: str):
         row for what in sets.values() for row in rl.attention_on(tokens, what, Names())
     ]
     measurement = Measurement.of(model, tokens, sinks=[4])
-    planes = measurement.live.planes(40)
+    planes = measurement.rotation.planes(40)
     sums = collect(measurement, planes, statistics=statistics)
     calls, _ = attention_calls(model, tokens[0])
     count = tokens[0].bincount()[tokens].double().log2()

@@ -15,7 +15,7 @@ from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
 import ropelens as rl
 from ropelens.comparison.table import summarize_comparison
 from ropelens.figures.comparison import (
-    PLANES,
+    PLANE_PANELS,
     plane_places,
     plot_comparison_planes,
     plot_copying,
@@ -99,7 +99,7 @@ def test_planes_that_do_not_rotate_are_drawn_where_they_rotate_elsewhere(
     assert turning.tolist() == [True] * 4 + [False] * 4
     figure = plot_comparison_planes(comparison)
     rings = [*figure.select_traces({"name": "does not rotate"})]
-    for (unit, name), ring in zip(PLANES.items(), rings, strict=True):
+    for (unit, name), ring in zip(PLANE_PANELS.items(), rings, strict=True):
         rows = lines(figure, unit.replace("<br>", " "))
         dims = [dim for dim in comparison[name].dims if dim != "frequency"]
         np.testing.assert_array_equal(rows["p-rope:0.5"].x, place)
@@ -173,7 +173,8 @@ def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):
     alike = "no interval, because all pairs show the same change."
     assert (
         "; the 95% interval of the change from rope excludes 0 for nope "
-        f"+0.505 ({bounds}, over 2 pairs of seeds); p-rope:0.5: {alike} Share of needles" in words
+        f"+0.505 ({bounds}, over 2 pairs of seeds); p-rope:0.5: {alike} Share of needles"
+        in words
     )
     assert words.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
     assert "for nope −0.505 (" in repeats([4.5, 5.51], [5.5, 5.51])

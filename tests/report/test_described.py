@@ -12,7 +12,7 @@ import xarray as xr
 from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
-from ropelens.figures.text import in_words, plural, ranges
+from ropelens.figures.formats import in_words, plural, ranges
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report.render import write_sentence
 

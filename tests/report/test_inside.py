@@ -17,11 +17,11 @@ from oracles.tiny import random_tokens, tiny
 from torch import nn
 
 import ropelens as rl
-from ropelens.checkpoints.paths import sample_path
-from ropelens.figures.head import farthest
-from ropelens.figures.text import visible_token
+from ropelens.checkpoints.bundled import sample_path
+from ropelens.figures.formats import visible_token
+from ropelens.figures.head import farthest_distance
 from ropelens.interventions.edit import Edit
-from ropelens.text.documents import prompt_tokens
+from ropelens.text.tokenize import prompt_tokens
 
 LAYER, HEAD = 2, 3
 PROMPTS = ["The old man said that the old man said no.", "One, two, three."]
@@ -41,7 +41,7 @@ def measured() -> Measured:
     text = rl.tokenize(rl.read_documents([sample_path()]), tokenizer, context=64)
     prompts = [prompt_tokens(prompt, tokenizer) for prompt in PROMPTS]
     options = {"tokenizer": tokenizer, "excerpts": prompts, "surrogates": 0}
-    profile = rl.profile(model, text.tokens[:6], **options)
+    profile = rl.profile(model, text.ids[:6], **options)
     profile["excerpt_lead"][1] = np.nan  # as if logits had overflowed
     return Measured(model, tokenizer, profile)
 
@@ -266,9 +266,10 @@ def test_no_key_leaves_a_sliding_window():
     tokens = random_tokens(sequences=2, length=40)
     model = tiny("mistral_sliding")
     profile = rl.profile(model, tokens, excerpts=[tokens[0, :8]], budget=False)
-    assert farthest(profile, 0) == farthest(profile, 1) == model.config.sliding_window - 1
+    window = model.config.sliding_window
+    assert [farthest_distance(profile, layer) for layer in (0, 1)] == [window - 1] * 2
     full = profile.assign(farthest_offset=profile["farthest_offset"] * 0 + 39)
-    assert farthest(full, 0) == 39
+    assert farthest_distance(full, 0) == 39
 
 
 def test_planes_that_do_not_rotate_do_not_count(browser, measured, tmp_path):

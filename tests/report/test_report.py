@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs_version
 from synthetic_profile import synthetic_profile
 
 from ropelens.errors import BadArgument
-from ropelens.figures.text import change_and_interval, signed
+from ropelens.figures.formats import change_and_interval, signed
 from ropelens.report import render, words, write_index, write_report
 from ropelens.report.catalog import PROFILE_FIGURES, draw
 from ropelens.report.payload import build_payload, excerpt_payload
@@ -30,7 +30,7 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
     )
     profile.attrs["documents"] = 7
     path = write_report(profile, tmp_path / "deep" / "page.html", heads=heads)
-    with pytest.raises(BadArgument, match="not about the same model"):
+    with pytest.raises(BadArgument, match="do not describe the same model"):
         write_report(profile, path, heads=heads.assign(label="odd"))
     assert path.stat().st_size < 1.5e6
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]

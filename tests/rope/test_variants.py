@@ -21,9 +21,9 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.variants import VARIANTS, Shape, parse_variant
-from ropelens.rotation.probe import attention_factor
+from ropelens.rotation.probe import RotationProbe
 from ropelens.rotation.variant_config import frequencies
 
 SPELLED = [
@@ -92,7 +92,7 @@ def test_a_variant_replaces_what_the_model_has():
         torch.testing.assert_close(logits(yarn), logits(plain("llama_gqa")), rtol=0, atol=1e-4)
     own = yarn.model.rotary_emb.inv_freq.clone()
     with rl.edit_rope(yarn, "p-rope:0.5"):
-        (planes,) = as_live_model(yarn).planes()[:1]
+        (planes,) = RotationProbe(as_live_model(yarn)).planes()[:1]
     assert torch.equal(planes.inv_freq[:4], own[:4])
     assert not planes.inv_freq[4:].any()
 
@@ -185,7 +185,7 @@ def test_the_attention_factor_of_few_planes():
     model = plain("deepseek_v3")
     for layer in model.model.layers:
         layer.self_attn.kv_b_proj.weight.data *= 9
-    assert attention_factor(as_live_model(model)) == 1.0
+    assert RotationProbe(as_live_model(model)).attention_factor == 1.0
 
 
 def test_a_base_of_every_layer():

@@ -25,16 +25,16 @@ from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_
 
 import ropelens as rl
 from ropelens.errors import UnsupportedModel
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.planes import Planes, probe_positions, read_rotation
-from ropelens.rotation.probe import LayerRotation
+from ropelens.rotation.probe import LayerRotation, RotationProbe
 
 # A row for each thing that dtypes could upset: bases, pairing, rest, direction, NoPE layers.
 ANY_DTYPE = ("gemma3", "gemma4", "glm", "gpt_neox", "deepseek_v3", "nanochat", "smollm3")
 
 
 def layers_of(model: nn.Module, *, context: int | None = None) -> list[LayerRotation]:
-    return as_live_model(model).rotations(context)
+    return RotationProbe(as_live_model(model)).layers(context)
 
 
 def turning(planes: Planes) -> tuple[np.ndarray, np.ndarray]:
@@ -370,7 +370,7 @@ def test_what_is_no_language_model_is_refused():
 def test_a_plane_without_length_is_unseen_not_a_lie(family: str, plane: int) -> None:
     """Pruned heads have such planes: the stated frequency stands, the measured one is NaN."""
     model = tiny(family)
-    known = as_live_model(model).rotations()[0].planes
+    known = RotationProbe(as_live_model(model)).layers()[0].planes
     plane = min(plane, len(known.inv_freq) - 1)
     places = [range(known.head_dim)[part][plane] for part in (known.first, known.second)]
     attention = model.model.layers[0].self_attn
@@ -379,7 +379,7 @@ def test_a_plane_without_length_is_unseen_not_a_lie(family: str, plane: int) -> 
             projection.weight.unflatten(0, (-1, known.head_dim))[:, places] = 0
             if projection.bias is not None:
                 projection.bias.unflatten(0, (-1, known.head_dim))[:, places] = 0
-    layer = as_live_model(model).rotations()[0]
+    layer = RotationProbe(as_live_model(model)).layers()[0]
     assert layer.measured.planes.inv_freq.isnan().nonzero().flatten().tolist() == [plane]
     assert torch.equal(layer.planes.inv_freq, known.inv_freq)
 
@@ -392,7 +392,7 @@ def test_sequences_that_turn_otherwise_alone_are_counted():
         model = tiny(name, max_position_embeddings=16, rope_parameters=rope)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            rl.evaluate(model, tokens, lengths=lengths, edits={}, measures=["loss"])
+            rl.evaluate(model, rl.Text(tokens, lengths=lengths), edits={}, measures=["loss"])
         words = [str(one.message) for one in warned if "the longest (40" in str(one.message)]
         assert [word.startswith(f"{count} of 3 sequences") for word in words] == [True] * (
             count > 0

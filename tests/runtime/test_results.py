@@ -66,7 +66,7 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path) 
         open_results(path, "reach")
     with pytest.raises(BadArgument, match="is no profile"):
         open_results(tmp_path, "profile")
-    with pytest.raises(BadArgument, match=r"nothere is no file or folder\.") as refused:
+    with pytest.raises(BadArgument, match=r"nothere does not exist\.") as refused:
         rl.open(tmp_path / "nothere")
     assert "HDF5" not in str(refused.value)
     (tmp_path / "text").write_text("no numbers")

@@ -18,7 +18,7 @@ import ropelens as rl
 from ropelens.budget import held_out
 from ropelens.model.live_model import LiveModel
 from ropelens.runtime import savepoint as module
-from ropelens.runtime.savepoint import Stage, begin_stage, savepoint
+from ropelens.runtime.savepoint import SavedStage, begin_stage, savepoint
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
 MODEL = tiny_llama(num_hidden_layers=1, num_attention_heads=2).eval()
@@ -101,7 +101,7 @@ def test_a_profile_goes_on(
         resumed = measure(progress=telling(told.append))
     assert ran == [2]
     assert sum(told) == 2 * 24
-    assert capfd.readouterr().err == f"going on from what was measured in {folder}\n"
+    assert capfd.readouterr().err == f"continuing from the saved progress in {folder}\n"
     assert_same(resumed, uninterrupted[measure])
 
 
@@ -148,7 +148,7 @@ def test_what_is_of_no_use_is_removed_with_a_word(
     with savepoint(folder, {"seed": int(how == "another key")}):
         assert begin_stage().state is None
     assert not folder.exists()
-    words = f"of no use here, and removed: what was measured in {folder}\n"
+    words = f"removed the progress in {folder}: it is damaged or from other settings\n"
     assert capfd.readouterr().err == words
 
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_saved_does_not_end_the_measurement(folder: Path) -> None
     folder.write_text("no folder can be made here")
     with savepoint(folder, {}):
         stage = begin_stage()
-        with pytest.warns(UserWarning, match="the measurement so far could not be saved"):
+        with pytest.warns(UserWarning, match="the progress could not be saved"):
             stage.save([1])
         stage.save([2])  # and no second warning
 
@@ -187,8 +187,8 @@ def test_a_state_comes_back_bit_for_bit(folder: Path) -> None:
 def test_ctrl_c_says_how_to_go_on(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match=r"^$"), savepoint(folder, {}):
         raise KeyboardInterrupt
-    Stage(folder / "0").save([1])
-    told = f"^stopped; the same command goes on from {folder}"
+    SavedStage(folder / "0").save([1])
+    told = f"^stopped; the same command continues from {folder}"
     with pytest.raises(KeyboardInterrupt, match=told), savepoint(folder, {}):
         raise KeyboardInterrupt
 

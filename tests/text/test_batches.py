@@ -21,8 +21,8 @@ import ropelens as rl
 from ropelens.attention.call import attention_map
 from ropelens.config_facts import slides
 from ropelens.errors import BadArgument
-from ropelens.model.live_model import as_live_model
-from ropelens.text.batches import split_batch
+from ropelens.model.as_live_model import as_live_model
+from ropelens.text.batches import number_sequences, split_batch
 
 LENGTHS = [40, 23, 31]
 FAMILIES = (
@@ -49,6 +49,13 @@ def left_padded() -> dict[str, Any]:
 def packed_by_position() -> dict[str, Any]:
     place = torch.cat([torch.arange(n) for n in LENGTHS])[None]
     return {"tokens": {"input_ids": torch.cat(SEQUENCES)[None], "position_ids": place}}
+
+
+def text_of(given: dict[str, Any]) -> Any:
+    """A Text of ids with lengths or documents, or the batch as a tokenizer makes it."""
+    given = dict(given)
+    tokens = given.pop("tokens")
+    return rl.Text(tokens, **given) if given else tokens
 
 
 def packed_by_document() -> dict[str, Any]:
@@ -78,7 +85,7 @@ def padded_with_holes_not_counted() -> dict[str, Any]:
 
 @cache
 def alone(name: str) -> xr.Dataset:
-    return rl.profile(tiny(name), **right_padded(), surrogates=0)
+    return rl.profile(tiny(name), text_of(right_padded()), surrogates=0)
 
 
 @pytest.mark.filterwarnings("ignore:in packed rows this model gives")
@@ -90,9 +97,9 @@ def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str) -> None:
     model = tiny(name)
     if held is padded_with_holes_not_counted and slides(as_live_model(model).config, 41):
         with pytest.raises(BadArgument, match="windows of this model count"):
-            rl.profile(model, **held(), surrogates=0)
+            rl.profile(model, text_of(held()), surrogates=0)
         return
-    profile = rl.profile(model, **held(), surrogates=0)
+    profile = rl.profile(model, text_of(held()), surrogates=0)
     for variable in SAME:
         np.testing.assert_allclose(profile[variable], alone(name)[variable], 1e-5, 1e-6)
 
@@ -144,19 +151,23 @@ def test_a_step_on_a_cache_is_seen_as_the_model_does_it(name: str) -> None:
 def test_attention_across_documents_is_measured_where_the_model_has_some() -> None:
     model, packed = tiny("llama_gqa"), packed_by_document()
     with pytest.warns(UserWarning, match="this model gives 4.% of its attention to other"):
-        across = rl.profile(model, **packed, surrogates=0).attrs["attention_across_documents"]
+        across = rl.profile(model, text_of(packed), surrogates=0).attrs[
+            "attention_across_documents"
+        ]
     weights = torch.stack(model(packed["tokens"], output_attentions=True).attentions)
     number = packed["documents"][0]
     others = (weights * (number[:, None] != number)).sum(-1)[..., 1:].mean()
     assert across == pytest.approx(float(others), rel=1e-5)
-    apart = rl.profile(model, **packed_by_position(), surrogates=0)  # transformers keeps them
+    apart = rl.profile(
+        model, text_of(packed_by_position()), surrogates=0
+    )  # transformers keeps them
     assert "attention_across_documents" not in apart.attrs
 
 
 def test_an_analysis_takes_what_a_profile_takes() -> None:
     for held in (left_padded(), packed_by_position(), {"tokens": with_a_hole()}):
         analysis = rl.analyze(tiny("llama_gqa"), held["tokens"], rl.Options(surrogates=0))
-        profile = rl.profile(tiny("llama_gqa"), **held, surrogates=0)
+        profile = rl.profile(tiny("llama_gqa"), text_of(held), surrogates=0)
         for variable in SAME:
             np.testing.assert_array_equal(analysis.profile[variable], profile[variable])
 
@@ -199,10 +210,10 @@ def test_what_was_packed_and_padded_is_cut_again(
     place[0, before : before + total] = torch.cat([torch.arange(n) for n in lengths])
     numbers[0, before : before + total] = torch.repeat_interleave(torch.tensor(lengths))
     encoding = {"input_ids": ids, "attention_mask": mask}
-    tokens, found, hidden, documents, number = split_batch(
-        encoding | ({"position_ids": place} if packed else {}), None if packed else numbers
-    )
-    assert found.tolist() == lengths
+    batch = encoding | ({"position_ids": place} if packed else {}), None if packed else numbers
+    split, (number, *_) = split_batch(*batch), number_sequences(*batch, None)
+    tokens, hidden, documents = split.ids, split.hidden, split.documents
+    assert split.lengths.tolist() == lengths
     assert torch.equal(number, (numbers + (place >= 0)) * mask)
     for n, part in enumerate(parts):
         expected = [token in masked for token in part.tolist()]
@@ -216,20 +227,20 @@ def test_what_was_packed_and_padded_is_cut_again(
 
 def test_what_no_sequence_is_made_of_is_refused() -> None:
     model, ids = tiny("llama_gqa"), torch.randint(3, 96, (2, 30))
-    with pytest.raises(BadArgument, match="lengths are of sequences"):
-        rl.profile(model, {"input_ids": ids}, lengths=[30, 20])
+    with pytest.raises(BadArgument, match="lengths are only for plain token ids"):
+        rl.profile(model, rl.Text({"input_ids": ids}, lengths=[30, 20]))
     with pytest.raises(BadArgument, match="hides every token"):
         rl.profile(model, {"input_ids": ids, "attention_mask": torch.zeros_like(ids)})
     late = {"input_ids": ids, "position_ids": torch.arange(5, 5 + ids.shape[1]).expand_as(ids)}
     rl.evaluate(model, late, measures="loss")
     changing = [families.tiny(f"{name}ForCausalLM") for name in ("Ministral3", "Llama4")]
     for other in (*changing, tiny("llama_longrope"), tiny("llama_dynamic")):
-        with pytest.raises(BadArgument, match="Positions begin at 0 where a model changes"):
+        with pytest.raises(BadArgument, match="Positions must begin at 0 in a model"):
             rl.evaluate(other, late, measures="loss")
     with pytest.raises(BadArgument, match="position_ids must have a number for each"):
         rl.profile(model, {"input_ids": ids, "position_ids": torch.arange(29)[None]})
     for places in (torch.arange(30) * 2, torch.arange(30) // 2, torch.arange(30) / 2):
-        with pytest.raises(BadArgument, match="neither go on by 1 nor begin anew"):
+        with pytest.raises(BadArgument, match="must increase by 1 or begin anew"):
             rl.profile(model, {"input_ids": ids, "position_ids": places.expand(2, -1)})
 
 
@@ -240,13 +251,13 @@ def test_what_would_be_left_out_is_refused(name: str) -> None:
     rl.capture(model, text)
     held = {"inputs_embeds": ids} if name == "inputs_embeds" else {**text, name: ids}
     for measure in (rl.profile, rl.capture, rl.analyze):
-        with pytest.raises(BadArgument, match=rf"on token ids alone.\n.*seen:  {name}\n"):
+        with pytest.raises(BadArgument, match=rf"on token ids only.\n.*seen:  {name}\n"):
             measure(model, held)
 
 
 def test_a_mask_with_a_hole_is_refused_where_no_mask_is_taken() -> None:
     model, held = tiny("llama_gqa"), with_a_hole()
-    with pytest.raises(BadArgument, match="hide no token inside"):
+    with pytest.raises(BadArgument, match="one sequence without hidden tokens"):
         rl.patch_planes(model, held, heads="0.*").__enter__()
 
 
@@ -260,10 +271,10 @@ def test_lengths_of_ids_that_begin_with_padding_are_refused(name: str) -> None:
     ids = pad_sequence(SEQUENCES, batch_first=True, padding_side="left")
     for measure in (rl.profile, rl.truncate):
         with pytest.raises(BadArgument, match="sequence 1 begins with padding"):
-            measure(model, ids, lengths=LENGTHS)
+            measure(model, rl.Text(ids, lengths=LENGTHS))
     begun = torch.cat([torch.zeros_like(ids[:, :1]), ids.flip(1)], 1)  # with an end of a text
     if name != "pad_token_id":
-        rl.profile(model, begun, lengths=[20, 20, 20], surrogates=0)
+        rl.profile(model, rl.Text(begun, lengths=[20, 20, 20]), surrogates=0)
 
 
 @pytest.mark.filterwarnings("ignore:in packed rows this model gives")
@@ -272,8 +283,8 @@ def test_padding_is_no_document() -> None:
     held = {name: torch.nn.functional.pad(x, (0, 9)) for name, x in held.items()}
     model.config.pad_token_id = 0
     with pytest.raises(BadArgument, match="sequence 3 begins with padding"):
-        rl.profile(model, **held)
+        rl.profile(model, text_of(held))
     held["documents"][held["documents"] == 0] = -1
     held["documents"][0, :40] = 0
-    profile = rl.profile(model, **held, surrogates=0)
+    profile = rl.profile(model, text_of(held), surrogates=0)
     np.testing.assert_array_equal(profile["q_norm"], alone("llama_gqa")["q_norm"])

@@ -19,15 +19,9 @@ from transformers import PreTrainedTokenizerFast
 import ropelens as rl
 from ropelens.checkpoints.load import load
 from ropelens.errors import BadArgument, BadText, RopelensError
-from ropelens.text.documents import (
-    Sequences,
-    encode,
-    fingerprint_of,
-    pieces,
-    read_documents,
-    tokenize,
-    warn_beyond,
-)
+from ropelens.text.documents import documents_sha256, read_documents
+from ropelens.text.text import Text
+from ropelens.text.tokenize import encode, pieces, tokenize, warn_beyond
 
 
 def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
@@ -49,8 +43,8 @@ def letters(*, bos: bool = True) -> PreTrainedTokenizerFast:
 WITH_BOS, WITHOUT_BOS = letters(), letters(bos=False)
 
 
-def rows(sequences: Sequences) -> list[list[int]]:
-    pairs = zip(sequences.tokens.tolist(), sequences.lengths.tolist(), strict=True)
+def rows(text: Text) -> list[list[int]]:
+    pairs = zip(text.ids.tolist(), text.lengths.tolist(), strict=True)
     return [row[:length] for row, length in pairs]
 
 
@@ -134,8 +128,8 @@ def test_documents_are_cut_each_with_bos_and_a_padded_tail() -> None:
         [1, *map(ord, "gh")],
         [1, *map(ord, "xy")],
     ]
-    assert cut.tokens.shape == (4, 4)
-    assert cut.tokens[2:, 3].tolist() == [0, 0]
+    assert cut.ids.shape == (4, 4)
+    assert cut.ids[2:, 3].tolist() == [0, 0]
     assert cut.source == "4 of 4 sequences of up to 4 tokens (documents: 2, characters: 10)"
 
 
@@ -178,7 +172,7 @@ def test_a_sample_is_seeded_ordered_and_without_replacement() -> None:
     again = tokenize(text, WITH_BOS, context=3, sequences=10, seed=3)
     other = tokenize(text, WITH_BOS, context=3, sequences=10, seed=4)
     assert rows(again) == rows(some) != rows(other)
-    assert some.fingerprint == everything.fingerprint
+    assert some.documents_sha256 == everything.documents_sha256
     assert some.source.startswith("10 of 30 sequences")
 
 
@@ -209,10 +203,10 @@ def test_documents_are_drawn_from_evenly(sequences: int, seed: int) -> None:
 def test_more_sequences_than_there_are_gives_all_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="all 2 sequences of the text are used: 9 were asked"):
         cut = tokenize(["abcd"], WITH_BOS, context=3, sequences=9)
-    assert len(cut.tokens) == 2
+    assert len(cut.ids) == 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(tokenize(["abcd"], WITH_BOS, context=3, sequences=2).tokens) == 2
+        assert len(tokenize(["abcd"], WITH_BOS, context=3, sequences=2).ids) == 2
 
 
 def test_a_long_document_is_no_news(
@@ -225,8 +219,8 @@ def test_a_long_document_is_no_news(
 
 def test_the_fingerprint_is_of_the_text() -> None:
     cut = tokenize(["née", "b"], WITH_BOS, context=2)
-    assert cut.fingerprint == hashlib.sha256("née\0b".encode()).hexdigest()
-    assert fingerprint_of(["a", "b"]) != fingerprint_of(["ab"])
+    assert cut.documents_sha256 == hashlib.sha256("née\0b".encode()).hexdigest()
+    assert documents_sha256(["a", "b"]) != documents_sha256(["ab"])
 
 
 BAD_CUTS: dict[str, tuple[Callable[[], object], type[RopelensError], str]] = {
@@ -275,7 +269,7 @@ def test_a_context_beyond_the_model_is_a_warning() -> None:
 def test_special_tokens_that_somebody_wrote_are_text() -> None:
     _, tokenizer = load("bundled")
     found = tokenize(["a <s> b </s> c " * 30], tokenizer, context=40)
-    for row, length in zip(found.tokens, found.lengths, strict=True):
+    for row, length in zip(found.ids, found.lengths, strict=True):
         begins = (row[:length] == tokenizer.bos_token_id).nonzero().flatten()
         assert begins.tolist() == [0]
 

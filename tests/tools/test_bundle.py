@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from ropelens.checkpoints.paths import BUNDLED
+from ropelens.checkpoints.bundled import BUNDLED
 from ropelens.errors import BadArgument
 from ropelens.train.data import held_out_sequences
 

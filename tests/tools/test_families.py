@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ropelens.errors import UnsupportedModel
-from ropelens.model.live_model import as_live_model
+from ropelens.model.as_live_model import as_live_model
 
 TABLE = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", families.PAGE.read_text(), re.M))
 

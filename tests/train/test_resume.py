@@ -41,7 +41,7 @@ def test_a_stop_after_any_step(
 def test_what_a_failed_start_wrote_is_not_read(prose: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     (tmp_path / "short.txt").write_text("Too short.")
-    with pytest.raises(BadText, match=r"0 sequences for train\.npy of the 4 that are needed"):
+    with pytest.raises(BadText, match=r"0 sequences for train\.npy, which needs 4"):
         train([tmp_path / "short.txt"], out=out, **OPTIONS)
     with pytest.raises(BadText, match=r"too short at a context of 32[\s\S]*for valid\.npy"):
         train([prose], valid=[tmp_path / "short.txt"], out=out, **OPTIONS)

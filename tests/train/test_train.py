@@ -76,12 +76,12 @@ def test_an_unknown_variant_leaves_nothing(prose: Path, tmp_path: Path) -> None:
 
 
 def test_validation_text_that_is_learnt_from(prose: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadText, match="All of the validation text is also text to learn from"):
+    with pytest.raises(BadText, match="All validation documents are also training"):
         train([prose], valid=[prose], out=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()
     other = tmp_path / "other.txt"
     other.write_text(story(80)[7:])
-    with pytest.warns(UserWarning, match="1 validation documents are also learnt from"):
+    with pytest.warns(UserWarning, match="1 validation documents are also used to train"):
         train([prose], valid=[prose, other], out=tmp_path / "run", **OPTIONS | {"steps": 2})
 
 
@@ -119,7 +119,7 @@ def test_tokens_that_were_made_before(
     prepare_data(tmp_path / "whole", read_texts([prose], [], data=made), Settings(**OPTIONS))
     made = tmp_path / "whole"
     np.save(made / "train.npy", rows[:4, :24])
-    with pytest.raises(BadArgument, match="has a stage that steps of 4 x 32 tokens cannot"):
+    with pytest.raises(BadArgument, match="has a stage that does not fit steps of 4 x 32"):
         train(data=made, out=tmp_path / "third", **options)
 
 

@@ -1,0 +1,52 @@
+"""Short names of models, for folders and results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ropelens.errors import BadArgument
+from ropelens.runtime.folder import file_name
+
+
+def name_checkpoints(models: Sequence[str]) -> dict[str, str]:
+    """Map a short, unique name to each of `models`; each name can be the name of a folder.
+
+    Raises BadArgument if two models have the same name.
+    """
+    places = [Path(name).absolute() for name in models]
+    distinct = len(set(places)) == len(places)
+    names = [file_name(n).strip(".-") for n in short_names(places)] if distinct else []
+    if len(set(names)) < len(places) or not all(names):
+        raise BadArgument(
+            "Two checkpoints have the same name, or a name without letters and digits.",
+            seen=", ".join(models)[:200],
+            hint="names that differ in letters or digits, because each gets a folder",
+        )
+    return dict(zip(names, models, strict=True))
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as make all of them different."""
+    parts = 1
+    names = [folder.name for folder in folders]
+    while len(set(names)) < len(names):
+        parts += 1
+        names = ["/".join(folder.parts[-parts:]) for folder in folders]
+    return names
+
+
+def short_name(name: str) -> str:
+    """The name of a model in results: a Hub id stays, a path becomes the name of its folder.
+
+    For a run or a checkpoint of a study, the names of the folders above follow: "rope seed-0".
+    """
+    place = Path(name)
+    if not name or not place.exists():
+        return name
+    *above, last = (part for part in place.resolve().parts[1:] if part != "history")
+    names = [last]
+    while above and re.fullmatch(r"(seed|step)-\d+", names[0]):
+        names.insert(0, above.pop())
+    return " ".join(names)

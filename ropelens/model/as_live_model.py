@@ -1,0 +1,75 @@
+"""The live model of each kind of model that public functions accept."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ropelens.errors import IN_WORDS, UnsupportedModel, explained
+from ropelens.model.bridge import BridgeModel
+from ropelens.model.live_model import LiveModel
+from ropelens.runtime.devices import devices_of
+
+
+@runtime_checkable
+class Traced(Protocol):
+    """A model of nnsight or nnterp, which contains a module but is not one."""
+
+    _module: nn.Module
+
+
+Model = nn.Module | LiveModel | Traced
+"""Models that public functions accept; see `as_live_model`."""
+IN_WORDS[Model] = (
+    "a loaded model: model, tokenizer = ropelens.load(NAME); or the _module of an nnsight or "
+    "nnterp model"
+)
+
+
+def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
+    """Live model for a transformers model, a wrapper around one, or a `TransformerBridge`.
+
+    Returns a live model unchanged. Raises `UnsupportedModel` for any other module, a model that
+    predicts no tokens, and a device without float64.
+    """
+    if isinstance(model, LiveModel):
+        return model
+    model = unwrapped(model)
+    class_name = type(model).__name__
+    if class_name == "TransformerBridge":
+        return BridgeModel(model, tokenizer)
+    if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
+        raise UnsupportedModel(
+            f"{class_name} is not a model that ropelens can run.",
+            hint="a model from ropelens.load or AutoModelForCausalLM, or a TransformerBridge",
+        )
+    unequal = f"Layers of {class_name} have different numbers of heads."
+    with explained(unequal, error=UnsupportedModel):  # an error of transformers (Dots 3)
+        live = LiveModel(model, tokenizer)
+    for device in devices_of(model):
+        if device.type not in ("cpu", "cuda"):  # others have no float64, meta has no weights
+            raise UnsupportedModel(f"{class_name} is on {device}, where ropelens does not run.")
+    return live
+
+
+def unwrapped(model: nn.Module | Traced) -> nn.Module:
+    """Model inside the wrappers of torch.compile, DataParallel, peft or nnsight.
+
+    Active adapters remain in the model. Raises `UnsupportedModel` for trained prompts.
+    """
+    if not isinstance(model, nn.Module):
+        return unwrapped(model._module)
+    for name in ("_orig_mod", "module"):  # torch.compile; DataParallel and similar wrappers
+        if name in model._modules:
+            return unwrapped(getattr(model, name))
+    if not hasattr(model, "get_base_model"):
+        return model
+    adapters: Any = model.peft_config
+    if any(adapter.is_prompt_learning for adapter in adapters.values()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} puts trained tokens before its input.",
+            hint="pass model.get_base_model(), the model without these tokens",
+        )
+    return unwrapped(model.get_base_model())  # type: ignore[operator]

@@ -1,0 +1,168 @@
+"""The rotations of two implementations of one model, compared plane by plane."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+
+from ropelens.attention.variables import labelled, stack, table
+from ropelens.errors import BadArgument, Positive, public
+from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.rope.planes import Planes, probe_positions
+from ropelens.rotation.probe import read_rotations
+from ropelens.rotation.single_tokens import SingleTokenProbe, probe_single_tokens
+from ropelens.rotation.stated import stated_inv_freq
+
+COMPARED = table("""
+angle (implementation, layer, frequency, position) rad: turned since position 0
+difference (layer, frequency, position) rad: angle between the two implementations
+residual (implementation, layer) 1: change with position beside a rotation
+strength_ratio (layer) 1: size of scores, other to one
+score_difference (layer, frequency) 1: between the plane's parts of scores, relative to them
+""")
+
+
+@public
+def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -> xr.Dataset:
+    """The rotations of two implementations of one model, plane by plane: do they agree?
+
+    `one` and `other` have the same weights. (A bridge changes its model; load the model a
+    second time for it.) Both run sequences of one token at positions 0, 1, 2, 4, 8, ... within
+    `context`, by default the trained context of `one`.
+
+    Returns a dataset over `implementation` ("one", "other"), `layer`, `frequency` (the planes
+    of `one`) and `position`:
+
+    - `angle` (implementation, layer, frequency, position), rad from -pi to pi: rotation of
+      queries and keys since position 0. NaN in planes without length.
+    - `difference` (layer, frequency, position), rad from 0 to pi: between the two angles.
+    - `residual` (implementation, layer): change with position that the angle does not explain
+      (of lengths, of heads or keys with other angles, outside the planes), relative to the
+      mean length. For `other` it includes a different scale of queries.
+    - `strength_ratio` (layer): root mean square of the scores of tokens at one position, of
+      `other` relative to `one` (with the scale and YaRN's attention factor).
+    - `score_difference` (layer, frequency): difference between the contributions of the plane
+      to these scores, each relative to their root mean square. If rows of q and k have another
+      order, only this variable shows it.
+    - attributes `verdict` ("same", "different") and `why`, a sentence.
+
+    The verdict is "same" if angles differ by at most 1e-3 rad plus the rounding of an angle in
+    float32, and the rest by at most 1e-3 (in half precision, by its rounding). Raises
+    `BadArgument` if the shapes of layers or heads differ, and `UnsupportedModel` for an
+    implementation that hides its attention.
+    """
+    lives = [as_live_model(one), as_live_model(other)]
+    positions = probe_positions((context or lives[0].context) - 1)
+    by_layer = [probe_single_tokens(live, positions) for live in lives]
+    probes = [list(layers.values()) for layers in by_layer]
+    shapes = [[tuple(probe.vectors.shape[::2]) for probe in layers] for layers in probes]
+    if shapes[0] != shapes[1]:
+        raise BadArgument(
+            "These are not two implementations of one model.",
+            seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
+        )
+    stated = {layer: stated_inv_freq(lives[0], layer) for layer in by_layer[0]}
+    facts: dict[str, Any] = {"stated": stated, "noise": lives[0].noise}
+    rotations = read_rotations(by_layer[0], positions, **facts)
+    planes = [rotation.planes for rotation in rotations.values()]
+    noise = torch.tensor([live.noise for live in lives])
+    layers = [
+        _compare_layer(*layer, noise=noise) for layer in zip(*probes, planes, strict=True)
+    ]
+    angle, difference, residual, ratio, score_difference = zip(*layers, strict=True)
+    values: dict[str, Any] = {
+        "angle": stack(angle).swapaxes(0, 1),
+        "difference": stack(difference),
+        "residual": stack(residual).T,
+        "strength_ratio": list(map(float, ratio)),
+        "score_difference": stack(score_difference),
+    }
+    coords = {"implementation": ["one", "other"], "position": positions.numpy()}
+    coords |= {"layer": list(by_layer[0])}
+    compared = xr.Dataset(labelled(values, COMPARED), coords=coords)
+    limit = max(1e-3, 16 * float(noise.max()))  # rad of angles, share of lengths
+    reasons = [
+        _describe_difference(compared.isel(layer=[index]), layer_planes, limit)
+        for index, layer_planes in enumerate(planes)
+    ]
+    why = next(filter(None, reasons), "")
+    alike = f"All planes of {len(planes)} layers turn alike: {_largest(compared)}."
+    return compared.assign_attrs(verdict="different" if why else "same", why=why or alike)
+
+
+def _compare_layer(
+    one: SingleTokenProbe,
+    other: SingleTokenProbe,
+    planes: Planes,
+    *,
+    noise: Float[Tensor, " 2"],
+) -> tuple[Tensor, ...]:
+    """Variables of `compare_rope` for one layer, in the order of its docstring."""
+    x = torch.stack([one.vectors, other.vectors])
+    z = torch.complex(x[..., planes.first], x[..., planes.second])
+    turned = (z * z[:, :, :1].conj()).sum(1, keepdim=True).angle()
+    # rotated back by the common angle: a pure rotation leaves no change
+    rotated_back = z * torch.polar(torch.ones_like(turned), -turned)
+    outside = torch.ones(x.shape[-1], dtype=torch.bool)
+    outside[planes.first] = outside[planes.second] = False
+    changes = [(rotated_back - z[:, :, :1]).abs(), (x - x[:, :, :1])[..., outside].abs()]
+    change = torch.cat(changes, dim=-1).square().mean(1).sqrt().amax((1, 2))
+    residual = change / planes.norms(x).square().mean((1, 2, 3)).sqrt()
+    residual[1] += (other.query_scale / one.query_scale - 1).abs().max()
+
+    length, size = z.abs().square().mean((1, 2)), x.square().mean((1, 2, 3))
+    unseen = length.sqrt() <= 32 * (noise * size.sqrt())[:, None]
+    angle = turned[:, 0].masked_fill(unseen[:, None], math.nan).mT
+    difference = (torch.remainder(angle[1] - angle[0] + math.pi, 2 * math.pi) - math.pi).abs()
+
+    scale = torch.tensor([one.scale, other.scale], dtype=torch.float64)
+    tokens, _, kv_heads, _ = one.values.shape
+    query, key = x[:, :, 0].unflatten(1, (tokens, -1)).tensor_split([-kv_heads], dim=2)
+    key = key.repeat_interleave(query.shape[2] // kv_heads, dim=2)
+    products = scale.view(2, 1, 1, 1, 1) * query[:, :, None] * key[:, None]
+    size = products.sum(-1).square().mean((1, 2, 3)).sqrt().clamp(min=1e-30)
+    parts = products[..., planes.first] + products[..., planes.second]
+    score_difference = (parts[0] / size[0] - parts[1] / size[1]).square().mean((0, 1, 2)).sqrt()
+    return angle, difference, residual, size[1] / size[0], score_difference
+
+
+def _describe_difference(compared: xr.Dataset, planes: Planes, limit: float) -> str:
+    """Sentence on how the rotation of one layer differs between two implementations, or ""."""
+    layer = compared.isel(layer=0)
+    inv_freq = planes.inv_freq.nan_to_num(0).abs()[:, None].double().numpy()
+    rounding = 4 * torch.finfo(torch.float32).eps * inv_freq * layer["position"].values
+    residual, ratio = float(layer["residual"].max()), float(layer["strength_ratio"])
+    scores = layer["score_difference"].values
+    if residual > limit:
+        why = f"something else than the angles of planes changes (residual {residual:.2g})"
+    elif (layer["difference"].values[: len(inv_freq)] > limit + rounding).any():
+        why = f"planes turn otherwise: {_largest(compared)}"
+    elif (scores > limit).any():
+        why = (
+            f"planes turn alike, but plane {np.nanargmax(scores)} adds something else to the "
+            "scores, as where rows of q and k are in another order"
+        )
+    elif not abs(ratio - 1) <= limit:
+        why = f"planes turn alike, but scores are {ratio:.4g} times as large"
+    else:
+        return ""
+    return f"Layer {int(layer['layer'])}: {why}."
+
+
+def _largest(compared: xr.Dataset) -> str:
+    """The largest difference in words."""
+    difference = compared["difference"].isel(position=slice(None, None, -1)).fillna(-1)
+    if not difference.size:
+        return "no plane turns"
+    index = difference.argmax(...)  # among equal differences the farthest position
+    largest = difference.isel(index)
+    return (
+        f"the largest difference is {float(largest):.2g} rad (layer {int(largest['layer'])}, "
+        f"plane {int(index['frequency'])}, position {int(largest['position']):,})"
+    )

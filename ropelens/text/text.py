@@ -1,0 +1,287 @@
+"""The text of a measurement: sequences of tokens, and what is known about them before a run.
+
+A sink is a key that takes attention regardless of its content. Some sinks are known by their
+place and token (`known_sinks`). Others are found because they take most of the attention of
+their rows (budget/held_out.py).
+
+Sequences of one document are alike, so intervals that resample single sequences are far too
+narrow. Intervals therefore resample groups of sequences.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ropelens.errors import BadArgument
+from ropelens.intervals import ENOUGH_DOCUMENTS
+from ropelens.text.batches import PackedRow, split_batch
+
+GROUPS = 64  # largest number of groups; neighbouring documents share one if there are more
+BLOCKS = 16  # largest number of stretches of neighbours that a text of few documents forms
+
+SINKS = ("first", "named", "found")
+"""Kinds of sinks, numbered 1, 2, 3 in tables. The models have a weight for each kind."""
+
+LONG = 0.75
+"""Minimum length of a long sequence, as a share of the token-weighted median length."""
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Sequences of token ids, padded on the right.
+
+    Parameters
+    ----------
+    ids : integers [sequence, position]
+        Token ids, or a BatchEncoding. With `documents` [row, position] the ids are packed rows,
+        which are split into one sequence per document.
+    lengths : integers [sequence], optional
+        Number of tokens of each sequence. By default no sequence is padded.
+    documents : integers [sequence] or [row, position], optional
+        Number of the document of each sequence, or of each token of packed rows (negative:
+        padding). Intervals resample documents. Without documents they describe this text only.
+    hidden : booleans [sequence, position], optional
+        Tokens inside a sequence that a mask hides. They are not used as keys, rows or
+        predictions.
+
+    Attributes
+    ----------
+    source : str
+        A sentence about the origin of the text.
+    documents_sha256 : str
+        SHA-256 of the documents that the text was cut from, or "".
+
+    Raises `BadArgument` for values that do not fit each other.
+    """
+
+    ids: Int[Tensor, "sequence position"]
+    lengths: Int[Tensor, " sequence"] = None  # type: ignore[assignment]
+    documents: Int[Tensor, " sequence"] | None = None
+    hidden: Bool[Tensor, "sequence position"] | None = None
+    source: str = field(default="", kw_only=True)
+    documents_sha256: str = field(default="", kw_only=True)
+    packed: PackedRow | None = field(default=None, kw_only=True, repr=False)
+    bos: int | None = field(default=None, kw_only=True, repr=False)
+    sink_ids: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        fields: dict[str, Any] = {name: vars(self)[name] for name in ("lengths", "hidden")}
+        documents = None if self.documents is None else torch.as_tensor(self.documents).long()
+        encoding: Any = self.ids
+        if isinstance(encoding, Mapping) or (documents is not None and documents.ndim == 2):
+            if self.lengths is not None:
+                raise BadArgument(
+                    "lengths are only for plain token ids.",
+                    seen="a BatchEncoding or packed rows",
+                    hint="an attention_mask, or negative documents for padding",
+                )
+            if not isinstance(encoding, Mapping):
+                mask = {} if self.hidden is None else {"attention_mask": ~self.hidden}
+                encoding = {"input_ids": _checked_ids(self.ids), **mask}
+            fields = dict(vars(split_batch(encoding, documents)))
+            documents = fields["documents"]
+        ids = _checked_ids(fields.get("ids", self.ids))
+        lengths, hidden = fields["lengths"], fields["hidden"]
+        fields |= {"ids": ids, "lengths": _checked_lengths(lengths, ids)}
+        fields |= {"documents": documents}
+        for name, shape in (("documents", ids.shape[:1]), ("hidden", ids.shape)):
+            if fields[name] is not None and fields[name].shape != shape:
+                raise BadArgument(
+                    f"{name} must have a value for every "
+                    f"{'sequence' if name == 'documents' else 'token'}.",
+                    seen=f"shape {tuple(fields[name].shape)} for ids {tuple(ids.shape)}",
+                )
+        fields["hidden"] = None if hidden is None or not hidden.any() else hidden
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"<Text of {len(self):,} sequences of up to {self.context:,} tokens>"
+
+    def __getitem__(self, sequences: slice | Sequence[int]) -> Text:
+        """Some of the sequences, as a text by themselves."""
+        return replace(self._select(sequences), packed=None)
+
+    def part(self, sequences: slice | list[int], *, width: int | None = None) -> Text:
+        """Some of the sequences, with the groups, folds and sinks of the whole text.
+
+        The part is as wide as its longest sequence, or `width` positions.
+        """
+        part = self._select(sequences, width)
+        whole = {name: getattr(self, name)[sequences] for name in ("group", "fold", "long")}
+        whole["sinks"] = self.sinks[sequences, :, : part.ids.shape[1]]
+        whole["single_long_sequence"] = self.single_long_sequence
+        vars(part).update(whole)  # instead of the properties of the part by itself
+        return part
+
+    def _select(self, sequences: slice | Sequence[int], width: int | None = None) -> Text:
+        width = int(self.lengths[sequences].max()) if width is None else width
+        return replace(
+            self,
+            ids=self.ids[sequences, :width],
+            lengths=self.lengths[sequences],
+            documents=None if self.documents is None else self.documents[sequences],
+            hidden=None if self.hidden is None else self.hidden[sequences, :width],
+        )
+
+    @property
+    def context(self) -> int:
+        """Number of tokens of the longest sequence."""
+        return int(self.lengths.max())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of the tokens without padding.
+
+        Two texts with equal fingerprints give a model the same tokens.
+        """
+        digest, ids = hashlib.sha256(), self.ids.cpu().where(self.real, -1).numpy()
+        for row, length in zip(ids, self.lengths.tolist(), strict=True):
+            digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    @property
+    def document_count(self) -> int:
+        """Number of different documents; 0 if it is unknown."""
+        return 0 if self.documents is None else len(self.documents.unique())
+
+    # which tokens count
+
+    @cached_property
+    def real(self) -> Bool[Tensor, "sequence position"]:
+        """Tokens that are neither padding nor hidden by a mask."""
+        within = torch.arange(self.ids.shape[1]) < self.lengths[:, None]
+        return within if self.hidden is None else within & ~self.hidden
+
+    @cached_property
+    def predicted(self) -> Bool[Tensor, "sequence position"]:
+        """Real tokens that directly follow a real token."""
+        return self.real & pad(self.real, (1, -1))
+
+    @cached_property
+    def seen_before(self) -> Bool[Tensor, "sequence position"]:
+        """Predicted tokens that occurred earlier in their sequence."""
+        return seen_before(self.ids.cpu().where(self.real, -1)) & self.predicted
+
+    # how sequences are grouped
+
+    @cached_property
+    def group(self) -> Int[Tensor, " sequence"]:
+        """Group of each sequence; the bootstrap resamples groups."""
+        return assign_groups(self.documents, len(self))
+
+    @cached_property
+    def fold(self) -> Int[Tensor, " sequence"]:
+        """Fold (0 or 1) of each sequence: groups alternate, ordered by their longest sequence.
+
+        The models of the budget are fitted to one fold and scored on the other.
+        """
+        count = int(self.group.max()) + 1
+        zeros = self.lengths.new_zeros(count)
+        longest = zeros.scatter_reduce(0, self.group, self.lengths, "amax")
+        fold = torch.zeros(count, dtype=torch.long)
+        fold[longest.argsort(descending=True, stable=True)] = torch.arange(count) % 2
+        return fold[self.group]
+
+    @cached_property
+    def long(self) -> Bool[Tensor, " sequence"]:
+        """Long sequences, to which models are fitted. Short ones have no far offsets."""
+        ordered = self.lengths.sort(descending=True).values
+        half = (2 * ordered.cumsum(0) < ordered.sum()).sum()
+        return self.lengths >= LONG * ordered[half]
+
+    @cached_property
+    def single_long_sequence(self) -> bool:
+        """Whether a fold has no long sequence. Rows are then folded instead of sequences."""
+        return len(self.fold[self.long].unique()) < 2
+
+    @cached_property
+    def sinks(self) -> Int[Tensor, "sequence 1 position"]:
+        """Kind of sink of each key (see `SINKS`); 0 for other keys and padding.
+
+        The token `bos` at the start and the tokens in `sink_ids` are sinks.
+        """
+        sinks = known_sinks(self.ids, bos=self.bos, named=self.sink_ids)
+        return sinks.masked_fill(~self.real[:, None], 0)
+
+
+def _checked_ids(ids: ArrayLike | None) -> Int[Tensor, "sequence position"]:
+    ids = () if ids is None else ids
+    ids = ids if isinstance(ids, Tensor) else torch.tensor(np.asarray(ids))
+    if ids.is_floating_point() or ids.ndim != 2 or not len(ids) or len(ids[0]) < 2:
+        raise BadArgument(
+            "Token ids must be whole numbers [sequence, position], 2 or more per sequence.",
+            seen=f"{ids.dtype} of shape {tuple(ids.shape)}",
+        )
+    return ids.long()
+
+
+def _checked_lengths(
+    lengths: ArrayLike | None, ids: Int[Tensor, "sequence position"]
+) -> Int[Tensor, " sequence"]:
+    if lengths is None:
+        return torch.full(ids.shape[:1], ids.shape[1])
+    lengths = torch.as_tensor(lengths).long().cpu()
+    fits = lengths.shape == ids.shape[:1]
+    if not fits or int(lengths.min()) < 2 or int(lengths.max()) > ids.shape[1]:
+        raise BadArgument(
+            "lengths must state the number of tokens of every sequence, 2 or more.",
+            seen=f"lengths {lengths.tolist()} for ids of shape {tuple(ids.shape)}"[:200],
+        )
+    return lengths
+
+
+def assign_groups(
+    documents: Int[Tensor, " sequence"] | None, sequences: int
+) -> Int[Tensor, " sequence"]:
+    """Group of each sequence: its document if there are 8 documents or more.
+
+    Otherwise a group is a stretch of neighbouring sequences.
+    """
+    if documents is not None and len(documents.unique()) >= ENOUGH_DOCUMENTS:
+        _, rank = torch.unique(documents.cpu(), return_inverse=True)
+        count = int(rank.max()) + 1
+        return rank * min(count, GROUPS) // count
+    blocks = min(sequences, BLOCKS)
+    return torch.arange(sequences) * blocks // sequences
+
+
+def seen_before(tokens: Int[Tensor, "sequence position"]) -> Bool[Tensor, "sequence position"]:
+    """Tokens that occurred earlier in their sequence."""
+    ordered, order = tokens.sort(dim=1, stable=True)
+    again = torch.zeros_like(ordered, dtype=torch.bool)
+    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    return torch.zeros_like(again).scatter_(1, order, again)
+
+
+def known_sinks(
+    ids: Int[Tensor, "sequence position"], *, bos: int | None, named: Iterable[int] = ()
+) -> Int[Tensor, "sequence 1 position"]:
+    """Kind of sink of each key by its place and token (see `SINKS`), or 0.
+
+    The first kind includes position 0. If all of several sequences begin with the same token,
+    every copy of this token is included too. A single sequence begins with such a token if the
+    token is `bos`.
+    """
+    ids = ids.cpu()
+    kinds = torch.isin(ids, torch.tensor(list(named), dtype=ids.dtype)).long()
+    kinds *= 1 + SINKS.index("named")
+    first, begins = 1 + SINKS.index("first"), ids[:, 0]
+    if (begins == begins[0]).all() and (len(begins) > 1 or int(begins[0]) == bos):
+        kinds[ids == begins[0]] = first
+    kinds[:, 0] = first
+    return kinds[:, None]
