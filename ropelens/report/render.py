@@ -27,7 +27,7 @@ PLOTLY = "plotly/plotly-cartesian.min.js"
 
 @functools.cache
 def environment(folder: str = "") -> jinja2.Environment:
-    """Environment of the page templates, which escape values, or of plain text in `folder`."""
+    """Environment of page templates with escapes, or of plain-text templates in `folder`."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES / folder),
         autoescape=not folder,

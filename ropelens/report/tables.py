@@ -39,7 +39,7 @@ class Column:
 
 
 WRITTEN: dict[str, Write] = {"short": short_count, "mean": mean_count, "text": str}
-"""Formats of templates/words.toml besides those of Python such as ".2f"."""
+"""Formats of templates/words.toml that are not format codes of Python."""
 
 
 def columns_of(table: str) -> tuple[Column, ...]:
