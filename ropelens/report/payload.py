@@ -27,6 +27,9 @@ PLANE_ARRAYS = (
     *("selectivity_keys", "selectivity_sink"),
     *("q_norm", "q_coherence", "k_norm", "k_coherence"),
 )
+FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
+LARGEST_MISS = 0.01  # largest accepted error of an attention weight that the script computes
+STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
 
 
 def build_payload(
@@ -50,7 +53,6 @@ def build_payload(
             farthest_distance(profile, layer) for layer in range(profile.sizes["layer"])
         ],
         "templates": page_templates(),
-        "beside": None,
     }
     more: dict[str, np.ndarray] = {}
     if truncation is not None:
@@ -172,14 +174,6 @@ def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[i
         next((i for i, text in enumerate(known) if text & texts(tokens)), -1)
         for tokens in shown
     ]
-
-
-FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
-
-LARGEST_MISS = 0.01
-"""Largest accepted error of an attention weight that the script computes."""
-
-STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
 
 
 def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:

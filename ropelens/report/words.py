@@ -28,6 +28,11 @@ from ropelens.report.render import write_sentence, write_sentences
 Record = dict[str, Any]  # the numbers of a sentence
 
 CHANCE = 1 / NEEDLES  # share of needles found by a guess among the values in the prompt
+DOUBT = 0.8  # other text may change a label with a lower confidence
+FREE = 0.01  # nats/token: a step is called free if its interval ends below this
+END_NAMES = {"slow": "slowest", "fast": "fastest"}
+CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
+"""The kind of random sets that an entry is compared with."""
 
 
 @public
@@ -51,8 +56,6 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
 
 
 # ---- a profile and its heads
-
-DOUBT = 0.8  # other text may change a label with a lower confidence
 
 
 def heads_sentences(heads: pd.DataFrame) -> list[str]:
@@ -149,12 +152,6 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
 
 
 # ---- a sweep
-
-FREE = 0.01  # nats/token: a step is called free if its interval ends below this
-
-END_NAMES = {"slow": "slowest", "fast": "fastest"}
-CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
-"""The kind of random sets that an entry is compared with."""
 
 
 def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> list[str]:

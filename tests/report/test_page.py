@@ -42,8 +42,6 @@ POINT = """([name, x, y]) => {
   const box = document.getElementById(name).getBoundingClientRect();
   return [box.left + xaxis._offset + xaxis.d2p(x), box.top + yaxis._offset + yaxis.d2p(y)];
 }"""
-
-
 NORMS = "Array.from(document.getElementById('plot-norms')._fullData[0].z, (z) => Array.from(z))"
 
 
