@@ -296,9 +296,9 @@ def try_model(model: PreTrainedModel) -> tuple[str, str]:
 
 def special(call: AttentionCall) -> Iterator[str]:
     """Features of a call other than causal attention to all earlier keys."""
-    if call.interval is None:
+    if call.visibility.mask is not None:
         yield "sparse mask"
-    elif bool((call.interval > 0).any()):
+    elif bool((call.visibility.first > 0).any()):
         yield "window"
     if call.softcap is not None:
         yield "soft-cap"

@@ -15,16 +15,10 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.attention.attention_change import attention_change
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.offset_bins import sum_bins
-from ropelens.attention.sums import (
-    Sums,
-    attention_change,
-    by_group,
-    by_layer,
-    mean_loss,
-    no_sums,
-)
+from ropelens.attention.sums import Sums, by_group, by_layer, mean_loss, no_sums
 from ropelens.attention.variables import labelled
 from ropelens.budget.held_out import LayerFit
 from ropelens.budget.labels import label_heads

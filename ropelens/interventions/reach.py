@@ -213,7 +213,7 @@ def share_found(
     row = torch.arange(length - copied, length - 1)
     right = (row - distance + 1).to(call.key.device)
     query, key = call.query[0][:, row].float() * call.scale, call.key[0].float()
-    seen = call.seen_by(row)[0].to(key.device).clone()
+    seen = call.visibility.at(row[None]).sees()[0].to(key.device)
     visible = seen.gather(1, right[:, None])[:, 0]
     seen[:, 0] = False
     seen[torch.arange(len(row)), row] = False

@@ -12,7 +12,7 @@ from torch import Tensor
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.errors import BadArgument
 from ropelens.model import attention_hooks
-from ropelens.model.attention_hooks import Side
+from ropelens.model.attention_hooks import AttentionInput
 from ropelens.model.live_model import LiveModel
 from ropelens.text.text import Text
 
@@ -82,10 +82,12 @@ def value_of(live: LiveModel, text: Text, number: Number) -> Float[Tensor, "*axi
 
 def scale_queries(
     chosen: Bool[Tensor, "layer head"], size: Float[Tensor, ""]
-) -> attention_hooks.Patch:
+) -> attention_hooks.InputPatch:
     """A patch that multiplies the queries of chosen heads; by 1 it changes no bit."""
 
-    def scale(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
+    def scale(
+        layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
+    ) -> Tensor:
         if side != "query":
             return x
         return x * torch.where(chosen[layer], size, 1.0)[:, None, None].to(x)

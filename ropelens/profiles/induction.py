@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ropelens.attention.block import SampledCall
 from ropelens.attention.call import AttentionCall
+from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import by_layer, sum_attention
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import Measurement
@@ -70,7 +70,8 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
 
         def see(call: AttentionCall) -> None:
             sums = sum_attention(SampledCall(call, rows, planes[call.layer]), by_offset)
-            seen = call.seen_by(second[0]).cpu()[:, torch.arange(length), second[0] - length]
+            seen = call.visibility.at(second[:1]).sees().cpu()
+            seen = seen[:, torch.arange(length), second[0] - length]
             mass[call.layer] = sums["offset_mass"].masked_fill(~seen.any(), torch.nan)
 
         forget_length(live)

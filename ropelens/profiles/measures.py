@@ -9,7 +9,6 @@ import xarray as xr
 
 from ropelens.attention import formulas
 from ropelens.attention.variables import Derived, Fitted, Statistic, Variable, table
-from ropelens.budget.labels import GAINS
 from ropelens.errors import BadArgument
 
 BY_HEAD = ("layer", "head")
@@ -32,10 +31,10 @@ MEASURES: tuple[Variable, ...] = (
         over="tokens", values=formulas.v_norm),
     Statistic("q_still", dims=BY_COORDINATE, units="model units",
         long_name="mean query without rotation",
-        over="tokens", saved=False, values=lambda call: call.q_still),
+        over="tokens", saved=False, values=formulas.q_still),
     Statistic("k_still", dims=BY_KEY_COORDINATE, units="model units",
         long_name="mean key without rotation",
-        over="tokens", saved=False, values=lambda call: call.k_still),
+        over="tokens", saved=False, values=formulas.k_still),
     Derived("q_coherence", dims=BY_PLANE, units="1",
         long_name="length of the mean unrotated query, divided by q_norm",
         value=formulas.q_coherence),
@@ -55,10 +54,10 @@ MEASURES: tuple[Variable, ...] = (
         value=formulas.predicted_kernel),
     Statistic("offset_mass", dims=BY_OFFSET, units="1",
         long_name="mean attention on keys at the bin's offsets",
-        over="offsets", values=lambda block: block.attention),
+        over="offsets", values=formulas.offset_mass),
     Derived("offset_share", dims=("layer", "offset_bin"), units="1",
         long_name="share of rows that see the bin's first offset",
-        value=lambda layer: layer.offset_share),
+        value=formulas.offset_share),
     *table("""
 kernel (layer, head, offset_bin) 1: fitted weight of one offset of the bin
 offset (layer, head) token: offset with the most weight in the kernel
@@ -86,23 +85,23 @@ interaction_bits (layer, head) bit: part of total_bits that only both together e
         saved=False, values=formulas.entropy),
     Derived("entropy_bits", dims=BY_HEAD, units="bit",
         long_name="mean entropy of the attention",
-        column="score", value=lambda layer: layer["entropy"] * formulas.BITS),
+        column="score", value=formulas.entropy_bits),
     Statistic("learned_sink_mass", dims=BY_HEAD, units="1",
         long_name="mean attention on a sink logit, which is not a key",
         values=formulas.learned_sink_mass),
     Derived("group_rows", dims=("group",), units="1",
         long_name="rows of the group of sequences",
-        value=lambda layer: layer.whole.row_weight.sum(1)),
+        value=formulas.group_rows),
     Derived("group_loss", dims=("group",), units="nat/token",
         long_name="mean loss of the predicted tokens of the group",
-        value=lambda layer: layer.whole.group_loss / layer.whole.group_predicted),
+        value=formulas.group_loss),
     Derived("group_predicted", dims=("group",), units="token",
         long_name="predicted tokens of the group",
-        value=lambda layer: layer.whole.group_predicted),
+        value=formulas.group_predicted),
     Fitted("group_scored", dims=("group",), units="1",
         long_name="rows of the group on which the fits are scored"),
     *(Fitted(f"group_{name}", dims=("group", *BY_HEAD), units="bit",
-        long_name=f"{meaning}, within the group") for name, meaning in GAINS.items()),
+        long_name=f"{meaning}, within the group") for name, meaning in formulas.GAINS.items()),
     *table("""
 surrogate_offset_fraction (draw, layer, head) 1: share the offset explains; draw 0: the model
 surrogate_log_wavelength (draw, layer, head) ln(token): mean log wavelength; draw 0: the model

@@ -11,11 +11,11 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ropelens.attention.offset_bins import describe_kernel, offset_edges, sum_bins
+from ropelens.attention.formulas import attention_budget, describe_kernel
+from ropelens.attention.offset_bins import offset_edges, sum_bins
 from ropelens.attention.sums import LayerMeans, Sums
 from ropelens.attention.variables import Derived, Statistic, labelled, stack
 from ropelens.budget.held_out import LayerFit
-from ropelens.budget.labels import attention_budget
 from ropelens.budget.logit import SCORES, gains
 from ropelens.profiles.measures import AXES, MEASURES
 from ropelens.rope.planes import Planes
@@ -67,7 +67,7 @@ def _values(row: Statistic | Derived, layers: Sequence[LayerMeans]) -> np.ndarra
         values = np.moveaxis(stack(map(row.value, layers)), 0, dims.index("layer"))
     else:
         values = row.value(layers[0]).numpy()
-    has_rows = layers[0].whole.row_weight.sum(1).numpy() > 0
+    has_rows = layers[0].total.row_weight.sum(1).numpy() > 0
     return values[has_rows] if dims[0] == "group" else values
 
 
@@ -114,7 +114,9 @@ def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
         **{f"{name}_bits": values for name, values in bits.items()},
         **{name: stack(kernel[name] for kernel in kernels) for name in kernels[0]},
         "found_sink": stack(
-            torch.where(fit.found.any(-1), fit.found.int().argmax(-1).double(), torch.nan)
+            torch.where(
+                fit.found_sinks.any(-1), fit.found_sinks.int().argmax(-1).double(), torch.nan
+            )
             for fit in of_layers
         ),
         "group_scored": rows[rows > 0].numpy(),

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.attention.block import Block, SampledCall
+from ropelens.attention.block import Block
+from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import LayerMeans
 from ropelens.attention.variables import Statistic
 from ropelens.errors import BadArgument, public
@@ -117,7 +118,7 @@ def shares_of(
         """Which shown tokens of a batch are such, and the weight of each as a control."""
         given, hidden = of.tokens.contiguous(), of.rows.hidden
         if hidden is not None:
-            given = given.masked_fill(hidden[:, of.places.cpu()].to(given.device), -1)
+            given = given.masked_fill(hidden[:, of.key_position.cpu()].to(given.device), -1)
         if not read or not torch.equal(read[0][0], given):
             on = places_of(given, ids, after=after) & (given >= 0)
             at = torch.searchsorted(kinds.to(given.device), given).clamp(max=len(kinds) - 1)
@@ -126,11 +127,10 @@ def shares_of(
         return read[0][1], read[0][2]
 
     def share(block: Block, *, control: bool) -> Float[Tensor, "batch kv_head group row 4"]:
-        here = slice(block.keys.start, block.keys.stop)
-        on, beside = (x[:, here].to(block.q) for x in places(block.of_call))
+        on, beside = (x[:, block.columns].to(block.q) for x in places(block.sampled))
         apart = block.q.new_ones(*block.q.shape[:3], 1, on.shape[1])
         apart[..., block.sinks] = (block.sink_kind == 0).to(apart)
-        seen = block.seen[:, None, None]
+        seen = block.visible[:, None, None]
         on, beside = (x[:, None, None, None] * apart for x in (on, beside))
         count, others = ((x * seen).sum(-1) for x in (on, beside))
         one, number = (beside, others) if control else (on, count)

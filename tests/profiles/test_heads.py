@@ -14,7 +14,8 @@ from oracles.tiny import random_tokens, tiny
 from scipy import stats
 
 import ropelens as rl
-from ropelens.budget.labels import GAINS, Thresholds, attention_budget
+from ropelens.attention.formulas import GAINS, attention_budget
+from ropelens.budget.labels import Thresholds
 from ropelens.claims.heads import classify_heads
 from ropelens.profiles.heads import resample_labels
 from ropelens.profiles.measures import columns
