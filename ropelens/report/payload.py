@@ -84,7 +84,7 @@ def model_payload(
         "columns": {name: packed(numbers(heads, name)) for name in names},
         "shares": packed(bit_shares(heads)),
         **excerpt_payload(profile),
-        "arrays": head_arrays(profile),
+        "arrays": packed_head_arrays(profile),
         "figures": {row.name: _on_page(row, fig, profile) for row, fig in figures.items()},
     }
 
@@ -101,7 +101,7 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
     return bare(figure, **(layout | row.layout))
 
 
-def head_arrays(profile: xr.Dataset) -> dict[str, dict]:
+def packed_head_arrays(profile: xr.Dataset) -> dict[str, dict]:
     """Arrays of all heads by name."""
     arrays = {}
     for name in PLANE_ARRAYS:
