@@ -242,7 +242,7 @@ def test_the_claim_holds_of_a_real_checkpoint_on_real_stories(
     assert claim["rank_correlation"] == pytest.approx(-0.65, abs=0.1)
     assert claim["null_median"] == pytest.approx(0.35, abs=0.15)
     assert (claim["null_draws"], claim["verdict"]) == (40, "holds")
-    assert " holds here: " in record["findings"][0]
+    assert " holds here. " in record["findings"][0]
     assert len(pd.read_csv(tmp_path / "out" / "heads.csv")) == 40
 
 
