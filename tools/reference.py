@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ropelens.attention.variables import Derived, Statistic, Variable
+from ropelens.attention.variables import Derived, Fitted, Statistic, Variable
 from ropelens.profiles.measures import MEASURES
 
 PAGE = Path("docs/measures.md")
-REPEATED = ("induction", "trial_induction", "duplicate_token")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 
 
@@ -38,7 +37,7 @@ def source(row: Variable) -> str:
         return "mean over tokens" if row.over == "tokens" else "mean over rows"
     if isinstance(row, Derived):
         return "other sums"
-    return "repeated tokens" if row.name in REPEATED else "fitted models"
+    return "fitted models" if isinstance(row, Fitted) else "repeated tokens"
 
 
 def main() -> None:

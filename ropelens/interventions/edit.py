@@ -69,7 +69,9 @@ PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]
 @public
 def stop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
     """The planes stop rotating: they add the same amount to a score at every distance."""
-    return Edit(select, lambda layer: PlaneChange(torch.zeros_like(layer.planes.inv_freq)), heads)
+    return Edit(
+        select, lambda layer: PlaneChange(torch.zeros_like(layer.planes.inv_freq)), heads
+    )
 
 
 @public
@@ -77,7 +79,8 @@ def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS) -> Edit:
     """Stop the slowest `fraction` of the planes: p-RoPE with p = 1 - fraction.
 
     With all heads, a model of `rope_type` "default" then equals the model that transformers
-    loads from the same weights as "proportional" with p (Barbero et al. 2024, arXiv 2410.06205).
+    loads from the same weights as "proportional" with p (Barbero et al. 2024, arXiv
+    2410.06205).
     """
     return stop(Slowest(fraction), heads=heads)
 
