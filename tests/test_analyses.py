@@ -174,8 +174,8 @@ def test_the_interval_covers_draws_and_documents() -> None:
         for interval in causal.changes_beyond(random, silent, 1.0):
             assert interval == pytest.approx(wanted)
     both = losses_of(changes + changes[:, None])
-    whole = causal.changes_beyond(both, silent, 1.0)[0]
-    assert whole[2] - whole[1] == pytest.approx(math.sqrt(2) * (wanted[2] - wanted[1]))
+    interval = causal.changes_beyond(both, silent, 1.0)[0]
+    assert interval[2] - interval[1] == pytest.approx(math.sqrt(2) * (wanted[2] - wanted[1]))
     all_drawn = causal.changes_beyond(both, silent, 0.0)[0]
     assert all_drawn[2] - all_drawn[1] == pytest.approx(wanted[2] - wanted[1])
 
