@@ -30,7 +30,7 @@ VERDICTS = {  # colours of Okabe and Ito; the symbols also differ in shape
 }
 TITLES = (
     "Verdicts on 20 published claims",
-    "Heads that go by position use short<br>wavelengths: rank correlation",
+    "Positional heads use short<br>wavelengths: rank correlation ρ",
 )
 
 
