@@ -1,4 +1,4 @@
-"""Profiles survive being written and read; what is no profile is refused."""
+"""Saved profiles are read back unchanged, and other files are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def profile() -> xr.Dataset:
     return made.assign_attrs(kind="profile")
 
 
-def test_texts_that_netcdf_cannot_hold_are_told_in_another_way(
+def test_characters_that_netcdf_cannot_store_are_replaced(
     profile: xr.Dataset, tmp_path: Path
 ) -> None:
     names = ["a\0b", "\0", "😀", "", "<b>", *"cdefghijklm"]
@@ -155,7 +155,7 @@ OWN = "<!doctype html>\n<title>model · ropelens</title>"
         ({"run.json": '{"kind": "truncation"}', "index.html": "of an earlier version"}, None),
     ],
 )
-def test_what_others_wrote_is_not_written_over(
+def test_files_of_others_are_not_overwritten(
     tmp_path: Path, files: dict[str, str], lost: str | None
 ) -> None:
     for name, text in files.items():
@@ -168,13 +168,13 @@ def test_what_others_wrote_is_not_written_over(
 
 
 def test_a_pipe_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "run.json")  # which never ends
+    os.mkfifo(tmp_path / "run.json")  # reading it would never end
     assert read_record(tmp_path) == {}
     with pytest.raises(BadArgument, match=r"holds run\.json"):
         check_out(tmp_path, "analysis")
 
 
-def test_names_that_a_spreadsheet_would_run_are_texts(tmp_path: Path) -> None:
+def test_names_that_look_like_formulas_stay_texts(tmp_path: Path) -> None:
     names = ["=HYPERLINK(0)", "+1", "-1", "@SUM(1)", "\tx", "a=b", "bundled:rope"]
     table = pd.DataFrame({"entry": names, "loss": [-1.0] * len(names)})
     record, results = {"kind": "comparison"}, {"comparison.csv": table}
