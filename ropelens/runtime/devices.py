@@ -31,7 +31,7 @@ def device_named(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    what = f"There is no device {name!r} that works here."
+    what = f"The device {name!r} does not exist or does not work."
     with explained(what, "auto, cpu, cuda, or a number as in cuda:1", error=BadArgument):
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float64, device=device).item()  # sums need float64

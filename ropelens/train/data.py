@@ -86,7 +86,7 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Do
     """
     documents, held_out = read_documents(text), read_documents(valid)
     if not documents and not (data / DATA).exists():
-        raise BadText("There is no text to train on.", hint="--text FILE")
+        raise BadText("Text to train on is missing.", hint="--text FILE")
     shared = len(set(documents) & set(held_out))
     if held_out and shared == len(set(held_out)):
         raise BadText(

@@ -40,7 +40,7 @@ def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def write_bundled(file: Path, *, permutations: int = 1, kind: str = "F32") -> None:
-    """Write the bundled checkpoint as a GGUF file, with the rows permuted so many times."""
+    """Write the bundled checkpoint as a GGUF file, with permuted rows."""
     quantized = gguf.GGMLQuantizationType[kind]
     config = LlamaConfig.from_pretrained(bundled_path())
     model = LlamaForCausalLM.from_pretrained(bundled_path(), dtype=torch.float32)

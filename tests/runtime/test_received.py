@@ -1,4 +1,4 @@
-"""Folders from other people: their contents cannot change files outside the folder."""
+"""A folder of results from other people cannot change files outside the folder."""
 
 from __future__ import annotations
 

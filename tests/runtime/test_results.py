@@ -62,22 +62,22 @@ def test_every_number_and_type_is_kept(profile: xr.Dataset, tmp_path: Path) -> N
 def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path) -> None:
     path = save(profile, tmp_path / "profile.nc")
     xr.testing.assert_identical(open_results(path), profile)
-    with pytest.raises(BadArgument, match=r"is no reach[^$]*its kind is profile"):
+    with pytest.raises(BadArgument, match=r"is not a reach[^$]*its kind is profile"):
         open_results(path, "reach")
-    with pytest.raises(BadArgument, match="is no profile"):
+    with pytest.raises(BadArgument, match="is not a profile"):
         open_results(tmp_path, "profile")
     with pytest.raises(BadArgument, match=r"nothere does not exist\.") as refused:
         rl.open(tmp_path / "nothere")
     assert "HDF5" not in str(refused.value)
     (tmp_path / "text").write_text("no numbers")
-    with pytest.raises(BadArgument, match=r"text is no netCDF file") as refused:
+    with pytest.raises(BadArgument, match=r"text is not a netCDF file") as refused:
         rl.open(tmp_path / "text")
     assert "HDF5" not in str(refused.value)
     whole = xr.load_dataset(path, engine="h5netcdf")
     content = path.read_bytes()
     for part in (0, len(content) // 2):
         path.write_bytes(content[:part])
-        with pytest.raises(BadArgument, match="is no profile"):
+        with pytest.raises(BadArgument, match="is not a profile"):
             open_results(path, "profile")
     whole.drop_vars("q_norm").to_netcdf(path, engine="h5netcdf")
     with pytest.raises(BadArgument, match="it lacks q_norm"):

@@ -68,7 +68,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def stop_at(tokens: int) -> Callable[[int], None]:
-    """A progress function that ends the run after so many tokens."""
+    """A progress function that ends the run after `tokens` tokens."""
     done: list[int] = []
 
     def progress(more: int) -> None:

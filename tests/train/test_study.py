@@ -125,7 +125,7 @@ def test_a_study_and_a_run_do_not_share_a_folder(study: Path, story: Path) -> No
         (None, r"none\.toml is not a study"),
         ("variants = [", "is not a study"),
         ("variants = []", "it has no run"),
-        ('variants = ["rope"]', "There is no text to train on"),
+        ('variants = ["rope"]', "Text to train on is missing"),
         (
             'variants = ["rope"]\nlearning_rate = nan',
             r"rate must be .*\s+seen:  float nan",

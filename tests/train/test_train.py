@@ -109,7 +109,7 @@ def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert history == [f"step-{step:06}" for step in (1, 2, 3, 4, 6)]
     with pytest.raises(BadArgument, match="context: 32, now 16"):
         train(data=made, out=tmp_path / "other", **options | {"context": 16})
-    with pytest.raises(BadText, match="There is no text to train on"):
+    with pytest.raises(BadText, match="Text to train on is missing"):
         train(data=tmp_path, out=tmp_path / "third", **options)
     (made / "tokenizer.json").write_bytes(b"{")
     with pytest.raises(BadArgument, match=r"tokenizer_sha256: .*, now"):
