@@ -79,7 +79,6 @@ def explain_full_memory(what: str, *, seen: str, hint: str) -> Iterator[None]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of memory that are free on the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available

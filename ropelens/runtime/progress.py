@@ -45,10 +45,7 @@ class Stage:
     seconds: float = 0.0
 
     def rate(self, stages: tuple[Stage, ...]) -> float:
-        """Seconds per unit, from this stage and the begun stages, if possible of its unit.
-
-        NaN before any stage has begun.
-        """
+        """Seconds per unit, by the pace of all begun stages with this unit; NaN before."""
         begun = [stage for stage in stages if stage.measured]
         alike = [stage for stage in begun if stage.unit == self.unit] or begun
         units = sum(stage.cost * stage.measured for stage in alike) or math.nan

@@ -40,7 +40,6 @@ Documents = tuple[list[str], list[str]]
 
 
 def log_line(line: str) -> None:
-    """Print one line on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -51,7 +50,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON as `write_whole` does."""
     write_whole(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
@@ -202,7 +200,6 @@ def sequences_of(
 
 
 def copy_tokenizer(data: Path, folder: Path) -> None:
-    """Copy the tokenizer to the folder of a model."""
     for name in TOKENIZER:
         shutil.copyfile(data / name, folder / name)
 

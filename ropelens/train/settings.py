@@ -120,7 +120,6 @@ class Settings(Checked):
 
     @property
     def shape(self) -> Size:
-        """The size of the model as numbers."""
         return get_size(self.size)
 
     @property
@@ -134,7 +133,6 @@ class Settings(Checked):
 
     @property
     def peak_rate(self) -> float:
-        """Peak of the learning rate."""
         return self.shape.learning_rate if self.learning_rate is None else self.learning_rate
 
     @property
