@@ -1,19 +1,20 @@
-"""Are the labels true of what the model does? Silence heads of a kind, and look at the loss.
+"""Do labels describe the use of heads? Silence heads of a kind, and measure the loss.
 
-Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205). The paper says what
-heads of either kind are for, and silences none.
+Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205). The paper describes
+the use of both kinds of heads but silences no heads.
 
 Method: a ninth of all heads output their mean over the text (Wang et al. 2023, arXiv
-2211.00593): those that go most by position, or most by content, at most half of a layer. As
-many random other heads of each layer are silenced for comparison, in up to eight draws.
+2211.00593): the heads that choose most by position, or most by content, at most half of each
+layer. For comparison, random other heads of the same layers are silenced, in up to eight draws.
 Intervals cover the documents and the draws. Then planes of the most positional heads stop: the
 strongest planes of each head, with about half of its push toward keys, or all its other planes.
-Last, heads with half of their attention or more on the previous token are silenced while random
-tokens are repeated: induction heads are built on them (Olsson et al. 2022, arXiv 2209.11895).
+Last, heads with at least half of their attention on the previous token are silenced while
+random tokens are repeated: induction heads are built on them (Olsson et al. 2022, arXiv
+2209.11895).
 
-Expectation: either kind costs more than random heads of its layers. Heads that go by content
-cost most on tokens that the text has had before. The strongest planes cost more than the rest.
-Without previous-token heads there is no induction.
+Expectation: both kinds of heads cost more than random heads of their layers. Heads that choose
+by content cost most on tokens that occurred earlier in the text. The strongest planes cost more
+than the remaining planes. Induction needs previous-token heads.
 
     python analyses/causal.py [MODEL] [--text FILE]... [--context N]
 
@@ -41,7 +42,7 @@ COSTS = {
     "is contradicted": "costs less",
     "is unresolved": "makes no clear difference",
 }
-UNFAIR = "is unresolved: the planes that cost more hold more"
+UNFAIR = "is unresolved, because the planes that cost more hold more"
 Change = tuple[float, float, float]
 
 
@@ -53,8 +54,8 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     for label, by in KINDS.items():
         chosen = most(heads, FRACTIONS[label])
         if chosen.empty:
-            every = "every head is diffuse, or alone in its layer"
-            findings.append(f"No head that goes by {by} is silenced: {every}.")
+            reason = "every head is diffuse, or the only head of its layer"
+            findings.append(f"No head that chooses by {by} is silenced: {reason}.")
             continue
         count = f"{len(chosen)} heads" if len(chosen) > 1 else "one head"
         words = f"{count}, most by {by}", f"random ({by})"
@@ -62,37 +63,42 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
             analysis, chosen, plain, words, label=label
         )
         rows += of_label
-        verdicts = (f"on {on} it {say(one)}" for on, one in zip(TOKENS, beyond, strict=True))
-        everyone = ", all that there are" if last else ""
+        verdicts = (
+            f"on {tokens} it {say(change)}"
+            for tokens, change in zip(TOKENS, beyond, strict=True)
+        )
+        all_drawn = ", which are all possible draws" if last else ""
         findings.append(
-            f"That silencing the {count} going most by {by} costs more than silencing as many "
-            f"random others of each layer (draws: {len(random)}{everyone}): "
+            f"That silencing the {count} that choose most by {by} costs more than silencing "
+            f"random other heads of the same layers (draws: {len(random)}{all_drawn}): "
             f"{'; '.join(verdicts)}."
         )
         costs = COSTS[verdict(beyond[0])]
-        short.append(f"silencing the {count} going most by {by} {costs}")
+        short.append(f"silencing the {count} that choose most by {by} {costs}")
         if label == "positional":
             of_planes, sentences = stopped_planes(analysis, chosen, plain)
             rows += of_planes
             findings += sentences
     if short:
-        findings.insert(0, f"Against random heads of their layers, {', and '.join(short)}.")
+        findings.insert(
+            0, f"Compared with random heads of their layers, {', and '.join(short)}."
+        )
     sentence, of_repeats = without_previous(analysis)
     findings.insert(1, sentence)
-    question = "Are the labels true of what the model does?"
+    question = "Do labels describe the use of heads?"
     if not rows:
         return rl.Answer(question, findings, {})
     table = pd.DataFrame(rows)
     figures = {
         "Change of loss with its 95% interval. Heads output their mean over the text, or "
-        "their planes stop. Grey: as many random heads of the same layers.":
+        "their planes stop. Grey: random heads of the same layers.":
             rl.plot_silenced(table)
     }  # fmt: skip
     if of_repeats:
         repeats = pd.DataFrame(of_repeats)
         figures[
-            "The same for random tokens that come again, where heads that attend to the "
-            "previous token are silenced."
+            "The same for repeated random tokens, with heads that attend to the previous "
+            "token silenced."
         ] = rl.plot_silenced(repeats)
         table = pd.concat([table, repeats])
     return rl.Answer(question, findings, figures, {"causal.csv": table})
@@ -101,27 +107,27 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
 def stopped_planes(
     analysis: rl.Analysis, chosen: pd.DataFrame, plain: xr.Dataset
 ) -> tuple[list[dict[str, object]], list[str]]:
-    """What the strongest planes of positional heads cost, and all others: rows, a sentence."""
+    """Cost of the strongest and of the other planes of positional heads: rows, a sentence."""
     strong, weak, share = planes_of(analysis, chosen)
     if not strong or not weak:
         return [], []
     with_strong, with_weak = losses(analysis, strong), losses(analysis, weak)
     rows: list[dict[str, object]] = []
-    for what, stopped in (("strongest", with_strong), ("other", with_weak)):
+    for planes, stopped in (("strongest", with_strong), ("other", with_weak)):
         costs = changes(plain, stopped)
-        rows += rows_of(f"their {what} planes stop", "positional", chosen, costs)
-    planes = changes(with_weak, with_strong)[0]
-    fair = planes[0] * (0.5 - share) >= 0
+        rows += rows_of(f"their {planes} planes stop", "positional", chosen, costs)
+    difference = changes(with_weak, with_strong)[0]
+    fair = difference[0] * (0.5 - share) >= 0
     sentence = (
-        f"That their strongest planes, which hold {share:.0%} of their push toward keys, cost "
-        f"more when stopped than all others, which hold {1 - share:.0%}: it "
-        f"{say(planes, unless='' if fair else UNFAIR)}."
+        f"That stopping their strongest planes, which hold {share:.0%} of their push toward "
+        f"keys, costs more than stopping all other planes, which hold {1 - share:.0%}: it "
+        f"{say(difference, unless='' if fair else UNFAIR)}."
     )
     return rows, [sentence]
 
 
 def without_previous(analysis: rl.Analysis) -> tuple[str, list[dict[str, object]]]:
-    """What is left of induction without the previous-token heads: a sentence, and rows."""
+    """Induction without the previous-token heads: a sentence, and rows of the table."""
     heads = analysis.heads
     chosen = at_most_half(heads[heads["previous_token"] >= PREVIOUS], heads)
     if chosen.empty:
@@ -130,12 +136,12 @@ def without_previous(analysis: rl.Analysis) -> tuple[str, list[dict[str, object]
     kind = {"measure": repeats, "tokens": REPEATED}
     rows, silent, (beyond,), _ = against_random(analysis, chosen, plain, words, **kind)
     best = plain["induction"].argmax(("layer", "head"))
-    before, after, *others = (float(one["induction"][best]) for one in (plain, *silent))
+    before, after, *others = (float(run["induction"][best]) for run in (plain, *silent))
     sentence = (
         f"Silencing the heads with {PREVIOUS:.0%} or more of their attention on the previous "
         f"token ({names(chosen)}) takes the best induction head, "
-        f"{int(best['layer'])}.{int(best['head'])}, from {before:.2f} to {after:.2f}; as many "
-        f"random heads of their layers leave it {np.mean(others):.2f} ({min(others):.2f} to "
+        f"{int(best['layer'])}.{int(best['head'])}, from {before:.2f} to {after:.2f}; random "
+        f"heads of the same layers leave it at {np.mean(others):.2f} ({min(others):.2f} to "
         f"{max(others):.2f} in {len(others)} draws). That this costs repeated random tokens "
         f"more than silencing random heads: it {say(beyond)}."
     )
@@ -152,62 +158,61 @@ def against_random(
     measure: Callable[[rl.Analysis], xr.Dataset] | None = None,
     tokens: Sequence[str] = TOKENS,
 ) -> tuple[list[dict[str, object]], list[xr.Dataset], list[Change], bool]:
-    """Silence `chosen` heads, then as many random others of each layer, in up to eight draws.
+    """Silence the `chosen` heads, then random other heads of the same layers, in up to 8 draws.
 
-    Rows of the table, in which `words` name them and the draws; what `measure` gives of each,
-    `chosen` first; how much more they cost than random ones; and whether no other draw exists.
+    Returns rows of the table, in which `words` name the chosen heads and the draws; the result
+    of `measure` for each, `chosen` first; how much more the chosen heads cost than the random
+    heads; and whether all possible sets were drawn.
     """
     sets, possible = draws(analysis.heads, chosen)
-    silent = [silenced(analysis, one, measure or losses) for one in (chosen, *sets)]
+    silent = [silenced(analysis, heads, measure or losses) for heads in (chosen, *sets)]
     what, random = words
     rows = rows_of(what, label, chosen, changes(plain, silent[0]), tokens)
-    for n, (drawn, one) in enumerate(zip(sets, silent[1:], strict=True), start=1):
-        rows += rows_of(f"{random}, {n}", "", drawn, changes(plain, one), tokens)
+    for n, (drawn, run) in enumerate(zip(sets, silent[1:], strict=True), start=1):
+        rows += rows_of(f"{random}, {n}", "", drawn, changes(plain, run), tokens)
     beyond = changes_beyond(silent[1:], silent[0], 1 - len(sets) / possible)
     return rows, silent, beyond, len(sets) == possible
 
 
 def repeats(analysis: rl.Analysis) -> xr.Dataset:
-    """Losses of random tokens that come again, as `losses`, and each head's induction score."""
-    measured = rl.evaluate(analysis.model, analysis.sequences.tokens, measures=["induction"])
+    """Losses of repeated random tokens, as from `losses`, and induction scores of heads."""
+    measured = rl.evaluate(analysis.model, analysis.text, measures=["induction"])
     loss = measured["repeat_loss"].isel(edit=0).rename(trial="sequence").expand_dims("tokens")
     loss = loss.assign_coords(group=("sequence", np.arange(loss.sizes["sequence"])))
-    one = xr.Dataset({"loss": loss, "count": xr.ones_like(loss)})
-    return one.assign(induction=measured["induction"].isel(edit=0))
+    summed = xr.Dataset({"loss": loss, "count": xr.ones_like(loss)})
+    return summed.assign(induction=measured["induction"].isel(edit=0))
 
 
 def most(heads: pd.DataFrame, fraction: str) -> pd.DataFrame:
-    """A ninth of all heads, highest `fraction` first; no diffuse ones, at most half a layer."""
+    """A ninth of all heads by `fraction`, without diffuse heads, at most half of a layer."""
     named = heads[heads["label"] != "diffuse"].dropna(subset=fraction)
     named = named.sort_values(fraction, ascending=False, kind="stable")
     return at_most_half(named, heads).head(max(1, round(len(heads) / 9)))
 
 
 def at_most_half(chosen: pd.DataFrame, heads: pd.DataFrame) -> pd.DataFrame:
-    """The first of the `chosen`, at most half of a layer."""
+    """The first of the `chosen` heads, at most half of each layer."""
     return chosen.groupby("layer").head(len(heads) // heads["layer"].nunique() // 2)
 
 
 def draws(heads: pd.DataFrame, chosen: pd.DataFrame) -> tuple[list[pd.DataFrame], int]:
-    """Sets of as many others of each layer as are `chosen` there, and how many there are."""
+    """Random sets of other heads, as many in each layer as `chosen`; how many sets exist."""
     free = heads.drop(chosen.index).groupby("layer").groups
     counts = chosen["layer"].value_counts().sort_index()
     possible = math.prod(math.comb(len(free[layer]), n) for layer, n in counts.items())
     random = np.random.default_rng(0)
     sets: dict[tuple[int, ...], None] = {}
     while len(sets) < min(DRAWS, possible):
-        of = [random.choice(free[layer], n, replace=False) for layer, n in counts.items()]
-        sets[tuple(sorted(np.concatenate(of).tolist()))] = None
-    return [heads.loc[[*one]] for one in sets], possible
+        rows = [random.choice(free[layer], n, replace=False) for layer, n in counts.items()]
+        sets[tuple(sorted(np.concatenate(rows).tolist()))] = None
+    return [heads.loc[[*rows]] for rows in sets], possible
 
 
 def losses(analysis: rl.Analysis, edits: Sequence = ()) -> xr.Dataset:
-    """Summed losses of every sequence, [sequence, tokens], with how many tokens there are."""
+    """Summed losses [tokens, sequence] of all, repeated and new tokens, and their numbers."""
     evaluated = rl.evaluate(
         analysis.model,
-        analysis.sequences.tokens,
-        lengths=analysis.sequences.lengths,
-        documents=analysis.sequences.documents,
+        analysis.text,
         edits={"edited": edits} if edits else None,
         measures=["loss"],
     ).isel(edit=-1)
@@ -227,16 +232,15 @@ def silenced(
     chosen: pd.DataFrame,
     measure: Callable[[rl.Analysis], xr.Dataset] = losses,
 ) -> xr.Dataset:
-    text = analysis.sequences
-    reference = {"tokens": text.tokens, "lengths": text.lengths}
-    with rl.silence_heads(analysis.model, names(chosen), to="mean", **reference):
+    with rl.silence_heads(analysis.model, names(chosen), to="mean", text=analysis.text):
         return measure(analysis)
 
 
 def planes_of(analysis: rl.Analysis, chosen: pd.DataFrame) -> tuple[list, list, float]:
-    """Edits that stop the strongest planes of each head, and all others; what the first hold.
+    """Edits that stop the strongest planes of each head, edits that stop its other planes.
 
-    The strongest are as many as hold nearest to half of the head's push toward keys.
+    Also returns the mean share of the strongest planes in the push of their head toward keys.
+    It is as near to one half as a number of planes allows.
     """
     strong, weak, shares = [], [], []
     for row in chosen.itertuples():
@@ -259,7 +263,7 @@ def changes(before: xr.Dataset, after: xr.Dataset) -> list[Change]:
     """The change of loss by kind of tokens (nats/token), with its 95 % interval."""
     intervals = []
     for kind in range(before.sizes["tokens"]):
-        a, b = (one.isel(tokens=kind) for one in (before, after))
+        a, b = (run.isel(tokens=kind) for run in (before, after))
         change = ((b["loss"] - a["loss"]) / a["count"]).where(a["count"] > 0, 0)
         weight = a["count"].values.astype(float)
         intervals.append(paired_interval(change.values, weight, a["group"].values))
@@ -267,18 +271,19 @@ def changes(before: xr.Dataset, after: xr.Dataset) -> list[Change]:
 
 
 def changes_beyond(random: list[xr.Dataset], silent: xr.Dataset, left: float) -> list[Change]:
-    """How much more `silent` costs than the mean of the draws `random`, as `changes`.
+    """How much more `silent` costs than the mean of the draws `random`, as from `changes`.
 
     Documents and draws each give an interval, and the squares of their half widths add: crossed
     factors, whose sum errs toward wide (Owen 2007, "The pigeonhole bootstrap"). `left` is the
-    share of the possible sets that was not drawn: draws say nothing where it is 0.
+    share of the possible sets that was not drawn. If `left` is 0, every possible set was drawn,
+    so the draws do not widen the interval.
     """
-    each = np.array([[mean for mean, _, _ in changes(one, silent)] for one in random])
+    means = np.array([[mean for mean, _, _ in changes(run, silent)] for run in random])
     intervals = []
     for kind, (mean, _, high) in enumerate(changes(sum(random) / len(random), silent)):
         half = high - mean
         if left:
-            middle, _, end = paired_interval(each[:, kind])
+            middle, _, end = paired_interval(means[:, kind])
             half = math.hypot(half, math.sqrt(left) * (end - middle))
         intervals.append((mean, mean - half, mean + half))
     return intervals
@@ -292,9 +297,9 @@ def rows_of(
     tokens: Sequence[str] = TOKENS,
 ) -> list[dict[str, object]]:
     """Rows of the table, with the heads that were silenced or lost planes."""
-    numbers = [dict(zip(("change", "low", "high"), one, strict=True)) for one in intervals]
+    numbers = [dict(zip(("change", "low", "high"), row, strict=True)) for row in intervals]
     named = {"what": what, "label": label, "heads": names(heads)}
-    return [named | {"tokens": kind} | one for kind, one in zip(tokens, numbers, strict=True)]
+    return [named | {"tokens": kind} | row for kind, row in zip(tokens, numbers, strict=True)]
 
 
 def names(heads: pd.DataFrame) -> str:

@@ -1,21 +1,24 @@
 """What do a head's planes cause? Silence heads, stop their planes, and attribute an answer.
 
 Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), sections 5 and 6:
-previous-token heads are made of the fastest planes; a head that looks for apostrophes is made
-of slow ones. Olsson et al. 2022 (arXiv 2209.11895): induction is built on previous-token heads.
+previous-token heads use the fastest planes; a head that looks for apostrophes uses slow planes.
+Olsson et al. 2022 (arXiv 2209.11895): induction is built on previous-token heads.
 
-Method: random tokens are repeated while the five heads with the most attention on the previous
-token give zero, while five random others of their layers do, and while the fastest quarter or
-the slowest half of the five heads' planes stop. Then every head is searched for attention on
-apostrophes where one is in sight, sinks apart, beside tokens as frequent and as far; the null
-is the same search for sets of random tokens that are as frequent. Last, random tokens come
-twice, the last of the second copy left out: the logit of that token less that of another is
-attributed to planes of the five heads and of the best induction head, and the planes with most
-of it are dropped, and patched from a prompt in which the other token stood there.
+Method:
 
-Expectation: induction needs the five heads, and their fastest planes alone. A head for
-apostrophes has more attention on them than any head has on a random set. The answer is made of
-fast planes in the five heads, and its attributions rank planes as dropping them does.
+1. Random tokens are repeated. The five heads with the most attention on the previous token are
+silenced; then five random other heads of their layers are silenced; then the fastest quarter or
+the slowest half of the planes of the five heads stop. 2. Every head is searched for attention
+on apostrophes, outside sinks, compared with attention on tokens of similar frequency and
+distance. The null is the same search for sets of random tokens of similar frequency. 3. Random
+tokens come twice, without the last token of the second copy. The answer is the logit of this
+token minus the logit of another token. The answer is attributed to planes of the five heads and
+of the best induction head. The planes of largest attribution are dropped, and patched from a
+prompt with the other token at this place.
+
+Expectation: induction needs the five heads, but only their fastest planes. A head for
+apostrophes has more attention on them than any head has on a random set. Fast planes of the
+five heads make the answer, and attributions rank planes in the same order as dropping them.
 
     python analyses/causes.py [MODEL] [--text FILE]... [--context N]
 
@@ -40,7 +43,7 @@ APOSTROPHE = "*'*"
 SETS = 8  # of random tokens
 SEARCHED = 16  # sequences, at most
 COPIED = 24  # random tokens that come twice
-CHECKED = 12  # planes that are dropped and patched, and as many others
+CHECKED = 12  # planes of largest attribution that are dropped and patched; also random planes
 
 
 def answer(analysis: rl.Analysis) -> rl.Answer:
@@ -50,12 +53,12 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     attributed, words = one_answer(analysis, five, best)
     losses = rl.plot_silenced(table)
     losses.update_layout(title_text="Loss of copied tokens without heads, or their planes")
-    losses.update_yaxes(title_text="what is silenced or stopped", col=1)
+    losses.update_yaxes(title_text="silenced or stopped", col=1)
     figures = {
-        "Change of the loss of random tokens that come again, with its 95% interval over "
-        "sequences. Grey: as many random heads of the same layers.": losses,
-        "What each plane adds to the logit of the right token less that of another, by "
-        "integrated gradients. Each line is a head.": plot_planes(attributed),
+        "Change of the loss of repeated random tokens, with its 95% interval over sequences. "
+        "Grey: random heads of the same layers.": losses,
+        "The part of each plane in the logit of the right token minus the logit of another "
+        "token, by integrated gradients. Each line is a head.": plot_planes(attributed),
     }  # fmt: skip
     more = {"causes.csv": table, "attribution.nc": attributed}
     question = "What do previous-token heads, and their planes, cause?"
@@ -76,70 +79,71 @@ def named(heads: pd.DataFrame) -> str:
 def five_heads(
     analysis: rl.Analysis, five: pd.DataFrame
 ) -> tuple[pd.DataFrame, tuple[int, int], list[str]]:
-    """Losses without them or their planes, the best induction head, and sentences."""
-    model, tokens, heads = analysis.model, analysis.sequences.tokens, named(five)
+    """Losses without the heads or their planes, the best induction head, and sentences."""
+    model, text, heads = analysis.model, analysis.text, named(five)
     edits = {
         "fastest quarter of their planes stops": rl.stop(rl.Fastest(0.25), heads=heads),
         "slowest half of their planes stops": rl.stop_slowest(0.5, heads=heads),
     }
-    plain = rl.evaluate(model, tokens, measures=["induction"], edits=edits)
+    plain = rl.evaluate(model, text, measures=["induction"], edits=edits)
     best = plain["induction"].sel(edit="none").argmax(("layer", "head"))
     measured = {name: plain.sel(edit=name) for name in plain["edit"].values}
     silences = {f"{len(five)} previous-token heads silent": heads}
-    random = list(drawn(analysis.heads, five))
-    silences |= {f"random heads, draw {n}": of for n, of in enumerate(random, start=1)}
-    for name, of in silences.items():
-        with rl.silence_heads(model, of):
-            without = rl.evaluate(model, tokens, measures=["induction"], edits={})
+    random = list(random_heads(analysis.heads, five))
+    silences |= {f"random heads, draw {n}": drawn for n, drawn in enumerate(random, start=1)}
+    for name, silent_heads in silences.items():
+        with rl.silence_heads(model, silent_heads):
+            without = rl.evaluate(model, text, measures=["induction"], edits={})
         measured[name] = without.isel(edit=0)
     rows: list[dict[str, Any]] = []
-    scores = {name: float(of["induction"][best]) for name, of in measured.items()}
-    for name, of in measured.items():
-        change = of["repeat_loss"].values - measured["none"]["repeat_loss"].values
+    scores = {name: float(run["induction"][best]) for name, run in measured.items()}
+    for name, run in measured.items():
+        change = run["repeat_loss"].values - measured["none"]["repeat_loss"].values
         change, low, high = paired_interval(change)
         row = {"what": name, "label": "" if "random" in name else "positional"}
         row |= {"tokens": "repeated tokens", "induction": scores[name]}
         rows.append(row | {"change": change, "low": low, "high": high})
     table = pd.DataFrame(rows[1:])
-    own, fast, slow, silent, *others = scores.values()
-    drops = f", {np.mean(others):.2f} without random ones" if others else ""
+    unedited, fast, slow, silent, *others = scores.values()
+    compared = f", {np.mean(others):.2f} without random heads" if others else ""
     place = (int(best["layer"]), int(best["head"]))
     sentence = (
-        f"Induction of head {place[0]}.{place[1]} is {own:.2f}; {silent:.2f} without the "
-        f"{len(five)} heads that attend most to the previous token ({heads.replace(',', ', ')})"
-        f"{drops}; {fast:.2f} where the fastest quarter of their planes stops, and {slow:.2f} "
-        "where the slowest half does."
+        f"Induction of head {place[0]}.{place[1]} is {unedited:.2f}, and {silent:.2f} without "
+        f"the {len(five)} heads that attend most to the previous token "
+        f"({heads.replace(',', ', ')}){compared}. It is {fast:.2f} if the fastest quarter of "
+        f"their planes stops, and {slow:.2f} if the slowest half stops."
     )
     return table, place, [sentence]
 
 
-def drawn(heads: pd.DataFrame, chosen: pd.DataFrame) -> Iterator[str]:
-    """Sets of as many random other heads of each layer, where it has so many."""
+def random_heads(heads: pd.DataFrame, chosen: pd.DataFrame) -> Iterator[str]:
+    """Random other heads, as many in each layer as `chosen`, if the layer has enough heads."""
     free = heads.drop(chosen.index)
     random = np.random.default_rng(0)
     for _ in range(DRAWS):
-        of = [
-            free[free["layer"] == layer].sample(len(some), random_state=random)
-            for layer, some in chosen.groupby("layer")
-            if (free["layer"] == layer).sum() >= len(some)
+        drawn = [
+            free[free["layer"] == layer].sample(len(in_layer), random_state=random)
+            for layer, in_layer in chosen.groupby("layer")
+            if (free["layer"] == layer).sum() >= len(in_layer)
         ]
-        if of:
-            yield named(pd.concat(of))
+        if drawn:
+            yield named(pd.concat(drawn))
 
 
 # the apostrophe head
 
 
 def apostrophes(analysis: rl.Analysis) -> list[str]:
-    """Which head attends most to apostrophes, beside searches for random tokens."""
-    text, tokenizer = analysis.sequences, analysis.tokenizer
-    some = slice(None, None, -(-len(text.tokens) // SEARCHED))  # of every document
-    tokens, documents = text.tokens[some], text.documents
-    ids, counts = np.unique(tokens, return_counts=True)
+    """The head that attends most to apostrophes, compared with searches for random tokens."""
+    tokenizer = analysis.tokenizer
+    text = analysis.text[
+        :: -(-len(analysis.text) // SEARCHED)
+    ]  # some sequences of every document
+    ids, counts = np.unique(text.ids, return_counts=True)
     names = np.array([str(tokenizer.decode([token])) for token in ids.tolist()])
     among = np.array(["'" in name for name in names])
     if not among.any():
-        return ["The text has no apostrophe, so there is no head of one to search for."]
+        return ["The text has no apostrophe, so no head can be searched for."]
     usual = float(np.median(counts[among]))
     plain = np.char.isalpha(np.char.strip(names)) & (np.abs(np.log2(counts / usual)) <= 2)
     random = np.random.default_rng(0)
@@ -149,34 +153,32 @@ def apostrophes(analysis: rl.Analysis) -> list[str]:
         for _ in range(SETS if len(words) else 0)
     ]
     statistics = {
-        number: rl.attention_on(tokens, what, tokenizer)
-        for number, what in enumerate([APOSTROPHE, *sets])
+        number: rl.attention_on(text, targets, tokenizer)
+        for number, targets in enumerate([APOSTROPHE, *sets])
     }
     profile = rl.profile(
         analysis.model,
-        tokens,
-        lengths=text.lengths[some],
-        documents=None if documents is None else documents[some],
+        text,
         statistics=[row for pair in statistics.values() for row in pair],
         rows=64,
         surrogates=0,
     )
     leads = [profile[on.name] - profile[control.name] for on, control in statistics.values()]
-    at = leads[0].argmax(("layer", "head"))
-    on, control = (float(profile[row.name][at]) for row in statistics[0])
+    best = leads[0].argmax(("layer", "head"))
+    on, control = (float(profile[row.name][best]) for row in statistics[0])
     null = [float(lead.max()) for lead in leads[1:]]
-    beyond = all(float(leads[0][at]) > one for one in null)
-    place = f"{int(at['layer'])}.{int(at['head'])}"
-    row = analysis.heads[(analysis.heads["layer"] == int(at["layer"]))]
-    row = row[row["head"] == int(at["head"])].iloc[0]
+    beyond = all(float(leads[0][best]) > lead for lead in null)
+    layer, head = int(best["layer"]), int(best["head"])
+    row = analysis.heads.set_index(["layer", "head"]).loc[(layer, head)]
     verdict = "stands out" if beyond and null else "does not stand out"
-    beside = f"{min(null):.2f} to {max(null):.2f}" if null else "nothing to compare with"
+    compared = f"{min(null):.2f} to {max(null):.2f}" if null else "missing"
     return [
-        f"Of all heads {place} ({row['label']}, mean wavelength "
-        f"{wavelength(row['mean_wavelength'])}) attends most to apostrophes: where one is in "
-        f"sight, {on:.2f} of its attention outside of sinks, and {control:.2f} to tokens as "
-        f"frequent and as far. It {verdict}: the lead is {on - control:.2f}, and that of the "
-        f"best head for {len(null)} sets of random tokens as frequent is {beside}."
+        f"Head {layer}.{head} ({row['label']}, mean wavelength "
+        f"{wavelength(row['mean_wavelength'])}) attends most to apostrophes. If an apostrophe "
+        f"is in sight, the head puts {on:.2f} of its attention outside sinks on apostrophes, "
+        f"and {control:.2f} on tokens of similar frequency and distance. The head {verdict}: "
+        f"its lead is {on - control:.2f}, and for {len(null)} sets of random tokens of similar "
+        f"frequency the lead of the best head is {compared}."
     ]
 
 
@@ -186,15 +188,15 @@ def apostrophes(analysis: rl.Analysis) -> list[str]:
 def one_answer(
     analysis: rl.Analysis, five: pd.DataFrame, best: tuple[int, int]
 ) -> tuple[xr.Dataset, list[str]]:
-    """The answer's attribution to planes, and sentences on it."""
-    first = int(analysis.sequences.tokens[0, 0])
+    """The attribution of an answer to planes, and sentences about it."""
+    first = int(analysis.text.ids[0, 0])
     vocabulary = analysis.model.config.get_text_config().vocab_size
     count = min(COPIED, vocabulary // 2)
     generator = torch.Generator().manual_seed(0)
     *once, other = torch.randperm(vocabulary, generator=generator)[: count + 1].tolist()
     prompts = [[first, *once[:-1], last, *once[:-1]] for last in (once[-1], other)]
-    prompt, source = (torch.tensor(of) for of in prompts)
-    of = rl.attribute_planes(
+    prompt, source = map(torch.tensor, prompts)
+    causes = rl.attribute_planes(
         analysis.model,
         prompt,
         (once[-1], other),
@@ -203,52 +205,51 @@ def one_answer(
         check=CHECKED,
         source=source,
     )
-    values = of["attribution"].values
+    values = causes["attribution"].values
     order = np.argsort(-np.abs(np.nan_to_num(values)), axis=None)[:3]
-    top = [tuple(map(int, np.unravel_index(at, values.shape))) for at in order]
-    planes = [
-        f"{layer}.{head} at {wavelength(float(of['wavelength'][layer, plane]))}"
-        for layer, head, plane in top
-    ]
-    most = ", ".join(
-        f"{name} ({values[at]:+.2f})" for name, at in zip(planes, top, strict=True)
-    )
-    patched = of["patched"].values
-    at = np.unravel_index(np.nanargmax(np.abs(patched)), patched.shape)
-    where = f"{at[0]}.{at[1]} at {wavelength(float(of['wavelength'][at[0], at[2]]))}"
+    top = [tuple(map(int, np.unravel_index(index, values.shape))) for index in order]
+
+    def plane_name(layer: int, head: int, plane: int) -> str:
+        return f"{layer}.{head} at {wavelength(float(causes['wavelength'][layer, plane]))}"
+
+    most = ", ".join(f"{plane_name(*place)} ({values[place]:+.2f})" for place in top)
+    patched = causes["patched"].values
+    place = np.unravel_index(np.nanargmax(np.abs(patched)), patched.shape)
     sentences = [
-        f"Of random tokens that come again, the right one is {of.attrs['answer']:+.2f} nats "
-        f"above another; {of.attrs['source_answer']:+.2f} in the prompt where that one stood "
-        f"there. The planes that count most are {most}. Without the first of them the answer "
-        f"changes by {of['dropped'].values[top[0]]:+.2f}. Of planes patched one at a "
-        f"time from the other prompt, that of {where} changes it most, by {patched[at]:+.2f}.",
+        f"After repeated random tokens, the right token is {causes.attrs['answer']:+.2f} nats "
+        f"above another token; it is {causes.attrs['source_answer']:+.2f} in the prompt with "
+        f"the other token at its place. The planes with the largest attribution are {most}. "
+        f"Without the first of these planes the answer changes by "
+        f"{causes['dropped'].values[top[0]]:+.2f}. If planes are patched one at a time from "
+        f"the other prompt, the plane of {plane_name(*place)} changes the answer most, by "
+        f"{patched[place]:+.2f}.",
     ]
-    if "rank_correlation" in of.attrs:
+    if "rank_correlation" in causes.attrs:
         sentences.append(
-            f"Over {CHECKED} planes at random the rank correlation of attributions with what "
-            f"dropping the plane takes is {of.attrs['rank_correlation']:+.2f}; the worst of "
-            f"all that were dropped is off by {of.attrs['worst']:.2f} nats."
+            f"Over {CHECKED} random planes, the rank correlation of the attribution of a plane "
+            f"with the effect of dropping it is {causes.attrs['rank_correlation']:+.2f}. The "
+            f"largest error over all dropped planes is {causes.attrs['worst']:.2f} nats."
         )
-    return of, [sentence.replace("-", "−") for sentence in sentences]
+    return causes, [sentence.replace("-", "−") for sentence in sentences]
 
 
 LOOKS = (
     *(("#006d9c", "square"), ("#b874ed", "diamond"), ("#935649", "triangle-up")),
     *(("#fa5d14", "cross"), ("#ae0ee9", "star"), ("#d5794f", "pentagon")),
 )
-"""Colours and markers of lines: those of variants, which all kinds of sight tell apart."""
+"""Colours and markers of lines, as for variants; colour-blind readers can tell them apart."""
 
 
-def plot_planes(of: xr.Dataset) -> go.Figure:
-    """A line per head: its attributions by wavelength."""
+def plot_planes(causes: xr.Dataset) -> go.Figure:
+    """Attributions by wavelength, a line per head."""
     figure = go.Figure(layout={"title": "Attribution of one answer to planes", "height": 420})
-    places = np.argwhere(of["attribution"].notnull().any("frequency").values)
+    places = np.argwhere(causes["attribution"].notnull().any("frequency").values)
     for n, (layer, head) in enumerate(places):
-        again, at = divmod(n, len(LOOKS))
-        color, symbol = LOOKS[at]
+        dash, look = divmod(n, len(LOOKS))
+        color, symbol = LOOKS[look]
         line = {"name": f"{layer}.{head}", "mode": "lines+markers", "marker_symbol": symbol}
-        line |= {"line": {"color": color, "dash": ("solid", "dash", "dot")[again % 3]}}
-        x, y = of["wavelength"][layer].values, of["attribution"][layer, head].values
+        line |= {"line": {"color": color, "dash": ("solid", "dash", "dot")[dash % 3]}}
+        x, y = causes["wavelength"][layer].values, causes["attribution"][layer, head].values
         turns = np.isfinite(x)
         figure.add_scatter(x=x[turns], y=y[turns], **line)
     figure.update_xaxes(type="log", dtick=1, title_text="wavelength (tokens, log scale)")

@@ -1,22 +1,23 @@
-"""Which published claims about RoPE hold in which model, and since when in training?
+"""Which published claims about RoPE hold in which model, and from which training step on?
 
 Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), and the papers that
-docs/paper.md lists. Their claims come from models of billions of parameters.
+docs/paper.md lists. Most of these papers study models of billions of parameters.
 
-Method: each claim is a number of the model beside the same number where only chance and
-geometry speak; docs/measures.md defines both. For some claims planes of the model stop or drop
-out, and 40 random sets of planes beside them.
+Method: each claim is a number of the model, compared with the same number in draws that only
+chance and geometry shape; docs/measures.md defines both. For some claims planes of the model
+stop or drop out, and 40 random sets of planes for comparison.
 
-Expectation: a large model shows most of the claims, a small one cannot decide many of them, and
+Expectation: a large model shows most of the claims, a small model decides few claims, and
 random weights show none.
 
     python analyses/claims.py [MODEL]... [--text FILE]... [--context N] [--sequences N]
 
-In the folder of the repository. Without MODEL: the bundled checkpoints, and their architecture
-with random weights. Writes reports/claims/<model>/ for each, and reports/claims/models/, where
-all that are there stand side by side. A model whose claims are there is passed over. Takes a
-minute a bundled checkpoint. Claims link to the page that is written beside them; in the
-repository, to that of analyses/positional_heads.py, where it measured the same tokens.
+Run it in the folder of the repository. Without MODEL, it measures the bundled checkpoints, and
+their architecture with random weights. Writes reports/claims/<model>/ for each model, and
+reports/claims/models/, which compares all models measured so far. Skips models whose claims
+were measured before. Takes a minute for each bundled checkpoint. Claims link to the page of the
+model, or in the repository to the page of analyses/positional_heads.py if it measured the same
+tokens.
 """
 
 import subprocess
@@ -31,7 +32,7 @@ from ropelens.commands.terminal import run_script
 from ropelens.report import write_index
 
 REPORTS = Path("reports")
-ALL = "models"  # the folder in which they stand side by side
+ALL = "models"  # the folder that compares them
 STEPS = [f"bundled:rope-step-{step}" for step in (1000, 3000, 5000)]
 VARIANTS = [f"bundled:{name}" for name in ("p-rope-0.75", "p-rope-0.25")]
 VARIANTS += ["bundled:p-rope-reversed-0.75", "bundled:nope"]
@@ -39,32 +40,34 @@ RANDOM, SAMPLE = Path("runs/random"), Path("ropelens/bundled/rope/sample.jsonl")
 
 
 def main(
-    models: list[str] = typer.Argument(None, help="Default: the bundled ones."),
-    text: list[Path] = typer.Option([], help="Text files, or folders of them."),
+    models: list[str] = typer.Argument(None, help="Default: the bundled checkpoints."),
+    text: list[Path] = typer.Option([], help="Text files, or folders with text files."),
     context: int = typer.Option(512, help="Tokens of a sequence."),
     sequences: int = typer.Option(16, help="Sequences that are measured."),
-    quick: bool = typer.Option(False, "--quick", help="Without planes that stop."),
+    quick: bool = typer.Option(
+        False, "--quick", help="Only claims that need no stopped planes."
+    ),
 ) -> None:
     if text:
-        rl.read_documents(text)  # or says what is missing, before anything is written
+        rl.read_documents(text)  # raises for a missing file, before anything is written
     if not models:
         models, text = [str(RANDOM), *STEPS, "bundled:rope", *VARIANTS], [SAMPLE]
         random_weights(RANDOM)
-    ours = REPORTS / "claims"
-    ours.mkdir(parents=True, exist_ok=True)
+    reports = REPORTS / "claims"
+    reports.mkdir(parents=True, exist_ok=True)
     measure = ["--context", context, "--sequences", sequences, *["--quick"] * quick]
     for model in models:
-        mine = [] if model.startswith("bundled:") else [f"--text={path}" for path in text]
-        folder = ours / Path(model).name.replace(":", "-")
+        texts = [] if model.startswith("bundled:") else [f"--text={path}" for path in text]
+        folder = reports / Path(model).name.replace(":", "-")
         if not (folder / "claims.csv").exists():
-            ropelens("claims", model, *mine, *measure, "--out", folder)
-    every = {path.parent for path in ours.glob("*/claims.csv")} - {ours / ALL}
-    ropelens("claims", *sorted(every), "--out", ours / ALL)
+            ropelens("claims", model, *texts, *measure, "--out", folder)
+    measured = {path.parent for path in reports.glob("*/claims.csv")} - {reports / ALL}
+    ropelens("claims", *sorted(measured), "--out", reports / ALL)
     typer.echo(write_index(REPORTS))
 
 
 def random_weights(folder: Path) -> None:
-    """Save the bundled architecture, its weights as they are before training."""
+    """Save the bundled architecture with the weights that it has before training."""
     model, tokenizer = rl.load("bundled")
     torch.manual_seed(0)
     type(model)(model.config).save_pretrained(folder)
@@ -72,7 +75,7 @@ def random_weights(folder: Path) -> None:
 
 
 def ropelens(*words: object) -> None:
-    """Run a command; where it fails it has said why."""
+    """Run a command. If it fails, it has printed the reason."""
     if code := subprocess.run([sys.executable, "-m", "ropelens", *map(str, words)]).returncode:
         raise typer.Exit(code)
 

@@ -4,16 +4,17 @@ Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), sectio
 stops the slowest planes, so that a match by meaning survives any distance. Copying is such a
 match: an induction head looks for what followed the same token before, however far back.
 
-Expectation: previous-token heads come first, induction heads after them. Variants that keep
-fast planes learn both; nope learns neither, or late. The planes that p-rope:0.75 stops carry
-more of its induction heads than they carry of rope's, and it copies farther past the context.
-Silencing induction heads costs copying; silencing as many random heads as deep does not.
+Expectation: previous-token heads appear first and induction heads later. Variants that keep
+fast planes learn both; nope learns neither, or learns them late. The planes that p-rope:0.75
+stops carry a larger share of its induction heads than they carry in rope, and p-rope:0.75
+copies farther past the context. Copying suffers if induction heads are silenced, but not if
+random heads of the same layers are silenced.
 
     python analyses/copying.py [--runs runs/copying]...
 
-Reads the finished runs of analyses/copying.toml, and those of copying-more.toml from a second
---runs. Writes reports/copying/<study>/: the comparison, heads.csv and costs.csv. The first
-folder of runs keeps all measurements, so a run whose weights are deleted still counts.
+Reads the finished runs of analyses/copying.toml. A second --runs adds the runs of
+copying-more.toml. Writes reports/copying/<study>/: the comparison, heads.csv and costs.csv. The
+first folder of runs keeps all measurements, so the weights of a measured run may be deleted.
 """
 
 import json
@@ -34,11 +35,11 @@ from ropelens.report import write_index
 
 REPORTS = Path(__file__).parent.parent / "reports"
 RUN = ["variant", "seed"]
-ROLES = {"induction": 3, "previous_token": 2}  # heads of each role, at most
-LEAST = 0.3  # score of a head that has a role
-COPIES = 0.5  # best induction score of a model that copies
-NO_ROLE = 0.1  # scores of a head that has none
-DRAWS = 3  # of random heads
+ROLES = {"induction": 3, "previous_token": 2}  # largest number of heads of each role
+LEAST = 0.3  # smallest score of a head with a role
+COPIES = 0.5  # smallest induction score of the best head of a model that copies
+NO_ROLE = 0.1  # scores of a head without a role are below
+DRAWS = 3  # sets of random heads
 INDUCTION = "induction heads silent"
 RANDOM = "as many random heads as deep, without a role, silent"
 TASKS = {
@@ -55,16 +56,16 @@ def main(
     cache = runs[0] / "measured"
     comparison = rl.compare(runs, cache=cache, sequences=sequences)
     weights = comparison["fingerprint"].set_index(entry=RUN).to_series()
-    looks = []
+    measured = []
     for folder in sorted(run for study in runs for run in study.glob("*/*/seed-*")):
         record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         if "finished" in record:
             run = {name: record["settings"][name] for name in RUN}
             file = cache / f"{folder.parent.name}-{folder.name}.json"
             model = {"folder": folder, "data": folder / record["data"], "run": run}
-            looks.append(look(file, weights[*run.values()], **model))
+            measured.append(rows_of_run(file, weights[*run.values()], **model))
     tables = {
-        f"{name}.csv": pd.DataFrame([row for rows in looks for row in rows[name]])
+        f"{name}.csv": pd.DataFrame([row for rows in measured for row in rows[name]])
         for name in ("heads", "costs")
     }
     answer = rl.Answer(
@@ -84,76 +85,76 @@ def main(
     typer.echo(page)
 
 
-def look(file: Path, weights: str, **model: Any) -> dict:
-    """Rows of heads.csv and costs.csv of a model, from `file` where it is of these weights."""
+def rows_of_run(file: Path, weights: str, **model: Any) -> dict:
+    """Rows of heads.csv and costs.csv, from `file` if it was measured on the same weights."""
     if file.exists():
         rows = json.loads(file.read_text(encoding="utf-8"))
         if rows["weights"] == weights:
             return rows
-    rows = {"weights": weights} | look_into(**model)
+    rows = {"weights": weights} | measure_run(**model)
     file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return rows
 
 
-def look_into(folder: Path, *, data: Path, run: dict) -> dict[str, list]:
-    """Rows of heads.csv and of costs.csv."""
+def measure_run(folder: Path, *, data: Path, run: dict) -> dict[str, list]:
+    """Rows of heads.csv and costs.csv."""
     model, _ = rl.load(folder)
     held_out = np.load(data / "valid.npy")
-    tokens = torch.from_numpy(held_out[-16:].astype(np.int64))
-    profile = rl.profile(model, tokens, surrogates=0)
+    text = rl.Text(torch.from_numpy(held_out[-16:].astype(np.int64)))
+    profile = rl.profile(model, text, surrogates=0)
     names = {role: best_heads(profile[role].values, most) for role, most in ROLES.items()}
     scores = np.maximum(*(profile[role].values for role in ROLES))
     turns = np.isfinite(profile["wavelength"]).any("layer").values
     rows = {
         "heads": heads_of(names, profile),
-        "costs": costs_of(model, tokens, names, scores, turns),
+        "costs": costs_of(model, text, names, scores, turns),
     }
-    return {name: [run | row for row in of] for name, of in rows.items()}
+    return {name: [run | row for row in table] for name, table in rows.items()}
 
 
 def best_heads(scores: np.ndarray, most: int) -> list[str]:
-    """Of `scores` [layer, head] the best that have a role, as layer.head."""
+    """The heads of highest `scores` [layer, head] that have a role, as layer.head."""
     order = scores.argsort(axis=None)[::-1][:most]
-    best = [divmod(int(at), scores.shape[1]) for at in order]
+    best = [divmod(int(index), scores.shape[1]) for index in order]
     return [f"{layer}.{head}" for layer, head in best if scores[layer, head] >= LEAST]
 
 
 def heads_of(names: dict[str, list[str]], profile: xr.Dataset) -> Iterator[dict]:
-    """Each head that has a role, and the slow planes' share of it."""
+    """Each head with a role, and the share of slow planes in its push."""
     push = profile["selectivity_keys"].clip(min=0)
     share = push[..., push.sizes["frequency"] * 3 // 4 :].sum("frequency") / push.sum(
         "frequency"
     )
-    for role, of_role in names.items():
-        for name in of_role:
-            at = dict(zip(("layer", "head"), map(int, name.split(".")), strict=True))
+    for role, heads in names.items():
+        for name in heads:
+            place = dict(zip(("layer", "head"), map(int, name.split(".")), strict=True))
             yield {
                 "role": role,
                 "head": name,
-                "score": float(profile[role].sel(at)),
-                "share_of_slow_quarter": float(share.sel(at)),
+                "score": float(profile[role].sel(place)),
+                "share_of_slow_quarter": float(share.sel(place)),
             }
 
 
 def costs_of(
-    model, tokens, names: dict[str, list[str]], scores: np.ndarray, turns: np.ndarray
+    model, text: rl.Text, names: dict[str, list[str]], scores: np.ndarray, turns: np.ndarray
 ) -> Iterator[dict]:
-    """Loss of copies and needles found, without some heads or planes of the model's."""
+    """Loss of copies and share of needles found, without some heads or planes of the model."""
     chosen = names["induction"]
     quarters = {
-        f"planes {of[0]} to {of[-1]} of induction heads stop": rl.stop(
-            rl.PlaneNumbers(of.tolist()), heads=",".join(chosen)
+        f"planes {planes[0]} to {planes[-1]} of induction heads stop": rl.stop(
+            rl.PlaneNumbers(planes.tolist()), heads=",".join(chosen)
         )
-        for of in np.array_split(np.arange(len(turns)), min(4, len(turns)))
-        if chosen and turns[of].any()
+        for planes in np.array_split(np.arange(len(turns)), min(4, len(turns)))
+        if chosen and turns[planes].any()
     }
-    plain = rl.evaluate(model, tokens, edits=quarters, **TASKS)
+    plain = rl.evaluate(model, text, edits=quarters, **TASKS)
     measured = [(name, "", plain.sel(edit=name)) for name in plain["edit"].values]
     silences = [(f"{role} heads silent", heads) for role, heads in names.items() if heads]
     silences += [(RANDOM, heads) for heads in random_heads(scores, chosen)]
     for name, heads in silences:
-        with rl.silence_heads(model, ",".join(heads), to="mean", tokens=tokens):
-            without = rl.evaluate(model, tokens, **TASKS).isel(edit=0)
+        with rl.silence_heads(model, ",".join(heads), to="mean", text=text):
+            without = rl.evaluate(model, text, **TASKS).isel(edit=0)
         measured.append((name, ",".join(heads), without))
     for name, heads, values in measured:
         yield {
@@ -165,10 +166,11 @@ def costs_of(
 
 
 def random_heads(scores: np.ndarray, chosen: list[str]) -> list[list[str]]:
-    """`DRAWS` times as many random heads without a role as are `chosen`, if there are so many.
+    """`DRAWS` random sets of heads without a role, each of the size of `chosen`.
 
-    Of their layers and later ones, since what early heads give, all later ones need; of the
-    nearest earlier ones too where those have too few.
+    The heads come from the layers of `chosen` and later layers, because all later heads depend
+    on early heads. Earlier layers are added, the nearest first, until there are enough heads.
+    If the model has too few heads without a role, there are no sets.
     """
     without = np.argwhere(scores < NO_ROLE)
     first = min((int(name.split(".")[0]) for name in chosen), default=0)
@@ -180,29 +182,29 @@ def random_heads(scores: np.ndarray, chosen: list[str]) -> list[list[str]]:
 
 
 def who_copies(comparison: xr.Dataset) -> str:
-    """How many seeds of each variant copy, and since when in the mean."""
+    """How many seeds of each variant copy, and the mean number of tokens before they do."""
     since = first_seen(best_by_step(comparison, "induction") >= COPIES)
     counts = []
-    for group, of_group in groups(since):
-        copies = of_group.dropna("entry").values
+    for group, runs in groups(since):
+        copies = runs.dropna("entry").values
         when = f", after {copies.mean():.1f} million tokens" if len(copies) else ""
-        counts.append(f"{group} {len(copies)} of {len(of_group)}{when}")
+        counts.append(f"{group} {len(copies)} of {len(runs)}{when}")
     return f"Runs that copy (best induction score of {COPIES} or more): {'; '.join(counts)}."
 
 
 def what_comes_first(comparison: xr.Dataset) -> list[str]:
-    """When labels and roles first appear, and whether before the heads that copy."""
+    """When labels and roles first appear, compared with the first induction head."""
     label = comparison["growth_label"]
     firsts = {
         f"{name} heads": first_seen((label == name).any(("layer", "head")))
         for name in ("positional", "semantic")
     }
     best = best_by_step(comparison, "previous_token")
-    looks = best >= LEAST
-    firsts["a previous-token head"] = first_seen(looks)
-    back = {"step": slice(None, None, -1)}
-    stays = (looks | best.isnull()).isel(back).cumprod("step").isel(back)
-    firsts["one that stays"] = first_seen(looks & (stays > 0))
+    present = best >= LEAST
+    firsts["a previous-token head"] = first_seen(present)
+    reverse = {"step": slice(None, None, -1)}
+    stays = (present | best.isnull()).isel(reverse).cumprod("step").isel(reverse)
+    firsts["a previous-token head that stays"] = first_seen(present & (stays > 0))
     copying = first_seen(best_by_step(comparison, "induction") >= LEAST)
     runs = int(copying.notnull().sum())
     if not runs:
@@ -212,7 +214,7 @@ def what_comes_first(comparison: xr.Dataset) -> list[str]:
         earlier = (copying - since).set_index(entry=RUN).to_series()
         leads.append(f"{what} in {(earlier >= 0).sum()} of {runs}, {say(by_seed(earlier))}")
     return [
-        f"Before an induction head ({LEAST} or more), or at the same look, there are "
+        f"Before an induction head ({LEAST} or more), or at the same checkpoint, there are "
         f"{'; '.join(leads)} million tokens earlier (a mean over seeds)."
     ]
 
@@ -222,20 +224,20 @@ def best_by_step(comparison: xr.Dataset, role: str) -> xr.DataArray:
     return comparison[f"growth_{role}"].max(("layer", "head"))
 
 
-def first_seen(there: xr.DataArray) -> xr.DataArray:
-    """Million tokens at the first look at which it is `there` [entry, step]; NaN for never."""
-    return (there["tokens_seen"] / 1e6).where(there).min("step")
+def first_seen(present: xr.DataArray) -> xr.DataArray:
+    """Million tokens at the first checkpoint with `present` [entry, step]; NaN for never."""
+    return (present["tokens_seen"] / 1e6).where(present).min("step")
 
 
 def groups(compared):
-    """Each group of a comparison, or of one of its variables, and its entries."""
+    """Each group of a comparison or of one variable, and its entries."""
     names = compared["group"].values
     for group in dict.fromkeys(names.tolist()):
         yield group, compared.isel(entry=np.flatnonzero(names == group))
 
 
 def how_far(comparison: xr.Dataset) -> list[str]:
-    """Copies and needles of each variant against the baseline's, in the context and past it."""
+    """Copies and needles of variants compared with the baseline, in the context and past it."""
     context = int(comparison.attrs["context"])
     copies = comparison["copy_loss"].mean("trial")
     near = copies["copy_distance"] < context / 2
@@ -249,34 +251,33 @@ def how_far(comparison: xr.Dataset) -> list[str]:
         "Needles past it": needles.where(~within).mean("prompt_length"),
         "Million tokens until a run copies": first_seen(copying),
     }
-    return [line for name, of in means.items() for line in against_baseline(name, of)]
+    return [line for name, mean in means.items() for line in against_baseline(name, mean)]
 
 
 def against_baseline(name: str, values: xr.DataArray) -> list[str]:
-    """How `values` [entry] of each variant differ from those that they are paired with."""
+    """How `values` [entry] of each variant differ from the paired values of the baseline."""
     changes, partners = [], set()
-    for group, of_group in groups(values):
+    for group, runs in groups(values):
         pairs = rl.paired_changes(values, group)
         change = pairs.dropna("entry")
         if len(change):
-            some = (
-                f" in {len(change)} of {len(pairs)} pairs" if len(change) < len(pairs) else ""
-            )
-            changes.append(f"{group} {say(change.values)}{some}")
-            partners.update(of_group["partner"].values.tolist())
+            count = f" in {len(change)} of {len(pairs)} pairs"
+            changes.append(f"{group} {say(change.values)}{count * (len(change) < len(pairs))}")
+            partners.update(runs["partner"].values.tolist())
     if not changes:
         return []
     base = values[sorted(partners - {-1})]
     return [
-        f"{name}, against {base['group'].values[0]} ({base.mean():.2f}): {'; '.join(changes)}."
+        f"{name}, compared with {base['group'].values[0]} ({base.mean():.2f}): "
+        f"{'; '.join(changes)}."
     ]
 
 
 def which_planes(heads: pd.DataFrame) -> list[str]:
-    """How much of the induction heads' push the planes carry that are slowest in rope."""
+    """Share of the induction heads' push in the quarter of planes that is slowest in rope."""
     induction = heads if heads.empty else heads[heads["role"] == "induction"]
     if induction.empty:
-        return ["No run has an induction head, so the planes of one are not testable."]
+        return ["No run has an induction head, so its planes are not testable."]
     by_run = induction.groupby(["variant", "seed"], sort=False)["share_of_slow_quarter"].mean()
     parts = []
     for variant, shares in by_run.groupby("variant", sort=False):
@@ -284,41 +285,42 @@ def which_planes(heads: pd.DataFrame) -> list[str]:
         parts.append(f"{variant} {shares.mean():.0%}, {beyond}")
     sentences = [
         "The quarter of planes that is slowest in rope carries this share of the induction "
-        f"heads' push toward keys, against an even 25%: {'; '.join(parts)}."
+        f"heads' push toward keys (an even share is 25%): {'; '.join(parts)}."
     ]
     wide = by_run.unstack("variant")
     if {"rope", "p-rope:0.75"} <= set(wide):
         change = (wide["p-rope:0.75"] - wide["rope"]).dropna().values
         sentences.append(
-            f"More of it in p-rope:0.75, where they stand still, than in rope: {say(change)}."
+            "The share in p-rope:0.75, in which these planes do not rotate, compared with "
+            f"rope: {say(change)}."
         )
     return sentences
 
 
 def what_it_costs(costs: pd.DataFrame) -> list[str]:
-    """What copying and retrieval lose without heads or planes, over the runs that have them."""
+    """Cost of missing heads or planes for copying and retrieval, over runs that have them."""
     if set(costs["what"]) <= {"none"}:
         return []
     sentences = []
-    for column, name in (("copy_loss", "loss of copies"), ("retrieval", "needles found")):
+    for column, measure in (("copy_loss", "loss of copies"), ("retrieval", "needles found")):
         wide = costs.pivot_table(column, ["variant", "seed"], "what", sort=False)
         change = wide.sub(wide["none"], axis="index").drop(columns="none")
-        parts = [f"{what}: {say(by_seed(change[what]))}" for what in change]
+        parts = [f"{name}: {say(by_seed(change[name]))}" for name in change]
         if {INDUCTION, RANDOM} <= set(change):
             beyond = say(by_seed(change[INDUCTION] - change[RANDOM]))
-            parts.append(f"induction heads beyond random ones: {beyond}")
-        sentences.append(f"Change of the {name}, over runs: {'; '.join(parts)}.")
+            parts.append(f"induction heads minus random heads: {beyond}")
+        sentences.append(f"Change of the {measure}, over runs: {'; '.join(parts)}.")
     return sentences
 
 
 def by_seed(values: pd.Series) -> np.ndarray:
-    """A mean over the runs of each seed, which began alike, of variants that all seeds have."""
+    """Mean over the runs of each seed, for the variants that all seeds have."""
     wide = values.dropna().unstack("variant").dropna(axis="columns")
     return wide.mean(axis="columns").dropna().to_numpy()
 
 
 def say(change: np.ndarray) -> str:
-    """The mean change with its interval over seeds, and whether the interval excludes 0."""
+    """The mean change with its interval over seeds; "more" or "less" if it excludes 0."""
     if not len(change):
         return "not testable"
     mean, low, high = paired_interval(change)

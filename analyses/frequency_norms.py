@@ -4,11 +4,11 @@ Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), the fi
 mean query and key norms by layer and by head: in Gemma 7B the slowest planes dominate
 every layer, and the fastest are used in the first and last layers.
 
-Expectation: if the base is large beside the trained context, a band of planes has long queries
-and keys. Slower planes never turn within the context, so training has no use for them, and
-their queries and keys stay short. Oka et al. (ICLR 2026) put the band at plane
-(D/2) log_base(L / 3.657) for a trained context of L tokens. Values do not rotate: cut into the
-same planes they are the control, and should be as long in each.
+Expectation: if the base is large compared with the trained context, a band of planes has long
+queries and keys. Slower planes never turn within the context, so training has no use for them,
+and their queries and keys stay short. Oka et al. (ICLR 2026) predict the band at plane (D/2)
+log_base(L / 3.657) for a trained context of L tokens. Values do not rotate. They are split into
+the same planes as a control, and should have the same length in each plane.
 
     python analyses/frequency_norms.py [MODEL] [--text FILE]... [--context N]
 
@@ -24,22 +24,22 @@ import ropelens as rl
 
 def answer(analysis: rl.Analysis) -> rl.Answer:
     profile = analysis.profile
-    # |q||k| of every layer and plane, mean over heads: what bounds a plane's scores.
+    # |q||k| of every layer and plane, mean over heads. It bounds the scores of a plane.
     product = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
     loudest = int(product.max("frequency").argmax("layer"))
     figures = {
         "The mean over heads, a row per layer: queries, keys, and values, which do not rotate. "
         "Fast planes are on the left; planes right of the dotted line turn less than once in "
         "the context.": rl.plot_norms(profile),
-        "The layer with the longest queries, a row per head: heads of one layer need not "
-        "agree.": rl.plot_norms(profile, layer=loudest),
+        "The layer with the longest queries, a row per head: heads of one layer may "
+        "differ.": rl.plot_norms(profile, layer=loudest),
     }  # fmt: skip
     question = "Which frequencies carry the queries and keys?"
     return rl.Answer(question, findings(profile, product / product.sum("frequency")), figures)
 
 
 def findings(profile: xr.Dataset, share: xr.DataArray) -> list[str]:
-    """Where the share of |q||k| (layer, frequency) lies, and where it was predicted."""
+    """Planes with the largest `share` of |q||k| (layer, frequency), and the prediction."""
     wavelength = profile["wavelength"].values[0]
     context, trained = profile.attrs["context"], profile.attrs["trained_context"]
     mean = share.values.mean(axis=0)
@@ -60,11 +60,11 @@ def findings(profile: xr.Dataset, share: xr.DataArray) -> list[str]:
     ]
     inv_freq = profile["inv_freq"].values[0]
     steps = np.diff(np.log(inv_freq[inv_freq > 0]))
-    if len(steps) > 1 and np.ptp(steps) <= 1e-3:  # a power law of one base, as Oka et al. have
+    if len(steps) > 1 and np.ptp(steps) <= 1e-3:  # a power law of one base, as in Oka et al.
         band = np.log(trained / 3.657) / -steps.mean()
         sentences.append(
-            f"The band was predicted at plane {band:.1f} (Oka et al., for a trained "
-            f"context of {trained:,} tokens); measured over predicted: {peak / band:.2f}."
+            f"Oka et al. predict the band at plane {band:.1f}, given the trained context of "
+            f"{trained:,} tokens; measured over predicted: {peak / band:.2f}."
         )
     return sentences
 

@@ -1,11 +1,11 @@
 """Which heads are positional, which semantic, and through which wavelengths?
 
 Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205). By eye, the paper
-finds heads of Gemma 7B that attend to themselves or to the previous token and use the highest
-frequencies, and one that looks for an apostrophe and uses low ones.
+finds heads of Gemma 7B that attend to their own or to the previous token and use the highest
+frequencies, and a head that looks for an apostrophe and uses low frequencies.
 
-Method: the attention budget gives every head a label, on text that its models were not fitted
-to. The verdict on the claim compares the model with the same frequencies in a random order.
+Method: the attention budget gives every head a label, on text to which its models were not
+fitted. The verdict on the claim compares the model with the same frequencies in a random order.
 
 Expectation: positional heads are in early layers, with offsets of a few tokens, and the claim
 holds.
@@ -22,15 +22,15 @@ import ropelens as rl
 def answer(analysis: rl.Analysis) -> rl.Answer:
     profile, heads = analysis.profile, analysis.heads
     figures = {
-        "Colour and sign say what a head does, strength how many bits it chooses with; the "
-        "number is how many tokens a positional head looks back.":
+        "Colour and sign show the label of a head, and the strength of the colour shows its "
+        "bits. The number is the distance, in tokens, that a positional head looks back.":
             rl.plot_head_map(profile, heads),
-        "Where on the axis do heads get the push toward the keys they pick? Above, the mean of "
-        "each label; below, a row per head, those on top that position explains most.":
+        "The wavelengths through which heads pick their keys. Above: the mean of each label. "
+        "Below: a row per head, sorted by the share that position explains.":
             rl.plot_head_wavelengths(profile, heads),
         "Each point is a head. Points fall from top left to bottom right in any model, "
-        "for slow planes tell no offsets apart; the claim holds where the diamond below "
-        "lies left of the surrogates' strokes.": rl.plot_claim(profile, heads),
+        "because slow planes cannot tell offsets apart. The claim holds if the diamond below "
+        "lies left of the strokes of the surrogates.": rl.plot_claim(profile, heads),
     }  # fmt: skip
     low = heads[heads["confidence"] < 0.9]
     named = ", ".join(f"L{row.layer} H{row.head} {row.label}" for row in low.itertuples())

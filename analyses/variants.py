@@ -1,23 +1,23 @@
-"""Trained from the start, how do variants of RoPE differ, and what do still planes carry?
+"""How do variants of RoPE differ after training, and what do planes carry that do not rotate?
 
 Source: Barbero et al. 2024, "Round and Round We Go!" (arXiv 2410.06205), section 6: p-RoPE,
 which stops the slowest planes, trains as well as RoPE or better, and NoPE trains worse. The
-paper trains each once, and does not look at heads.
+paper trains each variant once, and does not analyse its heads.
 
 Method: three seeds of each variant. Runs of one seed start from the same weights and read the
 same text in the same order, so differences are paired. Heads and planes are compared too.
 
-Expectation: nope is far behind; p-rope:0.75 is within noise of rope at this scale; p-rope:0.25
-and p-rope-reversed:0.75 are worse. nope has no previous-token head in the first layer.
-Positional heads use short wavelengths, and planes that stand still carry content.
+Expectation: nope is much worse than rope; p-rope:0.75 is within noise of rope at this scale;
+p-rope:0.25 and p-rope-reversed:0.75 are worse. nope has no previous-token head in the first
+layer. Positional heads use short wavelengths, and planes that do not rotate carry content.
 
     python analyses/variants.py --text FOLDER --valid FOLDER [--runs runs/variants]
     python analyses/variants.py --tokens FOLDER --study analyses/copying.toml \\
         --runs runs/copying
 
-Trains the runs of analyses/variants.toml (a day on two cores) and skips finished ones, so the
+Trains the runs of analyses/variants.toml (a day on two cores) and skips finished runs, so the
 same command continues after a stop. Writes reports/variants/<study>/, where <study> is the name
-of the study file: give your own study another name.
+of the study file. Give your own study another name.
 """
 
 from pathlib import Path
@@ -37,17 +37,19 @@ REPORTS = HERE.parent / "reports"
 def main(
     text: list[Path] = typer.Option([], help="Text to learn from."),
     valid: list[Path] = typer.Option([], help="Validation text; else a share of the text."),
-    tokens: Path | None = typer.Option(None, help="Tokens made before, in place of text."),
+    tokens: Path | None = typer.Option(
+        None, help="Tokens that were made before, instead of text."
+    ),
     study: Path = typer.Option(
-        HERE / "variants.toml", help="Variants, seeds and sizes; its name is the report's."
+        HERE / "variants.toml", help="Variants, seeds and sizes; also names the report."
     ),
     runs: Path = typer.Option(Path("runs/variants"), help="Folder of the runs."),
     sequences: int = typer.Option(512, help="Sequences of validation text for the loss."),
 ) -> None:
     rl.run_study(study, out=runs, text=text, valid=valid, tokens=tokens)
     comparison = rl.compare([runs], cache=runs / "measured", sequences=sequences)
-    findings = [where_norms_peak(comparison), *what_still_planes_carry(comparison)]
-    question = "Trained from the start, how do variants of RoPE differ?"
+    findings = [where_norms_peak(comparison), *stopped_planes(comparison)]
+    question = "How do variants of RoPE differ after training?"
     answer = rl.Answer(question, findings, figures={})
     page = answer.save(REPORTS / "variants" / study.stem, comparison)
     write_index(REPORTS)
@@ -59,15 +61,13 @@ def where_norms_peak(comparison: xr.Dataset) -> str:
     product = comparison["q_norm"].mean("head") * comparison["k_norm"].mean("kv_head")
     share = (product / product.sum("frequency")).mean("layer")
     peaks = []
-    for group, of_group in groups(share):
-        mean = of_group.mean("entry")
+    for group, runs in groups(share):
+        mean = runs.mean("entry")
         peak = int(mean.argmax("frequency"))
-        first = of_group["entry"].values[0]
+        first = runs["entry"].values[0]
         wavelength = float(comparison["wavelength"].sel(entry=first)[0, peak])
-        where = (
-            f"{wavelength:,.0f} tokens" if np.isfinite(wavelength) else "one that stands still"
-        )
-        peaks.append(f"{group} {mean[peak]:.0%} ({where})")
+        place = f"{wavelength:,.0f} tokens" if np.isfinite(wavelength) else "does not rotate"
+        peaks.append(f"{group} {mean[peak]:.0%} ({place})")
     even = 1 / np.isfinite(share).sum("frequency").max()
     return (
         f"The largest share of |q||k| in one plane, by its wavelength: {', '.join(peaks)}; "
@@ -75,45 +75,43 @@ def where_norms_peak(comparison: xr.Dataset) -> str:
     )
 
 
-def what_still_planes_carry(comparison: xr.Dataset) -> list[str]:
-    """For each variant that stops some planes: these, beside the same of the baseline."""
+def stopped_planes(comparison: xr.Dataset) -> list[str]:
+    """Shares of the stopped planes of each variant, and of the same planes in the baseline."""
     sentences = []
     for group, entries in groups(comparison):
         entries = entries.isel(entry=entries["partner"].values >= 0)
-        beside = comparison.isel(entry=entries["partner"].values)
+        partners = comparison.isel(entry=entries["partner"].values)
         wavelength = entries["wavelength"].isel(entry=slice(1), layer=0)
-        wavelength = wavelength.max("entry").dropna("frequency")  # of this size's planes
+        wavelength = wavelength.max("entry").dropna("frequency")  # planes that this size has
         still = np.isinf(wavelength)
         if not still.any() or still.all():
             continue
-        here, there = (
-            ", ".join(
-                f"{share:.0%} of {what}" for what, share in shares(of_group, still).items()
-            )
-            for of_group in (entries, beside)
+        stopped, turning = (
+            ", ".join(f"{share:.0%} of {name}" for name, share in shares(runs, still).items())
+            for runs in (entries, partners)
         )
         sentences.append(
-            f"The {int(still.sum())} planes of {len(still)} that {group} stops carry {here}; "
-            f"in {beside['group'].values[0]}, which turns them, {there}."
+            f"The {int(still.sum())} planes of {len(still)} that {group} stops carry "
+            f"{stopped}; in {partners['group'].values[0]}, which turns them, {turning}."
         )
     return sentences
 
 
 def groups(compared):
-    """Each group of a comparison, or of one of its variables, and its entries."""
+    """Each group of a comparison or of one variable, and its entries."""
     names = compared["group"].values
     for group in dict.fromkeys(names.tolist()):
         yield group, compared.isel(entry=np.flatnonzero(names == group))
 
 
 def shares(entries: xr.Dataset, still: xr.DataArray) -> dict[str, float]:
-    """What part of the squared norms and of the selectivity is in the planes `still`."""
+    """Shares of the squared norms and of the selectivity in the planes `still`."""
     parts = {"the squared query norm": entries["q_norm"] ** 2}
     for label in ("positional", "semantic"):
         known = entries["selectivity_keys"].where(entries["label"] == label)
         if known.notnull().any():
             parts[f"the selectivity of {label} heads"] = known
-    return {what: float(part.where(still).sum() / part.sum()) for what, part in parts.items()}
+    return {name: float(part.where(still).sum() / part.sum()) for name, part in parts.items()}
 
 
 if __name__ == "__main__":

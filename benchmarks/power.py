@@ -16,8 +16,11 @@ from pathlib import Path
 import numpy as np
 
 import ropelens as rl
-from ropelens.claims.arrays import OFFSETS, claim_arrays
-from ropelens.claims.claims import CLAIMS, Claim, judged, ledger
+from ropelens.claims.arrays import claim_arrays
+from ropelens.claims.claims import CLAIMS
+from ropelens.claims.ledger import ledger
+from ropelens.claims.nulls import FREQUENCIES, OFFSETS
+from ropelens.claims.verdict import Claim, judge
 
 DRAWS, OFTEN = 120, 0.8
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -32,9 +35,9 @@ def main() -> None:
     arrays, rows = claim_arrays(profile), ledger(profile).set_index("claim")
     print("claim | number | holds from | share of the effect found | layers that show it")
     for claim in CLAIMS:
-        if not claim.of or not arrays.keys() >= {*claim.of}:
+        if claim.null is FREQUENCIES or not arrays.keys() >= {*claim.arrays}:
             continue
-        of, row = [arrays[name] for name in claim.of], rows.loc[claim.name]
+        of, row = [arrays[name] for name in claim.arrays], rows.loc[claim.name]
         found, layers = smallest(claim, of, options.trials)
         print(
             f"{claim.name} | {row['number']:.3g} | {row['threshold']:.3g} | {found} | {layers}"
@@ -67,8 +70,8 @@ def smallest(claim: Claim, of: list[np.ndarray], trials: int) -> tuple[str, str]
 
 def holds(claim: Claim, of: list[np.ndarray], random: np.random.Generator) -> bool:
     with contextlib.suppress(IndexError):  # of fewer layers than the number is made of
-        named = dict(zip(claim.of, of, strict=True))
-        return judged(claim, None, named, random, DRAWS)["verdict"] == "holds"
+        named = dict(zip(claim.arrays, of, strict=True))
+        return judge(claim, named, random, DRAWS)["verdict"] == "holds"
     return False
 
 

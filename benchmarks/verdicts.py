@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
-from ropelens.claims.claims import VERDICTS
+from ropelens.claims.verdict import VERDICTS
 
 SIZES = ((4, 8, 8, 32), (6, 6, 2, 32), (4, 8, 4, 64), (10, 4, 4, 16))
 """Layers, heads, kv heads and coordinates of a head."""

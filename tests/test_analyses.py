@@ -1,4 +1,4 @@
-"""The scripts run as their docstrings say, and use nothing that a user could not."""
+"""The scripts run as their docstrings describe, and use only the public API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MORE = {
     "reach": {"reach.nc", "needles.nc"},
     "truncation": {"truncation.nc", "truncation.csv"},
 }
-"""What an analysis writes beside the four files of every answer."""
+"""Files that an analysis writes in addition to the four files of every answer."""
 ANSWERS = [s for s in SCRIPTS if s.stem not in ("variants", "copying", "claims")]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
@@ -50,7 +50,7 @@ def test_uses_the_public_api_only(script: Path) -> None:
 
 
 def run_copy(python: Command, script: Path, place: Path, *options: object) -> Path:
-    """Run a copy of `script` in a project of its own at `place`; its reports."""
+    """Run a copy of `script` in a new project at `place`; return its folder of reports."""
     (place / "analyses").mkdir()
     copy, sweep = place / "analyses" / script.name, '"bands": 2, "keep": [0.5], "controls": 1'
     copy.write_text(script.read_text().replace('"bands": 8', sweep))
@@ -80,20 +80,20 @@ def test_runs_on_a_model_and_text(script: Path, tmp_path: Path, python: Command)
         assert set(sweep["kind"].values) >= {"none", "slow", "fast", "random", "band"}
 
 
-def test_claims_pass_over_models_whose_ledger_is_there(
+def test_claims_skip_models_that_were_measured_before(
     tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def here(command: list[str]) -> SimpleNamespace:  # a new process for each takes seconds
+    def run_here(command: list[str]) -> SimpleNamespace:  # a new process would take seconds
         return SimpleNamespace(returncode=CliRunner().invoke(app, command[3:]).exit_code)
 
-    monkeypatch.setattr("subprocess.run", here)
+    monkeypatch.setattr("subprocess.run", run_here)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "story.txt").write_text(story(40))
     models = [save_tiny(tmp_path / name) for name in ("one", "two")]
     options = ["--text", "story.txt", "--context", 48, "--sequences", 4]
     ledger, written = tmp_path / "reports" / "claims" / "one" / "claims.csv", set()
-    for some in (models[:1], models):
-        ended = python(ROOT / "analyses" / "claims.py", *some, *options)
+    for measured in (models[:1], models):
+        ended = python(ROOT / "analyses" / "claims.py", *measured, *options)
         assert ended.code == 0, ended.err
         written.add(ledger.stat().st_mtime_ns)
     assert len(written) == 1
@@ -125,21 +125,21 @@ def table_of(layers: int, heads: int) -> pd.DataFrame:
     )
 
 
-def test_random_heads_are_as_deep_as_those_they_stand_beside() -> None:
+def test_random_heads_come_from_the_layers_of_the_chosen_heads() -> None:
     causal, heads = script_named("causal"), table_of(6, 6)
     chosen = heads.loc[[24, 26, 27, 31]]  # of layers 4, 4, 4 and 5
     sets, possible = causal.draws(heads, chosen)
-    assert (len(sets), possible) == (5, 5)  # one of layer 4's, by five of layer 5
+    assert (len(sets), possible) == (5, 5)  # 1 set of layer 4 times 5 heads of layer 5
     sets, possible = causal.draws(heads, heads.loc[[24, 26, 30, 31]])
     assert (len(sets), possible) == (8, 36)
-    assert len({tuple(one.index) for one in sets}) == 8
-    for one in sets:
-        assert one["layer"].tolist() == [4, 4, 5, 5]
-        assert one.index.is_unique
-        assert not {24, 26, 30, 31} & set(one.index)
+    assert len({tuple(drawn.index) for drawn in sets}) == 8
+    for drawn in sets:
+        assert drawn["layer"].tolist() == [4, 4, 5, 5]
+        assert drawn.index.is_unique
+        assert not {24, 26, 30, 31} & set(drawn.index)
 
 
-def test_of_a_layer_at_most_half_its_heads_are_silenced() -> None:
+def test_at_most_half_of_the_heads_of_a_layer_are_silenced() -> None:
     causal, heads = script_named("causal"), table_of(9, 5)  # a ninth is 5, layer 0 the first
     chosen = causal.most(heads, "positional_fraction")
     assert chosen["layer"].tolist() == [0, 0, 1, 1, 2]
@@ -149,7 +149,7 @@ def test_of_a_layer_at_most_half_its_heads_are_silenced() -> None:
 
 
 def losses_of(changes: np.ndarray) -> list[xr.Dataset]:
-    """What `losses` would be of each row of `changes`, a number a document, 10 tokens each."""
+    """The result of `losses` for each row of `changes`, a number per document of 10 tokens."""
     return [
         xr.Dataset(
             {
@@ -162,25 +162,26 @@ def losses_of(changes: np.ndarray) -> list[xr.Dataset]:
     ]
 
 
-def test_the_interval_holds_draws_as_well_as_documents() -> None:
-    """Where only one of both varies it is scipy's t interval over that one."""
+def test_the_interval_covers_draws_and_documents() -> None:
+    """If only the draws or only the documents vary, it is scipy's t interval over them."""
     causal = script_named("causal")
-    of = np.random.default_rng(0).normal(size=6)
+    changes = np.random.default_rng(0).normal(size=6)
     (silent,) = losses_of(np.zeros((1, 6)))
-    wanted = (-of).mean(), *stats.ttest_1samp(-of, 0).confidence_interval()
-    by_document, by_draw = losses_of(np.tile(of, (8, 1))), losses_of(np.tile(of, (6, 1)).T)
+    wanted = (-changes).mean(), *stats.ttest_1samp(-changes, 0).confidence_interval()
+    by_document = losses_of(np.tile(changes, (8, 1)))
+    by_draw = losses_of(np.tile(changes, (6, 1)).T)
     for random in (by_document, by_draw):
-        for found in causal.changes_beyond(random, silent, 1.0):
-            assert found == pytest.approx(wanted)
-    both = losses_of(of + of[:, None])
+        for interval in causal.changes_beyond(random, silent, 1.0):
+            assert interval == pytest.approx(wanted)
+    both = losses_of(changes + changes[:, None])
     whole = causal.changes_beyond(both, silent, 1.0)[0]
     assert whole[2] - whole[1] == pytest.approx(math.sqrt(2) * (wanted[2] - wanted[1]))
     all_drawn = causal.changes_beyond(both, silent, 0.0)[0]
     assert all_drawn[2] - all_drawn[1] == pytest.approx(wanted[2] - wanted[1])
 
 
-def test_planes_are_parted_nearest_to_half_of_the_push() -> None:
-    """Three planes of 0.45, 0.45, 0.1: the first alone, not the first two with 90 %."""
+def test_planes_are_split_near_half_of_the_push() -> None:
+    """Three planes of 0.45, 0.45, 0.1: only the first, not the first two with 90 %."""
     causal = script_named("causal")
     push = xr.DataArray([[[0.45, 0.1, 0.45, -1.0]]], dims=("layer", "head", "frequency"))
     wavelength = xr.DataArray([[6.0, 60.0, 600.0, 6000.0]], dims=("layer", "frequency"))
@@ -188,28 +189,28 @@ def test_planes_are_parted_nearest_to_half_of_the_push() -> None:
     chosen = pd.DataFrame({"layer": [0], "head": [0]})
     strong, weak, share = causal.planes_of(SimpleNamespace(profile=profile), chosen)
     stopped = [[(edit.select, edit.heads) for edit in edits] for edits in (strong, weak)]
-    assert stopped == [[(rl.PlaneNumbers(of), "0.0")] for of in ([0], [2, 1, 3])]
+    assert stopped == [[(rl.PlaneNumbers(planes), "0.0")] for planes in ([0], [2, 1, 3])]
     assert share == pytest.approx(0.45)
 
 
-def test_without_previous_token_heads_there_is_no_induction() -> None:
-    """Of the bundled model, whose head 3.4 is one; random heads of its layer take little."""
+def test_induction_needs_previous_token_heads() -> None:
+    """In the bundled model head 3.4 is such a head; random heads of its layer matter little."""
     causal = script_named("causal")
     options = rl.Options(context=64, sequences=4, surrogates=0)
     sentence, rows = causal.without_previous(rl.analyze("bundled", options=options))
-    found = re.search(
-        r"3\.4\) takes .* 4\.4, from (\S+) to (\S+); .* leave it (\S+) ", sentence
+    match = re.search(
+        r"3\.4\) takes .* 4\.4, from (\S+) to (\S+); .* leave it at (\S+) ", sentence
     )
-    assert found is not None
-    before, after, beside = map(float, found.groups())
+    assert match is not None
+    before, after, random = map(float, match.groups())
     assert before > 0.6
     assert after < 0.05
-    assert beside > before / 2
+    assert random > before / 2
     assert "it holds (+" in sentence
     assert [row["tokens"] for row in rows] == ["random tokens, repeated"] * 5  # 4 draws
 
 
-def test_copying_is_held_beside_as_many_heads_without_a_role() -> None:
+def test_copying_is_compared_with_random_heads_without_a_role() -> None:
     copying = script_named("copying")
     scores = np.zeros((3, 5))
     scores[1] = [0.9, 0.8, 0.7, 0.1, 0.1]
@@ -223,39 +224,41 @@ def test_copying_is_held_beside_as_many_heads_without_a_role() -> None:
     assert {name.split(".")[0] for heads in early for name in heads} == {"0", "2"}
     scores[0], scores[2, 1:] = 0.5, 0.5
     assert copying.random_heads(scores, ["1.0"]) == [["2.0"]] * 3
-    assert copying.random_heads(scores, ["1.0", "1.1"]) == [], "one is left"
+    assert copying.random_heads(scores, ["1.0", "1.1"]) == [], "only one head is left"
     assert copying.random_heads(scores, []) == []
 
 
-def test_costs_of_copying_are_told_by_seed_and_beyond_those_of_random_heads() -> None:
+def test_costs_of_copying_are_given_by_seed_and_minus_random_heads() -> None:
     copying = script_named("copying")
     rows = [
         {"variant": variant, "seed": seed, "what": what, "copy_loss": loss, "retrieval": 0.5}
         for variant in ("rope", "p-rope:0.5")
-        for seed, by in enumerate((2.9, 3.0, 3.1))
+        for seed, cost in enumerate((2.9, 3.0, 3.1))
         for what, loss in (
             ("none", 1.0),
-            (copying.INDUCTION, 1 + by),
+            (copying.INDUCTION, 1 + cost),
             *((copying.RANDOM, 1.5 + 0.1 * draw) for draw in (-1, 0, 1)),
         )
     ]
     copies, needles = copying.what_it_costs(pd.DataFrame(rows))
     assert "induction heads silent: more (+3.000, +2.752 to +3.248)" in copies
     assert "without a role, silent: more (+0.500, +0.500 to +0.500)" in copies
-    assert copies.endswith("beyond random ones: more (+2.500, +2.252 to +2.748).")
+    assert copies.endswith("minus random heads: more (+2.500, +2.252 to +2.748).")
     assert needles.count("unresolved (+0.000, +0.000 to +0.000)") == 3
-    assert copying.what_it_costs(pd.DataFrame(rows)[lambda of: of["what"] == "none"]) == []
+    assert (
+        copying.what_it_costs(pd.DataFrame(rows)[lambda table: table["what"] == "none"]) == []
+    )
 
 
 @names
-def test_says_what_it_is_for_and_what_went_wrong(
+def test_prints_its_purpose_and_its_errors(
     script: Path, tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = python(script, "--help")
+    helped = python(script, "--help")
     title = (ast.get_docstring(ast.parse(script.read_text())) or "").splitlines()[0]
-    assert (told.code, told.err) == (0, "")
-    assert title in told.out
+    assert (helped.code, helped.err) == (0, "")
+    assert title in helped.out
     option = "--runs" if script.stem == "copying" else "--text"
     failed = python(script, option, "nowhere")
     assert failed.code == 1
@@ -275,7 +278,7 @@ steps = 1
 def test_variants_are_trained_and_compared(
     tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And copying.py of the same runs: of one step no head copies."""
+    """copying.py then reads the same runs; after one step no head copies."""
     shutil.copytree(ROOT / "analyses", tmp_path / "analyses")
     (tmp_path / "small.toml").write_text(STUDY)
     (tmp_path / "story.txt").write_text(story(900), encoding="utf-8")
@@ -288,7 +291,7 @@ def test_variants_are_trained_and_compared(
     findings = json.loads((folder / "run.json").read_text())["findings"]
     assert findings[0].startswith("Loss against that of rope, nats per token")
     (peaks,) = [sentence for sentence in findings if "largest share" in sentence]
-    assert "% (one that stands still); evenly spread: 12%." in peaks
+    assert "% (does not rotate); evenly spread: 12%." in peaks
     rope = rl.open(folder).isel(entry=0)
     product = (rope["q_norm"].mean("head") * rope["k_norm"][:, 0]).values
     share = (product / product.sum(1, keepdims=True)).mean(0)

@@ -285,7 +285,7 @@ def tried(model: PreTrainedModel) -> tuple[str, str]:
         alone = last().logits
         with rl.observe(model, lambda call, planes: None):
             assert torch.equal(last().logits, alone), "observing changes the last logits"
-        met.add("last logits alone")
+        met.add("last logits only")
     with rl.edit_rope(model, rl.stop_slowest(0.25)):
         edited = rl.measure_rope(model)
         assert bool((edited["inv_freq"] == 0).sum() > (rope["inv_freq"] == 0).sum())
@@ -351,19 +351,18 @@ def page(rows: list[Row]) -> str:
     refused = [row for row in rows if row.refused]
     untried = [row for row in rows if row.untried]
     counts = (
-        f"Of the {len(rows)} classes behind transformers {transformers.__version__}'s "
-        "AutoModelForCausalLM whose code mentions\nrotary embeddings, "
-        f"{len(supported)} are supported, {len(refused)} are refused, and {len(untried)} could "
-        "not be\ntried."
+        f"AutoModelForCausalLM of transformers {transformers.__version__} knows {len(rows)} "
+        "classes whose code mentions rotary\nembeddings. ropelens supports "
+        f"{len(supported)} classes, refuses {len(refused)}, and could not try {len(untried)}."
     )
     words = PAGE.read_text(encoding="utf-8").partition("\n## Supported\n")[0]
     head = re.sub(
-        r"Of the \d+ classes .*?tried\.", lambda _: counts, words, count=1, flags=re.S
+        r"AutoModelForCausalLM of .*? try \d+\.", lambda _: counts, words, count=1, flags=re.S
     )
     tables = [
         ("Supported", "rotation of a tiny model | tried with", supported),
-        ("Refused", "what it says, and what was seen", refused),
-        ("Not tried", "why no tiny one ran here", untried),
+        ("Refused", "message, and what was seen", refused),
+        ("Not tried", "why no tiny model ran here", untried),
     ]
     parts = [
         f"## {title}\n\n| class | model types | {words} |\n|---|---|---|"

@@ -22,12 +22,12 @@ from ropelens.analysis.analysis import Analysis, check_sweep, earlier_analysis
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import Plan, Texts, listed_warnings, plan_analysis, this_command
 from ropelens.checkpoints.files import fingerprint
+from ropelens.claims.heads import classify_heads
 from ropelens.errors import public
 from ropelens.interventions.truncate import sweep_planes
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.bridge import bridge
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.heads import classify_heads
 from ropelens.profiles.measurement import Measurement, versions
 from ropelens.profiles.profile import measure_profile
 from ropelens.runtime.devices import explain_full_memory

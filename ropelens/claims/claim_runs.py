@@ -19,9 +19,10 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ropelens.attention.sums import LayerMeans
-from ropelens.claims.claims import INDUCTION, ledger
+from ropelens.claims.claims import INDUCTION
+from ropelens.claims.ledger import ledger
 from ropelens.errors import Positive, Whole, public
-from ropelens.interventions.edit import Edit, drop, edit_rope, stop
+from ropelens.interventions.edit import Edit, drop, stack_edits, stop
 from ropelens.interventions.evaluate import evaluate_edits
 from ropelens.interventions.reach import find_copies
 from ropelens.profiles.capture import TokenNames, token_names
@@ -75,7 +76,7 @@ def test_claims(
     measurement = Measurement.of(model, text, tokenizer=tokenizer, rows=ROWS, seed=int(seed))
     tried = _of_planes(profile, subsample(measurement), progress)
     tried["token_lead"] = _token_lead(measurement, tokenizer)
-    return ledger(profile, draws=draws, seed=int(seed), tried=tried)
+    return ledger(profile, draws=draws, seed=int(seed), more=tried)
 
 
 test_claims.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a test
@@ -124,7 +125,8 @@ def _of_planes(
     options: dict[str, Any] = {"copies": [far], "draws": RUNS, "progress": progress}
     copies = partial(find_copies, measurement, heads=heads, **options)
     own = copies()["found_by_draw"]
-    with edit_rope(live, _edits(stop, [slow])["stop 0"]):
+    slowest = stack_edits(measurement.rotation, [_edits(stop, [slow])["stop 0"]])
+    with live.edit(slowest):
         more = (copies()["found_by_draw"] - own).mean(own.dims[:-1]).values
     return arrays | {"induction_lost": score[:1] - score[None, 1:], "more_found": more}
 

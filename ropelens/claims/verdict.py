@@ -1,135 +1,177 @@
-"""Positional heads use short wavelengths, semantic ones long: a verdict, and what it rests on.
+"""A published claim, and the one rule that decides whether it holds in a model.
 
-The rank correlation, over heads, of the share that the offset explains with the mean log
-wavelength, beside that of surrogates (see surrogates.py).
+A claim is a number of the model. The number is compared with draws of its null: the same
+number if only chance and geometry matter.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
 
+from ropelens.claims.nulls import Arrays, Null
 from ropelens.intervals import jackknife_half
 
-LEAST_HEADS = 3  # heads of either sort that a verdict takes: mostly by the offset, or not
-TAIL = 0.025  # share of the surrogates beyond either bound
+VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
+TAIL = 0.025  # share of the draws beyond either bound of the null
+MIN_DRAWS = 39  # with fewer draws, not even a number beyond all of them is rare enough
+SAME = 1e-9  # numbers that differ by less are equal, apart from rounding
+
+WORDS = (
+    "beyond what chance and geometry give",
+    "beyond what chance and geometry give, on the other side",
+    "chance and geometry give as much",
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published claim: a row of the ledger.
+
+    `number` makes a number from the `arrays` (names in `claim_arrays`), both of the model and
+    of draws of the `null`. The claim says that this number is large, or small if `sign` is -1;
+    a number below `floor` counts as none. `limit` is the largest number that is possible on the
+    claimed side, if draws of the null may stay below it.
+
+    `interval` returns the ends of the 95 % interval; the default is a jackknife over the first
+    axis of the arrays. `why_untestable` explains why there is no number, and `objection`
+    returns a reason against a test, or "". `min_size` states what a model needs in which most
+    draws are alike. `words` are the reasons if the claim holds, is contradicted or is
+    unresolved.
+    """
+
+    name: str
+    statement: str
+    source: str
+    what: str
+    call: str
+    null: Null
+    arrays: tuple[str, ...]
+    number: Callable[..., float]
+    sign: int = 1
+    floor: float = -math.inf
+    limit: float = -math.inf
+    interval: Callable[..., tuple[float, float]] | None = None
+    objection: Callable[..., str] = lambda *_: ""
+    why_untestable: str = "the model has nothing of this kind to measure"
+    min_size: str = ""
+    words: tuple[str, str, str] = WORDS
 
 
 def judge(
-    offset_fraction: Float[np.ndarray, "draw layer head"],
-    log_wavelength: Float[np.ndarray, "draw layer head"],
-) -> dict[str, Any]:
-    """The claim's verdict, from both numbers of the model (draw 0) and of its surrogates.
-
-    It **holds** where the model correlates more negatively than 97.5 % of its surrogates, is
-    **contradicted** where less than 97.5 %, and **unresolved** between; why it is **not
-    testable** is said. Heads that are NaN do not count.
-
-    `low` to `high` is the 95 % interval of the rank correlation, over layers; `null_low` and
-    `null_high` bound 95 % of the surrogates; `p_value` is the share of the model and its
-    surrogates that correlate as negatively as the model or more.
-    """
-    rho = correlations(offset_fraction, log_wavelength)
-    null = rho[1:][np.isfinite(rho[1:])]
-    bounds = _bounds(null)
-    counts = np.isfinite(offset_fraction[0]) & np.isfinite(log_wavelength[0])
-    verdict, why = _verdict(rho[0], null, bounds, offset_fraction[0][counts])
-    p_value = (1 + (null <= rho[0]).sum()) / (1 + len(null))
-    low, high = _interval(offset_fraction[0], log_wavelength[0], rho[0])
+    claim: Claim, arrays: Mapping[str, np.ndarray], random: np.random.Generator, draws: int
+) -> dict[str, object]:
+    """The row of a claim in the ledger: its number, its null and its verdict."""
+    x = tuple(arrays[name] for name in claim.arrays)
+    number, low, high, null, why = math.nan, math.nan, math.nan, np.empty(0), ""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if not len(x[0]):
+            why = "no plane of this model rotates"
+        else:
+            number, possible = claim.number(*x), claim.null.possible(x[0])
+            if possible < MIN_DRAWS + 1:
+                needs = claim.null.min_size
+                why = f"{possible} draws are possible; a verdict needs {needs} or more"
+            else:
+                why = claim.objection(*x)
+                drawn = claim.null.draw(x, random, draws)
+                null = np.array([claim.number(*one) for one in drawn])
+                low, high = claim.interval(*x) if claim.interval else _jackknife(claim, x)
+    null = null[np.isfinite(null)]
+    null_low, null_high = null_bounds(null)
+    p_value, opposite = p_values(claim, number, null)
+    verdict = "not testable"
+    if not why:
+        verdict, why = _decide(claim, number, null, p_value, opposite)
+    bounds = {"number": number, "low": null_low, "high": null_high, "draws": len(null)}
+    far = null_high if claim.sign == 1 else null_low
     return {
-        "rank_correlation": float(rho[0]),
+        "claim": claim.name,
+        "statement": claim.statement,
+        "source": claim.source,
+        "what": claim.what,
+        "number": number,
         "low": low,
         "high": high,
-        "heads": int(counts.sum()),
-        "null_median": float(np.median(null)) if len(null) else np.nan,
-        "null_low": bounds[0],
-        "null_high": bounds[1],
+        "over": claim.null.over if math.isfinite(low) else "",
+        "null": claim.null.how,
+        "null_median": float(np.median(null)) if len(null) else math.nan,
+        "null_low": null_low,
+        "null_high": null_high,
         "null_draws": len(null),
-        "p_value": float(p_value) if np.isfinite(rho[0]) else np.nan,
+        "threshold": claim.sign * max(claim.sign * far, claim.floor),
+        "side": claim.sign,
+        "p_value": math.nan if verdict == "not testable" else p_value,
+        "q_value": math.nan,
         "verdict": verdict,
-        "why": why,
+        "why": why.format(**bounds),
+        "call": claim.call,
     }
 
 
-def correlations(
-    offset_fraction: Float[np.ndarray, "draw layer head"],
-    log_wavelength: Float[np.ndarray, "draw layer head"],
-) -> Float[np.ndarray, " draw"]:
-    """The rank correlation of both numbers in each draw, over the heads that count."""
-    both = zip(offset_fraction, log_wavelength, strict=True)
-    return np.array([rank_correlation(x, y) for x, y in both])
+def null_bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
+    """The draws below and above which an exact test at 2.5 % on either side rejects.
 
-
-def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"]) -> float:
-    """Spearman's, over heads that have both; NaN for fewer than 4, or where all are alike."""
-    known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
-    if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return np.nan
-    return float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1])
-
-
-def _bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
-    """The surrogates beyond which, on either side, lie as many as a test at 2.5 % allows.
-
-    NaN for fewer than 39, where not even the most extreme one is so rare.
+    NaN for fewer than 39 draws.
     """
     beyond, in_order = int((1 + len(null)) * TAIL), np.sort(null)
     if beyond == 0:
-        return np.nan, np.nan
+        return math.nan, math.nan
     return float(in_order[beyond - 1]), float(in_order[-beyond])
 
 
-def _verdict(
-    rho: float,
-    null: Float[np.ndarray, " draw"],
-    bounds: tuple[float, float],
-    fraction: Float[np.ndarray, " head"],
-) -> tuple[str, str]:
-    if not len(fraction):
-        return "not testable", "no head picks keys through planes that rotate"
-    more = int((fraction > 0.5).sum())
-    if min(more, len(fraction) - more) < LEAST_HEADS:
-        return "not testable", (
-            f"heads whose choice the offset explains by more than half: {more}, by less: "
-            f"{len(fraction) - more}; it takes {LEAST_HEADS} of each"
-        )
-    low, high = bounds
-    if np.isfinite(rho) and not np.isfinite(low):
-        return "not testable", f"{len(null)} surrogates have a correlation; it takes 39"
-    if not np.isfinite(rho) or np.ptp(null) == 0:
-        return "not testable", "the order of the frequencies makes no difference"
-    beside = f"{rho:+.2f} beside {low:+.2f} to {high:+.2f} of {len(null)} surrogates"
-    random = "negative than frequencies in a random order give"
-    if rho < low:
-        return "holds", f"{beside}: more {random}"
-    if rho > high:
-        return "contradicted", f"{beside}: less {random}"
-    return "unresolved", f"{beside}: frequencies in a random order give as much"
-
-
-def _interval(
-    fraction: Float[np.ndarray, "layer head"],
-    wavelength: Float[np.ndarray, "layer head"],
-    rho: float,
+def p_values(
+    claim: Claim, number: float, null: Float[np.ndarray, " draw"]
 ) -> tuple[float, float]:
-    """The ends of the 95 % interval of `rho`, that of all heads; NaN for one layer.
+    """Share of the number and its draws that are as far as the number, on either side.
 
-    Student's t around Fisher's z with the jackknife's standard error: heads of a layer are not
-    independent, so each layer is left out in turn. Heads in perfect order count as half a swap
-    of neighbours away from it.
+    The claimed side comes first. Numbers below the floor count as the floor.
     """
-    counts = np.isfinite(fraction) & np.isfinite(wavelength)
-    layers, size = np.flatnonzero(counts.any(1)), counts.sum()
-    if len(layers) < 2:
-        return np.nan, np.nan
-    most = 1 - 6 / (size * (size**2 - 1))
-    rest = [np.delete(np.arange(len(counts)), layer) for layer in layers]
-    without = correlations(fraction[rest], wavelength[rest])
-    z, *others = np.arctanh(np.clip([rho, *without], -most, most))
-    half = jackknife_half(np.array(others))
-    low, high = np.tanh([z - half, z + half])
-    return float(min(low, rho)), float(max(high, rho))
+    value, drawn = (np.maximum(claim.sign * x, claim.floor) for x in (number, null))
+    as_far = (drawn >= value - SAME).sum(), (drawn <= value + SAME).sum()
+    p_value, opposite = ((1 + int(count)) / (1 + len(null)) for count in as_far)
+    return p_value, opposite
+
+
+def _decide(
+    claim: Claim,
+    number: float,
+    null: Float[np.ndarray, " draw"],
+    p_value: float,
+    opposite: float,
+) -> tuple[str, str]:
+    """The verdict on a claim and its reason, from the p-values of both sides."""
+    if not math.isfinite(number) or (len(null) and np.ptp([*null, number]) < SAME):
+        return "not testable", claim.why_untestable
+    holds, contradicted, unresolved = claim.words
+    if p_value <= TAIL:
+        return "holds", holds
+    if opposite <= TAIL:
+        return "contradicted", contradicted
+    drawn = np.maximum(claim.sign * null, claim.floor)
+    if len(null) and claim.sign * number <= claim.floor:
+        return "unresolved", f"less than {claim.floor:g} counts as none"
+    if len(null) < MIN_DRAWS:
+        needs = claim.null.min_size
+        return "not testable", f"{len(null)} draws have a number; a verdict needs {needs}"
+    extreme = max(drawn.max(), claim.limit)
+    rarest = max(1, (drawn >= extreme - SAME).sum()) / (1 + len(null))
+    if rarest > TAIL:
+        needs = claim.min_size or f"{claim.null.min_size} or more"
+        why = f"{rarest:.1%} of the draws are as extreme as possible; a verdict needs {needs}"
+        return "not testable", why
+    return "unresolved", unresolved
+
+
+def _jackknife(claim: Claim, x: Arrays) -> tuple[float, float]:
+    """The 95 % interval over the first axis of the arrays; NaN for fewer than 3 units."""
+    if not claim.null.over or len(x[0]) < 3:
+        return math.nan, math.nan
+    parts = ([np.delete(array, unit, 0) for array in x] for unit in range(len(x[0])))
+    half = float(jackknife_half(np.array([claim.number(*part) for part in parts])))
+    number = claim.number(*x)
+    return number - half, number + half

@@ -11,7 +11,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.claims.verdict import correlations
+from ropelens.claims.arrays import claim_numbers
+from ropelens.claims.numbers import correlations
 from ropelens.errors import Count, public
 from ropelens.figures import style
 from ropelens.figures.formats import number, short_count
@@ -23,7 +24,6 @@ from ropelens.figures.inputs import (
     numbers,
     row_of,
 )
-from ropelens.profiles.heads import claim_numbers
 
 MAX_HEADS_WITH_SIGNS = 24
 """Largest number of heads per layer for which cells show a sign or an offset."""

@@ -1,10 +1,10 @@
-"""A live model rotates otherwise while a block runs.
+"""Edits of the rotation of a live model while a block runs.
 
 with rl.edit_rope(model, rl.stop_slowest(0.25)):
     model(tokens)
 
-An edit gives chosen planes of chosen heads one frequency or gain, so that edits add up: queries
-and keys are turned once.
+An edit gives a new frequency or a gain to chosen planes of chosen heads. The changes of several
+edits are combined first, and queries and keys are rotated once.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from ropelens.rotation.variant_config import frequencies
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that is edited, as it rotates by itself; `length` is that of the sequence."""
+    """A layer that is edited: its planes without edits, and the length of the sequence."""
 
     index: int
     planes: Planes
     length: int = 1
 
 
-class Change(NamedTuple):
-    """What becomes of planes: how they turn, how long queries and keys get; see `Side.at`."""
+class PlaneChange(NamedTuple):
+    """New frequencies of planes, and factors on queries and keys; see `Side.at`."""
 
     inv_freq: Float[Tensor, " frequency"] | None = None
     query_gain: float | None = None
@@ -50,46 +50,46 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Edit:
-    """Some planes (`select`) of some heads (a list such as "3.5,4.*") and what becomes of them.
+    """A change (`action`) of chosen planes (`select`) of some heads, such as "3.5,4.*".
 
-    Planes are chosen among those that the model has by itself, whatever other edits do. The
-    scores as a whole are multiplied by `scale`.
+    Planes are chosen by their frequencies without edits, whatever other edits do. All scores
+    are multiplied by `scale`.
     """
 
     select: Selection
-    action: Callable[[Layer], Change]
+    action: Callable[[Layer], PlaneChange]
     heads: str = ALL_HEADS
     scale: float = 1.0
 
 
 PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]
-"""An edit of a model, and the heads that it names."""
+"""An edit of a model, and the heads that it changes."""
 
 
 @public
 def stop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
-    """The planes no longer rotate: what they add to a score is the same at any distance."""
-    return Edit(select, lambda layer: Change(torch.zeros_like(layer.planes.inv_freq)), heads)
+    """The planes stop rotating: they add the same amount to a score at every distance."""
+    return Edit(select, lambda layer: PlaneChange(torch.zeros_like(layer.planes.inv_freq)), heads)
 
 
 @public
 def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS) -> Edit:
     """Stop the slowest `fraction` of the planes: p-RoPE with p = 1 - fraction.
 
-    In all heads, it makes of a model of `rope_type` "default" the one that transformers loads
-    from the same weights as "proportional", with p (Barbero et al. 2024, arXiv 2410.06205).
+    With all heads, a model of `rope_type` "default" then equals the model that transformers
+    loads from the same weights as "proportional" with p (Barbero et al. 2024, arXiv 2410.06205).
     """
     return stop(Slowest(fraction), heads=heads)
 
 
 @public
 def drop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
-    """The planes no longer add to the scores: their queries become 0.
+    """The planes add nothing to the scores, because their queries become 0.
 
-    A head without all its planes attends evenly to all keys that it sees (but for coordinates
-    that never rotate), and passes on the mean of their values.
+    A head without any plane attends evenly to all keys that it sees (except for coordinates
+    that never rotate), and outputs the mean of their values.
     """
-    return Edit(select, lambda layer: Change(query_gain=0.0), heads)
+    return Edit(select, lambda layer: PlaneChange(query_gain=0.0), heads)
 
 
 @public
@@ -100,39 +100,41 @@ def rescale(
     select: Selection = EVERY,
     heads: str = ALL_HEADS,
 ) -> Edit:
-    """The planes turn at `inv_freq` (rad/token, one for every plane of a layer).
+    """The planes rotate at `inv_freq` (rad/token, one frequency for every plane of a layer).
 
-    Their queries and keys also become `attention_factor` times as long, as YaRN has it.
-    Layers without rotation stay without.
+    Their queries and keys are multiplied by `attention_factor`, as in YaRN. Layers without
+    rotation stay without rotation.
     """
-    speeds = torch.as_tensor(inv_freq, dtype=torch.float32)
-    return Edit(select, lambda layer: _turning(layer, speeds, float(attention_factor)), heads)
+    rates = torch.as_tensor(inv_freq, dtype=torch.float32)
+    return Edit(select, lambda layer: _rotate_at(layer, rates, float(attention_factor)), heads)
 
 
-def _turning(layer: Layer, inv_freq: Tensor, gain: float) -> Change:
-    """Planes turn at `inv_freq`, in the direction in which the model turns."""
+def _rotate_at(layer: Layer, inv_freq: Tensor, gain: float) -> PlaneChange:
+    """Rotate the planes at `inv_freq`, in the direction in which the model rotates them."""
     count = len(layer.planes.inv_freq)
     if len(inv_freq) != count:
         raise BadArgument(
             "A new rotation needs a frequency for every plane.",
             seen=f"{len(inv_freq)} frequencies; layer {layer.index} has {count} planes",
         )
-    return Change(-inv_freq if layer.planes.inv_freq.sum() < 0 else inv_freq, gain, gain)
+    backward = layer.planes.inv_freq.sum() < 0
+    return PlaneChange(-inv_freq if backward else inv_freq, gain, gain)
 
 
 @public
 @contextmanager
 def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
-    """`model` rotates as `edits` say while the block runs; blocks nest, and edits add up.
+    """Change the rotation of `model` by `edits` while the block runs.
 
-    An edit may also be the name of a RoPE variant, such as "p-rope:0.75". Everything that runs
-    the model meets the edited one: calls, generation with a cache, `profile`, `measure_rope`.
-    Planes that no edit chooses keep every bit. Restored on exit, on errors too.
+    An edit may also be the name of a RoPE variant, such as "p-rope:0.75". Blocks nest, and
+    their edits add up. Everything that runs the model uses the edited model: calls, generation
+    with a cache, `profile`, `measure_rope`. Planes that no edit chooses keep every bit. The
+    model is restored on exit, also after an error.
 
     Raises `UnsupportedModel` for a model that does not rotate or hides its attention, and
-    `BadArgument` for planes or heads that it does not have, or a variant that does not exist.
-    A bridge also raises `UnsupportedModel` when it runs with a key-value cache, or under
-    an edit that makes heads of one key-value head differ.
+    `BadArgument` for planes, heads or a variant that do not exist. A bridge also raises
+    `UnsupportedModel` if it runs with a key-value cache, or if an edit makes query heads differ
+    that share a key-value head.
     """
     live = as_live_model(model)
     with live.edit(stack_edits(RotationProbe(live), edits)):
@@ -140,7 +142,7 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
 
 
 def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> ModelEdit:
-    """`edits`, checked, after those that are open."""
+    """Check `edits`, and append them to the edits of the open blocks."""
     live = rotation.live
     rotation.layers()  # before the block, because this may raise an error
     if any(type(module).__name__.endswith("Indexer") for module in live.model.modules()):
@@ -151,7 +153,7 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> ModelEd
 
 
 def placed(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
-    """An edit and the heads that it names.
+    """An edit, and the heads that it changes.
 
     Raises `BadArgument` for heads and planes that the model does not have.
     """
@@ -170,35 +172,35 @@ def placed(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
 
 
 def as_edit(variant: Variant, rotation: RotationProbe) -> Edit:
-    """The edit that makes a live model rotate as `variant`, in every layer that rotates.
+    """Edit that makes a live model rotate as `variant` in every layer that rotates.
 
-    Variants that stop planes leave the others as they are; the rest take the model's base
-    and trained context, and replace the frequencies, attention factor and sharpening of the
-    scores that it has.
+    If the variant stops planes, the others keep their rotation. Any other variant starts from
+    the base and the trained context of the model. It replaces the frequencies, the attention
+    factor, and the factor on the scale for a longer context.
     """
     if variant.stops is not None:
         return stop(variant.stops(variant.value))
-    live, factor_now = rotation.live, rotation.attention_factor
+    live, model_factor = rotation.live, rotation.attention_factor
 
-    def act(layer: Layer) -> Change:
+    def act(layer: Layer) -> PlaneChange:
         options = {"rotary_dim": layer.planes.rotary_dim, "length": layer.length}
         inv_freq, factor = frequencies(variant, shape_of(live, layer.index, **options))
-        return _turning(layer, inv_freq, factor / factor_now if factor_now else 1.0)
+        return _rotate_at(layer, inv_freq, factor / model_factor if model_factor else 1.0)
 
     return Edit(EVERY, act, scale=1 / sharpening(live))
 
 
 @dataclass(frozen=True, eq=False)
 class ModelEdit:
-    """Edits of a model, one after the other, applied at its attention; see `AttentionEdit`."""
+    """Edits of a model, applied one after the other in its attention; see `AttentionEdit`."""
 
     rotation: RotationProbe
     edits: tuple[PlacedEdit, ...]
 
     def sides(self, layer: Layer) -> tuple[Side, Side]:
-        """How the edits change a layer's queries and keys."""
-        own = layer.planes.inv_freq.float().expand(self.rotation.live.heads, -1)
-        query = key = Side(own, torch.ones(own.shape))
+        """Changes of a layer's queries, and of its keys."""
+        rates = layer.planes.inv_freq.float().expand(self.rotation.live.heads, -1)
+        query = key = Side(rates, torch.ones(rates.shape))
         for edit, heads in self.edits:
             chosen = heads[layer.index][:, None] & edit.select(layer.planes)
             if chosen.any():
@@ -208,25 +210,25 @@ class ModelEdit:
         return query, key
 
     def __call__(
-        self, layer: int, side: str, x: Tensor, places: range, positions: Tensor
+        self, layer: int, name: str, x: Tensor, tokens: range, positions: Tensor
     ) -> Tensor:
-        """Queries or keys as the edits change them."""
-        if side == "value":
+        """Edited queries or keys."""
+        if name == "value":
             return x
-        continued, length = places.start > 0, int(positions[:, : len(places)].max()) + 1
+        continued, length = tokens.start > 0, int(positions[:, : len(tokens)].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
         of_query, of_key = self.sides(Layer(layer, planes, length))
-        if side == "query":
+        if name == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
             x = turn(x, positions, planes, of_query)
             return x * scales[-1] if scales else x
         shared = of_key.shared(groups=x.shape[1])
-        if shared is None:  # heads of one group differ: a key for each
+        if shared is None:  # heads of one group differ, and each gets its own key
             x = x.repeat_interleave(self.rotation.live.heads // x.shape[1], dim=1)
         return turn(x, positions, planes, shared or of_key)
 
     def inv_freq(
         self, layer: int, planes: Planes, *, length: int
     ) -> Float[Tensor, "head frequency"]:
-        """How each head rotates under the edits, in rad/token."""
+        """Frequencies of each head under the edits, in rad/token."""
         return self.sides(Layer(layer, planes, length))[0].inv_freq

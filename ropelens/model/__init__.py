@@ -1,1 +1,1 @@
-"""A live model: its attention calls, and the checks of what they show."""
+"""Live models, their attention calls, and the checks of these calls."""

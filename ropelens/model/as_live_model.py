@@ -23,15 +23,16 @@ class Traced(Protocol):
 Model = nn.Module | LiveModel | Traced
 """Models that public functions accept; see `as_live_model`."""
 IN_WORDS[Model] = (
-    "a loaded model: model, tokenizer = ropelens.load(NAME); of nnsight and nnterp the _module"
+    "a loaded model: model, tokenizer = ropelens.load(NAME); or the _module of an nnsight or "
+    "nnterp model"
 )
 
 
 def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
-    """Live model of a transformers model, of a wrapper around one, or of a `TransformerBridge`.
+    """Live model for a transformers model, a wrapper around one, or a `TransformerBridge`.
 
-    Returns a live model unchanged. Raises `UnsupportedModel` for any other module, for a model
-    that predicts no tokens, and for a device without float64.
+    Returns a live model unchanged. Raises `UnsupportedModel` for any other module, a model that
+    predicts no tokens, and a device without float64.
     """
     if isinstance(model, LiveModel):
         return model
@@ -42,7 +43,7 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
     if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
         raise UnsupportedModel(
             f"{class_name} is not a model that ropelens can run.",
-            hint="what ropelens.load or AutoModelForCausalLM give, or a TransformerBridge",
+            hint="a model from ropelens.load or AutoModelForCausalLM, or a TransformerBridge",
         )
     unequal = f"Layers of {class_name} have different numbers of heads."
     with explained(unequal, error=UnsupportedModel):  # an error of transformers (Dots 3)
@@ -60,7 +61,7 @@ def unwrapped(model: nn.Module | Traced) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         return unwrapped(model._module)
-    for name in ("_orig_mod", "module"):  # of torch.compile, and of DataParallel and its kin
+    for name in ("_orig_mod", "module"):  # torch.compile; DataParallel and similar wrappers
         if name in model._modules:
             return unwrapped(getattr(model, name))
     if not hasattr(model, "get_base_model"):
@@ -68,7 +69,7 @@ def unwrapped(model: nn.Module | Traced) -> nn.Module:
     adapters: Any = model.peft_config
     if any(adapter.is_prompt_learning for adapter in adapters.values()):
         raise UnsupportedModel(
-            f"{type(model).__name__} puts trained tokens before those that it is given.",
-            hint="model.get_base_model(), for the model without them",
+            f"{type(model).__name__} puts trained tokens before its input.",
+            hint="pass model.get_base_model(), the model without these tokens",
         )
     return unwrapped(model.get_base_model())  # type: ignore[operator]

@@ -24,10 +24,10 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from ropelens.attention.call import AttentionCall, sees
 from ropelens.errors import UnsupportedModel
 from ropelens.model.cache_positions import (
-    calls_noted,
     forget_positions,
-    own_keys,
     positions,
+    positions_recorded,
+    row_keys,
     shown,
 )
 from ropelens.model.output_check import OutputCheck
@@ -149,7 +149,7 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
             _around_blocks.enter_context(_wrapped_functions())
         _blocks.add(block)
     try:
-        with calls_noted(model, attention_modules(model)):
+        with positions_recorded(model, attention_modules(model)):
             yield
     finally:
         with _lock:
@@ -198,7 +198,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """One attention call: edited, run by the model's own function, shown, then silenced."""
     layer: int = module.layer_idx  # type: ignore[assignment]
-    own, gone = own_keys(module, query.shape[2], key.shape[2])
+    own, gone = row_keys(module, query.shape[2], key.shape[2])
     by_module = key.shape[1]
     places, all_places = (range(first + gone, own.stop + gone) for first in (own.start, 0))
     if hooks.changes:

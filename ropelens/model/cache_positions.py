@@ -1,4 +1,9 @@
-"""Where the tokens of an attention call stand: rows and keys, on one axis or on several."""
+"""Positions of the rows and keys of an attention call, also with a cache and with M-RoPE.
+
+Attention calls do not receive the cache. They do not receive positions on three axes (Qwen2-VL
+and similar families), and some families (Llama 4, Persimmon) pass them no positions at all.
+Therefore hooks record what rotary modules and attention modules receive.
+"""
 
 from __future__ import annotations
 
@@ -18,49 +23,46 @@ from transformers.cache_utils import CacheLayerMixin
 from ropelens.config_facts import slides
 from ropelens.errors import UnsupportedModel
 
-_given: dict[int, Tensor] = {}
-"""Positions [_, row *axis] that a rotary module was last given, by the id of its attention."""
+_rotary_positions: dict[int, Tensor] = {}
+"""Positions [_, row *axis] of the last call of a rotary module, by the id of its attention."""
 
 _caches: dict[int, ref[Cache]] = {}
-"""The cache that an attention module was last given, by its id."""
+"""Cache of the last call of an attention module, by the id of the module."""
 
-_passed: dict[int, WeakKeyDictionary[object, Tensor]] = {}
-"""Positions of the tokens in each cache that an edit met, by the id of an attention module."""
+_cached_positions: dict[int, WeakKeyDictionary[object, Tensor]] = {}
+"""Positions of the tokens in each cache, by the id of an attention module."""
 
 
 def forget_positions(module: int) -> None:
-    """Forget what is known of the attention module of this id."""
-    for known in (_given, _caches, _passed):
-        known.pop(module, None)
+    """Forget the positions and the cache of the attention module with this id."""
+    for by_module in (_rotary_positions, _caches, _cached_positions):
+        by_module.pop(module, None)
 
 
-def _note_positions(
+def _record_positions(
     attention: tuple[int, ...], rotary: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][-1]
-    by_axis = given.ndim == 3 and len(given) == 3
-    if (by_axis or given.ndim == 2) and not given.is_floating_point():
-        _given.update(dict.fromkeys(attention, given.movedim(0, -1) if by_axis else given))
+    positions = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][-1]
+    by_axis = positions.ndim == 3 and len(positions) == 3
+    if (by_axis or positions.ndim == 2) and not positions.is_floating_point():
+        positions = positions.movedim(0, -1) if by_axis else positions
+        _rotary_positions.update(dict.fromkeys(attention, positions))
 
 
-def _note_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _record_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     _caches.pop(id(module), None)
     caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
     _caches.update({id(module): ref(cache) for cache in caches})
 
 
 @contextmanager
-def calls_noted(model: PreTrainedModel, attention: list[nn.Module]) -> Iterator[None]:
-    """Positions that rotary modules are given, and caches, are known while the block runs.
-
-    Attention calls are told no cache, no positions on three axes (Qwen2-VL and its kin), and
-    in some families (Llama 4, Persimmon) none at all.
-    """
-    note = partial(_note_positions, tuple(map(id, attention)))
+def positions_recorded(model: PreTrainedModel, attention: list[nn.Module]) -> Iterator[None]:
+    """Record the positions and caches of every call while the block runs."""
+    record = partial(_record_positions, tuple(map(id, attention)))
     rotary = [m for m in model.get_decoder().modules() if "inv_freq" in " ".join(m._buffers)]
-    noted = [*zip(rotary, repeat(note)), *zip(attention, repeat(_note_cache))]
+    hooks = [*zip(rotary, repeat(record)), *zip(attention, repeat(_record_cache))]
     with ExitStack() as stack:
-        for module, hook in noted:
+        for module, hook in hooks:
             stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
 
@@ -69,73 +71,106 @@ def _cache_of(module: Any) -> Cache | None:
     return _caches.get(id(module), lambda: None)()
 
 
-def own_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
-    """Which keys of a call are those of its rows, and how many a window dropped before them.
+def row_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
+    """Keys of a call that belong to its rows, and the number of keys dropped before them.
 
-    A cache holds the past too, a static one also places that are still empty.
+    The keys of a call include the keys in its cache. A static cache also has empty slots at the
+    end. A cache with a window drops keys.
     """
-    cache, held = _cache_of(module), 0
+    cache, length = _cache_of(module), 0
     if cache is not None:
-        at = module.layer_idx  # a layer that shares keys holds none of its own
-        own: list[Any] = [
-            x for x in cache.layers[at : at + 1] if isinstance(x, CacheLayerMixin)
+        layer = module.layer_idx  # the cache has no keys of a layer that shares keys
+        layers: list[Any] = [
+            x for x in cache.layers[layer : layer + 1] if isinstance(x, CacheLayerMixin)
         ]
-        held = next(filter(None, (int(x.get_seq_length()) for x in (*own, cache))), 0)
-    last = min(held or keys, keys)
-    return range(last - rows, last), max(held - keys, 0)
+        lengths = (int(x.get_seq_length()) for x in (*layers, cache))
+        length = next(filter(None, lengths), 0)
+    last = min(length or keys, keys)
+    return range(last - rows, last), max(length - keys, 0)
 
 
 def positions(
-    module: Any, own: range, gone: int, key: Tensor, given: Tensor | None, mask: Tensor | None
+    module: Any,
+    rows: range,
+    dropped_keys: int,
+    key: Tensor,
+    position_ids: Tensor | None,
+    mask: Tensor | None,
 ) -> tuple[Int[Tensor, "_ row *axis"], Int[Tensor, "_ key *axis"]]:
-    """Positions of the rows and keys of a call, up to a shift that a sequence has in common.
+    """Positions of the rows and keys of a call, up to a common shift of each sequence.
 
-    `own` are the keys of the rows, `gone` counts keys dropped before them, `given` are the
-    positions of all tokens that run; where no module is told any, they count from 0. Keys
-    in a cache stand where they passed the doorway; those from before it, one after the other.
-    Raises `UnsupportedModel` where a cache holds more or fewer keys than that.
+    `rows` are the keys of the rows, and `dropped_keys` counts the keys dropped before the first
+    key. `position_ids` has the positions of all tokens that run; without any positions, tokens
+    count from 0. Keys in a cache keep the positions that they had when they were added. Keys
+    that were added before the block get consecutive positions. Raises `UnsupportedModel` if the
+    length of the cache contradicts this.
     """
     keys = key.shape[2]
-    noted = _given.get(id(module))
-    given = noted if given is None or (noted is not None and noted.ndim == 3) else given
-    if given is None or given.ndim == 1:
+    recorded = _rotary_positions.get(id(module))
+    if position_ids is None or (recorded is not None and recorded.ndim == 3):
+        position_ids = recorded
+    if position_ids is None or position_ids.ndim == 1:
         index = torch.arange(keys, device=key.device)[None]
-        return index[:, own.start : own.stop], index
-    rows = given[:, -len(own) :]  # of all tokens, of which some rows are asked
+        return index[:, rows.start : rows.stop], index
+    of_rows = position_ids[:, -len(rows) :]  # attention may run on only the last tokens
     cache = _cache_of(module)
-    known = _passed.setdefault(id(module), WeakKeyDictionary())
-    of: object = module if cache is None else cache
-    if given.shape[1] == keys:
-        known[of] = given
-        return rows, given
-    past = own.start + gone
-    passed = known.get(of, rows[:, :0])[:, : None if past and cache is None else past]
-    if passed.shape[1] != past or len({len(passed), len(rows)} - {1}) > 1:
-        count = torch.arange(-past, 0, device=rows.device).view(1, -1, *[1] * (rows.ndim - 2))
-        passed = rows[:, :1] + count
-        first = rows[:, 0] if rows.ndim == 2 else rows[:, 0].mT
-        kinds = getattr(module.config, "layer_types", None)
-        full = kinds is not None and kinds[module.layer_idx] == "full_attention"
-        window = slides(module.config, past) and not full  # which hides more than padding
-        mask = key.new_ones(1, keys) if mask is None else mask
-        seen = (mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0]))[:, : own.start + 1]
-        left = (seen[:, :-1] <= seen[:, 1:]).all(1)  # is all that is hidden
-        own_text = seen.sum(1) <= first + 1  # else others stand before it in its row
-        hidden = seen.byte().argmax(1)
-        padded = left & own_text & (first < past) if window else first + hidden == past
-        if not bool((padded | (first == past)).all()):
-            raise UnsupportedModel(
-                "It cannot be told where the keys in this cache stand.",
-                seen=f"{past} keys, and a token at position {int(rows[:, 0].max())}",
-                hint="open the block before the cache is filled, or use_cache=False",
-            )
-    batch = max(len(passed), len(rows))
-    where = torch.cat([x.expand(batch, *x.shape[1:]) for x in (passed, rows)], dim=1)
-    known[of], where = where, where[:, gone:]
-    empty = where[:, -1:].expand(-1, keys - own.stop, *where.shape[2:])  # in a static cache
-    return rows, torch.cat([where, empty], dim=1)
+    by_cache = _cached_positions.setdefault(id(module), WeakKeyDictionary())
+    owner: object = module if cache is None else cache
+    if position_ids.shape[1] == keys:
+        by_cache[owner] = position_ids
+        return of_rows, position_ids
+    past = rows.start + dropped_keys
+    of_past = by_cache.get(owner, of_rows[:, :0])
+    of_past = of_past[:, : None if past and cache is None else past]
+    if of_past.shape[1] != past or len({len(of_past), len(of_rows)} - {1}) > 1:
+        of_past = _consecutive(of_rows, past)
+        _check_consecutive(module, rows, past, of_rows, key=key, mask=mask)
+    batch = max(len(of_past), len(of_rows))
+    of_all = torch.cat([x.expand(batch, *x.shape[1:]) for x in (of_past, of_rows)], dim=1)
+    by_cache[owner], of_keys = of_all, of_all[:, dropped_keys:]
+    empty = of_keys[:, -1:].expand(-1, keys - rows.stop, *of_keys.shape[2:])  # static cache
+    return of_rows, torch.cat([of_keys, empty], dim=1)
+
+
+def _consecutive(rows: Int[Tensor, "_ row *axis"], past: int) -> Int[Tensor, "_ past *axis"]:
+    """Positions of the `past` tokens before the first row, if they are consecutive."""
+    count = torch.arange(-past, 0, device=rows.device).view(1, -1, *[1] * (rows.ndim - 2))
+    return rows[:, :1] + count
+
+
+def _check_consecutive(
+    module: Any,
+    rows: range,
+    past: int,
+    of_rows: Int[Tensor, "_ row *axis"],
+    *,
+    key: Tensor,
+    mask: Tensor | None,
+) -> None:
+    """Raise `UnsupportedModel` unless the keys of the cache have consecutive positions.
+
+    The position of the first row must equal the number of keys before it, less the padding on
+    the left that the mask hides.
+    """
+    first = of_rows[:, 0] if of_rows.ndim == 2 else of_rows[:, 0].mT
+    types = getattr(module.config, "layer_types", None)
+    full = types is not None and types[module.layer_idx] == "full_attention"
+    window = slides(module.config, past) and not full  # the mask of a window hides more keys
+    mask = key.new_ones(1, key.shape[2]) if mask is None else mask
+    visible = mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0])
+    visible = visible[:, : rows.start + 1]
+    only_left = (visible[:, :-1] <= visible[:, 1:]).all(1)
+    unpacked = visible.sum(1) <= first + 1  # no other sequence precedes this one in its row
+    hidden = visible.byte().argmax(1)
+    padded = only_left & unpacked & (first < past) if window else first + hidden == past
+    if not bool((padded | (first == past)).all()):
+        raise UnsupportedModel(
+            "ropelens cannot infer the positions of the keys in this cache.",
+            seen=f"{past} keys, and a token at position {int(of_rows[:, 0].max())}",
+            hint="open the block before the cache is filled, or use_cache=False",
+        )
 
 
 def shown(mask: Tensor) -> Bool[Tensor, ...]:
-    """Which keys a mask shows, whether it says so or is added to scores."""
+    """Keys that a mask shows; a mask is boolean or is added to the scores."""
     return mask if mask.dtype == torch.bool else mask > -1

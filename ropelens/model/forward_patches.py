@@ -1,4 +1,4 @@
-"""A model that runs otherwise for a block: without dropout, or in part."""
+"""Context managers that change how a model runs: without dropout, or with less work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ropelens.model.attention_hooks import attention_modules
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """The model without dropout, which is no part of what a head does."""
+    """Run the model without dropout, and restore the training flag of each module."""
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:
@@ -30,50 +30,51 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def recomputed(model: nn.Module) -> Iterator[None]:
-    """Layers keep only their input for a backward pass in the block, and run again in it."""
+    """Store only the inputs of layers; a backward pass in the block runs each layer again."""
     with without_dropout(model), ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 again = partial(checkpoint, module.forward, use_reentrant=False)
-                stack.enter_context(_running(module, again))
+                stack.enter_context(_replaced_forward(module, again))
         yield
 
 
 @contextmanager
 def cache_first_result(module: nn.Module, results: list[Any]) -> Iterator[None]:
-    """`module` gives its first result of `results` again while the block runs."""
-    own = module.forward
+    """Return the first entry of `results` from `module`; run `module` if it is empty."""
+    forward = module.forward
 
-    def first(*args: Any, **kwargs: Any) -> Any:
+    def cached(*args: Any, **kwargs: Any) -> Any:
         if not results:
-            results.append(own(*args, **kwargs))
+            results.append(forward(*args, **kwargs))
         return results[0]
 
-    with _running(module, first):
+    with _replaced_forward(module, cached):
         yield
 
 
 @contextmanager
 def skip_mlp_work(model: PreTrainedModel) -> Iterator[None]:
-    """Linear maps outside attention give every token what they give the first, in the block.
+    """Run linear maps outside attention, which take most of a pass, on only the first token.
 
-    They take most of a pass.
+    Every other token gets the result of the first token.
     """
     attention = {part for m in attention_modules(model)[1:] for part in m.modules()}
     with ExitStack() as stack:
         for module in set(model.modules()) - attention:
             if type(module).forward is nn.Linear.forward:
-                stack.enter_context(_running(module, partial(_cut_short, module.forward)))
+                stack.enter_context(
+                    _replaced_forward(module, partial(_first_token, module.forward))
+                )
         yield
 
 
-def _cut_short(run: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+def _first_token(run: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
     return run(input[..., :1, :]).repeat_interleave(input.shape[-2], dim=-2)
 
 
 @contextmanager
-def _running(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """`module` runs `forward` in place of its own while the block runs."""
+def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     before = vars(module).get("forward")
     module.forward = forward
     try:

@@ -1,4 +1,4 @@
-"""A model as ropelens runs it: made once, at the door of a public function."""
+"""A model as ropelens runs it: a public function creates it once and passes it on."""
 
 from __future__ import annotations
 
@@ -44,27 +44,28 @@ from ropelens.model.output_check import OutputCheck
 from ropelens.rope.select import heads_by_layer
 from ropelens.runtime.devices import device_of
 
-LOOKED_AT = 256  # tokens on which it is tried that a look changes nothing, at most
+CHECKED_TOKENS = 256  # length up to which observation is checked to change no logit
 LARGEST_RESIDUAL = 1e-3
-"""In float32: of plane lengths that a rotation keeps, and of outputs that attention gives."""
+"""Largest relative error that is accepted in float32, for the lengths of rotated planes and for
+recomputed outputs."""
 
-Seen = TypeVar("Seen")
+Recorded = TypeVar("Recorded")
 
 
 class LiveModel:
-    """A transformers model, run as it is and observed through its attention interface.
+    """A transformers model, run unmodified and observed through its attention interface.
 
-    `model` is without what was wrapped around it; its modules and `config` state the RoPE.
-    `bos` is the id of a token, None where its configuration names none.
-    `heads` are the query heads of a layer, `layer_types` what the configuration calls them,
-    `attending` the numbers of those that attend, `trained` the tokens that it was trained for,
-    None where that is not said, and `context` that or 1024.
-    `noise` is the relative rounding of its numbers, `tolerance` what a residual may have of it.
-    `depends_on_length`: the RoPE changes with the length of a batch (dynamic, longrope).
+    `model` is the model without wrappers. `layers` and `heads` count layers and the query heads
+    of a layer, `layer_types` are the types that the configuration states, and `attending` lists
+    the layers that attend. `bos` is the id of the first token, or None if the configuration
+    names none. `trained` is the trained context in tokens, or None if it is not stated;
+    `context` is the trained context or 1024. `noise` is the machine epsilon of the dtype, and
+    `tolerance` is the largest residual that is accepted. `depends_on_length` is set if RoPE
+    changes with the length of a batch (dynamic, longrope).
     """
 
     in_chunks = True
-    """Whether `logits` can run a part of the tokens at a time, with a cache."""
+    """Whether `logits` can run the tokens in chunks, with a key-value cache."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -74,19 +75,19 @@ class LiveModel:
         self.heads: int = getattr(self.config, "num_attention_heads", 0)
         self.layer_types = layer_types(self.config)
         self.attending = attending_layers(self.config)
-        # Other layers hold a state, not keys; "hybrid" ones hold both.
+        # Layers without attention keep a state instead of keys; "hybrid" layers keep both.
         stateless = not any(k.startswith("hybrid") for k in self.layer_types)
         self.in_chunks &= stateless and len(self.attending) == self.layers
         self.bos = self.config.to_dict().get("bos_token_id")
         self.vocabulary: int = self.config.vocab_size
         self.trained = stated_context(model.config)
         self.context = self.trained or 1024
-        self.device = device_of(model)  # which takes the tokens
+        self.device = device_of(model)  # the device of the tokens
         self.noise = torch.finfo(model.dtype).eps
         self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
         self.depends_on_length = depends_on_length(self.config)
-        self._judge = OutputCheck(self.class_name)
-        self._looked: set[tuple[int, bool]] = set()
+        self._output_check = OutputCheck(self.class_name)
+        self._checked: set[tuple[int, bool]] = set()
 
     # running
 
@@ -98,13 +99,15 @@ class LiveModel:
         hidden: Bool[Tensor, "sequence position"] | None = None,
         last: int = 0,
     ) -> Float[Tensor, "sequence some token"]:
-        """Logits of whole sequences, without a cache; `last=n`: at least the final n.
+        """Logits of whole sequences, without a cache.
 
-        Positions are 0, 1, 2, ... unless given; a mask hides the tokens that are `hidden`.
+        `last=n` returns at least the logits of the final n positions. Positions are 0, 1, 2,
+        ... by default. A mask hides the tokens in `hidden`.
         """
         inputs = self._inputs(hidden, positions)
-        if last and self._head_by_itself:
-            # As a list: of a number, Gemma 4 runs its last layers on these rows alone.
+        if last and self._takes_logits_to_keep:
+            # Pass indices, because Gemma 4 runs its last layers only on the requested rows if
+            # it gets an integer.
             inputs["logits_to_keep"] = torch.arange(tokens.shape[1], device=self.device)[-last:]
         with without_dropout(self.model):
             return self.model(tokens.to(self.device), **inputs, use_cache=False).logits
@@ -114,7 +117,7 @@ class LiveModel:
         hidden: Bool[Tensor, "sequence position"] | None,
         positions: Int[Tensor, "*axis sequence position"] | None = None,
     ) -> dict[str, Tensor]:
-        """What the model takes beside tokens."""
+        """Arguments of the model next to the tokens."""
         mask = None if hidden is None else (~hidden).long()
         inputs = {"position_ids": positions, "attention_mask": mask}
         return {name: x.to(self.device) for name, x in inputs.items() if x is not None}
@@ -123,29 +126,29 @@ class LiveModel:
     def record_calls(
         self,
         tokens: Int[Tensor, "sequence position"],
-        see: Callable[[AttentionCall], Seen],
+        record: Callable[[AttentionCall], Recorded],
         positions: Int[Tensor, "*axis sequence position"] | None = None,
         *,
         hidden: Bool[Tensor, "sequence position"] | None = None,
-    ) -> dict[int, Seen]:
-        """What `see` makes of the call of each layer that attends, on short sequences.
+    ) -> dict[int, Recorded]:
+        """Results of `record` for the attention call of each layer, on short sequences.
 
-        Raises `UnsupportedModel` where one hides its attention, or attends twice.
+        Raises `UnsupportedModel` if a layer hides its attention or attends more than once.
         """
-        layers: dict[int, Seen] = {}
+        results: dict[int, Recorded] = {}
 
-        def keep(call: AttentionCall) -> None:
-            if call.layer in layers:
+        def observe(call: AttentionCall) -> None:
+            if call.layer in results:
                 raise UnsupportedModel(
                     f"{self.class_name} attends more than once in a layer.",
                     seen=f"a second attention call of layer {call.layer} in one pass",
                 )
-            layers[call.layer] = see(call)
+            results[call.layer] = record(call)
 
-        with self.observe(keep):
+        with self.observe(observe):
             self.forward(tokens, positions, hidden=hidden, last=1)
-        self.check_layers(set(layers))
-        return {layer: layers[layer] for layer in sorted(layers)}
+        self.check_layers(set(results))
+        return {layer: results[layer] for layer in sorted(results)}
 
     def logits(
         self,
@@ -157,12 +160,13 @@ class LiveModel:
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
         """All logits in pieces of about `at_once` numbers, each with its first position.
 
-        The layers run once, when the first piece is asked for, the model's own head on each
-        piece. With `chunk` so many tokens run at a time, on all before them in a cache.
+        The layers run once, before the first piece. The output head of the model runs on each
+        piece. With `chunk`, this number of tokens runs at a time, with the earlier tokens in a
+        key-value cache.
         """
         inputs: dict[str, Any] = self._inputs(hidden)
         if chunk is None:
-            yield from self._pieces(tokens, at_once, inputs | {"use_cache": False})
+            yield from self._logits_in_pieces(tokens, at_once, inputs | {"use_cache": False})
             return
         past = DynamicCache()
         layer: Any = partial(PreallocatedLayer, tokens.shape[1])
@@ -171,27 +175,27 @@ class LiveModel:
             part = tokens[:, first : first + chunk]
             options = {name: mask[:, : first + chunk] for name, mask in inputs.items()}
             options |= {"past_key_values": past, "use_cache": True}
-            for begin, logits in self._pieces(part, at_once, options):
+            for begin, logits in self._logits_in_pieces(part, at_once, options):
                 yield first + begin, logits
 
     @property
-    def _head_by_itself(self) -> bool:
-        """Whether the model can be asked for the logits of some positions alone."""
-        takes = inspect.signature(self.model.forward).parameters
-        return "logits_to_keep" in takes and self.model.base_model is not self.model
+    def _takes_logits_to_keep(self) -> bool:
+        """Whether the model can return the logits of only some positions."""
+        parameters = inspect.signature(self.model.forward).parameters
+        return "logits_to_keep" in parameters and self.model.base_model is not self.model
 
-    def _pieces(
+    def _logits_in_pieces(
         self, tokens: Tensor, at_once: int, inputs: dict[str, Any]
     ) -> Iterator[tuple[int, Tensor]]:
-        """The logits of these tokens, which follow those in a cache among the `inputs`."""
+        """Logits of `tokens`, which follow the tokens in a cache among the `inputs`."""
         ids, context = tokens.to(self.device), tokens.shape[1]
         hidden: list[Any] = []
         at_once //= len(tokens) * self.vocabulary
-        size = max(1, at_once) if self._head_by_itself else context
+        size = max(1, at_once) if self._takes_logits_to_keep else context
         for begin in range(0, context, size):
             piece = torch.arange(begin, min(begin + size, context), device=ids.device)
             options = {} if size >= context else {"logits_to_keep": piece}
-            # Closed before the piece is given away: who gets it may never come back.
+            # Restore the model before the caller gets the piece and possibly stops.
             with without_dropout(self.model), cache_first_result(self.model.base_model, hidden):
                 logits = self.model(ids, **inputs, **options).logits
             yield begin, logits
@@ -199,28 +203,28 @@ class LiveModel:
     # blocks
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
-        """Show every attention call to `observer` while the block runs."""
+        """Call `observer` with every attention call while the block runs."""
         return self._hooked(
             lambda hooks: replace(
-                hooks, observers=(*hooks.observers, observer), judge=self._judge
+                hooks, observers=(*hooks.observers, observer), judge=self._output_check
             )
         )
 
     def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
-        """Pass every query and key through `edit`, in place of an open one."""
+        """Pass queries and keys through `edit`, which replaces an open edit in the block."""
         return self._hooked(lambda hooks: replace(hooks, edit=edit))
 
     def patch(self, patch: Patch) -> AbstractContextManager[None]:
-        """Pass queries, keys and values through `patch`, after those that are open."""
+        """Pass queries, keys and values through `patch`, after the patches that are open."""
         return self._hooked(lambda hooks: replace(hooks, patches=(*hooks.patches, patch)))
 
     def silence(self, silence: HeadSilence) -> AbstractContextManager[None]:
-        """Replace outputs of heads by `silence`; the inner block has the last word."""
+        """Replace outputs of heads by `silence`; the innermost block takes effect."""
         return self._hooked(lambda hooks: replace(hooks, silences=(*hooks.silences, silence)))
 
     @contextmanager
     def recomputed(self) -> Iterator[None]:
-        """Gradients are made while the block runs, with the memory of a layer at a time."""
+        """Enable gradients in the block; a backward pass recomputes one layer at a time."""
         with torch.enable_grad(), recomputed(self.model):
             yield
 
@@ -231,7 +235,7 @@ class LiveModel:
 
     @property
     def open_edit(self) -> AttentionEdit | None:
-        """The edit that queries and keys pass through now."""
+        """The edit that the open block applies to queries and keys."""
         hooks = hooks_of(self._modules[0])
         return None if hooks is None else hooks.edit
 
@@ -250,34 +254,35 @@ class LiveModel:
         tokens: Int[Tensor, "1 position"],
         hidden: Bool[Tensor, "1 position"] | None = None,
     ) -> None:
-        """Raise `UnsupportedModel` unless logits are the same to the bit while observed.
+        """Raise `UnsupportedModel` unless logits are bit-identical while observed.
 
-        Tried once for each length, on its first tokens, with feed-forward layers cut short. A
-        model that does not repeat its own logits, as some kernels do, is not refused.
+        The check runs once for each length, on the first 256 tokens and with a shortcut in
+        feed-forward layers. A model that does not repeat its own logits is not refused, because
+        some kernels are not deterministic.
         """
-        tokens = tokens[:, :LOOKED_AT]
-        hidden = None if hidden is None else hidden[:, :LOOKED_AT]
-        kind = (tokens.shape[1], hidden is None)
-        if kind in self._looked:
+        tokens = tokens[:, :CHECKED_TOKENS]
+        hidden = None if hidden is None else hidden[:, :CHECKED_TOKENS]
+        case = (tokens.shape[1], hidden is None)
+        if case in self._checked:
             return
         run = partial(self.forward, tokens, hidden=hidden, last=1)
         with skip_mlp_work(self.model):
             plain = run()
-            blind: Any = {"observers": (lambda call: None,), "judge": None}
-            with self._hooked(lambda hooks: replace(hooks, **blind)):
+            observing: Any = {"observers": (lambda call: None,), "judge": None}
+            with self._hooked(lambda hooks: replace(hooks, **observing)):
                 observed = run()
             if not torch.equal(plain, observed) and torch.equal(plain, run()):
                 residual = float((plain - observed).abs().max() / plain.abs().max())
                 raise UnsupportedModel(
                     f"{self.class_name} computes something else while it is observed.",
-                    seen=f"logits of {kind[0]} tokens: a relative change of {residual:.2g}",
+                    seen=f"logits of {case[0]} tokens: a relative change of {residual:.2g}",
                 )
-        self._looked.add(kind)
+        self._checked.add(case)
 
     def heads_of(
         self, heads: str, turning: Sequence[int] | None = None
     ) -> Bool[Tensor, "layer head"]:
-        """Which heads a list such as "1.3,2.*" names, of the layers that attend, or of some."""
+        """Heads in a list such as "1.3,2.*", from the layers that attend or are `turning`."""
         among, doing = (self.attending, "attend") if turning is None else (turning, "rotate")
         return heads_by_layer(heads, shape=(self.layers, self.heads), among=among, doing=doing)
 

@@ -1,4 +1,4 @@
-"""What heads write, and the straight way from there to the logits."""
+"""Output projection of each layer, and the linear path from the heads to the logits."""
 
 from __future__ import annotations
 
@@ -17,49 +17,53 @@ from ropelens.runtime.devices import computes_on
 
 
 @contextmanager
-def _noted(live: LiveModel, note: Callable[[nn.Module, Tensor, Any], Any]) -> Iterator[None]:
-    """`note` gets every module that runs, with its input and result; it may give another."""
+def _modules_recorded(
+    live: LiveModel, record: Callable[[nn.Module, Tensor, Any], Any]
+) -> Iterator[None]:
+    """Call `record(module, input, result)` for every module that runs.
+
+    A value that `record` returns replaces the result of the module.
+    """
     with ExitStack() as stack:
         for module in live.model.modules():
-            hook = module.register_forward_hook(lambda m, x, y: note(m, x[0], y) if x else None)
+            hook = module.register_forward_hook(
+                lambda m, x, y: record(m, x[0], y) if x else None
+            )
             stack.callback(hook.remove)
         yield
 
 
 @torch.no_grad()
 def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
-    """The linear map of each layer that reads its heads, by layer.
+    """Linear map of each layer whose input is the output of the heads.
 
-    Raises `UnsupportedModel` where none reads them as they are, such as behind a gate.
+    Raises `UnsupportedModel` if a layer has none, for example because of a gate.
     """
     calls: list[AttentionCall] = []
     projections: dict[int, nn.Linear] = {}
     results: dict[int, Tensor] = {}
 
-    def note(module: nn.Module, given: Tensor, result: Any) -> None:
+    def record(module: nn.Module, x: Tensor, result: Any) -> None:
         output = calls[-1].output.flatten(2) if calls else None
-        if output is None or not isinstance(given, Tensor) or not torch.equal(given, output):
+        if output is None or not isinstance(x, Tensor) or not torch.equal(x, output):
             return
         if isinstance(module, nn.Linear) and calls[-1].layer not in results:
             projections[calls[-1].layer], results[calls[-1].layer] = module, result
         elif not torch.equal(result, results.get(calls[-1].layer, result)):
-            projections.pop(calls[-1].layer, None)  # a part of it, such as below an adapter
+            projections.pop(calls[-1].layer, None)  # only a part of a map, as in an adapter
 
-    with live.without_hooks(), live.observe(calls.append), _noted(live, note):
+    with live.without_hooks(), live.observe(calls.append), _modules_recorded(live, record):
         live.forward(torch.ones(1, 2, dtype=torch.long), last=1)
     if missing := [layer for layer in live.attending if layer not in projections]:
         raise UnsupportedModel(
-            f"No linear map reads the heads of {live.class_name} as they are.",
-            seen=f"layer {missing[0]}: something else stands behind its attention",
+            f"{live.class_name} does not pass the outputs of its heads directly to a linear map.",
+            seen=f"layer {missing[0]}: no linear map has the output of the heads as its input",
         )
     return projections
 
 
 def weight_of(linear: Any, dtype: torch.dtype) -> Float[Tensor, "out in"]:
-    """The weights of a linear map, also of one that is quantized, or lies elsewhere.
-
-    These are what it gives for unit vectors of `dtype`, the model's.
-    """
+    """Weights of a linear map, computed from unit vectors if it is quantized or offloaded."""
     weight = linear.weight.detach()
     if type(weight) is Tensor and weight.is_floating_point() and not weight.is_meta:
         return weight
@@ -75,52 +79,53 @@ def logit_directions(
     answers: Sequence[int],
     hidden: Bool[Tensor, "1 position"] | None = None,
 ) -> Float[Tensor, "answer position width"]:
-    """What adds to the logits of `answers` in the residual stream, as the model runs now.
+    """Gradient of the logits of `answers` with respect to the residual stream.
 
-    The final norm is r_i g (x - mean) + b, with no mean taken off where it centers none; its
-    scale r_i is frozen. Logits are those before they are scaled or capped. Raises
-    `UnsupportedModel` where what heads write is changed before it is added to the stream.
+    The final norm is r_i g (x - mean) + b, where the mean is 0 if the norm does not center. The
+    scale r_i is frozen. Logits are not yet scaled or capped. Raises `UnsupportedModel` if the
+    outputs of the heads change before they are added to the residual stream.
     """
-    written: list[Tensor] = []
+    head_outputs: list[Tensor] = []
     norms: list[Any] = []
 
-    def note(module: nn.Module, given: Tensor, result: Any) -> Any:
+    def record(module: nn.Module, x: Tensor, result: Any) -> Any:
         if module in projections.values():
-            written.append(result.detach().requires_grad_())
-            return written[-1]
+            head_outputs.append(result.detach().requires_grad_())
+            return head_outputs[-1]
         if "Norm" in type(module).__name__:
-            norms[:] = [module, given]
-            return result.detach()  # all that is not straight begins with a norm
+            norms[:] = [module, x]
+            return result.detach()  # every path that is not linear begins with a norm
         return None
 
-    with torch.enable_grad(), _noted(live, note):
+    with torch.enable_grad(), _modules_recorded(live, record):
         live.forward(tokens, hidden=hidden, last=1)
     norm, x = norms[0], norms[1]
-    toward = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
-    straight = torch.autograd.grad(x, written, toward, materialize_grads=True)
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+    gradients = torch.autograd.grad(x, head_outputs, direction, materialize_grads=True)
     close = max(1e-3, 4 * live.noise)
-    _check(live, all(torch.allclose(g.to(toward), toward, close, close) for g in straight))
+    same = (torch.allclose(g.to(direction), direction, close, close) for g in gradients)
+    _check_linear(live, all(same))
     x = x[0].detach()
     y, even = norm(x), torch.ones_like(x[:1])
-    even[:, 1::2] = -1  # its mean is 0, and its mean square 1
+    even[:, 1::2] = -1  # mean 0, mean square 1
     shift = (y[:1] + norm(-x[:1])) / 2
     moved = norm(x + x.square().mean(-1, keepdim=True).sqrt())
-    centered = float((moved - y).norm() / y.norm()) < 0.1  # else about 0.7
+    centered = float((moved - y).norm() / y.norm()) < 0.1  # about 0.7 without centering
     gain = (norm(even) - shift) * even
     dtype = torch.promote_types(x.dtype, torch.float32)
     x, y, shift, gain = (z.to(dtype) for z in (x, y, shift, gain))
     part = gain * (x - centered * x.mean(-1, keepdim=True))
     scale = ((y - shift) * part).sum(-1, keepdim=True) / part.square().sum(-1, keepdim=True)
-    _check(live, float((scale * part + shift - y).norm() / y.norm()) < close)
+    _check_linear(live, float((scale * part + shift - y).norm() / y.norm()) < close)
     head = weight_of(live.model.get_output_embeddings(), live.model.dtype)
     before = head[list(answers)][:, None].to(x) * (scale * gain)
     return before - centered * before.mean(-1, keepdim=True)
 
 
-def _check(live: LiveModel, straight: bool) -> None:
-    if not straight:
+def _check_linear(live: LiveModel, linear: bool) -> None:
+    if not linear:
         raise UnsupportedModel(
-            f"What heads of {live.class_name} write does not go straight to the logits.",
-            seen="a norm or a factor on the way, or a final norm that is not linear",
+            f"The path from the heads of {live.class_name} to the logits is not linear.",
+            seen="a norm or a factor on the path, or a final norm that is not linear",
             hint="values=True without logits_of",
         )

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from ropelens.claims.claims import VERDICTS
+from ropelens.claims.verdict import VERDICTS
 from ropelens.errors import BadArgument, explained
 from ropelens.figures.formats import plural
 from ropelens.report.render import render, write_sentence

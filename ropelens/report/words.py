@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from ropelens.claims.heads import classify_heads
 from ropelens.comparison.table import group_entries, summarize_comparison
 from ropelens.errors import public
 from ropelens.figures.formats import change_and_interval, short_count
@@ -22,7 +23,6 @@ from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
 from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
 from ropelens.interventions.variables import NEEDLES, OWN
-from ropelens.profiles.heads import classify_heads
 from ropelens.report.render import write_sentence, write_sentences
 
 Record = dict[str, Any]  # the numbers of a sentence

@@ -95,7 +95,7 @@ class RotationProbe:
         before = self._last_inv_freq.get(layer)
         if continued and (before is None or not torch.equal(inv_freq, before)):
             raise UnsupportedModel(
-                "It cannot be told how the keys in this cache were rotated.",
+                "ropelens cannot infer the rotation of the keys in this cache.",
                 seen="a RoPE that changes with the length, and keys of another length or block",
                 hint="call the model with use_cache=False",
             )

@@ -24,7 +24,10 @@ from ropelens.attention.sums import sum_attention
 from ropelens.budget.logit import SCORES, fit, normalize_weights, score
 from ropelens.budget.offsets import OffsetRows, fit_offsets
 from ropelens.budget.surrogates import _attend, _orders, draw_surrogates
-from ropelens.claims.verdict import _bounds, correlations, judge, rank_correlation
+from ropelens.claims.arrays import head_arrays
+from ropelens.claims.heads import judge_wavelengths
+from ropelens.claims.numbers import correlations, rank_correlation
+from ropelens.claims.verdict import null_bounds
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.rope.turn import Side, turn
@@ -177,14 +180,14 @@ def heads_of(
 
 
 def verdict_of(fraction: np.ndarray, wavelength: np.ndarray) -> SimpleNamespace:
-    return SimpleNamespace(**judge(fraction, wavelength))
+    return SimpleNamespace(**judge_wavelengths(head_arrays(fraction, wavelength)))
 
 
 def test_bounds_are_those_of_an_exact_test():
     """Of n surrogates and a model that is one more: at most 2.5 % of ranks lie beyond."""
     for draws in range(1, 500):
         null = np.random.default_rng(draws).permutation(draws).astype(float)
-        low, high = _bounds(null)
+        low, high = null_bounds(null)
         if draws < 39:
             assert np.isnan([low, high]).all()
             continue
@@ -203,7 +206,7 @@ def test_with_forty_surrogates_below_all_is_holds_and_above_all_contradicted():
         assert (claim.verdict, claim.null_draws, claim.heads) == (verdict, 40, 24), rank
         assert claim.low <= claim.rank_correlation <= claim.high
         assert claim.null_low <= claim.null_median <= claim.null_high
-        assert f"{claim.rank_correlation:+.2f} beside" in claim.why
+        assert f"{claim.rank_correlation:+.2f}, compared with" in claim.why
         assert claim.p_value == pytest.approx((rank + 1) / 41)
 
 
@@ -213,8 +216,8 @@ def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, 
     claim = verdict_of(fraction + lift, wavelength)
     assert claim.verdict == "not testable"
     assert claim.why == (
-        f"heads whose choice the offset explains by more than half: {ends[0]}, by less: "
-        f"{ends[1]}; it takes 3 of each"
+        f"the offset explains more than half of the choice of {ends[0]} heads, and less of "
+        f"{ends[1]} heads; a verdict needs 3 of each"
     )
 
 
@@ -222,8 +225,8 @@ def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, 
 def test_too_few_surrogates_make_no_verdict(draws: int):
     claim = verdict_of(*heads_of([-0.99] + [0.5] * draws))
     assert claim.verdict == "not testable"
-    assert claim.why == f"{draws} surrogates have a correlation; it takes 39"
-    assert claim.p_value == 1 / (1 + draws)
+    assert claim.why == f"{draws} draws have a number; a verdict needs 39 surrogates"
+    assert np.isnan(claim.p_value)
     assert np.isnan(claim.null_median) == (draws == 0)
     assert verdict_of(*heads_of([-0.99] + [0.5] * 39)).verdict == "holds"
 

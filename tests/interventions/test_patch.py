@@ -200,7 +200,7 @@ def test_keys_in_a_cache_that_turned_otherwise_are_refused() -> None:
         cache = model(tokens(length=18), use_cache=True).past_key_values
         with (
             rl.patch_planes(model, tokens(1), heads="0.*", of="key"),
-            pytest.raises(UnsupportedModel, match="how the keys in this cache were rotated"),
+            pytest.raises(UnsupportedModel, match="rotation of the keys in this cache"),
         ):
             model(tokens(2, length=4), past_key_values=cache)
 

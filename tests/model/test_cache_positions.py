@@ -20,7 +20,7 @@ from ropelens.model.cache_positions import positions
 
 TOKENS = random_tokens(sequences=2, length=24, vocabulary=80)
 EDIT = rl.stop_slowest(0.5)
-UNKNOWN = pytest.raises(UnsupportedModel, match="where the keys in this cache stand")
+UNKNOWN = pytest.raises(UnsupportedModel, match="positions of the keys in this cache")
 
 
 def stopped(model: nn.Module) -> nn.Module:
@@ -112,7 +112,7 @@ def test_a_cropped_cache_of_keys_that_turned_otherwise_is_refused() -> None:
     with rl.edit_rope(model, EDIT), rl.observe(model, lambda call, planes: None):
         model(TOKENS, past_key_values=cache)
         cache.crop(-16)
-        with pytest.raises(UnsupportedModel, match="how the keys in this cache were rotated"):
+        with pytest.raises(UnsupportedModel, match="rotation of the keys in this cache"):
             model(TOKENS[:, 8:9], past_key_values=cache)
 
 

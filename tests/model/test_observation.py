@@ -198,7 +198,7 @@ def test_a_cache_of_keys_that_turned_otherwise_is_refused(kind: str):
     model = tiny("llama_gqa", max_position_embeddings=16, rope_parameters=rope)
     with (
         rl.observe(model, noting({})),
-        pytest.raises(UnsupportedModel, match="how the keys in this cache") as refused,
+        pytest.raises(UnsupportedModel, match="rotation of the keys in this cache") as refused,
     ):
         model.generate(random_tokens(length=14), max_new_tokens=8, do_sample=False)
     assert refused.value.parts["try"] == "call the model with use_cache=False"

@@ -245,7 +245,7 @@ def test_heads_of_a_bridge_write_the_same(tmp_path: Path):
 
 
 def test_what_a_norm_changes_before_the_stream_is_refused():
-    with pytest.raises(UnsupportedModel, match="does not go straight to the logits"):
+    with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
         rl.capture(tiny("gemma2"), tokens(), logits_of=[7])
     with pytest.raises(IndexError, match="index 99 is out of bounds"):
         rl.capture(tiny("llama_gqa"), tokens(), runner_up=99)
@@ -258,11 +258,11 @@ def test_a_factor_before_the_stream_and_an_adapter_on_the_heads_are_refused():
     peft = pytest.importorskip("peft")
     model = tiny("llama_gqa")
     model.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
-    with pytest.raises(UnsupportedModel, match="does not go straight to the logits"):
+    with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
         rl.capture(model, tokens(), logits_of=[7])
     config = peft.LoraConfig(target_modules=["o_proj"], r=4, init_lora_weights=False)
     adapted = peft.get_peft_model(tiny("llama_gqa"), config).eval()
-    with pytest.raises(UnsupportedModel, match="No linear map reads the heads"):
+    with pytest.raises(UnsupportedModel, match="does not pass the outputs of its heads directly"):
         rl.capture(adapted, tokens(), values=True)
 
 

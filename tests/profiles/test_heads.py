@@ -15,7 +15,8 @@ from scipy import stats
 
 import ropelens as rl
 from ropelens.budget.labels import GAINS, Thresholds, attention_budget
-from ropelens.profiles.heads import classify_heads, resample_labels
+from ropelens.claims.heads import classify_heads
+from ropelens.profiles.heads import resample_labels
 from ropelens.profiles.measures import columns
 from ropelens.report.words import cautions, heads_sentences
 

@@ -11,7 +11,7 @@ import xarray as xr
 from synthetic_profile import synthetic_profile
 
 import ropelens as rl
-from ropelens.claims.claims import VERDICTS
+from ropelens.claims.verdict import VERDICTS
 from ropelens.report.claims import claims_sentences, ledger_rows, render_claims
 from ropelens.report.page import render_page
 

@@ -1,0 +1,90 @@
+"""The table of heads: a label for each head, its confidence, and the verdict on wavelengths."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from ropelens.budget.labels import Thresholds
+from ropelens.claims.arrays import claim_numbers, head_arrays
+from ropelens.claims.claims import CLAIMS
+from ropelens.claims.numbers import known_heads
+from ropelens.claims.verdict import judge
+from ropelens.errors import Count, Whole, public
+from ropelens.profiles.heads import FRACTIONS, head_values, resample_labels
+from ropelens.profiles.measures import columns
+
+SPREAD = 2**0.5  # two samples of a text differ more than a sample and the text, by this factor
+
+COLUMNS = (
+    *("layer", "head", "label", "confidence"),
+    *FRACTIONS,
+    *columns("budget"),
+    *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
+    *("offset_weight", "mean_wavelength"),
+    *columns("score"),
+    "planes_to_half",
+)
+"""The columns of heads.csv, before the columns of further statistics of the profile."""
+
+
+@public
+def classify_heads(
+    profile: xr.Dataset, *, resamples: Count = 1000, seed: Whole = 0
+) -> pd.DataFrame:
+    """Label every head of a profile: a row for each head, with the columns of heads.csv.
+
+    - `confidence` estimates how often other sequences of the same text give the same label. It
+      is the share of `resamples` bootstrap resamples of the groups of sequences (documents, if
+      there are 8 or more) with this label. The difference between a resample and the whole text
+      is multiplied by the square root of 2. It is NaN with fewer than two groups, without
+      resamples, and for heads that are "untested" (see `Thresholds`).
+    - The three fractions are shares of the bits that sinks do not explain. They are NaN if
+      there are no such bits.
+    - `offset` is the peak of the fitted kernel of a positional head, if the peak has 0.3 of the
+      kernel or more. `offset_low` to `offset_high` holds the middle half of the kernel of every
+      positional head.
+    - `top_wavelength` (tokens; infinite for a plane that does not rotate) is the wavelength of
+      the plane with the most selectivity on keys other than sinks. `top_share` is the share of
+      this plane, and `planes_to_half` is the number of planes that hold half of the
+      selectivity. `mean_wavelength` (tokens) is the geometric mean over the planes that rotate,
+      with the same weights.
+
+    `attrs["thresholds"]` holds the thresholds. `attrs["claim"]` holds the verdict on a claim:
+    do positional and semantic heads differ in wavelength more than in surrogates, whose
+    frequencies are in a random order? docs/measures.md defines its numbers.
+    """
+    table = head_values(profile)
+    table["confidence"] = np.full(table["label"].shape, np.nan)
+    if profile.sizes["group"] > 1 and resamples:
+        resampled = resample_labels(profile, resamples=resamples, seed=int(seed), spread=SPREAD)
+        known = table["label"] != "untested"
+        table["confidence"] = np.where(known, (resampled == table["label"]).mean(0), np.nan)
+    more = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
+    table |= {name: profile[name].values for name in (*columns("score"), *more)}
+    heads = pd.DataFrame({name: table[name].ravel() for name in (*COLUMNS, *more)})
+    heads = heads[heads["total_bits"].notna()].reset_index(drop=True)
+    integers = ("offset", "offset_low", "offset_high", "planes_to_half")
+    heads = heads.astype(dict.fromkeys(integers, "Int64"))
+    heads.attrs["thresholds"] = asdict(Thresholds())
+    rows = float(profile["group_scored"].sum())
+    heads.attrs["claim"] = judge_wavelengths(head_arrays(*claim_numbers(profile), rows=rows))
+    return heads
+
+
+def judge_wavelengths(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """`heads.attrs["claim"]`: the claim `positional_fast` of the ledger, and its heads."""
+    claim = next(claim for claim in CLAIMS if claim.name == "positional_fast")
+    row = judge(claim, arrays, np.random.default_rng(0), draws=0)
+    names = ("null_median", "null_low", "null_high", "null_draws", "p_value", "verdict", "why")
+    return {
+        "rank_correlation": row["number"],
+        "low": row["low"],
+        "high": row["high"],
+        "heads": int(known_heads(arrays["head_numbers"]).sum()),
+        **{name: row[name] for name in names},
+    }

@@ -1,0 +1,184 @@
+"""Numbers of claims: functions from arrays, of the model or of a null, to one number.
+
+docs/measures.md defines each number in its section about the ledger of claims.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy import stats
+
+from ropelens.budget.labels import Thresholds
+from ropelens.intervals import jackknife_half
+
+EVEN = 0.1  # planes are alike if the sd of their lengths is less than 0.1 of the mean
+FIXED = 0.95  # coherence of a plane that carries a fixed vector (TriAttention)
+NOTHING = 0.01  # nats/token: a set of planes that costs less is worth nothing
+MIN_HEADS = 3  # heads of each kind for a verdict: the offset explains more than half, or less
+
+ByPlane = Float[np.ndarray, "layer frequency"]
+HeadNumbers = Float[np.ndarray, "layer head number draw"]
+Rows = Float[np.ndarray, " 1"]
+
+
+def _shares(length: ByPlane) -> Float[np.ndarray, "layer _"]:
+    return length / length.sum(-1, keepdims=True)
+
+
+def _uneven(length: ByPlane) -> bool:
+    share = _shares(length).mean(0)
+    return bool(share.std() >= EVEN * share.mean())
+
+
+def slow_half(length: ByPlane, *, even: bool = False) -> float:
+    """Share of the slower half of the planes, mean over layers.
+
+    NaN if all planes are about equally long, unless `even` is set.
+    """
+    planes = length.shape[-1]
+    slow = _shares(length)[:, np.arange(planes) >= planes / 2].sum(-1)
+    return float(slow.mean()) if even or _uneven(length) else math.nan
+
+
+def slow_half_of_all(count: ByPlane) -> float:
+    """Share of the slower half of the planes in the sum over all layers."""
+    return slow_half(count.sum(0, keepdims=True), even=True)
+
+
+def fast_at_the_ends(length: ByPlane) -> float:
+    """Share of the fastest quarter: mean of the first and last layer minus the others."""
+    fast = _shares(length)[:, : max(1, length.shape[-1] // 4)].sum(1)
+    return float(fast[[0, -1]].mean() - fast[1:-1].mean()) if len(fast) > 2 else math.nan
+
+
+def distance_to_band(length: ByPlane, band: Float[np.ndarray, " layer"]) -> float:
+    """Number of planes between a layer's longest plane and the band, mean over layers."""
+    return float(np.abs(length.argmax(-1) - band).mean()) if _uneven(length) else math.nan
+
+
+def push_of_long_planes(push: ByPlane, slow: ByPlane) -> float:
+    """Share of the slow planes in the push of all planes and layers."""
+    return float((push * slow).sum() / push.sum()) if 0 < slow.mean() < 1 else math.nan
+
+
+def rank_with_depth(by_layer: Float[np.ndarray, " layer"]) -> float:
+    """Rank correlation of a layer's value with its index."""
+    return rank_correlation(np.arange(len(by_layer), dtype=float), by_layer)
+
+
+def fixed_in_longest(
+    coherence: Float[np.ndarray, "layer head frequency"],
+    length: Float[np.ndarray, "layer head frequency"],
+) -> float:
+    """Share of the heads whose longest plane has a coherence above 0.95.
+
+    A large mean vector makes a plane both long and coherent. In a few heads with random weights
+    the longest plane is therefore coherent by chance.
+    """
+    longest = np.nan_to_num(length).argmax(-1)[..., None]
+    of_longest = np.take_along_axis(coherence, longest, -1)
+    return float((of_longest > FIXED).sum() / np.isfinite(of_longest).sum())
+
+
+def predicted_share(agreement: Float[np.ndarray, "layer head of_head"]) -> float:
+    """Mean over heads of the agreement with the head's own mean vectors."""
+    same_head = np.diagonal(agreement, axis1=1, axis2=2)
+    return float(np.nanmean(same_head)) if np.isfinite(same_head).any() else math.nan
+
+
+def more_than_values(*by_layer: Float[np.ndarray, " layer"]) -> float:
+    """Mean of queries and keys minus the mean of values; 0 if it is less than 0.1."""
+    queries, keys, values = by_layer
+    more = float(((queries + keys) / 2 - values).mean())
+    return 0.0 if abs(more) < EVEN else more
+
+
+def largest_at(index: int) -> Callable[[Float[np.ndarray, "layer head _"]], float]:
+    """A function that returns the largest entry of all heads at `index` of the last axis."""
+    return lambda by_head: float(np.fmax.reduce(by_head[..., index], axis=None))
+
+
+def mean_beyond(trifling: float) -> Callable[[Float[np.ndarray, " unit"]], float]:
+    """A function that returns the mean; 0 if the mean is less than `trifling`."""
+    return lambda by_unit: float(by_unit.mean() * (abs(by_unit.mean()) >= trifling))
+
+
+def cost(
+    loss: Float[np.ndarray, "document set"], tokens: Float[np.ndarray, " document"]
+) -> float:
+    """Change of loss under set 0, in nats/token; NaN if no set changes it by 0.01."""
+    change = loss.sum(0) / tokens.sum()
+    return float(change[0]) if abs(change).max() >= NOTHING else math.nan
+
+
+# ---- the rank correlation over heads
+
+
+def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"]) -> float:
+    """Spearman's rank correlation over the heads that have both numbers.
+
+    NaN for fewer than 4 heads, and if one of the numbers is the same in all heads.
+    """
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
+    if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return math.nan
+    return float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1])
+
+
+def correlations(
+    offset_fraction: Float[np.ndarray, "draw layer head"],
+    log_wavelength: Float[np.ndarray, "draw layer head"],
+) -> Float[np.ndarray, " draw"]:
+    """Rank correlation of both numbers over the heads, in each draw."""
+    draws = zip(offset_fraction, log_wavelength, strict=True)
+    return np.array([rank_correlation(x, y) for x, y in draws])
+
+
+def rank_over_heads(numbers: HeadNumbers, rows: Rows) -> float:
+    """Rank correlation of the two numbers of a head, in draw 0."""
+    return rank_correlation(numbers[:, :, 0, 0], numbers[:, :, 1, 0])
+
+
+def known_heads(numbers: HeadNumbers) -> Bool[np.ndarray, "layer head"]:
+    """True for each head that has both numbers in draw 0."""
+    return np.isfinite(numbers[..., 0]).all(2)
+
+
+def correlation_interval(numbers: HeadNumbers, rows: Rows) -> tuple[float, float]:
+    """95 % interval of `rank_over_heads`; NaN if only one layer has heads.
+
+    Heads of one layer are not independent, so the jackknife leaves out one layer at a time.
+    The interval is Student's t around Fisher's z. A perfect correlation is replaced by a value
+    half a swap of two neighbours away from it, because its z is infinite.
+    """
+    known, rho = known_heads(numbers), rank_over_heads(numbers, rows)
+    layers, size = np.flatnonzero(known.any(1)), known.sum()
+    if len(layers) < 2:
+        return math.nan, math.nan
+    largest = 1 - 6 / (size * (size**2 - 1))
+    without = [rank_over_heads(np.delete(numbers, layer, 0), rows) for layer in layers]
+    z, *others = np.arctanh(np.clip([rho, *without], -largest, largest))
+    half = jackknife_half(np.array(others))
+    low, high = np.tanh([z - half, z + half])
+    return float(min(low, rho)), float(max(high, rho))
+
+
+def why_no_two_kinds(numbers: HeadNumbers, rows: Rows) -> str:
+    """Why these heads cannot show a difference between two kinds of heads; "" if they can."""
+    if rows[0] < Thresholds.rows:
+        return f"labels need {Thresholds.rows} scored rows, and this text has fewer"
+    fraction = numbers[:, :, 0, 0][known_heads(numbers)]
+    if not len(fraction):
+        return "no head picks keys through planes that rotate"
+    more = int((fraction > 0.5).sum())
+    if min(more, len(fraction) - more) < MIN_HEADS:
+        return (
+            f"the offset explains more than half of the choice of {more} heads, and less of "
+            f"{len(fraction) - more} heads; a verdict needs {MIN_HEADS} of each"
+        )
+    return ""

@@ -1,0 +1,90 @@
+"""Draw reports/summary.png: the verdicts on published claims, and one claim in numbers.
+
+    python tools/summary.py
+
+Reads only reports/claims/models/claims.csv. kaleido draws with the Chrome or Chromium that it
+finds, or that BROWSER_PATH names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+REPORTS = Path(__file__).parents[1] / "reports"
+MODELS = {
+    "smollm2-135m": "SmolLM2<br>135M",
+    "bundled-rope": "bundled<br>2.1M",
+    "babyllama105": "babyllama<br>105",
+    "stories260k": "stories<br>260k",
+    "random": "random<br>weights",
+}
+VERDICTS = {  # colours of Okabe and Ito; the symbols also differ in shape
+    "holds": ("#0072b2", "square"),
+    "contradicted": ("#d55e00", "x"),
+    "unresolved": ("#777777", "circle-open"),
+    "not testable": ("#bbbbbb", "line-ew-open"),
+}
+TITLES = (
+    "Verdicts on 20 published claims",
+    "Heads that go by position use short<br>wavelengths: rank correlation",
+)
+
+
+def summary(claims: pd.DataFrame) -> go.Figure:
+    """Verdicts by claim and model; ρ of each model next to the 95 % range of its surrogates."""
+    claims = claims[claims["model"].isin(MODELS)].replace({"model": MODELS})
+    held = (claims["verdict"] == "holds").groupby(claims["statement"]).sum()
+    figure = make_subplots(
+        cols=2, column_widths=[0.6, 0.4], horizontal_spacing=0.11, subplot_titles=TITLES
+    )
+    for verdict, (color, symbol) in VERDICTS.items():
+        rows = claims[claims["verdict"] == verdict]
+        marker = {
+            "color": color,
+            "symbol": symbol,
+            "size": 12,
+            "line": {"color": color, "width": 2},
+        }
+        points = {"x": rows["model"], "y": rows["statement"], "name": verdict}
+        figure.add_scatter(**points, mode="markers", marker=marker, row=1, col=1)
+    rows = claims[
+        (claims["claim"] == "positional_fast") & (claims["verdict"] != "not testable")
+    ]
+    low, high, place = (
+        rows["null_low"],
+        rows["null_high"],
+        {"y": rows["model"], "row": 1, "col": 2},
+    )
+    bar = {"base": low, "x": high - low, "orientation": "h", "width": 0.3}
+    figure.add_bar(**bar, **place, marker_color="#bbbbbb", name="ρ of 40 surrogates (95 %)")
+    marker = {"color": "#0072b2", "symbol": "diamond", "size": 15}
+    figure.add_scatter(
+        x=rows["number"], **place, mode="markers", marker=marker, name="ρ of the model"
+    )
+    figure.update_yaxes(categoryorder="array", categoryarray=held.sort_values().index, col=1)
+    figure.update_yaxes(categoryorder="array", categoryarray=[*MODELS.values()][3::-1], col=2)
+    figure.update_xaxes(
+        categoryorder="array", categoryarray=[*MODELS.values()], side="top", col=1
+    )
+    figure.update_xaxes(range=[-1, 1], zeroline=True, zerolinecolor="#777777", col=2)
+    figure.update_annotations(yshift=46)
+    legend, margin = (
+        {"orientation": "h", "y": -0.06, "x": -0.6},
+        {"l": 8, "r": 8, "t": 92, "b": 8},
+    )
+    return figure.update_layout(
+        template="simple_white", font_size=14, legend=legend, margin=margin
+    )
+
+
+def main() -> None:
+    figure = summary(pd.read_csv(REPORTS / "claims/models/claims.csv"))
+    figure.write_image(REPORTS / "summary.png", width=1200, height=600)
+
+
+if __name__ == "__main__":
+    main()
