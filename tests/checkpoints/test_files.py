@@ -211,14 +211,14 @@ def test_a_model_that_looks_ahead_is_refused(folder: Path) -> None:
 def test_weights_outside_the_folder_are_not_read(folder: Path) -> None:
     index, files = sharded(folder)
     first = next(iter(files))
-    beside = folder.parent / "beside.safetensors"
-    beside.write_bytes((folder / files[first]).read_bytes())
-    for place in ("../beside.safetensors", str(beside)):
+    outside = folder.parent / "outside.safetensors"
+    outside.write_bytes((folder / files[first]).read_bytes())
+    for place in ("../outside.safetensors", str(outside)):
         index.write_text(json.dumps({"metadata": {}, "weight_map": files | {first: place}}))
         with pytest.raises(BadCheckpoint, match="or outside the folder"):
             load(folder)
     whole = save_tiny(folder.parent / "whole")
-    edit_config(whole, transformers_weights="../beside.safetensors")
+    edit_config(whole, transformers_weights="../outside.safetensors")
     assert load(whole)[0].num_parameters() == tiny_llama().num_parameters()
 
 

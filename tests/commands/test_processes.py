@@ -98,14 +98,14 @@ def args(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
 
 
 @pytest.fixture(scope="module")
-def one(args: tuple, one_thread: None) -> rl.Analysis:
+def single(args: tuple, one_thread: None) -> rl.Analysis:
     """The same measurement in one process."""
     model, _, text, *_ = args
     return rl.analyze(model, text, OPTIONS, truncation=SWEEP)
 
 
 def test_three_processes_give_the_same_sweep_as_one(
-    args: tuple, one: rl.Analysis, tmp_path: Path
+    args: tuple, single: rl.Analysis, tmp_path: Path
 ) -> None:
     """Random draws are equal. The first process measures one of five sequences."""
     out = tmp_path / "three"
@@ -115,12 +115,12 @@ def test_three_processes_give_the_same_sweep_as_one(
     (plan,) = messages(ended.stderr)
     assert plan.startswith("ropelens: plan: model, 1 layers")
     shared = rl.open(out)
-    assert_same(shared.profile, one.profile)
-    assert_same(shared.truncation, one.truncation)
+    assert_same(shared.profile, single.profile)
+    assert_same(shared.truncation, single.truncation)
 
 
 def test_remaining_checkpoints_are_shared_one_after_another(
-    args: tuple, one: rl.Analysis, tmp_path: Path
+    args: tuple, single: rl.Analysis, tmp_path: Path
 ) -> None:
     model, _, text, *_ = args
     out, other, same = tmp_path / "out", tmp_path / "other", tmp_path / "same"
@@ -134,7 +134,7 @@ def test_remaining_checkpoints_are_shared_one_after_another(
     assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
     assert ended.stderr.count("model is measured already\n") == 1
     assert [re.split("[:,] ", line)[2] for line in messages(ended.stderr)] == ["other", "same"]
-    assert_same(rl.open(out / "same").profile, one.profile)
+    assert_same(rl.open(out / "same").profile, single.profile)
     names = ("other", "same", "model")
     first, second, third = (rl.open(out / name).profile.attrs["loss"] for name in names)
     assert second == pytest.approx(third, rel=1e-6)
@@ -143,7 +143,7 @@ def test_remaining_checkpoints_are_shared_one_after_another(
 
 @pytest.mark.parametrize("how", ["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_killed_process_ends_all_and_a_second_run_continues(
-    args: tuple, one: rl.Analysis, tmp_path: Path, how: str
+    args: tuple, single: rl.Analysis, tmp_path: Path, how: str
 ) -> None:
     out, script = tmp_path / "out", tmp_path / "dies.py"
     script.write_text(DIES.format(stage=0))
@@ -162,10 +162,10 @@ def test_a_killed_process_ends_all_and_a_second_run_continues(
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("continuing from the saved progress in ") == 1
     assert not (out / ".unfinished").exists()
-    assert_same(rl.open(out).profile, one.profile)
+    assert_same(rl.open(out).profile, single.profile)
 
 
-def test_a_killed_sweep_continues(args: tuple, one: rl.Analysis, tmp_path: Path) -> None:
+def test_a_killed_sweep_continues(args: tuple, single: rl.Analysis, tmp_path: Path) -> None:
     """It was killed during the profile, which follows the sweep."""
     out = tmp_path / "out"
     command = ("truncate", *args, *SWEPT, "--batch-size", 1, "--out", out)
@@ -175,8 +175,8 @@ def test_a_killed_sweep_continues(args: tuple, one: rl.Analysis, tmp_path: Path)
     assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
     assert ended.stderr.count("continuing from the saved progress in ") == 2
     assert not (out / ".unfinished").exists()
-    assert_same(rl.open(out).profile, one.profile)
-    assert_same(rl.open(out).truncation, one.truncation)
+    assert_same(rl.open(out).profile, single.profile)
+    assert_same(rl.open(out).truncation, single.truncation)
 
 
 IMPORTS = """

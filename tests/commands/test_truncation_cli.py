@@ -80,11 +80,11 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
 def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept: Path) -> None:
     page, sweep = ((swept / name).read_bytes() for name in ("index.html", "truncation.nc"))
     others = {name: (swept / name).read_bytes() for name in FILES if name != "index.html"}
-    beside = ropelens("report", swept, "--beside", swept)
-    assert beside == Ended(0, f"{swept / 'index.html'}\n", "")
+    ended = ropelens("report", swept, "--beside", swept)
+    assert ended == Ended(0, f"{swept / 'index.html'}\n", "")
     assert b'<select id="beside"' in (swept / "index.html").read_bytes()
     (swept / "index.html").unlink()
-    assert ropelens("report", swept) == beside
+    assert ropelens("report", swept) == ended
     assert (swept / "index.html").read_bytes() == page
     assert {name: (swept / name).read_bytes() for name in others} == others
     (swept / "truncation.nc").write_bytes(sweep[: len(sweep) // 2])
