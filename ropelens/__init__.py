@@ -2,12 +2,13 @@
 
     import ropelens as rl
     model, tokenizer = rl.load("bundled")
-    profile = rl.profile(model, tokens)
+    text = rl.tokenize(documents, tokenizer)
+    profile = rl.profile(model, text)
     heads = rl.classify_heads(profile)
 
-The public names stand in __init__.pyi and are imported when first used, so that
-`ropelens --help` does not wait for torch. transformers is told of the rope types that only
-ropelens knows when it is imported, before or after this.
+__init__.pyi lists the public names. Each is imported when it is first used, so that
+`ropelens --help` does not wait for torch. The rope types of ropelens are registered as soon
+as transformers is imported, before or after ropelens.
 """
 
 import lazy_loader
