@@ -69,7 +69,9 @@ PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]
 @public
 def stop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
     """The planes stop rotating: they add the same amount to a score at every distance."""
-    return Edit(select, lambda layer: PlaneChange(torch.zeros_like(layer.planes.inv_freq)), heads)
+    return Edit(
+        select, lambda layer: PlaneChange(torch.zeros_like(layer.planes.inv_freq)), heads
+    )
 
 
 @public

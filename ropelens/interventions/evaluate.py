@@ -109,7 +109,7 @@ def evaluate(
         Measurement.of(
             model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
         ),
-        edits or {},
+        edits=edits or {},
         measures=measures,
         controls=controls,
         sizes=TaskSizes(prompt_lengths=prompt_lengths, prompts=prompts, distances=distances),
@@ -120,8 +120,8 @@ def evaluate(
 
 def evaluate_edits(
     measurement: Measurement,
-    edits: Edits,
     *,
+    edits: Edits,
     measures: str | Sequence[str],
     controls: int = 0,
     sizes: TaskSizes = DEFAULT_SIZES,

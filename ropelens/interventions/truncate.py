@@ -41,7 +41,7 @@ class PlaneSweep:
     """The arguments of `truncate` that define a sweep, and their defaults."""
 
     heads: str = "*"
-    keep: Sequence[float] = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
+    keep: Sequence[Number] = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
     ends: Sequence[End] = ("slow", "fast")
     bands: int = 0
     controls: int = 3
@@ -128,7 +128,7 @@ def sweep_planes(
     farthest = (measurement.prompt_context - 1) // 2
     evaluation = evaluate_edits(
         measurement,
-        {names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"},
+        edits={names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"},
         measures=sweep.measures,
         sizes=TaskSizes(distances=tuple(max(2, farthest >> n) for n in (6, 4, 2, 0))),
         tokenizer=tokenizer,

@@ -60,7 +60,7 @@ def test_loss_by_position_and_its_difference(comparison: xr.Dataset):
     figure = plot_position_loss(comparison)
     losses = comparison["position_loss"].values
     means = lines(figure, "loss (nats/token)")
-    change = lines(figure, "difference to rope (nats/token)")
+    change = lines(figure, "difference from rope (nats/token)")
     np.testing.assert_allclose(means["rope"].y, losses[[0, 3]].mean(0))
     differences, nope = losses[[2, 5]] - losses[[0, 3]], change["nope"]
     np.testing.assert_allclose(nope.y, differences.mean(0))
@@ -119,9 +119,9 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset):
     best = best_head(nope["growth_trial_induction"]).transpose("entry", "step", "trial")
     by_bin = nope["growth_position_loss"].values
     for unit, values in {
-        "positional heads": (nope["growth_label"].values == "positional").sum((2, 3)),
-        "best head on previous token": nope["growth_previous_token"].values.max((2, 3)),
-        "best head, induction": best.values,
+        "positional heads (count)": (nope["growth_label"].values == "positional").sum((2, 3)),
+        "previous-token head (0 to 1)": nope["growth_previous_token"].values.max((2, 3)),
+        "induction head (0 to 1)": best.values,
         "gain of repeats (nats/token)": (
             nope["growth_first_loss"] - nope["growth_repeat_loss"]
         ).values,
