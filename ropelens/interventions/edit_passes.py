@@ -33,38 +33,31 @@ Answers = dict[str, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Breakdown:
-    """Bins of positions (by their `edges`) and classes of tokens (by their ids).
-
-    Losses are summed over each bin and over each class. The classes need a tokenizer.
-    """
+class TokenSplit:
+    """Bins of positions (`edges`) and `classes` of tokens (ids) that split the losses."""
 
     edges: Int[Tensor, " edge"]
     classes: Mapping[str, Int[Tensor, " id"]]
 
     @classmethod
-    def plan(
-        cls, text: Text, trained_context: int | None, tokenizer: TokenNames | None
-    ) -> Breakdown:
-        """Two bins per octave, with an additional edge at the trained context."""
+    def plan(cls, text: Text, trained: int | None, tokenizer: TokenNames | None) -> TokenSplit:
+        """Two bins per octave, with a further edge at the trained context."""
         context = text.context
         edges = {round(2 ** (half / 2)) for half in range(2 * context.bit_length() + 1)}
-        edges.add(trained_context or context)
+        edges.add(trained or context)
         inner = [edge for edge in sorted(edges) if edge < context]
         classes = {n: ids_of(text.ids, n, tokenizer) for n in CLASSES if tokenizer is not None}
         return cls(torch.tensor([*inner, context]), classes)
 
-    def sets(
-        self, ids: Int[Tensor, "sequence position"]
-    ) -> Bool[Tensor, "sequence set position"]:
+    def sets(self, text: Text) -> Bool[Tensor, "sequence set position"]:
         """All tokens, and the tokens of each class."""
-        ids = ids.cpu()
+        ids = text.ids.cpu()
         classes = [torch.isin(ids, class_ids) for class_ids in self.classes.values()]
         return torch.stack([torch.ones_like(ids, dtype=torch.bool), *classes], dim=1)
 
     def predicted(self, text: Text) -> Bool[Tensor, "sequence split position"]:
         """Predicted tokens that occurred before in their sequence, then those in each class."""
-        classes = self.sets(text.ids)[:, 1:] & text.predicted[:, None]
+        classes = self.sets(text)[:, 1:] & text.predicted[:, None]
         return torch.cat([text.seen_before[:, None], classes], dim=1)
 
 
@@ -91,10 +84,9 @@ class EntrySums:
 def run_entries(
     measurement: Measurement,
     entries: Sequence[Entry],
-    *,
     measures: Collection[str],
     tasks: Mapping[str, Task],
-    breakdown: Breakdown,
+    split: TokenSplit,
     progress: ShowProgress | None,
 ) -> tuple[list[dict[int, LayerFit]], list[EntrySums], list[Answers]]:
     """Return the fits, the sums over the text and the answers to the tasks, for each entry.
@@ -103,7 +95,7 @@ def run_entries(
     """
     live, text = measurement.live, measurement.text
     stage = begin_stage(EntrySums)
-    nothing = _no_entry_sums(live, breakdown)
+    nothing = _no_entry_sums(live, split)
     state = stage.state or [[], [nothing for _ in entries], [{} for _ in entries]]
     fits, sums, answers = state
     # Processes fit together, so a process that saved later than another one fits again.
@@ -111,14 +103,9 @@ def run_entries(
     unfitted = entries[len(fits) :] if "labels" in measures else []
     done = sums[0].sums.sequences
     unseen = shard(len(text))[done:] if {"loss", "change", "labels"} & {*measures} else range(0)
-    open_tasks = [
-        (number, name)
-        for name in tasks
-        for number in shard(len(entries))
-        if name not in answers[number]
-    ]
+    runs = [(n, name) for name in tasks for n in shard(len(entries)) if name not in answers[n]]
     tokens = len(entries) * int(text.real[unseen.start : unseen.stop].sum())
-    tokens += sum(tasks[name].tokens for _, name in open_tasks)
+    tokens += sum(tasks[name].tokens for _, name in runs)
     layers = len(unfitted) * len(shard(len(live.attending)))
     stages = (
         Stage("trying edits", tokens, cost=OBSERVED if fits or unfitted else 1.0),
@@ -135,9 +122,9 @@ def run_entries(
             unedited: dict[int, AttentionCall] | None = {} if "change" in measures else None
             for number, entry in enumerate(entries):
                 fit = fits[number] if fits else {}
-                sums[number] += _sum_entry(live, batch, entry, breakdown, fit, unedited, step)
+                sums[number] += _sum_entry(live, batch, entry, split, fit, unedited, step)
             stage.save(state)
-        for number, name in open_tasks:
+        for number, name in runs:
             with entries[number].open(live):
                 answers[number][name] = tasks[name].measure(step)
             stage.save(state)
@@ -147,12 +134,12 @@ def run_entries(
     return fits, sums, answers
 
 
-def _no_entry_sums(live: LiveModel, breakdown: Breakdown) -> EntrySums:
+def _no_entry_sums(live: LiveModel, split: TokenSplit) -> EntrySums:
     """The sums over no sequences; layers without attention have NaN."""
-    sets = 1 + len(breakdown.classes)
+    sets = 1 + len(split.classes)
     change = torch.full((sets, live.layers, live.heads), torch.nan).double()
     change[:, live.attending] = 0
-    losses = torch.zeros(0, len(breakdown.edges) - 1 + sets, dtype=torch.float64)
+    losses = torch.zeros(0, len(split.edges) - 1 + sets, dtype=torch.float64)
     return EntrySums(no_sums(), losses, change, torch.zeros(sets).double())
 
 
@@ -160,7 +147,7 @@ def _sum_entry(
     live: LiveModel,
     batch: Batch,
     entry: Entry,
-    breakdown: Breakdown,
+    split: TokenSplit,
     fits: Mapping[int, LayerFit],
     unedited: dict[int, AttentionCall] | None,
     progress: Progress,
@@ -171,7 +158,7 @@ def _sum_entry(
     "none" stores its attention calls there, and each later entry is compared with these calls.
     """
     text = batch.text
-    sets = breakdown.sets(text.ids)
+    sets = split.sets(text)
     change = torch.zeros(sets.shape[1], live.layers, live.heads, dtype=torch.float64)
 
     def compare(call: AttentionCall) -> None:
@@ -196,7 +183,7 @@ def _sum_entry(
             also=compare,
         )
     in_bins = losses[:, 1:].where(text.predicted[:, 1:], 0.0)
-    by_bin = sum_bins(in_bins, breakdown.edges - 1)
-    by_split = losses[:, None].where(breakdown.predicted(text), 0.0).sum(2)
+    by_bin = sum_bins(in_bins, split.edges - 1)
+    by_split = losses[:, None].where(split.predicted(text), 0.0).sum(2)
     rows = batch.rows.by_position(sets.shape[2])[:, None].where(sets, 0.0).sum((0, 2))
     return EntrySums(sums, torch.cat([by_bin, by_split], dim=1), change, rows)

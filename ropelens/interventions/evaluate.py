@@ -16,14 +16,15 @@ from ropelens.budget.held_out import LayerFit
 from ropelens.budget.labels import label_heads
 from ropelens.budget.logit import SCORES
 from ropelens.errors import Count, Positive, Whole, public
-from ropelens.interventions.edit_passes import Breakdown, EntrySums, run_entries
+from ropelens.interventions.edit_passes import EntrySums, TokenSplit, run_entries
 from ropelens.interventions.entries import Entry, Intervention, entries_of
-from ropelens.interventions.tasks import DEFAULT_SIZES, TRIALS, TaskSizes, plan_tasks
+from ropelens.interventions.tasks import TRIALS, copies, needles
 from ropelens.interventions.truncation_table import MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
 from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.heads import head_values, resample_labels
+from ropelens.profiles.induction import Task, repeats
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import columns
 from ropelens.profiles.summary import bits_of, number_dims, plane_coordinates, summarize
@@ -57,62 +58,53 @@ def evaluate(
 ) -> xr.Dataset:
     """Measure `model` without edits and under each of `edits`, on the same text.
 
-    All edits have the same sequences, rows and random tokens, so differences are paired;
-    `ropelens.paired_changes` returns a table of them. Parameters that are not listed here are
-    as for `profile`. Sequences of more than 65,536 tokens run in chunks.
+    `edits` maps names to an edit, a variant such as "p-rope:0.75", a block of `silence_heads`,
+    or a list of these. All edits have the same sequences, rows and random tokens, so
+    differences are paired; `ropelens.paired_changes` returns a table of the differences. After
+    each edit that names heads, `controls` (8 or more are useful) have random other heads of the
+    same layers; the coordinate `control_of` names the edit. The other options are as for
+    `profile`. Sequences of more than 65,536 tokens run in chunks.
 
-    Parameters
-    ----------
-    edits
-        By name: an edit, a variant such as "p-rope:0.75", a block of `silence_heads`, or a
-        list of edits, variants and blocks.
-    controls
-        Number of controls for each edit that names heads; 8 or more are useful. A control has
-        random other heads of the same layers. The coordinate `control_of` names the edit.
-    measures
-        One or several of the measures below; by default all except "copying".
-    prompt_lengths, prompts
-        Tokens of the prompts of "retrieval", by default a quarter, a half and all of the
-        context, and the number of prompts per length and depth.
-    distances
-        Tokens between the copies of "copying", by default 8, 16, 32, ..., as far as both
-        copies fit into the context. Longer distances are allowed.
+    Returns a dataset over `edit`, which starts with "none": the model under only the blocks
+    that are open around the call. `inv_freq` (rad/token) and `wavelength` (tokens) describe its
+    rotation (layer, frequency). docs/measures.md defines the variables of each of `measures`:
 
-    Returns
-    -------
-    Dataset over `edit`, which starts with "none": the model under only the blocks that are
-    open around the call. `inv_freq` (rad/token) and `wavelength` (tokens) describe its
-    rotation (layer, frequency). docs/measures.md defines the variables of each measure:
-
-    - "loss": `loss` (edit, sequence) in nats/token and `predicted_tokens` (sequence). The
-      prefix `seen_` marks the same for tokens that occurred earlier in their sequence, `far_`
-      for positions in the second half of the context, and `class_` (with `tokenizer`) for
-      each class of `attention_on`. `mean_loss` (edit) and `position_loss` (edit,
-      position_bin) have standard errors (`_se`) over the groups in the coordinate `group`.
+    - "loss": `loss` (edit, sequence) in nats/token, `predicted_tokens` (sequence). The prefix
+      `seen_` marks the same for tokens that occurred earlier in their sequence, `far_` for
+      positions in the second half of the context, and `class_` (with `tokenizer`) for each
+      class of `attention_on`. `mean_loss` (edit) and `position_loss` (edit, position_bin) have
+      standard errors (`_se`) over the groups of sequences in the coordinate `group`.
     - "induction": `induction` and `duplicate_token` (edit, layer, head), as in a profile;
-      `trial_induction` (edit, trial, layer, head) for each sequence of random tokens; and
-      their losses, `first_loss` and `repeat_loss` (edit, trial).
-    - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles in the
-      text that the model finds (chance is 1 in 8; no instruction tuning is needed), and
-      `retrieval_hit`, 1 or 0 for each trial.
-    - "copying": `copy_loss` (edit, copy_distance, trial), the loss of repeated random tokens:
-      0 for a model that copies, ln(vocabulary) for a model that cannot copy.
-    - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of
-      KL(A without the edit || A under the edit), and with `tokenizer` `class_change`.
-    - "labels": the attention budget and `label` (edit, layer, head);
-      `labels_changed_resampled` (edit, resample), the number of changed labels in bootstrap
-      draws of groups; and with `tokenizer` `class_label`.
+      `trial_induction` (edit, trial, layer, head) for each sequence of random tokens; and the
+      loss of these tokens at first and when repeated (edit, trial).
+    - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles in the text
+      that the model finds (chance is 1 in 8; no instruction tuning is needed), and
+      `retrieval_hit`, 1 or 0 for each trial. `prompt_lengths` are in tokens, by default a
+      quarter, a half and all of the context, with `prompts` per length and depth.
+    - "copying" (only on request): `copy_loss` (edit, copy_distance, trial), the loss of random
+      tokens that are repeated after `distances` tokens (by default 8, 16, 32, ..., as far as
+      both copies fit into the context; larger distances are allowed). It is 0 for a model that
+      copies, and ln(vocabulary) for a model that cannot copy.
+    - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of KL(A
+      without the edit || A under the edit), and with `tokenizer` `class_change` (...,
+      token_class).
+    - "labels": the attention budget and `label` (edit, layer, head); `labels_changed_resampled`
+      (edit, resample), the number of changed labels if groups of sequences are drawn again; and
+      with `tokenizer` `class_label` (..., token_class).
 
     Raises `BadArgument` for unknown measures, and the errors of `profile` and `edit_rope`.
     """
+    measurement = Measurement.of(
+        model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
+    )
     return evaluate_edits(
-        Measurement.of(
-            model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
-        ),
+        measurement,
         edits=edits or {},
-        measures=measures,
         controls=controls,
-        sizes=TaskSizes(prompt_lengths=prompt_lengths, prompts=prompts, distances=distances),
+        measures=measures,
+        prompt_lengths=prompt_lengths,
+        prompts=prompts,
+        distances=distances,
         tokenizer=tokenizer,
         progress=progress,
     )
@@ -124,44 +116,42 @@ def evaluate_edits(
     edits: Edits,
     measures: str | Sequence[str],
     controls: int = 0,
-    sizes: TaskSizes = DEFAULT_SIZES,
+    prompt_lengths: Sequence[int] | None = None,
+    prompts: int = TRIALS,
+    distances: Sequence[int] | None = None,
     tokenizer: TokenNames | None = None,
     progress: ShowProgress | None = None,
 ) -> xr.Dataset:
     """Return the evaluation of a measurement; `evaluate` explains the arguments."""
-    text = measurement.text
+    text, live, seed = measurement.text, measurement.live, measurement.seed
     selected = wanted_measures(measures)
     measurement.check_observation_is_exact()
     entries = entries_of(
-        measurement.rotation,
-        edits,
-        context=text.context,
-        controls=controls,
-        seed=measurement.seed,
+        measurement.rotation, edits, context=text.context, controls=controls, seed=seed
     )
-    tasks = plan_tasks(measurement, entries[0].planes, selected, sizes)
-    breakdown = Breakdown.plan(text, measurement.live.trained, tokenizer)
-    fits, sums, answers = run_entries(
-        measurement,
-        entries,
-        measures=selected,
-        tasks=tasks,
-        breakdown=breakdown,
-        progress=progress,
-    )
+    tasks: dict[str, Task] = {}
+    if "induction" in selected:
+        tasks["induction"] = repeats(measurement, entries[0].planes)
+    if "copying" in selected:
+        tasks["copying"] = copies(measurement, distances)
+    if "retrieval" in selected:
+        tasks["retrieval"] = needles(measurement, prompt_lengths, prompts)
+    split = TokenSplit.plan(text, live.trained, tokenizer)
+    fits, sums, answers = run_entries(measurement, entries, selected, tasks, split, progress)
+
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}
     if controls:
         values["control_of"] = np.array([entry.control_of for entry in entries], dtype=object)
     if "loss" in selected:
-        values |= _loss_values(text, breakdown, sums)
+        values |= _loss_values(text, split, sums)
     if "change" in selected:
         values |= _change_values(sums)
     if "labels" in selected:
         values |= _label_values(entries, fits, sums)
-    if breakdown.classes and "labels" in selected:
-        values["class_label"] = _class_labels(sums, measurement.live.layers)
-    if breakdown.classes and selected & {"loss", "change", "labels"}:
-        values["token_class"] = np.array(list(breakdown.classes), dtype=object)
+    if split.classes and "labels" in selected:
+        values["class_label"] = _class_labels(sums, live.layers)
+    if split.classes and selected & {"loss", "change", "labels"}:
+        values["token_class"] = np.array(list(split.classes), dtype=object)
     for name, task in tasks.items():
         for key in answers[0][name]:
             values[key] = np.stack([answer[name][key].numpy() for answer in answers])
@@ -176,14 +166,14 @@ def evaluate_edits(
 
 
 def _loss_values(
-    text: Text, breakdown: Breakdown, sums: Sequence[EntrySums]
+    text: Text, split: TokenSplit, sums: Sequence[EntrySums]
 ) -> dict[str, np.ndarray]:
-    edges = breakdown.edges
+    edges = split.edges
     bins, far = len(edges) - 1, (edges[:-1] >= text.context / 2).numpy()
     bin_tokens = sum_bins(text.predicted[:, 1 : text.context].long(), edges - 1)
     far_tokens = bin_tokens.numpy()[:, far].sum(1)
     predicted = text.predicted.sum(1).numpy()
-    tokens = breakdown.predicted(text).sum(2).numpy()
+    tokens = split.predicted(text).sum(2).numpy()
     bin_loss, split_sum = np.split(
         np.stack([entry.losses.numpy() for entry in sums]), [bins], axis=-1
     )
@@ -200,7 +190,7 @@ def _loss_values(
         split_loss = split_sum / tokens
         far_loss = bin_loss[..., far].sum(-1) / far_tokens
     classes = {"class_loss": split_loss[..., 1:], "class_tokens": tokens[:, 1:]}
-    return (classes if breakdown.classes else {}) | {
+    return (classes if split.classes else {}) | {
         "loss": bin_loss.sum(-1) / predicted,
         "predicted_tokens": predicted,
         "group": text.group.numpy(),

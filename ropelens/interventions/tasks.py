@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,12 +18,10 @@ from ropelens.profiles.induction import (
     Task,
     forget_length,
     repeated_tokens,
-    repeats,
     whole_lengths,
 )
 from ropelens.profiles.measurement import TOKENS_PER_BATCH, Measurement, chunk_of
 from ropelens.profiles.passes import Progress, logits_of, token_losses
-from ropelens.rope.planes import Planes
 
 NEAREST = 8  # default of the shortest distance between copies, in tokens
 KEY = 2  # tokens of the key of a needle; the value has one token
@@ -33,35 +30,6 @@ DEPTHS, TRIALS = (0.1, 0.5, 0.9), 16
 """Shares of the text before a needle; number of prompts per length and depth."""
 
 SHORTEST_PROMPT = 32  # tokens of the shortest prompt that hides needles
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskSizes:
-    """Sizes of the tasks of an evaluation; see `evaluate`."""
-
-    prompt_lengths: Sequence[int] | None = None
-    prompts: int = TRIALS
-    distances: Sequence[int] | None = None
-
-
-DEFAULT_SIZES = TaskSizes()
-
-
-def plan_tasks(
-    measurement: Measurement,
-    planes: Sequence[Planes],
-    measures: Collection[str],
-    sizes: TaskSizes,
-) -> dict[str, Task]:
-    """Return the tasks that the measures need."""
-    tasks: dict[str, Task] = {}
-    if "induction" in measures:
-        tasks["induction"] = repeats(measurement, planes)
-    if "copying" in measures:
-        tasks["copying"] = copies(measurement, sizes.distances)
-    if "retrieval" in measures:
-        tasks["retrieval"] = needles(measurement, sizes.prompt_lengths, sizes.prompts)
-    return tasks
 
 
 # copies

@@ -22,7 +22,6 @@ from ropelens.attention.variables import labelled
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.interventions.edit import Edit, stop
 from ropelens.interventions.evaluate import evaluate_edits
-from ropelens.interventions.tasks import TaskSizes
 from ropelens.interventions.truncation_table import EVERY
 from ropelens.interventions.variables import SWEEP
 from ropelens.model.as_live_model import Model
@@ -48,7 +47,7 @@ class PlaneSweep:
     measures: str | Sequence[str] = EVERY
 
     def cuts(self, layers: Sequence[Turning], *, seed: int) -> list[Cut]:
-        """The sets of planes that stop, "none" first."""
+        """Sets of planes that stop in these layers; the first set is empty."""
         return plan_cuts(
             layers,
             keep=self.keep,
@@ -130,7 +129,7 @@ def sweep_planes(
         measurement,
         edits={names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"},
         measures=sweep.measures,
-        sizes=TaskSizes(distances=tuple(max(2, farthest >> n) for n in (6, 4, 2, 0))),
+        distances=tuple(max(2, farthest >> halvings) for halvings in (6, 4, 2, 0)),
         tokenizer=tokenizer,
         progress=progress,
     )
