@@ -49,15 +49,17 @@ class TokenSplit:
         classes = {n: ids_of(text.ids, n, tokenizer) for n in CLASSES if tokenizer is not None}
         return cls(torch.tensor([*inner, context]), classes)
 
-    def sets(self, text: Text) -> Bool[Tensor, "sequence set position"]:
+    def sets(
+        self, ids: Int[Tensor, "sequence position"]
+    ) -> Bool[Tensor, "sequence set position"]:
         """All tokens, and the tokens of each class."""
-        ids = text.ids.cpu()
+        ids = ids.cpu()
         classes = [torch.isin(ids, class_ids) for class_ids in self.classes.values()]
         return torch.stack([torch.ones_like(ids, dtype=torch.bool), *classes], dim=1)
 
     def predicted(self, text: Text) -> Bool[Tensor, "sequence split position"]:
         """Predicted tokens that occurred before in their sequence, then those in each class."""
-        classes = self.sets(text)[:, 1:] & text.predicted[:, None]
+        classes = self.sets(text.ids)[:, 1:] & text.predicted[:, None]
         return torch.cat([text.seen_before[:, None], classes], dim=1)
 
 
@@ -158,7 +160,7 @@ def _sum_entry(
     "none" stores its attention calls there, and each later entry is compared with these calls.
     """
     text = batch.text
-    sets = split.sets(text)
+    sets = split.sets(text.ids)
     change = torch.zeros(sets.shape[1], live.layers, live.heads, dtype=torch.float64)
 
     def compare(call: AttentionCall) -> None:

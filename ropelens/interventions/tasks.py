@@ -53,7 +53,7 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
         for distance in distances:
             tokens = repeated_tokens(measurement, distance)
             forget_length(live)
-            parts = _split_by_memory(live, tokens)
+            parts = _split_by_memory(tokens, live.device)
             losses = [token_losses(live, part, whole_lengths(part)) for part in parts]
             by_distance.append(torch.cat(losses)[:, distance + 2 :].mean(1))
             progress(tokens.numel())
@@ -88,7 +88,7 @@ def needles(
         for tokens, values in hidden:
             forget_length(live)
             last = []
-            for part in _split_by_memory(live, tokens.flatten(0, 1)):
+            for part in _split_by_memory(tokens.flatten(0, 1), live.device):
                 last.append(_last_logits(live, part).float().cpu())
                 progress(part.numel())
             logits = torch.cat(last).unflatten(0, tokens.shape[:2])
@@ -158,9 +158,9 @@ def hide_needles(
 # runs
 
 
-def _split_by_memory(live: LiveModel, tokens: Tensor) -> tuple[Tensor, ...]:
+def _split_by_memory(tokens: Tensor, device: torch.device) -> tuple[Tensor, ...]:
     """Parts of the sequences that run together."""
-    return tokens.split(max(1, TOKENS_PER_BATCH[live.device.type] // tokens.shape[1]))
+    return tokens.split(max(1, TOKENS_PER_BATCH[device.type] // tokens.shape[1]))
 
 
 def _last_logits(

@@ -62,7 +62,7 @@ def test_a_profile_without_budget_has_the_same_sums_and_no_labels() -> None:
         ({"measures": []}, "Nothing is to be measured"),
         ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
         ({"edits": {"a": rl.stop(rl.PlaneNumbers([8]))}}, "The model has no plane for Pl"),
-        ({"measures": "copying", "distances": [1]}, "Distances of copies are 2 tokens"),
+        ({"measures": "copying", "distances": [1]}, "Distances of copies must be 2 tokens"),
     ],
 )
 def test_arguments_that_cannot_be_evaluated_are_refused(options: dict[str, object], line: str):
