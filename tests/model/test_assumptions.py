@@ -103,6 +103,12 @@ def without_base() -> PreTrainedModel:
     return model
 
 
+def one_layer_missing() -> PreTrainedModel:
+    model = tiny("llama_gqa")
+    model.config.num_hidden_layers = 3
+    return model
+
+
 def sdpa_ahead() -> PreTrainedModel:
     model = changed(tiny("llama_gqa"), lambda attention: setattr(attention, "is_causal", False))
     model.set_attn_implementation("sdpa")
@@ -123,52 +129,82 @@ def stands_still(cos: torch.Tensor, sin: torch.Tensor, p: torch.Tensor) -> Any:
     return torch.ones_like(cos), torch.zeros_like(sin)
 
 
-BROKEN: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
-    "is not a model": (lambda: nn.Linear(2, 2), rl.measure_rope),
+BROKEN: dict[str, tuple[Callable[[], Any], Callable[[Any], object], str]] = {
+    "is not a model": (lambda: tiny("llama_gqa").model, rl.measure_rope, ""),
     "different numbers of heads": (
         lambda: families.tiny("Dots3NoteForCausalLM"),
         rl.measure_rope,
+        "AmbiguousGlobalPerLayerAttributeError",
     ),
-    "is on meta": (on_meta, rl.measure_rope),
-    "has no attention": (lambda: tiny("mamba"), rl.measure_rope),
-    "hides its attention": (lambda: tiny("bloom"), rl.measure_rope),
+    "is on meta": (on_meta, rl.measure_rope, ""),
+    "has no attention": (lambda: tiny("mamba"), rl.measure_rope, "layers of linear_attention"),
+    "hides its attention": (
+        one_layer_missing,
+        rl.measure_rope,
+        "2 of 3 layers showed their queries and keys; the first that did not is layer 2",
+    ),
     "attends more than once": (
         lambda: patched_forward(tiny("llama_gqa"), twice),
         rl.measure_rope,
+        "a second attention call of layer 0 in one pass",
     ),
-    "hides its mask": (flex, rl.measure_rope),
-    "attends in a way": (sdpa_ahead, lambda model: rl.capture(model, TOKENS[0])),
+    "hides its mask": (flex, rl.measure_rope, "flex_attention"),
+    "attends in a way": (
+        sdpa_ahead,
+        lambda model: rl.capture(model, TOKENS[0]),
+        "layer 0: attention from its queries, keys and mask misses",
+    ),
     "computes something else": (
         lambda: patched_forward(tiny("llama_gqa"), differs_when_observed),
         run,
+        "logits of 30 tokens: a relative change of",
     ),
     "NaN or infinite": (
         lambda: changed(tiny("llama_gqa"), lambda a: a.q_proj.weight.fill_(math.nan)),
         rl.measure_rope,
+        "layer 0",
     ),
-    "does not rotate its queries": (lambda: rotated_by(stands_still), rl.measure_rope),
-    "but not by a rotation": (lambda: rotated_by(grows), rl.measure_rope),
-    "rotates its values": (lambda: families.tiny("DeepseekV4ForCausalLM"), rl.measure_rope),
-    "not rotate as it states": (other_buffer, rl.measure_rope),
-    "more than one way": (two_factors, variant),
-    "the base of its RoPE": (without_base, variant),
+    "does not rotate its queries": (
+        lambda: rotated_by(stands_still),
+        rl.measure_rope,
+        "queries and keys are the same at every position (residual 0)",
+    ),
+    "but not by a rotation": (
+        lambda: rotated_by(grows),
+        rl.measure_rope,
+        "layer 0: the lengths of its planes change with position (residual ",
+    ),
+    "rotates its values": (
+        lambda: families.tiny("DeepseekV4ForCausalLM"),
+        rl.measure_rope,
+        "layer 0: the values of a token change with its position",
+    ),
+    "not rotate as it states": (
+        other_buffer,
+        rl.measure_rope,
+        "layer 0: 8 planes, the fastest at 1 rad/token",
+    ),
+    "more than one way": (two_factors, variant, ""),
+    "the base of its RoPE": (without_base, variant, ""),
     "to the logits is not linear": (
         lambda: tiny("gemma2"),
         lambda model: rl.capture(model, TOKENS[0], logits_of=[7]),
+        "a norm or a factor on the path",
     ),
 }
-"""Model that breaks the assumption whose error has these words, and a call that fails."""
+"""For words of each error: a broken model, a call that fails, and the `seen` of the error."""
 
 
 @pytest.mark.filterwarnings("ignore:.*configuration")
 @pytest.mark.parametrize("assumption", ASSUMPTIONS, ids=lambda row: row.checked_by)
 def test_a_broken_assumption_raises_its_error(assumption: Assumption) -> None:
     (broken,) = [case for words, case in BROKEN.items() if words in assumption.error]
-    make, call = broken
+    make, call, seen = broken
     model = make()
     with pytest.raises(UnsupportedModel) as refused:
         call(model)
     assert refused.value.what == assumption.error.format(model=type(model).__name__)
+    assert refused.value.parts["seen"].startswith(seen)
     module, function = assumption.checked_by.split(":")
     frames = {(f.name, Path(f.path).stem) for f in refused.traceback}
     assert (function.rpartition(".")[2], module.rpartition(".")[2]) in frames
