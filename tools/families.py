@@ -299,7 +299,7 @@ def tried(model: PreTrainedModel) -> tuple[str, str]:
 
 
 def special(call: AttentionCall) -> Iterator[str]:
-    """What a call has beside keys up to each row's own."""
+    """Features of a call other than causal attention to all earlier keys."""
     if call.visibility.mask is not None:
         yield "sparse mask"
     elif bool((call.visibility.first > 0).any()):

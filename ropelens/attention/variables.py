@@ -96,11 +96,16 @@ class Derived(Variable):
     value: Callable[[Any], Tensor] = field(kw_only=True)
 
 
-def table(text: str) -> tuple[Variable, ...]:
-    """A variable a line, "name (dims) units: long name"; indented lines continue it."""
+@dataclass(frozen=True)
+class Fitted(Variable):
+    """A variable that follows from the fitted models of the attention budget."""
+
+
+def table(text: str, *, row: type[Variable] = Variable) -> tuple[Variable, ...]:
+    """One variable per line, "name (dims) units: long name"; indented lines continue it."""
     rows = re.findall(r"^(\w+) \((.*?)\) ?(.*?): (.*(?:\n +.*)*)", text, re.MULTILINE)
     return tuple(
-        Variable(name, tuple(dims.split(", ")), units, " ".join(long_name.split()))
+        row(name, tuple(dims.split(", ")), units, " ".join(long_name.split()))
         for name, dims, units, long_name in rows
     )
 

@@ -171,7 +171,7 @@ BEFORE = [
     # with sliding layers, earlier sequences of packed rows look like padding
     *(("gemma3", NOTHING, where, 0, False) for where in (COUNTED % 12, on_a_grid()[1])),
 ]
-"""Hidden tokens, positions, cropped tokens, and whether the position of a new token suffices."""
+"""Hidden tokens, positions, cropped tokens, and whether a new token reveals the positions."""
 
 
 @pytest.mark.parametrize("inside", [False, True])
