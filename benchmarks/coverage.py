@@ -32,7 +32,7 @@ import torch
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.claims.arrays import head_arrays
+from ropelens.claims.arrays import wavelength_arrays
 from ropelens.claims.heads import judge_wavelengths
 from ropelens.claims.numbers import rank_correlation
 from ropelens.intervals import paired_interval
@@ -115,7 +115,7 @@ def correlated(
     for _ in range(draws):
         shared, noise = random.normal(size=(2, layers, 1)), random.normal(size=(2, layers, 6))
         x, y = np.einsum("ij,jlh->ilh", mix, alike**0.5 * shared + (1 - alike) ** 0.5 * noise)
-        claim = judge_wavelengths(head_arrays(x[None], y[None]))
+        claim = judge_wavelengths(wavelength_arrays(x[None], y[None]))
         picks = random.integers(layers, size=(200, layers))
         redrawn = [rank_correlation(x[pick].ravel(), y[pick].ravel()) for pick in picks]
         low, high = np.quantile(redrawn, [0.025, 0.975])

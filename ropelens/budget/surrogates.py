@@ -119,7 +119,8 @@ def _attend_by_draw(
     """
     batch, context, device = len(sampled.q), sampled.k.shape[2], sampled.k.device
     visibility = sampled.visibility.flatten(batch)
-    position, weight = visibility.position[0], sampled.weight.flatten()
+    visible, position = visibility.sees()[0].cpu(), visibility.position[0]
+    weight = sampled.weight.flatten()
     sequence = torch.arange(batch).repeat_interleave(len(position) // batch)
     q = sampled.row_q_still.flatten(1, 2)[:, head].flatten(0, 1) * sampled.call.scale
     k = sampled.k_still[:, head * sampled.k.shape[1] // sampled.q.shape[1]].flatten(0, 1)
@@ -131,7 +132,8 @@ def _attend_by_draw(
     information, push = on_sinks.new_zeros(len(wave[0])), torch.zeros_like(wave[0])
     for rows in position.argsort().split(ROWS_AT_ONCE):
         read, of_row = position[rows] - offset[:, None], sequence[rows]
-        seen, read = visibility.sees_pairs(rows, read), read.clamp(0, context - 1)
+        exists, read = (read >= 0) & (read < context), read.clamp(0, context - 1)
+        seen = exists & visible[rows, read]
         last = 1 + int(seen.any(1).nonzero().max())
         counted = seen[:last].to(device) & ~is_sink[of_row, read[:last]]
         keys = k.index_select(0, (of_row * context + read[:last]).flatten().to(device))

@@ -23,7 +23,7 @@ from ropelens.model.attention_hooks import AttentionInput
 from ropelens.profiles.model_text import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
-from ropelens.rope.turn import by_plane, moved
+from ropelens.rope.turn import positions_by_plane, rotate_by
 from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
 from ropelens.text.tokenize import prompt_tokens
@@ -134,7 +134,7 @@ def _angles(
 ) -> Float[Tensor, "_ place frequency"]:
     """How far each plane has turned."""
     inv_freq = planes.inv_freq.to(positions.device, torch.float32).nan_to_num()
-    return by_plane(positions, planes).float() * inv_freq
+    return positions_by_plane(positions, planes).float() * inv_freq
 
 
 def places_of(
@@ -183,7 +183,7 @@ class Patch:
         new = self._vectors(layer, side, heads=x.shape[1])[:, mine, source]
         if side != "value":
             angle = _angles(positions, planes)[:, rows] - self.taken.turned[layer][:, source]
-            new = moved(new.expand(len(angle), -1, -1, -1), angle[:, None], planes)
+            new = rotate_by(new.expand(len(angle), -1, -1, -1), angle[:, None], planes)
             if self.select is not None:
                 coordinates = pad(self.select(planes), (0, 1))[planes.term_of].to(x.device)
                 new = torch.where(coordinates, new, x[:, mine, rows])

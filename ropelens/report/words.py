@@ -22,7 +22,7 @@ from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
 from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
-from ropelens.interventions.variables import NEEDLES, OWN
+from ropelens.interventions.variables import NEEDLES, OWN_ROTATION
 from ropelens.report.render import write_sentence, write_sentences
 
 Record = dict[str, Any]  # the numbers of a sentence
@@ -264,7 +264,9 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
             "beyond": [far.min(), far.max()] if len(far) else None,
             "extrapolated": float(best["extrapolated_share"].sel(distance=far).mean()),
         }
-        sentences.append(write_sentence("reach", "copies", variant=name, own=OWN, **numbers))
+        sentences.append(
+            write_sentence("reach", "copies", variant=name, own=OWN_ROTATION, **numbers)
+        )
     return sentences
 
 

@@ -25,13 +25,13 @@ from ropelens.attention.visibility import Visibility
 from ropelens.budget.logit import SCORES, fit_models, normalize_weights, score_models
 from ropelens.budget.offsets import OffsetRows, fit_offsets
 from ropelens.budget.surrogates import _attend_by_draw, _orders, draw_surrogates
-from ropelens.claims.arrays import head_arrays
+from ropelens.claims.arrays import wavelength_arrays
 from ropelens.claims.heads import judge_wavelengths
 from ropelens.claims.numbers import correlations, rank_correlation
 from ropelens.claims.verdict import null_bounds
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.rope.turn import Side, turn
+from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.text.rows import all_rows, sample_rows
 from ropelens.text.text import known_sinks
 
@@ -55,12 +55,15 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str, changes
         group = call.query.shape[1] // call.key.shape[1]
         for draw, order in enumerate(orders):
             frequency = planes.inv_freq.float()[order]
-            sides = [
-                Side(f, torch.ones_like(f))
+            targets = [
+                TargetRotation(f, torch.ones_like(f))
                 for f in (frequency.repeat_interleave(group, 0), frequency)
             ]
-            at = torch.arange(40)[None]
-            q, k = turn(call.query, at, planes, sides[0]), turn(call.key, at, planes, sides[1])
+            positions, parts = torch.arange(40)[None], (call.query, call.key)
+            q, k = (
+                rotate_to(x, positions, planes, target)
+                for x, target in zip(parts, targets, strict=True)
+            )
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
             of_turned = SampledCall(turned, rows, planes, sinks=sinks)
             scores = score_models(of_turned, fit_models(of_turned)).sum((0, 1))
@@ -184,7 +187,7 @@ def heads_of(
 
 
 def verdict_of(fraction: np.ndarray, wavelength: np.ndarray) -> SimpleNamespace:
-    return SimpleNamespace(**judge_wavelengths(head_arrays(fraction, wavelength)))
+    return SimpleNamespace(**judge_wavelengths(wavelength_arrays(fraction, wavelength)))
 
 
 def test_bounds_are_those_of_an_exact_test():

@@ -73,7 +73,7 @@ def analyzed(
 
 def test_heads_csv_has_a_row_a_head_and_the_promised_columns(analyzed: Path) -> None:
     assert sorted(path.name for path in analyzed.iterdir()) == list(NAMES)
-    assert (analyzed / "heads.csv").read_text().splitlines()[0] == COLUMNS
+    assert (analyzed / "heads.csv").read_text().startswith(COLUMNS)
     heads = pd.read_csv(analyzed / "heads.csv")
     assert list(zip(heads["layer"], heads["head"], strict=True)) == [
         (layer, head) for layer in range(2) for head in range(4)

@@ -16,7 +16,7 @@ from oracles.tiny import logits, tiny
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.interventions.edit import ModelEdit
-from ropelens.interventions.truncation_table import MEASURES
+from ropelens.interventions.truncation_table import DEFAULT_MEASURES
 from ropelens.runtime.progress import Stage
 
 TOKENS = torch.arange(24).reshape(2, 12) + 3  # the vocabulary has 96 tokens
@@ -59,7 +59,7 @@ def test_a_profile_without_budget_has_the_same_sums_and_no_labels() -> None:
     ("options", "line"),
     [
         ({"measures": ["loss", "speed"]}, "There is no measure 'speed'; try: measures: any of"),
-        ({"measures": []}, "Nothing is to be measured"),
+        ({"measures": []}, "No measure was given"),
         ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
         ({"edits": {"a": rl.stop(rl.PlaneNumbers([8]))}}, "The model has no plane for Pl"),
         ({"measures": "copying", "distances": [1]}, "Distances of copies are 2 tokens"),
@@ -100,7 +100,7 @@ def test_scores_that_are_not_finite_are_refused(factor: float, words: str) -> No
         rl.profile(model, TOKENS)
 
 
-@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("measure", DEFAULT_MEASURES)
 def test_an_error_inside_the_model_restores_it(measure: str, monkeypatch: pytest.MonkeyPatch):
     """The error occurs in the forward pass of an edit."""
     model = tiny("llama_gqa")
@@ -129,7 +129,7 @@ def test_progress_moves_by_layer_within_a_batch():
     assert progress == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("measures", [("loss",), (*MEASURES, "copying")])
+@pytest.mark.parametrize("measures", [("loss",), (*DEFAULT_MEASURES, "copying")])
 def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
     totals, progress = [], []
 
