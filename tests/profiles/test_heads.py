@@ -97,7 +97,7 @@ def test_too_few_rows_label_no_head():
     assert heads.attrs["claim"]["verdict"] == "not testable"
     assert heads_sentences(heads)[0].startswith("Of 2 heads, 2 are untested. ")
     assert cautions(profile, heads)[0].startswith(
-        "Heads are untested: 99 rows of attention are"
+        "Heads are untested, because 99 rows of attention are"
     )
 
 
