@@ -24,8 +24,8 @@ class SampledCall:
     and keys in float32 or wider; `q_still` and `k_still` are the same without their rotation.
     `position` [shared, row] and `weight` [batch, row] belong to `rows`; `shared` is 1 if all
     sequences have the same rows. `sinks` [batch, shared, key] is the kind of sink of each key
-    (0: none), for all heads or for each head; by default position 0 is a sink. `tokens`
-    [batch, key] are the ids of the keys.
+    (0: none), for all heads or by head; by default position 0 is a sink. `tokens` [batch, key]
+    are the ids of the keys.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Running sums over the attention of a layer: of one call, of a text, and their means."""
+"""Sums over the attention of a layer, for one call and for a text, and the means of a text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The models of a layer's budget: fitted to a sample of rows, scored on rows of other text.
 
 Groups of sequences belong to two folds (see `Text`). The models that are fitted to one fold
-are scored on all sequences of the other fold, so more weights are not an advantage. If a text
-has a single long sequence, its rows belong to the two folds in turn.
+are scored on all sequences of the second fold, and the reverse, so more weights are not an
+advantage. If a text has a single long sequence, its rows belong to the two folds in turn.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from ropelens.text.text import GROUPS, SINKS, Text
 
 FOLD_ROWS = 256  # rows to which the models of a fold are fitted
 FOLD_SEQUENCES = 8  # largest number of sequences with these rows
-FOLD_TOKENS = 8192  # largest number of tokens in these sequences, if they are two or more
-SCORED_ROWS = 2048  # least number of rows on which models are scored, if the text has as many
+FOLD_TOKENS = 8192  # largest number of tokens in these sequences, unless one is longer
+SCORED_ROWS = 2048  # least number of rows on which models are scored, if the text has enough
 LEAST_SCORED = 32  # least number of such rows in each sequence
-SINK_SHARE = 0.3  # a key is a sink above this mean attention of the rows behind it
+SINK_SHARE = 0.3  # a key is a sink above this mean attention of all later rows
 SINK_ROWS = 16  # least number of rows in this mean
 SURROGATE_SEQUENCES = 8
 SURROGATE_ROWS = 256  # rows of these sequences on which surrogates are compared
 
 
 def scored_rows(text: Text) -> int:
-    """Rows of each sequence on which models are scored.
+    """Number of rows of each sequence on which models are scored.
 
-    A single long sequence is scored on the rows to which models are fitted, by the other fold.
+    For a single long sequence, these are the rows to which the models are fitted.
     """
     return (
         2 * FOLD_ROWS
@@ -71,7 +71,7 @@ class LayerFit:
         text: Text,
         sets: Bool[Tensor, "batch set position"] | None = None,
     ) -> Float[Tensor, "group set head score"]:
-        """The `SCORES` of the rows of each group and set under the other fold's models."""
+        """`SCORES` of each group and set, by models that were fitted to the opposite fold."""
         context = sampled.k.shape[2]
         longest = self.found_sinks.shape[1]
         beta, sigma, kappa, tau = split_weights(self.weights, self.terms, longest)
@@ -96,7 +96,7 @@ class LayerFit:
 
 @dataclass(frozen=True)
 class Sample:
-    """The sequences to which models are fitted, of both folds in turn, and rows of these."""
+    """The sequences to which models are fitted, from both folds in turn, and their rows."""
 
     chosen: list[int]
     text: Text
@@ -105,7 +105,7 @@ class Sample:
 
     @classmethod
     def draw(cls, text: Text, *, seed: int) -> Sample:
-        """Draw sequences of many groups, and rows of these sequences, with `seed`."""
+        """Draw sequences from many groups, and rows of the sequences."""
         if text.single_long_sequence:
             chosen = [int(text.lengths.argmax())]
             per_sequence, numbers = scored_rows(text), chosen
@@ -143,9 +143,9 @@ class Sample:
 def find_sinks(sampled: SampledCall) -> Bool[Tensor, "head position"]:
     """Keys that take much attention in most sequences and are not known as sinks.
 
-    Such a key gets more than 0.3 of the attention of the rows behind it, in more than half of
-    the sequences that have such rows, and these are 16 rows or more. A single sequence counts
-    as two, its earlier and its later rows, and the key must pass in both, each with 16 rows.
+    Such a key gets more than 0.3 of the attention of all later rows, in more than half of the
+    sequences that have later rows, and from at least 16 rows. A single sequence counts as two,
+    its earlier and its later rows. The key must then pass in both, with 16 rows in each.
     """
     rows, single = sampled.rows, len(sampled.q) == 1
     rank = torch.arange(rows.position.shape[1])
@@ -163,7 +163,7 @@ def find_sinks(sampled: SampledCall) -> Bool[Tensor, "head position"]:
 def exceeds_sink_share(
     sampled: SampledCall,
 ) -> tuple[Bool[Tensor, "batch head position"], Float[Tensor, "batch position"]]:
-    """Keys with more than 0.3 of the attention of the rows behind them, and the number of rows.
+    """Keys with more than 0.3 of the attention of all later rows, and the number of these rows.
 
     Known sinks are left out.
     """
@@ -209,10 +209,10 @@ def _sequences_per_fold(context: int) -> int:
 
 
 def _draw_sequences(text: Text, fold: int, count: int, *, seed: int) -> list[int]:
-    """Draw up to `count` long sequences of a fold, from as many groups as possible."""
+    """Draw up to `count` long sequences of a fold, from different groups where possible."""
     order = torch.randperm(len(text), generator=generator_of(seed))
     drawn: Counter[int] = Counter()
-    rank: dict[int, int] = {}  # of each sequence in its group
+    rank: dict[int, int] = {}  # rank of each sequence within its group
     for sequence in order[(text.long & (text.fold == fold))[order]].tolist():
         group = int(text.group[sequence])
         rank[sequence] = drawn[group]

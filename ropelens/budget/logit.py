@@ -4,7 +4,7 @@
                  + sum_f beta_f c~_ijf - log Z_i
     c~_ijf     = s Re(q~_if conj(k~_jf)), the score of plane f with the rotation removed
 
-The log-likelihood sum_j A_ij log P_i(j) is concave in the weights. Its gradient is the
+The log-likelihood sum_j A_ij log P_i(j) is concave in the weights. The gradient is the
 difference of the same sums under A and under P: the mass on sinks, the mass by offset, and
 
     sum_j A_ij c~_ijf = s Re(q~_if conj(sum_j A_ij k~_jf))
@@ -45,7 +45,7 @@ from ropelens.text.text import SINKS
 MODELS = ("sink", "position", "content", "both")  # S, P, C and B
 
 SCORES = ("weight", "information", "uniform", *MODELS)
-"""Sums over rows: their weight, and in nats sum_j A_ij log A_ij and sum_j A_ij log P_i(j)."""
+"""Sums over rows: the weight, and in nats sum_j A_ij log A_ij and sum_j A_ij log P_i(j)."""
 
 RIDGE = 0.03  # strength of the ridge, in units of the log-likelihood of one row
 TOLERANCE = 1e-4  # error that is allowed, as a share of the information that sinks leave
@@ -108,7 +108,7 @@ def sufficient_statistics(
             by_bin.scatter_add_(-1, bins, (on_sinks * weight).flatten(-2))
             total += [pad(by_offset, (0, context - by_offset.shape[-1])), by_bin]
             at_offset, on_sinks = at_offset.square_(), on_sinks.square_()
-        if block.visibility.mask is not None:  # the rest of each row is on keys ahead of it
+        if block.visibility.mask is not None:  # keys ahead get the rest of the attention
             total[2][..., 0] += block.weight.sum(-1)[:, None, None] - total[2].sum(-1)
     return torch.cat(total, dim=-1).to("cpu", torch.float64).sum(0)
 
@@ -148,7 +148,7 @@ def fit_models(sampled: SampledCall, *, fold: int = 0) -> Float[Tensor, "model h
         sink, position, content, both = weights[:, chosen]
         fitted = _fit_content(*data, sink[:, :first], **options)
         content[:, :first] = fitted.point
-        # Start B from the better of P and C, plus half of the difference between the other
+        # Start B from the better of P and C, plus half of the difference between the worse
         # model and S.
         ahead = (fits[1].value[chosen] < fitted.value)[:, None]
         start = (torch.where(ahead, position, content) + position + content - sink) / 2
@@ -310,7 +310,7 @@ def normalize_weights(sampled: SampledCall) -> tuple[SampledCall, int]:
 
 
 def fit_tolerance(nats: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
-    """Convergence tolerance in nats of a fit that should explain so many nats."""
+    """Convergence tolerance in nats of a fit that should explain `nats`."""
     return TOLERANCE * nats + 1e-6
 
 

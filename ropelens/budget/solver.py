@@ -1,8 +1,8 @@
 """Fits of many log-linear models at once, by L-BFGS with a known curvature.
 
 Nocedal & Wright 2006, algorithm 7.4, with the curvature that the caller knows instead of the
-identity. All problems are evaluated together. If the step of a problem was too long, the
-problem tries a shorter step while the others continue.
+identity. All problems are evaluated together. A problem whose step was too long tries a shorter
+step in the next evaluation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-DECREASE = 1e-4  # least decrease by a step, as a share of what the slope promises (Armijo)
+DECREASE = 1e-4  # least decrease by a step, as a share of the promised decrease (Armijo)
 SHORTEST = 1e-6  # shortest share of a step that is tried: rounding hides the gain of less
 SMOOTH = 3.0  # weight of squared steps between neighbours, relative to squared weights
 LONGEST = 8.0

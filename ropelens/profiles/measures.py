@@ -43,7 +43,7 @@ MEASURES: tuple[Variable, ...] = (
         "score of the mean query and key at the bin's first offset",
         value=formulas.predicted_kernel),
     Statistic("offset_mass", BY_OFFSET, "1", "mean attention on keys at the bin's offsets",
-        over="offsets", values=lambda block: block.attention),
+        over="offsets", values=formulas.offset_mass),
     Derived("offset_share", ("layer", "offset_bin"), "1",
         "share of rows that see the bin's first offset",
         value=lambda layer: layer.offset_share),
