@@ -54,14 +54,13 @@ def source(row: Variable) -> str:
         return f"mean over {over} of {name_of(row.values)}"
     if isinstance(row, Derived):
         return name_of(row.value)
-    return next(name_of(f) for name, f in FITTED.items() if re.fullmatch(name, row.name))
+    found = [name_of(f) for name, f in FITTED.items() if re.fullmatch(name, row.name)]
+    return found[0] if found else "fitted models"
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """File and function, or only the file of the table for an expression in the table."""
-    file = function.__module__.rsplit(".", 1)[-1]
-    name = function.__name__
-    return f"`{file}`" if name == "<lambda>" else f"`{file}.{name}`"
+    """The file and the name of a function."""
+    return f"`{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}`"
 
 
 def main() -> None:

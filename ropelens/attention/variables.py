@@ -96,11 +96,16 @@ class Derived(Variable):
     value: Callable[[Any], Tensor] = field(kw_only=True)
 
 
-def table(text: str) -> tuple[Variable, ...]:
+@dataclass(frozen=True)
+class Fitted(Variable):
+    """A variable that is computed from the fitted models of the attention budget."""
+
+
+def table(text: str, *, row: type[Variable] = Variable) -> tuple[Variable, ...]:
     """Parse one variable per line: "name (dims) units: long name", continued if indented."""
     rows = re.findall(r"^(\w+) \((.*?)\) ?(.*?): (.*(?:\n +.*)*)", text, re.MULTILINE)
     return tuple(
-        Variable(name, tuple(dims.split(", ")), units, " ".join(long_name.split()))
+        row(name, tuple(dims.split(", ")), units, " ".join(long_name.split()))
         for name, dims, units, long_name in rows
     )
 

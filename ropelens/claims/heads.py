@@ -20,17 +20,6 @@ from ropelens.profiles.measures import columns
 
 SPREAD = 2**0.5  # two samples of a text differ more than a sample and the text, by this factor
 
-COLUMNS = (
-    *("layer", "head", "label", "confidence"),
-    *FRACTIONS,
-    *columns("budget"),
-    *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
-    *("offset_weight", "mean_wavelength"),
-    *columns("score"),
-    "planes_to_half",
-)
-"""The columns of heads.csv, before the columns of further statistics of the profile."""
-
 
 @public
 def classify_heads(
@@ -66,7 +55,12 @@ def classify_heads(
         table["confidence"] = np.where(known, (resampled == table["label"]).mean(0), np.nan)
     more = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
     table |= {name: profile[name].values for name in (*columns("score"), *more)}
-    heads = pd.DataFrame({name: table[name].ravel() for name in (*COLUMNS, *more)})
+    order = (
+        *("layer", "head", "label", "confidence", *FRACTIONS, *columns("budget")),
+        *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
+        *("offset_weight", "mean_wavelength", *columns("score"), "planes_to_half", *more),
+    )
+    heads = pd.DataFrame({name: table[name].ravel() for name in order})
     heads = heads[heads["total_bits"].notna()].reset_index(drop=True)
     integers = ("offset", "offset_low", "offset_high", "planes_to_half")
     heads = heads.astype(dict.fromkeys(integers, "Int64"))

@@ -61,17 +61,16 @@ def plot_truncation(
     """Effect of stopping planes, by the share that still rotates, by band, or by token class.
 
     by="share": change of each of `measures` from the unmodified model, with the 95 % interval
-    of the paired difference. The left panels stop the slowest planes first, and the right
-    panels the fastest. Grey crosses are draws of equally many random planes, and the dashed
-    line is their mean. The dotted line is the plane whose wavelength is the trained context.
-    Source: p-RoPE and reversed p-RoPE of Barbero et al. 2024 (arXiv 2410.06205).
+    of the paired difference. Grey crosses are draws of equally many random planes, and the
+    dashed line is their mean. The dotted line is the plane whose wavelength is the trained
+    context. Source: p-RoPE in both directions, Barbero et al. 2024 (arXiv 2410.06205).
 
     by="band": change of the first of `measures` if one band of wavelengths stops.
 
-    by="class": change of loss, attention and labels of each class of tokens, with a quarter of
-    the planes stopped at either end, or the share of the sweep that is nearest to a quarter.
+    by="class": change of loss, attention and labels of each class of tokens, with the share of
+    planes stopped that is nearest to a quarter.
 
-    Pass `table` if you already have `summarize_truncation(truncation)`.
+    `table` is `summarize_truncation(truncation)`, if you already have it.
     """
     table = summarize_truncation(truncation) if table is None else table
     if by == "class":
@@ -266,11 +265,10 @@ def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
 
 @public
 def plot_silenced(table: pd.DataFrame) -> go.Figure:
-    """Change of loss (nats/token) with 95 % intervals, a row per change of the model.
+    """Change of loss (nats/token) with 95 % intervals, by silenced heads and kind of token.
 
-    Each kind of token has a panel. Each row of `table` has the columns `what` (the change),
-    `label` (of the changed heads; "" is drawn grey), `tokens` (the kind), `change`, `low` and
-    `high`.
+    Columns of `table`: `what` (the heads), `label` (their label; "" is drawn grey), `tokens`
+    (the kind), `change`, `low` and `high`.
     """
     kinds, sets = list(dict.fromkeys(table["tokens"])), list(dict.fromkeys(table["what"]))
     panels: dict[str, Any] = {"rows": 1, "cols": max(1, len(kinds)), "shared_yaxes": True}
@@ -293,6 +291,6 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(zeroline=True, nticks=5, rangemode="tozero")
     figure.update_xaxes(title_text="change (nats/token)", col=1 + len(kinds) // 2)
     figure.update_yaxes(categoryorder="array", categoryarray=sets[::-1], showgrid=False)
-    figure.update_yaxes(title_text="silenced heads (name)", col=1)
+    figure.update_yaxes(title_text="silenced heads (set)", col=1)
     figure.update_layout(margin_t=100)
     return style.note_missing(figure, table["change"], "no change of loss was measured")

@@ -33,7 +33,7 @@ from ropelens.rotation.variant_config import frequencies
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that is edited: its planes without edits, and the length of the sequence."""
+    """A layer that is edited, with unedited planes, and the length of the sequence."""
 
     index: int
     planes: Planes
@@ -41,7 +41,7 @@ class Layer:
 
 
 class PlaneChange(NamedTuple):
-    """New frequencies of planes, and factors on queries and keys; see `with_changes`."""
+    """New frequencies of planes, and factors on queries and keys; see `TargetRotation`."""
 
     inv_freq: Float[Tensor, " frequency"] | None = None
     query_gain: float | None = None
@@ -79,7 +79,8 @@ def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS) -> Edit:
     """Stop the slowest `fraction` of the planes: p-RoPE with p = 1 - fraction.
 
     With all heads, a model of `rope_type` "default" then equals the model that transformers
-    loads from the same weights as "proportional" with p (Barbero et al. 2024, arXiv 2410.06205).
+    loads from the same weights as "proportional" with p (Barbero et al. 2024, arXiv
+    2410.06205).
     """
     return stop(Slowest(fraction), heads=heads)
 
@@ -104,8 +105,8 @@ def rescale(
 ) -> Edit:
     """The planes rotate at `inv_freq` (rad/token, one frequency for every plane of a layer).
 
-    Their queries and keys are multiplied by `attention_factor`, as in YaRN. Layers without
-    rotation stay without rotation.
+    Queries and keys in these planes are multiplied by `attention_factor`, as in YaRN. Layers
+    without rotation stay without rotation.
     """
     rates = torch.as_tensor(inv_freq, dtype=torch.float32)
     return Edit(select, lambda layer: _rotate_at(layer, rates, float(attention_factor)), heads)
@@ -176,9 +177,9 @@ def placed(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
 def as_edit(variant: Variant, rotation: RotationProbe) -> Edit:
     """Edit that makes a live model rotate as `variant` in every layer that rotates.
 
-    If the variant stops planes, the others keep their rotation. Any other variant starts from
-    the base and the trained context of the model. It replaces the frequencies, the attention
-    factor, and the factor on the scale for a longer context.
+    If the variant stops planes, all other planes keep their rotation. Any other variant starts
+    from the base and the trained context of the model. It replaces the frequencies, the
+    attention factor, and the factor on the scale for a longer context.
     """
     if variant.stops is not None:
         return stop(variant.stops(variant.value))
@@ -194,13 +195,13 @@ def as_edit(variant: Variant, rotation: RotationProbe) -> Edit:
 
 @dataclass(frozen=True, eq=False)
 class ModelEdit:
-    """Edits of a model, applied one after the other in its attention; see `AttentionEdit`."""
+    """Edits of a model, applied in their order in its attention; see `AttentionEdit`."""
 
     rotation: RotationProbe
     edits: tuple[PlacedEdit, ...]
 
     def sides(self, layer: Layer) -> tuple[TargetRotation, TargetRotation]:
-        """Changes of a layer's queries, and of its keys."""
+        """Changes of the queries and the keys of a layer."""
         rates = layer.planes.inv_freq.float().expand(self.rotation.live.heads, -1)
         query = key = TargetRotation(rates, torch.ones(rates.shape))
         for edit, heads in self.edits:

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from ropelens.errors import BadArgument, public
 from ropelens.interventions.edit import placed, stop
 from ropelens.model.as_live_model import Model, as_live_model
-from ropelens.model.attention_hooks import Side
+from ropelens.model.attention_hooks import AttentionInput
 from ropelens.profiles.model_text import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
@@ -111,7 +111,9 @@ def take(
     """What chosen heads have in the source: one pass, in which nothing changes."""
     taken = Taken(text.context, {}, {})
 
-    def note(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
+    def note(
+        layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
+    ) -> Tensor:
         if chosen[layer].any():
             taken.vectors[layer, side] = x.detach()
             if side == "query" and of not in WHOLE:
@@ -152,7 +154,7 @@ def places_of(
 
 @dataclass(frozen=True)
 class Patch:
-    """What was `taken` of the source, put where `pairs` say; see `doorway.Patch`."""
+    """What was `taken` of the source, put where `pairs` say; see `InputPatch`."""
 
     rotation: RotationProbe
     chosen: Bool[Tensor, "layer head"]
@@ -162,7 +164,7 @@ class Patch:
     taken: Taken
 
     def __call__(
-        self, layer: int, side: Side, x: Tensor, places: range, positions: Tensor
+        self, layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
     ) -> Tensor:
         wanted = ("query", "key") if self.of == "both" else (self.of,)
         heads = self.chosen[layer]

@@ -92,7 +92,7 @@ def sweep_planes(
     *,
     tokenizer: TokenNames | None = None,
     heads: str = "*",
-    keep: Sequence[float] = KEEP,
+    keep: Sequence[Number] = KEEP,
     ends: Sequence[Literal["slow", "fast"]] = ("slow", "fast"),
     bands: int = 0,
     controls: int = 3,
