@@ -21,7 +21,7 @@ def test_for_clusters_of_one_size_it_is_the_t_test_of_means() -> None:
 
 
 def test_for_clusters_of_any_size_it_is_the_textbooks_ratio() -> None:
-    """R = sum y / sum m has the variance s^2 / (n mean(m)^2); s^2 is the variance of y - R m."""
+    """R = sum y / sum m has the variance s^2 / (n mean(m)^2), s^2 the variance of y - R m."""
     random = np.random.default_rng(2)
     group = random.integers(0, 7, size=40)
     weight, change = random.integers(20, 500, size=40).astype(float), random.normal(size=40)
@@ -38,7 +38,7 @@ def test_for_clusters_of_any_size_it_is_the_textbooks_ratio() -> None:
 
 @pytest.mark.parametrize("documents", [8, 24])
 def test_sequences_of_one_document_are_drawn_together(documents: int) -> None:
-    """Of intervals over documents, 95 % hold the truth; of intervals over sequences, fewer."""
+    """Intervals over documents hold the truth in 95 % of draws, but not over sequences."""
     rng = np.random.default_rng(documents)
     shape, alike = (2000, documents, 6), 0.4
     change = alike**0.5 * rng.normal(size=(*shape[:2], 1))

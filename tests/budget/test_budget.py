@@ -147,12 +147,10 @@ def test_a_sample_has_sequences_of_both_folds_from_many_groups():
     group = assign_groups(documents, 39)[taken]
     assert len(taken) == len(set(taken.tolist())) == 10
     assert sample.text.fold.tolist() == [0, 1] * 5
-    assert len(group.unique()) == 10, (
-        "one sequence of each document, although one document has most sequences"
-    )
+    assert len(group.unique()) == 10, "one of each document, although one has most sequences"
     assert (sample.text.ids == torch.arange(20) + 20 * taken[:, None]).all()
     other = drawn([20] * 39, documents=documents, seed=4)
-    assert not torch.equal(other.text.ids, sample.text.tokens)
+    assert not torch.equal(other.text.ids, sample.text.ids)
 
 
 def test_a_fold_has_a_fixed_number_of_rows_and_tokens():
@@ -242,19 +240,17 @@ def test_groups_are_scored_by_models_of_the_opposite_fold():
 def test_groups_are_documents_or_stretches_of_one_text():
     assert assign_groups(None, 5).tolist() == [0, 1, 2, 3, 4]
     assert assign_groups(None, 32).tolist() == [i // 2 for i in range(32)]
-    assert assign_groups(torch.tensor([5, 5, 5, 9]), 4).tolist() == [0, 1, 2, 3], (
-        "of 2 documents none can be left out"
-    )
-    documents = np.repeat([30, 10, 20, 11, 12, 13, 14, 15], 3)
-    assert (
-        assign_groups(documents, 24).tolist() == np.repeat([7, 0, 6, 1, 2, 3, 4, 5], 3).tolist()
-    )
+    few = torch.tensor([5, 5, 5, 9])
+    assert assign_groups(few, 4).tolist() == [0, 1, 2, 3], "2 documents are too few for groups"
+    documents = torch.tensor([30, 10, 20, 11, 12, 13, 14, 15]).repeat_interleave(3)
+    groups = np.repeat([7, 0, 6, 1, 2, 3, 4, 5], 3).tolist()
+    assert assign_groups(documents, 24).tolist() == groups
     many = assign_groups(torch.arange(200), 200)
     assert many.tolist() == sorted(many.tolist())
     assert len(many.unique()) == GROUPS == 64
-    with pytest.raises(BadArgument, match="which document it was cut from") as refused:
-        assign_groups([0, 1], 3)
-    assert refused.value.parts["seen"] == "(2,) numbers for 3 sequences"
+    with pytest.raises(BadArgument, match="a value for every sequence") as refused:
+        Text(torch.zeros(3, 4).long(), documents=[0, 1])
+    assert refused.value.parts["seen"] == "shape (2,) for ids (3, 4)"
 
 
 # a profile
