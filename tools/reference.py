@@ -59,8 +59,9 @@ def source(row: Variable) -> str:
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """The file and the name of a function."""
-    return f"`{function.__module__.rsplit('.', 1)[-1]}.{function.__name__}`"
+    """The file and the name of a function, or the file of the table for an expression there."""
+    file, name = function.__module__.rsplit(".", 1)[-1], function.__name__
+    return f"`{file}`" if name == "<lambda>" else f"`{file}.{name}`"
 
 
 def main() -> None:

@@ -59,16 +59,6 @@ def v_norm(call: SampledCall) -> Float[Tensor, "batch kv_head key term"]:
     return call.planes.norms(values.repeat_interleave(keys.shape[1] // values.shape[1], dim=1))
 
 
-def q_still(call: SampledCall) -> Float[Tensor, "batch head row coordinate"]:
-    """q~."""
-    return call.q_still
-
-
-def k_still(call: SampledCall) -> Float[Tensor, "batch kv_head key coordinate"]:
-    """k~."""
-    return call.k_still
-
-
 def q_coherence(layer: LayerMeans) -> Float[Tensor, "head term"]:
     """|mean of q~_f| / mean of |q_f|."""
     return layer.planes.norms(layer["q_still"]) / layer["q_norm"]
@@ -215,11 +205,6 @@ def offset_mass(block: Block) -> Float[Tensor, "batch kv_head group row key"]:
     return block.attention
 
 
-def offset_share(layer: LayerMeans) -> Float[Tensor, " bin"]:
-    """Share of the rows that see the first offset of each bin, at a key other than 0."""
-    return layer.offset_share
-
-
 def previous_token(layer: LayerMeans) -> Float[Tensor, " head"]:
     """Mean attention at offset 1, over rows that see it."""
     return layer["offset_mass"][:, 1] / layer.offset_share[1]
@@ -235,11 +220,6 @@ def entropy(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     return block.log_norm - block.expected_score
 
 
-def entropy_bits(layer: LayerMeans) -> Float[Tensor, " head"]:
-    """Mean of H(A_i) in bits."""
-    return layer["entropy"] * BITS
-
-
 def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     """exp(sink) / (exp(sink) + sum_j exp(L_ij)): the attention on a sink logit."""
     logits = block.call.sink_logits
@@ -247,21 +227,6 @@ def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
         return block.log_norm.new_zeros(block.log_norm.shape)
     by_head = logits.to(block.q.dtype)[block.query_heads].unflatten(0, block.q.shape[1:3])
     return (by_head[..., None] - block.log_norm).sigmoid()
-
-
-def group_rows(layer: LayerMeans) -> Float[Tensor, " group"]:
-    """Number of rows of each group of sequences."""
-    return layer.total.row_weight.sum(1)
-
-
-def group_loss(layer: LayerMeans) -> Float[Tensor, " group"]:
-    """Mean loss of the predicted tokens of each group, in nats per token."""
-    return layer.total.group_loss / layer.total.group_predicted
-
-
-def group_predicted(layer: LayerMeans) -> Float[Tensor, " group"]:
-    """Number of predicted tokens of each group."""
-    return layer.total.group_predicted
 
 
 # Capture

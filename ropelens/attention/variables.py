@@ -1,8 +1,8 @@
-"""Variables of results: each has a name, dims, a unit and a long name.
+"""Rows of tables of variables: the name, dims and unit of every number of a result.
 
-A `Statistic` is a sum over an attention call, and a `Derived` variable is computed from such
-sums; formulas.py has the formulas. Tables of variables are in profiles/measures.py and others.
-Code that sums, averages, saves or documents variables iterates over these tables.
+`Statistic` rows are sums over an attention call, `Derived` rows follow from these sums, and
+`Fitted` rows follow from the fits of the attention budget. formulas.py has the formulas.
+Summing, averaging, saving and the reference in docs/measures.md iterate over the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from ropelens.errors import IN_WORDS
 
-if TYPE_CHECKING:  # figures read the tables and do without torch
+if TYPE_CHECKING:  # figures read these rows, and do not import torch
     from torch import Tensor
 
 else:
@@ -31,9 +31,9 @@ IN_WORDS[xr.Dataset] = "results, such as the profile, truncation or reach of rl.
 class Variable:
     """A variable of a result.
 
-    `column` is its place in heads.csv: "budget" is among the bits, "score" after the bits, and
-    "" is not in the file. Comparisons show a variable of finished models if `compared` is
-    "final", and also of earlier checkpoints if it is "growth".
+    `column` is its place in heads.csv: "budget" among the bits, "score" after them, or "" if it
+    is not a column. Comparisons show the variable for finished models if `compared` is "final",
+    and also for earlier checkpoints if it is "growth".
     """
 
     name: str
@@ -57,19 +57,20 @@ class Variable:
 
 @dataclass(frozen=True)
 class Statistic(Variable):
-    """A sum over rows or tokens of the attention of a layer. The profile has the mean.
+    """A mean over rows or tokens of the attention of a layer.
 
-    `values` returns the numbers that are summed:
+    `values` returns the numbers that are averaged `over` an axis:
 
-    - over "rows", from a `Block`: [batch, kv_head, group, row], or one more axis;
-    - over "offsets", from a `Block`: a value for every key [batch, kv_head, group, row, key],
-      which is summed by offset, without position 0, because a sink is at no offset;
-    - over "tokens", from a `SampledCall`: [batch, head or kv_head, position, value].
+    - "rows": takes a `Block` of rows and returns [batch, kv_head, group, row], possibly with
+      one more axis.
+    - "offsets": takes a `Block` and returns a value for every key of every row [..., row, key].
+      The values are summed by offset, without position 0, because a sink has no offset.
+    - "tokens": takes the `SampledCall` and returns [batch, head or kv_head, position, value].
 
-    `dims` are the dims of the mean, "layer" first. "coordinate" instead of "frequency" means
-    that values over rows are parts of q k by coordinate. The sum is then multiplied by the
-    scale of the scores, and the profile adds the coordinates of each plane. A statistic that is
-    not `saved` is only used by other variables.
+    `dims` are the dims of the mean, "layer" first. With "coordinate" instead of "frequency",
+    the values are parts of q k by coordinate: the mean is multiplied by the scale of the
+    scores, and the profile has the sum over the coordinates of each plane. A statistic that is
+    not `saved` only serves other variables.
     """
 
     values: Callable[[Any], Tensor] = field(kw_only=True)
@@ -77,7 +78,7 @@ class Statistic(Variable):
 
     @property
     def saved_dims(self) -> tuple[str, ...]:
-        """The dims in the dataset; a variable by coordinate is saved by plane."""
+        """The dims in the dataset. A variable by coordinate is saved by plane."""
         return tuple("frequency" if dim == "coordinate" else dim for dim in self.dims)
 
     def value(self, layer: Any) -> Tensor:
@@ -88,9 +89,9 @@ class Statistic(Variable):
 
 @dataclass(frozen=True)
 class Derived(Variable):
-    """A variable that `value` computes from the means of a layer.
+    """A variable that follows from the sums. `value` computes it for one layer.
 
-    Without "layer" among `dims`, the variable is the same for all layers.
+    If `dims` does not contain "layer", it is the same for all layers.
     """
 
     value: Callable[[Any], Tensor] = field(kw_only=True)
@@ -98,11 +99,11 @@ class Derived(Variable):
 
 @dataclass(frozen=True)
 class Fitted(Variable):
-    """A variable that is computed from the fitted models of the attention budget."""
+    """A variable that follows from the fitted models of the attention budget."""
 
 
 def table(text: str, *, row: type[Variable] = Variable) -> tuple[Variable, ...]:
-    """Parse one variable per line: "name (dims) units: long name", continued if indented."""
+    """One variable per line, "name (dims) units: long name"; indented lines continue it."""
     rows = re.findall(r"^(\w+) \((.*?)\) ?(.*?): (.*(?:\n +.*)*)", text, re.MULTILINE)
     return tuple(
         row(name, tuple(dims.split(", ")), units, " ".join(long_name.split()))
@@ -122,10 +123,10 @@ def labelled(
 
 
 def stack(arrays: Iterable[Tensor]) -> np.ndarray:
-    """Stack arrays of one rank along a new first axis, in float64, filled up with NaN."""
+    """Arrays stacked along a new first axis, in float64; shorter arrays end with NaN."""
     parts = [array.detach().double().cpu().numpy() for array in arrays]
     shape = np.max([part.shape for part in parts], axis=0)
     stacked = np.full((len(parts), *shape), np.nan)
-    for row, part in zip(stacked, parts, strict=True):
-        row[tuple(slice(size) for size in part.shape)] = part
+    for target, part in zip(stacked, parts, strict=True):
+        target[tuple(slice(size) for size in part.shape)] = part
     return stacked

@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.budget.labels import Thresholds
-from ropelens.claims.arrays import claim_numbers, head_arrays
+from ropelens.claims.arrays import claim_numbers, wavelength_arrays
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
 from ropelens.claims.verdict import judge
@@ -32,8 +32,8 @@ def classify_heads(
       there are 8 or more) with this label. The difference between a resample and the whole text
       is multiplied by the square root of 2. It is NaN with fewer than two groups, without
       resamples, and for heads that are "untested" (see `Thresholds`).
-    - The three fractions are shares of the bits that sinks do not explain. They are NaN if
-      there are no such bits.
+    - The three fractions are shares of the bits that sinks do not explain. They are NaN
+      without such bits.
     - `offset` is the peak of the fitted kernel of a positional head, if the peak has 0.3 of the
       kernel or more. `offset_low` to `offset_high` holds the middle half of the kernel of every
       positional head.
@@ -66,7 +66,8 @@ def classify_heads(
     heads = heads.astype(dict.fromkeys(integers, "Int64"))
     heads.attrs["thresholds"] = asdict(Thresholds())
     rows = float(profile["group_scored"].sum())
-    heads.attrs["claim"] = judge_wavelengths(head_arrays(*claim_numbers(profile), rows=rows))
+    arrays = wavelength_arrays(*claim_numbers(profile), rows=rows)
+    heads.attrs["claim"] = judge_wavelengths(arrays)
     return heads
 
 

@@ -20,7 +20,7 @@ from ropelens.attention.variables import labelled
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.interventions.edit import Edit, stop
 from ropelens.interventions.evaluate import evaluate_edits
-from ropelens.interventions.truncation_table import EVERY
+from ropelens.interventions.truncation_table import ALL_MEASURES
 from ropelens.interventions.variables import SWEEP
 from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
@@ -44,7 +44,7 @@ def truncate(
     ends: Sequence[Literal["slow", "fast"]] = ("slow", "fast"),
     bands: Count = 0,
     controls: Count = 3,
-    measures: str | Sequence[str] = EVERY,
+    measures: str | Sequence[str] = ALL_MEASURES,
     rows: HowMany = "auto",
     seed: Whole = 0,
     batch_size: Positive | None = None,
@@ -96,7 +96,7 @@ def sweep_planes(
     ends: Sequence[Literal["slow", "fast"]] = ("slow", "fast"),
     bands: int = 0,
     controls: int = 3,
-    measures: str | Sequence[str] = EVERY,
+    measures: str | Sequence[str] = ALL_MEASURES,
     progress: ShowProgress | None = None,
 ) -> xr.Dataset:
     """Return the truncation sweep of a measurement; `truncate` explains the arguments."""

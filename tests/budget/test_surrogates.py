@@ -25,7 +25,7 @@ from ropelens.attention.visibility import Visibility
 from ropelens.budget.logit import SCORES, fit_models, normalize_weights, score_models
 from ropelens.budget.offsets import OffsetRows, fit_offsets
 from ropelens.budget.surrogates import _attend_by_draw, _orders, draw_surrogates
-from ropelens.claims.arrays import head_arrays
+from ropelens.claims.arrays import wavelength_arrays
 from ropelens.claims.heads import judge_wavelengths
 from ropelens.claims.numbers import correlations, rank_correlation
 from ropelens.claims.verdict import null_bounds
@@ -187,7 +187,7 @@ def heads_of(
 
 
 def verdict_of(fraction: np.ndarray, wavelength: np.ndarray) -> SimpleNamespace:
-    return SimpleNamespace(**judge_wavelengths(head_arrays(fraction, wavelength)))
+    return SimpleNamespace(**judge_wavelengths(wavelength_arrays(fraction, wavelength)))
 
 
 def test_bounds_equal_an_exact_test():

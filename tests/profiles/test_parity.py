@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from evaluated import telling
+from evaluated import token_progress
 from oracles.dense import dense
 from oracles.logit import HeadRows, gain, head_rows, information
 from oracles.recording import MASKS, attention_calls, with_mask
@@ -346,7 +346,7 @@ def test_profile_is_collect_and_summarize_with_attributes():
         sinks=NAMED,
         surrogates=1,
         batch_size=2,
-        progress=telling(done.append),
+        progress=token_progress(done.append),
     )
     assert profile["found_sink"].isnull().all()
     plain = measured(model, tokens, LENGTHS, batch_size=2, surrogates=1)
