@@ -152,7 +152,7 @@ class Block:
     @property
     def count(self) -> Float[Tensor, "shared 1 1 row"]:
         """Number of keys that each row sees."""
-        return self.sampled.count[:, None, None, self._rows].to(self.q)
+        return self.visibility.count[:, None, None].to(self.q)
 
     # sinks
 
@@ -179,11 +179,6 @@ class Block:
         """1 if the row sees a sink of the head in a column, otherwise 0."""
         seen = self.visibility.sees(self.sinks.cpu() + self.keys.start).to(self.k.device)
         return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
-
-    @property
-    def sink_keys(self) -> Float[Tensor, "batch kv_head sink coordinate"]:
-        """The keys in these columns."""
-        return self.k[:, :, self.sinks]
 
     # visibility and offsets
 

@@ -95,7 +95,8 @@ def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coo
     E_a and E_u are means over the keys that are not sinks, under A and evenly. (1 - A0) E_a k
     is A K without the sinks.
     """
-    on_sinks = (block.sink_attention.flatten(2, 3) @ block.sink_keys).view_as(block.q)
+    sink_keys = block.k[:, :, block.sinks]
+    on_sinks = (block.sink_attention.flatten(2, 3) @ sink_keys).view_as(block.q)
     evenly = (1 - sink_mass(block))[..., None] * mean_other_key(block)
     return block.q * (block.attended_key - on_sinks - evenly)
 
@@ -103,7 +104,7 @@ def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coo
 def mean_other_key(block: Block) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
     """E_u k: the mean of the keys that each row sees and that are not sinks; 0 without any."""
     sinks = block.visible_sinks
-    others = block.sum_of_keys - sinks @ block.sink_keys[:, :, None]
+    others = block.sum_of_keys - sinks @ block.k[:, :, None, block.sinks]
     count = (block.count - sinks.sum(-1))[..., None]
     return others.masked_fill_(count == 0, 0) / count.clamp(min=1)
 

@@ -113,11 +113,6 @@ class SampledCall:
         return self.call.visibility.at(self.position)
 
     @cached_property
-    def count(self) -> Int[Tensor, "_ row"]:
-        """Number of keys that each row sees."""
-        return self.visibility.count
-
-    @cached_property
     def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
         """Sum of the keys that each row sees."""
         return self.visibility.sum_keys(self.k)[:, :, None]

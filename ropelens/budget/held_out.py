@@ -37,15 +37,10 @@ SURROGATE_ROWS = 256  # rows of these sequences on which surrogates are compared
 
 
 def scored_rows(text: Text) -> int:
-    """Number of rows of each sequence on which models are scored.
-
-    For a single long sequence, these are the rows to which the models are fitted.
-    """
-    return (
-        2 * FOLD_ROWS
-        if text.single_long_sequence
-        else max(LEAST_SCORED, -(-SCORED_ROWS // len(text)))
-    )
+    """Rows of each sequence on which models are scored; all fitted rows if one is long."""
+    if text.single_long_sequence:
+        return 2 * FOLD_ROWS
+    return max(LEAST_SCORED, -(-SCORED_ROWS // len(text)))
 
 
 def fitted_sequences(count: int, context: int) -> int:
@@ -72,8 +67,7 @@ class LayerFit:
         sets: Bool[Tensor, "batch set position"] | None = None,
     ) -> Float[Tensor, "group set head score"]:
         """`SCORES` of each group and set, by models that were fitted to the opposite fold."""
-        context = sampled.k.shape[2]
-        longest = self.found_sinks.shape[1]
+        context, longest = sampled.k.shape[2], self.found_sinks.shape[1]
         beta, sigma, kappa, tau = split_weights(self.weights, self.terms, longest)
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
@@ -118,9 +112,8 @@ class Sample:
         rows = sample_rows(text.lengths, count=per_sequence, seed=seed, numbers=numbers)
         few = text.part(slice(SURROGATE_SEQUENCES), width=text.context)
         compared = sample_rows(few.lengths, count=SURROGATE_ROWS // len(few), seed=seed)
-        return cls(
-            chosen, text, rows.zero_hidden(text.hidden), compared.zero_hidden(few.hidden)
-        )
+        rows, compared = rows.zero_hidden(text.hidden), compared.zero_hidden(few.hidden)
+        return cls(chosen, text, rows, compared)
 
     def fit(
         self, call: AttentionCall, planes: Planes, *, surrogates: int, seed: int
@@ -151,10 +144,8 @@ def find_sinks(sampled: SampledCall) -> Bool[Tensor, "head position"]:
     rank = torch.arange(rows.position.shape[1])
     early = rank < len(rank) // 2
     parts = [early, ~early] if single else [rank >= 0]
-    tests = [
-        exceeds_sink_share(sampled.with_rows(replace(rows, weight=rows.weight * part)))
-        for part in parts
-    ]
+    weighted = (replace(rows, weight=rows.weight * part) for part in parts)
+    tests = [exceeds_sink_share(sampled.with_rows(rows)) for rows in weighted]
     exceeds, count = (torch.cat(x) for x in zip(*tests, strict=True))
     often = exceeds.sum(0) > (count > 0).sum(0) / 2
     return often & ((count.amin(0) if single else count.sum(0)) >= SINK_ROWS)
@@ -163,10 +154,7 @@ def find_sinks(sampled: SampledCall) -> Bool[Tensor, "head position"]:
 def exceeds_sink_share(
     sampled: SampledCall,
 ) -> tuple[Bool[Tensor, "batch head position"], Float[Tensor, "batch position"]]:
-    """Keys with more than 0.3 of the attention of all later rows, and the number of these rows.
-
-    Known sinks are left out.
-    """
+    """Unknown sinks by the attention of all later rows, and the number of these rows."""
     batch, heads, context = *sampled.q.shape[:2], sampled.k.shape[2]
     count, weight = torch.zeros(2, batch, context, dtype=torch.float64)
     mass = torch.zeros(batch, heads, context, dtype=torch.float64)

@@ -118,7 +118,7 @@ def fit_models(sampled: SampledCall, *, fold: int = 0) -> Float[Tensor, "model h
     """The weights of S, P, C and B of every head, fitted to the rows of `sampled`.
 
     Each model starts from the models that it contains, and has weight 0 for variables of other
-    models. The ridge keeps a weight finite if no row constrains it. For 64 rows of 8 sequences
+    models. The ridge keeps a weight finite if no row constrains it; for 64 rows of 8 sequences
     it costs less than 0.01 of the bits. The folds use different rows for their curvature.
     """
     (kv_heads, group), context = sampled.row_q.shape[1:3], sampled.k.shape[2]
@@ -148,8 +148,7 @@ def fit_models(sampled: SampledCall, *, fold: int = 0) -> Float[Tensor, "model h
         sink, position, content, both = weights[:, chosen]
         fitted = _fit_content(*data, sink[:, :first], **options)
         content[:, :first] = fitted.point
-        # Start B from the better of P and C, plus half of the difference between the worse
-        # model and S.
+        # Start B from the better of P and C, plus half of what the worse model adds to S.
         ahead = (fits[1].value[chosen] < fitted.value)[:, None]
         start = (torch.where(ahead, position, content) + position + content - sink) / 2
         both[:] = _fit_content(*data, start, **options).point
@@ -198,14 +197,9 @@ def _fit_content(
         beta_and_sigma = torch.cholesky_solve(values[:, :first, None], factor)[..., 0]
         return torch.cat([beta_and_sigma, values[:, first:] / diagonal[:, first:]], dim=-1)
 
+    options: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance, "smooth": smooth}
     return fit_log_linear(
-        log_z_and_moments,
-        observed[:, :size],
-        ridge=ridge,
-        smooth=smooth,
-        start=start,
-        tolerance=tolerance,
-        divide=divide,
+        log_z_and_moments, observed[:, :size], start=start, divide=divide, **options
     )
 
 
@@ -286,9 +280,8 @@ def score_models(
             modelled = log_weights(block, variables, content=name in ("content", "both"))
             likelihoods.append(block.expect(modelled) - softmax(modelled)[1])
         by_row = torch.stack(likelihoods, dim=-1)
-        position = block.position[:, None].expand(*sets.shape[:2], -1)
-        weight = sets.gather(2, position.to(sets.device)).to(block.weight)
-        weight = weight * block.weight[:, None]
+        position = block.position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
+        weight = sets.gather(2, position).to(block.weight) * block.weight[:, None]
         sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]
         scores[:, :, block.query_heads] += sums.flatten(2, 3).to("cpu", torch.float64)
     return scores

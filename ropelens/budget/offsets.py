@@ -156,10 +156,7 @@ class OffsetRows:
         *,
         bins: int,
     ) -> Float[Tensor, "head variable"]:
-        """Masses on sinks by kind, on all keys by offset, and on sinks by bin.
-
-        `by_offset` are the masses on other keys.
-        """
+        """Masses on sinks by kind, by offset, and on sinks by bin; adds sinks to `by_offset`."""
         mass = on_sinks.flatten(1)
         by_kind = _add_to(mass.new_zeros(len(mass), 1 + len(SINKS)), self.kind, mass)[:, 1:]
         by_offset = _add_to(by_offset, self.offset, mass)
@@ -196,13 +193,8 @@ def fit_offsets(
     (heads, size), kinds = observed.shape, len(SINKS)
     options: dict[str, Any] = {"ridge": ridge, "smooth": slice(kinds, kinds + table.context)}
     by_kind = observed[:, :kinds]
-    sink = fit_log_linear(
-        _for_all(table.sink_log_z_and_moments),
-        by_kind,
-        start=torch.zeros_like(by_kind),
-        tolerance=tolerance / 10,
-        **options,
-    )
+    start = {"start": torch.zeros_like(by_kind), "tolerance": tolerance / 10, **options}
+    sink = fit_log_linear(_for_all(table.sink_log_z_and_moments), by_kind, **start)
     point = pad(sink.point, (0, size - kinds))
     sink = replace(sink, point=point.clone())
     value, done = torch.zeros_like(tolerance), torch.zeros_like(tolerance, dtype=torch.bool)
