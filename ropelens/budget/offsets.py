@@ -156,7 +156,7 @@ class OffsetRows:
         *,
         bins: int,
     ) -> Float[Tensor, "head variable"]:
-        """Masses on sinks by kind, by offset, and on sinks by bin; adds sinks to `by_offset`."""
+        """Masses on sinks by kind, by offset, and on sinks by bin; changes `by_offset`."""
         mass = on_sinks.flatten(1)
         by_kind = _add_to(mass.new_zeros(len(mass), 1 + len(SINKS)), self.kind, mass)[:, 1:]
         by_offset = _add_to(by_offset, self.offset, mass)
