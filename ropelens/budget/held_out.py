@@ -119,8 +119,9 @@ class Sample:
         self, call: AttentionCall, planes: Planes, *, surrogates: int, seed: int
     ) -> LayerFit:
         """Fit the models of one layer to its attention on the sample, and draw surrogates."""
-        found = find_sinks(SampledCall(call, self.rows, planes, sinks=self.text.sinks))
-        sinks = add_found_sinks(self.text.sinks, found)
+        known = self.text.sinks
+        found_sinks = find_sinks(SampledCall(call, self.rows, planes, sinks=known))
+        sinks = add_found_sinks(known, found_sinks)
         sampled = SampledCall(call, self.rows, planes, sinks=sinks)
         compared = sampled.of_sequences(slice(len(self.surrogate_rows.length)))
         compared = compared.with_rows(self.surrogate_rows)
@@ -129,7 +130,7 @@ class Sample:
             fit_models(_rows_of_fold(sampled, self.text, fold)[1], fold=fold) for fold in (0, 1)
         ]
         weights = torch.stack(folds, dim=1).float()
-        return LayerFit(weights, planes.terms, found, drawn)
+        return LayerFit(weights, planes.terms, found_sinks, drawn)
 
 
 @torch.no_grad()
@@ -173,12 +174,12 @@ def exceeds_sink_share(
 
 
 def add_found_sinks(
-    sinks: Int[Tensor, "batch 1 position"], found: Bool[Tensor, "head longest"]
+    sinks: Int[Tensor, "batch 1 position"], found_sinks: Bool[Tensor, "head longest"]
 ) -> Int[Tensor, "batch shared position"]:
-    """The table of sinks with the `found` sinks, by head if there are any."""
-    if not found.any():
+    """The table of sinks with the `found_sinks`, by head if there are any."""
+    if not found_sinks.any():
         return sinks
-    kind = found[:, : sinks.shape[-1]] * (1 + SINKS.index("found"))
+    kind = found_sinks[:, : sinks.shape[-1]] * (1 + SINKS.index("found"))
     return torch.where(sinks > 0, sinks, kind)
 
 
