@@ -15,13 +15,13 @@ from ropelens.errors import UnsupportedModel
 
 @dataclass(frozen=True)
 class Visibility:
-    """The keys that each row of an attention call, or of a block of its rows, sees.
+    """The keys that each row of an attention call or block sees.
 
     `position` has the positions of the rows in ascending order, and `keys` the positions of the
     keys. Each row sees the keys from `first` to its own position: 0 to i under full causal
     attention, i - window + 1 to i under a sliding window. If some row sees other keys (a mask
-    with gaps, a prefix, the top k keys), `mask` states the keys, and `first` is the first of
-    them. Each table has one entry for all sequences, or one for each sequence.
+    with gaps, a prefix, the top k keys), `mask` states the keys of all rows. Each table has one
+    entry for all sequences, or one for each sequence.
     """
 
     position: Int[Tensor, "_ row"]
@@ -31,14 +31,14 @@ class Visibility:
 
     @classmethod
     def causal(cls, rows: range, *, window: int | None = None) -> Visibility:
-        """Rows that see all keys up to their own position, or the last `window` of these."""
+        """Rows that see all keys up to their own position, or only the last `window` keys."""
         position = torch.arange(rows.start, rows.stop)[None]
         first = (position - (window or rows.stop) + 1).clamp_min(0)
         return cls(position, first, range(rows.stop))
 
     @classmethod
     def from_mask(cls, mask: Bool[Tensor, "batch row key"], rows: range) -> Visibility:
-        """The visibility that a mask states; rows of padding, which see no key, are ignored."""
+        """The visibility that a mask states. Rows of padding, which see no key, are ignored."""
         first = mask.byte().argmax(-1).cpu()
         position = torch.arange(rows.start, rows.stop)[None]
         interval = cls(position, first, range(mask.shape[2]))
@@ -75,7 +75,7 @@ class Visibility:
         return self._map(lambda table: table if len(table) == 1 else table[chosen])
 
     def flatten(self, batch: int) -> Visibility:
-        """The rows of all `batch` sequences, one sequence after the other."""
+        """The rows of all `batch` sequences in one table."""
         return self._map(
             lambda table: table.expand(batch, *table.shape[1:]).flatten(0, 1)[None]
         )
@@ -145,9 +145,9 @@ class Visibility:
         return sums
 
     def penalties(self, device: torch.device) -> list[tuple[slice, Tensor]]:
-        """Numbers that hide keys from rows if they are added to scores, for some columns.
+        """Numbers that hide keys from rows if they are added to the scores in some columns.
 
-        All rows see the keys in the other columns.
+        All rows see the keys in all remaining columns.
         """
         low, seen_by_all = self.keys.start, (self.keys.start, self.keys.start)
         if self.mask is None:

@@ -41,7 +41,7 @@ class Layer:
 
 
 class PlaneChange(NamedTuple):
-    """New frequencies of planes, and factors on queries and keys; see `with_changes`."""
+    """New frequencies of planes, and factors on queries and keys; see `TargetRotation`."""
 
     inv_freq: Float[Tensor, " frequency"] | None = None
     query_gain: float | None = None

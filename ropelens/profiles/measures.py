@@ -54,7 +54,7 @@ MEASURES: tuple[Variable, ...] = (
         value=formulas.predicted_kernel),
     Statistic("offset_mass", dims=BY_OFFSET, units="1",
         long_name="mean attention on keys at the bin's offsets",
-        over="offsets", values=lambda block: block.attention),
+        over="offsets", values=formulas.offset_mass),
     Derived("offset_share", dims=("layer", "offset_bin"), units="1",
         long_name="share of rows that see the bin's first offset",
         value=lambda layer: layer.offset_share),

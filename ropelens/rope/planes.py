@@ -28,7 +28,7 @@ class Planes:
     rotate, and negative for clockwise rotation (NanoChat). It has a row for each query head if
     an edit makes heads differ. The F planes fill the coordinates from `offset` to
     `offset + 2F`. The `pairing` "half" pairs f with f + F (Llama), and "interleaved" pairs 2f
-    with 2f + 1 (GPT-J). RoPE does not change the other coordinates, and they are one more
+    with 2f + 1 (GPT-J). RoPE does not change the remaining coordinates, which together are one
     term of every score. If a token has several positions (M-RoPE), plane f rotates with the
     position on `axis[f]`.
     """
@@ -218,7 +218,7 @@ def read_rotation(
         *((pairing, count, offset) for pairing in PAIRINGS),
     ]
     candidates = [Planes(torch.zeros(n), head_dim, pair, begin) for pair, n, begin in shapes]
-    residuals = [_residual(x, planes) for planes in candidates]
+    residuals = [_length_change(x, planes) for planes in candidates]
     # Planes of length 0 fit any count, so take the first shape, with most planes, that fits.
     fits = max(2 * min(residuals), 4 * noise)
     best = next(i for i, residual in enumerate(residuals) if not residual > fits)
@@ -227,7 +227,7 @@ def read_rotation(
     return MeasuredRotation(planes, residuals[best], resolution)
 
 
-def _residual(x: Float[Tensor, "vector position coordinate"], planes: Planes) -> float:
+def _length_change(x: Float[Tensor, "vector position coordinate"], planes: Planes) -> float:
     """Largest change of the root-mean-square length of a term, relative to the mean length."""
     lengths = planes.norms(x)
     change = (lengths - lengths[:, :1]).square().mean(dim=0).sqrt().max()

@@ -36,8 +36,8 @@ class Slowest:
             raise BadArgument(f"A fraction of planes is from 0 to 1, not {self.fraction}.")
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
-        kept = kept_planes(1 - self.fraction, planes.rotary_dim)
-        return torch.arange(len(planes.inv_freq)) >= kept
+        number = kept_planes(1 - self.fraction, planes.rotary_dim)
+        return torch.arange(len(planes.inv_freq)) >= number
 
 
 @dataclass(frozen=True)
