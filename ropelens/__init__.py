@@ -2,13 +2,13 @@
 
     import ropelens as rl
     model, tokenizer = rl.load("bundled")
-    text = rl.tokenize(documents, tokenizer)
+    text = rl.tokenize(documents, tokenizer, context=512)
     profile = rl.profile(model, text)
     heads = rl.classify_heads(profile)
 
-__init__.pyi lists the public names. Each is imported when it is first used, so that
-`ropelens --help` does not wait for torch. The rope types of ropelens are registered as soon
-as transformers is imported, before or after ropelens.
+__init__.pyi lists the public names. They are imported when first used, so that
+`ropelens --help` does not wait for torch. When transformers is imported, before or after
+ropelens, the rope types that only ropelens knows are registered.
 """
 
 import lazy_loader

@@ -1,5 +1,5 @@
-# All public names, in groups. Type checkers read them here, and __init__.py imports each name
-# when it is first used. The reference has a chapter for each group.
+# The public names, in groups. Type checkers read this file. __init__.py imports a name when it
+# is first used. The reference has a chapter for each group.
 
 # load
 from .checkpoints.load import load as load

@@ -1,4 +1,4 @@
-"""A comparison with numbers that are known beforehand, and no model behind it."""
+"""A comparison with made-up numbers, without a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEEDLES = ("retrieval_length", "depth")
 
 
 class Drawn:
-    """Two seeds of each of `groups`, and numbers drawn for each."""
+    """Random numbers for two seeds of each of `groups`."""
 
     def __init__(self, groups: tuple[str, ...]) -> None:
         self.random = np.random.default_rng(0)
@@ -39,7 +39,7 @@ class Drawn:
         return xr.DataArray(self.random.uniform(0.1, 0.9, shape), dims=("entry", *dims))
 
     def heads_and_planes(self) -> xr.Dataset:
-        """In proportion to the step; labels move on, from no positional head at first."""
+        """Values in proportion to the step; labels change with the step."""
         made = xr.Dataset({name: self(*dims) for name, dims in GROWN.items()})
         trials = 1 + 0.1 * np.random.default_rng(1).normal(size=(len(self.group), 4))
         noise = xr.DataArray(trials, dims=("entry", "trial"))
@@ -59,8 +59,8 @@ class Drawn:
         )
 
     def losses(self) -> dict[str, xr.DataArray]:
-        of = 3 + 0.1 * self.number + 0.01 * self.seed * (1 + self.number)
-        loss = xr.DataArray(of, dims="entry")
+        values = 3 + 0.1 * self.number + 0.01 * self.seed * (1 + self.number)
+        loss = xr.DataArray(values, dims="entry")
         early = loss + xr.DataArray(3 - np.arange(len(STEPS)), dims="step")
         return {
             "loss": loss,
@@ -82,12 +82,10 @@ class Drawn:
 def synthetic_comparison(
     *, groups: tuple[str, ...] = ("rope", "p-rope:0.5", "nope")
 ) -> xr.Dataset:
-    """Two seeds of each of `groups`, of two layers of two heads and eight planes.
+    """Two seeds of each of `groups`, with two layers of two heads and eight planes.
 
-    What the heads and planes do grows in proportion to the step, and their labels move on.
-
-    The loss of group g and seed s is 3 + 0.1 g + 0.01 s (1 + g); the second half of the
-    planes of the second group stop, all of those of the third.
+    The loss of group g and seed s is 3 + 0.1 g + 0.01 s (1 + g). The slower half of the planes
+    of the second group, and all planes of the third group, do not rotate.
     """
     draw = Drawn(groups)
     hit, count = draw(*NEEDLES, "retrieval_trial").round(), len(draw.group)

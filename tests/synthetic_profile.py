@@ -1,9 +1,7 @@
 """A plausible profile without a model: the same dims, names, units and attributes.
 
-Heads are of five kinds (diffuse, sink, positional, mixed, semantic), spread over the
-layers as trained models have them: positional early and through short wavelengths.
-Every number is made up; what must hold (shares that sum to one, bits that sum to the
-total) holds.
+Positional heads are in early layers and use short wavelengths. All numbers are made up, but
+shares sum to one and bits to the total.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import pandas as pd
 import xarray as xr
 
 import ropelens as rl
+from ropelens.profiles.measures import missing_measures
 
 BASE = 10_000.0
 SCALE = 0.4
@@ -43,7 +42,7 @@ def synthetic_profile(
     groups: int = 8,
     seed: int = 0,
 ) -> tuple[xr.Dataset, pd.DataFrame]:
-    """A seeded profile and its heads; `unrotated` adds the remainder of partial rotary."""
+    """A seeded profile and its heads. `unrotated` adds an entry for partial rotary."""
     rng = np.random.default_rng(seed)
     kv_heads = kv_heads or max(1, heads // 2)
     kinds = np.empty((layers, heads), dtype=object)
@@ -82,6 +81,9 @@ def synthetic_profile(
             "created": "2026-01-02T03:04:05+00:00",
         },
     ).set_coords("excerpt_token")
+    for row in missing_measures(profile):  # measures that no function below describes
+        shape = [profile.sizes[dim] for dim in row.saved_dims]
+        profile[row.name] = (row.saved_dims, np.full(shape, 0.5))
     for name, variable in profile.variables.items():
         bits = str(name).endswith(("_bits", "_gain"))
         units = "bits" if bits else UNITS.get(str(name), "1")
@@ -92,7 +94,7 @@ def synthetic_profile(
 
 
 def offset_bins(context: int) -> tuple[np.ndarray, np.ndarray]:
-    """Half-open bins over the offsets 0 .. context - 1: one each below 64, then wider."""
+    """Half-open bins over the offsets 0 to context - 1, of width 1 below 64, then wider."""
     edges = list(range(min(64, context)))
     while edges[-1] + 1 < context:
         edges.append(max(edges[-1] + 1, min(int(edges[-1] * 1.19) + 1, context)))
@@ -101,14 +103,14 @@ def offset_bins(context: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def excerpt_tokens(count: int) -> list[str]:
-    """`count` tokens of a small story, with the leading spaces that BPE keeps."""
+    """`count` tokens of a small story, with leading spaces as in BPE."""
     words = STORY.replace("\n", " \n").split(" ")[1:]
     tokens = ["<s>"] + [word if word in ",.\n" else f" {word}" for word in words]
     return (tokens * (count // len(tokens) + 1))[:count]
 
 
 def by_kind(kinds: np.ndarray, otherwise: object, **values: object) -> np.ndarray:
-    """A number a head, by its kind."""
+    """A number for each head, by its kind."""
     return np.select([kinds == kind for kind in values], [*values.values()], otherwise)
 
 
@@ -222,7 +224,7 @@ def _excerpts(
     count: int,
     rng: np.random.Generator,
 ) -> dict:
-    """Two excerpts, the second half as long; attention follows from queries and keys."""
+    """Two excerpts, the second half as long, with attention computed from queries and keys."""
     layers, heads = kinds.shape
     planes, size = int(np.isfinite(wavelength[0]).sum()), 2 * wavelength.shape[1]
     query = rng.normal(0, 1, (2, layers, heads, count, size))
@@ -253,7 +255,7 @@ def _excerpts(
 
 
 def _turned(still: np.ndarray, turns: np.ndarray) -> np.ndarray:
-    """Vectors as complex numbers, planes turned; what does not rotate comes last."""
+    """Complex vectors with rotated planes, followed by the coordinates without rotation."""
     count = turns.shape[1]
     planes = (still[..., :count] + 1j * still[..., count : 2 * count]) * turns
     return np.concatenate([planes, still[..., 2 * count :]], axis=-1)
@@ -279,7 +281,7 @@ def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:
 
 
 def _surrogates(data: dict, wavelength: np.ndarray, rng: np.random.Generator) -> dict:
-    """The model's numbers, as its planes have them, and 40 that have less to do with them."""
+    """Numbers of the model, and of 40 surrogates with noise added to the wavelengths."""
     push = data["selectivity_keys"][1].clip(min=1e-9) * np.isfinite(wavelength)[:, None]
     log = np.log(np.where(np.isfinite(wavelength), wavelength, 1.0))[:, None]
     mean = (push * log).sum(-1) / push.sum(-1)

@@ -1,7 +1,7 @@
-"""A plausible truncation sweep without a model: dims, names and units as truncate gives them.
+"""A plausible truncation sweep without a model, with the dims and names of `truncate`.
 
-Fast planes are dear, planes slower than the context are free; what a set of planes costs is
-the sum of what its planes cost. Every number is made up.
+The cost of a set of planes is the sum of the costs of its planes. Fast planes cost most, and
+planes slower than the context cost little. All numbers are made up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def synthetic_truncation(
     context: int = 512,
     seed: int = 0,
 ) -> xr.Dataset:
-    """A seeded sweep of the model that `synthetic_profile` of these sizes is about."""
+    """A seeded sweep of the model of `synthetic_profile` with the same sizes."""
     rng = np.random.default_rng(seed)
     profile, table = synthetic_profile(
         layers=layers, heads=heads, frequencies=frequencies, context=context, seed=seed
@@ -65,7 +65,7 @@ def synthetic_truncation(
 
 @pytest.fixture(scope="session")
 def small() -> tuple[xr.Dataset, pd.DataFrame]:
-    """A profile of five layers of eight heads, and its table."""
+    """A profile with five layers of eight heads, and its table."""
     return synthetic_profile()
 
 

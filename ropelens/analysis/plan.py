@@ -30,7 +30,11 @@ from ropelens.config_facts import (
     stated_number,
 )
 from ropelens.interventions.truncate import KEEP
-from ropelens.interventions.truncation_table import EVERY, MEASURES, wanted_measures
+from ropelens.interventions.truncation_table import (
+    ALL_MEASURES,
+    DEFAULT_MEASURES,
+    wanted_measures,
+)
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpts import check_excerpts
@@ -98,7 +102,7 @@ def plan_analysis(
 ) -> Plan:
     """What `analyze` with the same arguments will run; raises what it raises before that."""
     if truncation is not None:
-        wanted_measures(truncation.get("measures") or MEASURES)
+        wanted_measures(truncation.get("measures") or DEFAULT_MEASURES)
     lines: list[str] = []
     with listed_warnings(lines):
         names, documents = _documents(text, model)
@@ -121,7 +125,9 @@ def plan_analysis(
         if isinstance(source, Opened):
             batch_size, facts = _sizes(source, read, options)
         if truncation is not None:
-            measures = ", ".join(sorted(wanted_measures(truncation.get("measures") or EVERY)))
+            measures = ", ".join(
+                sorted(wanted_measures(truncation.get("measures") or ALL_MEASURES))
+            )
             edits, trained = _count_edits(truncation, config), stated_context(config) or "?"
             facts["sweep"] = f"about {edits} edits ({measures}), trained for {trained} tokens"
     return Plan(

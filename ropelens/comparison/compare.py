@@ -20,6 +20,7 @@ from ropelens.comparison.measure import head_measures, measure
 from ropelens.comparison.table import NO_PARTNER
 from ropelens.errors import BadArgument, Count, Positive, explained, public
 from ropelens.profiles.measurement import versions
+from ropelens.profiles.saved import open_profile
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.processes import gather, place
@@ -40,12 +41,11 @@ def compare(
 ) -> xr.Dataset:
     """Compare trained runs, or analyzed models.
 
-    `paths` are runs and studies of `ropelens train`, or folders that `ropelens analyze` wrote.
-    Every checkpoint of a run is measured on its validation text; the results of analyses are
-    read. The group of the first entry (a variant of RoPE with all its seeds) is the baseline.
-    The folder `cache` gets a file for each checkpoint, so that a stopped comparison can
-    continue, and so that model.safetensors of a run can be deleted afterwards. `device` and
-    `progress` are as in `ropelens.analyze`.
+    `paths` are runs and studies of `ropelens train`, whose checkpoints are measured on their
+    validation text, or folders that `ropelens analyze` wrote. The group of the first entry (a
+    variant of RoPE with all its seeds) is the baseline. The folder `cache` gets a file for each
+    checkpoint, so that a stopped comparison can continue without the measured weights. `device`
+    and `progress` are as in `ropelens.analyze`.
 
     Number of sequences of validation text, as a part of `sequences`:
 
@@ -54,12 +54,12 @@ def compare(
     | finished run | 1 | 1/8 | 1/8 |
     | early checkpoint | 1/32 | 1/64 | 1/32 |
 
-    Returns a dataset over `entry` (coordinates group, variant, size, seed). It has the heads
-    and planes of a profile, `label` and `loss`. For runs, it also has the `fingerprint` of the
+    Returns a dataset over `entry` (coordinates group, variant, size, seed) with the heads and
+    planes of a profile, `label` and `loss`. For runs, it also has the `fingerprint` of the
     weights, the losses, copying and retrieval of `evaluate` up to four times the trained
     context, and the results of every checkpoint over (entry, step) in variables that start with
-    "growth_". Intervals draw the groups in `sequence_group`, each a document or a stretch of
-    text. NaN and the label "" mark layers, heads, planes and steps that an entry does not have.
+    "growth_". Intervals draw the documents or stretches in `sequence_group`. NaN and the label
+    "" mark layers, heads, planes and steps that an entry does not have.
 
     Raises `BadArgument` for the paths that `find_entries` refuses, and for an unusable device.
     """
@@ -89,7 +89,7 @@ def compare(
 def _measure_runs(
     runs: Sequence[ComparisonEntry], measured: Callable[..., xr.Dataset], show: ShowProgress
 ) -> xr.Dataset:
-    """Dataset of the finished runs over `entry`, and of all checkpoints over `step` too."""
+    """Measure the finished runs over `entry`, and all checkpoints also over `step`."""
     checkpoints = [run.checkpoints() for run in runs]
     total, grown = len(runs) + sum(map(len, checkpoints)), []
     with show(Stage("comparing", total, "checkpoints")) as advance:
@@ -166,7 +166,7 @@ def key_of(measured: xr.Dataset) -> dict[str, Any]:
 
 def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
     """Dataset over `entry` of the profiles that `ropelens analyze` wrote."""
-    profiles = [open_results(entry.folder / "profile.nc", "profile") for entry in entries]
+    profiles = [open_profile(entry.folder / "profile.nc") for entry in entries]
     losses = ["group_loss", "group_predicted"]  # for pairs of models on the same tokens
     heads = [head_measures(p).merge(p[losses].rename(group="sequence_group")) for p in profiles]
     dataset = _join_entries(heads, entries)

@@ -28,11 +28,7 @@ SHARED_WITHIN_SIZE = ("size", "learning_rate", "warmup_steps")
 
 @dataclass(frozen=True)
 class ComparisonEntry:
-    """An analysis, or a finished run of a comparison, which has `steps`.
-
-    Entries of the same `group` differ only in their seed. `data` is the folder with the tokens
-    of a run.
-    """
+    """An analysis, or a finished run with `steps`. Only the seed differs within a `group`."""
 
     name: str
     group: str
@@ -46,7 +42,7 @@ class ComparisonEntry:
     tokens_per_step: int = 0
 
     def checkpoints(self) -> dict[int, Path]:
-        """Folders of the checkpoints in history/ and of the finished run, by step."""
+        """Folders of the early checkpoints and the finished run, by step."""
         early = sorted((self.folder / "history").glob("step-*"))
         models = {int(path.name.removeprefix("step-")): path for path in early}
         return models | {self.steps: self.folder}
@@ -56,8 +52,8 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[ComparisonEntry], li
     """Find the runs, finished runs of studies, or analyses in `paths`, in order.
 
     Also returns the names of unfinished runs of studies ("tiny/nope/seed-2") and warns about
-    them. Raises `BadArgument` for other folders, for runs together with analyses, for runs that
-    were trained on different text, and for fewer than two entries.
+    them. Raises `BadArgument` for other folders, runs together with analyses, runs with
+    different text, and fewer than two entries.
     """
     records: dict[Path, dict[str, Any]] = {}
     unfinished: list[str] = []
@@ -80,7 +76,7 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[ComparisonEntry], li
     others = [folder for folder in records if folder not in (trained or profiles)]
     if others or len(records) < 2:
         few = "A comparison needs two or more folders."
-        fault = f"{others[0]} cannot be compared with the other folders." if others else few
+        fault = f"{others[0]} cannot be compared with the rest." if others else few
         wanted = "only finished runs of ropelens train, or only folders of ropelens analyze"
         raise BadArgument(fault, hint=wanted)
     if trained:
@@ -93,6 +89,7 @@ def _runs(records: dict[Path, dict[str, Any]]) -> list[ComparisonEntry]:
     """Entries of runs, after checking that they have the same settings and text."""
     sizes = [size_name(Size(**record["settings"]["size"])) for record in records.values()]
     runs: dict[str, ComparisonEntry] = {}
+    first = next(iter(records))
     first_of: dict[str, Path] = {}
     for size, (folder, record) in zip(sizes, records.items(), strict=True):
         settings = record["settings"]
@@ -100,10 +97,7 @@ def _runs(records: dict[Path, dict[str, Any]]) -> list[ComparisonEntry]:
         group = f"{size} {variant}" if len(set(sizes)) > 1 else variant
         name = f"{group} seed {seed}"
         like = first_of.setdefault(size, folder)
-        for other, names in (
-            (next(iter(records)), SHARED_SETTINGS),
-            (like, SHARED_WITHIN_SIZE),
-        ):
+        for other, names in ((first, SHARED_SETTINGS), (like, SHARED_WITHIN_SIZE)):
             differ = differences(records[other]["settings"], settings, names, between=" and ")
             if name in runs or differ:
                 raise BadArgument(

@@ -18,17 +18,13 @@ from ropelens.profiles.profile import profile
 from ropelens.text.text import Text
 from ropelens.train.data import documents_of, held_out_sequences, spread
 
-TIMES_CONTEXT = 4
-"""Length of long texts, in trained contexts."""
+TIMES_CONTEXT = 4  # length of long texts, in trained contexts
 
 
 def measure(
     run: ComparisonEntry, model: PreTrainedModel, *, sequences: int, seed: int, final: bool
 ) -> xr.Dataset:
-    """Measure the heads, planes, losses, induction and retrieval of a checkpoint of `run`.
-
-    Early checkpoints (`final=False`) have fewer variables and fewer sequences.
-    """
+    """Measure a checkpoint of `run`, with fewer variables and sequences if not `final`."""
 
     def on(text: Text, *measures: str, **options: Any) -> xr.Dataset:
         evaluated = evaluate(model, text, measures=measures, seed=seed, **options)
@@ -64,10 +60,7 @@ def measure(
 
 
 def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
-    """Variables of a profile that a comparison shows, and the labels of its heads.
-
-    The label "" marks a missing head. Fewer variables are returned if `final` is False.
-    """
+    """Variables of a profile for a comparison, and the labels of its heads ("" if missing)."""
     dataset = profile[compared("final", "growth") if final else compared("growth")]
     dataset = dataset.drop_vars(set(dataset.coords) - {"inv_freq", "wavelength"})
     dataset = dataset.reset_coords(("inv_freq", "wavelength"))
@@ -89,8 +82,8 @@ def validation(run: ComparisonEntry, *, sequences: int) -> Text:
 def past_context(run: ComparisonEntry, *, sequences: int) -> Text:
     """Validation text in sequences of `TIMES_CONTEXT` trained contexts.
 
-    A sequence is BOS and the text of consecutive sequences. Short validation text gives shorter
-    sequences.
+    A sequence is BOS and the text of consecutive sequences. It is shorter if there is too
+    little text.
     """
     held_out = held_out_sequences(run.data)
     documents = documents_of(held_out, run.data)

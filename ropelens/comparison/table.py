@@ -16,15 +16,11 @@ from ropelens.interventions.truncation_table import best_head, changes_of_edits
 
 Compared = TypeVar("Compared", xr.Dataset, xr.DataArray)
 
-NO_PARTNER = -1
-"""Index of the partner for an entry without a pair."""
+NO_PARTNER = -1  # index of the partner of an entry without a pair
 
 
 def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
-    """Table of a comparison from `compare`, with a row for each group.
-
-    Columns are means over the seeds of the group; docs/measures.md defines them.
-    """
+    """Table of a comparison with a row per group; docs/measures.md defines the columns."""
     return pd.DataFrame([_summary_row(comparison, group) for group in group_names(comparison)])
 
 
@@ -142,18 +138,18 @@ def _heads(entries: xr.Dataset) -> dict[str, float]:
 
 
 def group_names(comparison: xr.Dataset | xr.DataArray) -> list[str]:
-    """Groups of a comparison or of one of its variables, in order."""
+    """Groups of the entries, in order."""
     return list(dict.fromkeys(comparison["group"].values.tolist()))
 
 
 def group_entries(comparison: Compared, group: str) -> Compared:
-    """Entries of one group of a comparison or of one of its variables."""
+    """Entries of one group, as a part of a comparison or a variable."""
     return comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
 
 
 @public
 def paired_changes(values: xr.Dataset | xr.DataArray, group: str = "") -> Any:
-    """Paired differences of edits from the unmodified model, or of runs from the baseline.
+    """Paired differences between edits and the unmodified model, or runs and the baseline.
 
     For results of `evaluate` or `truncate`: a table with a row per edit. Each measure has its
     mean, the mean `_change` on the same tokens, and the bounds `_low` and `_high` of its 95 %

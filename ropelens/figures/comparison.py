@@ -26,13 +26,10 @@ from ropelens.interventions.truncation_table import best_head
 from ropelens.interventions.variables import NEEDLES
 
 KNOWN_VARIANTS = ("p-rope-0.75", "p-rope-0.25", "p-rope-0.5", "p-rope-reversed-0.75", "nope")
-"""Variants that look the same on every page: the first has the first colour, and so on."""
-
 VARIANT_SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon")
 DASHES = ("solid", "dash", "dot")
 HEADS = ("layer", "head")
 AVERAGED = {*HEADS, "kv_head", "trial", "retrieval_length", "depth"}
-"""Dimensions of an entry that the lines average over."""
 Values = Callable[[str], xr.DataArray]
 """Values of a group in a panel, over `entry` and the dimension of x."""
 
@@ -52,10 +49,7 @@ def group_looks(comparison: xr.Dataset) -> Mapping[str, Look]:
 
 
 def variant_looks(names: Sequence[str]) -> dict[str, Look]:
-    """Look of each variant, written "p-rope:0.75" or "p-rope-0.75".
-
-    Variants that are not in `KNOWN_VARIANTS` get the unused looks in order.
-    """
+    """Look of each variant: fixed for `KNOWN_VARIANTS`, the next unused look for others."""
     palette = [
         Look(symbol, {"color": color, "dash": dash, "width": 2})
         for dash in DASHES
@@ -76,10 +70,7 @@ def _averaged(values: xr.DataArray) -> xr.DataArray:
 def _line_panels(
     title: str, comparison: xr.Dataset, panels: Mapping[str, Values], *, hover: str, **size: Any
 ) -> go.Figure:
-    """Stacked panels, keyed by axis title, with a line for the mean of each group's entries.
-
-    x is the coordinate of the remaining dimension. Whiskers show the range over entries.
-    """
+    """Stack a panel for each axis title, with the mean and range of each group's entries."""
     figure = style.stacked(title, max(1, len(panels)), **size)
     for row, (unit, values_of) in enumerate(panels.items(), start=1):
         for group, look in group_looks(comparison).items():
@@ -128,15 +119,13 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text=title, exponentformat="none")
     figure.update_yaxes(range=[-0.6, len(rows) - 0.4], showgrid=False, type="category")
     figure.update_layout(showlegend=False)
-    missing = "no two losses were measured on the same text"
-    return style.note_missing(figure, rows["loss_change"], missing)
+    return style.note_missing(figure, rows["loss_change"], "no two losses are on the same text")
 
 
 def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     """Loss by position (nats/token), up to four times the trained context.
 
-    The upper panel shows the mean of each group. The lower panel shows its mean difference from
-    the baseline on the same text. Whiskers show the range over seeds.
+    The lower panel shows differences from the baseline. Whiskers show the range over seeds.
     """
     start = np.maximum(comparison["position_start"].values.astype(float), 1)
     middle = np.sqrt(start * (comparison["position_stop"].values - 1).clip(1))
@@ -151,18 +140,15 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     figure = _line_panels(title, comparison, panels, hover=hover, height=560, spacing=0.08)
     figure.update_yaxes(exponentformat="none", zeroline=True, zerolinecolor=style.MUTED, row=2)
     longest = int(comparison["position_stop"].max())
-    _set_tokens(
-        figure, comparison, longest, "position of the predicted token (tokens, log scale)"
-    )
+    _set_tokens(figure, comparison, longest, "position in the text (tokens, log scale)")
     return figure
 
 
 def plot_copying(comparison: xr.Dataset) -> go.Figure:
-    """Loss of copied tokens by distance, and needles found by length of the prompt.
+    """Loss of copied random tokens by distance, and needles found by length of the prompt.
 
-    The upper panel shows the loss on random tokens that occur a second time (nats/token). The
-    lower panel shows the share of needles found, and a dotted line at the share that guessing
-    finds. Both extend past the trained context. Whiskers show the range over seeds.
+    The dotted line is the share of needles that guessing finds. Whiskers show the range over
+    seeds.
     """
     panels: dict[str, Values] = {
         "loss of copied tokens<br>(nats/token)": partial(
@@ -175,8 +161,7 @@ def plot_copying(comparison: xr.Dataset) -> go.Figure:
     figure.update_yaxes(rangemode="tozero")
     figure.add_hline(y=1 / NEEDLES, line=style.DOTTED, row=2)
     longest = max(int(comparison[dim].max()) for dim in ("copy_distance", "prompt_length"))
-    title = "above: distance between copies; below: length of prompt (tokens, log scale)"
-    _set_tokens(figure, comparison, longest, title)
+    _set_tokens(figure, comparison, longest, "distance or prompt length (tokens, log scale)")
     return figure
 
 
@@ -198,8 +183,7 @@ PLANE_PANELS = {
 def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     """Norms and selectivity of the planes by wavelength, averaged over layers, heads and seeds.
 
-    A plane that does not rotate is drawn in a ring, at the wavelength that the same plane has
-    in another group. Whiskers show the range over seeds.
+    A ring marks a plane that does not rotate, at the wavelength that it has in another group.
     """
     places = {group: plane_places(comparison, group) for group in group_looks(comparison)}
 
@@ -208,8 +192,7 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
         return _averaged(entries.assign_coords(frequency=places[group][0]))
 
     panels = {unit: partial(values_of_group, name) for unit, name in PLANE_PANELS.items()}
-    title = "Norms and selectivity of the planes"
-    hover = "%{y:.3f}, wavelength %{x:.3~s} tokens"
+    title, hover = "Norms and selectivity of planes", "%{y:.3f}, wavelength %{x:.3~s} tokens"
     figure = _line_panels(title, comparison, panels, hover=hover, height=560, spacing=0.05)
     wavelengths = np.concatenate([place for place, _ in places.values()])
     wavelengths = wavelengths if np.isfinite(wavelengths).any() else NO_PLANES
@@ -232,9 +215,8 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
 def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.ndarray]:
     """Wavelength at which each plane is drawn (tokens), and whether it rotates [frequency].
 
-    The wavelength is the median over layers. For a plane that does not rotate, it is the
-    wavelength of the same plane in the first entry that has the same planes and rotates it, or
-    NaN if there is none.
+    The wavelength is the median over layers. A plane that does not rotate gets the wavelength
+    from the first entry that has the same planes and rotates this plane, else NaN.
     """
     wavelength = comparison["wavelength"].median("layer").transpose("entry", "frequency").values
     exists = ~np.isnan(wavelength)
@@ -261,14 +243,12 @@ GROWTH: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
     "induction<br>head (0 to 1)": lambda e: best_head(e["growth_trial_induction"]),
     "retrieval<br>(share)": lambda e: e["growth_retrieval"],
 }
-"""Values in each panel of `plot_growth`, from the entries, over `step`."""
 
 
 def plot_growth(comparison: xr.Dataset) -> go.Figure:
     """Losses, counts of heads, scores of the best heads, and retrieval by training step.
 
-    Lines are means over the seeds of a group, and whiskers show the range. The dotted line in
-    the panel of retrieval is the share that guessing finds.
+    The dotted line is the share of needles that guessing finds.
     """
     measured = {unit: measure(comparison) for unit, measure in GROWTH.items()}
     panels: dict[str, Values] = {

@@ -1,8 +1,7 @@
 """Numbers and token strings in the form that figures, pages and sentences show.
 
-Token strings come from a tokenizer file and cannot be trusted. plotly interprets some HTML in
-every label ("<b>", "<a href=...>", "&lt;"), and notebooks with MathJax interpret "$...$".
-`plotly_text` escapes both.
+Token strings come from a tokenizer file and cannot be trusted. `plotly_text` escapes HTML,
+which plotly interprets in labels, and "$...$", which notebooks with MathJax interpret.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures of one head: its planes, kernel, attention on an excerpt, one pair, and reach."""
+"""Figures of one head: planes, kernel, attention on an excerpt, one pair, and reach."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ropelens.figures.comparison import variant_looks
 from ropelens.figures.formats import plotly_text, short_count, visible_token
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.wavelengths import mark_context, set_wavelengths, wavelength_positions
-from ropelens.interventions.variables import OWN
+from ropelens.interventions.variables import OWN_ROTATION
 
 SELECTIVITY_PANELS = {
     "selectivity<br>(nats)": {"selectivity_keys": "on keys", "selectivity_sink": "on sinks"},
@@ -37,10 +37,9 @@ LINES: dict[str, dict[str, Any]] = {
 def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
     """Selectivity, norms and coherence of a head by wavelength, in three panels.
 
-    Selectivity (nats) is the push of each plane toward the keys that the head picks; sinks have
-    their own line. Norms (model units) bound the push of a plane. Coherence is 1 if the plane
-    has the same vector for all tokens, and at least 0. Trace `meta` names the variable of each
-    axis; `customdata` is the wavelength in tokens.
+    Selectivity is the push of a plane toward the keys that the head picks. Norms bound the
+    push. Coherence is 1 if the plane has the same vector for all tokens, and at least 0. Trace
+    `meta` names the variable of each axis; `customdata` is the wavelength in tokens.
     """
     indices = {"layer": layer, "head": head, "kv_head": kv_heads(profile)[layer, head]}
     wavelength = profile["wavelength"].values
@@ -76,9 +75,8 @@ def plot_kernel(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
     """Weight of each offset: fitted to the attention, and predicted from mean vectors.
 
     The fitted kernel explains the attention of the head best; sinks are left out. The predicted
-    kernel is the attention that the head would have if every query and key were equal to its
-    mean (`predicted_kernel`, as weights with the sum of the fitted weights). The log axis draws
-    offsets at offset + 1, so that it can show 0; ticks and hover texts show the true offsets.
+    kernel is `predicted_kernel` as weights with the same sum: the attention if every query and
+    key were equal to its mean. The log axis draws offsets at offset + 1, so that it can show 0.
     Trace `meta` names the array that y shows.
     """
     arrays = kernel_arrays(profile)
@@ -129,9 +127,8 @@ def plot_attention(
 ) -> go.Figure:
     """Attention of each query token (row) to the keys (columns) that it sees, in an excerpt.
 
-    The weights of a row sum to 1, including the weight of a learned sink. The colour grows with
-    the square root of the weight, so that small weights are visible. Cells of later keys are
-    empty. Token strings are shown literally, with visible white space.
+    The weights of a row, with a learned sink, sum to 1. The colour grows with the square root
+    of the weight, so that small weights are visible.
     """
     strings = excerpt_tokens(profile, excerpt)
     named = np.array([plotly_text(visible_token(token)) for token in strings], dtype=object)
@@ -170,12 +167,11 @@ def plot_attention(
 
 
 def pair_figure(profile: xr.Dataset) -> go.Figure:
-    """Panels for the push of each plane on a pair, and for the score by distance, without data.
+    """Panels without data, which the script of a page fills for a pair of query and key.
 
-    The upper panel is for the push by wavelength, in nats: the contribution of a plane to the
-    score of the key, minus its contribution to the scores of the other keys of the row. The
-    lower panel is for the score if the query and key were 0, 1, 2, ... tokens apart; a circle
-    marks their distance. The script of the page computes the data.
+    The upper panel shows the push of each plane in nats: its contribution to the score of the
+    key, minus its contribution to other keys. The lower panel shows the
+    score by the distance of query and key; a circle marks their true distance.
     """
     panels = {"rows": 2, "cols": 1, "vertical_spacing": 0.2, "row_heights": [0.5, 0.5]}
     figure = style.new_figure("One query, one key", height=380, **panels)
@@ -220,12 +216,11 @@ def excerpt_tokens(profile: xr.Dataset, excerpt: int) -> list[str]:
 def plot_reach(
     reach: xr.Dataset, *, layer: Count | None = None, head: Count | None = None
 ) -> go.Figure:
-    """Share of copies that heads find by distance: measured, and extrapolated to far distances.
+    """Share of copies that a head finds by distance, or the mean over measured heads.
 
     Circles show `found_share`, which is measured on copies at the distance. Dotted lines show
-    `extrapolated_share`, from turning the keys of the farthest run to larger distances. Shares
-    are of one head, or means over the measured heads of `layer` or of the model. Trace `meta`
-    names the array of `reach_arrays` that y shows.
+    `extrapolated_share`, from turning the keys of the farthest run to larger distances. Trace
+    `meta` names the array of `reach_arrays` that y shows.
     """
     indices = {name: n for name, n in (("layer", layer), ("head", head)) if n is not None}
     averaged = [name for name in ("layer", "head") if name not in indices]
@@ -233,7 +228,7 @@ def plot_reach(
     title = f"Copies found by {where or 'heads'}, by distance (dotted: extrapolated)"
     figure = style.new_figure(title, height=400)
     names = reach["variant"].values.tolist()
-    looks = variant_looks([name for name in names if name != OWN])
+    looks = variant_looks([name for name in names if name != OWN_ROTATION])
     thin = {"mode": "lines", "showlegend": False}
     marked = {"mode": "lines+markers", "marker": {"size": 9}}
     shares = reach[["found_share", "extrapolated_share"]].isel(indices).mean(averaged)
@@ -264,7 +259,7 @@ def plot_reach(
 
 
 def reach_arrays(reach: xr.Dataset) -> dict[str, np.ndarray]:
-    """Arrays of the reach of every head, [layer, head, distance], for a page."""
+    """Variables of `reach` by variant, [layer, head, distance]."""
     return {
         f"{name} {variant}": reach[name].sel(variant=variant).values
         for name in map(str, reach.data_vars)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,7 @@ from ropelens.figures.inputs import (
     row_of,
 )
 
-MAX_HEADS_WITH_SIGNS = 24
-"""Largest number of heads per layer for which cells show a sign or an offset."""
-
+MAX_HEADS_WITH_SIGNS = 24  # cells of wider layers show no sign or offset
 IDLE = "no attention"  # layers of a hybrid model
 
 
@@ -41,9 +38,8 @@ def plot_head_map(
     """Map of layers and heads, coloured by label. Stronger colours mean more `total_bits`.
 
     Each label has a heat map: z is `total_bits` [layer, head] for heads with the label, else
-    NaN. Colours are full from 2 bits on. A positional cell shows the offset of the head in
-    tokens; other cells show the sign of their label. Layers without attention are grey. The
-    head `selected` (layer, head) gets a frame.
+    NaN. Colours are full from 2 bits on. Cells show the offset of a positional head (tokens) or
+    the sign of the label. The head `selected` (layer, head) gets a frame.
     """
     heads = head_table(profile, heads)
     layers, count = profile.sizes["layer"], profile.sizes["head"]
@@ -64,8 +60,8 @@ def plot_head_map(
         colors[IDLE] = style.MUTED
         z = np.full((layers, count), np.nan)
         z[idle] = 1.0
-        look: dict[str, Any] = {"colorscale": [[0, style.SHADE], [1, style.SHADE]]}
-        look["showscale"] = False
+        scale = [[0, style.SHADE], [1, style.SHADE]]
+        look: dict[str, Any] = {"colorscale": scale, "showscale": False}
         if "layer_type" in profile.coords:
             look["customdata"] = np.tile(profile["layer_type"].values[:, None], (1, count))
         hover = f"layer %{{y}}: %{{customdata}}, {IDLE}<extra></extra>"
@@ -113,36 +109,29 @@ def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndar
 def _add_points(
     figure: go.Figure,
     heads: pd.DataFrame,
-    positions: Mapping[str, np.ndarray],
+    x: np.ndarray,
+    y: np.ndarray,
     selected: tuple[int, int] | None,
 ) -> None:
-    """Draw a point for each head with known `positions`, and a ring at the `selected` head.
-
-    Colour and symbol show the label, and the area grows with the bits of the head.
-    """
+    """Draw a point per head, whose area grows with its bits, and a ring at `selected`."""
     hovers, bits = hover_lines(heads), heads["total_bits"].to_numpy(float).clip(min=0)
     largest = np.nanmax(bits, initial=0) or 1.0
     crowd = 1.0 if len(heads) <= 200 else 0.75
     sizes = np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
-    known = np.isfinite([*positions.values()]).all(0)
+    look: dict[str, Any] = {"mode": "markers", "cliponaxis": False, "row": 1, "col": 1}
     for label in style.LABEL_ORDER:
-        rows = (heads["label"] == label).to_numpy() & known
-        if not rows.any():
-            continue
-        marker = {"color": style.COLORS[label], "size": sizes[rows], "opacity": 0.85}
-        marker |= {"symbol": style.SYMBOLS[label], "line_width": 1}
-        points = {axis: values[rows] for axis, values in positions.items()}
-        points["customdata"] = heads.loc[rows, ["layer", "head"]].to_numpy(int)
-        hover = {"text": hovers[rows], "hovertemplate": style.TEXT_ONLY}
-        look = {"mode": "markers", "name": label, "marker": marker, "cliponaxis": False}
-        figure.add_scatter(**points, **look, **hover, row=1, col=1)
+        rows = (heads["label"] == label).to_numpy() & np.isfinite(x) & np.isfinite(y)
+        if rows.any():
+            marker = {"color": style.COLORS[label], "size": sizes[rows], "opacity": 0.85}
+            marker |= {"symbol": style.SYMBOLS[label], "line_width": 1}
+            hover = {"text": hovers[rows], "hovertemplate": style.TEXT_ONLY}
+            hover["customdata"] = heads.loc[rows, ["layer", "head"]].to_numpy(int)
+            figure.add_scatter(x=x[rows], y=y[rows], name=label, marker=marker, **look, **hover)
     if selected is not None:
-        here = [row_of(heads, selected)]
-        point = {axis: values[here] for axis, values in positions.items()}
-        circle = {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}}
-        look = {"mode": "markers", "marker": circle, "meta": {"role": "selected"}}
-        look |= {"hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
-        figure.add_scatter(**point, **look, row=1, col=1)
+        row = [row_of(heads, selected)]
+        ring = {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}}
+        look |= {"hoverinfo": "skip", "showlegend": False, "meta": {"role": "selected"}}
+        figure.add_scatter(x=x[row], y=y[row], marker=ring, **look)
 
 
 BIT_PARTS = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
@@ -167,11 +156,11 @@ def plot_claim(
 ) -> go.Figure:
     """Share of each head's bits that the offset explains, by the head's mean wavelength.
 
-    Upper panel: x is the mean wavelength (tokens), weighted by the push toward keys that are
-    not sinks. y is the share of the bits without sinks that the offset explains by itself. Both
-    are measured on the rows of the surrogates. Sink and diffuse heads are left out. Lower
-    panel: the rank correlation of x and y in this model and in the surrogates, which have their
-    frequencies in a random order. The head `selected` (layer, head) gets a ring.
+    x is the mean wavelength, weighted by the push toward keys that are not sinks. y is the
+    share of the bits without sinks. Both are measured on the rows of the surrogates. Sink and
+    diffuse heads are left out. The lower panel shows the rank correlation of x and y in this
+    model and in the surrogates, which have their frequencies in a random order. The head
+    `selected` (layer, head) gets a ring.
     """
     heads = head_table(profile, heads)
     drawn = claim_numbers(profile)
@@ -179,14 +168,12 @@ def plot_claim(
     y, x = (of_draws[0][indices] for of_draws in drawn)
     x = np.exp(x)
     figure = style.new_figure(claim_title(heads.attrs.get("claim")), height=430, **CLAIM_PANELS)
-    _add_points(figure, heads, {"x": x, "y": y}, selected)
+    _add_points(figure, heads, x, y, selected)
     rho = correlations(*drawn)
     stroke = {"symbol": "line-ns-open", "size": 16, "color": style.MUTED, "line_width": 1.5}
     diamond = {"symbol": "star-diamond", "size": 14}
-    for words, value, marker in (
-        ("surrogate", rho[1:], stroke),
-        ("this model", rho[:1], diamond),
-    ):
+    parts = ("surrogate", rho[1:], stroke), ("this model", rho[:1], diamond)
+    for words, value, marker in parts:
         hover = f"{words}: %{{x:.2f}}<extra></extra>"
         look = {"mode": "markers", "marker": marker, "showlegend": False}
         figure.add_scatter(x=value, y=0 * value, **look, hovertemplate=hover, row=2, col=1)
@@ -198,7 +185,8 @@ def plot_claim(
     figure.update_yaxes(title_text="explained by<br>offset (0 to 1)", row=1)
     figure.update_yaxes(range=[-0.04, 1.04], tickvals=[0, 0.25, 0.5, 0.75, 1], row=1)
     axis = {"range": [-1.05, 1.05], "tickvals": [-1, -0.5, 0, 0.5, 1]}
-    figure.update_xaxes(title_text="rank correlation (−1 to 1)", **axis, row=2)
+    title = "diamond: this model; strokes: surrogates<br>rank correlation (−1 to 1)"
+    figure.update_xaxes(title_text=title, **axis, row=2)
     figure.update_yaxes(visible=False, range=[-1, 1], row=2)
     figure.update_layout(legend_itemsizing="constant")
     return style.note_missing(figure, x * y, "no head has a wavelength and a share")

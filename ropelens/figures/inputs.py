@@ -17,8 +17,8 @@ from ropelens.figures.style import LABEL_ORDER
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     """Return `heads`, or the default classification of `profile` if `heads` is None.
 
-    Heads may be missing, because layers may have different widths. Raises `BadArgument` if the
-    table does not fit the profile: no rows, an unknown label, a repeated or unknown head.
+    Raises `BadArgument` if the table does not fit the profile: no rows, an unknown label, or a
+    repeated or unknown head.
     """
     if heads is None:
         # Imported here, because figures of a saved table need neither the bootstrap nor scipy.
@@ -50,7 +50,7 @@ def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:
 def head_grid(
     profile: xr.Dataset, heads: pd.DataFrame, values: np.ndarray | pd.Series
 ) -> np.ndarray:
-    """Arrange a value per row of the table as objects [layer, head]; None for missing heads."""
+    """Objects [layer, head] from a value per row of the table; missing heads get None."""
     grid = np.full((profile.sizes["layer"], profile.sizes["head"]), None, dtype=object)
     grid[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = values
     return grid
@@ -62,10 +62,7 @@ def idle_layers(profile: xr.Dataset) -> list[int]:
 
 
 def kv_heads(profile: xr.Dataset) -> np.ndarray:
-    """Key-value head of each query head [layer, head], for grouped queries.
-
-    The heads of a layer are counted without its NaN, which marks heads that it lacks.
-    """
+    """Key-value head of each query head [layer, head]. NaN marks heads that a layer lacks."""
     queries, keys = (
         profile[name].notnull().any("frequency").sum(dim).values
         for name, dim in (("q_norm", "head"), ("k_norm", "kv_head"))

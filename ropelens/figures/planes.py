@@ -21,7 +21,7 @@ from ropelens.figures.wavelengths import (
     wavelength_positions,
 )
 
-MEANS_HEIGHT = 150  # of the panel of means, and of title, legend and axis together (pixels)
+MEANS_HEIGHT = 150  # pixels of the panel of means; title, legend and axis need the same
 MAX_ROW_NAMES = 40
 
 
@@ -35,9 +35,8 @@ def plot_head_wavelengths(
     """Push of each wavelength toward the keys that heads pick: means by label, and every head.
 
     The push is the positive part of `selectivity_keys` (without sinks), in percent of the
-    head's total. The upper panel shows the mean over the heads of each label. The lower panel
-    has a row per head, with the most positional head at the top; diffuse heads and sinks have
-    no row. The row of the head `selected` (layer, head) gets a frame.
+    head's total. In the lower panel, the most positional head is at the top; diffuse heads and
+    sinks have no row. The head `selected` (layer, head) gets a frame.
     """
     heads = head_table(profile, heads)
     order = by_position(heads)
@@ -92,8 +91,8 @@ def _add_label_lines(
 ) -> None:
     """Draw the mean share of each label's heads in the first panel.
 
-    Each head is drawn at the wavelengths of its layer. A line has a break before each plane
-    that does not rotate, because there are no wavelengths between such planes.
+    Each head is drawn at the wavelengths of its layer. A line breaks before each plane that
+    does not rotate, because no wavelength lies between such planes.
     """
     places = np.log(wavelength_positions(wavelength))
     for label in style.LABEL_ORDER[:3]:
@@ -119,10 +118,7 @@ def _add_label_lines(
 
 
 def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
-    """Rows of the table in descending order of their positional fraction.
-
-    Heads with a label in `EXCLUDED_LABELS` or without a fraction are left out.
-    """
+    """Rows of the table by descending positional fraction, without `EXCLUDED_LABELS`."""
     fraction = numbers(heads, "positional_fraction")
     known = np.isfinite(fraction) & ~heads["label"].isin(style.EXCLUDED_LABELS).to_numpy()
     order = np.argsort(-fraction, kind="stable")
@@ -136,9 +132,8 @@ NORM_PANELS = {"query": "q_norm", "key": "k_norm", "value": "v_norm"}
 def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     """Mean norm of every plane by wavelength, in model units, for queries, keys and values.
 
-    Values are a control, because they do not rotate. They have no panel if their size differs
-    from the size of keys. Without `layer`, each row is the mean over the heads of a layer; with
-    `layer`, each row is a head. Source: figures of Barbero et al. 2024 (arXiv 2410.06205).
+    Values are a control, because they do not rotate. A row is the mean over the heads of a
+    layer, or a head of `layer`. Source: figures of Barbero et al. 2024 (arXiv 2410.06205).
     """
     what = "layer" if layer is None else "head"
     scope = "mean over heads" if layer is None else f"heads of layer {layer}"

@@ -1,8 +1,7 @@
 """Colours, symbols and plotly templates of all figures.
 
-People with protanopia, deuteranopia or tritanopia can tell the label colours apart: any two
-have a CIELAB distance of at least 22, simulated after Machado et al. 2009. The colours contrast
-with a white and with a near-black page. Markers also differ in shape.
+Any two label colours have a CIELAB distance of at least 22 for people with protanopia,
+deuteranopia or tritanopia (simulated after Machado et al. 2009), and contrast with both pages.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ LABEL_LOOKS = (
 LABEL_ORDER = tuple(label for label, *_ in LABEL_LOOKS)
 COLORS, SYMBOLS, SIGNS = ({row[0]: row[n] for row in LABEL_LOOKS} for n in (1, 2, 3))
 VARIANT_COLORS = ("#006d9c", "#b874ed", "#935649", "#fa5d14", "#ae0ee9", "#d5794f")
-"""Colours that differ from the label colours. Colour-blind people can also tell them from each
-other, from `MUTED` and from `INK`."""
+"""Colours apart from label colours and, for colour-blind people too, from `MUTED` and `INK`."""
 SEQUENTIAL = "Viridis"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
@@ -39,13 +37,10 @@ INK = {"light": "#1d2126", "dark": "#e8e6e1"}
 SOFT = {"light": "#5c636b", "dark": "#a3a9b0"}
 GRID = {"light": "#e6e4de", "dark": "#2c3137"}
 PAPER = {"light": "#ffffff", "dark": "#15181b"}
-MUTED = "#80868d"
-"""Grey of secondary lines, which contrasts with `INK` on a light and on a dark page."""
-DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}
-"""Line of a prediction or of random planes, next to a measured line."""
+MUTED = "#80868d"  # grey of secondary lines, on a light and on a dark page
+DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}  # predictions and random planes
 DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}  # marks a position on an axis
-DRAWN_FROM_ONE = {"drawn_from": 1}
-"""`meta` of a layout that draws x at x + 1, because a log axis cannot show 0."""
+DRAWN_FROM_ONE = {"drawn_from": 1}  # layout `meta`: x is at x + 1, as a log axis has no 0
 NO_DATA = "no data"  # name of the note in a figure without numbers
 SHADE = "rgba(128,132,140,0.22)"
 TEXT_ONLY = "%{text}<extra></extra>"  # `hovertemplate` that shows the trace's `text`
@@ -88,10 +83,7 @@ def template(theme: Theme) -> go.layout.Template:
 
 
 def new_figure(title: str, *, height: int, **panels: Any) -> go.Figure:
-    """Return an empty figure with the light template and a `height` in pixels.
-
-    `panels` are keywords of `plotly.subplots.make_subplots`. Without them, there is one panel.
-    """
+    """Return an empty figure; `panels` are keywords of `plotly.subplots.make_subplots`."""
     figure = make_subplots(**panels) if panels else go.Figure()
     return figure.update_layout(template=template("light"), title_text=title, height=height)
 
@@ -99,7 +91,7 @@ def new_figure(title: str, *, height: int, **panels: Any) -> go.Figure:
 def stacked(
     title: str, rows: int, *, height: int, spacing: float = 0.06, **panels: Any
 ) -> go.Figure:
-    """Return a figure of `rows` panels, one above the other, with a common x axis."""
+    """Return a figure of `rows` stacked panels with a common x axis."""
     panels |= {"cols": 1, "shared_xaxes": True, "vertical_spacing": spacing}
     return new_figure(title, height=height, rows=rows, **panels)
 
@@ -125,10 +117,7 @@ def log_axis(names: Mapping[Any, str], **more: object) -> dict[str, Any]:
 
 
 def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> dict[str, Any]:
-    """Keywords of `update_yaxes` for rows 0 to `count` - 1 of `what`, with 0 at the top.
-
-    At most `most` indices have a tick; `room` is the space beyond both ends, in rows.
-    """
+    """Keywords of `update_yaxes` for rows 0 to `count` - 1, with at most `most` ticks."""
     step = 2 ** max(0, int(np.ceil(np.log2(count / most))))
     ends = [count - 0.5 + room, -0.5 - room]
     ticks = {"range": ends, "dtick": step, "tick0": 0, "showgrid": False}
@@ -145,10 +134,7 @@ def mark(
     panels: Mapping[str, int] | None = None,
     **note: Any,
 ) -> None:
-    """Draw a dotted line at `x`, with `words` at the top of the first panel.
-
-    `panels` (row, col) limits the line to some panels. `note` are keywords of the annotation.
-    """
+    """Draw a dotted line at `x` in `panels` (row, col), and `words` above the first panel."""
     figure.add_vline(x=x, line=DOTTED | {"color": color}, name=name, **panels or {})
     drawn = float(np.log10(x)) if figure.layout.xaxis.type == "log" else x
     place = {"x": drawn, "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}

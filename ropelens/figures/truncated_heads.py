@@ -10,35 +10,26 @@ import xarray as xr
 
 from ropelens.figures import style
 
-END_LOOKS = {
+END_LOOKS = {  # words, colour and symbol
     "slow": ("slowest planes stopped first (p-RoPE)", style.VARIANT_COLORS[0], "square"),
     "fast": ("fastest planes stopped first", style.VARIANT_COLORS[3], "circle"),
 }
-"""Words, colour and symbol of each end from which planes stop."""
-MEAN_OF_DRAWS = {
-    "mode": "lines",
-    "line": style.DASHED,
-    "name": "random planes",
-    "legendgroup": "random",
-    "hoverinfo": "skip",
-}
-"""Keywords of the line of the mean over random sets of planes."""
+MEAN_OF_DRAWS = {"mode": "lines", "line": style.DASHED, "hoverinfo": "skip"}
+MEAN_OF_DRAWS |= {"name": "random planes", "legendgroup": "random"}
 KEPT_AXIS = {"range": [1.04, -0.04], "tickvals": [1, 0.75, 0.5, 0.25, 0], "tickformat": ".0%"}
 KEPT_TITLE = "planes that still rotate (% of all)"
 HEAD_PANELS = {
     "attention_change": "change of<br>attention (bits)",
     "induction": "induction<br>(0 to 1)",
 }
-"""Variables of a sweep that have a panel, and the titles of their y axes."""
 
 
 def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:
     """Change of attention and induction of a head, by the share of planes that still rotate.
 
-    Planes stop in all heads; x goes from all planes to none. The upper panel is the mean over
-    rows of KL(unmodified attention || attention under the edit), in bits; the lower panel is
-    the induction score. There is a line for each end, and a grey line for the mean over equally
-    many random planes. Trace `meta` names the array of `head_steps` that y shows.
+    Planes stop in all heads. The change of attention is the mean over rows of KL(unmodified
+    attention || attention under the edit). The grey line is the mean over equally many random
+    planes. Trace `meta` names the array of `head_steps` that y shows.
     """
     arrays = head_steps(truncation)
     panels = [name for name in HEAD_PANELS if name in truncation]
@@ -72,10 +63,7 @@ def kinds_of(truncation: xr.Dataset) -> list[str]:
 
 
 def _steps(truncation: xr.Dataset, kind: str) -> dict[float, np.ndarray]:
-    """Entries of each step of a kind, by the share that rotates, in descending order.
-
-    The first step of each kind is the unmodified model.
-    """
+    """Entries of the unmodified model and the steps of a kind, by share that rotates."""
     steps, share = truncation["kind"].isin(["none", kind]).values, truncation["kept"].values
     shares = np.unique(share[steps])[::-1]
     return {value: np.flatnonzero(steps & (share == value)) for value in shares}
@@ -89,10 +77,9 @@ def rotating_shares(truncation: xr.Dataset, kind: str) -> np.ndarray:
 def head_steps(truncation: xr.Dataset) -> dict[str, np.ndarray]:
     """Numbers of every head at the steps of each kind, [layer, head, step].
 
-    `attention_change_slow` (bits), `induction_slow` and so on; numbers of random planes are
-    means over their draws. `label_slow` and `label_fast` are indices in `LABEL_ORDER`; the
-    first index after its end marks a label that was not measured. Variables that the sweep did
-    not measure are left out.
+    The arrays are `attention_change_slow` (bits), `induction_slow` and so on, with means over
+    the draws of random planes, if the sweep measured them. `label_slow` and `label_fast` are
+    indices in `LABEL_ORDER`; the first index after its end marks a missing label.
     """
     arrays: dict[str, np.ndarray] = {}
     for kind in kinds_of(truncation):

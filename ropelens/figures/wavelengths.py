@@ -20,10 +20,9 @@ NO_PLANES = np.array([1.0, 10.0])  # range of an axis without planes, in tokens
 def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     """Position of each plane on the axis [layer, frequency], in tokens.
 
-    A plane with a finite wavelength is at its wavelength. Planes that do not rotate follow the
-    longest finite wavelength after a gap, in their order. Their step is at most the usual step,
-    and they take at most a third of the width of the other planes. NaN (the layer does not have
-    the plane) stays NaN.
+    A plane with a finite wavelength is at this wavelength. Planes that do not rotate follow
+    after a gap, at most one usual step apart, and fill at most a third of the width of the
+    other planes. NaN (the layer lacks the plane) stays NaN.
     """
     finite = np.log(np.where(np.isfinite(wavelength), wavelength, np.nan))
     endless = np.isinf(wavelength)
@@ -62,10 +61,7 @@ def set_wavelengths(figure: go.Figure, wavelength: np.ndarray) -> None:
 def mark_context(
     figure: go.Figure, profile: xr.Dataset, *, color: str = MUTED, below: bool = False
 ) -> None:
-    """Mark the length of the context: planes with longer wavelengths do not finish one turn.
-
-    The name of the line is above the first panel, or `below` it.
-    """
+    """Mark the length of the context. Planes with longer wavelengths do not finish one turn."""
     context = int(profile.attrs.get("context", 0))
     turning = profile["wavelength"].values
     turning = turning[np.isfinite(turning)]
@@ -97,8 +93,8 @@ def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Columns for the planes of all layers: edges [column + 1] and planes [layer, column].
 
-    If all layers rotate alike, each column is a plane. If they differ (Gemma 3 has two bases),
-    a plane covers several columns, and -1 marks a column in which the layer has no plane.
+    If layers differ (Gemma 3 has two bases), a plane covers several columns. -1 marks a column
+    in which the layer has no plane.
     """
     low, high = plane_borders(wavelength)
     borders = np.log(np.concatenate([low[np.isfinite(low)], high[np.isfinite(high)]]))
@@ -111,10 +107,9 @@ def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) -> dict[str, Any]:
-    """Heat map keywords x, z and text for `values` [row, frequency], rows from `layers`.
+    """Heat map keywords for `values` [row, frequency] of `layers`, on `common_columns`.
 
-    x are the edges of `common_columns`. If the layer of a row has no plane in a column, z is
-    NaN and the text is "".
+    If a layer has no plane in a column, z is NaN and the text is "".
     """
     edges, planes = common_columns(wavelength)
     rows = planes[layers]

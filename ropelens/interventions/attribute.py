@@ -169,7 +169,7 @@ def _integrated(
         for at, (layer, head) in enumerate(looked_at):
             slope, q, k = score_gradient(*of_layers[layer], head)
             parts = planes[layer].sum_coordinates(q[:, None] * k)
-            seen = of_layers[layer][0].seen_by(torch.arange(len(q)))[0].to(slope.device)
+            seen = of_layers[layer][0].visibility.sees()[0].to(slope.device)
             slope = slope.masked_fill(~seen, torch.nan)
             shrunk = size if chosen[layer, head] else 1.0
             by_pair[at] += (slope[..., None] * parts).movedim(-1, 0) / shrunk / steps

@@ -15,16 +15,10 @@ import xarray as xr
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.attention.attention_change import attention_change
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.offset_bins import sum_bins
-from ropelens.attention.sums import (
-    Sums,
-    attention_change,
-    by_group,
-    by_layer,
-    mean_loss,
-    no_sums,
-)
+from ropelens.attention.sums import Sums, by_group, by_layer, mean_loss, no_sums
 from ropelens.attention.variables import labelled
 from ropelens.budget.held_out import LayerFit
 from ropelens.budget.labels import label_heads
@@ -32,7 +26,7 @@ from ropelens.budget.logit import SCORES
 from ropelens.errors import Count, Positive, Whole, public
 from ropelens.interventions.entries import NONE, Entry, Intervention, entries_of
 from ropelens.interventions.tasks import TRIALS, copies, needles
-from ropelens.interventions.truncation_table import MEASURES, wanted_measures
+from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
 from ropelens.model.as_live_model import Model
 from ropelens.model.live_model import LiveModel
@@ -62,7 +56,7 @@ def evaluate(
     tokenizer: TokenNames | None = None,
     edits: Mapping[str, Intervention | Sequence[Intervention]] | None = None,
     controls: Count = 0,
-    measures: str | Sequence[str] = MEASURES,
+    measures: str | Sequence[str] = DEFAULT_MEASURES,
     rows: HowMany = "auto",
     prompt_lengths: Sequence[Whole] | None = None,
     prompts: Positive = TRIALS,
@@ -133,7 +127,7 @@ def evaluate_edits(
     tokenizer: TokenNames | None = None,
     edits: Mapping[str, Intervention | Sequence[Intervention]] | None = None,
     controls: int = 0,
-    measures: str | Sequence[str] = MEASURES,
+    measures: str | Sequence[str] = DEFAULT_MEASURES,
     prompt_lengths: Sequence[int] | None = None,
     prompts: int = TRIALS,
     distances: Sequence[int] | None = None,

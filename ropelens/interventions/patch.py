@@ -19,11 +19,11 @@ from torch.nn.functional import pad
 from ropelens.errors import BadArgument, public
 from ropelens.interventions.edit import placed, stop
 from ropelens.model.as_live_model import Model, as_live_model
-from ropelens.model.attention_hooks import Side
+from ropelens.model.attention_hooks import AttentionInput
 from ropelens.profiles.model_text import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
-from ropelens.rope.turn import by_plane, moved
+from ropelens.rope.turn import positions_by_plane, rotate_by
 from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
 from ropelens.text.tokenize import prompt_tokens
@@ -111,7 +111,9 @@ def take(
     """What chosen heads have in the source: one pass, in which nothing changes."""
     taken = Taken(text.context, {}, {})
 
-    def note(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
+    def note(
+        layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
+    ) -> Tensor:
         if chosen[layer].any():
             taken.vectors[layer, side] = x.detach()
             if side == "query" and of not in WHOLE:
@@ -132,7 +134,7 @@ def _angles(
 ) -> Float[Tensor, "_ place frequency"]:
     """How far each plane has turned."""
     inv_freq = planes.inv_freq.to(positions.device, torch.float32).nan_to_num()
-    return by_plane(positions, planes).float() * inv_freq
+    return positions_by_plane(positions, planes).float() * inv_freq
 
 
 def places_of(
@@ -152,7 +154,7 @@ def places_of(
 
 @dataclass(frozen=True)
 class Patch:
-    """What was `taken` of the source, put where `pairs` say; see `doorway.Patch`."""
+    """What was `taken` of the source, put where `pairs` say; see `InputPatch`."""
 
     rotation: RotationProbe
     chosen: Bool[Tensor, "layer head"]
@@ -162,7 +164,7 @@ class Patch:
     taken: Taken
 
     def __call__(
-        self, layer: int, side: Side, x: Tensor, places: range, positions: Tensor
+        self, layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
     ) -> Tensor:
         wanted = ("query", "key") if self.of == "both" else (self.of,)
         heads = self.chosen[layer]
@@ -181,7 +183,7 @@ class Patch:
         new = self._vectors(layer, side, heads=x.shape[1])[:, mine, source]
         if side != "value":
             angle = _angles(positions, planes)[:, rows] - self.taken.turned[layer][:, source]
-            new = moved(new.expand(len(angle), -1, -1, -1), angle[:, None], planes)
+            new = rotate_by(new.expand(len(angle), -1, -1, -1), angle[:, None], planes)
             if self.select is not None:
                 coordinates = pad(self.select(planes), (0, 1))[planes.term_of].to(x.device)
                 new = torch.where(coordinates, new, x[:, mine, rows])

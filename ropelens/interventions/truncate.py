@@ -20,12 +20,12 @@ from ropelens.attention.variables import labelled
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.interventions.edit import Edit, stop
 from ropelens.interventions.evaluate import evaluate_edits
-from ropelens.interventions.truncation_table import EVERY
+from ropelens.interventions.truncation_table import ALL_MEASURES
 from ropelens.interventions.variables import SWEEP
 from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measurement
-from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
+from ropelens.rope.select import Cut, PlaneNumbers, Wavelengths, plan_cuts, rotating_planes
 from ropelens.runtime.progress import ShowProgress, opening, silent
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -44,7 +44,7 @@ def truncate(
     ends: Sequence[Literal["slow", "fast"]] = ("slow", "fast"),
     bands: Count = 0,
     controls: Count = 3,
-    measures: str | Sequence[str] = EVERY,
+    measures: str | Sequence[str] = ALL_MEASURES,
     rows: HowMany = "auto",
     seed: Whole = 0,
     batch_size: Positive | None = None,
@@ -92,17 +92,17 @@ def sweep_planes(
     *,
     tokenizer: TokenNames | None = None,
     heads: str = "*",
-    keep: Sequence[float] = KEEP,
+    keep: Sequence[Number] = KEEP,
     ends: Sequence[Literal["slow", "fast"]] = ("slow", "fast"),
     bands: int = 0,
     controls: int = 3,
-    measures: str | Sequence[str] = EVERY,
+    measures: str | Sequence[str] = ALL_MEASURES,
     progress: ShowProgress | None = None,
 ) -> xr.Dataset:
     """Return the truncation sweep of a measurement; `truncate` explains the arguments."""
     live = measurement.live
     with opening(progress or silent, "probing"):
-        layers = [turning(layer) for layer in measurement.rotation.planes(alike=True)]
+        layers = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
     sets: dict[str, Any] = {"keep": keep, "ends": ends, "bands": bands, "controls": controls}
     cuts = plan_cuts(layers, seed=measurement.seed, **sets)
     turn = [number for number, layer in enumerate(layers) if layer]
@@ -124,7 +124,7 @@ def sweep_planes(
 
 
 def named_entries(
-    measured: xr.Dataset, cuts: Sequence[Cut], layers: Sequence[Turning]
+    measured: xr.Dataset, cuts: Sequence[Cut], layers: Sequence[Wavelengths]
 ) -> xr.Dataset:
     """`measured`, an entry a cut in the order of `cuts`, with coordinates that describe it."""
     stopped = [[*cut.wavelengths(layers)] for cut in cuts]

@@ -1,4 +1,4 @@
-"""What is set side by side: runs, studies and analyses, and what is refused."""
+"""Tests of the entries of a comparison: runs, studies, and refused folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ropelens.comparison.entries import find_entries
 from ropelens.errors import BadArgument, RopelensError
 
 
-def test_a_study_is_its_runs_in_its_order(study: Path) -> None:
+def test_a_study_gives_its_runs_in_order(study: Path) -> None:
     entries = runs_in(study)
     assert [(e.variant, e.seed) for e in entries] == [(v, s) for s in (0, 1) for v in VARIANTS]
     assert entries[0].name == "rope seed 0"
@@ -39,8 +39,10 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) ->
         find_entries([unfinished, run_folder(copy, "rope", 0)])
 
 
-def test_what_cannot_be_compared_is_refused(study: Path, tmp_path: Path) -> None:
-    rope, again = (run_folder(of, "rope", 0) for of in (study, copy_of(study, tmp_path)))
+def test_folders_that_cannot_be_compared_are_refused(study: Path, tmp_path: Path) -> None:
+    rope, again = (
+        run_folder(folder, "rope", 0) for folder in (study, copy_of(study, tmp_path))
+    )
     cases = {
         "both runs are rope seed 0": [rope, again],
         "cannot be compared with": [study, tmp_path],
@@ -57,13 +59,13 @@ def change(run: Path, **settings: object) -> None:
     (run / "run.json").write_text(json.dumps(record))
 
 
-def test_runs_that_learnt_otherwise_are_refused(study: Path, tmp_path: Path) -> None:
+def test_runs_with_different_settings_are_refused(study: Path, tmp_path: Path) -> None:
     copy = copy_of(study, tmp_path)
     first, other = (run_folder(copy, name, 0) for name in ("rope", "nope"))
     change(other, learning_rate=1.0)
     with pytest.raises(RopelensError, match=r"learning_rate: 0\.01 and 1\.0"):
         find_entries([first, other])
-    change(other, size=asdict(replace(NANO, layers=3)))  # which has a rate of its own
+    change(other, size=asdict(replace(NANO, layers=3)))  # another size may have another rate
     entries, _ = find_entries([first, other])
     assert [entry.group for entry in entries] == ["nano rope", "3x32x2x1 nope"]
     change(other, context=64, steps=9)
@@ -71,7 +73,7 @@ def test_runs_that_learnt_otherwise_are_refused(study: Path, tmp_path: Path) -> 
         find_entries([first, other])
 
 
-def test_damaged_records_are_one_error(study: Path, tmp_path: Path) -> None:
+def test_damaged_records_are_refused(study: Path, tmp_path: Path) -> None:
     copy = copy_of(study, tmp_path)
     for file in (run_folder(copy, "nope", 0) / "run.json", copy / "study.json"):
         file.write_text("{")

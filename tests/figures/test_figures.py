@@ -1,4 +1,4 @@
-"""Figures, by what they hold: traces, values, names and units of axes. No pixels."""
+"""Tests of the traces, values and axis titles of figures, without pixels."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_head_map_holds_the_bits_of_each_head_under_its_label(measured):
         for label, z in maps.items():
             value = z[row.layer, row.head]
             assert value == row.total_bits if label == row.label else np.isnan(value)
-    for trace in figure.select_traces("heatmap"):  # cells are told apart without colour
+    for trace in figure.select_traces("heatmap"):  # cells differ without colour too
         if trace.name in set(heads["label"]) - {"positional"}:
             assert set(np.array(trace.text).ravel()) == {"", SIGNS[trace.name]}
     frame = figure.layout.shapes[0]
@@ -85,9 +85,9 @@ def test_claim_shows_the_heads_that_count_and_the_surrogates(small):
         profile[f"surrogate_{name}"].values for name in ("offset_fraction", "log_wavelength")
     )
     for trace in labelled:
-        at = tuple(trace.customdata.T)
-        np.testing.assert_allclose(trace.x, np.exp(wavelength[0][at]))
-        np.testing.assert_array_equal(trace.y, fraction[0][at])
+        heads_drawn = tuple(trace.customdata.T)
+        np.testing.assert_allclose(trace.x, np.exp(wavelength[0][heads_drawn]))
+        np.testing.assert_array_equal(trace.y, fraction[0][heads_drawn])
     shown = np.concatenate([trace.customdata for trace in labelled])
     assert len(shown) == np.isfinite(fraction[0]).sum()
     assert chosen.y[0] == fraction[0, 1, 2]
@@ -97,8 +97,8 @@ def test_claim_shows_the_heads_that_count_and_the_surrogates(small):
     rho = [spearmanr(f[counts], w[counts]).statistic for f, w in pairs]
     np.testing.assert_allclose([*model.x, *surrogates.x], rho)
     claim = heads.attrs["claim"]
-    told = (number(claim[name]) for name in ("rank_correlation", "null_low", "null_high"))
-    title = "Rank correlation {}; surrogates {} to {}".format(*told)
+    numbers = (number(claim[name]) for name in ("rank_correlation", "null_low", "null_high"))
+    title = "Rank correlation {}; surrogates {} to {}".format(*numbers)
     assert figure.layout.title.text == title
     assert claim_title(dict.fromkeys(claim, float("nan"))).startswith("Too few heads")
     assert "orrelation" not in claim_title(None)
@@ -118,7 +118,7 @@ def test_norms_of_layers_or_of_a_layers_heads(measured, layer):
         assert len(trace.x) == trace.z.shape[1] + 1
     assert figure.layout.xaxis.type == figure.layout.xaxis3.type == "log"
     unlike = rl.plot_norms(profile.assign(v_norm=profile["v_norm"] * np.nan), layer=layer)
-    assert len(unlike.data) == 2, "values of another size than keys"
+    assert len(unlike.data) == 2, "values and keys have different sizes"
 
 
 def test_kernel_is_measured_and_predicted_with_the_same_total(measured):
@@ -133,7 +133,7 @@ def test_kernel_is_measured_and_predicted_with_the_same_total(measured):
     assert [line.meta["y"] for line in (first, second)] == list(kernel_arrays(profile))
 
 
-def test_an_offset_nobody_sees_is_a_gap_not_a_weight(small):
+def test_offsets_without_rows_have_no_weight(small):
     profile = small[0].copy(deep=True)
     profile.kernel[1, 2, -3:] = np.nan
     profile.predicted_kernel[2, 3] = np.nan
@@ -167,15 +167,15 @@ def test_attention_names_tokens_and_leaves_the_future_empty(small):
 
 
 def missing(data: xr.Dataset, names: Sequence[str], layers: Sequence[int]) -> xr.Dataset:
-    """NaN in place of the numbers of some variables, and of all variables in some layers."""
-    there = xr.Variable("layer", ~np.isin(np.arange(data.sizes["layer"]), layers))
-    kept = {}
+    """Replace some variables, and all variables in some layers, by NaN."""
+    present = xr.Variable("layer", ~np.isin(np.arange(data.sizes["layer"]), layers))
+    changed = {}
     for name, variable in data.variables.items():
         if variable.dtype.kind == "f" and name not in data.dims:
-            everywhere = name not in names
-            condition = everywhere & there if "layer" in variable.dims else everywhere
-            kept[name] = variable.where(condition)
-    return data.assign(kept)
+            measured = name not in names
+            condition = measured & present if "layer" in variable.dims else measured
+            changed[name] = variable.where(condition)
+    return data.assign(changed)
 
 
 SMALL = synthetic_profile(layers=3, heads=3, kv_heads=3, frequencies=5, excerpt=6)
@@ -200,7 +200,7 @@ AXES, PLOTS = PLOTS | SWEPT, PLOTS | OTHERS
 
 
 def heads_of(profile: xr.Dataset) -> pd.DataFrame:
-    """The table, with no number of what the profile lacks; head 1.2 stays, for it is chosen."""
+    """Table of `SMALL`, with NaN for heads without bits. Head 1.2 is selected, so it stays."""
     heads, bits = SMALL[1].copy(), profile["total_bits"].values
     known = np.isfinite(bits[heads["layer"], heads["head"]])
     numbers = heads.columns.drop(["layer", "head", "label"])
@@ -209,7 +209,7 @@ def heads_of(profile: xr.Dataset) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("name", AXES)
-def test_every_axis_names_its_unit_and_nothing_is_changed(name: str):
+def test_axes_have_units_and_arguments_stay_unchanged(name: str):
     data, plot = AXES[name]
     before, table = data.copy(deep=True), SMALL[1].copy(deep=True)
     figure = FAMILIES[name](*SMALL) if name in FAMILIES else plot(data)
@@ -217,9 +217,8 @@ def test_every_axis_names_its_unit_and_nothing_is_changed(name: str):
     shown = [axis for axis in figure.select_yaxes() if axis.visible is not False]
     titles += [axis.title.text for axis in shown if axis.title.text or name not in SWEPT]
     for title in titles:
-        unit = re.search(r"\(.+\)$", title) or "label as it is" in title
-        assert unit, f"{title!r} has no unit"
-    assert figure.to_json()  # what the page needs of it
+        assert re.search(r"\(.+\)$", title), f"{title!r} has no unit"
+    assert figure.to_json()
     xr.testing.assert_identical(data, before)
     pd.testing.assert_frame_equal(SMALL[1], table)
 
@@ -227,26 +226,25 @@ def test_every_axis_names_its_unit_and_nothing_is_changed(name: str):
 @pytest.mark.parametrize("name", PLOTS)
 @hypothesis.settings(max_examples=4)
 @hypothesis.given(drawn=st.data())
-def test_what_is_missing_is_no_error(name: str, drawn: st.DataObject):
-    """Of any variables, and of any layers."""
+def test_missing_variables_and_layers_are_no_error(name: str, drawn: st.DataObject):
     data, plot = PLOTS[name]
     names = sorted(map(str, data.data_vars))
     layers = range(data.sizes["layer"])
-    gone = drawn.draw(st.lists(st.sampled_from(names), max_size=9))
-    figure = plot(missing(data, gone, drawn.draw(st.sets(st.sampled_from(layers)))))
+    absent = drawn.draw(st.lists(st.sampled_from(names), max_size=9))
+    figure = plot(missing(data, absent, drawn.draw(st.sets(st.sampled_from(layers)))))
     assert "NaN" not in figure.to_json(engine="json")
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_where_all_is_missing_the_figure_says_so(name: str):
+def test_a_figure_without_numbers_has_a_note(name: str):
     data, plot = PLOTS[name]
     empty = plot(missing(data, sorted(map(str, data.data_vars)), range(data.sizes["layer"])))
     words = [note.text for note in empty.layout.annotations if note.text]
-    counted = name in ("labels", "pair")  # no heads; drawn by the script
-    assert counted or [text for text in words if text.startswith("no data: ")], words
+    by_script = name == "pair"  # the script of the page draws it
+    assert by_script or [text for text in words if text.startswith("no data: ")], words
 
 
-def test_layers_that_do_not_attend_are_grey():
+def test_layers_without_attention_are_grey():
     kinds = ("layer", ["conv", "full_attention", "conv"])
     profile = missing(SMALL[0], [], [0, 2]).assign_coords(layer_type=kinds)
     heads = SMALL[1][SMALL[1]["layer"] == 1].reset_index(drop=True)
@@ -257,10 +255,10 @@ def test_layers_that_do_not_attend_are_grey():
     assert grey.hovertemplate.startswith("layer %{y}: %{customdata}, no attention")
     assert "no attention" in [t.name for t in figure.select_traces("scatter")]
     assert (rl.describe(heads)[0]).startswith("Of 3 heads, ")
-    assert idle_words(profile) == "2 of 3 layers do not attend (0 and 2)."
+    assert idle_words(profile) == "2 of 3 layers have no attention (layers 0 and 2)."
 
 
-def test_heads_that_are_not_the_profiles_are_refused(small):
+def test_tables_of_other_models_are_refused(small):
     profile, heads = small
     wrong = [heads.assign(layer=heads.layer + 1), heads.assign(label="odd"), heads[:0]]
     for table in [*wrong, pd.concat([heads, heads])]:
@@ -271,7 +269,7 @@ def test_heads_that_are_not_the_profiles_are_refused(small):
 
 
 def test_layers_of_unequal_width():
-    """Layer 1 has half the heads and one key-value head; NaN stands for what it lacks."""
+    """Layer 1 has half the heads and one key-value head, and NaN for the others."""
     profile, heads = synthetic_profile(layers=3, heads=4, kv_heads=2)
     profile["q_norm"][1, 2:] = np.nan
     profile["k_norm"][1, 1:] = np.nan
@@ -286,7 +284,7 @@ def test_layers_of_unequal_width():
     assert np.isfinite(rl.plot_norms(profile).data[0].z).all()
 
 
-def test_heads_stand_in_the_order_of_their_positional_fraction(measured):
+def test_heads_are_in_the_order_of_their_positional_fraction(measured):
     profile, heads = measured
     figure = rl.plot_head_wavelengths(profile, heads, selected=(1, 2))
     (cells,) = figure.select_traces("heatmap")
@@ -296,24 +294,26 @@ def test_heads_stand_in_the_order_of_their_positional_fraction(measured):
     assert list(cells.y) == names
     pushes = profile["selectivity_keys"].clip(min=0)
     first = ordered.iloc[0]
-    own = pushes.isel(layer=first.layer, head=first["head"]).values
-    shown = cells.z[0][np.isfinite(cells.z[0])]  # a gap parts planes that turn from others
-    np.testing.assert_allclose(shown, 100 * own / own.sum(), rtol=1e-5)
+    push = pushes.isel(layer=first.layer, head=first["head"]).values
+    shown = cells.z[0][
+        np.isfinite(cells.z[0])
+    ]  # without the gap before planes without rotation
+    np.testing.assert_allclose(shown, 100 * push / push.sum(), rtol=1e-5)
     frame = next(shape for shape in figure.layout.shapes if shape.name == "selected")
-    at = names.index("L1 H2") if "L1 H2" in names else -2  # of a head without a row: outside
-    assert (frame.y0, frame.y1) == (at - 0.5, at + 0.5)
+    row = names.index("L1 H2") if "L1 H2" in names else -2  # outside the panel
+    assert (frame.y0, frame.y1) == (row - 0.5, row + 0.5)
     signs = {t.marker.symbol: list(t.y) for t in figure.select_traces({"mode": "markers"})}
     assert set(signs[SYMBOLS["positional"]]) == {
         f"L{row.layer} H{row.head}" for row in known[known.label == "positional"].itertuples()
     }
 
 
-def test_changes_stand_with_their_intervals_by_kind_of_token():
+def test_changes_have_intervals_by_kind_of_token():
     rows = [
         {"what": what, "label": label, "tokens": kind}
-        | {"change": at, "low": at - 1, "high": at + 2}
+        | {"change": change, "low": change - 1, "high": change + 2}
         for what, label in (("a", "positional"), ("b", ""))
-        for kind, at in (("all", 1.0), ("new", 3.0))
+        for kind, change in (("all", 1.0), ("new", 3.0))
     ]
     figure = rl.plot_silenced(pd.DataFrame(rows))
     assert [note.text for note in figure.layout.annotations] == ["all", "new"]

@@ -1,4 +1,4 @@
-"""What all figures share: letters, axes of wavelengths, colours that everybody tells apart."""
+"""Tests of the parts of all figures: token strings, wavelength axes and colours."""
 
 from __future__ import annotations
 
@@ -11,20 +11,12 @@ import pytest
 
 from ropelens.figures.comparison import variant_looks
 from ropelens.figures.formats import plotly_text, short_count, visible_token
-from ropelens.figures.style import (
-    COLORS,
-    INK,
-    LABEL_ORDER,
-    MUTED,
-    PAPER,
-    SYMBOLS,
-    VARIANT_COLORS,
-)
+from ropelens.figures.style import COLORS, INK, MUTED, PAPER, SYMBOLS, VARIANT_COLORS
 from ropelens.figures.wavelengths import common_columns, set_wavelengths, wavelength_positions
 from ropelens.report.render import TEMPLATES
 
 
-def test_tokens_are_shown_letter_by_letter():
+def test_tokens_are_shown_literally():
     assert visible_token(" a\nb\t") == "␣a↵b⇥"
     assert visible_token("") == "∅"
     assert visible_token("a\u202eb\x00") == "a\\u202eb\\u0000"
@@ -33,7 +25,7 @@ def test_tokens_are_shown_letter_by_letter():
     assert plotly_text('<a href="x">&lt;$y$') == '&lt;a href="x"&gt;&amp;lt;&#36;y&#36;'
 
 
-def test_planes_that_never_turn_stand_apart():
+def test_planes_without_rotation_have_their_own_place():
     wavelength = np.array([[6.0, 60.0, 600.0, np.inf], [np.inf, np.inf, np.inf, np.nan]])
     positions = wavelength_positions(wavelength)
     np.testing.assert_array_equal(positions[0, :3], wavelength[0, :3])
@@ -86,17 +78,17 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_colours_stay_apart_for_every_sight_and_stand_out_from_the_page(sight):
+def test_colours_differ_for_every_sight_and_contrast_with_the_page(sight):
     stopped = re.search('STOPPED = "(#.+)"', (TEMPLATES / "page/live.js").read_text())
     lines = (MUTED, *INK.values())
     for colors in (COLORS.values(), (*VARIANT_COLORS, *lines), (stopped[1], *lines)):
         seen = [lab(np.array(SIGHT[sight]) @ linear(color)) for color in colors]
         for one, other in itertools.combinations(seen, 2):
             assert np.linalg.norm(one - other) >= 22
-    assert len(set(SYMBOLS.values())) == len(LABEL_ORDER)
+    assert len(set(SYMBOLS.values())) == len(SYMBOLS)
     for theme, label in itertools.product(PAPER, COLORS):
         low, high = sorted(linear(c) @ XYZ[1] for c in (COLORS[label], PAPER[theme]))
-        # Diffuse heads are there to recede.
+        # Diffuse heads have less contrast on purpose.
         assert (high + 0.05) / (low + 0.05) >= (2.0 if label == "diffuse" else 3.0), label
 
 

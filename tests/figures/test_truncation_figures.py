@@ -1,4 +1,4 @@
-"""Figures of a sweep, by what they hold: traces, values, names and units of axes."""
+"""Tests of the traces, values and marks of the figures of a sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def named(figure: go.Figure, name: str) -> list:
 
 
 @pytest.mark.parametrize("measure", ["loss", "retrieval"])
-def test_a_line_is_the_change_with_its_interval(sweep: xr.Dataset, measure: str) -> None:
+def test_lines_show_changes_with_intervals(sweep: xr.Dataset, measure: str) -> None:
     table = summarize_truncation(sweep)
     lines = {t.legendgroup: t for t in rl.plot_truncation(sweep, measures=[measure]).data}
     for end in ("slow", "fast"):
@@ -34,7 +34,7 @@ def test_a_line_is_the_change_with_its_interval(sweep: xr.Dataset, measure: str)
     assert "stopped: 14,15, wavelengths 19.9k to 35.3k tokens" in lines["slow"].text[1]
 
 
-def test_the_control_is_the_mean_of_its_draws_from_nothing_to_everything(sweep):
+def test_the_control_line_is_the_mean_of_its_draws(sweep):
     table = summarize_truncation(sweep)
     random = table[table["kind"] == "random"]
     figure = rl.plot_truncation(sweep)
@@ -49,8 +49,8 @@ def test_the_control_is_the_mean_of_its_draws_from_nothing_to_everything(sweep):
     assert sorted(crosses[0].y) == sorted(random["loss_change"])
 
 
-def test_the_mark_stands_at_the_plane_that_it_names(sweep: xr.Dataset) -> None:
-    """With base b and D/2 planes, a wavelength L is at plane (D/2) log_b(L / 2 pi)."""
+def test_the_trained_context_is_marked_at_its_plane(sweep: xr.Dataset) -> None:
+    """With base b and D/2 planes, the wavelength L is at plane (D/2) log_b(L / 2 pi)."""
     index = 16 * np.log(512 / (2 * np.pi)) / np.log(10_000)
     figure = rl.plot_truncation(sweep)
     lines = {shape.xref: shape.x0 for shape in figure.layout.shapes}
@@ -62,7 +62,7 @@ def test_the_mark_stands_at_the_plane_that_it_names(sweep: xr.Dataset) -> None:
     assert line.x0 == 512
 
 
-def test_bands_tile_the_axis_with_their_cost(sweep: xr.Dataset) -> None:
+def test_bands_cover_the_axis(sweep: xr.Dataset) -> None:
     table = summarize_truncation(sweep)
     rows = table[table["kind"] == "band"]
     figure = rl.plot_truncation(sweep, by="band")
@@ -78,40 +78,37 @@ def test_bands_tile_the_axis_with_their_cost(sweep: xr.Dataset) -> None:
     np.testing.assert_allclose([y for y in dashed.y if y is not None][::2], means)
 
 
-def test_a_head_has_a_line_an_end_and_its_labels_as_numbers(sweep: xr.Dataset) -> None:
+def test_a_head_has_a_line_per_end_and_labels_as_numbers(sweep: xr.Dataset) -> None:
     sweep = sweep.copy(deep=True)
     sweep["label"][:, 1, 2] = "mixed"
     sweep["label"][sweep["edit"].values == "fast 0.25", 1, 2] = ""
     sweep["label"][sweep["edit"].values == "fast 0", 1, 2] = "semantic"
     figure = plot_head_truncation(sweep, layer=1, head=2)
-    of_head, kept = sweep.isel(layer=1, head=2), sweep["kept"].values
+    head, shares = sweep.isel(layer=1, head=2), sweep["kept"].values
     for row, name in enumerate(("attention_change", "induction"), start=1):
         slow, fast, random = figure.select_traces(row=row, col=1)
         for kind, line in (("slow", slow), ("fast", fast), ("random", random)):
             here = np.isin(sweep["kind"].values, ["none", kind])
-            np.testing.assert_array_equal(line.x, sorted(set(kept[here]), reverse=True))
-            means = [of_head[name].values[here & (kept == share)].mean() for share in line.x]
+            np.testing.assert_array_equal(line.x, sorted(set(shares[here]), reverse=True))
+            means = [head[name].values[here & (shares == share)].mean() for share in line.x]
             np.testing.assert_allclose(line.y, means)
     slow, fast = (head_steps(sweep)[f"label_{end}"][1, 2] for end in ("slow", "fast"))
-    assert set(slow) == {LABEL_ORDER.index("mixed")}
-    assert [*fast[-3:]] == [
-        len(LABEL_ORDER),
-        LABEL_ORDER.index("mixed"),
-        LABEL_ORDER.index("semantic"),
-    ]
+    mixed, semantic = map(LABEL_ORDER.index, ("mixed", "semantic"))
+    assert set(slow) == {mixed}
+    assert [*fast[-3:]] == [len(LABEL_ORDER), mixed, semantic]
 
 
-def test_a_sweep_without_what_is_asked_for() -> None:
+def test_missing_parts_of_a_sweep_are_refused() -> None:
     one = synthetic_truncation(ends=["fast"], controls=0, bands=0)
     assert [trace.legendgroup for trace in rl.plot_truncation(one).data] == ["fast"]
     for context in (0, 10**6):
         far = synthetic_truncation(bands=2).assign_attrs(trained_context=context)
         assert len(rl.plot_truncation(far).layout.shapes) == 0
     losses = one[["loss", "predicted_tokens", "wavelength"]]
-    for line, sweep, options in (
+    for message, sweep, options in (
         ("The sweep did not measure labels", losses, {"measures": ["labels"]}),
         ("The sweep stopped no bands", one, {"by": "band"}),
         ("The sweep did not measure classes", one, {"by": "class"}),
     ):
-        with pytest.raises(BadArgument, match=line):
+        with pytest.raises(BadArgument, match=message):
             rl.plot_truncation(sweep, **options)

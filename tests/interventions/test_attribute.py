@@ -1,4 +1,4 @@
-"""Attributions, held to edits that rescale planes and to the law of integrated gradients."""
+"""Attributions, compared with rescaled planes and with the law of integrated gradients."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def loss_of(model) -> float:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_attribution_is_the_slope_along_a_plane(name: str) -> None:
-    """Queries and keys a little longer in one plane, by `rescale`, move the answer so much."""
+    """The slope is the change of the answer if `rescale` makes one plane slightly longer."""
     model = tiny(name).double()
-    found = rl.attribute_planes(model, TOKENS, lost, pairs="1.*")
+    result = rl.attribute_planes(model, TOKENS, lost, pairs="1.*")
     rotations = RotationProbe(as_live_model(model)).layers()
-    there = found["attribution"].values
+    there = result["attribution"].values
     turning = there[..., : len(rotations[0].planes.inv_freq)]
     for place in np.argsort(-np.abs(turning), axis=None)[:3]:
         layer, head, plane = map(int, np.unravel_index(place, turning.shape))
@@ -55,22 +55,22 @@ def test_an_attribution_is_the_slope_along_a_plane(name: str) -> None:
                 ends.append(loss_of(model))
         slope = (ends[0] - ends[1]) / 0.02
         assert there[layer, head, plane] == pytest.approx(slope, rel=2e-2)
-    by_pair = found["pair_attribution"].sum(["query", "key"])
-    whole = found["attribution"].sel(layer=1)
-    np.testing.assert_allclose(by_pair, whole, rtol=1e-4, atol=1e-6)
+    by_pair = result["pair_attribution"].sum(["query", "key"])
+    total = result["attribution"].sel(layer=1)
+    np.testing.assert_allclose(by_pair, total, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "phi"])
-def test_over_many_steps_they_sum_to_what_even_attention_lacks(name: str) -> None:
+def test_attributions_over_many_steps_sum_to_the_change_from_even_attention(name: str) -> None:
     model = tiny(name)
-    found = rl.attribute_planes(model, TOKENS, (3, 5), heads="0.*,1.1", steps=40)
-    whole = found.attrs["answer"] - found.attrs["answer_without"]
-    assert float(found["attribution"].sum()) == pytest.approx(whole, rel=0.02, abs=0.02)
-    assert abs(whole) > 0.1
+    result = rl.attribute_planes(model, TOKENS, (3, 5), heads="0.*,1.1", steps=40)
+    total = result.attrs["answer"] - result.attrs["answer_without"]
+    assert float(result["attribution"].sum()) == pytest.approx(total, rel=0.02, abs=0.02)
+    assert abs(total) > 0.1
 
 
 def kept_for_backward(layers: int) -> int:
-    """How many numbers the backward pass of so many layers keeps, outside the one it is in."""
+    """Number of elements that the backward pass keeps for a model with this many layers."""
     sizes: list[int] = []
     pack = lambda x: sizes.append(x.numel()) or x  # noqa: E731
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
@@ -78,7 +78,7 @@ def kept_for_backward(layers: int) -> int:
     return sum(sizes)
 
 
-def test_the_backward_pass_holds_a_layer_at_a_time() -> None:
+def test_the_backward_pass_keeps_one_layer_at_a_time() -> None:
     hidden_state = TOKENS.numel() * 64
     assert kept_for_backward(6) - kept_for_backward(2) == 4 * hidden_state
 
@@ -86,17 +86,17 @@ def test_the_backward_pass_holds_a_layer_at_a_time() -> None:
 def test_layers_run_again_without_dropout() -> None:
     plain, training = (tiny("phi", resid_pdrop=0.4) for _ in range(2))
     expected = rl.attribute_planes(plain, TOKENS, 7)["attribution"]
-    found = rl.attribute_planes(training.train(), TOKENS, 7)["attribution"]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    result = rl.attribute_planes(training.train(), TOKENS, 7)["attribution"]
+    np.testing.assert_allclose(result, expected, atol=1e-6)
     assert training.training
 
 
-def test_a_row_shares_nothing_that_counts() -> None:
-    """The gradient of the scores of a row sums to 0: what all keys share is ignored."""
+def test_contributions_common_to_a_row_are_ignored() -> None:
+    """The gradient of the scores of a row sums to 0."""
     model = tiny("llama_gqa")
-    found = rl.attribute_planes(model, TOKENS, 7, pairs="1.2")
+    result = rl.attribute_planes(model, TOKENS, 7, pairs="1.2")
     inside = rl.capture(model, TOKENS, heads="1.2")
-    slope = found["pair_attribution"][0].sum("frequency") / inside["score"][0].values
+    slope = result["pair_attribution"][0].sum("frequency") / inside["score"][0].values
     assert abs(slope.sum("key")).max() < 1e-4
     assert abs(slope).max() > 1e-2
 
@@ -104,13 +104,13 @@ def test_a_row_shares_nothing_that_counts() -> None:
 @pytest.mark.parametrize(
     "name", ["llama_gqa", "cohere", "phi", "deepseek_v3", "nanochat", "gpt_oss"]
 )
-def test_the_gradient_of_a_score_is_that_of_a_mask_that_adds_to_it(name: str) -> None:
-    """A little added to one score by a mask of transformers' own moves the lead so much."""
+def test_the_gradient_of_a_score_matches_a_change_of_the_mask(name: str) -> None:
+    """A mask of transformers adds a small number to one score, which changes the lead."""
     model = tiny(name).double()
     model.set_attn_implementation("eager")
-    of = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], budget=False)
-    gradient = of["excerpt_score_gradient"].isel(excerpt=0)
-    first, second = (int(token[1:]) for token in of["excerpt_answer"].values[0])
+    data = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], budget=False)
+    gradient = data["excerpt_score_gradient"].isel(excerpt=0)
+    first, second = (int(token[1:]) for token in data["excerpt_answer"].values[0])
 
     @torch.no_grad()
     def lead_with(size: float, layer: int, head: int, query: int, key: int) -> float:
@@ -125,12 +125,12 @@ def test_the_gradient_of_a_score_is_that_of_a_mask_that_adds_to_it(name: str) ->
         handle.remove()
         return float(logits[first] - logits[second])
 
-    assert lead_with(0.0, 0, 0, 0, 0) == pytest.approx(float(of["excerpt_lead"][0]), abs=1e-9)
+    assert lead_with(0.0, 0, 0, 0, 0) == pytest.approx(float(data["excerpt_lead"][0]), abs=1e-9)
     for place in np.argsort(-np.abs(gradient.values), axis=None)[:40:10]:
-        at = tuple(map(int, np.unravel_index(place, gradient.shape)))
-        slope = (lead_with(1e-2, *at) - lead_with(-1e-2, *at)) / 2e-2
-        assert float(gradient[at]) == pytest.approx(slope, rel=2e-3)  # of 11 bits
-    if name != "gpt_oss":  # whose sink takes its share of what a row loses
+        index = tuple(map(int, np.unravel_index(place, gradient.shape)))
+        slope = (lead_with(1e-2, *index) - lead_with(-1e-2, *index)) / 2e-2
+        assert float(gradient[index]) == pytest.approx(slope, rel=2e-3)  # stored with 11 bits
+    if name != "gpt_oss":  # its learned sinks take part in the softmax
         assert abs(gradient.sum("excerpt_key")).max() < 1e-2 * abs(gradient).max()
 
 
@@ -138,9 +138,9 @@ def test_a_model_without_gradients_has_no_lead() -> None:
     model = tiny("llama_gqa")
     mlp = model.model.layers[0].mlp
     mlp.register_forward_hook(lambda module, given, out: Undifferentiable.apply(out))
-    of = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], budget=False)
-    assert not {"excerpt_score_gradient", "excerpt_answer", "excerpt_lead"} & {*of.variables}
-    assert of["excerpt_attention"].notnull().any()
+    data = rl.profile(model, TOKENS, excerpts=[TOKENS[0]], budget=False)
+    assert not {"excerpt_score_gradient", "excerpt_answer", "excerpt_lead"} & {*data.variables}
+    assert data["excerpt_attention"].notnull().any()
 
 
 class Undifferentiable(torch.autograd.Function):
@@ -156,47 +156,47 @@ def test_a_bridge_has_the_same_attributions(tmp_path: Path) -> None:
     given = TOKENS % 28
     options = {"pairs": "1.2", "check": 2}
     expected = rl.attribute_planes(model, given, (3, 5), **options)
-    found = rl.attribute_planes(bridge(model, tokenizer), given, (3, 5), **options)
+    result = rl.attribute_planes(bridge(model, tokenizer), given, (3, 5), **options)
     for name in ("attribution", "pair_attribution", "dropped"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(result[name], expected[name], rtol=1e-3, atol=1e-4)
 
 
 def test_a_mask_hides_tokens_from_the_answer() -> None:
     model, mask = tiny("llama_gqa"), torch.ones_like(TOKENS)
     mask[0, 5] = 0
     text = {"input_ids": TOKENS, "attention_mask": mask}
-    found = rl.attribute_planes(model, text, 7, pairs="1.2", check=1, source=text)
+    result = rl.attribute_planes(model, text, 7, pairs="1.2", check=1, source=text)
     with torch.no_grad():
         answer = float(model(TOKENS, attention_mask=mask).logits[0, -1, 7])
-    assert found.attrs["answer"] == pytest.approx(answer, abs=1e-5)
-    assert found.attrs["source_answer"] == pytest.approx(answer, abs=1e-5)
-    np.testing.assert_allclose(found["patched"].stack(all=[...]).dropna("all"), 0, atol=1e-6)
-    assert found["pair_attribution"].sel(query=slice(6, None), key=5).isnull().all()
+    assert result.attrs["answer"] == pytest.approx(answer, abs=1e-5)
+    assert result.attrs["source_answer"] == pytest.approx(answer, abs=1e-5)
+    np.testing.assert_allclose(result["patched"].stack(all=[...]).dropna("all"), 0, atol=1e-6)
+    assert result["pair_attribution"].sel(query=slice(6, None), key=5).isnull().all()
 
 
-def test_planes_are_dropped_beside() -> None:
+def test_dropped_and_patched_planes_match_edits() -> None:
     model = tiny("llama_gqa")
     other = (TOKENS + 1) % 50
-    found = rl.attribute_planes(model, TOKENS, (3, 5), heads="1.*", check=4, source=other)
-    assert int(found["dropped"].notnull().sum()) == 8
-    assert (found["patched"].notnull() == found["dropped"].notnull()).all()
-    place = abs(found["attribution"]).argmax(...)
+    result = rl.attribute_planes(model, TOKENS, (3, 5), heads="1.*", check=4, source=other)
+    assert int(result["dropped"].notnull().sum()) == 8
+    assert (result["patched"].notnull() == result["dropped"].notnull()).all()
+    place = abs(result["attribution"]).argmax(...)
     layer, head, plane = (int(place[dim]) for dim in ("layer", "head", "frequency"))
     edit = rl.drop(PlaneNumbers((plane,)), heads=f"{layer}.{head}")
     with rl.edit_rope(model, edit), torch.no_grad():
         logits = model(TOKENS).logits[0, -1]
-    changed = float(logits[3] - logits[5]) - found.attrs["answer"]
-    assert float(found["dropped"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
+    changed = float(logits[3] - logits[5]) - result.attrs["answer"]
+    assert float(result["dropped"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
     options = {"planes": PlaneNumbers((plane,)), "heads": f"{layer}.{head}"}
     with rl.patch_planes(model, other, **options), torch.no_grad():
         logits = model(TOKENS).logits[0, -1]
-    changed = float(logits[3] - logits[5]) - found.attrs["answer"]
-    assert float(found["patched"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
-    assert np.isnan(found["attribution"].sel(layer=0)).all()
-    assert {"rank_correlation", "worst"} <= set(found.attrs)
+    changed = float(logits[3] - logits[5]) - result.attrs["answer"]
+    assert float(result["patched"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
+    assert np.isnan(result["attribution"].sel(layer=0)).all()
+    assert {"rank_correlation", "worst"} <= set(result.attrs)
 
 
-def test_what_is_no_answer_is_refused() -> None:
+def test_invalid_answers_are_refused() -> None:
     model = tiny("llama_gqa")
     with pytest.raises(BadArgument, match="99999 is not one token"):
         rl.attribute_planes(model, TOKENS, 99_999)

@@ -1,4 +1,4 @@
-"""What edits do to a model, held to transformers' losses, to profiles and to laws."""
+"""Evaluations of edits, compared with losses of transformers, profiles and laws."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ tokens = partial(random_tokens, sequences=4, length=40)
 
 
 @torch.no_grad()
-def own_losses(model: PreTrainedModel) -> list[float]:
-    """What transformers itself says of each sequence."""
+def true_losses(model: PreTrainedModel) -> list[float]:
+    """Loss of each sequence, computed by transformers."""
     rows = [row[None, :length] for row, length in zip(tokens(), LENGTHS, strict=True)]
     return [float(model(row, labels=row, use_cache=False).loss) for row in rows]
 
 
-def test_loss_is_that_of_transformers_with_and_without_the_edit():
+def test_loss_matches_transformers_with_and_without_an_edit():
     model = tiny("llama_gqa", rope_parameters=ROPE)
-    found = rl.evaluate(
+    result = rl.evaluate(
         model,
         rl.Text(tokens(), lengths=LENGTHS),
         edits={"half": rl.stop_slowest(0.5), "by name": "p-rope:0.5", "both": ["nope"]},
         measures=["loss"],
         batch_size=3,
     )
-    assert list(found.edit.values) == ["none", "half", "by name", "both"]
-    np.testing.assert_allclose(found.loss.sel(edit="none"), own_losses(model), rtol=1e-5)
+    assert list(result.edit.values) == ["none", "half", "by name", "both"]
+    np.testing.assert_allclose(result.loss.sel(edit="none"), true_losses(model), rtol=1e-5)
     other = tiny("llama_gqa", rope_parameters=P_ROPE)
     for name in ("half", "by name"):
-        np.testing.assert_allclose(found.loss.sel(edit=name), own_losses(other), rtol=1e-4)
-    assert (found.loss.sel(edit="both") != found.loss.sel(edit="half")).any()
-    assert list(found.predicted_tokens.values) == [39, 32, 6, 1]
+        np.testing.assert_allclose(result.loss.sel(edit=name), true_losses(other), rtol=1e-4)
+    assert (result.loss.sel(edit="both") != result.loss.sel(edit="half")).any()
+    assert list(result.predicted_tokens.values) == [39, 32, 6, 1]
 
 
 class Names:
@@ -56,88 +56,83 @@ class Names:
         return "".join(texts[token] for token in token_ids)
 
 
-def test_loss_of_tokens_had_before_and_of_classes_by_brute_force():
-    model, ids = tiny("llama_gqa"), tokens() % 7 + 3  # of seven, so that most come again
-    options = {"lengths": LENGTHS, "tokenizer": Names(), "batch_size": 2}
-    found = rl.evaluate(model, ids, edits={"a": "nope"}, measures=["loss"], **options)
+def test_loss_of_repeated_tokens_and_of_classes_by_brute_force():
+    model, ids = tiny("llama_gqa"), tokens() % 7 + 3  # seven tokens, so that most are repeated
+    text, options = rl.Text(ids, lengths=LENGTHS), {"tokenizer": Names(), "batch_size": 2}
+    result = rl.evaluate(model, text, edits={"a": "nope"}, measures=["loss"], **options)
     with torch.no_grad():
         logs = model(ids).logits.double().log_softmax(-1)
     for row, length in enumerate(LENGTHS.tolist()):
-        told = ids[row].tolist()
-        seen = [at for at in range(1, length) if told[at] in told[:at]]
-        assert int(found.seen_tokens[row]) == len(seen)
-        mean = np.mean([-float(logs[row, at - 1, told[at]]) for at in seen]) if seen else np.nan
-        np.testing.assert_allclose(found.seen_loss[0, row], mean, rtol=1e-5)
+        line = ids[row].tolist()
+        seen = [n for n in range(1, length) if line[n] in line[:n]]
+        assert int(result.seen_tokens[row]) == len(seen)
+        mean = np.mean([-float(logs[row, n - 1, line[n]]) for n in seen]) if seen else np.nan
+        np.testing.assert_allclose(result.seen_loss[0, row], mean, rtol=1e-5)
         for name, of_class in {"digits": (5, 7), "newline": (6,), "capital": (4,)}.items():
-            there = [at for at in range(1, length) if told[at] in of_class]
-            by_hand = [-float(logs[row, at - 1, told[at]]) for at in there]
-            class_loss = found.class_loss.sel(token_class=name)[0, row]
+            positions = [n for n in range(1, length) if line[n] in of_class]
+            by_hand = [-float(logs[row, n - 1, line[n]]) for n in positions]
+            class_loss = result.class_loss.sel(token_class=name)[0, row]
             np.testing.assert_allclose(
-                class_loss, np.mean(by_hand) if there else np.nan, rtol=1e-5
+                class_loss, np.mean(by_hand) if positions else np.nan, rtol=1e-5
             )
-            assert int(found.class_tokens.sel(token_class=name)[row]) == len(there)
-    moved = rl.evaluate(model, ids, edits={"a": "nope"}, measures=["change"], **options)
+            assert int(result.class_tokens.sel(token_class=name)[row]) == len(positions)
+    moved = rl.evaluate(model, text, edits={"a": "nope"}, measures=["change"], **options)
     with rl.edit_rope(model, "nope"):
         after = torch.stack(model(ids, output_attentions=True).attentions)
     before = torch.stack(model(ids, output_attentions=True).attentions)
-    ratio = (before.double() / after.double()).log2().nan_to_num()  # where neither sees: 0 / 0
+    ratio = (before.double() / after.double()).log2().nan_to_num()  # 0 / 0 for hidden keys
     divergence = (before.double() * ratio).sum(-1)
     for name, of_class in {"digits": (5, 7), "newline": (6,)}.items():
         rows = torch.isin(ids, torch.tensor(of_class)) & (torch.arange(40) < LENGTHS[:, None])
         rows[:, 0] = False
-        by_hand = [divergence[:, s, :, at] for s, at in rows.nonzero().tolist()]
+        by_hand = [divergence[:, s, :, n] for s, n in rows.nonzero().tolist()]
         found_change = moved.class_change.sel(edit="a", token_class=name)
         np.testing.assert_allclose(
             found_change, torch.stack(by_hand).mean(0).detach(), rtol=1e-3, atol=1e-5
         )
-    alone = rl.evaluate(model, torch.arange(3, 40)[None], measures=["loss"])
-    assert int(alone.seen_tokens[0]) == 0
-    assert np.isnan(alone.seen_loss).all()
+    separate = rl.evaluate(model, torch.arange(3, 40)[None], measures=["loss"])
+    assert int(separate.seen_tokens[0]) == 0
+    assert np.isnan(separate.seen_loss).all()
 
 
-def test_labels_are_those_of_a_profile_of_the_edited_model():
+def test_labels_match_a_profile_of_the_edited_model():
     model = tiny("llama_gqa", rope_parameters=ROPE)
-    found = rl.evaluate(
-        model,
-        rl.Text(tokens(), lengths=LENGTHS),
-        edits={"half": "p-rope:0.5"},
-        measures=["labels"],
-    )
+    text = rl.Text(tokens(), lengths=LENGTHS)
+    result = rl.evaluate(model, text, edits={"half": "p-rope:0.5"}, measures=["labels"])
     for name, rope in (("none", ROPE), ("half", P_ROPE)):
         other = tiny("llama_gqa", rope_parameters=rope)
-        profile = rl.profile(other, rl.Text(tokens(), lengths=LENGTHS), surrogates=0)
+        profile = rl.profile(other, text, surrogates=0)
         heads = rl.classify_heads(profile)
-        entry = found.sel(edit=name)
+        entry = result.sel(edit=name)
         assert list(entry.label.values.ravel()) == list(heads["label"])
         for bits in ("total_bits", "sink_bits", "position_bits", "content_bits"):
             np.testing.assert_allclose(entry[bits], profile[bits], rtol=1e-3, atol=1e-4)
         fraction = heads["positional_fraction"].to_numpy()
-        ours = entry.positional_fraction.values.ravel()
-        np.testing.assert_allclose(ours, fraction, rtol=1e-2, atol=1e-3)
-    profile = rl.profile(model, rl.Text(tokens(), lengths=LENGTHS), surrogates=0)
+        evaluated = entry.positional_fraction.values.ravel()
+        np.testing.assert_allclose(evaluated, fraction, rtol=1e-2, atol=1e-3)
+    profile = rl.profile(model, text, surrogates=0)
     for name in ("inv_freq", "wavelength"):
-        np.testing.assert_array_equal(found[name], profile[name])
-        assert found[name].dims == profile[name].dims
+        np.testing.assert_array_equal(result[name], profile[name])
+        assert result[name].dims == profile[name].dims
 
 
-def test_labels_of_a_class_are_those_of_its_rows():
-    ids = tokens() % 2 * 2 + 5  # digits alone
+def test_labels_of_a_class_come_from_its_rows():
+    ids = tokens() % 2 * 2 + 5  # only digits
     options = {"edits": {"half": "p-rope:0.5"}, "measures": ["labels"], "tokenizer": Names()}
-    found = rl.evaluate(tiny("llama_gqa"), ids, **options)
-    assert "untested" not in found.label
+    result = rl.evaluate(tiny("llama_gqa"), ids, **options)
+    assert "untested" not in result.label
     xr.testing.assert_equal(
-        found.class_label.sel(token_class="digits", drop=True),
-        found.label.rename("class_label"),
+        result.class_label.sel(token_class="digits", drop=True),
+        result.label.rename("class_label"),
     )
-    assert (found.class_label.sel(token_class="newline") == "").all()
+    assert (result.class_label.sel(token_class="newline") == "").all()
 
 
 def test_loss_by_position_sums_to_the_loss():
     model = tiny("llama_gqa")
-    found = rl.evaluate(
-        model, rl.Text(tokens(), lengths=LENGTHS), edits={"a": "nope"}, measures="loss"
-    )
-    start, stop = found.position_start.values, found.position_stop.values
+    text = rl.Text(tokens(), lengths=LENGTHS)
+    result = rl.evaluate(model, text, edits={"a": "nope"}, measures="loss")
+    start, stop = result.position_start.values, result.position_stop.values
     assert list(start) == [1, 2, 3, 4, 6, 8, 11, 16, 23, 32]
     assert list(stop) == [*start[1:], 40]
     positions = np.arange(1, 40)
@@ -146,23 +141,23 @@ def test_loss_by_position_sums_to_the_loss():
         reached[(positions >= a) & (positions < b)].sum()
         for a, b in zip(start, stop, strict=True)
     ]
-    for entry in found.edit:
-        one = found.sel(edit=entry)
-        total = float((one.loss * one.predicted_tokens).sum())
-        assert float((one.position_loss * counts).sum()) == pytest.approx(total, rel=1e-9)
+    for entry in result.edit:
+        row = result.sel(edit=entry)
+        total = float((row.loss * row.predicted_tokens).sum())
+        assert float((row.position_loss * counts).sum()) == pytest.approx(total, rel=1e-9)
         far = LENGTHS.numpy() > 23  # the bins from 23 on begin in the second half of 40 tokens
-        assert found.far_tokens.values.tolist() == [17, 10, 0, 0]
-        total = float((one.far_loss * one.far_tokens)[far].sum())
-        ends = np.array(counts)[start >= 20] @ one.position_loss.values[start >= 20]
+        assert result.far_tokens.values.tolist() == [17, 10, 0, 0]
+        total = float((row.far_loss * row.far_tokens)[far].sum())
+        ends = np.array(counts)[start >= 20] @ row.position_loss.values[start >= 20]
         assert ends == pytest.approx(total, rel=1e-9)
-        assert one.far_loss[~far].isnull().all()
+        assert row.far_loss[~far].isnull().all()
 
 
 @pytest.fixture(scope="module")
 def silenced() -> tuple[PreTrainedModel, xr.Dataset]:
-    """Silences and edits, alone and together, beside random heads of the same layers."""
+    """Results of silences and edits, separate and combined, with random controls."""
     model = tiny("llama_gqa")
-    mean = partial(rl.silence_heads, model, to="mean", tokens=tokens())
+    mean = partial(rl.silence_heads, model, to="mean", text=tokens())
     edits = {
         "silent": mean("0.1,1.0"),
         "stopped": rl.stop_slowest(0.5, heads="1.2"),
@@ -174,38 +169,38 @@ def silenced() -> tuple[PreTrainedModel, xr.Dataset]:
     return model, rl.evaluate(model, rl.Text(tokens(), documents=torch.arange(4)), **options)
 
 
-def test_a_silence_among_edits_is_that_of_its_block(silenced: tuple):
-    model, found = silenced
+def test_a_silence_among_edits_equals_its_block(silenced: tuple):
+    model, result = silenced
     block = rl.silence_heads(model, "0.1,1.0", to="mean", text=tokens())
     for _ in range(2):
         with block:
-            alone = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
-        assert (alone["loss"][0] == found["loss"].sel(edit="silent")).all()
+            separate = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
+        assert (separate["loss"][0] == result["loss"].sel(edit="silent")).all()
     zero, stopped = rl.silence_heads(model, "1.0"), rl.stop_slowest(0.5, heads="1.0,1.3")
     with block, rl.silence_heads(model, "1.1", to="mean", text=tokens()):
         nested = rl.evaluate(model, tokens(), measures="loss", batch_size=2)
-    assert (nested["loss"][0] == found["loss"].sel(edit="means")).all()
+    assert (nested["loss"][0] == result["loss"].sel(edit="means")).all()
     with zero, zero:
         both = rl.evaluate(model, tokens(), edits={"a": stopped}, measures="loss", batch_size=2)
-    assert (both["loss"][1] == found["loss"].sel(edit="both")).all()
+    assert (both["loss"][1] == result["loss"].sel(edit="both")).all()
 
 
 def test_controls_have_as_many_random_other_heads_of_the_same_layers(silenced: tuple):
-    model, found = silenced
-    of = found["control_of"].values.tolist()
-    assert [of.count(n) for n in ("silent", "stopped", "both", "everywhere")] == [8, 3, 2, 0]
-    lists = [f"0.{one},1.{other}" for one in (0, 2, 3) for other in (1, 2, 3)]
-    every = {n: rl.silence_heads(model, n, to="mean", text=tokens()) for n in lists}
-    measured = rl.evaluate(model, tokens(), edits=every, measures="loss", batch_size=2)
-    drawn = found["loss"].values[found["control_of"].values == "silent"]
+    model, result = silenced
+    names = result["control_of"].values.tolist()
+    assert [names.count(n) for n in ("silent", "stopped", "both", "everywhere")] == [8, 3, 2, 0]
+    lists = [f"0.{first},1.{second}" for first in (0, 2, 3) for second in (1, 2, 3)]
+    silences = {n: rl.silence_heads(model, n, to="mean", text=tokens()) for n in lists}
+    measured = rl.evaluate(model, tokens(), edits=silences, measures="loss", batch_size=2)
+    drawn = result["loss"].values[result["control_of"].values == "silent"]
     assert len(np.unique(drawn, axis=0)) == 8
-    assert all((one == measured["loss"].values[1:]).all(1).any() for one in drawn)
+    assert all((row == measured["loss"].values[1:]).all(1).any() for row in drawn)
 
 
 def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
-    _, found = silenced
-    table = rl.paired_changes(found).set_index("edit")
-    change = (found["loss"] - found["loss"].sel(edit="none")).to_pandas()
+    _, result = silenced
+    table = rl.paired_changes(result).set_index("edit")
+    change = (result["loss"] - result["loss"].sel(edit="none")).to_pandas()
     for name, row in change.drop("none").iterrows():
         test = stats.ttest_1samp(row, 0).confidence_interval()
         ends = table.loc[name, ["loss_change_low", "loss_change_high"]]
@@ -213,7 +208,7 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
     controls = change[table["control_of"] == "stopped"]
     apart = (change.loc["stopped"] - controls).to_numpy()
     means = apart.mean(0), apart.mean(1)
-    halves = [stats.sem(of) * stats.t.ppf(0.975, len(of) - 1) for of in means]
+    halves = [stats.sem(mean) * stats.t.ppf(0.975, len(mean) - 1) for mean in means]
     ends = [f"loss_beyond{end}" for end in ("", "_low", "_high")]
     mean, low, high = table.loc["stopped", ends]
     assert (mean, high - mean) == pytest.approx((apart.mean(), np.hypot(*halves)))
@@ -221,15 +216,15 @@ def test_paired_changes_are_a_table_with_intervals(silenced: tuple):
     assert table.loc[["none", "everywhere"], "loss_beyond"].isna().all()
     sweep = rl.truncate(tiny("llama_gqa"), tokens(), keep=[0.5], controls=0, measures="loss")
     assert rl.paired_changes(sweep)["kind"].tolist() == ["none", "slow", "fast"]
-    for values in (xr.Dataset(coords={"partner": [0]}), found):
+    for values in (xr.Dataset(coords={"partner": [0]}), result):
         with pytest.raises(BadArgument, match="have no pairs"):
             rl.paired_changes(values, "p-rope")
 
 
-def test_what_cannot_be_silenced_or_controlled_is_refused():
+def test_impossible_silences_and_controls_are_refused():
     model, other = tiny("llama_gqa"), tiny("llama_gqa")
     edits = {"a": rl.silence_heads(model, "1.0,1.1,1.2")}
     with pytest.raises(BadArgument, match="Layer 1 has too few heads for random controls"):
         rl.evaluate(model, tokens(), edits=edits, controls=8, measures="loss")
-    with pytest.raises(BadArgument, match="The heads that a silences are of another model"):
+    with pytest.raises(BadArgument, match="a silences heads of another model"):
         rl.evaluate(other, tokens(), edits=edits)

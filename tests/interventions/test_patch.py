@@ -1,4 +1,4 @@
-"""Patches between prompts, held to hooks at the projections and to what the source computes."""
+"""Patches between prompts, compared with hooks at the projections and with the source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAMILIES = (
     *("nanochat", "phi3_longrope"),
 )
 PROJECTED = ("llama_gqa", "mistral_sliding", "gemma2", "cohere", "phi", "glm")
-"""Families that rotate what `q_proj` and `k_proj` give, in pairs of both kinds, in part."""
+"""Families that rotate the outputs of `q_proj` and `k_proj`, with both pairings."""
 PARTS = ("query", "key", "both", "value", "output")
 LENGTH = 20
 
@@ -34,7 +34,7 @@ tokens = partial(random_tokens, sequences=1, length=LENGTH)
 
 
 def head_outputs(model: PreTrainedModel, given: torch.Tensor, *, layer: int) -> torch.Tensor:
-    """What the heads of a layer give the output projection, [batch, row, head, feature]."""
+    """Outputs of the heads of a layer, [batch, row, head, feature]."""
     return observed_calls(model, given)[layer][0].output
 
 
@@ -42,18 +42,18 @@ def head_outputs(model: PreTrainedModel, given: torch.Tensor, *, layer: int) -> 
 def test_a_patch_from_itself_changes_no_bit(name: str) -> None:
     model = tiny(name)
     plain = logits(model, tokens())
-    for of in PARTS:
-        with rl.patch_planes(model, tokens(), of=of):
-            assert torch.equal(logits(model, tokens()), plain), of
+    for part in PARTS:
+        with rl.patch_planes(model, tokens(), of=part):
+            assert torch.equal(logits(model, tokens()), plain), part
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_all_of_a_layer_patched_is_the_attention_of_the_source(name: str) -> None:
+def test_patching_a_whole_layer_gives_the_attention_of_the_source(name: str) -> None:
     model = tiny(name)
     source = head_outputs(model, tokens(1), layer=1)
     with ExitStack() as stack:
-        for of in ("query", "key", "value"):
-            stack.enter_context(rl.patch_planes(model, tokens(1), heads="1.*", of=of))
+        for part in ("query", "key", "value"):
+            stack.enter_context(rl.patch_planes(model, tokens(1), heads="1.*", of=part))
         patched = head_outputs(model, tokens(), layer=1)
         by_parts = logits(model, tokens())
     torch.testing.assert_close(patched, source, rtol=1e-5, atol=1e-5)
@@ -65,22 +65,22 @@ def test_all_of_a_layer_patched_is_the_attention_of_the_source(name: str) -> Non
 
 @pytest.mark.parametrize("name", PROJECTED)
 @pytest.mark.parametrize("select", [None, PlaneNumbers((0, 3)), rl.Slowest(0.5)])
-@pytest.mark.parametrize("of", ["query", "key", "value"])
-def test_hooks_at_the_projections_give_the_same(name: str, of: Any, select: Any) -> None:
-    if of == "value" and select is not None:
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: Any) -> None:
+    if part == "value" and select is not None:
         return
     model, family = tiny(name), TINY[name]
     attention = model.get_decoder().layers[1].self_attn
-    projection: nn.Module = getattr(attention, f"{of[0]}_proj")
+    projection: nn.Module = getattr(attention, f"{part[0]}_proj")
     size = attention.head_dim
     count = (size - family.unrotated) // 2
     numbers = {None: None, PlaneNumbers((0, 3)): {0, 3}}
     planes = numbers.get(select, set(range(count // 2, count)))
     half = family.pairing == "half"
-    plane_of = [at % count if half else at // 2 for at in range(2 * count)]
+    plane_of = [n % count if half else n // 2 for n in range(2 * count)]
     plane_of += [-1] * (size - 2 * count)
     chosen = torch.tensor([planes is None or plane in planes for plane in plane_of])
-    places, group = slice(4, 11), 1 if of == "query" else 2
+    places, group = slice(4, 11), 1 if part == "query" else 2
     recorded: list[torch.Tensor] = []
     handle = projection.register_forward_hook(lambda m, i, out: recorded.append(out))
     logits(model, tokens(1))
@@ -95,15 +95,15 @@ def test_hooks_at_the_projections_give_the_same(name: str, of: Any, select: Any)
     handle = projection.register_forward_hook(put)
     expected = logits(model, tokens())
     handle.remove()
-    heads = "1.3" if of == "query" else "1.2,1.3"
-    options = {"heads": heads, "positions": range(4, 11), "of": of, "planes": select}
+    heads = "1.3" if part == "query" else "1.2,1.3"
+    options = {"heads": heads, "positions": range(4, 11), "of": part, "planes": select}
     with rl.patch_planes(model, tokens(1), **options):
         torch.testing.assert_close(logits(model, tokens()), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_vectors_turn_to_where_they_stand_now(llama: LlamaForCausalLM, edited: bool) -> None:
-    """q~ and k~ come over from other places, whatever the model makes of them then."""
+def test_patched_vectors_turn_to_new_positions(llama: LlamaForCausalLM, edited: bool) -> None:
+    """q~ and k~ come from other positions of the source."""
     moved = {9: 2, 15: 17}
     with ExitStack() as stack:
         if edited:
@@ -117,58 +117,58 @@ def test_vectors_turn_to_where_they_stand_now(llama: LlamaForCausalLM, edited: b
         assert abs(here - there).max() < 1e-5
 
 
-def test_heads_that_share_a_key_keep_theirs(llama: LlamaForCausalLM) -> None:
+def test_other_heads_with_the_same_key_keep_it(llama: LlamaForCausalLM) -> None:
     plain = head_outputs(llama, tokens(), layer=0)
-    for of in ("key", "value"):
-        with rl.patch_planes(llama, tokens(1), heads="0.2", of=of):
+    for part in ("key", "value"):
+        with rl.patch_planes(llama, tokens(1), heads="0.2", of=part):
             output = head_outputs(llama, tokens(), layer=0)
         changed = (output - plain).abs().amax((0, 1, 3)) > 1e-3
         assert changed.tolist() == [False, False, True, False]
 
 
-@pytest.mark.parametrize("of", PARTS)
-def test_every_sequence_of_a_batch_is_patched(llama: LlamaForCausalLM, of: Any) -> None:
-    """One is padded on the right, as its own positions say."""
+@pytest.mark.parametrize("part", PARTS)
+def test_every_sequence_of_a_batch_is_patched(llama: LlamaForCausalLM, part: Any) -> None:
+    """One sequence is padded on the right, and has its own positions."""
     batch, mask = tokens(sequences=3), torch.ones(3, LENGTH, dtype=torch.long)
     mask[1, 12:] = 0
     where = (mask.cumsum(1) - 1).clamp(min=0)
-    with rl.patch_planes(llama, tokens(1), heads="*.1", of=of):
-        together, *alone = (
+    with rl.patch_planes(llama, tokens(1), heads="*.1", of=part):
+        together, *separate = (
             logits(llama, batch[n], attention_mask=mask[n], position_ids=where[n])
             for n in ([0, 1, 2], [0], [1], [2])
         )
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(together, torch.cat(separate), rtol=1e-5, atol=1e-5)
     several = rl.patch_planes(llama, batch, heads="*.1")
     with pytest.raises(BadArgument, match="one sequence"), several:
         pass
 
 
-@pytest.mark.parametrize("of", PARTS)
-def test_generation_with_a_cache_is_that_without(llama: LlamaForCausalLM, of: Any) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_generation_does_not_depend_on_a_cache(llama: LlamaForCausalLM, part: Any) -> None:
     prompt = tokens(length=12)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    with rl.patch_planes(llama, tokens(1), heads="1.1,0.*", of=of):
+    with rl.patch_planes(llama, tokens(1), heads="1.1,0.*", of=part):
         cached = llama.generate(prompt, **options)
         assert torch.equal(cached, llama.generate(prompt, use_cache=False, **options))
     assert not torch.equal(cached, llama.generate(prompt, **options))
 
 
-@pytest.mark.parametrize("of", PARTS)
-def test_a_bridge_is_patched_alike(of: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path: Path) -> None:
     model, tokenizer = rl.load(save_tiny(tmp_path))
-    patch = partial(rl.patch_planes, source=tokens(1) % 28, heads="1.2,1.3,0.*", of=of)
+    patch = partial(rl.patch_planes, source=tokens(1) % 28, heads="1.2,1.3,0.*", of=part)
     given = tokens() % 28
     with patch(model):
         expected = logits(model, given)
     wrapped = bridge(model, tokenizer)
     with patch(wrapped), torch.no_grad():
         torch.testing.assert_close(wrapped(given), expected, rtol=1e-4, atol=1e-4)
-    with rl.patch_planes(wrapped, given, of=of), torch.no_grad():
+    with rl.patch_planes(wrapped, given, of=part), torch.no_grad():
         itself = wrapped(given)
     assert torch.equal(itself, wrapped(given))
-    if of == "key":
+    if part == "key":
         with (
-            rl.patch_planes(wrapped, tokens(1) % 28, heads="1.2", of=of),
+            rl.patch_planes(wrapped, tokens(1) % 28, heads="1.2", of=part),
             pytest.raises(UnsupportedModel, match="one key for all"),
         ):
             wrapped(given)
@@ -185,15 +185,15 @@ def test_a_bridge_is_patched_alike(of: Any, tmp_path: Path) -> None:
         ({"positions": []}, "counted from 0"),
     ],
 )
-def test_what_does_not_exist_is_refused(
+def test_missing_heads_planes_and_positions_are_refused(
     llama: LlamaForCausalLM, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadArgument, match=message), rl.patch_planes(llama, tokens(), **options):
         pass
 
 
-def test_keys_in_a_cache_that_turned_otherwise_are_refused() -> None:
-    """Dynamic RoPE, past the length that it was trained for."""
+def test_caches_with_keys_of_another_rotation_are_refused() -> None:
+    """Dynamic RoPE past its trained context."""
     rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
     model = tiny("llama_dynamic", rope_parameters=rope, max_position_embeddings=16)
     with torch.no_grad():
@@ -205,28 +205,28 @@ def test_keys_in_a_cache_that_turned_otherwise_are_refused() -> None:
             model(tokens(2, length=4), past_key_values=cache)
 
 
-@pytest.mark.parametrize("of", PARTS)
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", ["mistral_sliding", "gemma3"])
-def test_places_count_what_a_window_dropped_from_the_cache(name: str, of: Any) -> None:
+def test_positions_include_keys_that_a_window_dropped(name: str, part: Any) -> None:
     model, cache = tiny(name), DynamicCache(config=tiny(name).config)
-    with rl.patch_planes(model, tokens(1), heads="*.0,*.1", of=of), torch.no_grad():
+    with rl.patch_planes(model, tokens(1), heads="*.0,*.1", of=part), torch.no_grad():
         whole = logits(model, tokens())
         steps = [tokens()[:, :15], *tokens()[:, 15:].split(1, dim=1)]
         parts = [model(step, past_key_values=cache).logits for step in steps]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("of", PARTS)
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("before", [0, LENGTH - 1], ids=["whole", "on a cache"])
 @torch.no_grad()
-def test_a_prompt_padded_on_the_left_is_refused(llama: LlamaForCausalLM, before: int, of: Any):
+def test_padding_on_the_left_is_refused(llama: LlamaForCausalLM, before: int, part: Any):
     cache, mask = DynamicCache(), torch.ones_like(tokens())
     mask[:, :3] = 0
     if before:
         llama(tokens()[:, :before], attention_mask=mask[:, :before], past_key_values=cache)
-    part = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, before:] - 1}
+    inputs = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, before:] - 1}
     with (
-        rl.patch_planes(llama, tokens(1), heads="0.*", of=of),
+        rl.patch_planes(llama, tokens(1), heads="0.*", of=part),
         pytest.raises(BadArgument, match="the first token, which here is padding"),
     ):
-        llama(tokens()[:, before:], past_key_values=cache, **part)
+        llama(tokens()[:, before:], past_key_values=cache, **inputs)

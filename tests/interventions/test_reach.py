@@ -1,4 +1,4 @@
-"""The reach of heads, held to loops over every row of a run, and to real distances."""
+"""Reach of heads, compared with loops over the rows of a run and with real distances."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COPIED, TOKENS = 6, torch.arange(40)[None]
 
 
 def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Scores [head, row, key] of each layer in a run of transformers, and which are seen."""
+    """Scores [head, row, key] and visible keys of each layer in a run of transformers."""
     layers = []
     for call in attention_calls(model, sequence)[0]:
         keys = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
@@ -33,8 +33,8 @@ def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]
 
 
 @pytest.mark.parametrize("name", TEN)
-def test_a_key_turned_farther_scores_as_in_a_run_at_that_distance(name: str) -> None:
-    """In layer 0 a token has the same key wherever it stands."""
+def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str) -> None:
+    """In layer 0, the key of a token does not depend on its position."""
     model, distance, farther = tiny(name), 7, 12
     live = as_live_model(model)
     rotation = RotationProbe(live)
@@ -64,15 +64,15 @@ def test_a_key_turned_farther_scores_as_in_a_run_at_that_distance(name: str) -> 
     ("name", "copied"),
     [("llama_gqa", 48), ("gemma2", 48), ("gpt_oss", 48), ("phi", 48), ("llama_gqa", 3)],
 )
-def test_copies_are_found_as_loops_over_a_run_find_them(name: str, copied: int) -> None:
-    """Also a needle, of which two tokens ask for the third."""
+def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int) -> None:
+    """Also for a needle, whose first two tokens ask for the third."""
     model, tokens = tiny(name), random_tokens(sequences=2, length=40)
     apart, draws = (48, 96), 2
-    found = rl.reach(model, tokens, copied=copied, copies=apart, draws=draws)
-    assert found.attrs["copied"] == copied
+    reach = rl.reach(model, tokens, copied=copied, copies=apart, draws=draws)
+    assert reach.attrs["copied"] == copied
     measured = Measurement.of(model, tokens)
-    shares = np.zeros((draws, *found["found_share"].shape[1:]))
-    for draw, (at, distance) in itertools.product(range(draws), enumerate(apart)):
+    shares = np.zeros((draws, *reach["found_share"].shape[1:]))
+    for draw, (n, distance) in itertools.product(range(draws), enumerate(apart)):
         sequence = two_copies(measured, distance, copied, draw)[0]
         assert (sequence[1 : copied + 1] == sequence[-copied:]).all()
         assert len(sequence) == 1 + distance + copied
@@ -81,53 +81,53 @@ def test_copies_are_found_as_loops_over_a_run_find_them(name: str, copied: int) 
                 i = len(sequence) - copied + row
                 seen = [j for j in np.flatnonzero(visible[i]) if 0 < j < i]
                 right = 2 + row
-                won = right in seen and right == max(seen, key=lambda j: scores[head, i, j])
-                shares[draw, layer, head, at] += won / (copied - 1)
-    there = found["found_share"].isel(variant=0)
-    assert there.notnull().any()
+                hit = right in seen and right == max(seen, key=lambda j: scores[head, i, j])
+                shares[draw, layer, head, n] += hit / (copied - 1)
+    found_share = reach["found_share"].isel(variant=0)
+    assert found_share.notnull().any()
     np.testing.assert_allclose(
-        there, np.where(there.isnull(), np.nan, shares.mean(0)), atol=1e-6
+        found_share, np.where(found_share.isnull(), np.nan, shares.mean(0)), atol=1e-6
     )
 
 
 def test_the_induction_head_finds_copies() -> None:
     model, _ = rl.load("bundled")
     text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
-    found = rl.reach(model, text, heads="4.4,2.0", variants=("own", "nope"))
-    of_head = found.sel(layer=4, head=4)
-    assert (of_head["found_share"].sel(variant="own", run_distance=[48, 96]) > 0.5).all()
+    reach = rl.reach(model, text, heads="4.4,2.0", variants=("own", "nope"))
+    one_head = reach.sel(layer=4, head=4)
+    assert (one_head["found_share"].sel(variant="own", run_distance=[48, 96]) > 0.5).all()
     assert (
-        of_head["found_low"].sel(variant="own") <= of_head["found_share"].sel(variant="own")
+        one_head["found_low"].sel(variant="own") <= one_head["found_share"].sel(variant="own")
     ).all()
-    assert (found["found_share"].sel(layer=2, head=0) < 0.1).all()
-    assert (of_head["found_share"].sel(variant="nope") < 0.1).all()
-    assert found["found_share"].sel(layer=0).isnull().all()
-    far = of_head["extrapolated_share"].sel(variant="own")
-    assert (far["distance"] > found["run_distance"].max()).all()
-    assert (far[-8:] < of_head["found_share"].sel(variant="own").max()).all()
-    foretold = of_head["foretold_share"].sel(variant="own").values
+    assert (reach["found_share"].sel(layer=2, head=0) < 0.1).all()
+    assert (one_head["found_share"].sel(variant="nope") < 0.1).all()
+    assert reach["found_share"].sel(layer=0).isnull().all()
+    far = one_head["extrapolated_share"].sel(variant="own")
+    assert (far["distance"] > reach["run_distance"].max()).all()
+    assert (far[-8:] < one_head["found_share"].sel(variant="own").max()).all()
+    foretold = one_head["foretold_share"].sel(variant="own").values
     assert math.isnan(foretold[0])
-    assert (abs(foretold[1:] - of_head["found_share"].sel(variant="own")[1:]) < 0.3).all()
+    assert (abs(foretold[1:] - one_head["found_share"].sel(variant="own")[1:]) < 0.3).all()
 
 
-def test_copies_lie_in_the_context() -> None:
+def test_copies_must_be_in_the_context() -> None:
     model = tiny("llama_gqa")
     context = model.config.max_position_embeddings
     with pytest.raises(BadArgument, match="must lie in the context"):
         rl.reach(model, torch.arange(40)[None], copies=(context,))
-    as_it_is = rl.reach(model, torch.arange(40)[None], copies=(48,), draws=1, variants=[])
-    assert as_it_is["variant"].values.tolist() == ["own"]
+    unmodified = rl.reach(model, torch.arange(40)[None], copies=(48,), draws=1, variants=[])
+    assert unmodified["variant"].values.tolist() == ["own"]
 
 
-def test_a_rotation_that_depends_on_the_length_is_the_one_of_the_run() -> None:
-    """Past its first 16 tokens this one turns as a linear one of factor 4 always does."""
+def test_a_rotation_that_depends_on_the_length_is_taken_from_the_run() -> None:
+    """Past 16 tokens, this rotation equals linear scaling with factor 4."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "attention_factor": 1.0}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 1.0, **factors}
     long = {**rope, "original_max_position_embeddings": 16}
     linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
-    found, expected = (
+    reach, expected = (
         rl.reach(tiny("llama_gqa", rope_parameters=rope), TOKENS, copied=6, copies=(24, 48))
         for rope in (long, linear)
     )
-    xr.testing.assert_equal(found, expected)
-    assert found["foretold_share"].sel(run_distance=48).any()
+    xr.testing.assert_equal(reach, expected)
+    assert reach["foretold_share"].sel(run_distance=48).any()

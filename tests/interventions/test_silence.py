@@ -1,4 +1,4 @@
-"""Silenced heads, held to hooks at the output projection and to TransformerLens' hook_z."""
+"""Silenced heads, compared with hooks at the output projection and with TransformerLens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def logits(
 def at_projections(
     model: PreTrainedModel, hook: Callable[[int, torch.Tensor], None]
 ) -> Iterator[None]:
-    """`hook(layer, x)` may change x [sequence, position, head, _], what is projected."""
+    """Call `hook(layer, x)`, which may change the input x [sequence, position, head, _]."""
     attention = [module for module in model.modules() if hasattr(module, "layer_idx")]
     children = [child for module in attention for child in module.named_children()]
     layers = [projection for name, projection in children if name in PROJECTIONS]
@@ -47,8 +47,8 @@ def at_projections(
         return (x.flatten(-2),)
 
     with ExitStack() as stack:
-        for at, layer in enumerate(layers):
-            handle = layer.register_forward_pre_hook(partial(before, at))
+        for number, layer in enumerate(layers):
+            handle = layer.register_forward_pre_hook(partial(before, number))
             stack.callback(handle.remove)
         yield
 
@@ -56,7 +56,7 @@ def at_projections(
 def hooked(
     model: PreTrainedModel, heads: dict[int, list[int]], change: Change
 ) -> AbstractContextManager[None]:
-    """`change` [sequence, position, feature] of what these heads give the output projection."""
+    """Apply `change` to the outputs [sequence, position, feature] of these heads."""
 
     def hook(layer: int, x: torch.Tensor) -> None:
         for head in heads.get(layer, []):
@@ -67,7 +67,7 @@ def hooked(
 
 @contextmanager
 def projected(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """What reaches each output projection in the block, [sequence, position, head, _]."""
+    """Inputs of each output projection in the block, [sequence, position, head, _]."""
     seen: list[torch.Tensor] = []
     with at_projections(model, lambda layer, x: seen.append(x)):
         yield seen
@@ -81,12 +81,12 @@ def mean(x: torch.Tensor) -> torch.Tensor:
     return x.mean((0, 1)).expand_as(x)
 
 
-# against hooks at the output projection
+# hooks at the output projection
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_against_hooks(name: str):
-    """Single query heads, also of those that share a key-value head, in two layers."""
+    """Single query heads in two layers, some with a common key-value head."""
     model = tiny(name)
     plain = logits(model)
     for to, change in (("zero", zero), ("mean", mean)):
@@ -104,7 +104,7 @@ def test_against_hooks(name: str):
     ("implementation", "to"), [("eager", "zero"), ("sdpa", "mean"), ("sdpa", "resample")]
 )
 def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, implementation: str, to: str):
-    """What reaches the output projection of the silenced layer, and of those below it."""
+    """Compares the inputs of the output projections of both layers."""
     llama.set_attn_implementation(implementation)
     with projected(llama) as plain:
         logits(llama)
@@ -116,7 +116,7 @@ def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, implementation: str
 
 
 def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
-    """Of its real tokens alone, and as the model is there: with the edit around it."""
+    """The mean covers only the real tokens, and is computed under the edit around the block."""
     reference, lengths = tokens(sequences=4, seed=1), torch.tensor([20, 7, 13, 20])
     for edit in (rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.5))):
         with rl.edit_rope(llama, edit):
@@ -126,15 +126,15 @@ def test_a_mean_over_a_reference(llama: LlamaForCausalLM):
             expected_mean = torch.cat([x[0, :, 2] for x in seen[1::2]]).mean(0)
             with hooked(llama, {1: [2]}, lambda x, m=expected_mean: m.expand_as(x)):
                 expected = logits(llama)
-            options = {"to": "mean", "tokens": reference, "lengths": lengths}
-            with rl.silence_heads(llama, "1.2", **options):
+            text = rl.Text(reference, lengths=lengths)
+            with rl.silence_heads(llama, "1.2", to="mean", text=text):
                 torch.testing.assert_close(logits(llama), expected, rtol=0, atol=1e-4)
             assert not torch.allclose(logits(llama), expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("sequences", [2, 3, 8])
-def test_a_resample_is_another_sequence(llama: LlamaForCausalLM, sequences: int):
-    """Each head of a batch gets another sequence's output, each sequence's once."""
+def test_a_resample_comes_from_another_sequence(llama: LlamaForCausalLM, sequences: int):
+    """Each sequence gets the outputs of another sequence, and each output is used once."""
     ids = tokens(sequences=sequences)
     with projected(llama) as plain:
         before = logits(llama, ids)
@@ -162,7 +162,7 @@ def test_a_resample_is_another_sequence(llama: LlamaForCausalLM, sequences: int)
 
 @pytest.mark.parametrize(("implementation", "side"), [("eager", "left"), ("sdpa", "right")])
 def test_padding(llama: LlamaForCausalLM, side: str, implementation: str):
-    """Tokens that are padding are in no mean, whatever they are."""
+    """Means leave out padding tokens, regardless of their ids."""
     llama.set_attn_implementation(implementation)
     mask = torch.ones_like(tokens())
     mask[1, slice(0, 6) if side == "left" else slice(14, 20)] = 0
@@ -194,26 +194,26 @@ def test_the_mean_of_a_batch_in_generation(llama: LlamaForCausalLM):
 EDIT = rl.stop(rl.PlaneNumbers([1, 2]), heads="0.1,1.3")
 
 
-def test_beside_edits_in_either_order(llama: LlamaForCausalLM):
-    """The edit lets heads that share a key differ, so each has a key of its own."""
+def test_silences_and_edits_combine_in_either_order(llama: LlamaForCausalLM):
+    """Under the edit, heads with a common key have different keys."""
     plain = logits(llama)
     with rl.edit_rope(llama, EDIT), hooked(llama, {0: [0], 1: [3]}, mean):
         expected = logits(llama)
     with rl.edit_rope(llama, EDIT):
         edited = logits(llama)
         with rl.silence_heads(llama, "0.0,1.3", to="mean"):
-            one = logits(llama)
+            inside = logits(llama)
         assert torch.equal(logits(llama), edited)
     with rl.silence_heads(llama, "0.0,1.3", to="mean"), rl.edit_rope(llama, EDIT):
-        other = logits(llama)
-    assert torch.equal(one, other)
-    torch.testing.assert_close(one, expected, rtol=0, atol=1e-4)
-    assert not torch.allclose(one, edited, atol=1e-2)
+        outside = logits(llama)
+    assert torch.equal(inside, outside)
+    torch.testing.assert_close(inside, expected, rtol=0, atol=1e-4)
+    assert not torch.allclose(inside, edited, atol=1e-2)
     assert torch.equal(logits(llama), plain)
 
 
-def test_beside_observers(llama: LlamaForCausalLM):
-    """Observers see what a head gave before it was silenced, and the effect in later layers."""
+def test_observers_see_outputs_before_silencing(llama: LlamaForCausalLM):
+    """Observers also see the effect of a silenced head in later layers."""
     plain: dict[int, AttentionCall] = {}
     seen: dict[int, AttentionCall] = {}
     with rl.observe(llama, lambda call, planes: plain.update({call.layer: call})):
@@ -245,26 +245,23 @@ def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
     assert torch.equal(logits(llama), plain)
 
 
-# what is refused
+# errors
 
 
-@pytest.mark.parametrize(
-    "options", [{"tokens": tokens()}, {"to": "mean", "lengths": torch.tensor([20, 20, 9])}]
-)
-def test_mistakes(llama: LlamaForCausalLM, options: dict[str, object]):
-    with pytest.raises(BadArgument, match="lengths are those of tokens"):
-        rl.silence_heads(llama, "0.1", **options).__enter__()
+def test_text_is_only_for_means(llama: LlamaForCausalLM):
+    with pytest.raises(BadArgument, match='text is only for to="mean"'):
+        rl.silence_heads(llama, "0.1", text=tokens())
 
 
 def test_lengths_that_count_padding_on_the_left(llama: LlamaForCausalLM):
     llama.config.pad_token_id = 5
     reference = tokens(sequences=2).masked_fill(torch.arange(LENGTH) < 6, 5)
-    options = {"tokens": reference, "lengths": torch.tensor([14, 14])}
-    with pytest.raises(BadArgument, match="tokens must be padded on the right"):
-        rl.silence_heads(llama, "0.1", to="mean", **options).__enter__()
+    text = rl.Text(reference, lengths=[14, 14])
+    with pytest.raises(BadArgument, match="ids must be padded on the right"):
+        rl.silence_heads(llama, "0.1", to="mean", text=text)
 
 
-def test_what_cannot_be_resampled(llama: LlamaForCausalLM):
+def test_batches_that_cannot_be_resampled_are_refused(llama: LlamaForCausalLM):
     mask = torch.ones_like(tokens())
     mask[1, 14:] = 0
     with rl.silence_heads(llama, "0.1", to="resample"):

@@ -1,4 +1,4 @@
-"""Prompts that hide a needle, and a model built by hand that finds it."""
+"""Tests of needles, repeats and copies, also with a hand-built model that finds them."""
 
 from __future__ import annotations
 
@@ -27,58 +27,58 @@ def needles(**changed: object) -> tuple[torch.Tensor, torch.Tensor]:
     return hide_needles(TEXT.flatten(), **options)
 
 
-def test_losses_of_repeats_are_of_all_but_the_first_of_each_time():
-    """By torch's cross entropy: what comes first is announced by nothing, either time."""
+def test_losses_of_repeats_leave_out_the_first_token_of_each_copy():
+    """Nothing announces the first token. The oracle is the cross entropy of torch."""
     model = tiny("llama_gqa", max_position_embeddings=41)
-    found = rl.evaluate(model, TEXT, measures="induction", seed=3).isel(edit=0)
+    results = rl.evaluate(model, TEXT, measures="induction", seed=3).isel(edit=0)
     tokens = repeated_tokens(Measurement.of(model, TEXT, seed=3), 20)
     with torch.no_grad():
         logits = model(tokens).logits[:, :-1].mT
     losses = cross_entropy(logits, tokens[:, 1:], reduction="none")
-    np.testing.assert_allclose(found.first_loss, losses[:, 1:20].mean(1), rtol=1e-5)
-    np.testing.assert_allclose(found.repeat_loss, losses[:, 21:].mean(1), rtol=1e-5)
+    np.testing.assert_allclose(results.first_loss, losses[:, 1:20].mean(1), rtol=1e-5)
+    np.testing.assert_allclose(results.repeat_loss, losses[:, 21:].mean(1), rtol=1e-5)
 
 
 def test_losses_of_copies_by_their_distance():
-    """By torch's cross entropy, as far as both copies are in the context, and where asked."""
+    """For distances in the context by default, or given distances; by torch's cross entropy."""
     model = tiny("llama_gqa", max_position_embeddings=41)
-    found = rl.evaluate(
+    results = rl.evaluate(
         model, TEXT, edits={"still": "nope"}, measures="copying", distances=[5, 30], seed=3
     )
-    assert found.copy_loss.dims == ("edit", "copy_distance", "trial")
+    assert results.copy_loss.dims == ("edit", "copy_distance", "trial")
     for distance in (5, 30):
         tokens = repeated_tokens(Measurement.of(model, TEXT, seed=3), distance)
         for edit, block in (("none", nullcontext()), ("still", rl.edit_rope(model, "nope"))):
             with torch.no_grad(), block:
                 logits = model(tokens).logits[:, :-1].mT
             losses = cross_entropy(logits, tokens[:, 1:], reduction="none")
-            mine = found.copy_loss.sel(edit=edit, copy_distance=distance)
-            np.testing.assert_allclose(mine, losses[:, distance + 1 :].mean(1), rtol=1e-5)
+            copy_loss = results.copy_loss.sel(edit=edit, copy_distance=distance)
+            np.testing.assert_allclose(copy_loss, losses[:, distance + 1 :].mean(1), rtol=1e-5)
     within = rl.evaluate(model, TEXT, measures="copying")
     assert within.copy_distance.values.tolist() == [8, 16]
 
 
-def test_a_prompt_holds_its_needles_once_and_ends_with_a_key():
+def test_a_prompt_has_each_needle_once_and_ends_with_a_key():
     of_depths, of_trials = needles()
     assert of_depths.shape == (3, TRIALS, 61)
     assert of_trials.shape == (TRIALS, 8)
     text = " ".join(map(str, TEXT.flatten().tolist()))
-    for depth, before in enumerate((3, 17, 31)):  # of 34 tokens of text
+    for depth, before in enumerate((3, 17, 31)):  # the text has 34 tokens
         for prompt, values in zip(of_depths[depth], of_trials.tolist(), strict=True):
             first, *rest = prompt.tolist()
             body, key = rest[:-2], rest[-2:]
             assert first == 63
             places = [body.index(value) - 2 for value in values]
-            taken = [body[at + n] for at in places for n in range(3)]
+            needle_tokens = [body[start + n] for start in places for n in range(3)]
             assert [body[places[0] + n] for n in range(3)] == [*key, values[0]]
-            assert len({*taken}) == 24
-            hay = [token for token in body if token not in taken]
+            assert len({*needle_tokens}) == 24
+            hay = [token for token in body if token not in needle_tokens]
             assert " ".join(map(str, hay)) in text
             assert len(hay) + 24 == len(body)
             assert sum(token in hay for token in body[: places[0]]) == before
 
 
-def test_a_trial_is_the_same_at_every_depth_and_another_by_seed():
+def test_a_trial_has_the_same_tokens_at_every_depth_and_depends_on_the_seed():
     prompts, _ = needles()
     sorted_prompts = prompts.sort(-1).values
     assert (sorted_prompts == sorted_prompts[0]).all()
@@ -87,7 +87,7 @@ def test_a_trial_is_the_same_at_every_depth_and_another_by_seed():
     assert torch.equal(needles(seed=-1)[0], needles(seed=-1)[0])
 
 
-def test_needles_are_tokens_of_the_text_where_it_has_enough():
+def test_needles_are_tokens_of_the_text_if_it_has_enough():
     text = torch.cat([torch.zeros(40, dtype=torch.long), torch.arange(30)])
     _, values = hide_needles(text, first_token=1, vocabulary=99, length=32, seed=0)
     assert int(values.max()) < 30
@@ -95,7 +95,7 @@ def test_needles_are_tokens_of_the_text_where_it_has_enough():
 
 
 def test_a_short_text_and_a_small_vocabulary():
-    """The needles lie in random tokens; they may then be made of tokens that lie there too."""
+    """The needles are among random tokens, and may have tokens in common with them."""
     prompts, _ = needles(length=2000, vocabulary=25, first_token=24)
     assert prompts.shape == (3, TRIALS, 2000)
     assert len(prompts.unique()) == 25
@@ -103,20 +103,20 @@ def test_a_short_text_and_a_small_vocabulary():
         needles(vocabulary=23)
 
 
-def test_a_needle_is_found_where_its_value_is_above_all_others():
+def test_a_needle_is_found_if_its_value_has_the_highest_logit():
     logits = torch.tensor(
         [
-            [9.0, 1.0, 2.0, 3.0],  # above its own; what is no candidate does not matter
-            [0.0, 3.0, 2.0, 3.0],  # as high as another
+            [9.0, 1.0, 2.0, 3.0],  # highest of the candidates; token 0 is not a candidate
+            [0.0, 3.0, 2.0, 3.0],  # equal to another candidate
             [0.0, 1.0, 4.0, 3.0],
             [0.0, 0.0, 0.0, 0.0],
         ]
     )
-    found = found_needles(logits[None], torch.tensor([[3, 1, 2]] * 4))
-    assert found.tolist() == [[True, False, False, False]]
+    results = found_needles(logits[None], torch.tensor([[3, 1, 2]] * 4))
+    assert results.tolist() == [[True, False, False, False]]
 
 
-def test_lengths_by_default_are_parts_of_the_context():
+def test_default_lengths_are_parts_of_the_context():
     for context, lengths in ((512, [128, 256, 512]), (40, [32, 40])):
         model = tiny("llama_gqa", max_position_embeddings=context)
         text = TEXT.tile(1, 6)[:, :context]
@@ -127,10 +127,10 @@ def test_lengths_by_default_are_parts_of_the_context():
 
 
 def test_a_model_that_copies_finds_every_needle():
-    """By its slow planes, and one token back by its fast ones: at half the speed, two back."""
+    """Slow planes copy. Fast planes look one token back, or two tokens at half the speed."""
     model = copying()
     speeds = model.model.rotary_emb.inv_freq
-    found = rl.evaluate(
+    results = rl.evaluate(
         model,
         TEXT,
         edits={"slow": rl.stop_slowest(0.25), "half": rl.rescale(speeds / 2, heads="0.*")},
@@ -139,17 +139,19 @@ def test_a_model_that_copies_finds_every_needle():
         prompt_lengths=(48, 96),
         prompts=7,
     )
-    assert found.sizes["retrieval_trial"] == 7
-    assert found.retrieval.dims == ("edit", "retrieval_length", "depth")
-    assert found.retrieval_length.values.tolist() == [48, 96]
-    assert found.depth.values.tolist() == [0.1, 0.5, 0.9]
-    assert (found.retrieval.sel(edit=["none", "slow"]) > 0.99).all()
-    assert (found.retrieval.sel(edit="half") < 0.3).all()
-    np.testing.assert_array_equal(found.retrieval, found.retrieval_hit.mean("retrieval_trial"))
-    assert (found.induction.sel(edit="none", layer=1) > 0.98).all()  # 63 of 64 rows
-    assert (found.induction.sel(edit="half", layer=1) < 0.1).all()
-    copies = found.copy_loss.mean("trial")
+    assert results.sizes["retrieval_trial"] == 7
+    assert results.retrieval.dims == ("edit", "retrieval_length", "depth")
+    assert results.retrieval_length.values.tolist() == [48, 96]
+    assert results.depth.values.tolist() == [0.1, 0.5, 0.9]
+    assert (results.retrieval.sel(edit=["none", "slow"]) > 0.99).all()
+    assert (results.retrieval.sel(edit="half") < 0.3).all()
+    np.testing.assert_array_equal(
+        results.retrieval, results.retrieval_hit.mean("retrieval_trial")
+    )
+    assert (results.induction.sel(edit="none", layer=1) > 0.98).all()  # 63 of 64 rows
+    assert (results.induction.sel(edit="half", layer=1) < 0.1).all()
+    copies = results.copy_loss.mean("trial")
     assert (copies.sel(edit="none") < copies.sel(edit="half") - 0.9).all()
-    gain = (found.first_loss - found.repeat_loss).mean("trial")
+    gain = (results.first_loss - results.repeat_loss).mean("trial")
     assert gain.sel(edit="none") > 1
     assert gain.sel(edit="half") < 0.1

@@ -1,4 +1,4 @@
-"""Which planes a sweep stops, what it measures of that, and how sure the changes are."""
+"""Tests of truncation: the planes that a sweep stops, and the measured changes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ropelens.interventions.truncate import KEEP, edits_of, named_entries
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.rope import select
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import Cut, Turning, plan_cuts
+from ropelens.rope.select import Cut, Wavelengths, plan_cuts
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
 
 
-def turning(planes: int, base: float = 10_000.0) -> Turning:
+def turning(planes: int, base: float = 10_000.0) -> Wavelengths:
     return dict(enumerate((2 * np.pi * base ** (np.arange(planes) / planes)).tolist()))
 
 
-def plan(layers: Sequence[Turning], **changes: object) -> list[Cut]:
+def plan(layers: Sequence[Wavelengths], **changes: object) -> list[Cut]:
     settings = {"keep": KEEP, "ends": ("slow", "fast"), "bands": 0, "controls": 3, "seed": 0}
     return plan_cuts(layers, **settings | changes)
 
@@ -39,10 +39,10 @@ def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
     return [cut for cut in cuts if cut.kind == kind]
 
 
-# Which planes.
+# Choice of planes
 
 
-def test_a_sweep_is_named_by_what_really_rotates() -> None:
+def test_names_of_edits_give_the_share_that_really_rotates() -> None:
     layers = [turning(4)] * 2
     cuts = plan(layers, keep=[1, 0.875, 0.8, 0.5, 0], controls=1)
     assert [cut.name(layers) for cut in cuts] == [
@@ -53,7 +53,7 @@ def test_a_sweep_is_named_by_what_really_rotates() -> None:
     assert [cut.name(layers) for cut in plan(layers, keep=[1], ends=["slow"])] == ["none"]
 
 
-def test_controls_are_as_large_drawn_by_the_seed_and_grow() -> None:
+def test_controls_have_the_size_of_the_edit_and_are_nested() -> None:
     layers = [turning(16)] * 3
     cuts = plan(layers, seed=5)
     assert cuts == plan(layers, seed=5)
@@ -71,22 +71,22 @@ def test_controls_are_as_large_drawn_by_the_seed_and_grow() -> None:
 
 
 @pytest.mark.parametrize("planes", [2, 3, 4, 8])
-def test_no_control_is_what_it_stands_beside(planes: int) -> None:
-    """With few planes random sets often are an end, or the band: those are drawn again."""
+def test_controls_differ_from_the_sets_that_they_control(planes: int) -> None:
+    """With few planes, a random set is often an end or the band, and must be drawn again."""
     cuts = plan([turning(planes)] * 2, bands=planes, controls=20)
     sets = {kind: {cut.stopped for cut in of_kind(cuts, kind)} for kind in ("slow", "fast")}
     random = {cut.stopped for cut in of_kind(cuts, "random")}
     assert not random & (sets["slow"] | sets["fast"])
-    assert bool(random) == (planes > 2)  # of two planes, each one alone is an end
+    assert bool(random) == (planes > 2)  # with two planes, each plane is an end
     for band in range(planes):
-        (own,) = (cut.stopped for cut in of_kind(cuts, "band") if cut.band == band)
+        (planes_of_band,) = (cut.stopped for cut in of_kind(cuts, "band") if cut.band == band)
         controls = [c.stopped for c in of_kind(cuts, "band control") if c.band == band]
         assert len(controls) == 20
-        assert own not in controls
+        assert planes_of_band not in controls
 
 
 @pytest.mark.parametrize("bands", [1, 3, 8, 16])
-def test_bands_share_out_the_planes_in_their_order(bands: int) -> None:
+def test_bands_divide_the_planes_in_order(bands: int) -> None:
     cuts = plan([turning(16)] * 2, keep=[1], bands=bands, controls=2)
     chosen = of_kind(cuts, "band")
     assert [n for cut in chosen for n in cut.stopped[0]] == list(range(16))
@@ -100,7 +100,7 @@ def test_bands_share_out_the_planes_in_their_order(bands: int) -> None:
 
 
 def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
-    """As in Gemma 3 (two bases), with a layer that does not rotate and one of fewer planes."""
+    """Two bases as in Gemma 3, a layer without rotation, and a layer with fewer planes."""
     layers = [turning(8), turning(8, 1e6), {}, turning(4)]
     cuts = plan(layers, keep=[0.5], bands=4, controls=1)
     slow = of_kind(cuts, "slow")[0]
@@ -122,9 +122,9 @@ def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
     assert heads == ["0.*,1.*", "3.*"]
 
 
-def test_planes_that_stand_still_by_themselves_do_not_count() -> None:
+def test_planes_without_rotation_do_not_count() -> None:
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 1e-3, 0.0, 0.0]), 12, "half")
-    cuts = plan([select.turning(planes)], keep=[0.5])
+    cuts = plan([select.rotating_planes(planes)], keep=[0.5])
     assert [cut.stopped for cut in of_kind(cuts, "slow")] == [((2, 3),)]
 
 
@@ -136,7 +136,7 @@ def test_planes_that_stand_still_by_themselves_do_not_count() -> None:
         ({"heads": "9.0"}, "9.0"),
     ],
 )
-def test_what_cannot_be_swept_is_said_in_a_line(changes: dict, words: str) -> None:
+def test_arguments_that_cannot_be_swept_are_refused(changes: dict, words: str) -> None:
     with pytest.raises(BadArgument) as raised:
         rl.truncate(tiny_llama().eval(), TOKENS, **changes)
     assert words in raised.value.line
@@ -151,10 +151,10 @@ def test_what_cannot_be_swept_is_said_in_a_line(changes: dict, words: str) -> No
         plan_analysis(tiny("smollm3"), TOKENS, Options(), truncation={"heads": "3.0"})
 
 
-# What is measured.
+# Measurements
 
 
-def test_copies_are_tried_as_far_back_as_the_context_allows() -> None:
+def test_copies_go_as_far_back_as_the_context_allows() -> None:
     model = tiny_llama(max_position_embeddings=64).eval()
     sweep = rl.truncate(model, TOKENS, keep=[0.5], controls=0)
     assert sweep["copy_distance"].values.tolist() == [2, 11]  # of 24 tokens
@@ -164,7 +164,7 @@ def test_copies_are_tried_as_far_back_as_the_context_allows() -> None:
     assert table.loc["slow 0.5", "copy_loss_change"] == pytest.approx(expected)
 
 
-def test_planes_stop_in_the_heads_that_are_named_alone() -> None:
+def test_planes_stop_only_in_the_named_heads() -> None:
     model, heads = tiny_llama().eval(), "0.*,1.2"
     more = {"bands": 2, "controls": 0, "measures": ["loss"]}
     sweep = rl.truncate(model, TOKENS, heads=heads, keep=(), **more)
@@ -173,25 +173,25 @@ def test_planes_stop_in_the_heads_that_are_named_alone() -> None:
         name: rl.stop(select.PlaneNumbers([int(n) for n in planes.split(",")]), heads=heads)
         for name, planes in sweep["planes"][1:].to_series().items()
     }
-    alone = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])
-    np.testing.assert_array_equal(sweep["loss"], alone["loss"])
+    evaluated = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])
+    np.testing.assert_array_equal(sweep["loss"], evaluated["loss"])
     assert rl.describe(sweep)[0].startswith("Within 24 tokens")
-    assert f", in heads {heads} alone, the most costly of 2 bands" in rl.describe(sweep)[0]
+    assert f", only in heads {heads}, of 2 bands" in rl.describe(sweep)[0]
 
 
-def test_equal_sets_are_measured_once_and_listed_each(monkeypatch) -> None:
-    asked: dict[str, object] = {}
-    real = module.evaluate
+def test_equal_sets_are_measured_once(monkeypatch) -> None:
+    evaluated: dict[str, object] = {}
+    evaluate = module.evaluate_edits
 
     def spy(*given: object, edits: dict, **options: object) -> xr.Dataset:
-        asked.update(edits)
-        return real(*given, edits=edits, **options)
+        evaluated.update(edits)
+        return evaluate(*given, edits=edits, **options)
 
-    monkeypatch.setattr(module, "evaluate", spy)
+    monkeypatch.setattr(module, "evaluate_edits", spy)
     model = tiny_llama().eval()
     dataset = rl.truncate(model, TOKENS, bands=4, measures=["loss"])
     sets = [text for text in dataset["planes"].values if text]
-    assert len(asked) == len(set(sets)) < len(sets)
+    assert len(evaluated) == len(set(sets)) < len(sets)
     everything = dataset.isel(edit=dataset["planes"].values == "0,1,2,3")
     assert everything["edit"].values.tolist() == ["slow 0", "fast 0"]
     assert np.ptp(everything["loss"].values, axis=0).max() == 0
@@ -208,6 +208,3 @@ def test_equal_sets_are_measured_once_and_listed_each(monkeypatch) -> None:
         )
         assert (row["draw"] >= 0) == (row["kind"] in ("random", "band control"))
         assert (row["band"] >= 0) == row["kind"].startswith("band")
-
-
-# A real model.

@@ -1,4 +1,4 @@
-"""`capture`: what heads compute on one text, held to the model's own attention and to laws."""
+"""Tests of `capture` against the attention of the model and against laws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiny_checkpoints import save_tiny
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
-from ropelens.attention.call import contrasts
+from ropelens.attention.formulas import contrasts
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.bridge import bridge
 
@@ -27,20 +27,20 @@ def tokens(*, length: int = LENGTH) -> torch.Tensor:
 
 @torch.no_grad()
 def true_attention(model: PreTrainedModel, ids: torch.Tensor) -> np.ndarray:
-    """transformers' own attention [head, query, key], the heads of one layer after another."""
+    """Attention of transformers [head, query, key], with the heads of all layers in order."""
     attentions = model(ids[None], output_attentions=True, use_cache=False).attentions
-    return torch.cat([own[0] for own in attentions]).float().numpy()
+    return torch.cat([layer[0] for layer in attentions]).float().numpy()
 
 
 def assert_contributions_are_scores(seen: xr.Dataset) -> None:
-    """They sum to the score of every pair that is seen, and to nothing where it is not."""
+    """Contributions sum to the score of each visible pair, and to 0 for hidden pairs."""
     total = seen["contribution"].sum("frequency", min_count=1)
     assert (total.isnull() == seen["score"].isnull()).all()
     scale = float(abs(seen["contribution"]).sum("frequency").max())
     assert float(abs(total - seen["score"]).max()) < 1e-5 * scale
 
 
-# against the model's own attention, its queries and its keys
+# the attention, queries and keys of the model
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -63,27 +63,29 @@ def test_against_the_model(name: str):
         of_layer = seen.isel(head=seen["layer"] == layer)
         atol = 1e-5 * float(score.nan_to_num().abs().max())
         np.testing.assert_allclose(of_layer["score"], score, rtol=0, atol=atol)
-        # What turns of each head: on its own, for the last term or some planes stand still.
-        at = np.flatnonzero((of_layer["inv_freq"] != 0) & of_layer["inv_freq"].notnull())[
+        # Only rotating entries: some planes, and the last term, may have no rotation.
+        rotating = np.flatnonzero((of_layer["inv_freq"] != 0) & of_layer["inv_freq"].notnull())[
             : len(turning.inv_freq)
         ]
-        np.testing.assert_allclose(of_layer["inv_freq"][0, at], turning.inv_freq, rtol=1e-6)
+        np.testing.assert_allclose(
+            of_layer["inv_freq"][0, rotating], turning.inv_freq, rtol=1e-6
+        )
         for side, x in (("q", call.query), ("k", key)):
             still = turning.unrotate(x)[..., torch.from_numpy(turning.pairs)].numpy()
-            own, norm = of_layer[f"{side}_still"].values, of_layer[f"{side}_norm"].values
+            vectors, norm = of_layer[f"{side}_still"].values, of_layer[f"{side}_norm"].values
             atol = 1e-4 * float(x.abs().max())
-            np.testing.assert_allclose(own[:, :, at], still, rtol=1e-3, atol=atol)
+            np.testing.assert_allclose(vectors[:, :, rotating], still, rtol=1e-3, atol=atol)
             np.testing.assert_allclose(
                 np.sqrt((norm**2).sum(-1, where=~np.isnan(norm))), x.norm(dim=-1), rtol=1e-4
             )
             np.testing.assert_allclose(
-                norm[:, :, at], np.linalg.norm(still, axis=-1), rtol=1e-3, atol=atol
+                norm[:, :, rotating], np.linalg.norm(still, axis=-1), rtol=1e-3, atol=atol
             )
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "nanochat", "cohere", "gemma2", "deepseek_v3"])
 def test_contributions_follow_from_vectors_without_rotation(name: str):
-    """scale Re(q~ conj(k~) exp(i w (query - key))), clockwise planes too."""
+    """scale Re(q~ conj(k~) exp(i w (query - key))), also for clockwise planes."""
     seen = rl.capture(tiny(name), tokens(), heads="0.*,1.2")
     q, k = (seen[side][..., 0] + 1j * seen[side][..., 1] for side in ("q_still", "k_still"))
     angle = seen["inv_freq"] * (seen["query"] - seen["key"])
@@ -98,20 +100,20 @@ def test_contributions_follow_from_vectors_without_rotation(name: str):
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "glm", "gpt_oss", "mistral_sliding"])
-def test_a_contrast_leaves_out_what_the_other_keys_share(name: str):
-    """By loops over every pair; against a runner-up, contrasts sum to the log-odds."""
+def test_a_contrast_is_relative_to_the_other_keys_of_the_row(name: str):
+    """By loops over all pairs. Contrasts with a runner-up sum to the log-odds."""
     model = tiny(name).double()
     seen = rl.capture(model, tokens(length=9))
     for head, query, key in np.ndindex(seen["attention"].shape):
         of_row = seen.isel(head=head, query=query)
         weight, terms = of_row["attention"].values, of_row["contribution"].values
         others = np.flatnonzero(weight * (np.arange(9) != key))
-        found = of_row["contrast"].values[:, key]
+        result = of_row["contrast"].values[:, key]
         if weight[key] == 0 or not len(others):
-            assert np.isnan(found).all()
+            assert np.isnan(result).all()
             continue
         mean = terms[:, others] @ weight[others] / weight[others].sum()
-        np.testing.assert_allclose(found, terms[:, key] - mean, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(result, terms[:, key] - mean, rtol=1e-9, atol=1e-9)
     seen = rl.capture(model, tokens(length=9), runner_up=4)
     for head in seen["head"].values:
         weight = seen["attention"].sel(head=head).values[4:]
@@ -121,47 +123,47 @@ def test_a_contrast_leaves_out_what_the_other_keys_share(name: str):
         np.testing.assert_allclose(total[there], odds[there], rtol=0, atol=1e-8)
 
 
-def test_what_a_row_shares_is_in_no_contrast():
-    """Also where one key has all the attention but for rounding."""
+def test_contrasts_leave_out_common_terms_of_a_row():
+    """Also if one key has all attention except for rounding."""
     generator = torch.Generator().manual_seed(0)
     terms = 10 * torch.randn(5, 30, 30, generator=generator, dtype=torch.float64)
     attention = terms.sum(0).softmax(-1)
     shift = 100 * torch.randn(5, 30, 1, generator=generator, dtype=torch.float64)
     for options in ({}, {"runner_up": 2}):
-        alone = contrasts(terms, attention, **options)
-        torch.testing.assert_close(contrasts(terms + shift, attention, **options), alone)
+        separate = contrasts(terms, attention, **options)
+        torch.testing.assert_close(contrasts(terms + shift, attention, **options), separate)
         single = contrasts(terms.float(), terms.float().sum(0).softmax(-1), **options)
-        torch.testing.assert_close(single.double(), alone, rtol=0, atol=0.01)
+        torch.testing.assert_close(single.double(), separate, rtol=0, atol=0.01)
     assert float(attention.max()) > 1 - 1e-9
 
 
-def test_the_chosen_heads_are_those_of_all(llama: LlamaForCausalLM):
-    every = rl.capture(llama, tokens())
-    some = rl.capture(llama, tokens()[None], heads="1.1,0.3")
-    assert some["head"].values.tolist() == ["0.3", "1.1"]
-    assert some["layer"].values.tolist() == [0, 1]
-    assert some["head_of_layer"].values.tolist() == [3, 1]
+def test_chosen_heads_equal_a_capture_of_all_heads(llama: LlamaForCausalLM):
+    all_heads = rl.capture(llama, tokens())
+    chosen = rl.capture(llama, tokens()[None], heads="1.1,0.3")
+    assert chosen["head"].values.tolist() == ["0.3", "1.1"]
+    assert chosen["layer"].values.tolist() == [0, 1]
+    assert chosen["head_of_layer"].values.tolist() == [3, 1]
     xr.testing.assert_identical(
-        some.drop_attrs(deep=False), every.sel(head=["0.3", "1.1"]).drop_attrs(deep=False)
+        chosen.drop_attrs(deep=False), all_heads.sel(head=["0.3", "1.1"]).drop_attrs(deep=False)
     )
 
 
 def test_lengths_of_values(llama: LlamaForCausalLM):
-    """Of the kv head that each head reads."""
-    found = []
+    """Each head has the values of its key-value head."""
+    result = []
     hook = llama.model.layers[1].self_attn.v_proj.register_forward_hook(
-        lambda _, __, out: found.append(out[0].unflatten(-1, (2, -1)).norm(dim=-1).T)
+        lambda _, __, out: result.append(out[0].unflatten(-1, (2, -1)).norm(dim=-1).T)
     )
     seen = rl.capture(llama, tokens(), heads="1.*", values=True)
     hook.remove()
-    expected = found[-1].repeat_interleave(2, dim=0)
+    expected = result[-1].repeat_interleave(2, dim=0)
     np.testing.assert_allclose(seen["value_norm"], expected, rtol=1e-5)
     assert "value_norm" not in rl.capture(llama, tokens(), heads="1.*")
 
 
 @torch.no_grad()
 def running(model: PreTrainedModel, ids: torch.Tensor, modules: dict[str, torch.nn.Module]):
-    """What each module was given and gave while the model ran, and the logits."""
+    """Run the model, and return the inputs and outputs of `modules` and the logits."""
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     hooks = [
         module.register_forward_hook(
@@ -183,7 +185,7 @@ OUTPUTS = {"gpt_neox": "dense", "phi": "dense"}
 @pytest.mark.parametrize(
     "name", ["llama_gqa", "gemma2", "gpt_oss", "cohere", "gpt_neox", "deepseek_v3"]
 )
-def test_what_heads_write_is_what_the_output_projection_makes_of_them(name: str):
+def test_written_outputs_match_the_output_projection(name: str):
     model = tiny(name)
     named = [n for n in dict(model.named_modules()) if n.endswith(OUTPUTS.get(name, "o_proj"))]
     modules = {n: model.get_submodule(n) for n in named if "mlp" not in n}
@@ -200,7 +202,7 @@ def test_what_heads_write_is_what_the_output_projection_makes_of_them(name: str)
             np.testing.assert_allclose(
                 of_layer["written_norm"][head], by_hand.norm(dim=-1), rtol=1e-5
             )
-        np.testing.assert_allclose(  # the first row reads its key alone
+        np.testing.assert_allclose(  # the first row sees only its own key
             of_layer["attention"][:, 0, 0] * of_layer["write_norm"][:, 0],
             of_layer["written_norm"][:, 0],
             rtol=1e-5,
@@ -209,7 +211,7 @@ def test_what_heads_write_is_what_the_output_projection_makes_of_them(name: str)
 
 @pytest.mark.parametrize("name", ["llama_gqa", "smollm3", "gpt_oss", "gpt_neox"])
 def test_heads_and_the_rest_of_the_stream_sum_to_the_logit(name: str):
-    """With all heads, and all else that is added to the stream, through the frozen norm."""
+    """The sum goes through the frozen norm and includes all other parts of the stream."""
     model, answers = tiny(name), [7, 40]
     neox = name == "gpt_neox"
     layers = model.gpt_neox.layers if neox else model.model.layers
@@ -244,7 +246,7 @@ def test_heads_of_a_bridge_write_the_same(tmp_path: Path):
         np.testing.assert_allclose(seen[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
-def test_what_a_norm_changes_before_the_stream_is_refused():
+def test_a_norm_before_the_stream_is_refused():
     with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
         rl.capture(tiny("gemma2"), tokens(), logits_of=[7])
     with pytest.raises(IndexError, match="index 99 is out of bounds"):
@@ -253,7 +255,7 @@ def test_what_a_norm_changes_before_the_stream_is_refused():
         rl.capture(tiny("llama_gqa"), tokens(), logits_of=[96])
 
 
-@pytest.mark.filterwarnings("ignore")  # what peft warns of
+@pytest.mark.filterwarnings("ignore")  # warnings of peft
 def test_a_factor_before_the_stream_and_an_adapter_on_the_heads_are_refused():
     peft = pytest.importorskip("peft")
     model = tiny("llama_gqa")
@@ -262,12 +264,12 @@ def test_a_factor_before_the_stream_and_an_adapter_on_the_heads_are_refused():
         rl.capture(model, tokens(), logits_of=[7])
     config = peft.LoraConfig(target_modules=["o_proj"], r=4, init_lora_weights=False)
     adapted = peft.get_peft_model(tiny("llama_gqa"), config).eval()
-    with pytest.raises(UnsupportedModel, match="does not pass the outputs of its heads directly"):
+    with pytest.raises(UnsupportedModel, match="passes the outputs of its heads to no linear"):
         rl.capture(adapted, tokens(), values=True)
 
 
 @not_as_configured
-def test_logits_in_bfloat16_are_those_in_float32_rounded():
+def test_logits_in_bfloat16_are_rounded_logits_in_float32():
     exact = rl.capture(tiny("llama_gqa"), tokens(), logits_of=[7])["logit"]
     rounded = rl.capture(tiny("llama_gqa").bfloat16(), tokens(), logits_of=[7])
     assert abs(rounded["logit"] - exact).mean() < 0.05 * abs(exact).mean()
@@ -278,7 +280,7 @@ def test_logits_in_bfloat16_are_those_in_float32_rounded():
 
 
 def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
-    """Two heads that share a key rotate differently, and so do their keys."""
+    """Two heads with a common key-value head rotate differently, and so do their keys."""
     edits = (
         rl.stop(rl.PlaneNumbers([1, 2]), heads="0.1"),
         rl.drop(rl.PlaneNumbers((3,)), heads="0.0"),
@@ -292,10 +294,10 @@ def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
     assert_contributions_are_scores(seen)
     stopped = seen["inv_freq"] == 0
     assert np.argwhere(stopped.values).tolist() == [[1, 1], [1, 2]]
-    first = {"head": slice(0, 4)}  # whose input no edit changes
+    first = {"head": slice(0, 4)}  # the input of the first layer does not change
     np.testing.assert_allclose(
         seen["k_still"][:4], plain["k_still"][:4], rtol=0, atol=1e-4
-    )  # a stopped plane is the one without its rotation
+    )  # a stopped plane equals the plane without rotation
     changed = abs(seen - plain)["attention"].isel(first).max(["query", "key"]) > 1e-3
     assert changed.values.tolist() == [True, True, False, False]
     assert float(abs(seen["contribution"]).sel(head="1.3", frequency=0).max()) == 0
@@ -316,10 +318,10 @@ def test_a_rotation_that_depends_on_the_length():
         assert_contributions_are_scores(seen)
 
 
-# what it holds
+# contents of the result
 
 
-def test_everything_says_what_it_is_and_can_be_saved(tmp_path: Path):
+def test_variables_have_names_and_units_and_can_be_saved(tmp_path: Path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
     seen = rl.capture(
         model, "aabca", tokenizer=tokenizer, heads="1.*", values=True, logits_of=["b"]
@@ -340,27 +342,27 @@ def test_everything_says_what_it_is_and_can_be_saved(tmp_path: Path):
         assert again["score"].attrs == seen["score"].attrs
 
 
-def test_an_answer_is_one_text_or_a_number_of_any_kind(tmp_path: Path):
+def test_an_answer_is_a_text_or_an_integer_of_any_type(tmp_path: Path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
-    one = rl.capture(model, torch.arange(3, 9), logits_of=[np.int64(7)])
-    xr.testing.assert_equal(one, rl.capture(model, torch.arange(3, 9), logits_of=[7]))
+    capture = rl.capture(model, torch.arange(3, 9), logits_of=[np.int64(7)])
+    xr.testing.assert_equal(capture, rl.capture(model, torch.arange(3, 9), logits_of=[7]))
     with pytest.raises(BadArgument, match="'ab' is not one token of the model"):
         rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="ab")
     text = rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="b")
-    assert [one.strip() for one in text["answer"].values] == ["b"]
+    assert [answer.strip() for answer in text["answer"].values] == ["b"]
 
 
-def test_several_prompts_are_one_table_of_each_alone(llama: LlamaForCausalLM, tmp_path: Path):
+def test_several_prompts_equal_separate_captures(llama: LlamaForCausalLM, tmp_path: Path):
     prompts = [tokens(length=6), tokens()]
     seen = rl.capture(llama, prompts, heads="0.1,1.2", values=True)
     for number, prompt in enumerate(prompts):
-        alone = rl.capture(llama, prompt, heads="0.1,1.2", values=True)
-        places = {name: slice(alone.sizes[name]) for name in ("query", "key")}
-        for name in alone.data_vars:
-            of = seen[name].sel(prompt=number)
-            of = of.isel({dim: places[dim] for dim in places if dim in of.dims})
-            np.testing.assert_array_equal(of, alone[name])
-        assert (seen["query_token"][number, : len(prompt)] == alone["query_token"]).all()
+        separate = rl.capture(llama, prompt, heads="0.1,1.2", values=True)
+        places = {name: slice(separate.sizes[name]) for name in ("query", "key")}
+        for name in separate.data_vars:
+            values = seen[name].sel(prompt=number)
+            values = values.isel({dim: places[dim] for dim in places if dim in values.dims})
+            np.testing.assert_array_equal(values, separate[name])
+        assert (seen["query_token"][number, : len(prompt)] == separate["query_token"]).all()
     assert seen["attention"].sel(prompt=0, query=slice(6, None)).isnull().all()
     assert set(seen["query_token"].values[0, 6:]) == {""}
     rl.save(seen, tmp_path / "seen.nc")
@@ -374,7 +376,7 @@ def test_tokens_without_a_tokenizer_are_numbers(llama: LlamaForCausalLM):
     assert seen["key_token"].values.tolist() == [f"#{token}" for token in tokens(length=5)]
 
 
-def test_memory_is_counted_first(llama: LlamaForCausalLM):
+def test_memory_is_checked_first(llama: LlamaForCausalLM):
     seen = rl.capture(llama, tokens()).variables.values()
     needed = sum(x.nbytes for x in seen if x.dtype == "f4")
     rl.capture(llama, tokens(), max_bytes=needed)
@@ -387,12 +389,12 @@ def test_memory_is_counted_first(llama: LlamaForCausalLM):
     assert refused.value.parts["try"].endswith(f"max_bytes={needed}")
 
 
-# what is refused
+# errors
 
 
 def test_a_text_of_too_few_or_too_many_tokens(tmp_path: Path):
     model, tokenizer = rl.load(save_tiny(tmp_path))
-    with pytest.raises(BadArgument, match="at least 3 tokens"):
+    with pytest.raises(BadArgument, match="3 tokens or more"):
         rl.capture(model, "a", tokenizer=tokenizer)
     with pytest.warns(UserWarning, match="beyond the 64 tokens that the model was made for"):
         rl.capture(model, 70 * "a", tokenizer=tokenizer, heads="0.0")

@@ -1,4 +1,4 @@
-"""Sequences run in chunks with a cache: the numbers of one pass, at any length."""
+"""Sequences that run in chunks with a cache give the numbers of one pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import xarray as xr
-from evaluated import telling
+from evaluated import token_progress
 from oracles.tiny import random_tokens, tiny
 from same import assert_alike
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
-from ropelens.interventions.truncation_table import MEASURES
+from ropelens.interventions.truncation_table import DEFAULT_MEASURES
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles import measurement
 from ropelens.profiles.measurement import Measurement, chunk_of
@@ -29,8 +29,8 @@ LENGTHS = torch.tensor([80, 61, 80])
 
 
 def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset, list[int]]:
-    """A profile, and the past of every call of the pass over two sequences that fits take."""
-    model, past, told = tiny(family), [], []
+    """A profile, and the number of earlier tokens in every call of the first pass."""
+    model, past, progress = tiny(family), [], []
 
     def see(call: AttentionCall) -> None:
         if len(call.query) == 2:
@@ -42,23 +42,23 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
         else nullcontext()
     )
     with edit, as_live_model(model).observe(see):
-        found = rl.profile(
+        result = rl.profile(
             model,
             rl.Text(TOKENS, lengths=LENGTHS),
             rows=rows,
             surrogates=2,
             batch_size=len(TOKENS),
-            progress=telling(told.append),
+            progress=token_progress(progress.append),
         )
-    assert sum(told) == LENGTHS.sum()
-    return found, past
+    assert sum(progress) == LENGTHS.sum()
+    return result, past
 
 
 @pytest.mark.parametrize(
     ("family", "rows", "heads"),
     [
         ("llama_gqa", 16, None),
-        ("llama_gqa", "all", "0.1"),  # heads of one group differ
+        ("llama_gqa", "all", "0.1"),  # heads of a group differ
         ("gemma2", 16, None),  # a sliding window, a soft-cap
         ("gpt_oss", "all", None),  # sink logits
     ],
@@ -66,13 +66,13 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
 def test_chunks_give_the_numbers_of_one_pass(
     family: str, rows: int | str, heads: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, past = profile(family, rows, heads)
+    expected, past = profile(family, rows, heads)
     assert set(past) == {0}
     monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
-    found, past = profile(family, rows, heads)
+    result, past = profile(family, rows, heads)
     assert set(past) == {0, 23, 46, 69}
-    assert found.attrs["loss"] == pytest.approx(whole.attrs["loss"], rel=1e-6)
-    assert_alike(found, whole)
+    assert result.attrs["loss"] == pytest.approx(expected.attrs["loss"], rel=1e-6)
+    assert_alike(result, expected)
 
 
 def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,30 +88,29 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
                     "one head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"),
                     "none turns": "nope",
                 },
-                measures=(*MEASURES, "copying"),
+                measures=(*DEFAULT_MEASURES, "copying"),
                 rows=16,
                 prompt_lengths=[60],
                 distances=[30],
             )
 
-    whole = evaluate()
-    assert max(sizes - {1 + 2 * 64}) == 80  # repeats apart
+    expected = evaluate()
+    assert max(sizes - {1 + 2 * 64}) == 80  # without the repeated tokens
     monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
-    found = evaluate()
+    result = evaluate()
     assert max(sizes) == CHUNK
-    assert_alike(found, whole)
+    assert_alike(result, expected)
 
 
-def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
+def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A view, even of no elements, holds all of what it is a view of.
+    """The keys of all chunks, and their values, share one buffer.
 
-    Keys and values of all chunks lie in one room each: a cache that grew would leave what it
-    was behind with every chunk.
+    A growing cache would leave its earlier tensors in memory, because views keep them.
     """
     monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
-    live, held = as_live_model(tiny("llama_gqa")), []
+    live, alive = as_live_model(tiny("llama_gqa")), []
     seen: dict[int, list[StorageWeakRef]] = {}
     rooms: dict[int, set[tuple[int, int]]] = {}
 
@@ -120,7 +119,7 @@ def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
         if call.past == 0:
             earlier.clear()
             rooms[call.layer] = set()
-        held.append(sum(not storage.expired() for storage in earlier))
+        alive.append(sum(not storage.expired() for storage in earlier))
         earlier += [
             StorageWeakRef(part.untyped_storage()) for part in (call.query, call.output)
         ]
@@ -130,20 +129,20 @@ def test_nothing_of_an_earlier_chunk_is_held_but_its_rows(
     measured = Measurement.of(live, TOKENS, rows=16, batch_size=len(TOKENS))
     with live.observe(see):
         collect(measured, measured.rotation.planes(80))
-    assert len(seen[0]) == 4 * 2  # of four chunks
-    assert set(held) == {0}
+    assert len(seen[0]) == 4 * 2  # four chunks
+    assert set(alive) == {0}
     assert [len(of_layer) for of_layer in rooms.values()] == [1] * len(rooms)
 
 
-def test_what_cannot_run_in_chunks_runs_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_chunks_run_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = as_live_model(tiny("llama_gqa"))
     assert chunk_of(plain, 2**16) is None
-    assert chunk_of(plain, 2**17) == 256  # so that a mask of its rows and all keys is small
+    assert chunk_of(plain, 2**17) == 256  # keeps the mask of rows and keys small
     assert chunk_of(as_live_model(tiny("llama_dynamic")), 2**17) is None
 
 
-def test_far_out_a_rotation_is_undone_with_the_angles_that_the_model_had() -> None:
-    """Angles of 131,072 rad have steps of 0.008 in float32: the model's rounding cancels."""
+def test_a_rotation_is_undone_with_the_rounded_angles_of_the_model() -> None:
+    """Angles of 131,072 rad have steps of 0.008 in float32, and this rounding cancels."""
     rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=128, num_attention_heads=2))
     planes = Planes(rotary.inv_freq, 64, "half")
     positions = torch.arange(2**17 - 256, 2**17)
@@ -154,4 +153,4 @@ def test_far_out_a_rotation_is_undone_with_the_angles_that_the_model_had() -> No
     real, imaginary = turned.double().chunk(2, dim=-1)
     still = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angle), -angle)
     error = torch.cat([still.real, still.imag], dim=-1) - x
-    assert error.abs().max() > 1e-3  # as angles in float64 would have it
+    assert error.abs().max() > 1e-3  # with angles in float64

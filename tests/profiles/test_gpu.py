@@ -1,4 +1,4 @@
-"""The same numbers on a GPU as on the CPU."""
+"""Results on a GPU equal the results on the CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_bfloat16_on_cuda_measures_and_stays_finite() -> None:
 @pytest.mark.parametrize("family", ["llama_gqa", "gpt_oss"])
 def test_captures_and_silences_on_cuda_equal_cpu(family: str) -> None:
     tokens = random_tokens(sequences=2, length=40)
-    found = []
+    results = []
     for device in ("cpu", "cuda"):
         model = tiny(family).to(device)
         for to in ("zero", "mean", "resample"):
@@ -46,8 +46,8 @@ def test_captures_and_silences_on_cuda_equal_cpu(family: str) -> None:
             rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1")),
             rl.silence_heads(model, "0.2", to="mean", text=tokens),
         ):
-            found.append(rl.capture(model, tokens[0], values=True))
-    here, there = found
+            results.append(rl.capture(model, tokens[0], values=True))
+    here, there = results
     for name in here.data_vars:
         scale = float(np.nanmax(np.abs(here[name].values)))
         np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""Heads whose purpose is known, through the whole pipeline: model, profile, labels."""
+"""Profiles and labels of heads that were built for known purposes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASES = [
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"seed {case[0]}, {case[1]}")
 def built(request: pytest.FixtureRequest) -> tuple[xr.Dataset, pd.DataFrame, list[Expected]]:
-    """The profile of a layer of 19 heads, their labels, and what they were built to be."""
+    """Profile of a layer with 19 heads, their labels, and the purposes of the heads."""
     model, tokens, expected = handmade(*request.param)
     profile = rl.profile(model, torch.from_numpy(tokens), surrogates=0)
     return profile, rl.classify_heads(profile, resamples=200), expected
@@ -49,10 +49,10 @@ def test_every_label_and_every_offset(built):
 
 
 def test_positional_heads_select_through_short_wavelengths(built):
-    """They were built with fast and middle planes, semantic ones with slow ones.
+    """They were built with fast and middle planes, and semantic heads with slow planes.
 
-    Also those with a sink mixed in: what a head needs for position 0 it can only put into slow
-    planes, but that is no selectivity of keys.
+    Heads that also have a sink use slow planes for position 0, which the selectivity on keys
+    leaves out.
     """
     _, heads, expected = built
     named = heads[[truth.label in ("positional", "semantic") for truth in expected]]
@@ -65,7 +65,7 @@ def test_positional_heads_select_through_short_wavelengths(built):
     assert heads.attrs["claim"]["rank_correlation"] < -0.5
 
 
-def test_predicted_kernels_peak_where_they_were_built_to(built):
+def test_predicted_kernels_peak_at_the_built_offset(built):
     profile, _, expected = built
     starts = profile["offset_start"].values
     for head, truth in enumerate(expected):
@@ -74,7 +74,7 @@ def test_predicted_kernels_peak_where_they_were_built_to(built):
             assert abs(starts[predicted.argmax()] - truth.offset) <= truth.tolerance, truth
 
 
-def test_selectivity_lies_in_the_planes_that_were_written(built):
+def test_selectivity_is_in_the_planes_with_weights(built):
     profile, _, expected = built
     wavelength = profile["wavelength"].values[0]
     of_sink = wavelength == wavelength[-1]
@@ -82,12 +82,12 @@ def test_selectivity_lies_in_the_planes_that_were_written(built):
     for head, truth in enumerate(expected):
         if truth.label == "diffuse":
             continue
-        whole, keys, sink = (
+        total, keys, sink = (
             profile[name].values[0, head].clip(min=0)
             for name in ("selectivity", "selectivity_keys", "selectivity_sink")
         )
         planes = written[truth.label]
-        assert whole[planes | (of_sink & (truth.sink > 0))].sum() > 0.9 * whole.sum(), truth
+        assert total[planes | (of_sink & (truth.sink > 0))].sum() > 0.9 * total.sum(), truth
         if truth.label != "sink":
             assert keys[planes].sum() > 0.9 * keys.sum(), truth
         if truth.sink:

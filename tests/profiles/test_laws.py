@@ -1,4 +1,4 @@
-"""Laws of a profile: what may change none of its numbers, and what adds up."""
+"""Laws of a profile: invariances of its numbers, and sums that add up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ropelens.text.text import Text
 
 @dataclass(frozen=True)
 class Fitted:
-    """A model's tokens, with all that is known of them before they are summed."""
+    """A text with its rotation and fits, before sums over its rows."""
 
     model: PreTrainedModel
     text: Text
@@ -44,7 +44,7 @@ class Fitted:
     def collect(
         self, part: slice = slice(None), *, width: int | None = None, **options
     ) -> Sums:
-        """Sums over some of the sequences, with the fits of all."""
+        """Sums over some of the sequences, with the fits to all sequences."""
         text = self.text.part(slice(None), width=width or self.text.ids.shape[1])
         measurement = Measurement(as_live_model(self.model), text, **options)
         chosen = range(*part.indices(len(text)))
@@ -53,7 +53,7 @@ class Fitted:
 
 @functools.cache
 def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fitted:
-    """A tiny model with fits to random tokens, the same for all tests."""
+    """Fits of a tiny model to random tokens, shared by all tests."""
     tokens = random_tokens(sequences=len(lengths), length=max(lengths))
     model = tiny(name).double() if double else tiny(name)
     return fitted(model, tokens, torch.tensor(lengths))
@@ -70,9 +70,9 @@ def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Pla
     return RotationProbe(as_live_model(model)).unedited_planes(context)
 
 
-def assert_same(one: Sums, other: Sums, of: Fitted, *, rtol: float) -> None:
-    """The profiles of both agree to `rtol` of each array's largest entry, or of one bit."""
-    a, b = (summarize(sums, of.planes, of.fits) for sums in (one, other))
+def assert_same(first: Sums, other: Sums, case: Fitted, *, rtol: float) -> None:
+    """Check that profiles agree to `rtol` of the largest entry of each array, or of one bit."""
+    a, b = (summarize(sums, case.planes, case.fits) for sums in (first, other))
     for name in a.variables:
         x, y = a[name].values, b[name].values
         least = 1.0 if a[name].attrs.get("units") == "bit" else 1e-2
@@ -85,63 +85,63 @@ def assert_same(one: Sums, other: Sums, of: Fitted, *, rtol: float) -> None:
 
 @pytest.mark.parametrize(("name", "rows"), [("gpt_oss", 7), ("mistral_sliding", "all")])
 def test_halves_of_different_contexts_add(name: str, rows: int | str):
-    """70 tokens need a bin of several offsets, 20 do not; kappa and tau go as far."""
-    of = fitted_to(name, (90, 70, 20, 15))
-    whole = of.collect(batch_size=4, rows=rows)
-    long = of.collect(slice(2), rows=rows)
-    short = of.collect(slice(2, 4), width=20, rows=rows)
+    """70 tokens need a bin of several offsets, and 20 tokens do not."""
+    case = fitted_to(name, (90, 70, 20, 15))
+    total = case.collect(batch_size=4, rows=rows)
+    long = case.collect(slice(2), rows=rows)
+    short = case.collect(slice(2, 4), rows=rows)
     bins = [sums.layers[0].sums["offset_mass"].shape[-1] for sums in (short, long)]
     assert bins[0] < bins[1]
-    assert_same(whole, long + short, of, rtol=1e-6)
-    assert_same(whole, short + long, of, rtol=1e-6)
+    assert_same(total, long + short, case, rtol=1e-6)
+    assert_same(total, short + long, case, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "rows"), [("gemma2", 20), ("gpt_oss", "all")])
 def test_blocks_change_nothing(name: str, rows: int | str, monkeypatch: pytest.MonkeyPatch):
-    of = fitted_to(name, (70, 33, 51), double=False)
-    one = of.collect(rows=rows)
+    case = fitted_to(name, (70, 33, 51), double=False)
+    first = case.collect(rows=rows)
     monkeypatch.setitem(fast_products.BLOCK_ELEMENTS, "cpu", 1)
-    assert_same(one, of.collect(rows=rows), of, rtol=1e-5)
+    assert_same(first, case.collect(rows=rows), case, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "rows"), [("gemma2", "all"), ("gpt_oss", 6)])
 def test_batches_change_nothing(name: str, rows: int | str):
-    """Also short sequences among themselves, which see the first offsets of the fits alone."""
-    of = fitted_to(name, (30, 8, 2, 19, 30, 11))
-    alone, some, all_ = (of.collect(rows=rows, batch_size=size) for size in (1, 4, 6))
-    assert_same(alone, some, of, rtol=1e-6)
-    assert_same(alone, all_, of, rtol=1e-6)
+    """Batches of only short sequences use only the first offsets of the fits."""
+    case = fitted_to(name, (30, 8, 2, 19, 30, 11))
+    single, several, all_ = (case.collect(rows=rows, batch_size=size) for size in (1, 4, 6))
+    assert_same(single, several, case, rtol=1e-6)
+    assert_same(single, all_, case, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2"])
 def test_padding_changes_nothing(name: str):
-    """Neither its tokens nor how much of it there is: of sums, and of fits."""
+    """The padding tokens and their number change neither sums nor fits."""
     tokens = random_tokens(sequences=3, length=40)
     lengths = torch.tensor([30, 8, 19])
     rubbish = tokens.clone()
     for row, length in zip(rubbish, lengths, strict=True):
         row[length:] = 5
     model = tiny(name).double()
-    of = fitted(model, tokens, lengths)
-    plain = of.collect()
-    assert_same(plain, of.collect(width=30), of, rtol=1e-9)
+    case = fitted(model, tokens, lengths)
+    plain = case.collect()
+    assert_same(plain, case.collect(width=30), case, rtol=1e-9)
     again = fitted(model, rubbish[:, :34], lengths)
-    assert of.text.fingerprint == again.text.fingerprint
+    assert case.text.fingerprint == again.text.fingerprint
     assert_same(plain, again.collect(), again, rtol=1e-6)
     assert plain.tokens == 57
     assert plain.row_weight.sum() == 54
 
 
-def test_the_same_seed_gives_the_same_numbers_and_leaves_the_model_as_it_was():
+def test_the_same_seed_gives_the_same_numbers_and_the_model_is_restored():
     model, tokens = tiny("gpt_oss"), random_tokens(sequences=8, length=90)
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
         before = model(tokens, use_cache=False).logits
     given = {"surrogates": 1, "rows": 5}
-    one, same, other = (rl.profile(model, tokens, seed=seed, **given) for seed in (1, 1, 2))
-    xr.testing.assert_equal(one, same)
+    first, same, other = (rl.profile(model, tokens, seed=seed, **given) for seed in (1, 1, 2))
+    xr.testing.assert_equal(first, same)
     for name in ("selectivity", "group_both_gain", "surrogate_log_wavelength"):
-        assert (one[name] != other[name]).any(), name
+        assert (first[name] != other[name]).any(), name
     with torch.no_grad():
         assert torch.equal(before, model(tokens, use_cache=False).logits)
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
@@ -155,22 +155,22 @@ LENGTH_DEPENDENT = {
 
 @pytest.mark.filterwarnings("ignore:2 of 3 sequences are measured with the RoPE")
 @pytest.mark.parametrize("name", LENGTH_DEPENDENT)
-def test_batches_change_nothing_where_rope_depends_on_the_length(name: str):
-    """Short sequences run with the frequencies of the longest one, whoever is beside them."""
+def test_batches_change_nothing_if_rope_depends_on_the_length(name: str):
+    """All sequences run with the frequencies of the longest sequence, in any batch."""
     rope = LENGTH_DEPENDENT[name] | {"rope_type": name.removeprefix("llama_")}
     model = tiny(name, rope_parameters=rope, max_position_embeddings=16).double()
     tokens = random_tokens(sequences=3, length=50)
     lengths = torch.tensor([10, 40, 12])
-    # `context` is how long the longest sequence is, not how wide the table of tokens.
+    # `context` is the length of the longest sequence, not the width of the ids.
     lengths_of = [planes_of(model, context=context)[0].inv_freq for context in (12, 40)]
     assert (lengths_of[0] - lengths_of[1]).abs().max() > 1e-3
-    of = fitted(model, tokens, lengths)
-    one, three = (of.collect(batch_size=size) for size in (1, 3))
-    assert_same(one, three, of, rtol=1e-6)
-    np.testing.assert_array_equal(of.planes[0].inv_freq, lengths_of[1])
+    case = fitted(model, tokens, lengths)
+    first, three = (case.collect(batch_size=size) for size in (1, 3))
+    assert_same(first, three, case, rtol=1e-6)
+    np.testing.assert_array_equal(case.planes[0].inv_freq, lengths_of[1])
     model.model.rotary_emb(torch.zeros(1, 1, 64), torch.tensor([[400]]))
-    again = fitted(model, tokens, lengths)  # reads the rotation anew
-    assert_same(one, again.collect(), again, rtol=1e-6)
+    again = fitted(model, tokens, lengths)  # probes the rotation again
+    assert_same(first, again.collect(), again, rtol=1e-6)
 
 
 # sampled rows
@@ -191,22 +191,22 @@ def test_weights_of_sampled_rows_stand_for_all_rows(
     rows = sample_rows(length, count=count, seed=seed, numbers=numbers)
     assert torch.equal(rows.weight.sum(1), length.float() - 1)
     assert (rows.position.diff() >= 0).all()
-    for position, weight, own in zip(rows.position, rows.weight, lengths, strict=True):
-        taken = position[weight > 0]
-        assert len(taken) == min(count, own - 1)
-        assert (taken.diff() > 0).all()
-        assert taken[0] >= 1
-        assert taken[-1] < own
+    for position, weight, size in zip(rows.position, rows.weight, lengths, strict=True):
+        sampled = position[weight > 0]
+        assert len(sampled) == min(count, size - 1)
+        assert (sampled.diff() > 0).all()
+        assert sampled[0] >= 1
+        assert sampled[-1] < size
     for sequence in range(len(lengths)):
         part = slice(sequence, sequence + 1)
-        alone = sample_rows(length[part], count=count, seed=seed, numbers=numbers[part])
+        single = sample_rows(length[part], count=count, seed=seed, numbers=numbers[part])
         assert torch.equal(
-            alone.position[alone.weight > 0], rows.position[part][rows.weight[part] > 0]
+            single.position[single.weight > 0], rows.position[part][rows.weight[part] > 0]
         )
 
 
 def test_sampled_rows_agree_with_all_rows():
-    """Over 24 seeds the mean lies within its standard error: no |z| beyond chance."""
+    """The mean over 24 seeds agrees within its standard error."""
     model = tiny("gemma2").double()
     tokens = random_tokens(sequences=4, length=60)
     of_all, planes = (
@@ -217,31 +217,31 @@ def test_sampled_rows_agree_with_all_rows():
     def measured(**options: int) -> xr.Dataset:
         return summarize(collect(replace(of_all, **options), planes), planes)
 
-    whole, samples = measured(), [measured(rows=8, seed=seed) for seed in range(24)]
+    total, samples = measured(), [measured(rows=8, seed=seed) for seed in range(24)]
     variables = ("selectivity", "selectivity_keys", "offset_mass", "sink_mass", "entropy_bits")
     for variable in variables:
-        often = slice(0, 20)  # offsets that nearly every row sees
+        often = slice(0, 20)  # offsets that almost all rows see
         values = np.stack([sample[variable].values[..., often] for sample in samples])
         error = values.std(0, ddof=1) / math.sqrt(len(samples))
-        off = values.mean(0) - whole[variable].values[..., often]
+        off = values.mean(0) - total[variable].values[..., often]
         z = off[error > 0] / error[error > 0]
         assert not off[error == 0].any()
         assert np.abs(z).max() < 5, variable
         assert np.sqrt((z**2).mean()) < 2, variable
     assert np.abs(samples[0]["entropy_bits"] - samples[1]["entropy_bits"]).max() > 1e-4
     for exact in ("q_norm", "k_norm", "q_coherence", "offset_share"):
-        np.testing.assert_allclose(samples[0][exact], whole[exact], atol=0.3)
-    every = measured(rows=59)
+        np.testing.assert_allclose(samples[0][exact], total[exact], atol=0.3)
+    all_rows = measured(rows=59)
     for variable in ("selectivity", "selectivity_keys", "offset_mass"):
-        np.testing.assert_allclose(every[variable], whole[variable], atol=1e-9)
+        np.testing.assert_allclose(all_rows[variable], total[variable], atol=1e-9)
 
 
-def test_rows_that_are_looked_at_change_nothing_of_the_budget():
-    """Its models are fitted to a sample of their own, and scored on one."""
+def test_the_sampled_rows_do_not_change_the_budget():
+    """The models of the budget have separate samples of rows for fitting and scoring."""
     tokens = random_tokens(sequences=4, length=40)
-    whole, few = (
+    total, few = (
         rl.profile(tiny("llama_gqa"), tokens, rows=rows, surrogates=0) for rows in ("all", 3)
     )
     for name in ("total_bits", "position_bits", "group_both_gain", "offset"):
-        np.testing.assert_array_equal(whole[name], few[name], err_msg=name)
-    assert (whole["selectivity"] != few["selectivity"]).any()
+        np.testing.assert_array_equal(total[name], few[name], err_msg=name)
+    assert (total["selectivity"] != few["selectivity"]).any()

@@ -1,4 +1,4 @@
-"""Every number of a profile, held to a dense float64 computation or to transformers itself."""
+"""All numbers of a profile, compared with dense float64 computations or transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from evaluated import telling
+from evaluated import token_progress
 from oracles.dense import dense
 from oracles.logit import HeadRows, gain, head_rows, information
 from oracles.recording import MASKS, attention_calls, with_mask
@@ -18,9 +18,9 @@ from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
+from ropelens.attention.formulas import GAINS, attention_budget
 from ropelens.attention.offset_bins import offset_edges
 from ropelens.attention.variables import Derived, Statistic
-from ropelens.budget.labels import GAINS, attention_budget
 from ropelens.budget.logit import RIDGE
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.induction import REPEATS, repeated_tokens, repeats
@@ -32,7 +32,7 @@ from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
 
 LENGTHS = (40, 23, 31)
-LONG = (150, 97, 128)  # beyond 64, where bins hold several offsets
+LONG = (150, 97, 128)  # beyond offset 64, bins have several offsets
 LONG_FAMILIES = ("mistral_sliding", "gpt_oss")
 
 NAMED = (5, 40, 41)
@@ -47,7 +47,7 @@ OF_LAYERS = [
 
 
 def assert_close(ours: np.ndarray, true: np.ndarray, *, rtol: float, what: str) -> None:
-    """Equal up to `rtol` of the largest entry, with NaN in the same places."""
+    """Check equality to `rtol` of the largest entry, with NaN in the same places."""
     np.testing.assert_array_equal(np.isnan(ours), np.isnan(true), err_msg=what)
     scale = np.nanmax(np.abs(true), initial=1e-2)
     np.testing.assert_allclose(ours, true, rtol=0, atol=rtol * scale, err_msg=what)
@@ -79,10 +79,10 @@ def true_values(
 def assert_frequencies_agree(
     profile: xr.Dataset, true: Mapping[str, np.ndarray], *, rtol: float
 ) -> None:
-    """Planes that turn, one by one; what stays put as the one entry that the oracle has.
+    """Compare rotating planes separately, and coordinates without rotation as one entry.
 
-    Planes that a p-RoPE stopped are entries of their own here and part of the rest there,
-    so of them only selectivity and its parts, which add, can be compared.
+    Planes that p-RoPE stopped have entries in the profile, but the oracle adds them to the
+    remainder. Only selectivity can be compared for them, because it adds up.
     """
     for layer, inv_freq in enumerate(profile["inv_freq"].values):
         turns, stays = inv_freq > 0, inv_freq == 0
@@ -103,14 +103,14 @@ def assert_profile_agrees(
     for row in OF_LAYERS:
         if row.name != "learned_sink_mass" and "frequency" not in row.saved_dims:
             assert_close(profile[row.name].values, true[row.name], rtol=rtol, what=row.name)
-    learned = profile["learned_sink_mass"].values  # a share, of which 0 is known to rounding
+    learned = profile["learned_sink_mass"].values  # a share, with rounding errors at 0
     np.testing.assert_allclose(learned, true["learned_sink_mass"], rtol=0, atol=rtol)
     np.testing.assert_allclose(profile.attrs["loss"], true["loss"], rtol=rtol)
     assert profile.attrs["tokens"] == true["tokens"]
     assert profile.attrs["rows_measured"] == true["rows"]
 
 
-# against the dense oracle
+# dense oracle
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -127,7 +127,7 @@ def test_every_family(name: str):
 
 @pytest.mark.parametrize("name", LONG_FAMILIES)
 def test_beyond_the_exact_bins(name: str):
-    """Three batches, one sequence each, whose sums add up with different lengths."""
+    """Three batches with one sequence each and different lengths."""
     model = tiny(name, seed=1).double()
     tokens = random_tokens(sequences=len(LONG), length=max(LONG), seed=1)
     profile = measured(model, tokens, LONG, batch_size=1)
@@ -137,7 +137,7 @@ def test_beyond_the_exact_bins(name: str):
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("mask", MASKS)
-def test_masks_that_are_no_interval(mask: str, name: str):
+def test_masks_with_gaps(mask: str, name: str):
     model = with_mask(tiny(name).double(), MASKS[mask])
     tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
     profile = measured(model, tokens, LENGTHS, batch_size=2)
@@ -170,7 +170,7 @@ def test_variants(variant: str):
 
 
 def test_float32_of_a_real_checkpoint(shared: Path):
-    """Five stories, each cut at another length."""
+    """Five stories that are cut at different lengths."""
     folder = shared / "checkpoints" / "babyllama105"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -184,15 +184,15 @@ def test_float32_of_a_real_checkpoint(shared: Path):
     assert_profile_agrees(profile, true, rtol=1e-5)
 
 
-# the budget, against scipy
+# budget compared with scipy
 
 
 @pytest.mark.parametrize(
     ("name", "mask"),
     [("llama_gqa", ""), ("gpt_oss", ""), ("llama_gqa", "a choice"), ("llama_gqa", "a prefix")],
 )
-def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str, mask: str):
-    """Fitted on every other sequence and scored on those between, both ways, all rows."""
+def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
+    """Fits to the sequences of each fold are scored on the other fold, on all rows."""
     model, tokens = tiny(name, seed=3), random_tokens(sequences=6, length=30, vocabulary=12)
     model = with_mask(model, MASKS[mask]) if mask else model
     profile = rl.profile(model, tokens, surrogates=0)
@@ -200,7 +200,7 @@ def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str, mask: str):
     assert rows.tolist() == [29] * 6
     turning, sinks = rotations(model, name=name), np.arange(30) == 0
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
-    heads = profile["found_sink"].isnull().values  # the oracle has no second kind of sink
+    heads = profile["found_sink"].isnull().values  # the oracle knows only position 0
     assert heads.sum() >= 4
     models = {
         "sink_gain": {"content": False, "offsets": False},
@@ -215,41 +215,41 @@ def test_the_budget_of_a_profile_is_that_of_scipys_fits(name: str, mask: str):
         ]
         fold = [reduce(HeadRows.joined, own[part::2]) for part in (0, 1)]
         total = np.array([information(group) for group in own])
-        found = {
+        measured_gains = {
             gain: profile[f"group_{gain}"].values[:, layer, head] for gain in ("total", *models)
         }
-        np.testing.assert_allclose(found["total"], total, rtol=1e-3)
+        np.testing.assert_allclose(measured_gains["total"], total, rtol=1e-3)
         for gain_name, model_of in models.items():
             halves = [
                 gain(fold[1 - part], on=fold[part], ridge=RIDGE, **model_of) for part in (0, 1)
             ]
-            ours = [found[gain_name][part::2].mean() for part in (0, 1)]
+            ours = [measured_gains[gain_name][part::2].mean() for part in (0, 1)]
             np.testing.assert_allclose(
                 ours, halves, atol=0.02 * total.mean(), err_msg=gain_name
             )
 
 
-# against transformers itself
+# transformers
 
 
 @torch.no_grad()
 def attentions(model: PreTrainedModel, tokens: torch.Tensor) -> np.ndarray:
-    """transformers' own weights on one sequence, [layer, head, row, key]."""
+    """Attention of transformers on one sequence, [layer, head, row, key]."""
     model.set_attn_implementation("eager")
     out = model(tokens[None], output_attentions=True, use_cache=False)
     return np.stack([weights[0].double().numpy() for weights in out.attentions])
 
 
-def test_the_losses_standard_error_is_that_of_a_ratio():
-    """By the jackknife over groups of sequences, which the delta method approximates."""
+def test_the_standard_error_of_the_loss_matches_the_jackknife():
+    """The jackknife is over groups of sequences; the delta method approximates it."""
     model = tiny("llama_gqa").double()
     lengths = tuple(int(n) for n in np.random.default_rng(0).integers(5, 20, size=40))
     tokens = random_tokens(sequences=40, length=20)
     profile = measured(model, tokens, lengths)
     rows = [row[None, :length] for row, length in zip(tokens, lengths, strict=True)]
     with torch.no_grad():
-        alone = [float(model(row, labels=row).loss) * (row.shape[1] - 1) for row in rows]
-    losses, counts = np.array(alone), np.array(lengths) - 1
+        separate = [float(model(row, labels=row).loss) * (row.shape[1] - 1) for row in rows]
+    losses, counts = np.array(separate), np.array(lengths) - 1
     stretch = np.arange(40) * 16 // 40
     dealt = np.array([[x[stretch == g].sum() for x in (losses, counts)] for g in range(16)])
     without = np.divide(*(dealt.sum(0) - dealt).T)
@@ -267,19 +267,19 @@ def test_the_excerpt_is_transformers_attention(name: str):
     tokens = random_tokens(sequences=2, length=90)
     excerpts = [tokens[0, :64], tokens[1, 20:50]]
     profile = rl.profile(model, tokens, excerpts=excerpts, budget=False)
-    kept = profile["excerpt_attention"]
-    assert kept.dtype == np.float32
-    for one, excerpt in enumerate(excerpts):
+    stored = profile["excerpt_attention"]
+    assert stored.dtype == np.float32
+    for number, excerpt in enumerate(excerpts):
         length = len(excerpt)
-        found = kept.values[one, ..., :length, :length]
-        np.testing.assert_allclose(found, attentions(model, excerpt), atol=1e-5)
-        named = profile["excerpt_token"].values[one].tolist()
+        measured_gains = stored.values[number, ..., :length, :length]
+        np.testing.assert_allclose(measured_gains, attentions(model, excerpt), atol=1e-5)
+        named = profile["excerpt_token"].values[number].tolist()
         assert named == [*(f"#{t}" for t in excerpt), *[""] * (64 - length)]
-    assert np.isnan(kept.values[1, ..., 30:, :]).all()
+    assert np.isnan(stored.values[1, ..., 30:, :]).all()
 
 
-def test_an_excerpt_holds_queries_of_any_size():
-    """Beyond 65,504, where a float16 ends, to the same 11 bits."""
+def test_an_excerpt_stores_queries_of_any_size():
+    """Values above 65,504, the limit of float16, also have 11 bits."""
     model, tokens = tiny("llama_gqa"), random_tokens(sequences=3, length=40)
     small = rl.profile(model, tokens, excerpts=[tokens[0]], budget=False)["excerpt_query_still"]
     with torch.no_grad():
@@ -303,7 +303,7 @@ def test_repeated_tokens_by_brute_force(name: str):
     assert all(len(set(row[1:10].tolist())) == 9 for row in tokens)
     assert len({tuple(row.tolist()) for row in tokens}) == REPEATS
     weights = np.stack([attentions(model, row) for row in tokens])
-    if name == "gpt_oss":  # scores are of what is left to the keys
+    if name == "gpt_oss":  # without the share of the learned sinks
         weights = weights / weights.sum(-1, keepdims=True)
     again = range(10, 19)
     for name, back in (("trial_induction", 8), ("duplicate_token", 9)):
@@ -315,7 +315,7 @@ def test_repeated_tokens_by_brute_force(name: str):
 
 
 def test_groups_add_up_to_the_whole():
-    """40 sequences are dealt to 16 stretches; their means, weighted by rows, are the means."""
+    """40 sequences form 16 stretches, and the weighted means of the stretches are the means."""
     model = tiny("llama_gqa")
     lengths = np.random.default_rng(0).integers(4, 16, size=40)
     tokens = random_tokens(sequences=40, length=16)
@@ -323,17 +323,19 @@ def test_groups_add_up_to_the_whole():
     rows, stretch = profile["group_rows"], np.arange(40) * 16 // 40
     dealt = [(lengths[stretch == group] - 1).sum() for group in range(16)]
     np.testing.assert_array_equal(rows, dealt)
-    np.testing.assert_array_equal(profile["group_scored"], dealt)  # short: all are scored
+    np.testing.assert_array_equal(
+        profile["group_scored"], dealt
+    )  # short sequences: all rows are scored
     weight = rows / rows.sum()
     whole = [(weight * profile[f"group_{name}"]).sum("group").values for name in GAINS]
     for name, bits in attention_budget(*whole).items():
         np.testing.assert_allclose(profile[f"{name}_bits"], bits, rtol=1e-5, atol=1e-6)
-    own = stretch == 3  # what was dealt to one group
-    alone = true_values(model, tokens[own], lengths[own], name="llama_gqa")
-    np.testing.assert_allclose(profile["group_total"][3], alone["total_bits"], rtol=1e-4)
+    own = stretch == 3  # sequences of one group
+    separate = true_values(model, tokens[own], lengths[own], name="llama_gqa")
+    np.testing.assert_allclose(profile["group_total"][3], separate["total_bits"], rtol=1e-4)
 
 
-def test_profile_is_collect_and_summarize_and_says_what_was_run():
+def test_profile_is_collect_and_summarize_with_attributes():
     model = tiny("gemma3").double()
     tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
     lengths = torch.tensor(LENGTHS)
@@ -344,16 +346,16 @@ def test_profile_is_collect_and_summarize_and_says_what_was_run():
         sinks=NAMED,
         surrogates=1,
         batch_size=2,
-        progress=telling(done.append),
+        progress=token_progress(done.append),
     )
     assert profile["found_sink"].isnull().all()
     plain = measured(model, tokens, LENGTHS, batch_size=2, surrogates=1)
     assert "group_both_gain" in plain
     for name in plain.variables:
-        # The profile first sums the two sequences that it fits, in the same pass.
+        # The profile sums the two fitted sequences first, in the same pass.
         same = {"rtol": 1e-12, "atol": 1e-12}
         np.testing.assert_allclose(profile[name], plain[name], **same, err_msg=name)
-    assert (sum(done), sum(done[: len(done) // 2])) == (94, 71)  # a batch, layer by layer
+    assert (sum(done), sum(done[: len(done) // 2])) == (94, 71)  # first batch, layer by layer
     expected = {"model": "Gemma3ForCausalLM", "dtype": "float64", "seed": 0, "rows": "all"}
     expected |= {"context": 40, "sequences": 3, "documents": 0, "tokens": 94}
     assert expected.items() <= profile.attrs.items()

@@ -1,4 +1,4 @@
-"""A profile under edits that differ between heads: what does this head do without plane 2?"""
+"""Profiles under edits that differ between heads."""
 
 from __future__ import annotations
 
@@ -21,63 +21,61 @@ tokens = partial(random_tokens, sequences=4, length=24)
 
 
 def profile(model: PreTrainedModel, heads: str | None) -> xr.Dataset:
-    """That of the model while `PLANES` of some heads stand still."""
+    """Profile of the model while `PLANES` of some heads do not rotate."""
     edits = [] if heads is None else [rl.stop(rl.PlaneNumbers(PLANES), heads=heads)]
     with rl.edit_rope(model, *edits):
         return rl.profile(model, tokens(), excerpts=[tokens()[0]], surrogates=1)
 
 
-def test_each_head_of_a_first_layer_is_as_if_all_were_edited_alike():
-    """Nothing comes before the first layer: head 1 is that of a model whose heads are all
-    edited, the others are those of the model as it is, in every number that a head has."""
+def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
+    """Head 1 equals head 1 of a model with all heads edited, and others are unmodified."""
     model = tiny("nanochat")
-    plain, every, one = (profile(model, heads) for heads in (None, "0.*", "0.1"))
+    plain, full, single = (profile(model, heads) for heads in (None, "0.*", "0.1"))
     heads = np.arange(plain.sizes["head"])
     compared = 0
     for key in plain.data_vars:
-        own = one[key]
-        if not {"head", "layer"} <= {*own.dims} or key == "excerpt_score_gradient":
-            continue  # what comes of a score is told by later layers too
-        every_one, as_it_is, own = (x[key].isel(layer=0) for x in (every, plain, one))
-        if "draw" in own.dims:  # other draws are of orders by key, and keys are not as many
-            every_one, as_it_is, own = (x.isel(draw=0) for x in (every_one, as_it_is, own))
-        if key == "excerpt_query_still":  # not kept of a head that turns otherwise
-            assert np.isnan(own.sel(head=1)).all()
-            own, every_one = own.fillna(0), every_one * 0
-        expected = xr.where(own["head"] == 1, every_one, as_it_is).transpose(*own.dims)
-        np.testing.assert_allclose(own, expected, rtol=1e-4, atol=2e-5, err_msg=str(key))
+        if not {"head", "layer"} <= {*single[key].dims} or key == "excerpt_score_gradient":
+            continue  # effects of a score also depend on later layers
+        x, full_x, plain_x = (p[key].isel(layer=0) for p in (single, full, plain))
+        if "draw" in x.dims:  # draws depend on the number of keys
+            x, full_x, plain_x = (part.isel(draw=0) for part in (x, full_x, plain_x))
+        if key == "excerpt_query_still":  # not stored for heads with another rotation
+            assert np.isnan(x.sel(head=1)).all()
+            x, full_x = x.fillna(0), full_x * 0
+        expected = xr.where(x["head"] == 1, full_x, plain_x).transpose(*x.dims)
+        np.testing.assert_allclose(x, expected, rtol=1e-4, atol=2e-5, err_msg=str(key))
         compared += 1
     assert compared > 20
-    turns = one["head_wavelength"].sel(layer=0)
+    turns = single["head_wavelength"].sel(layer=0)
     assert np.isinf(turns[1, PLANES]).all()
     assert np.isfinite(turns[heads != 1][:, PLANES]).all()
-    xr.testing.assert_allclose(one["wavelength"], plain["wavelength"])
-    assert "head_wavelength" not in every
+    xr.testing.assert_allclose(single["wavelength"], plain["wavelength"])
+    assert "head_wavelength" not in full
     table, expected = (
-        rl.classify_heads(p, resamples=0).set_index(["layer", "head"]) for p in (one, every)
+        rl.classify_heads(p, resamples=0).set_index(["layer", "head"]) for p in (single, full)
     )
     for column in ("mean_wavelength", "top_wavelength", "total_bits"):
         assert table[column][0, 1] == pytest.approx(expected[column][0, 1], rel=1e-4)
 
 
-def test_what_heads_attend_to_and_pick_keys_through_is_what_a_capture_shows():
-    """In every layer, whose input the edit changes. Selectivity by its definition."""
+def test_attention_and_selectivity_match_a_capture():
+    """In every layer. Selectivity is computed from its definition."""
     model = tiny("llama_gqa")
-    one = tokens()[:1]
+    sequence = tokens()[:1]
     edits = (
         rl.stop(rl.PlaneNumbers(PLANES), heads="0.1,1.2"),
         rl.drop(rl.PlaneNumbers((0,)), heads="1.0"),
     )
     with rl.edit_rope(model, *edits):
-        measured = rl.profile(model, one, excerpts=[one[0]], rows="all", budget=False)
-        seen = rl.capture(model, one[0])
+        measured = rl.profile(model, sequence, excerpts=[sequence[0]], rows="all", budget=False)
+        seen = rl.capture(model, sequence[0])
         with torch.no_grad():
-            expected = model(one, output_attentions=True, use_cache=False).attentions
+            expected = model(sequence, output_attentions=True, use_cache=False).attentions
     shape = (measured.sizes["layer"], measured.sizes["head"])
     np.testing.assert_allclose(
         measured["excerpt_attention"][0], torch.cat(expected), rtol=0, atol=1e-5
     )
-    visible = np.tril(np.ones((one.shape[1], one.shape[1])))
+    visible = np.tril(np.ones((sequence.shape[1], sequence.shape[1])))
     even = visible / visible.sum(-1, keepdims=True)
     chosen = (seen["attention"].values - even)[:, None] * np.nan_to_num(seen["contribution"])
     selectivity = chosen[:, :, 1:].sum(-1).mean(-1).reshape(*shape, -1)
@@ -91,7 +89,7 @@ def test_what_heads_attend_to_and_pick_keys_through_is_what_a_capture_shows():
 
 
 @pytest.mark.parametrize("measure", [rl.measure_rope, lambda model: rl.reach(model, tokens())])
-def test_what_is_of_whole_layers_is_refused(measure):
+def test_measures_of_whole_layers_are_refused(measure):
     model = tiny("llama_gqa")
     edit = rl.stop(rl.PlaneNumbers(PLANES), heads="1.2")
     with rl.edit_rope(model, edit), pytest.raises(BadArgument) as refused:

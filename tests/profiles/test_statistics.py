@@ -1,4 +1,4 @@
-"""A statistic of one's own: the recipe of CONTRIBUTING, and what every row must keep to."""
+"""User-defined statistics: the recipe of CONTRIBUTING, and rules for every row."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ WANTED = [3, 5, 8, 13]
 
 
 def recipe() -> str:
-    """The code of CONTRIBUTING's recipe."""
+    """Code of the recipe in CONTRIBUTING."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     return re.search(r"## A new statistic.*?```python\n(.*?)```", text, re.DOTALL)[1]
 
 
 def attention_on(wanted: list[int]) -> Statistic:
-    """What the recipe defines, by running it."""
+    """Run the recipe and return its statistic."""
     names: dict[str, object] = {}
     exec(recipe(), names)
     return names["attention_on"](wanted)
 
 
 @pytest.mark.parametrize(("name", "rows"), [("llama_gqa", 7), ("mistral_sliding", "all")])
-def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int | str):
+def test_the_recipe_matches_dense_attention_on_a_set_of_tokens(name: str, rows: int | str):
     assert len(recipe().splitlines()) < 15
     model = tiny(name).double()
     tokens = random_tokens(sequences=3, length=40) % 17
@@ -63,12 +63,12 @@ def test_the_recipe_is_dense_attention_on_a_set_of_tokens(name: str, rows: int |
     assert heads.columns[-1] == "attention_on_set"
 
 
-def test_functions_read_one_attention_whoever_reads_first():
-    """Sums by offset, which set the first key to 0, come after all functions."""
+def test_functions_read_the_same_attention_in_any_order():
+    """Sums by offset set the first key to 0, so they come after all functions."""
     tokens = random_tokens(sequences=2, length=30)
 
-    def row(name: str, of, dims: tuple[str, ...] = (), over: str = "rows") -> Statistic:
-        return Statistic(name, ("layer", "head", *dims), "1", name, values=of, over=over)
+    def row(name: str, values, dims: tuple[str, ...] = (), over: str = "rows") -> Statistic:
+        return Statistic(name, ("layer", "head", *dims), "1", name, values=values, over=over)
 
     more = [
         row("first", lambda block: (block.scores.softmax(-1) * block.attention).sum(-1)),
@@ -107,10 +107,10 @@ def test_statistics_that_are_refused(statistics: list[Statistic], says: str, see
     assert seen in str(refused.value.parts.get("seen", ""))
 
 
-# every row
+# all rows
 
 
-def test_a_profile_has_every_row_as_it_says():
+def test_a_profile_has_the_variable_of_every_row():
     tokens = random_tokens(sequences=3, length=12)
     profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=2)
     for row in MEASURES:
@@ -119,12 +119,12 @@ def test_a_profile_has_every_row_as_it_says():
             variable = profile[row.name]
             assert variable.dims == row.saved_dims
             assert variable.attrs == {"long_name": row.long_name, "units": row.units}
-            # A model may have no key that is a sink beside position 0.
+            # A model may have no sink except position 0.
             assert row.name == "found_sink" or np.isfinite(variable).any()
 
 
-def test_the_reference_in_the_docs_is_that_of_the_rows():
-    """`python tools/reference.py` writes it anew."""
+def test_the_reference_in_the_docs_matches_the_rows():
+    """Run `python tools/reference.py` to update it."""
     namespace: dict[str, object] = {"__name__": "reference"}
     exec((ROOT / "tools" / "reference.py").read_text(), namespace)
     assert namespace["reference"]() in (ROOT / "docs" / "measures.md").read_text()

@@ -1,4 +1,4 @@
-"""Tokens by their text or class, and the attention they get: against dense attention."""
+"""Choice of tokens by text or class, and attention on them against dense attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXTS = ["the", " the", "The", "'", "'s", " ...", "_", "12", "\n", "’", "$", "
 
 
 class Names:
-    """A tokenizer whose tokens are `TEXTS`; it drops the space that a text begins with."""
+    """A tokenizer with the tokens `TEXTS`. It drops a leading space of a text."""
 
     def decode(self, token_ids: list[int], **_: object) -> str:
         return "".join(TEXTS[token] for token in token_ids).removeprefix(" ")
@@ -32,20 +32,23 @@ def find_tokens(tokens: torch.Tensor, what: str | list[str]) -> torch.Tensor:
     return places_of(tokens, ids, after=word != what)
 
 
-def found(what: str | list[str]) -> list[str]:
-    every = torch.arange(len(TEXTS))[None]
-    among = find_tokens(every, what)[0]
+def matching(what: str | list[str]) -> list[str]:
+    among = find_tokens(torch.arange(len(TEXTS))[None], what)[0]
     return [text for text, yes in zip(TEXTS, among.tolist(), strict=True) if yes]
 
 
 def test_tokens_are_found_by_their_text_and_by_class():
-    assert found("the") == ["the", " the"]
-    assert found(["'", "'s", "’"]) == ["'", "'s", "’"]
-    assert found("\n") == ["\n"]
-    assert found("punctuation") == ["'", " ...", "_", "’"]
-    assert found(["punctuation"]) == found("rope") == []
-    assert found("*'*") == ["'", "'s"]
-    assert (found("newline"), found("digits"), found("capital")) == (["\n"], ["12"], ["The"])
+    assert matching("the") == ["the", " the"]
+    assert matching(["'", "'s", "’"]) == ["'", "'s", "’"]
+    assert matching("\n") == ["\n"]
+    assert matching("punctuation") == ["'", " ...", "_", "’"]
+    assert matching(["punctuation"]) == matching("rope") == []
+    assert matching("*'*") == ["'", "'s"]
+    assert (matching("newline"), matching("digits"), matching("capital")) == (
+        ["\n"],
+        ["12"],
+        ["The"],
+    )
     after = find_tokens(torch.tensor([[3, 0, 4, 4], [0, 2, 3, 3]]), "after:*'*")
     assert after.int().tolist() == [[0, 1, 0, 1], [0, 0, 0, 1]]
     again = find_tokens(torch.tensor([[4, 2, 4, 4, 7, 2], [7, 4, 1, 0, 3, 0]]), "repeated")
@@ -57,19 +60,19 @@ def test_a_token_whose_only_copy_is_hidden_is_not_repeated():
     ids, mask = torch.arange(3, 23)[None], torch.ones(1, 20, dtype=torch.long)
     ids[0, 12] = ids[0, 9] = ids[0, 5]
     ids[0, 15], mask[0, 7], mask[0, 5] = ids[0, 7], 0, 0
-    held, model = {"input_ids": ids, "attention_mask": mask}, tiny("llama_gqa")
+    text, model = {"input_ids": ids, "attention_mask": mask}, tiny("llama_gqa")
     statistics = rl.attention_on(ids, "repeated")
-    found = rl.profile(model, held, statistics=statistics, budget=False)
+    profile = rl.profile(model, text, statistics=statistics, budget=False)
     model.set_attn_implementation("eager")
-    result = model(**held, output_attentions=True)
+    result = model(**text, output_attentions=True)
     rows = torch.stack(result.attentions)[:, 0, :, 12:]
     expected = rows[..., 12].sum(-1) / rows[..., 1:].sum((-2, -1))
-    np.testing.assert_allclose(found["attention_on_repeated"], expected, rtol=1e-4)
+    np.testing.assert_allclose(profile["attention_on_repeated"], expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
-def test_the_attention_on_them_is_dense_attention(name: str):
-    """A sliding window too, whose keys have repeated what it no longer sees; sinks apart."""
+def test_attention_on_tokens_matches_dense_attention(name: str):
+    """Without sinks, and also with a sliding window that does not see earlier copies."""
     model = tiny(name).double()
     tokens = random_tokens(sequences=1, length=40) % len(TEXTS)
     sets = {
@@ -95,12 +98,12 @@ def test_the_attention_on_them_is_dense_attention(name: str):
             score = call.scale * call.query @ key.mT
             attention = score.masked_fill(~call.visible, -torch.inf).softmax(-1).double()
             rows = [i for i in range(1, 40) if (call.visible[i] & on[0] & apart).any()]
-            whole = (attention[:, rows] * apart).sum((1, 2))
+            total = (attention[:, rows] * apart).sum((1, 2))
             seen = call.visible[rows].double() @ (on[0] & apart).double()
             for kind, weight in weights.items():
                 part = (attention[:, rows] @ (weight * apart)).sum(1)
                 others = call.visible[rows].double() @ (weight * apart)
-                expected = part / whole * seen.sum() / others.sum()
+                expected = part / total * seen.sum() / others.sum()
                 (row,) = [row for row in statistics if row.name == f"{kind}_on_{name_of}"]
                 means = LayerMeans(sums.layers[layer], sums, planes[layer], statistics)
                 np.testing.assert_allclose(row.value(means), expected, atol=1e-6)
@@ -111,22 +114,22 @@ def test_the_attention_on_them_is_dense_attention(name: str):
     most, *_ = attention_sentences(profile)
     lead = profile["attention_on_apostrophe_or_apostrophe_s"] - profile[statistics[1].name]
     layer, head = np.unravel_index(lead.values.argmax(), lead.shape)
-    assert most.startswith(f"Head {layer}.{head} attends most to tokens ' or 's: where one")
+    assert most.startswith(f"Head {layer}.{head} attends most to tokens ' or 's. In rows")
 
 
-def test_controls_are_near_and_as_frequent():
+def test_controls_are_near_and_equally_frequent():
     count = torch.tensor([[9, 1, 8, 4, 3, 8, 1, 1, 8, 2]]).double()
     on = torch.zeros(1, 10, dtype=torch.bool)
     on[0, 5] = True
     (weight,) = controls(on, count.log2()).tolist()
-    assert {at: x for at, x in enumerate(weight) if x} == {2: 0.5, 8: 0.5}
-    on[0, 8] = True  # itself no control then; the first token is none either
+    assert {n: x for n, x in enumerate(weight) if x} == {2: 0.5, 8: 0.5}
+    on[0, 8] = True  # a target is not a control, nor is the first token
     (weight,) = controls(on, count.log2()).tolist()
-    assert {at: x for at, x in enumerate(weight) if x} == {2: 1.0, 9: 1.0}
+    assert {n: x for n, x in enumerate(weight) if x} == {2: 1.0, 9: 1.0}
     assert sum(weight) == 2 * on.sum() / 2
 
 
-def test_what_cannot_be_found_is_refused():
+def test_unknown_tokens_are_refused():
     tokens = torch.zeros(1, 4, dtype=torch.long)
     with pytest.raises(BadArgument, match=r"There is no token [^$]*try:   tokenizer="):
         rl.attention_on(tokens, "'")

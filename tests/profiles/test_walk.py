@@ -1,4 +1,4 @@
-"""A model enters by one door: functions below it are passed the live made there."""
+"""Only the first function receives the model; later functions receive the live model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TOKENS = random_tokens(sequences=3, length=20)
 
 
 def visits(model: object, call: Callable[[], object]) -> list[tuple[str, str]]:
-    """The functions of ropelens that are passed the bare model, or give it back, in order."""
+    """Functions of ropelens that receive or return the bare model, in order."""
     places: list[tuple[str, str]] = []
 
-    def look(frame: FrameType, event: str, result: object) -> None:
+    def record(frame: FrameType, event: str, result: object) -> None:
         code = frame.f_code
         if not code.co_filename.startswith(PACKAGE):
             return
@@ -30,7 +30,7 @@ def visits(model: object, call: Callable[[], object]) -> list[tuple[str, str]]:
             given = frame.f_locals.items()
             places.extend((code.co_qualname, name) for name, value in given if value is model)
 
-    sys.setprofile(look)
+    sys.setprofile(record)
     try:
         call()
     finally:
@@ -46,7 +46,7 @@ def visits(model: object, call: Callable[[], object]) -> list[tuple[str, str]]:
         (rl.reach, {"copies": [48]}),
     ],
 )
-def test_a_model_visits_few_places(
+def test_few_functions_receive_the_model(
     measure: Callable[..., object], few: dict[str, object]
 ) -> None:
     model = tiny("llama_gqa")
