@@ -1,9 +1,10 @@
-"""How often a label is kept when other sequences are drawn, beside its confidence.
+"""Compare the confidence of labels with how often other draws of sequences keep them.
 
     python benchmarks/confidence.py [MODEL] --text FILE_OR_FOLDER ... [--draws N]
 
-Every draw is a profile. A row per band of confidence: the heads of all draws in it, what their
-confidence says in the mean, and the share of the other draws that give the same label.
+Every draw is a profile. Prints a row per band of confidence: the number of heads of all draws
+in the band, their mean confidence, and the share of the remaining draws that give the same
+label.
 """
 
 from __future__ import annotations
@@ -32,18 +33,17 @@ def main() -> None:
     documents, heads = rl.read_documents(options.text), []
     sizes = {"context": options.context, "sequences": options.sequences}
     for seed in range(options.draws):
-        read = rl.tokenize(documents, tokenizer, **sizes, seed=seed)
-        text = {"lengths": read.lengths, "documents": read.documents}
-        profile = rl.profile(model, read.tokens, **text, surrogates=0, seed=seed)
+        text = rl.tokenize(documents, tokenizer, **sizes, seed=seed)
+        profile = rl.profile(model, text, surrogates=0, seed=seed)
         heads.append(rl.classify_heads(profile))
-    label = np.array([each["label"] for each in heads])
-    said = np.array([each["confidence"] for each in heads])
-    kept = ((label[:, None] == label).sum(1) - 1) / (len(label) - 1)
-    print(f"all heads: said {said.mean():.3f}, kept {kept.mean():.3f}")
+    label = np.array([table["label"] for table in heads])
+    confidence = np.array([table["confidence"] for table in heads])
+    share = ((label[:, None] == label).sum(1) - 1) / (len(label) - 1)
+    print(f"all heads: confidence {confidence.mean():.3f}, share {share.mean():.3f}")
     for low, high in itertools.pairwise(BANDS):
-        band = (said >= low) & (said < high)
+        band = (confidence >= low) & (confidence < high)
         if band.any():
-            means = f"said {said[band].mean():.3f}, kept {kept[band].mean():.3f}"
+            means = f"confidence {confidence[band].mean():.3f}, share {share[band].mean():.3f}"
             print(f"{low:.2f} to {min(high, 1):.2f}: {band.sum():5} heads, {means}")
 
 

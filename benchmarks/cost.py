@@ -1,18 +1,18 @@
-"""What measuring costs: time and peak memory beside a plain forward pass.
+"""Time and peak memory of measuring, compared with a plain forward pass.
 
-One process, side by side, medians of 5, on a random 8-layer Llama of width 512 with 8
-query and 4 key-value heads, one sequence. "measured" is what streams over all text: norms,
-selectivity, offsets, entropy and the loss. The second table has the parts of a whole profile of
-the bundled checkpoint, 64 sequences of 512 tokens: what is spent once, whatever the text's
-length (probe, excerpt and repeats, fits, surrogates), and what each token costs.
-With --others also what one would use otherwise: transformers' `output_attentions=True`
-and TransformerLens' `run_with_cache`, which only collect, and have yet to compute.
+One process runs all ways in turn and prints medians of 5, on a random 8-layer Llama of width
+512 with 8 query and 4 key-value heads, and one sequence. "measured" is the work that streams
+over all text: norms, selectivity, offsets, entropy and the loss. The second table has the parts
+of a whole profile of the bundled checkpoint on 64 sequences of 512 tokens: the work that is
+done once for a text of any length (probe, excerpt and repeats, fits, surrogates), and the work
+for each token. With --others the first table also has transformers' `output_attentions=True`
+and TransformerLens' `run_with_cache`, which only collect attention and compute no statistics.
 
 With --large the model has 1.1 billion parameters in bfloat16 (22 layers of width 2,048, 32
-query and 4 key-value heads), 256 rows are looked at, and there is no second table.
+query and 4 key-value heads), 256 rows are measured, and the second table is omitted.
 
-With --model there is one table, of processor time: the whole `rl.profile` of any model, and its
-fits and surrogates, beside a plain forward pass of the same sequences. Each runs once.
+With --model there is one table of processor time: the whole `rl.profile` of any model, its fits
+and surrogates, and a plain forward pass of the same sequences. Each runs once.
 
     python benchmarks/cost.py [--others] [--contexts 1024,4096] [--device cuda]
     python benchmarks/cost.py --large [--contexts 1024]
@@ -53,7 +53,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds, and peak memory above what stood before, in bytes; of one run, or medians."""
+    """Seconds, and peak memory above the memory at the start, in bytes: one run, or medians."""
 
     seconds: float
     peak: int
@@ -62,7 +62,7 @@ class Cost:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--others", action="store_true", help="also transformers' and TransformerLens' own ways"
+        "--others", action="store_true", help="also transformers and TransformerLens"
     )
     parser.add_argument("--large", action="store_true", help="1.1 billion parameters, bfloat16")
     parser.add_argument("--contexts", help="[default: 1024,4096; with --large 1024]")
@@ -85,10 +85,10 @@ def main() -> None:
     for heading in ("context", "what", "seconds", "time ratio", "peak MiB", "above plain MiB"):
         table.add_column(heading, justify="left" if heading == "what" else "right")
     for context in map(int, contexts.split(",")):
-        tokens = torch.randint(model.config.vocab_size, (1, context), device=device)
-        ways = ways_of(model, tokens, rows=(256,) if large else ("all", 512))
+        ids = torch.randint(model.config.vocab_size, (1, context), device=device)
+        ways = ways_of(model, ids, rows=(256,) if large else ("all", 512))
         if arguments.others:
-            ways |= other_ways(tokens)
+            ways |= other_ways(ids)
         costs = compare(ways, device)
         plain = costs["plain forward"]
         for what, cost in costs.items():
@@ -107,52 +107,47 @@ def main() -> None:
 
 
 def whole_profiles(options: argparse.Namespace) -> Table:
-    """Processor time of profiles of a model, beside its plain forward pass."""
+    """Processor time of profiles of a model, and of its plain forward pass."""
     model, tokenizer = rl.load(options.model, device=options.device)
     documents = rl.read_documents([options.text])
     table = Table(title=f"{options.model}, {torch.get_num_threads()} threads")
     for heading in ("sequences", "what", "seconds of CPU", "of plain forward"):
         table.add_column(heading, justify="left" if heading == "what" else "right")
     for context in map(int, (options.contexts or "512").split(",")):
-        read = rl.tokenize(documents, tokenizer, context=context)
-        some = slice(options.sequences)
-        costs = cost_of_profile(as_live_model(model), read.tokens[some], read.lengths[some])
-        for what, seconds in costs.items():
+        text = rl.tokenize(documents, tokenizer, context=context)[: options.sequences]
+        costs = cost_of_profile(as_live_model(model), text)
+        for way, seconds in costs.items():
             ratio = f"{seconds / costs['plain forward']:.2f}"
-            size = f"{len(read.tokens[some])} x {context:,}"
-            table.add_row(size, what, f"{seconds:.1f}", ratio)
+            table.add_row(f"{len(text)} x {context:,}", way, f"{seconds:.1f}", ratio)
         table.add_section()
     return table
 
 
 @torch.no_grad()
-def cost_of_profile(
-    live: LiveModel, tokens: torch.Tensor, lengths: torch.Tensor
-) -> dict[str, float]:
+def cost_of_profile(live: LiveModel, text: rl.Text) -> dict[str, float]:
     """Processor time of a profile and of its parts, in seconds: each runs once."""
     model = live.model
-    measurement = Measurement.of(live, tokens, lengths)
-    planes = RotationProbe(live).unedited_planes(tokens.shape[1])
+    measurement = Measurement.of(live, text)
+    planes = RotationProbe(live).unedited_planes(text.context)
     ways: dict[str, Callable[[], object]] = {
-        "plain forward": lambda: [model(one, use_cache=False) for one in tokens.split(1)],
+        "plain forward": lambda: [model(ids, use_cache=False) for ids in text.ids.split(1)],
         "fits and 40 surrogates": lambda: fit_layers(measurement, planes, surrogates=40),
-        "rl.profile": lambda: rl.profile(model, tokens, lengths=lengths),
+        "rl.profile": lambda: rl.profile(model, text),
     }
     seconds = {}
-    for what, way in ways.items():
+    for name, way in ways.items():
         begin = time.process_time()
         way()
-        seconds[what] = time.process_time() - begin
+        seconds[name] = time.process_time() - begin
     return seconds
 
 
 def parts_of_a_profile(device: torch.device) -> Table:
-    """What a profile of the bundled checkpoint spends once, and what on each token."""
+    """Cost of a profile of the bundled checkpoint: once for a text, and for each token."""
     model, tokenizer = rl.load("bundled", device=str(device))
     live, context = as_live_model(model), 512
-    read = rl.tokenize(rl.read_documents([SAMPLE]), tokenizer, context=context)
-    tokens, lengths = read.tokens, read.lengths
-    measurement = Measurement.of(live, tokens, lengths, documents=read.documents)
+    text = rl.tokenize(rl.read_documents([SAMPLE]), tokenizer, context=context)
+    measurement = Measurement.of(live, text)
     planes = RotationProbe(live).unedited_planes(context)
 
     def fit(surrogates: int) -> list[LayerFit]:
@@ -161,14 +156,14 @@ def parts_of_a_profile(device: torch.device) -> Table:
     fits = fit(0)
     repeated = repeats(measurement, planes)
     ways: dict[str, Callable[[], object]] = {
-        "plain forward": lambda: [model(part, use_cache=False) for part in tokens.split(8)],
+        "plain forward": lambda: [model(ids, use_cache=False) for ids in text.ids.split(8)],
         "probe of the rotation": lambda: RotationProbe(live).layers(context),
         "repeated tokens": lambda: repeated.measure(lambda _: None),
         "fits": lambda: fit(0),
         "fits and 40 surrogates": lambda: fit(40),
         "all text: sums": lambda: collect(measurement, planes),
         "all text: sums and scores": lambda: collect(measurement, planes, fits=fits),
-        "rl.profile": lambda: rl.profile(model, tokens, lengths=lengths),
+        "rl.profile": lambda: rl.profile(model, text),
     }
     costs = compare(ways, device)
     table = Table(title="a profile of bundled, 64 sequences of 512 tokens")
@@ -198,7 +193,7 @@ LARGE: dict[str, Any] = {
 
 
 def random_llama(**proportions: Any) -> LlamaForCausalLM:
-    """The model that is measured, by default the small one; weights of std 0.05."""
+    """A Llama with random weights of std 0.05; by default the small model."""
     torch.manual_seed(0)
     defaults = {"vocab_size": 32000, "max_position_embeddings": 8192}
     config = LlamaConfig(**defaults | (proportions or SMALL), initializer_range=0.05)
@@ -206,29 +201,29 @@ def random_llama(**proportions: Any) -> LlamaForCausalLM:
 
 
 def ways_of(
-    model: LlamaForCausalLM, tokens: torch.Tensor, rows: Sequence[int | str] = ("all", 512)
+    model: LlamaForCausalLM, ids: torch.Tensor, rows: Sequence[int | str] = ("all", 512)
 ) -> dict[str, Callable[[], object]]:
-    """The plain pass, and ours with so many `rows` each."""
+    """The plain pass, and measuring each number of `rows`."""
     live = as_live_model(model)
-    planes = RotationProbe(live).unedited_planes(tokens.shape[1])
+    planes = RotationProbe(live).unedited_planes(ids.shape[1])
 
     def measured(count: int | str) -> Callable[[], object]:
-        measurement = Measurement.of(live, tokens, rows=count)
+        measurement = Measurement.of(live, ids, rows=count)
         return lambda: collect(measurement, planes)
 
-    plain = {"plain forward": lambda: model(tokens, use_cache=False)}
+    plain = {"plain forward": lambda: model(ids, use_cache=False)}
     return plain | {f"measured, {count} rows": measured(count) for count in rows}
 
 
-def other_ways(tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Collecting every attention matrix, as transformers and TransformerLens do it."""
+def other_ways(ids: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Collecting every attention matrix with transformers and with TransformerLens."""
     import tempfile
 
     from tokenizers import Tokenizer, models
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import PreTrainedTokenizerFast
 
-    eager = random_llama().to(tokens.device)
+    eager = random_llama().to(ids.device)
     eager.set_attn_implementation("eager")
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     tokenizer = PreTrainedTokenizerFast(
@@ -237,10 +232,10 @@ def other_ways(tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        wrapped = random_llama().to(tokens.device)
+        wrapped = random_llama().to(ids.device)
         wrapped.save_pretrained(folder)
         bridge = TransformerBridge.boot_transformers(
-            folder, hf_model=wrapped, tokenizer=tokenizer, device=str(tokens.device)
+            folder, hf_model=wrapped, tokenizer=tokenizer, device=str(ids.device)
         )
 
     def needed(name: str) -> bool:
@@ -248,16 +243,16 @@ def other_ways(tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
 
     return {
         "transformers, output_attentions": lambda: eager(
-            tokens, output_attentions=True, use_cache=False
+            ids, output_attentions=True, use_cache=False
         ),
         "TransformerLens, run_with_cache": lambda: bridge.run_with_cache(
-            tokens, names_filter=needed
+            ids, names_filter=needed
         ),
     }
 
 
 def compare(ways: dict[str, Callable[[], object]], device: torch.device) -> dict[str, Cost]:
-    """Every way RUNS times, in turn, after one run that does not count."""
+    """Run every way RUNS times, in turn, after one run that does not count."""
     seconds: dict[str, list[float]] = {what: [] for what in ways}
     peaks: dict[str, list[int]] = {what: [] for what in ways}
     with torch.no_grad():
@@ -274,7 +269,7 @@ def compare(ways: dict[str, Callable[[], object]], device: torch.device) -> dict
 
 
 def run_once(way: Callable[[], object], device: torch.device) -> Cost:
-    """What one run takes."""
+    """Time and peak memory of one run."""
     with Peak(device) as peak:
         begin = time.perf_counter()
         way()
@@ -285,7 +280,7 @@ def run_once(way: Callable[[], object], device: torch.device) -> Cost:
 
 
 class Peak:
-    """Peak memory of a block above its beginning, in bytes: resident, or of the GPU."""
+    """Peak memory of a block above its start, in bytes: resident memory, or GPU memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

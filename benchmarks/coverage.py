@@ -1,24 +1,25 @@
-"""How often do 95 % intervals hold the truth, when documents or layers are drawn anew?
+"""How often do 95 % intervals contain the truth, if documents or layers are drawn repeatedly?
 
     python benchmarks/coverage.py [--corpora FOLDER] [--draws N] [--profiles N]
 
-Without a FOLDER, made up. Changes of loss: so many documents of 8 sequences each, normal and
-alike within a document (intra-class correlation); the truth is 0. Rank correlations: so many
-layers of 6 heads, two normal numbers a head, alike within a layer.
+Without a FOLDER the data are synthetic. Changes of loss: documents of 8 normal numbers each
+that are alike within a document (intra-class correlation); the truth is 0. Rank correlations:
+layers of 6 heads with two normal numbers per head that are alike within a layer.
 
-With a FOLDER that holds novels/train/*.txt or novels/valid/*.txt: the bundled checkpoint on
-stretches of every novel, a pool of which documents are drawn with replacement, each as it is.
-The change of loss under stop(Slowest(0.25)) and stop(Fastest(0.25)), whose truth is the mean of
-the pool; with --profiles also the rank correlation of the claim, whose truth is the draws'
-mean. Every draw fits its own models.
+A FOLDER holds novels/train/*.txt or novels/valid/*.txt. The bundled checkpoint reads stretches
+of every novel, and documents are drawn from this pool with replacement. Changes of loss are
+measured under stop(Slowest(0.25)) and stop(Fastest(0.25)); the truth is the mean of the pool.
+With --profiles, the rank correlation of the claim is measured as well; the truth is the mean of
+the draws. Every draw fits its own models.
 
-"now" draws documents again (8 or more of them) and jackknifes layers; "before" drew each
-sequence by itself, and layers with replacement. Of fewer documents stretches are drawn, and
-results say that they speak of that text alone: as the rows of 4 documents show, no interval
-then holds the truth of others as often as it says.
+"groups" is the interval of ropelens: it resamples documents (if there are 8 or more) and
+jackknifes layers. "single" resamples each sequence by itself, or layers with replacement. With
+fewer documents, stretches are resampled, and results state that they hold only for that text:
+the rows of 4 documents show that no interval then contains the truth of other texts as often as
+it should.
 
-Takes a minute and a half of one CPU core with novels, 20 seconds without, and 6 seconds a
-profile.
+Takes a minute and a half of one CPU core with novels, 20 seconds without, and 6 seconds for
+each profile.
 """
 
 from __future__ import annotations
@@ -31,40 +32,43 @@ import torch
 from transformers import PreTrainedModel
 
 import ropelens as rl
-from ropelens.claims.arrays import head_arrays
+from ropelens.claims.arrays import wavelength_arrays
 from ropelens.claims.heads import judge_wavelengths
 from ropelens.claims.numbers import rank_correlation
 from ropelens.intervals import paired_interval
 from ropelens.text.text import assign_groups
 
 SEQUENCES = 8
-"""Sequences of a made-up document."""
+"""Sequences of a synthetic document."""
 
 PROFILED = 16, 4
-"""Documents of a profile, and sequences of each."""
+"""Number of documents of a profile, and of sequences per document."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpora", type=Path, help="holds novels/{train,valid}/*.txt")
-    parser.add_argument("--draws", type=int, default=2000, help="draws of a row")
-    parser.add_argument("--profiles", type=int, default=0, help="draws that are profiled")
+    parser.add_argument("--draws", type=int, default=2000, help="number of draws for each row")
+    parser.add_argument(
+        "--profiles", type=int, default=0, help="number of draws that are profiled"
+    )
     parser.add_argument("--context", type=int, default=256, help="tokens of a sequence")
     parser.add_argument("--each", type=int, default=6, help="sequences of a novel")
     options = parser.parse_args()
     random = np.random.default_rng(0)
-    print("change of loss, made up (95 % is right)")
-    print("documents  alike   now  before")
+    print("change of loss, synthetic (95 % is right)")
+    print("documents  alike groups single")
     for documents in (4, 8, 16, 32):
         for alike in (0.0, 0.3, 0.5):
-            report(documents, alike, made_up(documents, alike, options.draws, random))
-    print("rank correlation of -0.68, made up\n   layers  alike   now  before")
+            report(documents, alike, synthetic(documents, alike, options.draws, random))
+    print("rank correlation of -0.68, synthetic\n   layers  alike groups single")
     for layers in (4, 6, 12, 32):
         for alike in (0.0, 0.5):
             report(layers, alike, correlated(layers, alike, options.draws // 4, random))
     if options.corpora:
-        model, tokens, group = novels(options.corpora, options.context, options.each)
-        weight, change = changes_of_loss(model, tokens, group)
+        model, text = novels(options.corpora, options.context, options.each)
+        group = text.documents.numpy()
+        weight, change = changes_of_loss(model, text)
         for name, values in change.items():
             alike = correlation(values, group)
             print(f"{group.max() + 1} novels of up to {options.each} sequences: {name}")
@@ -72,29 +76,29 @@ def main() -> None:
                 drawn = redrawn(documents, group, weight, values, options.draws, random)
                 report(documents, alike, drawn)
         if options.profiles:
-            profiled(model, tokens, group, options.profiles, random)
+            profiled(model, text, options.profiles, random)
 
 
 def report(documents: int, alike: float, hits: np.ndarray) -> None:
-    """One line: in what share of the draws either interval holds the truth."""
-    now, before = hits.mean(axis=0)
-    print(f"{documents:9} {alike:6.2f} {now:6.1%} {before:6.1%}", flush=True)
+    """Print the share of the draws in which each interval contains the truth."""
+    groups, single = hits.mean(axis=0)
+    print(f"{documents:9} {alike:6.2f} {groups:6.1%} {single:6.1%}", flush=True)
 
 
 def holds(
     truth: float, change: np.ndarray, weight: np.ndarray, document: np.ndarray
 ) -> tuple[bool, bool]:
-    """Whether the interval by group, as it is now, and that by sequence hold the truth."""
+    """Whether the interval over groups and the interval over sequences contain the truth."""
     group = assign_groups(torch.from_numpy(document), len(document)).numpy()
-    bounds = [paired_interval(change, weight, by)[1:] for by in (group, None)]
-    now, before = (low <= truth <= high for low, high in bounds)
-    return bool(now), bool(before)
+    bounds = [paired_interval(change, weight, units)[1:] for units in (group, None)]
+    groups, single = (low <= truth <= high for low, high in bounds)
+    return bool(groups), bool(single)
 
 
-def made_up(
+def synthetic(
     documents: int, alike: float, draws: int, random: np.random.Generator
 ) -> np.ndarray:
-    """Two levels, normal: documents differ, and sequences within one; [draw, interval]."""
+    """Normal numbers: documents differ, and sequences within a document; [draw, interval]."""
     document = np.repeat(np.arange(documents), SEQUENCES)
     shared = random.normal(size=(draws, documents, 1)) * alike**0.5
     noise = random.normal(size=(draws, documents, SEQUENCES)) * (1 - alike) ** 0.5
@@ -105,13 +109,13 @@ def made_up(
 def correlated(
     layers: int, alike: float, draws: int, random: np.random.Generator
 ) -> np.ndarray:
-    """Layers of 6 heads, two normal numbers a head that correlate by -0.7; [draw, interval]."""
+    """Layers of 6 heads, with two normal numbers that correlate by -0.7; [draw, interval]."""
     mix, truth = np.linalg.cholesky([[1, -0.7], [-0.7, 1]]), 6 / np.pi * np.arcsin(-0.7 / 2)
     hits = []
     for _ in range(draws):
         shared, noise = random.normal(size=(2, layers, 1)), random.normal(size=(2, layers, 6))
         x, y = np.einsum("ij,jlh->ilh", mix, alike**0.5 * shared + (1 - alike) ** 0.5 * noise)
-        claim = judge_wavelengths(head_arrays(x[None], y[None]))
+        claim = judge_wavelengths(wavelength_arrays(x[None], y[None]))
         picks = random.integers(layers, size=(200, layers))
         redrawn = [rank_correlation(x[pick].ravel(), y[pick].ravel()) for pick in picks]
         low, high = np.quantile(redrawn, [0.025, 0.975])
@@ -127,15 +131,15 @@ def redrawn(
     draws: int,
     random: np.random.Generator,
 ) -> np.ndarray:
-    """Documents of a pool, drawn with replacement; [draw, interval]."""
+    """Draw documents of a pool with replacement; [draw, interval]."""
     members = [np.flatnonzero(group == number) for number in range(group.max() + 1)]
     truth = float((weight * change).sum() / weight.sum())
     hits = []
     for _ in range(draws):
         drawn = [members[number] for number in random.integers(len(members), size=documents)]
-        at = np.concatenate(drawn)
+        rows = np.concatenate(drawn)
         document = np.repeat(np.arange(documents), [len(sequences) for sequences in drawn])
-        hits.append(holds(truth, change[at], weight[at], document))
+        hits.append(holds(truth, change[rows], weight[rows], document))
     return np.array(hits)
 
 
@@ -149,32 +153,30 @@ def correlation(change: np.ndarray, group: np.ndarray) -> float:
     return float((between - within) / (between + (size - 1) * within))
 
 
-def novels(
-    corpora: Path, context: int, each: int
-) -> tuple[PreTrainedModel, torch.Tensor, np.ndarray]:
-    """The bundled checkpoint, and stretches of every novel: their tokens and its number."""
+def novels(corpora: Path, context: int, count: int) -> tuple[PreTrainedModel, rl.Text]:
+    """The bundled checkpoint, and a text of stretches of every novel."""
     model, tokenizer = rl.load("bundled")
     rows: list[torch.Tensor] = []
     for path in sorted((corpora / "novels").glob("*/*.txt")):
-        # Stretches spread over the novel, so that no file is tokenized whole.
+        # Stretches are spread over the novel; tokenizing whole files would take long.
         text = path.read_text(encoding="utf-8")
-        for begin in np.linspace(0, max(0, len(text) - 8 * context), each + 2)[1:-1]:
+        for begin in np.linspace(0, max(0, len(text) - 8 * context), count + 2)[1:-1]:
             stretch = text[int(begin) :][: 8 * context]
             ids = tokenizer(stretch, add_special_tokens=False, verbose=False)["input_ids"]
             cut = [tokenizer.bos_token_id, *ids][:context]
             assert len(cut) == context, path
             rows.append(torch.tensor(cut))
-    return model, torch.stack(rows), np.repeat(np.arange(len(rows) // each), each)
+    documents = torch.arange(len(rows) // count).repeat_interleave(count)
+    return model, rl.Text(torch.stack(rows), documents=documents)
 
 
 def changes_of_loss(
-    model: PreTrainedModel, tokens: torch.Tensor, group: np.ndarray
+    model: PreTrainedModel, text: rl.Text
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The predicted tokens of every sequence, and its changes of loss by edit."""
+    """Number of predicted tokens of every sequence, and its changes of loss by edit."""
     evaluated = rl.evaluate(
         model,
-        tokens,
-        documents=torch.from_numpy(group),
+        text,
         edits={
             "slowest quarter stopped": rl.stop_slowest(0.25),
             "fastest quarter stopped": rl.stop(rl.Fastest(0.25)),
@@ -188,23 +190,20 @@ def changes_of_loss(
 
 
 def profiled(
-    model: PreTrainedModel,
-    tokens: torch.Tensor,
-    group: np.ndarray,
-    draws: int,
-    random: np.random.Generator,
+    model: PreTrainedModel, text: rl.Text, draws: int, random: np.random.Generator
 ) -> None:
-    """Profiles of documents drawn with replacement: rank correlations."""
-    documents, each = PROFILED
-    members = [np.flatnonzero(group == number)[:each] for number in range(group.max() + 1)]
+    """Rank correlations of profiles of documents that are drawn with replacement."""
+    documents, count = PROFILED
+    group = text.documents.numpy()
+    members = [np.flatnonzero(group == number)[:count] for number in range(group.max() + 1)]
     claims = []
     for draw in range(draws):
         picks = random.integers(len(members), size=documents)
-        some = tokens[np.concatenate([members[number] for number in picks])]
-        document = torch.from_numpy(np.repeat(np.arange(documents), each))
-        profile = rl.profile(model, some, documents=document, surrogates=0, seed=draw)
+        ids = text.ids[np.concatenate([members[number] for number in picks])]
+        drawn = rl.Text(ids, documents=np.repeat(np.arange(documents), count))
+        profile = rl.profile(model, drawn, surrogates=0, seed=draw)
         claims.append(rl.classify_heads(profile, resamples=0).attrs["claim"])
-    print(f"{documents} novels of {each} sequences, {draws} draws")
+    print(f"{documents} novels of {count} sequences, {draws} draws")
     rho = np.array([claim["rank_correlation"] for claim in claims])
     mean, sd = rho.mean(), rho.std()
     covered = np.mean([claim["low"] <= mean <= claim["high"] for claim in claims])

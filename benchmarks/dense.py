@@ -1,10 +1,11 @@
-"""The sums of a profile as one would take them of transformers' `output_attentions`.
+"""The sums of a profile, computed from transformers' `output_attentions`.
 
-Queries and keys are caught by hooks and rotated by transformers' own function; attention comes
-as it gives it, a matrix a head. Of each layer: norms by plane, selectivity by plane (of all
-keys and of those that are no sink), attention by offset, entropy, information, sinks and
-previous tokens. Plain float32 tensors, one sequence, a head's matrices at once. A profile has
-more (the kernel, gains of planes, intervals), so this is the least that its numbers cost.
+Hooks record queries and keys, and transformers' function rotates them. transformers returns
+attention as one matrix per head. The sums of each layer are: norms by plane, selectivity by
+plane (of all keys, and of keys that are not sinks), attention by offset, entropy, information,
+sinks and previous tokens. The code uses plain float32 tensors and one sequence, with the
+matrices of one head at a time. A profile has more statistics (the kernel, gains of planes,
+intervals), so this is a lower bound of the cost of its numbers.
 """
 
 from __future__ import annotations
@@ -17,32 +18,33 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 
-def dense_sums(model: LlamaForCausalLM, tokens: Tensor) -> list[dict[str, Tensor]]:
-    """Means over rows from position 1 on, for every layer; `tokens` [1, position]."""
-    caught: dict[int, dict[str, Tensor]] = {}
+def dense_sums(model: LlamaForCausalLM, ids: Tensor) -> list[dict[str, Tensor]]:
+    """Means over rows from position 1 on, for every layer; `ids` [1, position]."""
+    recorded: dict[int, dict[str, Tensor]] = {}
     hooks = []
     for number, layer in enumerate(model.model.layers):
         for name in ("q", "k"):
 
-            def keep(
-                _: object, __: object, out: Tensor, at: int = number, to: str = name
+            def record(
+                _: object, __: object, out: Tensor, number: int = number, name: str = name
             ) -> None:
-                caught.setdefault(at, {})[to] = out
+                recorded.setdefault(number, {})[name] = out
 
-            hooks.append(getattr(layer.self_attn, f"{name}_proj").register_forward_hook(keep))
+            projection = getattr(layer.self_attn, f"{name}_proj")
+            hooks.append(projection.register_forward_hook(record))
     try:
-        outputs = model(tokens, output_attentions=True, use_cache=False)
+        outputs = model(ids, output_attentions=True, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
-    length, size = tokens.shape[1], model.config.head_dim
-    places = torch.arange(length)[None]
-    cos, sin = model.model.rotary_emb(outputs.logits, places)
-    sums = []
+    length, size = ids.shape[1], model.config.head_dim
+    positions = torch.arange(length)[None]
+    cos, sin = model.model.rotary_emb(outputs.logits, positions)
+    layers = []
     for number, attention in enumerate(outputs.attentions):
         heads = {
             name: x.view(1, length, -1, size).transpose(1, 2)
-            for name, x in caught[number].items()
+            for name, x in recorded[number].items()
         }
         query, key = apply_rotary_pos_emb(heads["q"], heads["k"], cos, sin)
         key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
@@ -50,10 +52,10 @@ def dense_sums(model: LlamaForCausalLM, tokens: Tensor) -> list[dict[str, Tensor
             head_sums(q / math.sqrt(size), k, a)
             for q, k, a in zip(query[0], key[0], attention[0], strict=True)
         ]
-        together = {name: torch.stack([of[name] for of in of_heads]) for name in of_heads[0]}
+        stacked = {name: torch.stack([sums[name] for sums in of_heads]) for name in of_heads[0]}
         norms = {f"{name}_norm": by_plane(x[0].square()).sqrt() for name, x in heads.items()}
-        sums.append(together | {name: x.mean(1) for name, x in norms.items()})
-    return sums
+        layers.append(stacked | {name: x.mean(1) for name, x in norms.items()})
+    return layers
 
 
 def by_plane(x: Tensor) -> Tensor:
@@ -62,20 +64,20 @@ def by_plane(x: Tensor) -> Tensor:
 
 
 def head_sums(query: Tensor, key: Tensor, attention: Tensor) -> dict[str, Tensor]:
-    """Of one head: `query` (scaled) and `key` [position, coordinate], `attention` square."""
+    """Sums of one head; scaled `query` and `key` [position, coordinate], square `attention`."""
     length = len(query)
     count = torch.arange(1, length + 1)[:, None]
-    read, mean_key = attention @ key, key.cumsum(0) / count
+    attended_key, mean_key = attention @ key, key.cumsum(0) / count
     on_sink = attention[:, :1]
     others = (mean_key * count - key[:1]) / (count - 1).clamp(min=1)
-    no_sink = read - on_sink * key[:1] - (1 - on_sink) * others
+    no_sink = attended_key - on_sink * key[:1] - (1 - on_sink) * others
     log_norm = (query @ key.T).tril_().masked_fill_(hidden(length), -math.inf).logsumexp(-1)
-    entropy = log_norm - (query * read).sum(-1)
+    entropy = log_norm - (query * attended_key).sum(-1)
     offset = (torch.arange(length)[:, None] - torch.arange(1, length)).clamp_(min=0)
     mass = torch.zeros(length).index_add_(0, offset.flatten(), attention[:, 1:].flatten())
     rows = slice(1, None)
     return {
-        "selectivity": by_plane(query * (read - mean_key))[rows].mean(0),
+        "selectivity": by_plane(query * (attended_key - mean_key))[rows].mean(0),
         "selectivity_keys": by_plane(query * no_sink)[rows].mean(0),
         "entropy": entropy[rows].mean(),
         "information": (count.squeeze(1).log() - entropy)[rows].mean(),
@@ -87,5 +89,5 @@ def head_sums(query: Tensor, key: Tensor, attention: Tensor) -> dict[str, Tensor
 
 
 def hidden(length: int) -> Tensor:
-    """The pairs of a row and a later key."""
+    """Pairs of a row and a later key."""
     return torch.ones(length, length, dtype=torch.bool).triu_(1)

@@ -1,12 +1,13 @@
-"""What measuring 512 rows costs on long sequences, beside a plain forward pass.
+"""Cost of measuring 512 rows on long sequences, compared with a plain forward pass.
 
-The model and the sums of cost.py, with so many layers, one sequence, one run each after one of
-4,096 tokens. Up to 65,536 tokens run in one pass, more in chunks with a key-value cache, where
-a plain pass has no memory for its logits. Peaks are above what the process held before.
+Uses the model and the sums of cost.py with a chosen number of layers and one sequence. Each way
+runs once, after a run of 4,096 tokens. Up to 65,536 tokens run in one pass. Longer sequences
+run in chunks with a key-value cache, and without a plain pass, which has no memory for its
+logits. Peaks are above the memory that the process held before.
 
     python benchmarks/long.py [--lengths 32768,131072] [--layers 8]
 
-On two threads 32,768 tokens take 5 minutes, 131,072 with 8 layers 20 and more.
+On two threads 32,768 tokens take 5 minutes, and 131,072 tokens with 8 layers take 20 and more.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ def main() -> None:
     model = cost.random_llama(**proportions, max_position_embeddings=2**17)
     with torch.no_grad():
         for length in (4096, *lengths):
-            tokens = torch.randint(model.config.vocab_size, (1, length))
+            ids = torch.randint(model.config.vocab_size, (1, length))
             plain = None
-            for what, way in cost.ways_of(model, tokens, rows=(512,)).items():
-                if what == "plain forward" and length > ONE_PASS:
+            for name, way in cost.ways_of(model, ids, rows=(512,)).items():
+                if name == "plain forward" and length > ONE_PASS:
                     continue
                 measured = cost.run_once(way, torch.device("cpu"))
-                plain = plain or (measured.seconds if what == "plain forward" else None)
+                plain = plain or (measured.seconds if name == "plain forward" else None)
                 ratio = f" ({measured.seconds / plain:.2f} of plain)" if plain else ""
                 if length in lengths:
                     memory = f"{measured.peak / cost.MIB:,.0f} MiB"
                     print(
-                        f"{length:,} {what}: {measured.seconds:,.1f} s{ratio}, {memory}",
+                        f"{length:,} {name}: {measured.seconds:,.1f} s{ratio}, {memory}",
                         flush=True,
                     )
 

@@ -1,18 +1,18 @@
-"""What measuring costs beside other libraries' ways to the same attention, over the length.
+"""Cost of measuring, compared with other libraries that give the same attention, by length.
 
-Each way at each length has a process of its own, one after the other: a plain forward pass;
-ropelens, which sums all its statistics on the way (all rows, and 512); transformers'
-`output_attentions=True`, as it is and with the main of the same sums taken of it (dense.py);
-TransformerLens' `run_with_cache` of rotated queries, keys and patterns; nnsight's `trace` of
-patterns. Those that only collect have yet to compute.
-The model is that of cost.py. Memory is the peak of the first run above what stood before,
-seconds the median of the runs after it; a way that cannot run has a row that says why.
+Each way runs at each length in a separate process, one after another: a plain forward pass;
+ropelens, which sums all its statistics during the pass (all rows, and 512); transformers'
+`output_attentions=True`, without further work and with the main sums computed from it
+(dense.py); TransformerLens' `run_with_cache` of rotated queries, keys and patterns; nnsight's
+`trace` of patterns. Ways that only collect attention compute no statistics. The model is the
+model of cost.py. Memory is the peak of the first run above the memory before it. Seconds are
+the median of the runs after it. If a way cannot run, its row has the reason.
 
     python benchmarks/peers.py [--lengths 512,1024,2048,4096,8192] [--out DIR]
 
-Writes peers.csv, index.html and what it found (run.json) to DIR, reports/peers/random-llama.
-Takes about 15 minutes on 2 CPU cores; measure on a quiet machine. nnsight has
-dependencies of its own, so it may stand in an environment of its own:
+Writes peers.csv, index.html and the findings (run.json) to DIR, reports/peers/random-llama.
+Takes about 15 minutes on 2 CPU cores; measure on a quiet machine. nnsight has other
+dependencies, so it may need a separate environment:
 
     python -m venv .venv-nnsight && .venv-nnsight/bin/pip install nnsight -e .
     python benchmarks/peers.py --nnsight-python .venv-nnsight/bin/python
@@ -45,11 +45,10 @@ from ropelens.report.page import render_figures
 PACKAGES = ("ropelens", "torch", "transformers", "transformer-lens")
 RUNS = 3
 SAME_SUMS = "output_attentions, same sums"
-SLOWEST = 1800
-"""Seconds after which a process is given up."""
+SLOWEST = 1800  # seconds after which a process is stopped
 
 
-def _nnsight(tokens: Tensor) -> Callable[[], object]:
+def _nnsight(ids: Tensor) -> Callable[[], object]:
     """Every attention pattern, saved in a trace."""
     import nnsight
 
@@ -58,7 +57,7 @@ def _nnsight(tokens: Tensor) -> Callable[[], object]:
     traced = nnsight.NNsight(model)
 
     def trace() -> object:
-        with traced.trace(tokens, use_cache=False):
+        with traced.trace(ids, use_cache=False):
             attention = nnsight.save(
                 [layer.self_attn.output[1] for layer in traced.model.layers]
             )
@@ -67,19 +66,19 @@ def _nnsight(tokens: Tensor) -> Callable[[], object]:
     return trace
 
 
-def _same_sums(tokens: Tensor) -> Callable[[], object]:
-    """What `output_attentions` gives, and sums of it as a profile has them."""
+def _same_sums(ids: Tensor) -> Callable[[], object]:
+    """`output_attentions`, and the sums of a profile computed from it."""
     model = cost.random_llama()
     model.set_attn_implementation("eager")
-    return lambda: dense.dense_sums(model, tokens)
+    return lambda: dense.dense_sums(model, ids)
 
 
 def _of_cost(name: str) -> Callable[[Tensor], Callable[[], object]]:
-    return lambda tokens: cost.ways_of(cost.random_llama(), tokens)[name]
+    return lambda ids: cost.ways_of(cost.random_llama(), ids)[name]
 
 
 def _of_others(name: str) -> Callable[[Tensor], Callable[[], object]]:
-    return lambda tokens: cost.other_ways(tokens)[name]
+    return lambda ids: cost.other_ways(ids)[name]
 
 
 WAYS: dict[str, Callable[[Tensor], Callable[[], object]]] = {
@@ -91,16 +90,16 @@ WAYS: dict[str, Callable[[Tensor], Callable[[], object]]] = {
     "TransformerLens, run_with_cache": _of_others("TransformerLens, run_with_cache"),
     "nnsight, trace": _nnsight,
 }
-"""Each way by its name: made ready for some tokens, then run."""
+"""Each way by its name: a function of token ids that returns the function to run."""
 
 
 def main(
     lengths: str = typer.Option("512,1024,2048,4096,8192", help="Tokens of the sequence."),
     out: Path = typer.Option(Path("reports/peers/random-llama"), help="Folder for the page."),
     nnsight_python: Path = typer.Option(
-        Path(sys.executable), help="The Python of the environment that nnsight stands in."
+        Path(sys.executable), help="The Python of an environment with nnsight."
     ),
-    only: str = typer.Option("", hidden=True, help="Run this way here, and print its cost."),
+    only: str = typer.Option("", hidden=True, help="Run only this way, and print its cost."),
 ) -> None:
     counts = [int(length) for length in lengths.split(",")]
     if only:
@@ -116,12 +115,12 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     table.to_csv(out / "peers.csv", index=False)
     (out / "index.html").write_text(page(table), encoding="utf-8")
-    record = {"kind": "answer", "model": {"name": MODEL}, "findings": told(table)}
+    record = {"kind": "answer", "model": {"name": MODEL}, "findings": findings(table)}
     (out / "run.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def row(python: Path, way: str, length: int) -> dict[str, object]:
-    """The cost of one way in a process of its own, or its problem."""
+    """The cost of one way in a separate process, or the problem."""
     command = [python, __file__, "--only", way, "--lengths", str(length)]
     cells: dict[str, object] = {"length": length, "way": way}
     try:
@@ -131,16 +130,16 @@ def row(python: Path, way: str, length: int) -> dict[str, object]:
     if ended.returncode == 0:
         return cells | json.loads(ended.stdout.splitlines()[-1])
     if ended.returncode < 0:
-        return cells | {"problem": "killed, as a process is that takes all memory"}
+        return cells | {"problem": "killed, probably because it used all memory"}
     lines = [line.strip(" │") for line in ended.stderr.splitlines()]
     return cells | {"problem": next((line for line in reversed(lines) if "Error" in line), "")}
 
 
 def cost_of(way: str, length: int) -> dict[str, float]:
     """Seconds and peak memory (MiB) of a way in this process."""
-    tokens = torch.randint(32000, (1, length), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(32000, (1, length), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        run = WAYS[way](tokens)
+        run = WAYS[way](ids)
         with cost.Peak(torch.device("cpu")) as peak:
             run()
         seconds = []
@@ -162,78 +161,77 @@ LOOKS = {
     "TransformerLens, run_with_cache": ("#cc79a7", "solid", "triangle-up"),
     "nnsight, trace": ("#b58900", "solid", "triangle-down"),
 }
-"""The colour, dash and sign of each way, which many lines share their place with."""
+"""Colour, dash and symbol of each way; lines overlap, so they differ in all three."""
 
 
 def draw(table: pd.DataFrame, name: str, title: str, ticks: dict[float, str]) -> go.Figure:
-    """The column `name` over the length, a line per way, both on log scales."""
+    """Figure of the column `name` by length, a line per way, on log scales."""
     figure = new_figure(title, height=420)
     for way in WAYS:
         color, dash, symbol = LOOKS[way]
-        of_way = table[(table["way"] == way) & table["seconds"].notna()]
-        if len(of_way):
+        rows = table[(table["way"] == way) & table["seconds"].notna()]
+        if len(rows):
             line = {"color": color, "dash": dash}
             marker = {"symbol": symbol, "size": 9}
             figure.add_scatter(
-                x=of_way["length"], y=of_way[name], name=way, line=line, marker=marker
+                x=rows["length"], y=rows[name], name=way, line=line, marker=marker
             )
     lengths = {length: f"{length:,}" for length in sorted(set(table["length"]))}
     figure.update_yaxes(**log_axis(ticks), title_text=title)
     return figure.update_xaxes(**log_axis(lengths), title_text="length (tokens)")
 
 
-def told(table: pd.DataFrame) -> list[str]:
-    """The page's sentences: of the longest length that all ways ran at, and of what did not."""
+def findings(table: pd.DataFrame) -> list[str]:
+    """Sentences about the longest length at which all ways ran, and about failed runs."""
     done = table[table["seconds"].notna()]
     ran = done.groupby("length")["way"].count()
     longest = int(ran[ran == ran.max()].index.max())
-    at = done[done["length"] == longest].set_index("way")
-    ours = at.loc["ropelens, all rows"]
-    ours_too = [way for way in at.index if way.startswith(("plain", "ropelens"))]
-    others = at.drop(index=[*ours_too, SAME_SUMS], errors="ignore")
-    lines = [
+    rows = done[done["length"] == longest].set_index("way")
+    ours = rows.loc["ropelens, all rows"]
+    not_collecting = [way for way in rows.index if way.startswith(("plain", "ropelens"))]
+    others = rows.drop(index=[*not_collecting, SAME_SUMS], errors="ignore")
+    sentence = (
         f"At {longest:,} tokens ropelens measures all rows in "
-        f"{ours.seconds / at.seconds['plain forward']:.1f} times the time of a plain forward "
+        f"{ours.seconds / rows.seconds['plain forward']:.1f} times the time of a plain forward "
         f"pass and in {ours.peak_mib:,.0f} MiB"
-    ]
+    )
     if len(others):
         slower, larger = others.seconds / ours.seconds, others.peak_mib / ours.peak_mib
-        lines[0] += (
-            f"; to collect attention alone takes others {slower.min():.1f} to "
+        sentence += (
+            f"; only collecting attention with other libraries takes {slower.min():.1f} to "
             f"{slower.max():.1f} times as long and {larger.min():.0f} to {larger.max():.0f} "
             "times the memory"
         )
-    if SAME_SUMS in at.index:
-        same = at.loc[SAME_SUMS]
-        lines[0] += (
-            f"; to take the main of the same sums of output_attentions "
+    if SAME_SUMS in rows.index:
+        same = rows.loc[SAME_SUMS]
+        sentence += (
+            f"; computing the main sums from output_attentions takes "
             f"{same.seconds / ours.seconds:.1f} times as long and "
             f"{same.peak_mib / ours.peak_mib:.0f} times the memory"
         )
-    lines[0] += "."
     failed = table[table["seconds"].isna()].itertuples()
-    return lines + [f"{row.way} at {row.length:,}: {row.problem}" for row in failed]
+    return [f"{sentence}.", *(f"{row.way} at {row.length:,}: {row.problem}" for row in failed)]
 
 
 def page(table: pd.DataFrame) -> str:
     """The page as text."""
     mebibytes = {4**n: f"{4**n:,}" for n in range(2, 9)}
     figures = {
-        "Median of 3 runs after one that does not count. The plain pass makes all logits; "
-        "ropelens makes them a piece at a time.":
+        "Median of 3 runs after a run that does not count. The plain pass makes all logits; "
+        "ropelens makes them piece by piece.":
             draw(table, "seconds", "time (s)", {n: f"{n:g}" for n in (0.1, 0.3, 1, 3, 10, 30)}),
-        "The most of the first run, above what the process held before it.":
+        "Peak of the first run, above the memory that the process held before.":
             draw(table, "peak_mib", "peak memory (MiB)", mebibytes),
     }  # fmt: skip
     threads, processor = torch.get_num_threads(), platform.processor() or platform.machine()
     return render_figures(
         "answer.html",
         figures,
-        question="What does measuring cost?",
+        question="How much time and memory does measuring take?",
         model=MODEL,
         facts=["8 layers × 8 heads", "width 512", "float32", "one sequence"],
         scope="",
-        findings=told(table),
+        findings=findings(table),
         run=[("machine", f"{threads} threads, {processor}")],
         versions=", ".join(f"{name} {version(name)}" for name in PACKAGES),
         command=shlex.join(["python", *sys.argv]),

@@ -1,10 +1,11 @@
-"""For each claim of the ledger a model in which it holds, and one in which it is contradicted.
+"""Two models for each claim of the ledger: in one it holds, in the other it is contradicted.
 
     python benchmarks/planted.py [CLAIM]...
 
-A line per model: the claim, what it was built for, its verdict and why. Queries, keys and
-values are tables, one of each for every token. A head looks back by planes whose vectors are
-the same for every token, or matches tokens by planes with a code of each token's own.
+Each line has the claim, the verdict for which the model was built, the verdict of the ledger
+and the reason. Queries, keys and values are tables with an entry for every token. In some
+planes the vectors are the same for all tokens, so that a head looks back a fixed distance. In
+other planes each token has a code, so that a head matches tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ APOSTROPHES = (3, 4, 5)
 
 
 class Letters:
-    """A tokenizer of one letter a token, apostrophes but for the words."""
+    """A tokenizer with one letter per token; some tokens are apostrophes."""
 
     def decode(self, token_ids: list[int], **_: object) -> str:
         return "".join("'" if n in APOSTROPHES else chr(1000 + n) for n in token_ids)
@@ -48,12 +49,12 @@ def llama_of(
     context: int = 256,
     copies_to: int = 0,
 ) -> LlamaForCausalLM:
-    """A Llama in eval mode of tables [layer, head, token, plane], before rotation.
+    """A Llama in eval mode with tables [layer, head, token, plane] of vectors before rotation.
 
-    Scores are in nats. The residual stream has three blocks of a coordinate a token. Embeddings
-    are one-hot in block 0, which queries read; the logits are block 2. Heads write nothing, so
-    every layer sees the embeddings. With `copies_to`, head 0 of layer 0 writes its values to
-    that block; keys of later layers read block 1.
+    Scores are in nats. The residual stream has three blocks with one coordinate per token.
+    Embeddings are one-hot in block 0. Queries read block 0, and the logits are block 2. Heads
+    write nothing, so every layer sees the embeddings. With `copies_to`, head 0 of layer 0
+    writes its values to this block, and keys of later layers read block 1.
     """
     layers, heads, tokens, planes = query.shape
     width = -(-3 * tokens // heads) * heads
@@ -84,10 +85,10 @@ def llama_of(
             tables = {"q": query * np.sqrt(2 * planes), "k": key, "v": value}
             for name, table in tables.items():
                 by_coordinate = np.concatenate([table[number].real, table[number].imag], -1)
-                of = by_coordinate.transpose(0, 2, 1).reshape(-1, tokens)
-                of = of * np.sqrt((1 + later) / width)  # RMSNorm's, of one code or two
+                rows = by_coordinate.transpose(0, 2, 1).reshape(-1, tokens)
+                rows = rows * np.sqrt((1 + later) / width)  # RMSNorm divides one or two codes
                 weight = getattr(layer.self_attn, f"{name}_proj").weight
-                weight[:, block[name == "k" and later]] = torch.from_numpy(of).float()
+                weight[:, block[name == "k" and later]] = torch.from_numpy(rows).float()
         if copies_to:
             first = model.model.layers[0].self_attn.o_proj.weight
             first[block[copies_to], : 2 * planes] = torch.eye(tokens, 2 * planes)
@@ -96,10 +97,10 @@ def llama_of(
 
 @dataclass
 class Planted:
-    """Tables of a model, and the text it is measured on.
+    """Tables of a model, and the text on which the model is measured.
 
-    With `places`, there is a token for each place in the sequence and code: a vector may turn
-    with its place, so that any plane makes any rhythm.
+    With `places`, there is a token for each pair of a place in the sequence and a code. A
+    vector may then rotate with its place, so that any plane can have any frequency.
     """
 
     layers: int = 12
@@ -129,31 +130,39 @@ class Planted:
         real, imaginary = self.random.normal(size=(2, *shape))
         return real + 1j * imaginary
 
-    def look(self, at: tuple[Any, Any], back: int, gain: float, planes: slice) -> Planted:
-        """Heads whose score peaks so many tokens back: a cosine of `gain` a plane."""
-        self.q[*at, :, planes] += gain * np.exp(-1j * self.inv_freq[planes] * back)
-        self.k[*at, :, planes] += 1
+    def look(self, head: tuple[Any, Any], back: int, gain: float, planes: slice) -> Planted:
+        """Heads whose score peaks `back` tokens back: each plane adds a cosine of `gain`."""
+        self.q[*head, :, planes] += gain * np.exp(-1j * self.inv_freq[planes] * back)
+        self.k[*head, :, planes] += 1
         return self
 
     def match(
-        self, at: tuple[int, int], gain: float, planes: slice, *, back: int = 0, other: int = 0
+        self,
+        head: tuple[int, int],
+        gain: float,
+        planes: slice,
+        *,
+        back: int = 0,
+        other: int = 0,
     ) -> Planted:
-        """Heads that seek the token of the same code, or of the `other` next; `back` is where
-        planes would have them. With `places` the rotation is taken off."""
+        """Heads that search for the token with the same code, or with the code `other` later.
+
+        The match is best at `back` tokens back. With `places`, the rotation is removed.
+        """
         shape = 2, self.codes + 1, len(self.inv_freq[planes])
         real, imaginary = self.random.choice([-1, 1], shape)
         code = (real + 1j * imaginary)[self.code]
         off = np.exp(-1j * np.outer(self.place, self.inv_freq[planes]))
         turn = np.exp(-1j * self.inv_freq[planes] * back)
-        self.q[*at, :, planes] += gain * np.roll(code, other, 0) * off * turn
-        self.k[*at, :, planes] += code * off
+        self.q[*head, :, planes] += gain * np.roll(code, other, 0) * off * turn
+        self.k[*head, :, planes] += code * off
         return self
 
-    def turn(self, at: tuple[int, int], gain: float, plane: int, inv_freq: float) -> Planted:
-        """A cosine of another frequency, through vectors that turn with their place."""
+    def turn(self, head: tuple[int, int], gain: float, plane: int, inv_freq: float) -> Planted:
+        """A cosine of another frequency, from vectors that rotate with their place."""
         turned = np.exp(1j * self.place * (inv_freq - self.inv_freq[plane]))
-        self.q[*at, :, plane] += gain * turned
-        self.k[*at, :, plane] += turned
+        self.q[*head, :, plane] += gain * turned
+        self.k[*head, :, plane] += turned
         return self
 
     def model(self) -> LlamaForCausalLM:
@@ -161,12 +170,12 @@ class Planted:
         return llama_of(*tables, base=self.base, copies_to=self.copies_to)
 
     def tokens(self) -> torch.Tensor:
-        """Random ones; with `repeats`, nine of ten are those of three places before."""
+        """Random tokens; with `repeats`, nine in ten repeat the token three places before."""
         text = self.random.integers(0, self.codes, (SEQUENCES, CONTEXT)) * self.places
         tokens = 1 + text + np.arange(CONTEXT) % self.places
         for place in range(3, CONTEXT if self.repeats else 0):
-            again = self.random.random(len(tokens)) < 0.9
-            tokens[again, place] = tokens[again, place - 3]
+            repeated = self.random.random(len(tokens)) < 0.9
+            tokens[repeated, place] = tokens[repeated, place - 3]
         tokens[:, 0] = BOS
         return torch.from_numpy(tokens)
 
@@ -175,11 +184,11 @@ class Planted:
 
 
 def long_in(qk: Any = 1.0, v: Any = 1.0) -> Planted:
-    """Random vectors, as long in each plane as said: [plane], or [layer, plane]."""
+    """Random vectors with these lengths [plane] or [layer, plane]."""
     qk, v = (np.atleast_2d(x)[:, None, None] for x in (qk, v))
-    made = Planted(layers=max(6, len(qk), len(v)), heads=2, noise=0.3)
-    made.q, made.k, made.v = made.q * qk, made.k * qk, made.v * v
-    return made
+    planted = Planted(layers=max(6, len(qk), len(v)), heads=2, noise=0.3)
+    planted.q, planted.k, planted.v = planted.q * qk, planted.k * qk, planted.v * v
+    return planted
 
 
 def fast_in(*layers: int) -> Floats:
@@ -187,16 +196,16 @@ def fast_in(*layers: int) -> Floats:
 
 
 def peaks(planes: Sequence[int], height: float = 8) -> Floats:
-    """The longest plane of six layers, in turn."""
+    """Six layers whose longest plane is one of `planes`, in turn."""
     return 1 + (height - 1) * (np.resize(planes, 6)[:, None] == PLACE)
 
 
 def fixed(*, longest: bool) -> Planted:
-    """All tokens have the same vector in the longest plane, or in all others."""
-    made = long_in(np.ones((6, PLANES)))
-    own = (np.arange(6)[:, None] == PLACE)[:, None, None]
-    made.q = np.where(own == longest, 1 + 0.1 * made.q, made.q) * (1 + 3 * own)
-    return made
+    """All tokens have the same vector in the longest plane, or in every plane except it."""
+    planted = long_in(np.ones((6, PLANES)))
+    chosen = (np.arange(6)[:, None] == PLACE)[:, None, None]
+    planted.q = np.where(chosen == longest, 1 + 0.1 * planted.q, planted.q) * (1 + 3 * chosen)
+    return planted
 
 
 # ---- heads
@@ -204,20 +213,20 @@ def fixed(*, longest: bool) -> Planted:
 
 def sinks(planes: Sequence[int], back: int, gain: float) -> Planted:
     """Each head looks at BOS through one of the planes."""
-    made = Planted(layers=4, noise=0.06)
+    planted = Planted(layers=4, noise=0.06)
     for head, plane in enumerate(planes):
-        made.q[:, head, :, plane] += gain * np.exp(-1j * made.inv_freq[plane] * back)
-        made.k[:, head, BOS, plane] += 1
-    return made
+        planted.q[:, head, :, plane] += gain * np.exp(-1j * planted.inv_freq[plane] * back)
+        planted.k[:, head, BOS, plane] += 1
+    return planted
 
 
-def mixed(made: Planted, positional: Floats) -> Planted:
-    """Heads that look back in fast planes, match in slow ones, by a share [layer, head]."""
-    for at in np.ndindex(positional.shape):
-        share = positional[at]
-        made.look(at, 1, 1.5 * share, slice(0, 4))
-        made.match(at, 0.05 + 1.2 * (1 - share), slice(12, 16), other=1)
-    return made
+def mixed(planted: Planted, positional: Floats) -> Planted:
+    """Heads that look back in fast planes and match in slow planes, by share [layer, head]."""
+    for head in np.ndindex(positional.shape):
+        share = positional[head]
+        planted.look(head, 1, 1.5 * share, slice(0, 4))
+        planted.match(head, 0.05 + 1.2 * (1 - share), slice(12, 16), other=1)
+    return planted
 
 
 def by_depth(shares: Floats) -> Planted:
@@ -225,63 +234,63 @@ def by_depth(shares: Floats) -> Planted:
 
 
 def slow_positional() -> Planted:
-    """Slow planes look back; fast ones match."""
-    made = Planted(layers=4, codes=8, places=CONTEXT)
+    """Slow planes look back, and fast planes match."""
+    planted = Planted(layers=4, codes=8, places=CONTEXT)
     for layer, head in np.ndindex(4, 2):
-        made.look((layer, head), head + 1 + layer, 1000, slice(8, 10))
-        made.match((layer, 2 + head), 0.8, slice(head, head + 4))
-    return made
+        planted.look((layer, head), head + 1 + layer, 1000, slice(8, 10))
+        planted.match((layer, 2 + head), 0.8, slice(head, head + 4))
+    return planted
 
 
 def others_predict() -> Planted:
-    """Mean vectors make a curve that resembles those of the other heads more than its own."""
-    made = Planted(layers=4, heads=8, base=30.0, codes=2, places=CONTEXT, noise=0.006)
+    """Mean vectors that predict the curves of other heads better than the head's own curve."""
+    planted = Planted(layers=4, heads=8, base=30.0, codes=2, places=CONTEXT, noise=0.006)
     for layer, head in np.ndindex(4, 8):
         for plane, gain in ((0, 1.5), (1 + head, -0.7)):
-            made.look((layer, head), 0, gain, slice(plane, plane + 1))
-        made.turn((layer, head), 1.4, 12, made.inv_freq[1 + head])
-    return made
+            planted.look((layer, head), 0, gain, slice(plane, plane + 1))
+        planted.turn((layer, head), 1.4, 12, planted.inv_freq[1 + head])
+    return planted
 
 
 def looking(
     backs: Sequence[int], layers: int, heads: int, gain: float = 2, planes: slice = slice(0, 8)
 ) -> Planted:
     """A head for each number of tokens back, in turn."""
-    made = Planted(layers=layers, heads=heads, noise=0.015)
-    for number, at in enumerate(np.ndindex(layers, heads)):
-        made.look(at, backs[number % len(backs)], gain, planes)
-    return made
+    planted = Planted(layers=layers, heads=heads, noise=0.015)
+    for number, head in enumerate(np.ndindex(layers, heads)):
+        planted.look(head, backs[number % len(backs)], gain, planes)
+    return planted
 
 
 # ---- losses
 
 
 def reader(planes: slice, gain: float, **more: Any) -> Planted:
-    """The token two back comes next; so much is read through these planes."""
-    made = Planted(layers=1, base=10.0, copies_to=2, repeats=True, **{"heads": 1} | more)
-    return made.look((0, 0), 2, gain, planes)
+    """The next token repeats the token two back, which the head reads through `planes`."""
+    planted = Planted(layers=1, base=10.0, copies_to=2, repeats=True, **{"heads": 1} | more)
+    return planted.look((0, 0), 2, gain, planes)
 
 
 def long_for_nothing() -> Planted:
     """Queries and keys of two planes are long in different heads."""
-    made = reader(slice(0, 14), 0.6, heads=2)
-    made.q[0, 0, :, 14:], made.k[0, 1, :, 14:] = 30, 30
-    return made
+    planted = reader(slice(0, 14), 0.6, heads=2)
+    planted.q[0, 0, :, 14:], planted.k[0, 1, :, 14:] = 30, 30
+    return planted
 
 
 def induction(planes: slice, back: int, gain: float, base: float) -> Planted:
-    """Head 1.0 matches keys of the token before, best so many tokens back."""
-    made = Planted(2, 1, planes=48, codes=89, base=base, copies_to=1, repeats=True)
-    return made.look((0, 0), 1, 4, slice(0, 30)).match((1, 0), gain, planes, back=back)
+    """Head 1.0 matches keys of the previous token, best at `back` tokens back."""
+    planted = Planted(2, 1, planes=48, codes=89, base=base, copies_to=1, repeats=True)
+    return planted.look((0, 0), 1, 4, slice(0, 30)).match((1, 0), gain, planes, back=back)
 
 
 def words(tokens: Sequence[int], layers: int) -> Planted:
-    """A head for each of the tokens."""
-    made = Planted(layers=layers, noise=0.03)
-    for at, token in zip(np.ndindex(layers, 4), tokens, strict=True):
-        made.q[*at, :, -1] += 5
-        made.k[*at, token, -1] += 1
-    return made
+    """One head for each token."""
+    planted = Planted(layers=layers, noise=0.03)
+    for head, token in zip(np.ndindex(layers, 4), tokens, strict=True):
+        planted.q[*head, :, -1] += 5
+        planted.k[*head, token, -1] += 1
+    return planted
 
 
 MASSIVE = partial(peaks, height=20)
@@ -332,18 +341,18 @@ MODELS: dict[str, tuple[Make, Make]] = {
         lambda: words([*APOSTROPHES, 3], 1), lambda: words((1, 2, *range(6, 24)), 5)
     ),
 }  # fmt: skip
-"""The claim holds in the first of each, and is contradicted in the second."""
+"""The claim holds in the first model and is contradicted in the second model."""
 
 
 def row_of(name: str, planted: Planted) -> pd.Series:
-    """The row of a claim in the ledger of a model."""
+    """Row of a claim in the ledger of a planted model."""
     tokens, model = planted.tokens(), planted.model()
-    run = {"tokens": tokens, "documents": range(len(tokens))}
+    text = rl.Text(tokens, documents=range(len(tokens)))
     few = {"excerpts": [tokens[0, :8]], "surrogates": 40 if name == "positional_fast" else 0}
-    profile = rl.profile(model, **run, **few)
+    profile = rl.profile(model, text, **few)
     table = rl.test_claims(profile, draws=400)
-    if name not in {*table["claim"]}:  # one for which the model runs again
-        run |= {"model": model, "tokenizer": Letters()}
+    if name not in {*table["claim"]}:  # the model runs again for this claim
+        run = {"model": model, "text": text, "tokenizer": Letters()}
         table = rl.test_claims(profile, draws=400, **run)
     return table.set_index("claim").loc[name]
 

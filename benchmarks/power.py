@@ -1,10 +1,11 @@
-"""How small an effect each claim of the ledger would still find in a model of this size.
+"""How small an effect would each claim of the ledger still find in a model of this size?
 
     python benchmarks/power.py PROFILE.nc [--trials N]
 
-Of every claim about a profile: its number; the number from which it would hold; the share of
-the model's effect that is found four times in five (arrays are the model's mixed with one draw
-of their null, in this share); and how many of its layers, drawn at random, show it as often.
+Prints for every claim about a profile: its number; the number from which it would hold; the
+smallest share of the effect that is found four times in five (the arrays of the model are mixed
+with one draw of their null in this share); and the smallest number of layers, drawn at random,
+that shows the claim equally often.
 """
 
 from __future__ import annotations
@@ -37,40 +38,40 @@ def main() -> None:
     for claim in CLAIMS:
         if claim.null is FREQUENCIES or not arrays.keys() >= {*claim.arrays}:
             continue
-        of, row = [arrays[name] for name in claim.arrays], rows.loc[claim.name]
-        found, layers = smallest(claim, of, options.trials)
+        values, row = [arrays[name] for name in claim.arrays], rows.loc[claim.name]
+        share, layers = smallest(claim, values, options.trials)
         print(
-            f"{claim.name} | {row['number']:.3g} | {row['threshold']:.3g} | {found} | {layers}"
+            f"{claim.name} | {row['number']:.3g} | {row['threshold']:.3g} | {share} | {layers}"
         )
 
 
-def smallest(claim: Claim, of: list[np.ndarray], trials: int) -> tuple[str, str]:
-    """The least share of the effect, and the fewest layers, with which the claim holds."""
+def smallest(claim: Claim, arrays: list[np.ndarray], trials: int) -> tuple[str, str]:
+    """The smallest share of the effect, and the fewest layers, with which the claim holds."""
     random = np.random.default_rng(0)
 
     def often(trial) -> bool:
         return sum(holds(claim, trial(), random) for _ in range(trials)) >= OFTEN * trials
 
-    drawn = [*claim.null.draw(tuple(of), random, 10 * trials)]
+    drawn = [*claim.null.draw(tuple(arrays), random, 10 * trials)]
 
     def mixed(share: float) -> list[np.ndarray]:
         other = drawn[random.integers(len(drawn))]
-        return [share * x + (1 - share) * y for x, y in zip(of, other, strict=True)]
+        return [share * x + (1 - share) * y for x, y in zip(arrays, other, strict=True)]
 
-    def some(count: int) -> list[np.ndarray]:
-        at = np.sort(random.choice(len(of[0]), count, replace=False))
-        return [x[at] for x in of]
+    def random_layers(count: int) -> list[np.ndarray]:
+        layers = np.sort(random.choice(len(arrays[0]), count, replace=False))
+        return [x[layers] for x in arrays]
 
-    shares = SHARES if claim.null is not OFFSETS else ()  # a draw of it is another offset
-    found = next((s for s in shares if often(lambda s=s: mixed(s))), None)
-    counts = range(2, len(of[0]) + 1)
-    layers = next((n for n in counts if often(lambda n=n: some(n))), None)
-    return (f"{found:.0%}" if found else "–"), (str(layers) if layers else "–")
+    shares = SHARES if claim.null is not OFFSETS else ()  # draws of OFFSETS cannot be mixed
+    smallest_share = next((s for s in shares if often(lambda s=s: mixed(s))), None)
+    counts = range(2, len(arrays[0]) + 1)
+    layers = next((n for n in counts if often(lambda n=n: random_layers(n))), None)
+    return (f"{smallest_share:.0%}" if smallest_share else "–"), (str(layers or "–"))
 
 
-def holds(claim: Claim, of: list[np.ndarray], random: np.random.Generator) -> bool:
-    with contextlib.suppress(IndexError):  # of fewer layers than the number is made of
-        named = dict(zip(claim.arrays, of, strict=True))
+def holds(claim: Claim, arrays: list[np.ndarray], random: np.random.Generator) -> bool:
+    with contextlib.suppress(IndexError):  # the claim needs more layers
+        named = dict(zip(claim.arrays, arrays, strict=True))
         return judge(claim, named, random, DRAWS)["verdict"] == "holds"
     return False
 

@@ -1,8 +1,8 @@
-"""What a truncation sweep costs, beside as many plain evaluations of the model.
+"""Cost of a truncation sweep, compared with the same number of plain evaluations of the model.
 
-CPU time of one process, the better of two runs each, every measure on the same sequences. A
-sweep that turned queries and keys for nothing, or ran the model once more than it must, would
-show as a ratio above 1.
+Prints CPU time of one process, the better of two runs each, with every measure on the same
+sequences. The ratio is above 1 if a sweep rotates queries and keys without need, or runs the
+model too often.
 
     python benchmarks/sweep.py [MODEL] [--text FILE] [--context N] [--rows N|all]
 
@@ -25,19 +25,21 @@ CUTS = {"keep": (0.75, 0.5), "controls": 2}
 
 def main(
     model: str = typer.Argument("bundled", help="A folder, a Hub id, or bundled."),
-    text: list[Path] = typer.Option([], help="Text files or folders; else the bundled text."),
-    context: int = typer.Option(512, help="Tokens a sequence."),
-    sequences: int = typer.Option(8, help="Sequences, a sample."),
-    rows: str = typer.Option("64", help="Rows of attention looked at: a number, or all."),
+    text: list[Path] = typer.Option(
+        [], help="Text files or folders; by default the bundled text."
+    ),
+    context: int = typer.Option(512, help="Tokens per sequence."),
+    sequences: int = typer.Option(8, help="Number of sequences, drawn at random."),
+    rows: str = typer.Option("64", help="Rows of attention to measure: a number, or all."),
 ) -> None:
     loaded, tokenizer = rl.load(model)
     documents = rl.read_documents(text or [SAMPLE])
-    chosen = rl.tokenize(documents, tokenizer, context=context, sequences=sequences)
-    given = {"lengths": chosen.lengths, "rows": rows if rows == "all" else int(rows)}
-    cuts = rl.truncate(loaded, chosen.tokens, measures="loss", **given, **CUTS)
+    sample = rl.tokenize(documents, tokenizer, context=context, sequences=sequences)
+    options = {"rows": rows if rows == "all" else int(rows)}
+    cuts = rl.truncate(loaded, sample, measures="loss", **options, **CUTS)
     entries = len(set(cuts["planes"].values))
-    plain = cpu_seconds(lambda: rl.evaluate(loaded, chosen.tokens, **given))
-    sweep = cpu_seconds(lambda: rl.truncate(loaded, chosen.tokens, **given, **CUTS))
+    plain = cpu_seconds(lambda: rl.evaluate(loaded, sample, **options))
+    sweep = cpu_seconds(lambda: rl.truncate(loaded, sample, **options, **CUTS))
     typer.echo(
         f"{entries} entries: sweep {sweep:.1f} s, one evaluation {plain:.1f} s, "
         f"ratio to {entries} evaluations {sweep / (entries * plain):.2f}"
@@ -45,7 +47,7 @@ def main(
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """The least CPU time of two runs, in seconds, after one that does not count."""
+    """The smaller CPU time of two runs, in seconds, after a run that does not count."""
     work()
     spent = []
     for _ in range(2):

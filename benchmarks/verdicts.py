@@ -1,10 +1,10 @@
-"""The claims of the ledger, judged where the answer is known: random models have none of them.
+"""The claims of the ledger, tested in random models, in which no claim is true.
 
     python benchmarks/verdicts.py [--random N] [--sequences N] [--context N] [--draws N]
 
-A line per claim: how many of N Llamas of random weights have each verdict. They differ in seed,
-size and initial scale: frequencies mean nothing to them, so a claim may hold of 1 in 40. Token
-5 of their text is an apostrophe.
+Prints a line per claim: how many of N Llamas with random weights have each verdict. The models
+differ in seed, size and initial scale. Frequencies have no meaning in them, so a claim may hold
+in 1 of 40. Token 5 of their text is an apostrophe.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import ropelens as rl
 from ropelens.claims.verdict import VERDICTS
 
 SIZES = ((4, 8, 8, 32), (6, 6, 2, 32), (4, 8, 4, 64), (10, 4, 4, 16))
-"""Layers, heads, kv heads and coordinates of a head."""
+"""Layers, heads, key-value heads, and coordinates of a head."""
 SCALES = (0.02, 0.1, 0.3, 1.0)
 VOCABULARY, APOSTROPHE = 64, 5
 
 
 class Letters:
-    """A tokenizer of one letter a token."""
+    """A tokenizer with one letter per token."""
 
     def decode(self, token_ids: list[int], **_: object) -> str:
         return "".join("'" if i == APOSTROPHE else chr(1000 + i) for i in token_ids)
@@ -47,19 +47,19 @@ def main() -> None:
         tokens = torch.randint(3, VOCABULARY, shape, generator=generator)
         tokens[:, 0] = 1
         profile = rl.profile(model, tokens, seed=seed)
-        run = {"model": model, "tokens": tokens, "tokenizer": Letters()}
+        run = {"model": model, "text": tokens, "tokenizer": Letters()}
         table = rl.test_claims(profile, draws=options.draws, seed=seed, **run)
         tables.append(table)
-        held = table.loc[table["verdict"] == "holds", "claim"].tolist()
+        holding = table.loc[table["verdict"] == "holds", "claim"].tolist()
         layers, heads, _, size = SIZES[seed % 4]
         name = f"random {seed}: {layers} x {heads} of {size}, {SCALES[seed // 4 % 4]}"
-        print(f"{name}: {held} ({time.process_time() - begin:.0f} s)", flush=True)
+        print(f"{name}: {holding} ({time.process_time() - begin:.0f} s)", flush=True)
     counts = pd.concat(tables).groupby("claim", sort=False)["verdict"].value_counts()
     print(counts.unstack(fill_value=0).reindex(columns=VERDICTS, fill_value=0).to_string())
 
 
 def random_model(seed: int) -> PreTrainedModel:
-    """A Llama that was never trained; size and scale of its weights go with the seed."""
+    """An untrained Llama; the seed decides its size and the scale of its weights."""
     layers, heads, kv_heads, size = SIZES[seed % 4]
     config = LlamaConfig(
         vocab_size=VOCABULARY,

@@ -1,9 +1,9 @@
-"""Write docs/reference/: the public names, what the examples print, the model families.
+"""Write docs/reference/: the public names, the examples with their output, the model families.
 
     make docs
 
-The chapters are the groups of ropelens/__init__.pyi. An example is run before it is shown, so
-one that fails stops the build; so does every warning of pdoc, such as a name without a place.
+The chapters are the groups of ropelens/__init__.pyi. An example runs before it is shown. A
+failing example stops the build, and so does every warning of pdoc.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ OUT = HERE / "reference"
 FAMILIES = HERE / "families.md"
 STUB = HERE.parent / "ropelens" / "__init__.pyi"
 MODULE_PATH = re.compile(r'(?:<span class="n">\w+</span><span class="o">\.</span>)+(?=<span)')
-"""What a signature says of where a type is defined: xarray.core.dataset. before Dataset."""
+"""The module before the name of a type in a signature, such as xarray.core.dataset."""
 
 
 def chapters() -> dict[str, list[str]]:
-    """The public names, by the group that they stand in."""
-    found: dict[str, list[str]] = {}
+    """The public names by group."""
+    names: dict[str, list[str]] = {}
     for line in STUB.read_text().splitlines():
         if line.startswith("# "):
             title = line.removeprefix("# ")
         elif name := re.search(r" as (\w+)$", line):
-            found.setdefault(title, []).append(name[1])
-    return found
+            names.setdefault(title, []).append(name[1])
+    return names
 
 
 def reference() -> pdoc.doc.Module:
     """The package with its public names imported."""
     for name in rl.__all__:
-        vars(rl)[name] = getattr(rl, name)  # pdoc looks up, and does not import
-    for kind in rl.Options.__mro__[:2]:  # types alone, without the words of --help
+        vars(rl)[name] = getattr(rl, name)  # pdoc does not import lazy names
+    for kind in rl.Options.__mro__[:2]:  # only types, without the help of the command line
         kind.__annotations__ = kind.__init__.__annotations__ = get_type_hints(kind)
     package = pdoc.doc.Module(rl)
     undescribed = [name for name in rl.__all__ if not package.members[name].docstring]
@@ -55,7 +55,7 @@ def reference() -> pdoc.doc.Module:
 
 
 def example(script: Path) -> pdoc.doc.Module:
-    """What a script is about, its code, what it printed, and the pages that it wrote."""
+    """The title of a script, its code, its output, and links to the pages that it wrote."""
     before = set(OUT.iterdir())
     command = [sys.executable, "-W", "error", script]
     done = subprocess.run(command, cwd=OUT, stdout=subprocess.PIPE, text=True, check=True)

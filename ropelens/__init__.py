@@ -2,12 +2,13 @@
 
     import ropelens as rl
     model, tokenizer = rl.load("bundled")
-    profile = rl.profile(model, tokens)
+    text = rl.tokenize(documents, tokenizer, context=512)
+    profile = rl.profile(model, text)
     heads = rl.classify_heads(profile)
 
-The public names stand in __init__.pyi and are imported when first used, so that
-`ropelens --help` does not wait for torch. transformers is told of the rope types that only
-ropelens knows when it is imported, before or after this.
+__init__.pyi lists the public names. They are imported when first used, so that
+`ropelens --help` does not wait for torch. When transformers is imported, before or after
+ropelens, the rope types that only ropelens knows are registered.
 """
 
 import lazy_loader

@@ -1,5 +1,5 @@
-# The public names, each written once, in groups: type checkers read them here, __init__.py
-# imports each when it is first used, and the reference has a chapter for each group.
+# The public names, in groups. Type checkers read this file. __init__.py imports a name when it
+# is first used. The reference has a chapter for each group.
 
 # load
 from .checkpoints.load import load as load

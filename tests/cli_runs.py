@@ -31,9 +31,9 @@ COLUMNS = (
     "layer,head,label,confidence,positional_fraction,content_fraction,interaction_fraction,"
     "total_bits,sink_bits,position_bits,content_bits,interaction_bits,offset,offset_low,"
     "offset_high,top_wavelength,top_share,offset_weight,mean_wavelength,previous_token,"
-    "self_mass,sink_mass,entropy_bits,induction,duplicate_token,planes_to_half"
+    "self_mass,sink_mass,entropy_bits,induction,duplicate_token"
 )
-"""The first line of heads.csv."""
+"""The first columns of heads.csv. Further columns may follow."""
 MAIN = "from ropelens.commands.app import main; main()"
 PAGELESS_MAIN = f"from cli_runs import without_page\nwith without_page():\n    {MAIN}"
 

@@ -1,4 +1,4 @@
-"""Pages in a real browser without a window, and what tests ask of them."""
+"""Opens pages in a real browser without a window, for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
-# The page follows its address before we go on; to the one that it has, by way of none.
+# Waits for the page to follow its address. An unchanged address is cleared first.
 GO_TO = """async (hash) => {
   const go = (to) => new Promise((done) => {
     addEventListener("hashchange", done, { once: true });
@@ -21,7 +21,7 @@ GO_TO = """async (hash) => {
 
 
 class Opened:
-    """A page in a browser, with a record of everything that it must not do."""
+    """A page in a browser, with a record of its messages, requests and dialogs."""
 
     def __init__(self, browser: playwright.Browser, path: Path, **options: object) -> None:
         window = {"viewport": {"width": 1280, "height": 800}}
@@ -44,7 +44,7 @@ class Opened:
         assert error or self.harmless()
 
     def load(self, fragment: str = "", *, ready: str = "html[data-shown]") -> playwright.Page:
-        """The page at an address, opened anew."""
+        """Open the page at an address again."""
         if self.page.url != "about:blank":
             self.page.goto("about:blank")
         self.page.goto(self.url + fragment)
@@ -54,7 +54,7 @@ class Opened:
         return self.page
 
     def at(self, fragment: str) -> playwright.Page:
-        """The page at an address "#...", without opening it again."""
+        """Go to an address "#..." without opening the page again."""
         if self.page.url == "about:blank":
             return self.load(fragment)
         self.page.evaluate(GO_TO, fragment)
@@ -62,7 +62,7 @@ class Opened:
         return self.page
 
     def harmless(self) -> bool:
-        """Whether the page asked for itself alone, and said nothing; held when it is closed."""
+        """Assert that the page requested only itself and printed nothing."""
         loaded = [
             url for url in self.requests if not url.startswith(("data:", "blob:", "about:"))
         ]
@@ -72,7 +72,7 @@ class Opened:
 
 
 def idle(page: playwright.Page) -> None:
-    """Wait until the figures show what was chosen."""
+    """Wait until the figures show the choice."""
     page.wait_for_selector("#explore[aria-busy=false]")
 
 
@@ -83,13 +83,13 @@ def shown(page: playwright.Page, layer: int, head: int) -> None:
 
 
 def view(page: playwright.Page, name: str) -> None:
-    """Show this view of all heads, or this tab of the chosen one."""
+    """Open a view of all heads, or a tab of the chosen head."""
     page.click(f"[role=tab][data-tab={name}]")
     idle(page)
 
 
 def fits(page: playwright.Page) -> None:
-    """Nothing stands out to the side: wide and light, narrow and dark."""
+    """Assert that no element is wider than a wide light page or a narrow dark page."""
     over = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(over) <= 0
     page.emulate_media(color_scheme="dark")
@@ -102,7 +102,7 @@ def fits(page: playwright.Page) -> None:
 
 
 def values(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.ndarray:
-    """The numbers of a trace of the figure in the element `name`."""
+    """Numbers of a trace of the figure in the element `name`."""
     numbers = page.evaluate(
         """([name, axis, trace]) => Array.from(document.getElementById(name).data[trace][axis],
              (row) => row?.length === undefined ? row : Array.from(row))""",
@@ -112,7 +112,7 @@ def values(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.nd
 
 
 def broken(page: playwright.Page, context: str | None = None) -> set[tuple[str, str]]:
-    """The rules of axe-core that a part of the page breaks, and where."""
+    """Rules of axe-core that a part of the page breaks, with the broken elements."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     violations = axe.run(page, context=context).response["violations"]
-    return {(one["id"], node["html"][:120]) for one in violations for node in one["nodes"]}
+    return {(rule["id"], node["html"][:120]) for rule in violations for node in rule["nodes"]}

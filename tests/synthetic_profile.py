@@ -11,6 +11,7 @@ import pandas as pd
 import xarray as xr
 
 import ropelens as rl
+from ropelens.profiles.measures import missing_measures
 
 BASE = 10_000.0
 SCALE = 0.4
@@ -80,6 +81,9 @@ def synthetic_profile(
             "created": "2026-01-02T03:04:05+00:00",
         },
     ).set_coords("excerpt_token")
+    for row in missing_measures(profile):  # measures that no function below describes
+        shape = [profile.sizes[dim] for dim in row.saved_dims]
+        profile[row.name] = (row.saved_dims, np.full(shape, 0.5))
     for name, variable in profile.variables.items():
         bits = str(name).endswith(("_bits", "_gain"))
         units = "bits" if bits else UNITS.get(str(name), "1")

@@ -1,4 +1,4 @@
-"""The examples of README and docs/ run as they stand, and links lead somewhere."""
+"""The examples of README and docs/ run unchanged, and links have targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 @pages
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in one namespace; those marked `python skip` need files of the reader's own."""
+    """In order, in one namespace. Blocks marked `python skip` need files of the reader."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
@@ -36,6 +36,6 @@ def test_names_are_public(page: Path) -> None:
 
 
 @pages
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / link).exists(), link

@@ -1,4 +1,4 @@
-"""A wheel holds all that the package needs outside its checkout, and is not large."""
+"""A wheel has all files that the package needs outside its checkout, and is small."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(place.glob("ropelens-*.whl"))
 
 
-def test_a_wheel_holds_all_but_the_weights_of_early_models(wheel: Path) -> None:
-    held = set(zipfile.ZipFile(wheel).namelist())
+def test_a_wheel_has_all_files_except_the_weights_of_early_models(wheel: Path) -> None:
+    contents = set(zipfile.ZipFile(wheel).namelist())
     files = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "ropelens").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     early = {f"ropelens/bundled/rope-step-{n}/model.safetensors" for n in (1000, 3000, 5000)}
-    assert files - held == early
-    assert {"ropelens/bundled/rope/model.safetensors", "ropelens/py.typed"} <= held
+    assert files - contents == early
+    assert {"ropelens/bundled/rope/model.safetensors", "ropelens/py.typed"} <= contents
 
 
-def test_what_is_left_out_is_said(
+def test_missing_weights_are_reported(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert wheel.stat().st_size < LARGEST

@@ -1,7 +1,7 @@
-"""Make the bundled checkpoints out of a finished study: python tools/bundle.py runs/copying
+"""Make the bundled checkpoints from a finished study: python tools/bundle.py runs/copying
 
-A folder each: half-precision safetensors, tokenizer, text sampled from the checkpoint itself,
-and a model card whose every number is read from the run or measured here.
+Each checkpoint gets a folder: half-precision safetensors, tokenizer, text sampled from the
+checkpoint, and a model card. Every number of the card is read from the run or measured here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ropelens.runtime.folder import write_whole
 from ropelens.train.data import held_out_sequences, spread, write_json
 from ropelens.train.loop import VALID_SEQUENCES, write_model
 
-LARGEST = 6_000_000  # bytes of a bundled folder, sampled text and card included
-MEASURED = 512  # held-out sequences that the two precisions are compared on
+LARGEST = 6_000_000  # bytes of a bundled folder, with sampled text and card
+MEASURED = 512  # held-out sequences on which the two precisions are compared
 TEMPERATURE = 0.9
 BUNDLES = Path("ropelens/bundled")
 RECIPE = """\
@@ -42,9 +42,9 @@ TEXT = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What storing the weights in half precision costs; losses in nats per predicted token.
+    """The cost of storing the weights in half precision; losses in nats per predicted token.
 
-    `vanished` counts the weights that are not zero in float32 and are in float16.
+    `vanished` counts weights that are zero in float16 but not in float32.
     """
 
     parameters: int
@@ -58,9 +58,11 @@ class Measured:
 def main(
     study: Annotated[Path, typer.Argument(help="Folder of the study.")],
     *,
-    out: Annotated[Path, typer.Option(help="Gets a folder for each checkpoint.")] = BUNDLES,
-    recipe: Annotated[str, typer.Option(help="The commands that made them.")] = RECIPE,
-    text: Annotated[str, typer.Option(help="What its text was, in words.")] = TEXT,
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoints.")] = BUNDLES,
+    recipe: Annotated[
+        str, typer.Option(help="The commands that made the checkpoints.")
+    ] = RECIPE,
+    text: Annotated[str, typer.Option(help="A description of the training text.")] = TEXT,
 ) -> None:
     for name in BUNDLED:
         variant, _, step = name.partition("-step-")
@@ -81,13 +83,13 @@ def write_bundle(
     documents: int = 64,
     seed: int = 0,
 ) -> Measured:
-    """Fill the folder `out` from the finished run folder `run`; what was measured of it.
+    """Fill the folder `out` from the finished run folder `run`; return the measured losses.
 
-    `recipe` (the commands that made it, a line each) and `text` (what its text was, in words)
-    stand in the card. `out` gets config, safetensors in float16, tokenizer, sample.jsonl (text
-    sampled from these very weights by `seed`), metrics.csv, loss.svg, bundle.json and
-    README.md. With `step`, the weights are those that the run's history kept after that
-    step, and nothing is sampled: early models are looked at on the text of the finished one.
+    The card contains `recipe` (the commands that made the run, one per line) and `text` (a
+    description of its text). `out` gets config, safetensors in float16, tokenizer, sample.jsonl
+    (text sampled from these weights with `seed`), metrics.csv, loss.svg, bundle.json and
+    README.md. With `step`, the weights are the weights of that step from the history of the
+    run, and no text is sampled: early models read the text of the finished model.
 
     Raises:
         BadArgument: `run` is not finished, did not keep `step`, or the folder would be
@@ -138,7 +140,7 @@ def write_bundle(
 
 
 def _model(run: Path, step: int | None) -> LlamaForCausalLM:
-    """The finished model of `run`, or that of a step in its history, in float32."""
+    """The finished model of `run`, or its model at `step`, in float32."""
     folder = run if step is None else run / "history" / f"step-{step:06d}"
     if not folder.is_dir():
         raise BadArgument(f"the run in {run} did not keep step {step}.")
@@ -153,7 +155,7 @@ def _write_sample(
     context: int,
     seed: int,
 ) -> int:
-    """Write sample.jsonl, text sampled from `model`; the number of documents in it."""
+    """Write text sampled from `model` to sample.jsonl; return the number of documents."""
     texts = sample_documents(
         model,
         tokenizer,

@@ -1,4 +1,4 @@
-"""The model card of a bundled checkpoint: words and a curve around measured numbers."""
+"""The model card of a bundled checkpoint: a text and a curve with measured numbers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ tags: [rope, llama, interpretability]
 
 # {name}: a checkpoint bundled with ropelens
 
-A small LLaMA-style decoder {embeddings}, trained from nothing by this
-project's own recipe, so that ropelens has something to look into without a download. It
-is a tool's test model: it {able}, and is good for nothing
-else.
+A small LLaMA-style decoder {embeddings}. ropelens trained it from
+random weights, so that its analyses can run without a download. It is a test model: it
+{able}. Do not use it for anything else.
 
 - architecture: LlamaForCausalLM: RMSNorm before each block, SwiGLU, {attention}
   attention, tied embeddings
@@ -43,7 +42,7 @@ else.
 - trained on: {text}
 - tokens seen: {tokens:,} ({step:,} steps of {per_step:,}{early}), {sequences_of}
 - optimizer: AdamW (0.9, 0.95), peak rate {learning_rate:g}, {warmup_steps} steps of
-  warm-up, cosine to zero over the last {falling} of the others; weight decay 0.1,
+  warm-up, cosine to zero over the last {falling} of the remaining steps; weight decay 0.1,
   gradients clipped at norm 1; {precision}
 - seed: {seed}
 - made with: {versions}
@@ -56,15 +55,15 @@ else.
 ## Loss
 
 Nats per predicted token, on {sequences:,} sequences ({valid_tokens:,} tokens) spread over text
-that it was not trained on; a uniform guess has {uniform:.3f}.
+outside the training text; a uniform guess has {uniform:.3f}.
 
 | weights | validation loss |
 |---|---|
 | float32, as trained | {full_loss:.5f} |
 | float16, as stored | {half_loss:.5f} |
 
-The largest weight is {largest:.2f}, far from overflow; {vanished:,} of {parameters:,} round to
-zero.
+The largest weight is {largest:.2f}, far from overflow; {vanished:,} of {parameters:,} weights
+round to zero.
 
 ![loss over tokens](loss.svg)
 
@@ -72,29 +71,29 @@ The run{part}:
 
 {table}
 
-Validation during training is on the first {seen} held-out sequences, in the precision of
-training. All rows: `metrics.csv`. Median rate {rate:,} tokens/s on {threads}.
+Validation during training uses the first {seen} held-out sequences, in the precision of
+training. `metrics.csv` has all rows. Median rate {rate:,} tokens/s on {threads}.
 {sample}"""
 
 SAMPLE = """
 ## Sampled text
 
 `sample.jsonl`: {samples} documents sampled from these weights (temperature {temperature},
-no top-k, seed {sample_seed}), each exactly one context of tokens. It is what ropelens
-analyses when no text is given.
+no top-k, seed {sample_seed}), each exactly one context of tokens. ropelens analyses it by
+default.
 """
 
 EARLY = """
 ## Text
 
-Without text of its own: when none is given, ropelens analyses what was sampled from the
-finished model.
+This checkpoint has no sampled text. By default, ropelens analyses the text that was sampled
+from the finished model.
 """
 
 
 NEEDS_ROPELENS = """
-transformers does not know this variant of RoPE: `import ropelens` registers
-it, and has to come before the checkpoint is loaded.
+transformers does not know this variant of RoPE. `import ropelens` registers it; import it
+before you load the checkpoint.
 """
 
 
@@ -115,21 +114,23 @@ def model_card(
     temperature: float,
     seen: int,
 ) -> str:
-    """README.md of a bundled checkpoint, from run.json's `record` and metrics.csv's `rows`.
+    """README.md of a bundled checkpoint, from `record` of run.json and `rows` of metrics.csv.
 
-    `step` and `tokens` are what the weights have seen; no `samples`: they are an early model's.
+    The weights were trained for `step` steps on `tokens` tokens. Early models have no
+    `samples`.
     """
     settings = record["settings"]
     rates = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     variant = parse_variant(settings["variant"])
-    now = {"vocabulary": vocabulary}  # short text does not fill the one that was wanted
     inv_freq, _ = frequencies(variant, Shape(settings["size"]["head_dim"]))
     drawn = {"samples": samples, "sample_seed": sample_seed, "temperature": temperature}
     return CARD.format(
-        **settings["size"] | {k: v for k, v in settings.items() if k != "size"} | now,
+        **settings["size"]
+        | {k: v for k, v in settings.items() if k != "size"}
+        | {"vocabulary": vocabulary},  # smaller than in the settings if the text is short
         **vars(measured),
         name=name,
-        able="copies words that came before, writes like a bad novel"
+        able="copies words that came before, and writes like a bad novel"
         if "mixture" in settings
         else "writes the semblance of a novel",
         attention="grouped-query"
@@ -147,13 +148,13 @@ def model_card(
         planes=len(inv_freq),
         text=text,
         step=step,
-        early=f", of the {settings['steps']:,} that it was trained for" if not samples else "",
+        early="" if samples else f", of {settings['steps']:,} steps in the whole training",
         tokens=tokens,
         versions=", ".join(f"{package} {v}" for package, v in record["versions"].items()),
         recipe=textwrap.indent(recipe, "    "),
         valid_tokens=measured.sequences * settings["context"],
         uniform=math.log(vocabulary),
-        part=f", whose weights after step {step:,} these are" if not samples else "",
+        part="" if samples else f"; this checkpoint has the weights after step {step:,}",
         table=loss_table(rows),
         seen=seen,
         rate=round(median(rates)),
@@ -163,7 +164,7 @@ def model_card(
 
 
 def sequences_of(settings: Mapping[str, Any]) -> str:
-    """What the sequences were: of one length, or the stages of a mixture in their order."""
+    """A description of the sequences: their length, or the stages of a mixture in order."""
     if "mixture" not in settings:
         return f"in sequences of {settings['context']}"
     parts = []
@@ -182,13 +183,13 @@ def sequences_of(settings: Mapping[str, Any]) -> str:
             + " words"
         )
     return (
-        f"in {len(parts)} stages (the documents are explained in tools/mixture.py):\n  "
+        f"in {len(parts)} stages (tools/mixture.py explains the documents):\n  "
         + ";\n  ".join(parts)
     )
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """The rows of a metrics.csv, without the cells that are empty."""
+    """The rows of a metrics.csv, without empty cells."""
     with path.open(newline="", encoding="utf-8") as stream:
         return [
             {name: float(cell) for name, cell in row.items() if cell}
@@ -197,7 +198,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def loss_table(rows: Sequence[Row]) -> str:
-    """A Markdown table of the steps that were validated."""
+    """A Markdown table of the steps with a validation loss."""
     lines = ["| step | tokens | training loss | validation loss |", "|---|---|---|---|"]
     lines += [
         f"| {row['step']:.0f} | {row['tokens']:,.0f} | {row['train_loss']:.3f} "
@@ -224,14 +225,16 @@ def loss_curve(rows: Sequence[Row], *, width: int = 640, height: int = 320) -> s
         points = " ".join("{},{}".format(*point(r["tokens"], r[key])) for r in rows if key in r)
         return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 
-    def label(x: float, y: float, text: str, *, at: str = "middle", ink: str = "#333") -> str:
-        return f'<text x="{x}" y="{y}" text-anchor="{at}" fill="{ink}">{text}</text>'
+    def label(
+        x: float, y: float, text: str, *, anchor: str = "middle", ink: str = "#333"
+    ) -> str:
+        return f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{ink}">{text}</text>'
 
     parts = [f'<rect width="{width}" height="{height}" fill="#fff"/>']
     for loss in range(low, high + 1):
         _, y = point(0, loss)
         parts.append(f'<path d="M{left} {y}H{width - right}" stroke="#ddd"/>')
-        parts.append(label(left - 8, y + 4, str(loss), at="end"))
+        parts.append(label(left - 8, y + 4, str(loss), anchor="end"))
     for share in (0, 0.25, 0.5, 0.75, 1):
         x, y = point(share * most, low)
         parts.append(label(x, y + 16, f"{share * most / 1e6:.1f}"))
@@ -239,8 +242,8 @@ def loss_curve(rows: Sequence[Row], *, width: int = 640, height: int = 320) -> s
         label(width / 2, height - 6, "million tokens seen; loss in nats per token"),
         line("train_loss", "#888"),
         line("valid_loss", "#c0392b"),
-        label(width - right, top + 12, "training", at="end", ink="#888"),
-        label(width - right, top + 28, "validation", at="end", ink="#c0392b"),
+        label(width - right, top + 12, "training", anchor="end", ink="#888"),
+        label(width - right, top + 28, "validation", anchor="end", ink="#c0392b"),
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '

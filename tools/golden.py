@@ -1,14 +1,14 @@
-"""Did a change to the code change a number?
+"""Test whether a change to the code changed a number.
 
     PYTHONPATH=BEFORE python tools/golden.py make /tmp/before --shared SHARED
     python tools/golden.py make /tmp/after --shared SHARED
     python tools/golden.py compare /tmp/before /tmp/after
     python tools/golden.py committed reports --shared SHARED
 
-`make` runs every command and the main calls on three small models. `compare` prints what
-differs; labels, verdicts and ranks must be equal, and reworded sentences must state the same
-numbers. `committed` opens every committed result, measures those of small models again and
-compares them to --tolerance, for processors round differently. SHARED has
+`make` runs every command and the main calls on three small models. `compare` prints the
+differences; labels, verdicts and ranks must be equal, and reworded sentences must state the
+same numbers. `committed` opens every committed result, measures small models again and compares
+their numbers within --tolerance, because processors round differently. SHARED has
 checkpoints/stories260k, checkpoints/babyllama105 and corpora/tinystories.
 """
 
@@ -50,7 +50,7 @@ VOLATILE = re.compile(
     r"|fingerprints?|kind|batch_size|source"
 )
 FITTED = re.compile(r"(.*_)?(bits|fraction|gain|kernel|change|loss_se)")
-"""What follows from fits, which stop within 5e-4 of a head's bits: compared to `FITTED_TO`."""
+"""Variables that depend on fits, which stop within 5e-4 of a head's bits; see `FITTED_TO`."""
 FITTED_TO = 1e-4
 NUMBER = re.compile(r"[-+\u2212]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 
@@ -59,7 +59,7 @@ Shared = Annotated[Path | None, typer.Option(envvar="ROPELENS_SHARED")]
 
 
 def command(*args: object, program: Path | None = None) -> str:
-    """What `ropelens *args`, or a script, prints to stdout; it must end with exit status 0."""
+    """The output of `ropelens *args`, or of a script; its exit status must be 0."""
     printed = io.TextIOWrapper(io.BytesIO(), "utf-8")  # paths are printed as bytes
     with (
         mock.patch.object(sys, "argv", [str(program or "ropelens"), *map(str, args)]),
@@ -86,8 +86,7 @@ def make(out: Path, shared: Shared = None) -> None:
         model, stories = shared / "checkpoints" / name, shared / "corpora/tinystories"
         measure(str(model), stories, out / name)
     (out / "list.txt").write_text(command("list"))
-    alone = command("rope", "--variant", "p-rope:0.75")
-    (out / "variant.txt").write_text(alone)
+    (out / "variant.txt").write_text(command("rope", "--variant", "p-rope:0.75"))
     both = ("bundled", "bundled:p-rope-0.75")
     command("analyze", *both, "--text", SAMPLE, *SMALL, "--out", out / "checkpoints")
     folders = sorted(path.parent for path in out.glob("checkpoints/*/profile.nc"))
@@ -98,14 +97,14 @@ def make(out: Path, shared: Shared = None) -> None:
         options = (*TINY, "--steps", 6, "--text", SAMPLE, "--variant", name)
         command("train", *options, "--out", run)
     command("compare", *runs, "--sequences", 8, "--out", out / "compared-runs")
-    for path in sorted(out.rglob("*")):  # what stays has numbers
+    for path in sorted(out.rglob("*")):  # keep only files with numbers
         if path.is_file() and (path.suffix not in KEPT or "token" in path.name):
             path.unlink()
     shutil.rmtree(out / "compared-runs/measured", ignore_errors=True)
 
 
 def measure(name: str, text: Path | None, out: Path) -> None:
-    """Every command, and the main Python calls, on one model."""
+    """Run every command, and the main Python calls, on one model."""
     out.mkdir()
     options = (name, *(("--text", text) if text else ()), *SMALL)
     look = ("--prompt", "Once there was a cat. Once there was", "--attention-on", "punctuation")
@@ -120,7 +119,7 @@ def measure(name: str, text: Path | None, out: Path) -> None:
 
     model, tokenizer = rl.load(name)
     corpus = rl.tokenize(rl.read_documents([text or SAMPLE]), tokenizer, context=64)[:8]
-    plain = rl.Text(corpus.ids, lengths=corpus.lengths)  # of unknown documents
+    plain = rl.Text(corpus.ids, lengths=corpus.lengths)  # without documents
     first = corpus.ids[0, : int(corpus.lengths[0])]
     with rl.edit_rope(model, "linear:2"):
         edited = rl.measure_rope(model)
@@ -149,7 +148,7 @@ def compare(
     exact: bool = False,
     tolerance: float = 1e-6,
 ) -> None:
-    """Print what differs between two folders; exit with 1 if a number or a verdict differs.
+    """Print the differences of two folders; exit with 1 if a number or a verdict differs.
 
     A name that only one folder has is printed; with --strict it counts as a difference. With
     --exact, numbers must be equal bit for bit.
@@ -163,13 +162,13 @@ def differences(
 ) -> int:
     """Print a line for each difference and a summary; return the number of failures."""
     failed, equal, close = 0, 0, 0
-    one, other = (
+    files_before, files_after = (
         {path.relative_to(folder) for path in folder.rglob("*") if path.suffix in KEPT}
         for folder in (before, after)
     )
-    for file in sorted(one | other):
-        a = values(before / file) if file in one else {}
-        b = values(after / file) if file in other else {}
+    for file in sorted(files_before | files_after):
+        a = values(before / file) if file in files_before else {}
+        b = values(after / file) if file in files_after else {}
         for name in sorted(a.keys() ^ b.keys()):
             print(f"only in {before if name in a else after}: {file} {name}")
             failed += strict
@@ -189,7 +188,7 @@ def differences(
 
 @app.command()
 def committed(reports: Path, shared: Shared = None, tolerance: float = 1e-4) -> None:
-    """Open every result under REPORTS, and measure again those whose models are here."""
+    """Open every result under REPORTS, and repeat the measurements of available models."""
     for path in sorted(reports.rglob("*.nc")):
         print(f"opened {path.relative_to(reports)}: {len(rl.open(path))} variables")
     with tempfile.TemporaryDirectory() as folder:
@@ -210,7 +209,7 @@ def committed(reports: Path, shared: Shared = None, tolerance: float = 1e-4) -> 
 
 
 def values(path: Path) -> dict[str, np.ndarray]:
-    """All numbers and texts of a file by name, without those that change from run to run."""
+    """All numbers and texts of a file by name, except values that change from run to run."""
     if path.suffix == ".nc":
         data = xr.load_dataset(path, engine="h5netcdf")
         arrays = {str(name): data[name].values for name in data.variables}
@@ -240,7 +239,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differs(name: str, a: np.ndarray, b: np.ndarray) -> tuple[float, str]:
-    """The largest relative difference, and what differs otherwise ("" for nothing)."""
+    """The largest relative difference, and any other difference in words."""
     if a.shape != b.shape:
         return 0, f"shape {a.shape}, now {b.shape}"
     if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":

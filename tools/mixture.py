@@ -4,24 +4,24 @@
 
 `TEXT` and `VALID` are text files or folders, as `ropelens train` reads them. `OUT` becomes a
 folder for `ropelens train --tokens`: a tokenizer trained on `TEXT`, an array of sequences for
-each stage below, valid.npy of `VALID` (prose alone), and data.json, which says how they were
-made. The same arguments make the same bytes; `--share` makes so much of every stage.
+each stage below, valid.npy (only prose, from `VALID`), and data.json, which records how they
+were made. The same arguments make the same bytes. `--share` makes this share of every stage.
 
 A sequence is BOS and one document:
 
 prose    A stretch of the text.
-phrases  Phrases of 2 to 5 words that come again and again in random order. No distance is
-         certain, so only who looks up what followed the same word before can tell the next.
+phrases  Phrases of 2 to 5 words that repeat in random order. No distance is certain, so
+         only a model that looks up the word after the previous occurrence can predict the next.
 repeats  A segment that comes back at one distance, log-uniform from 4 tokens to two thirds of
-         the sequence. In half of them it fills the distance; in the others new words stand
-         between it and its return.
+         the sequence. In half of the documents it fills the distance. Otherwise new words are
+         between the segment and its return.
 needles  Prose with phrases of 3 to 5 tokens hidden in it, each two or three times.
-lists    Lines of a key of one or two words and a value, then all of them again in another
-         order, as often as fit. The number of lines is log-uniform.
+lists    Lines of a key of one or two words and a value, then all lines again in another order,
+         as often as the sequence allows. The number of lines is log-uniform.
 
-Words are tokens, drawn at random: nothing but the document itself predicts them. A document
-draws from a pool, the most frequent tokens of the text; how many is log-uniform between the
-ends that the stage names. Few words are met often, and copying begins there.
+Words are tokens, drawn at random: only the document itself predicts them. A document draws from
+a pool of the most frequent tokens of the text. The size of the pool is log-uniform between the
+limits of the stage. In a small pool words repeat often, and copying is learnt there first.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from ropelens.train.settings import Settings
 
 VOCABULARY = 1024
 CONTEXT = 512
-HIDDEN = 40  # tokens of prose, at least, for each needle that is hidden in it
-COUNTED = 4_000  # sequences of the text that tell how frequent its tokens are
+HIDDEN = 40  # smallest number of tokens of prose for each hidden needle
+COUNTED = 4_000  # sequences of the text in which tokens are counted
 
 
 @dataclass(frozen=True)
 class Stage:
-    """So many `tokens`, in sequences of `length`, of documents by their `shares`.
+    """`tokens` in sequences of `length`; `shares` are the shares of each kind of document.
 
-    `pool`: the words that a document draws from, at least and at most. `phrases`: the most
-    different phrases of a document.
+    `pool` is the smallest and the largest number of words from which a document draws.
+    `phrases` is the largest number of different phrases in a document.
     """
 
     tokens: float
@@ -82,7 +82,7 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Text:
-    """What documents are made of: `prose` [sequence, position] and `words`, frequent first."""
+    """Sources of documents: `prose` [sequence, position], and `words` by falling frequency."""
 
     prose: np.ndarray
     words: np.ndarray
@@ -91,7 +91,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes the documents of a stage, each the tokens of one sequence without its BOS."""
+    """Makes the documents of a stage: the tokens of one sequence without its BOS."""
 
     text: Text
     stage: Stage
@@ -102,7 +102,7 @@ class Maker:
         return self.stage.length - 1
 
     def sequences(self, count: int) -> np.ndarray:
-        """uint16 [sequence, position], each with BOS and a document of a kind by its share."""
+        """uint16 [sequence, position]: BOS and a document; its kind is drawn by `shares`."""
         shares = np.array(list(self.stage.shares.values()))
         rows = np.zeros((count, self.stage.length), dtype=np.uint16)  # BOS is 0
         for row, kind in zip(
@@ -112,7 +112,7 @@ class Maker:
         return rows
 
     def between(self, least: float, most: float) -> int:
-        """A whole number from `least` to `most`, its logarithm uniform."""
+        """An integer from `least` to `most` with a uniform logarithm."""
         return int(np.exp(self.random.uniform(np.log(least), np.log(most + 1))))
 
     def pool(self) -> np.ndarray:
@@ -137,21 +137,21 @@ def phrases(make: Maker) -> np.ndarray:
 
 def repeats(make: Maker) -> np.ndarray:
     words, distance = make.pool(), make.between(4, make.room * 2 // 3)
-    passed = (
+    segment = (
         distance if make.random.random() < 0.5 else int(make.random.integers(2, distance + 1))
     )
     rounds = make.room // distance + 1
     drawn = make.random.choice(words, (rounds, distance))
-    drawn[:, :passed] = drawn[0, :passed]
+    drawn[:, :segment] = drawn[0, :segment]
     return drawn.ravel()
 
 
 def needles(make: Maker) -> np.ndarray:
-    words, hidden, at = make.random.permutation(make.text.words), [], 0
+    words, hidden, start = make.random.permutation(make.text.words), [], 0
     for _ in range(make.between(1, make.room // HIDDEN)):
         length = int(make.random.integers(3, 6))
-        hidden += [words[at : at + length]] * int(make.random.integers(2, 4))
-        at += length
+        hidden += [words[start : start + length]] * int(make.random.integers(2, 4))
+        start += length
     around = make.prose(make.room - sum(map(len, hidden)))
     places = np.sort(make.random.integers(len(around) + 1, size=len(hidden)))
     first, *others = np.split(around, places)
@@ -175,7 +175,7 @@ def lists(make: Maker) -> np.ndarray:
 
 
 KINDS: Mapping[str, Callable[[Maker], np.ndarray]] = {
-    made.__name__: made for made in (prose, phrases, repeats, needles, lists)
+    kind.__name__: kind for kind in (prose, phrases, repeats, needles, lists)
 }
 
 
@@ -184,17 +184,17 @@ def main(
     valid: Annotated[Path, typer.Argument(help="Text to validate on.")],
     out: Annotated[Path, typer.Argument(help="Folder to make.")],
     seed: Annotated[int, typer.Option(help="Decides every random draw.")] = 0,
-    share: Annotated[float, typer.Option(help="Make so much of every stage.")] = 1.0,
+    share: Annotated[float, typer.Option(help="Share of every stage to make.")] = 1.0,
 ) -> None:
     settings = Settings(vocabulary=VOCABULARY, context=CONTEXT, size="mini")
     texts = read_texts([text], [valid], data=out / "prose")
     record = prepare_data(out / "prose", texts, settings)
-    of = text_of(out / "prose")
+    source = text_of(out / "prose")
     copy_tokenizer(out / "prose", out)
     (out / "valid.npy").write_bytes((out / "prose" / "valid.npy").read_bytes())
     made = {}
     for number, stage in enumerate(STAGES, start=1):
-        maker = Maker(of, stage, np.random.default_rng([seed, number]))
+        maker = Maker(source, stage, np.random.default_rng([seed, number]))
         rows = maker.sequences(round(stage.tokens * share) // stage.length)
         name = f"stage-{number}.npy"
         np.save(out / name, rows)
@@ -203,7 +203,7 @@ def main(
             "sha256": hashlib.sha256(rows).hexdigest(),
         }
         typer.echo(f"{name}: {len(rows):,} sequences of {stage.length} tokens")
-    # Last: a folder that has it is whole.
+    # Written last, so that a folder with data.json is complete.
     write_json(out / DATA, record | {"stages": list(made), "mixture": made, "seed": seed})
 
 

@@ -1,8 +1,8 @@
-"""The table of a profile's variables in docs/measures.md, from the rows of the schema.
+"""Write the table of a profile's variables in docs/measures.md, from the rows of the schema.
 
     python tools/reference.py
 
-Writes it between the two marks in that file.
+The table replaces the text between the two marks in that file.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ropelens.attention.variables import Derived, Statistic, Variable
+from ropelens.attention.variables import Derived, Fitted, Statistic, Variable
 from ropelens.profiles.measures import MEASURES
 
 PAGE = Path("docs/measures.md")
-REPEATED = ("induction", "trial_induction", "duplicate_token")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
 
 
@@ -33,12 +32,12 @@ def row_of(row: Variable) -> str:
 
 
 def source(row: Variable) -> str:
-    """What its sum is over."""
+    """The rows, tokens or fits from which the variable is computed."""
     if isinstance(row, Statistic):
         return "mean over tokens" if row.over == "tokens" else "mean over rows"
     if isinstance(row, Derived):
         return "other sums"
-    return "repeated tokens" if row.name in REPEATED else "fitted models"
+    return "fitted models" if isinstance(row, Fitted) else "repeated tokens"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Text that a model writes itself, in documents of exactly one context."""
+"""Sample text from a model, in documents of exactly one context."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-ROUNDS = 2  # of as many samples as documents are asked for
+ROUNDS = 2  # each samples the requested number of documents
 
 
 def sample_documents(
@@ -21,9 +21,9 @@ def sample_documents(
 ) -> list[str]:
     """Texts sampled from `model`, each of which encodes to exactly `context` tokens.
 
-    BOS counts as one of them. A text that would not (sampled tokens need not be those
-    that its characters encode to), or that holds a broken character, is left out, and more
-    are sampled; fewer than `documents` come back of a model whose every second is left out.
+    The count includes BOS. A text is rejected if it encodes to other tokens than the sampled
+    tokens, or if it has a broken character. There are two rounds, so fewer than `documents`
+    texts come back if more than half are rejected.
     """
     texts: list[str] = []
     with torch.random.fork_rng(), torch.inference_mode():
@@ -41,10 +41,10 @@ def sample_documents(
 def _sample(
     model: PreTrainedModel, *, rows: int, context: int, temperature: float
 ) -> Int64[Tensor, "row position"]:
-    """A context from BOS on, and an eighth more read off its second half.
+    """A context of tokens after BOS, and an eighth more, continued from its second half.
 
-    The model never sees positions beyond its context, and the surplus leaves room to
-    cut. EOS and a second BOS are ruled out, so that every row is as long.
+    The model never sees positions beyond its context, and the surplus leaves room to cut. EOS
+    and a second BOS are not sampled, so all rows have the same length.
     """
     bos, eos = model.config.bos_token_id, model.config.eos_token_id
     start = torch.full((rows, 1), bos, device=model.device)
@@ -77,11 +77,11 @@ def _continue(
 
 
 def _cut(text: str, tokenizer: PreTrainedTokenizerFast, *, tokens: int) -> str | None:
-    """The start of `text` that encodes to exactly `tokens` with BOS, if there is one."""
+    """The start of `text` that encodes to exactly `tokens` with BOS, or None."""
     ids = tokenizer(text, verbose=False).input_ids  # longer than the context by design
     cut = _text(ids[:tokens], tokenizer)
-    whole = len(ids) >= tokens and len(tokenizer(cut).input_ids) == tokens
-    return cut if whole and "\ufffd" not in cut else None
+    exact = len(ids) >= tokens and len(tokenizer(cut).input_ids) == tokens
+    return cut if exact and "\ufffd" not in cut else None
 
 
 def _text(ids: list[int], tokenizer: PreTrainedTokenizerFast) -> str:

@@ -1,8 +1,9 @@
 """Which heads of the bundled checkpoint are positional, and through which wavelengths?
 
-A positional head chooses its keys by position, a semantic one by content. The attention
-budget splits the bits in that choice. `top_wavelength`, in tokens, belongs to the plane that
-pushes the head hardest toward its keys, and `top_share` is that plane's share of the push.
+A positional head chooses its keys by position, and a semantic head chooses them by content. The
+attention budget splits the bits of this choice. The strongest plane of a head pushes it hardest
+toward its keys. `top_wavelength` is its wavelength in tokens, and `top_share` is its share of
+the push.
 """
 
 import ropelens as rl

@@ -1,13 +1,13 @@
-"""What does the model lose when its slowest planes, or its fastest, no longer rotate?
+"""How much does the loss rise if the slowest or the fastest planes no longer rotate?
 
-The model was trained with all planes rotating. A plane that no longer rotates still tells what
-a token is, but not where it is: the loss shows what the rotation was used for.
+The model was trained with all planes rotating. A plane that no longer rotates still carries the
+content of a token but not its position. The loss shows how much the model needs the rotation.
 """
 
 import ropelens as rl
 
 analysis = rl.analyze("bundled", options=rl.Options(context=256, sequences=24))
-model, text = analysis.model, analysis.sequences
+model, text = analysis.model, analysis.text
 
 edits = {
     "slowest quarter": rl.stop_slowest(0.25),  # p-RoPE with p = 0.75
@@ -15,19 +15,12 @@ edits = {
     "fastest quarter": rl.stop(rl.Fastest(0.25)),
     "all": "nope",
 }
-found = rl.evaluate(
-    model,
-    text.tokens,
-    lengths=text.lengths,
-    documents=text.documents,  # which standard errors are over
-    edits=edits,
-    measures=["loss", "change"],
-)
-table = found[["mean_loss", "mean_loss_se"]].to_dataframe()
-table["attention_change"] = found["attention_change"].mean(["layer", "head"])  # bits
+results = rl.evaluate(model, text, edits=edits, measures=["loss", "change"])
+table = results[["mean_loss", "mean_loss_se"]].to_dataframe()
+table["attention_change"] = results["attention_change"].mean(["layer", "head"])  # bits
 print(table.round(3).to_string())
 
-# Inside the block, everything that runs the model runs the edited one.
+# Inside the block, every run of the model uses the edited rotation.
 with rl.edit_rope(model, rl.stop_slowest(0.25, heads="4.*")):
     wavelength = rl.measure_rope(model)["wavelength"]
 print()

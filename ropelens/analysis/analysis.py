@@ -25,6 +25,7 @@ from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, explained, public, words_of
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.profiles.measurement import versions
+from ropelens.profiles.saved import complete_profile, open_profile
 from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
 from ropelens.report.tables import about
 from ropelens.report.words import (
@@ -148,7 +149,9 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
     have another kind.
     """
     if not Path(path).is_dir():
-        return open_results(path)
+        results = open_results(path)
+        is_profile = results.attrs.get("kind") == "profile"
+        return complete_profile(results, path) if is_profile else results
     if read_record(path).get("kind") == "comparison":
         return open_results(Path(path) / "comparison.nc", "comparison")
     return open_analysis(path)
@@ -168,7 +171,7 @@ class SavedResults:
     def read(cls, folder: Path) -> SavedResults:
         """Read the numbers; raises the errors of `open_analysis`."""
         record = read_record(folder)
-        profile = open_results(folder / "profile.nc", "profile")
+        profile = open_profile(folder / "profile.nc")
         profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
         sweep = reach = None
         if (file := folder / "reach.nc").exists():

@@ -1,7 +1,7 @@
-"""An attention call as statistics and models read it: its rows, and blocks of them.
+"""A block of rows of an attention call: its scores, its attention, and sums over its keys.
 
-A `Block` has the formulas of docs/measures.md as properties, each computed when it is first
-read: L, A, A K, U K. Nothing larger than a block of rows is in memory, and only the lower
+A `Block` has the quantities of docs/measures.md that formulas.py combines: L, A, A K, U K. Each
+is computed when it is first read. At most one block of rows is in memory, and only the lower
 triangle is computed.
 """
 
@@ -9,242 +9,88 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.attention import fast_products
-from ropelens.attention.call import AttentionCall, sees
 from ropelens.attention.offset_bins import bin_of, offset_edges
-from ropelens.rope.planes import Planes, unrotate
-from ropelens.text.rows import Rows
+from ropelens.attention.sampled_call import SampledCall
 
 
-class SampledCall:
-    """An attention call whose layer rotates in `planes`, and the `rows` that are looked at.
+def blocks_of(sampled: SampledCall, heads: slice | None = None) -> Iterator[Block]:
+    """All rows of a call, in blocks of about `BLOCK_ELEMENTS` scores but at least 16 rows.
 
-    `q` [batch, head, row, coordinate] and `k` [batch, kv_head, position, coordinate] are the
-    queries and keys in float32 or wider; `q_still` and `k_still` have their rotation taken off.
-    `position` [shared, row] and `weight` [batch, row] are those of `rows`; `shared` is 1 where
-    all sequences have the same rows. `sinks` [batch, shared, position] is the kind of sink of
-    each key (0: none), in one row for all heads or in one for each; without it, position 0 is
-    one. `tokens` [batch, position] are the ids of the keys. The first key stands at `first`,
-    where a call has only a part of a sequence.
+    A block has some key-value heads. If `heads` are given, it has these heads and half as many
+    scores, because models of heads need as much memory again.
     """
-
-    def __init__(
-        self,
-        call: AttentionCall,
-        rows: Rows,
-        planes: Planes,
-        *,
-        sinks: Int[Tensor, "batch shared position"] | None = None,
-        tokens: Int[Tensor, "batch token"] | None = None,
-        first: int = 0,
-    ) -> None:
-        dtype = torch.promote_types(call.query.dtype, torch.float32)
-        self.call, self.rows, self.planes = call, rows, planes
-        self.q, self.k = call.query.to(dtype), call.key.to(dtype).contiguous()
-        self.k_scaled = self.k if call.scale == 1 else self.k * call.scale
-        self.places = torch.arange(first, first + self.k.shape[2], device=self.k.device)
-        self.position = rows.position[:1] if rows.dense else rows.position
-        self.weight = rows.weight.to(self.k.device, dtype)
-        none = torch.empty(len(self.k), 0, dtype=torch.long)
-        self.tokens = (none if tokens is None else tokens).to(self.k.device)
-        sinks = (self.places == 0).expand(len(self.k), 1, -1) if sinks is None else sinks
-        self.sinks = sinks.long().to(self.k.device)
-        shape = (1, 1) if sinks.shape[1] == 1 else (self.k.shape[1], -1)
-        self.sink_kind = self.sinks.unflatten(1, shape)
-        self.buffers: dict[str, Tensor] = {}
-
-    def with_rows(self, rows: Rows) -> SampledCall:
-        """Other rows of the same call."""
-        other = SampledCall(self.call, rows, self.planes, sinks=self.sinks, tokens=self.tokens)
-        if "k_still" in vars(self):
-            other.k_still = self.k_still
-        return other
-
-    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> SampledCall:
-        """The rows of some of the sequences."""
-        of_each = {name: vars(self.call)[name] for name in ("query", "key", "value", "output")}
-        if self.call.visible is not None:
-            of_each["visible"] = self.call.visible.expand(len(self.q), -1, -1)
-        call = replace(self.call, **{name: x[chosen] for name, x in of_each.items()})
-        of_rows = vars(self.rows).items()
-        parts: dict[str, Any] = {n: x[chosen] for n, x in of_rows if isinstance(x, Tensor)}
-        rows = replace(self.rows, **parts)
-        sinks, tokens = self.sinks[chosen], self.tokens[chosen]
-        return SampledCall(call, rows, self.planes, sinks=sinks, tokens=tokens)
-
-    @cached_property
-    def q_still(self) -> Float[Tensor, "batch head row coordinate"]:
-        """q~: the queries with their rotation taken off."""
-        at = self.places if self.call.at is None else self.call.at
-        return unrotate(self.q, at, self.planes)
-
-    @cached_property
-    def k_still(self) -> Float[Tensor, "batch kv_head position coordinate"]:
-        """k~: the keys with their rotation taken off."""
-        return unrotate(self.k, self.places, self.planes.of_keys(self.k.shape[1]))
-
-    @cached_property
-    def row_q(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
-        """The queries of the rows, beside the kv head that they read."""
-        return self._of_rows(self.q).unflatten(1, (self.k.shape[1], -1))
-
-    @cached_property
-    def row_q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
-        """q~ of the rows."""
-        at = self.places[self.position.to(self.places.device)]
-        still = unrotate(self._of_rows(self.q), at[:, None], self.planes)
-        return still.unflatten(1, (self.k.shape[1], -1))
-
-    def _of_rows(self, x: Shaped[Tensor, "batch head _ value"]) -> Tensor:
-        at = self.position
-        if self.call.at is not None:
-            return fast_products.take_rows(
-                x, torch.searchsorted(self.call.at.cpu(), at.contiguous())
-            )
-        return (
-            x[:, :, 1 : at.shape[1] + 1] if self.rows.dense else fast_products.take_rows(x, at)
-        )
-
-    @cached_property
-    def visible(self) -> Bool[Tensor, "batch row key"] | None:
-        """Which keys each row sees; None where they are those from `first` to its own."""
-        mask = self.call.visible
-        if mask is None:
-            return None
-        return self._of_rows(mask.expand(len(self.q), -1, -1)[:, None])[:, 0]
-
-    @cached_property
-    def first(self) -> Int[Tensor, "shared row"]:
-        """The first key that rows may see."""
-        if self.visible is not None:
-            return torch.zeros_like(self.position)
-        return self.call.start[self.position]
-
-    @cached_property
-    def count(self) -> Int[Tensor, "shared row"]:
-        """How many keys each row sees."""
-        if self.visible is not None:
-            return self.visible.sum(-1).clamp(min=1)
-        return self.position + 1 - self.first
-
-    @property
-    def offset_weight(self) -> Float[Tensor, "2 offset"]:
-        """Weight of the rows that see each offset, at any key, and at one but the first."""
-        weight = self.rows.weight.double()
-        total = weight.new_zeros(2, self.k.shape[2])
-        if self.visible is None:
-            for nearest, at in enumerate(total):
-                farthest = self.position - self.first.clamp(min=nearest)
-                at.index_add_(0, farthest.expand(weight.shape).flatten(), weight.flatten())
-            return total.flip(1).cumsum(1).flip(1)
-        offset = self.position[..., None] - torch.arange(self.k.shape[2])
-        seen = weight[..., None] * (self.visible.cpu() & (offset >= 0))
-        for nearest, at in enumerate(total):
-            keys = slice(nearest, None)
-            here = offset.clamp(min=0).expand(seen.shape)[..., keys].flatten()
-            at.index_add_(0, here, seen[..., keys].flatten())
-        return total
-
-    @cached_property
-    def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
-        """The sum of the keys that each row sees, from running sums."""
-        if self.visible is not None:
-            mask = self.visible.to(self.k)
-            return torch.einsum("brk,bhkc->bhrc", mask, self.k)[:, :, None]
-        total = fast_products.running_sum(self.k)
-        seen = fast_products.take_rows(total, self.position)
-        if self.first.any():
-            before = fast_products.take_rows(total, (self.first - 1).clamp(min=0))
-            seen -= before * (self.first > 0).to(self.k.device)[:, None, :, None]
-        return seen[:, :, None]
-
-    @cached_property
-    def sink_positions(self) -> Int[Tensor, " sink"]:
-        """The positions at which some head has a sink."""
-        return self.sink_kind.flatten(0, 2).any(0).nonzero()[:, 0].cpu()
-
-    def blocks(self, heads: slice | None = None) -> Iterator[Block]:
-        """All rows, in blocks of about `BLOCK_ELEMENTS` scores, but 16 rows at least.
-
-        A block has some kv heads, or these `heads` and half as many scores: models of them
-        need as much again.
-        """
-        batch, kv_heads, group = self.row_q.shape[:3]
-        device, count = self.k.device.type, self.position.shape[1]
-        area = fast_products.BLOCK_ELEMENTS[device] // (batch * group)
-        if heads is not None:
-            area //= 2 * (heads.stop - heads.start)
-        most = fast_products.BLOCK_ROWS[device]
-        if not self.rows.dense:  # rows apart: a block of many has keys that most do not see
-            few = count * int(self.position.max() + 1) <= area // 4
-            most = count if few else max(fast_products.FEWEST_ROWS, -(-count // 8))
-        chosen, keys, begin = heads or slice(0, kv_heads), self.position.amax(0) + 1, 0
-        while begin < count:
-            rows = min(most, count - begin)
-            while (
-                rows > fast_products.FEWEST_ROWS and rows * int(keys[begin + rows - 1]) > area
-            ):
-                rows = (rows + 1) // 2
-            size = rows * int(keys[begin + rows - 1])
-            together = kv_heads if heads else max(1, area // size)
-            for first in range(chosen.start, chosen.stop, together):
-                part = slice(first, min(first + together, chosen.stop))
-                yield Block(self, slice(begin, begin + rows), part)
-            begin += rows
+    batch, kv_heads, group = sampled.row_q.shape[:3]
+    device, count = sampled.k.device.type, sampled.position.shape[1]
+    area = fast_products.BLOCK_ELEMENTS[device] // (batch * group)
+    if heads is not None:
+        area //= 2 * (heads.stop - heads.start)
+    most = fast_products.BLOCK_ROWS[device]
+    if not sampled.rows.dense:  # in a block of many distant rows, most rows see few of the keys
+        few = count * int(sampled.position.max() + 1) <= area // 4
+        most = count if few else max(fast_products.FEWEST_ROWS, -(-count // 8))
+    chosen, keys, begin = heads or slice(0, kv_heads), sampled.position.amax(0) + 1, 0
+    while begin < count:
+        rows = min(most, count - begin)
+        while rows > fast_products.FEWEST_ROWS and rows * int(keys[begin + rows - 1]) > area:
+            rows = (rows + 1) // 2
+        size = rows * int(keys[begin + rows - 1])
+        together = kv_heads if heads else max(1, area // size)
+        for first in range(chosen.start, chosen.stop, together):
+            part = slice(first, min(first + together, chosen.stop))
+            yield Block(sampled, slice(begin, begin + rows), part)
+        begin += rows
 
 
 class Block:
-    """Some rows of an attention call beside all keys that they see, for some kv heads.
+    """Some rows of an attention call and all keys that they see, for some key-value heads.
 
-    Scores are in nats. `position` [shared, row] and `weight` [batch, row] are those of the
-    rows; `keys` are the positions of the keys: the first is 0, or one that no row sees. `q`
-    [batch, kv_head, group, row, coordinate] and `k` [batch, kv_head, key, coordinate] carry
-    their rotation. `self_column` [shared, row] is the column of each row's own key, `tokens`
-    [batch, key] are the ids of the keys. Blocks of one call share memory: what one computed
-    ends with the next.
+    Scores are in nats. `visibility` has the positions of the rows and keys. `weight`
+    [batch, row] are the weights of the rows. `q` [batch, kv_head, group, row, coordinate] and
+    `k` [batch, kv_head, key, coordinate] carry their rotation. `self_column` [shared, row] is
+    the column of each row's own key, and `tokens` [batch, key] are the ids of the keys. Blocks
+    of one call share memory: the matrices of a block are overwritten by the next block.
     """
 
-    def __init__(self, rows: SampledCall, part: slice, heads: slice) -> None:
-        self.of_call, self.call, self.planes = rows, rows.call, rows.planes
-        self.heads, self._part = heads, part
-        self.position, self.weight = rows.position[:, part], rows.weight[:, part]
-        self._first = rows.first[:, part]
-        # One key more than any row sees, where there is one: its weight is 0 in every row.
-        low, high = max(int(self._first.min()) - 1, 0), int(self.position.max()) + 1
-        high = high if rows.visible is None else rows.k.shape[2]
-        self.keys, self._columns = range(low, high), slice(low, high)
-        self.q = rows.row_q[:, heads, :, part]
-        self.k = rows.k[:, heads, self._columns]
-        self.tokens = rows.tokens[:, self._columns]
-        self.self_column = (self.position - low).to(self.k.device)
+    def __init__(self, sampled: SampledCall, rows: slice, heads: slice) -> None:
+        self.sampled, self.call, self.planes = sampled, sampled.call, sampled.planes
+        self.heads, self._rows = heads, rows
+        self.visibility = sampled.visibility.block(rows)
+        self.position, self.weight = sampled.position[:, rows], sampled.weight[:, rows]
+        self.keys = self.visibility.keys
+        self.columns = slice(self.keys.start, self.keys.stop)
+        self.q = sampled.row_q[:, heads, :, rows]
+        self.k = sampled.k[:, heads, self.columns]
+        self.tokens = sampled.tokens[:, self.columns]
+        self.self_column = (self.position - self.keys.start).to(self.k.device)
         group = self.q.shape[2]
         self.query_heads = slice(heads.start * group, heads.stop * group)
 
     @cached_property
     def q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """q~ of the rows."""
-        return self.of_call.row_q_still[:, self.heads, :, self._part]
+        return self.sampled.row_q_still[:, self.heads, :, self._rows]
 
     @cached_property
     def k_still(self) -> Float[Tensor, "batch kv_head key coordinate"]:
         """k~ of the keys."""
-        return self.of_call.k_still[:, self.heads, self._columns]
+        return self.sampled.k_still[:, self.heads, self.columns]
+
+    # attention
 
     @cached_property
     def scores(self) -> Float[Tensor, "batch kv_head group row key"]:
-        """L_ij = s q_i k_j, after a soft-cap; so low where row i does not see j that A is 0."""
+        """L_ij = s q_i k_j after a soft-cap; about `HIDDEN` if row i does not see key j."""
         return self._scores(self.buffer("scores"))
 
     def _scores(self, out: Float[Tensor, "batch kv_head group row key"]) -> Tensor:
-        k = self.of_call.k_scaled[:, self.heads, self._columns]  # s k
+        k = self.sampled.k_scaled[:, self.heads, self.columns]  # s k
         return self.hide(self.call.squash(fast_products.products(self.q, k, out=out)))
 
     @property
@@ -264,6 +110,30 @@ class Block:
             return fast_products.softmax(self._scores(out))  # one matrix in the caches, not two
         return fast_products.softmax(self.scores, out=out)
 
+    @property
+    def log_attention(self) -> Float[Tensor, "batch head row key"]:
+        """log A_ij of all query heads; a learned sink is the last key."""
+        scores = self.scores.flatten(1, 2)
+        if self.call.sink_logits is not None:
+            sink = self.call.sink_logits.to(scores)[None, :, None, None]
+            scores = torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1)
+        return scores.log_softmax(-1)
+
+    # means over keys
+
+    def expect(
+        self, values: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group row"]:
+        """sum_j A_ij x_ij for `values` x."""
+        return torch.linalg.vecdot(self.attention, values)
+
+    @property
+    def expected_score(self) -> Float[Tensor, "batch kv_head group row"]:
+        """sum_j A_ij L_ij, which is s q_i (A K)_i without a soft-cap."""
+        if self.call.softcap is None:
+            return self.call.scale * torch.linalg.vecdot(self.q, self.attended_key)
+        return self.expect(self.scores)
+
     @cached_property
     def attended_key(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """A K: sum_j A_ij k_j."""
@@ -272,126 +142,96 @@ class Block:
     @property
     def mean_key(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
         """U K: the mean of the keys that each row sees."""
-        return self._sum_of_keys / self._count[..., None]
+        return self.sum_of_keys / self.count[..., None]
 
     @property
-    def _sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
-        return self.of_call.sum_of_keys[:, self.heads, :, self._part]
+    def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
+        """Sum of the keys that each row sees."""
+        return self.sampled.sum_of_keys[:, self.heads, :, self._rows]
 
     @property
-    def expected_score(self) -> Float[Tensor, "batch kv_head group row"]:
-        """sum_j A_ij L_ij, which without a soft-cap is s q_i (A K)_i."""
-        if self.call.softcap is None:
-            return self.call.scale * torch.linalg.vecdot(self.q, self.attended_key)
-        return torch.linalg.vecdot(self.attention, self.scores)
-
-    @property
-    def information(self) -> Float[Tensor, "batch kv_head group row"]:
-        """KL(A_i || U_i): log of the keys that row i sees, less the entropy of A_i."""
-        scores = self.scores  # before A, which then leaves them as they are
-        expected = torch.linalg.vecdot(self.attention, scores)
-        return self.log_keys - (self.log_norm - expected)
-
-    @property
-    def log_keys(self) -> Float[Tensor, "shared 1 1 row"]:
-        """Logarithm of the number of keys that each row sees."""
-        return self._count.log()
-
-    @property
-    def _count(self) -> Float[Tensor, "shared 1 1 row"]:
-        return self.of_call.count[:, None, None, self._part].to(self.q)
+    def count(self) -> Float[Tensor, "shared 1 1 row"]:
+        """Number of keys that each row sees."""
+        return self.sampled.count[:, None, None, self._rows].to(self.q)
 
     # sinks
 
     @cached_property
     def sinks(self) -> Int[Tensor, " sink"]:
         """The columns of the block in which some head has a sink."""
-        at = self.of_call.sink_positions
-        here = at[(at >= self.keys.start) & (at < self.keys.stop)]
-        return (here - self.keys.start).to(self.k.device)
+        position = self.sampled.sink_positions
+        inside = position[(position >= self.keys.start) & (position < self.keys.stop)]
+        return (inside - self.keys.start).to(self.k.device)
 
     @cached_property
     def sink_kind(self) -> Int[Tensor, "batch shared_kv_head shared_group 1 sink"]:
-        """The kind of sink that is in these columns, of all heads or of each; 0: none."""
-        kind = self.of_call.sink_kind[..., None, self.sinks + self.keys.start]
+        """The kind of sink in these columns (0: none), for all heads or for each head."""
+        kind = self.sampled.sink_kind[..., None, self.sinks + self.keys.start]
         return kind if kind.shape[1] == 1 else kind[:, self.heads]
 
     @cached_property
     def sink_attention(self) -> Float[Tensor, "batch kv_head group row sink"]:
-        """A_ij in the columns of sinks; 0 where the head has none."""
+        """A_ij in these columns; 0 where the head has no sink."""
         return self.attention[..., self.sinks] * (self.sink_kind > 0)
 
     @property
-    def sink_read(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
-        """sum_j A_ij k_j over sinks."""
-        return (self.sink_attention.flatten(2, 3) @ self.k[:, :, self.sinks]).view_as(self.q)
+    def visible_sinks(self) -> Float[Tensor, "batch shared_kv_head shared_group row sink"]:
+        """1 where the row sees a sink of the head in these columns, else 0."""
+        seen = self.visibility.sees(self.sinks.cpu() + self.keys.start).to(self.k.device)
+        return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
 
     @property
-    def mean_other_key(self) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
-        """The mean of the keys that each row sees and that are no sinks; 0 without any."""
-        seen = self._sees(self.sinks.cpu() + self.keys.start)[:, None, None]
-        seen = (seen & (self.sink_kind > 0)).to(self.k)
-        others = self._sum_of_keys - seen @ self.k[:, :, None, self.sinks]
-        count = (self._count - seen.sum(-1))[..., None]
-        return others.masked_fill_(count == 0, 0) / count.clamp(min=1)
+    def sink_keys(self) -> Float[Tensor, "batch kv_head sink coordinate"]:
+        """The keys in these columns."""
+        return self.k[:, :, self.sinks]
 
-    # keys and offsets
+    # visibility and offsets
 
     @property
-    def seen(self) -> Bool[Tensor, "shared row key"]:
+    def visible(self) -> Bool[Tensor, "shared row key"]:
         """Which keys each row sees."""
-        return self._sees(torch.arange(self.keys.start, self.keys.stop))
-
-    def _sees(self, key: Int[Tensor, " key"]) -> Bool[Tensor, "shared row key"]:
-        if self.of_call.visible is not None:
-            return self.of_call.visible[:, self._part, key.to(self.k.device)]
-        return sees(self._first, self.position, key).to(self.k.device)
+        return self.visibility.sees().to(self.k.device)
 
     def hide(
         self, scores: Float[Tensor, "batch kv_head group row key"]
     ) -> Float[Tensor, "batch kv_head group row key"]:
-        """`scores`, changed in place: `HIDDEN` at the keys that a row does not see."""
-        for columns, penalty in self._hidden:
+        """`scores`, changed in place: a row gets weight 0 for keys that it does not see."""
+        for columns, penalty in self._penalties:
             scores[..., columns] += penalty
         return scores
 
     @cached_property
-    def _hidden(self) -> list[tuple[slice, Tensor]]:
-        """The columns that some row does not see, and what hides them from it."""
-        low, hidden = self.keys.start, []
-        seen_by_all = int(self._first.max()), int(self.position.min()) + 1
-        if self.of_call.visible is not None:
-            seen_by_all = low, low
-        for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], self.keys.stop)):
-            if begin < end:
-                penalty = torch.where(
-                    self._sees(torch.arange(begin, end)), 0.0, fast_products.HIDDEN
-                )
-                hidden.append((slice(begin - low, end - low), penalty[:, None, None]))
-        return hidden
+    def _penalties(self) -> list[tuple[slice, Tensor]]:
+        return self.visibility.penalties(self.k.device)
 
     @cached_property
     def offset(self) -> Int[Tensor, "shared row key"]:
-        """How many tokens each key is behind the row."""
-        # Keys ahead have 0 if some row sees them, else the offsets at which the row has no key:
-        # then the key at an offset is in the column that has the key's offset.
-        count = len(self.keys)
-        offset = torch.arange(count - 1, -count, -1, device=self.k.device)
-        offset = offset % count if self.of_call.visible is None else offset.clamp(min=0)
-        own = count - 1 - self.self_column
-        return offset.unfold(0, count, 1).index_select(0, own.flatten()).view(*own.shape, -1)
+        """Offset of each key; see `Visibility.offsets` for keys ahead of their row."""
+        return self.visibility.offsets(self.k.device)
 
     @cached_property
     def sink_bins(self) -> Int[Tensor, "shared row sink"]:
         """The bin of the offset of each sink."""
         return bin_of(self.offset[..., self.sinks], offset_edges(self.call.key.shape[2]))
 
+    def by_offset(
+        self, values: Float[Tensor, "batch kv_head group row key"]
+    ) -> Float[Tensor, "batch kv_head group row offset"]:
+        """The value of the key at each offset. Hidden keys have the value 0."""
+        column = self.offset[:, None, None].expand_as(values)
+        result = torch.gather(values, -1, column, out=self.buffer("by offset"))
+        if self.visibility.mask is not None:  # offsets beyond the first key have no column
+            offset = torch.arange(len(self.keys)).to(self.self_column)
+            result *= offset <= self.self_column[:, None, None, :, None]
+        return result
+
     def sum_by_offset(
         self, values: Float[Tensor, "batch kv_head group row key"]
     ) -> Float[Tensor, "batch kv_head group offset"]:
-        """Weighted sum over the rows at each offset, without the first key: it is set to 0."""
-        dense = self.of_call.rows.dense and self.of_call.visible is None
-        return fast_products.sum_by_offset(values, self.weight, None if dense else self.offset)
+        """Weighted sum over the rows at each offset. Sets values of the first key to 0."""
+        consecutive = self.sampled.rows.dense and self.visibility.mask is None
+        offset = None if consecutive else self.offset
+        return fast_products.sum_by_offset(values, self.weight, offset)
 
     def weigh(
         self, by_row: Float[Tensor, "batch kv_head group row"]
@@ -401,9 +241,9 @@ class Block:
         return weighted.sum(-1).to("cpu", torch.float64).sum(0)
 
     def buffer(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
-        """A matrix of this block, in memory that serves every block: fresh pages cost more."""
+        """A matrix of this block, in memory that all blocks share: fresh pages cost more."""
         shape = (*self.q.shape[:4], len(self.keys))
-        size, buffers = math.prod(shape), self.of_call.buffers
+        size, buffers = math.prod(shape), self.sampled.buffers
         if name not in buffers or len(buffers[name]) < size:
             buffers[name] = self.k.new_empty(size)
         return buffers[name][:size].view(shape)

@@ -1,8 +1,9 @@
-"""The formulas of a profile, in the order of docs/measures.md.
+"""The formulas of docs/measures.md for the numbers of a profile, in the order of that page.
 
-A formula reads a `Block` of rows and their softmax, or all `SampledCall` of an attention call
-(block.py); what follows from their sums reads the `LayerMeans` of a layer (layer.py). The table
-in variables.py has a row for each.
+The formula of a statistic reads a `SampledCall` (all tokens) or a `Block` (some rows and their
+attention). A formula for the means over a text reads the `LayerMeans` of a layer. The rows of
+profiles/measures.py name the formula of each variable. Figures import that table and do without
+torch, so formulas call methods of their arrays only.
 """
 
 from __future__ import annotations
@@ -10,17 +11,31 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Float
+import numpy as np
+from jaxtyping import Float, Shaped
 
-if TYPE_CHECKING:  # figures read the table of variables, and they do without torch
+if TYPE_CHECKING:
     from torch import Tensor
 
-    from ropelens.attention.block import Block, SampledCall
+    from ropelens.attention.block import Block
+    from ropelens.attention.sampled_call import SampledCall
     from ropelens.attention.sums import LayerMeans
 else:
     Tensor = Block = SampledCall = LayerMeans = Any
 
 BITS = 1 / math.log(2)  # bits in a nat
+
+GAINS = {
+    "total": "information in the choice of keys",
+    "sink_gain": "what sinks explain",
+    "position_gain": "what sinks and the offset explain",
+    "content_gain": "what sinks and the tokens explain",
+    "both_gain": "what sinks, the offset and the tokens explain together",
+}
+"""Gains of the budget's models, in bits per row over uniform attention; on rows that a model
+was not fitted to, a gain may be negative."""
+
+SEEN_BY = 0.05  # least share of the rows that must see an offset of a head's kernel
 
 
 # Per plane
@@ -31,13 +46,13 @@ def q_norm(call: SampledCall) -> Float[Tensor, "batch head row term"]:
     return call.planes.norms(call.q)
 
 
-def k_norm(call: SampledCall) -> Float[Tensor, "batch kv_head position term"]:
+def k_norm(call: SampledCall) -> Float[Tensor, "batch kv_head key term"]:
     """|k_f|."""
     return call.planes.norms(call.k)
 
 
-def v_norm(call: SampledCall) -> Float[Tensor, "batch kv_head position term"]:
-    """|v_f|: values in the planes of the keys beside them; NaN where they have other sizes."""
+def v_norm(call: SampledCall) -> Float[Tensor, "batch kv_head key term"]:
+    """|v_f| in the planes of the key; NaN if values and keys differ in size."""
     keys, values = call.k, call.call.value.to(call.k.dtype)
     if keys.shape[-1] != values.shape[-1]:
         return keys.new_full((*keys.shape[:3], call.planes.terms), math.nan)
@@ -77,16 +92,109 @@ def sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
 def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
     """(1 - A0) (E_a c - E_u c) by coordinate.
 
-    E_a and E_u are means over the keys that are no sinks, under A and evenly.
+    E_a and E_u are means over the keys that are not sinks, under A and evenly. (1 - A0) E_a k
+    is A K without the sinks.
     """
-    evenly = (1 - sink_mass(block))[..., None] * block.mean_other_key
-    return block.q * (block.attended_key - block.sink_read - evenly)
+    on_sinks = (block.sink_attention.flatten(2, 3) @ block.sink_keys).view_as(block.q)
+    evenly = (1 - sink_mass(block))[..., None] * mean_other_key(block)
+    return block.q * (block.attended_key - on_sinks - evenly)
+
+
+def mean_other_key(block: Block) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
+    """E_u k: the mean of the keys that each row sees and that are not sinks; 0 without any."""
+    sinks = block.visible_sinks
+    others = block.sum_of_keys - sinks @ block.sink_keys[:, :, None]
+    count = (block.count - sinks.sum(-1))[..., None]
+    return others.masked_fill_(count == 0, 0) / count.clamp(min=1)
 
 
 def selectivity_sink(layer: LayerMeans) -> Float[Tensor, "head term"]:
     """selectivity - selectivity_keys."""
     on_sinks = layer["selectivity"] - layer["selectivity_keys"]
     return layer.planes.sum_coordinates(on_sinks)
+
+
+# The attention budget of a head
+
+
+def information(block: Block) -> Float[Tensor, "batch kv_head group row"]:
+    """KL(A_i || U_i): the logarithm of the number of keys, minus the entropy of A_i."""
+    scores = block.scores  # read before A, which would overwrite them
+    expected = block.expect(scores)
+    return block.count.log() - (block.log_norm - expected)
+
+
+def attention_budget(
+    *gains: Float[np.ndarray, "*shape"],
+) -> dict[str, Float[np.ndarray, "*shape"]]:
+    """Bits in a head's choice of keys by their source, from the `GAINS` of its models.
+
+    "sink", "position", "content" and "interaction" sum to "total", and none is negative. On
+    text that it was not fitted to, a model may gain less than a model that it contains. It
+    then gets the gain of the contained model.
+    """
+    total, sink_gain, position_gain, content_gain, both_gain = gains
+    sink = np.maximum(sink_gain, 0)
+    position, content = (np.maximum(gain, sink) for gain in (position_gain, content_gain))
+    both = np.maximum(both_gain, np.maximum(position, content))
+    total = np.maximum(total, both)  # a model gains more only by rounding
+    return {
+        "total": total,
+        "sink": sink,
+        "position": both - content,
+        "content": content - sink,
+        "interaction": total - both,
+    }
+
+
+# Labels
+
+
+def describe_kernel(
+    kappa: Float[Tensor, "*head offset"], seen_by: Float[Tensor, " offset"]
+) -> dict[str, Shaped[Tensor, "*head_and_offset"]]:
+    """The kernel exp(kappa) of each head over offsets, its peak, and its middle half.
+
+    The kernel sums to one and leaves out offsets that less than 5 % of the rows see; `seen_by`
+    is this share. `offset_low` to `offset_high` (tokens, both included) holds the middle half.
+    """
+    kernel = kappa.masked_fill(seen_by < SEEN_BY, -math.inf).softmax(-1)
+    weight, offset = kernel.max(-1)
+    below, last = kernel.cumsum(-1), kernel.shape[-1] - 1
+    low, high = ((below < quantile).sum(-1).clamp(max=last) for quantile in (0.25, 0.75))
+    band = {"offset_low": low, "offset_high": high}
+    return {"kernel": kernel, "offset": offset, "offset_weight": weight} | band
+
+
+def describe_wavelengths(
+    selectivity_keys: Float[np.ndarray, "*head term"],
+    wavelength: Float[np.ndarray, "*head_or_1 term"],
+) -> dict[str, Shaped[np.ndarray, "*head"]]:
+    """The wavelengths (tokens) through which a head picks keys, by the columns of heads.csv.
+
+    The weight of a plane is the positive part of `selectivity_keys`, because a negative part
+    pushes attention away from the keys that are picked. NaN, and 0 planes, for a head without
+    a positive part.
+    """
+    push = np.nan_to_num(selectivity_keys).clip(min=0)
+    wavelength = np.broadcast_to(wavelength, push.shape)
+    total, top = push.sum(-1), push.argmax(-1, keepdims=True)
+    pushes = total > 0
+    share = -np.sort(-push, axis=-1)
+    short_of_half = share.cumsum(-1) < total[..., None] / 2
+    strongest = np.take_along_axis(wavelength, top, -1)
+    rotates = np.isfinite(wavelength)
+    weight = push * rotates
+    log = np.log(np.where(rotates, wavelength, 1.0))
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN if nothing rotates or pushes
+        mean = np.exp((weight * log).sum(-1) / weight.sum(-1))
+        top_share = np.where(pushes, share[..., 0] / total, np.nan)
+    return {
+        "top_wavelength": np.where(pushes, strongest[..., 0], np.nan),
+        "top_share": top_share,
+        "planes_to_half": np.where(pushes, short_of_half.sum(-1) + 1, 0),
+        "mean_wavelength": mean,
+    }
 
 
 # Other scores
@@ -108,9 +216,52 @@ def entropy(block: Block) -> Float[Tensor, "batch kv_head group row"]:
 
 
 def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
-    """exp(sink) / (exp(sink) + sum_j exp(L_ij)): the share of a sink logit."""
+    """exp(sink) / (exp(sink) + sum_j exp(L_ij)): the attention on a sink logit."""
     logits = block.call.sink_logits
     if logits is None:
         return block.log_norm.new_zeros(block.log_norm.shape)
     by_head = logits.to(block.q.dtype)[block.query_heads].unflatten(0, block.q.shape[1:3])
     return (by_head[..., None] - block.log_norm).sigmoid()
+
+
+# Capture
+
+
+def contrasts(
+    contribution: Float[Tensor, "term query key"],
+    attention: Float[Tensor, "query key"],
+    *,
+    runner_up: int | None = None,
+) -> Float[Tensor, "term query key"]:
+    """c_ijf - sum_(k != j) A_ik c_ikf / sum_(k != j) A_ik; c_ijf - c_irf for a `runner_up` r.
+
+    A contrast is the push of a term toward a key, compared with the other keys of the row. It
+    leaves out what all keys of a row share, as softmax does. Against a runner-up, contrasts sum
+    to the log-odds of both keys. NaN if no other key of the row has attention.
+    """
+    if runner_up is not None:
+        return contribution - contribution[..., runner_up, None]
+    top = attention == attention.amax(-1, keepdim=True)
+    terms, rest = contribution.nan_to_num(), attention.masked_fill(top, 0.0)
+
+    def sum_over_others(x: Tensor) -> Tensor:
+        # A direct sum for the top key, because 1 - A of this key would be mostly rounding.
+        others = (attention * x).sum(-1, keepdim=True) - attention * x
+        return others.where(~top, (rest * x).sum(-1, keepdim=True))
+
+    ones = attention.new_ones(attention.shape)
+    return contribution - sum_over_others(terms) / sum_over_others(ones)
+
+
+# Evaluation
+
+
+def attention_divergence(before: Block, after: Block) -> Float[Tensor, "batch head row"]:
+    """KL(A_i || A'_i) in nats, for the attention A' of a changed model.
+
+    A learned sink counts as one more key. Exactly 0 if both have the same queries and keys.
+    """
+    log_before, log_after = before.log_attention, after.log_attention
+    # If A is 0, so is the term: keys that are not seen have the same finite score twice.
+    ratio = log_before - log_after
+    return log_before.exp_().mul_(ratio).sum(-1)

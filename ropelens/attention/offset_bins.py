@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Int
 from torch import Tensor
 
 EXACT_OFFSETS = 64
@@ -51,23 +51,3 @@ def sum_bins(mass: torch.Tensor, edges: Int[Tensor, " edge"]) -> torch.Tensor:
 def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
     """The bin that each offset lies in."""
     return torch.bucketize(offset.contiguous(), edges.to(offset.device), right=True) - 1
-
-
-SEEN_BY = 0.05  # share of rows that must see an offset for it to be called a head's offset
-
-
-def describe_kernel(
-    kappa: Float[Tensor, "*head offset"], seen_by: Float[Tensor, " offset"]
-) -> dict[str, Shaped[Tensor, "*head_and_offset"]]:
-    """The kernel exp(kappa) of each head over offsets: where it peaks, and its middle half.
-
-    It sums to one, without the offsets that fewer than 5 % of the rows see (`seen_by`, a
-    share). `offset_low` to `offset_high` (tokens, both included) is the band that holds the
-    middle half.
-    """
-    kernel = kappa.masked_fill(seen_by < SEEN_BY, -torch.inf).softmax(-1)
-    weight, offset = kernel.max(-1)
-    below, last = kernel.cumsum(-1), kernel.shape[-1] - 1
-    low, high = ((below < quantile).sum(-1).clamp(max=last) for quantile in (0.25, 0.75))
-    band = {"offset_low": low, "offset_high": high}
-    return {"kernel": kernel, "offset": offset, "offset_weight": weight} | band

@@ -1,4 +1,4 @@
-"""Running sums over the attention of a layer: of one call, of a corpus, and their means."""
+"""Running sums over the attention of a layer: of one call, of a text, and their means."""
 
 from __future__ import annotations
 
@@ -7,57 +7,55 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.attention.block import Block, SampledCall
-from ropelens.attention.call import AttentionCall
+from ropelens.attention.block import Block, blocks_of
 from ropelens.attention.offset_bins import offset_edges, sum_bins
+from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.variables import Statistic, stack
 from ropelens.errors import BadArgument
 from ropelens.intervals import mean_and_error
 from ropelens.rope.planes import Planes
-from ropelens.text.rows import Rows
 from ropelens.text.text import GROUPS
 
 SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 """Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""
 
 
-def sum_attention(rows: SampledCall, statistics: Sequence[Statistic]) -> SequenceSums:
-    """The sums of one attention call over its tokens and `rows`; padding has no weight.
+def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> SequenceSums:
+    """Sums of one attention call over its tokens and its rows; padding has no weight.
 
-    Raises `BadArgument` for a statistic that has no value for every row of a block.
+    Raises `BadArgument` if a statistic does not have a value for every row of a block.
     """
     sums: SequenceSums = {}
-    padding = rows.places >= rows.rows.length.to(rows.places.device)[:, None]
-    if rows.rows.hidden is not None:
-        padding = padding | rows.rows.hidden.to(padding.device)
+    padding = sampled.padding
     for statistic in statistics:
         if statistic.over == "tokens":
-            of_tokens = statistic.values(rows)
+            by_token = statistic.values(sampled)
             if padding.any():
-                of_tokens = of_tokens.masked_fill(padding[:, None, :, None], 0)
-            sums[statistic.name] = of_tokens.sum(2).double()
-    by_row = [statistic for statistic in statistics if statistic.over != "tokens"]
-    heads, keys = rows.q.shape[1], rows.k.shape[2]
-    for block in rows.blocks() if by_row else ():
-        # All functions have run before sums by offset set the first key of their values to 0.
-        values = {row.name: _values(row, block) for row in by_row}
-        for row in by_row:
-            part = _sum_rows(row, values[row.name], block)
-            if row.over == "offsets":
+                by_token = by_token.masked_fill(padding[:, None, :, None], 0)
+            sums[statistic.name] = by_token.sum(2).double()
+    over_rows = [statistic for statistic in statistics if statistic.over != "tokens"]
+    heads, keys = sampled.q.shape[1], sampled.k.shape[2]
+    for block in blocks_of(sampled) if over_rows else ():
+        # All functions run first, because sums by offset set the first key of values to 0.
+        values = {statistic.name: _row_values(statistic, block) for statistic in over_rows}
+        for statistic in over_rows:
+            name = statistic.name
+            part = _sum_rows(statistic, values[name], block)
+            if statistic.over == "offsets":
                 part = pad(part, (0, keys - part.shape[-1]))
-            if row.name not in sums:
+            if name not in sums:
                 shape = (len(part), heads, *part.shape[3:])
-                sums[row.name] = part.new_zeros(shape, dtype=torch.float64)
-            sums[row.name][:, block.query_heads] += part.flatten(1, 2)
-    return {name: x.cpu() for name, x in sums.items()}  # once: a GPU does not wait for blocks
+                sums[name] = part.new_zeros(shape, dtype=torch.float64)
+            sums[name][:, block.query_heads] += part.flatten(1, 2)
+    return {name: x.cpu() for name, x in sums.items()}  # at the end, so that a GPU never waits
 
 
-def _values(statistic: Statistic, block: Block) -> Tensor:
-    """The values of a statistic on a block, which must be there for every row."""
+def _row_values(statistic: Statistic, block: Block) -> Tensor:
+    """The values of a statistic on a block, checked to have every row."""
     values, keys = statistic.values(block), [len(block.keys)] * (statistic.over == "offsets")
     wanted = (*block.q.shape[:4], *keys)
     if values.shape[: len(wanted)] != wanted or values.ndim > 5:
@@ -84,9 +82,9 @@ def _sum_rows(
 class LayerSums:
     """Sums of one layer by the names of the statistics, in their units.
 
-    `scale` is the scale of the scores. Rows see offsets up to `farthest`. `offset_weight[0]` is
-    the weight of the rows that see each offset. `offset_weight[1]` is the same weight for keys
-    other than position 0. Sums by offset are sums by bin of offsets.
+    `scale` is the scale of the scores, and `farthest` the farthest offset that any row sees.
+    `offset_weight[0]` is the weight of the rows that see each offset. `offset_weight[1]` is the
+    same weight for keys other than position 0. Sums by offset are sums by bin of offsets.
     """
 
     scale: float
@@ -96,19 +94,23 @@ class LayerSums:
 
     @classmethod
     def of(
-        cls, sums: SequenceSums, rows: SampledCall, statistics: Sequence[Statistic]
+        cls,
+        sums: SequenceSums,
+        sampled: SampledCall,
+        statistics: Sequence[Statistic],
+        *,
+        farthest: int,
     ) -> LayerSums:
         """Sums of a batch of sequences."""
-        edges = offset_edges(rows.k.shape[2])
+        edges = offset_edges(sampled.k.shape[2])
         by_offset = [row.name for row in statistics if row.over == "offsets"]
         binned = {name: sum_bins(sums[name], edges) for name in by_offset}
         pooled = {name: x.sum(0) for name, x in (sums | binned).items()}
-        return cls(
-            rows.call.scale, rows.call.farthest, offset_weight=rows.offset_weight, sums=pooled
-        )
+        weight = sampled.visibility.offset_weight(sampled.rows.weight)
+        return cls(sampled.call.scale, farthest, offset_weight=weight, sums=pooled)
 
     def __add__(self, other: LayerSums) -> LayerSums:
-        """The sums of both corpora; the longer context sets the bins."""
+        """Sums over both texts. The longer context sets the bins."""
         return LayerSums(
             self.scale,
             farthest=max(self.farthest, other.farthest),
@@ -119,12 +121,12 @@ class LayerSums:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums that a profile is computed from; those of two corpora add.
+    """The sums from which a profile is computed. The sums of two texts can be added.
 
-    `row_weight[g, i]` is the weight of the rows at position i in the sequences of group g, the
-    same for every layer; `tokens` counts those that are not padding. `group_loss` (nats) is the
-    summed loss of the `group_predicted` tokens of each group; `scores` are those of the
-    budget's models by layer.
+    `row_weight[g, i]` is the weight of the rows at position i in the sequences of group g,
+    which all layers share. `tokens` is the number of tokens without padding. `group_loss`
+    (nats) is the summed loss of the `group_predicted` tokens of each group. `scores` are the
+    scores of the budget's models by layer.
     """
 
     row_weight: Float[Tensor, "group position"]
@@ -147,46 +149,46 @@ class Sums:
 class LayerMeans:
     """Means of a layer by the names of its statistics: `layer["entropy"]`.
 
-    `whole` has the rows, tokens and losses by group, which all layers share.
+    `total` has the rows, tokens and losses by group, which all layers share.
     """
 
     def __init__(
-        self, sums: LayerSums, whole: Sums, planes: Planes, statistics: Sequence[Statistic]
+        self, sums: LayerSums, total: Sums, planes: Planes, statistics: Sequence[Statistic]
     ) -> None:
-        self.sums, self.whole, self.planes, self.scale = sums, whole, planes, sums.scale
+        self.sums, self.total, self.planes, self.scale = sums, total, planes, sums.scale
         self._over = {row.name: row.over for row in statistics}
-        self.row_weight = whole.row_weight.sum(0)
+        self.row_weight = total.row_weight.sum(0)
         self.edges: Int[Tensor, " edge"] = offset_edges(sums.offset_weight.shape[1])
 
     def __getitem__(self, name: str) -> Float[Tensor, " head *value"]:
         """The mean of a statistic over tokens or rows."""
-        count = self.whole.tokens if self._over[name] == "tokens" else self.row_weight.sum()
+        count = self.total.tokens if self._over[name] == "tokens" else self.row_weight.sum()
         return self.sums.sums[name] / count
 
     @property
     def offset_share(self) -> Float[Tensor, " bin"]:
-        """Share of rows that see each bin's first offset at a key other than position 0."""
-        reach = pad(self.sums.offset_weight[1], (0, int(self.edges[-1])))
-        return reach[self.edges[:-1]] / self.row_weight.sum()
+        """Share of rows that see the first offset of each bin, at a key other than 0."""
+        weight = pad(self.sums.offset_weight[1], (0, int(self.edges[-1])))
+        return weight[self.edges[:-1]] / self.row_weight.sum()
 
 
 def mean_loss(
     loss: Float[Tensor, " group"], predicted: Float[Tensor, " group"]
 ) -> tuple[float, float]:
-    """Loss per predicted token, and its standard error over the groups that have any.
+    """Loss per predicted token, and its standard error over groups that have such tokens.
 
     `loss` (nats) is the sum over the `predicted` tokens of each group.
     """
-    some = predicted > 0
-    weight = predicted[some].numpy()
-    mean, error, _ = mean_and_error(loss[some].numpy() / weight, weight)
+    not_empty = predicted > 0
+    weight = predicted[not_empty].numpy()
+    mean, error, _ = mean_and_error(loss[not_empty].numpy() / weight, weight)
     return mean, error
 
 
 def no_sums() -> Sums:
-    """Sums over nothing."""
-    nothing = torch.zeros(GROUPS, dtype=torch.float64)
-    return Sums(nothing.new_zeros(GROUPS, 0), group_loss=nothing, group_predicted=nothing)
+    """Sums over no sequences."""
+    zero = torch.zeros(GROUPS, dtype=torch.float64)
+    return Sums(zero.new_zeros(GROUPS, 0), group_loss=zero, group_predicted=zero)
 
 
 def by_group(
@@ -198,58 +200,17 @@ def by_group(
 
 
 def by_layer(arrays: Mapping[int, Tensor], layers: int) -> Tensor:
-    """Arrays of some layers stacked along a new first axis; NaN for the other layers."""
-    some = next(iter(arrays.values()))
-    nothing = some[(slice(0),) * some.ndim]
-    return torch.from_numpy(stack(arrays.get(layer, nothing) for layer in range(layers)))
+    """Arrays by layer, stacked along a new first axis; NaN for layers without an array."""
+    example = next(iter(arrays.values()))
+    empty = example[(slice(0),) * example.ndim]
+    return torch.from_numpy(stack(arrays.get(layer, empty) for layer in range(layers)))
 
 
 def _add(one: Any, other: Any) -> Any:
-    """The sum: the shorter array is filled up with 0, and dicts are merged."""
+    """Sum of two values. The shorter array is filled up with 0, and dicts are merged."""
     if isinstance(one, dict):
         return one | {key: _add(one[key], x) if key in one else x for key, x in other.items()}
     if isinstance(one, Tensor):
         missing = one.shape[-1] - other.shape[-1]
         return pad(one, (0, max(-missing, 0))) + pad(other, (0, max(missing, 0)))
     return one + other
-
-
-def attention_change(
-    before: AttentionCall,
-    after: AttentionCall,
-    rows: Rows,
-    sets: Bool[Tensor, "batch set position"],
-) -> Float[Tensor, "set head"]:
-    """Sum over `rows` of each set of KL(A_before || A_after), in nats, by their weights.
-
-    The divergence between the weights of a row over the keys that it sees, the same in both
-    calls: after soft-cap and mask, with the weight of a learned sink as one key more. Exactly 0
-    where both calls have the same queries and keys. As torch.distributions.kl_divergence of two
-    `Categorical`s. NaN where rows see other keys in both calls.
-    """
-    still = Planes(torch.zeros(0), after.query.shape[-1], "none")
-    total = torch.zeros(sets.shape[1], after.query.shape[1], dtype=torch.float64)
-    masks = [call.visible for call in (before, after) if call.visible is not None]
-    if masks and not (len(masks) == 2 and torch.equal(*masks)):
-        return total + torch.nan
-    sides = [SampledCall(call, rows, still) for call in (before, after)]
-    blocks = (side.blocks(slice(0, side.k.shape[1])) for side in sides)
-    for pair in zip(*blocks, strict=True):
-        before_log, after_log = map(_log_weights, pair)
-        # Where chances are 0 so is the term: hidden keys have the same finite score twice.
-        ratio = before_log - after_log
-        divergence = before_log.exp_().mul_(ratio).sum(-1)
-        at = pair[0].position[:, None].expand(*sets.shape[:2], -1)
-        weight = sets.gather(2, at.to(sets.device)) * pair[0].weight[:, None].to(sets.device)
-        moved = torch.einsum("bsr,bhr->sh", weight.to(divergence), divergence)
-        total += moved.to("cpu", torch.float64)
-    return total
-
-
-def _log_weights(block: Block) -> Float[Tensor, "batch head row key"]:
-    """Logarithms of the weights of the rows; a learned sink comes last."""
-    scores = block.scores.flatten(1, 2)
-    if block.call.sink_logits is not None:
-        sink = block.call.sink_logits.to(scores)[None, :, None, None]
-        scores = torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1)
-    return scores.log_softmax(-1)

@@ -1,8 +1,8 @@
-"""The table of variables: what every number of a result is called, its dims, its unit.
+"""Rows of tables of variables: the name, dims and unit of every number of a result.
 
-A row is a `Variable`. Rows of a profile that are sums over an attention call are `Statistic`,
-what follows from the sums is `Derived`; their formulas stand in formulas.py. Summing,
-averaging, describing, saving and the reference in docs/formulas.md iterate over the rows.
+`Statistic` rows are sums over an attention call, `Derived` rows follow from these sums, and
+`Fitted` rows follow from the fits of the attention budget. formulas.py has the formulas.
+Summing, averaging, saving and the reference in docs/measures.md iterate over the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from ropelens.errors import IN_WORDS
 
-if TYPE_CHECKING:  # figures read names and columns from the rows, and they do without torch
+if TYPE_CHECKING:  # figures read these rows, and do not import torch
     from torch import Tensor
 
 else:
@@ -31,9 +31,9 @@ IN_WORDS[xr.Dataset] = "results, such as the profile, truncation or reach of rl.
 class Variable:
     """A variable of a result.
 
-    `column` is its place in heads.csv: "budget" among the bits, "score" behind them, "" none.
-    Comparisons show the variable of finished models where `compared` is "final", and of
-    earlier checkpoints too where it is "growth".
+    `column` is its place in heads.csv: "budget" among the bits, "score" after them, or "" if it
+    is not a column. Comparisons show the variable for finished models if `compared` is "final",
+    and also for earlier checkpoints if it is "growth".
     """
 
     name: str
@@ -57,19 +57,20 @@ class Variable:
 
 @dataclass(frozen=True)
 class Statistic(Variable):
-    """A sum over rows or tokens of the attention of a layer; the profile has its mean.
+    """A mean over rows or tokens of the attention of a layer.
 
-    `values` gives the numbers that are summed:
+    `values` returns the numbers that are averaged `over` an axis:
 
-    - over "rows": from a `Block` of rows [batch, kv_head, group, row], or one more axis;
-    - over "offsets": from a `Block` a value for every key of every row [..., row, key], which
-      is summed by offset. Position 0 is left out: a sink is at no offset;
-    - over "tokens": from the `SampledCall` of a call [batch, head or kv_head, position, value].
+    - "rows": takes a `Block` of rows and returns [batch, kv_head, group, row], possibly with
+      one more axis.
+    - "offsets": takes a `Block` and returns a value for every key of every row [..., row, key].
+      The values are summed by offset, without position 0, because a sink has no offset.
+    - "tokens": takes the `SampledCall` and returns [batch, head or kv_head, position, value].
 
-    `dims` are those of the mean, "layer" first. Values over rows with "coordinate" in place of
-    "frequency" are parts of q k by coordinate: their sum is multiplied by the scale of the
-    scores, and the profile adds up the coordinates of each plane. A statistic that is not
-    `saved` serves other variables.
+    `dims` are the dims of the mean, "layer" first. With "coordinate" instead of "frequency",
+    the values are parts of q k by coordinate: the mean is multiplied by the scale of the
+    scores, and the profile has the sum over the coordinates of each plane. A statistic that is
+    not `saved` only serves other variables.
     """
 
     values: Callable[[Any], Tensor] = field(kw_only=True)
@@ -77,7 +78,7 @@ class Statistic(Variable):
 
     @property
     def saved_dims(self) -> tuple[str, ...]:
-        """The dims in the dataset: a variable by coordinate is saved by plane."""
+        """The dims in the dataset. A variable by coordinate is saved by plane."""
         return tuple("frequency" if dim == "coordinate" else dim for dim in self.dims)
 
     def value(self, layer: Any) -> Tensor:
@@ -88,19 +89,24 @@ class Statistic(Variable):
 
 @dataclass(frozen=True)
 class Derived(Variable):
-    """A variable that follows from the sums, as `value` computes it for a layer.
+    """A variable that follows from the sums. `value` computes it for one layer.
 
-    Without "layer" among `dims` it is the same for all layers.
+    If `dims` does not contain "layer", it is the same for all layers.
     """
 
     value: Callable[[Any], Tensor] = field(kw_only=True)
 
 
-def table(text: str) -> tuple[Variable, ...]:
-    """A variable a line, "name (dims) units: long name"; indented lines continue it."""
+@dataclass(frozen=True)
+class Fitted(Variable):
+    """A variable that follows from the fitted models of the attention budget."""
+
+
+def table(text: str, *, row: type[Variable] = Variable) -> tuple[Variable, ...]:
+    """One variable per line, "name (dims) units: long name"; indented lines continue it."""
     rows = re.findall(r"^(\w+) \((.*?)\) ?(.*?): (.*(?:\n +.*)*)", text, re.MULTILINE)
     return tuple(
-        Variable(name, tuple(dims.split(", ")), units, " ".join(long_name.split()))
+        row(name, tuple(dims.split(", ")), units, " ".join(long_name.split()))
         for name, dims, units, long_name in rows
     )
 
@@ -108,7 +114,7 @@ def table(text: str) -> tuple[Variable, ...]:
 def labelled(
     values: Mapping[str, ArrayLike], rows: Iterable[Variable]
 ) -> dict[str, xr.Variable]:
-    """Arrays as variables, each with the dims, unit and long name of the row of its name."""
+    """Arrays as variables, with the dims, unit and long name of the row with the same name."""
     by_name = {row.name: row for row in rows}
     return {
         name: xr.Variable(by_name[name].saved_dims, array, by_name[name].attrs)
@@ -117,10 +123,10 @@ def labelled(
 
 
 def stack(arrays: Iterable[Tensor]) -> np.ndarray:
-    """Arrays of one rank stacked along a new first axis, in float64, NaN where one ends."""
+    """Arrays stacked along a new first axis, in float64; shorter arrays end with NaN."""
     parts = [array.detach().double().cpu().numpy() for array in arrays]
     shape = np.max([part.shape for part in parts], axis=0)
     stacked = np.full((len(parts), *shape), np.nan)
-    for place, part in zip(stacked, parts, strict=True):
-        place[tuple(slice(size) for size in part.shape)] = part
+    for target, part in zip(stacked, parts, strict=True):
+        target[tuple(slice(size) for size in part.shape)] = part
     return stacked

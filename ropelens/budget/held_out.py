@@ -1,8 +1,8 @@
 """The models of a layer's budget: fitted to a sample of rows, scored on rows of other text.
 
 Groups of sequences belong to two folds (see `Text`). The models that are fitted to one fold
-are scored on all sequences of the other, so that more weights are no advantage. Where one
-sequence is alone in its length, every other of its rows belongs to a fold.
+are scored on all sequences of the other fold, so more weights are not an advantage. If a text
+has a single long sequence, its rows belong to the two folds in turn.
 """
 
 from __future__ import annotations
@@ -14,30 +14,33 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.attention.block import SampledCall
+from ropelens.attention.block import blocks_of
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.offset_bins import offset_edges
-from ropelens.budget.logit import MODELS, SCORES, fit, score
-from ropelens.budget.offsets import split
+from ropelens.attention.sampled_call import SampledCall
+from ropelens.budget.logit import MODELS, SCORES, fit_models, score_models
+from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import Rows, generator_of, sample_rows
 from ropelens.text.text import GROUPS, SINKS, Text
 
-FOLD_ROWS = 256  # rows that the models of a fold are fitted to
-FOLD_SEQUENCES = 8  # sequences that these rows are taken from, at most
-
-FOLD_TOKENS = 8192  # tokens of these, at most, but two sequences at least: they run together
-SCORED_ROWS = 2048  # rows that models are scored on, at least, where there are so many
-LEAST_SCORED = 32  # rows of each sequence that models are scored on, at least
-LEAST_SHARE = 0.3  # mean attention of the rows behind a key above which it is a sink
-LEAST_ROWS = 16  # rows that such a mean is over, at least
+FOLD_ROWS = 256  # rows to which the models of a fold are fitted
+FOLD_SEQUENCES = 8  # largest number of sequences with these rows
+FOLD_TOKENS = 8192  # largest number of tokens in these sequences, if they are two or more
+SCORED_ROWS = 2048  # least number of rows on which models are scored, if the text has as many
+LEAST_SCORED = 32  # least number of such rows in each sequence
+SINK_SHARE = 0.3  # a key is a sink above this mean attention of the rows behind it
+SINK_ROWS = 16  # least number of rows in this mean
 SURROGATE_SEQUENCES = 8
-SURROGATE_ROWS = 256  # rows of so many sequences that surrogates are compared on
+SURROGATE_ROWS = 256  # rows of these sequences on which surrogates are compared
 
 
 def scored_rows(text: Text) -> int:
-    """Rows of each sequence that models are scored on; alone, those that it is fitted to."""
+    """Rows of each sequence on which models are scored.
+
+    A single long sequence is scored on the rows to which models are fitted, by the other fold.
+    """
     return (
         2 * FOLD_ROWS
         if text.single_long_sequence
@@ -46,53 +49,54 @@ def scored_rows(text: Text) -> int:
 
 
 def fitted_sequences(count: int, context: int) -> int:
-    """Sequences of `count` that models are fitted to, at most, in one pass."""
-    return min(count, 2 * _of_a_fold(context))
+    """Largest number of the `count` sequences to which models are fitted in one pass."""
+    return min(count, 2 * _sequences_per_fold(context))
 
 
 @dataclass(frozen=True)
 class LayerFit:
     """The models of a layer by fold, the sinks that were found, and the surrogates' numbers.
 
-    `terms` counts those of a score.
+    `terms` is the number of terms of a score.
     """
 
     weights: Float[Tensor, "model fold head variable"]
     terms: int
-    found: Bool[Tensor, "head position"]
+    found_sinks: Bool[Tensor, "head position"]
     surrogates: dict[str, Float[Tensor, "draw head"]]
 
     def score(
         self,
-        rows: SampledCall,
+        sampled: SampledCall,
         text: Text,
         sets: Bool[Tensor, "batch set position"] | None = None,
     ) -> Float[Tensor, "group set head score"]:
         """The `SCORES` of the rows of each group and set under the other fold's models."""
-        context = rows.k.shape[2]
-        beta, sigma, kappa, tau = split(self.weights, self.terms, self.found.shape[1])
+        context = sampled.k.shape[2]
+        longest = self.found_sinks.shape[1]
+        beta, sigma, kappa, tau = split_weights(self.weights, self.terms, longest)
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
-        shape = (GROUPS, 1 if sets is None else sets.shape[1], rows.q.shape[1], len(SCORES))
-        by_group = torch.zeros(shape, dtype=torch.float64)
+        shape = (GROUPS, 1 if sets is None else sets.shape[1], sampled.q.shape[1], len(SCORES))
+        total = torch.zeros(shape, dtype=torch.float64)
         for fold in (0, 1):
-            mine, of_fold = _of_fold(rows, text, fold)
-            if mine.any():
-                of_sets = None if sets is None else sets[mine]
-                scores = score(of_fold, weights[:, 1 - fold], of_sets)
-                by_group.index_add_(0, text.group[mine], scores)
-        return by_group
+            members, fold_call = _rows_of_fold(sampled, text, fold)
+            if members.any():
+                fold_sets = None if sets is None else sets[members]
+                scores = score_models(fold_call, weights[:, 1 - fold], fold_sets)
+                total.index_add_(0, text.group[members], scores)
+        return total
 
     @property
     def kappa(self) -> Float[Tensor, "head offset"]:
         """Log weight of every offset in the position model, the mean of both folds."""
         position = self.weights[MODELS.index("position")].double().mean(0)
-        return split(position, self.terms, self.found.shape[1])[2]
+        return split_weights(position, self.terms, self.found_sinks.shape[1])[2]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The sequences that models are fitted to, of both folds in turn, and rows of theirs."""
+    """The sequences to which models are fitted, of both folds in turn, and rows of these."""
 
     chosen: list[int]
     text: Text
@@ -101,106 +105,116 @@ class Sample:
 
     @classmethod
     def draw(cls, text: Text, *, seed: int) -> Sample:
-        """Sequences of many groups, drawn with `seed`, and rows of theirs."""
+        """Draw sequences of many groups, and rows of these sequences, with `seed`."""
         if text.single_long_sequence:
-            both = [int(text.lengths.argmax())]
-            per_sequence, numbers = scored_rows(text), both
+            chosen = [int(text.lengths.argmax())]
+            per_sequence, numbers = scored_rows(text), chosen
         else:
-            count = _of_a_fold(text.context)
-            folds = [_spread(text, fold, count, seed=seed) for fold in (0, 1)]
-            both = [sequence for pair in zip(*folds, strict=False) for sequence in pair]
-            per_sequence, numbers = 2 * FOLD_ROWS // len(both), list(range(len(both)))
-        text = text.part(both, width=text.context)
+            count = _sequences_per_fold(text.context)
+            folds = [_draw_sequences(text, fold, count, seed=seed) for fold in (0, 1)]
+            chosen = [sequence for pair in zip(*folds, strict=False) for sequence in pair]
+            per_sequence, numbers = 2 * FOLD_ROWS // len(chosen), list(range(len(chosen)))
+        text = text.part(chosen, width=text.context)
         rows = sample_rows(text.lengths, count=per_sequence, seed=seed, numbers=numbers)
-        some = text.part(slice(SURROGATE_SEQUENCES), width=text.context)
-        compared = sample_rows(some.lengths, count=SURROGATE_ROWS // len(some), seed=seed)
-        return cls(both, text, rows.zero_hidden(text.hidden), compared.zero_hidden(some.hidden))
+        few = text.part(slice(SURROGATE_SEQUENCES), width=text.context)
+        compared = sample_rows(few.lengths, count=SURROGATE_ROWS // len(few), seed=seed)
+        return cls(
+            chosen, text, rows.zero_hidden(text.hidden), compared.zero_hidden(few.hidden)
+        )
 
     def fit(
         self, call: AttentionCall, planes: Planes, *, surrogates: int, seed: int
     ) -> LayerFit:
-        """The models of one layer, from its attention on the sample; and its surrogates."""
+        """Fit the models of one layer to its attention on the sample, and draw surrogates."""
         found = find_sinks(SampledCall(call, self.rows, planes, sinks=self.text.sinks))
-        sinks = with_found(self.text.sinks, found)
-        rows = SampledCall(call, self.rows, planes, sinks=sinks)
-        compared = rows.of_sequences(slice(len(self.surrogate_rows.length)))
+        sinks = add_found_sinks(self.text.sinks, found)
+        sampled = SampledCall(call, self.rows, planes, sinks=sinks)
+        compared = sampled.of_sequences(slice(len(self.surrogate_rows.length)))
         compared = compared.with_rows(self.surrogate_rows)
         drawn = draw_surrogates(compared, draws=surrogates, seed=seed)
-        folds = [fit(_of_fold(rows, self.text, fold)[1], fold=fold) for fold in (0, 1)]
+        folds = [
+            fit_models(_rows_of_fold(sampled, self.text, fold)[1], fold=fold) for fold in (0, 1)
+        ]
         weights = torch.stack(folds, dim=1).float()
         return LayerFit(weights, planes.terms, found, drawn)
 
 
 @torch.no_grad()
-def find_sinks(rows: SampledCall) -> Bool[Tensor, "head position"]:
-    """The keys, beside the sinks known, that the rows of most sequences attend to.
+def find_sinks(sampled: SampledCall) -> Bool[Tensor, "head position"]:
+    """Keys that take much attention in most sequences and are not known as sinks.
 
-    Such a key takes more than 0.3 of the attention of the rows behind it, 16 or more in all,
-    in more than half of the sequences that have such rows. A single sequence counts as two, its
-    earlier and its later rows: both take so much, and are 16 or more.
+    Such a key gets more than 0.3 of the attention of the rows behind it, in more than half of
+    the sequences that have such rows, and these are 16 rows or more. A single sequence counts
+    as two, its earlier and its later rows, and the key must pass in both, each with 16 rows.
     """
-    alone, rank = len(rows.q) == 1, torch.arange(rows.rows.position.shape[1])
+    rows, single = sampled.rows, len(sampled.q) == 1
+    rank = torch.arange(rows.position.shape[1])
     early = rank < len(rank) // 2
-    parts = [early, ~early] if alone else [rank >= 0]
-    weights = (rows.rows.weight * part for part in parts)
-    each = [_taken(rows.with_rows(replace(rows.rows, weight=weight))) for weight in weights]
-    takes, count = (torch.cat(x) for x in zip(*each, strict=True))
-    often = takes.sum(0) > (count > 0).sum(0) / 2
-    return often & ((count.amin(0) if alone else count.sum(0)) >= LEAST_ROWS)
+    parts = [early, ~early] if single else [rank >= 0]
+    tests = [
+        exceeds_sink_share(sampled.with_rows(replace(rows, weight=rows.weight * part)))
+        for part in parts
+    ]
+    exceeds, count = (torch.cat(x) for x in zip(*tests, strict=True))
+    often = exceeds.sum(0) > (count > 0).sum(0) / 2
+    return often & ((count.amin(0) if single else count.sum(0)) >= SINK_ROWS)
 
 
-def _taken(
-    rows: SampledCall,
+def exceeds_sink_share(
+    sampled: SampledCall,
 ) -> tuple[Bool[Tensor, "batch head position"], Float[Tensor, "batch position"]]:
-    """Where a key that is no known sink takes much of the rows behind it, and their number."""
-    batch, heads, context = *rows.q.shape[:2], rows.k.shape[2]
+    """Keys with more than 0.3 of the attention of the rows behind them, and the number of rows.
+
+    Known sinks are left out.
+    """
+    batch, heads, context = *sampled.q.shape[:2], sampled.k.shape[2]
     count, weight = torch.zeros(2, batch, context, dtype=torch.float64)
     mass = torch.zeros(batch, heads, context, dtype=torch.float64)
-    for block in rows.blocks():
-        keys, row_weight = slice(block.keys.start, block.keys.stop), block.weight[:, None]
-        own = block.self_column[..., None]
+    for block in blocks_of(sampled):
+        keys, row_weight = block.columns, block.weight[:, None]
+        own_key = block.self_column[..., None]
         if block.heads.start == 0:
-            behind = block.seen.to(block.weight.dtype).scatter(-1, own, 0.0)
+            behind = block.visible.to(block.weight.dtype).scatter(-1, own_key, 0.0)
             count[:, keys] += ((row_weight > 0).to(behind) @ behind)[:, 0].cpu()
             weight[:, keys] += (row_weight @ behind)[:, 0].cpu()
-        own = own[:, None, None].expand(*block.q.shape[:4], 1)
-        attention = block.attention.scatter_(-1, own, 0.0)
-        taken = (row_weight[:, :, None, None] @ attention)[..., 0, :].flatten(1, 2)
-        mass[:, block.query_heads, keys] += taken.to("cpu", torch.float64)
-    return (mass > LEAST_SHARE * weight[:, None]) & (rows.sinks.cpu() == 0), count
+        own_key = own_key[:, None, None].expand(*block.q.shape[:4], 1)
+        attention = block.attention.scatter_(-1, own_key, 0.0)
+        on_keys = (row_weight[:, :, None, None] @ attention)[..., 0, :].flatten(1, 2)
+        mass[:, block.query_heads, keys] += on_keys.to("cpu", torch.float64)
+    return (mass > SINK_SHARE * weight[:, None]) & (sampled.sinks.cpu() == 0), count
 
 
-def with_found(
+def add_found_sinks(
     sinks: Int[Tensor, "batch 1 position"], found: Bool[Tensor, "head longest"]
 ) -> Int[Tensor, "batch shared position"]:
-    """The table of sinks with the found ones, a row for each head where there are any."""
+    """The table of sinks with the `found` sinks, by head if there are any."""
     if not found.any():
         return sinks
     kind = found[:, : sinks.shape[-1]] * (1 + SINKS.index("found"))
     return torch.where(sinks > 0, sinks, kind)
 
 
-def _of_fold(
-    rows: SampledCall, text: Text, fold: int
+def _rows_of_fold(
+    sampled: SampledCall, text: Text, fold: int
 ) -> tuple[Bool[Tensor, " batch"], SampledCall]:
-    """The sequences of a fold and their rows; alone, every other row of the sequence."""
+    """The sequences of a fold and their rows, or every second row of a single long sequence."""
     if text.single_long_sequence:
-        return text.fold >= 0, rows.with_rows(rows.rows.every_other(fold))
-    mine = text.fold == fold
-    return mine, rows.of_sequences(mine)
+        return text.fold >= 0, sampled.with_rows(sampled.rows.every_other(fold))
+    members = text.fold == fold
+    return members, sampled.of_sequences(members)
 
 
-def _of_a_fold(context: int) -> int:
+def _sequences_per_fold(context: int) -> int:
     return max(1, min(FOLD_SEQUENCES, FOLD_TOKENS // context))
 
 
-def _spread(text: Text, fold: int, count: int, *, seed: int) -> list[int]:
-    """Up to `count` long sequences of a fold, in random order, of as many groups as can be."""
+def _draw_sequences(text: Text, fold: int, count: int, *, seed: int) -> list[int]:
+    """Draw up to `count` long sequences of a fold, from as many groups as possible."""
     order = torch.randperm(len(text), generator=generator_of(seed))
-    taken: Counter[int] = Counter()
+    drawn: Counter[int] = Counter()
     rank: dict[int, int] = {}  # of each sequence in its group
     for sequence in order[(text.long & (text.fold == fold))[order]].tolist():
         group = int(text.group[sequence])
-        rank[sequence] = taken[group]
-        taken[group] += 1
+        rank[sequence] = drawn[group]
+        drawn[group] += 1
     return sorted(rank, key=rank.__getitem__)[:count]

@@ -1,8 +1,8 @@
-"""Log-linear models of highest likelihood, many at once: L-BFGS with a known curvature.
+"""Fits of many log-linear models at once, by L-BFGS with a known curvature.
 
-Nocedal & Wright 2006, algorithm 7.4, with a curvature that the caller knows in place of the
-identity. All problems are evaluated together: one whose step was too long tries a shorter one
-while the others go on.
+Nocedal & Wright 2006, algorithm 7.4, with the curvature that the caller knows instead of the
+identity. All problems are evaluated together. If the step of a problem was too long, the
+problem tries a shorter step while the others continue.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-DECREASE = 1e-4  # share of the decrease promised by the slope that a step must bring (Armijo)
-SHORTEST = 1e-6  # share of a step below which none is tried: rounding hides what it brings
-SMOOTH = 3.0  # weight of squared steps between neighbours beside the squared weights
-LONGEST = 8.0  # largest change of a weight by one step: from far off nothing leads back
-ROUNDING = 4 * torch.finfo(torch.float32).eps  # relative increase that may be rounding
+DECREASE = 1e-4  # least decrease by a step, as a share of what the slope promises (Armijo)
+SHORTEST = 1e-6  # shortest share of a step that is tried: rounding hides the gain of less
+SMOOTH = 3.0  # weight of squared steps between neighbours, relative to squared weights
+LONGEST = 8.0
+"""Largest change of a weight in one step. After a larger step, a fit in single precision cannot
+return to the minimum."""
+
+ROUNDING = 4 * torch.finfo(torch.float32).eps  # relative increase that rounding may cause
 
 Divide = Callable[[Tensor, Tensor], Tensor]
-"""Divides gradients [problem, variable] by a curvature, of which it gets the diagonal."""
+"""Divides gradients [problem, variable] by the curvature, whose diagonal it receives."""
 
-Expect = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""At points, of the problems that are active: log Z, the sums that the model expects, and how
-log Z curves in each weight (anything, in one whose curvature `divide` knows)."""
+LogZAndMoments = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""`log_z_and_moments(points, active)` returns log Z, the expected sums and the diagonal of the
+Hessian of log Z. Entries of the diagonal that `divide` handles are ignored."""
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """The weights of each problem and the value there; `done` where the fit has converged."""
+    """The weights of each problem, the value there, and whether the fit has converged."""
 
     point: Float[Tensor, "problem variable"]
     value: Float[Tensor, " problem"]
@@ -39,7 +42,7 @@ class Minimum:
 
 
 def fit_log_linear(
-    expect: Expect,
+    log_z_and_moments: LogZAndMoments,
     observed: Float[Tensor, "problem variable"],
     *,
     ridge: float,
@@ -50,16 +53,16 @@ def fit_log_linear(
     memory: int = 24,
     divide: Divide = torch.divide,
 ) -> Minimum:
-    """Minimize log Z - `observed` . weights + penalty, in each problem within `tolerance`.
+    """Minimize log Z - `observed` . weights + penalty of each problem within its `tolerance`.
 
-    The penalty is `ridge` / 2 times the squared weights, and `SMOOTH` times the squared steps
-    between neighbours of those in `smooth`. `divide` knows about the curvature, by default its
-    diagonal alone; the last `memory` steps correct it. A problem ends when no
-    step promises more than its tolerance; then it is no longer active.
+    The penalty is `ridge` / 2 times the sum of the squared weights and `SMOOTH` times the
+    squared steps between neighbours in `smooth`. `divide` knows the curvature, by default its
+    diagonal, and the last `memory` steps correct it. A problem ends when no step promises more
+    than its tolerance, and is then not active.
     """
 
     def evaluate(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        log_norm, expected, diagonal = expect(point, active)
+        log_norm, expected, diagonal = log_z_and_moments(point, active)
         diagonal = diagonal.clamp(min=0) + ridge
         diagonal[:, smooth] += 2 * SMOOTH * ridge
         pull = point.clone()
@@ -85,7 +88,7 @@ def fit_log_linear(
         moved = better[:, None]
         change = torch.where(moved, new_gradient - gradient, 0)
         steps = [*steps, (torch.where(moved, trial - point, 0), change)][-memory:]
-        # where the parabola through both values and the slope has its minimum
+        # The minimum of the parabola through both values and the slope.
         rise = (new_value - value - length * slope).clamp(min=1e-30)
         shorter = (-slope * length**2 / (2 * rise)).nan_to_num(0.0)
         shorter = shorter.clamp(0.1 * length, 0.5 * length)
@@ -102,7 +105,7 @@ def fit_log_linear(
 
 
 def _first_length(direction: Float[Tensor, "problem variable"]) -> Float[Tensor, " problem"]:
-    """1, or less where a weight would change by more than `LONGEST`."""
+    """1, or less if a weight would change by more than `LONGEST`."""
     return (LONGEST / direction.abs().amax(-1)).clamp(max=1)
 
 
@@ -112,10 +115,10 @@ def _two_loops(
     divide: Divide,
     diagonal: Float[Tensor, "problem variable"],
 ) -> Float[Tensor, "problem variable"]:
-    """The gradient divided by the curvature, corrected by the last steps and their changes."""
+    """Divide the gradient by the curvature, corrected by the last steps and their changes."""
     result, shares = gradient, []
     for step, change in reversed(steps):
-        # No weight where a convex function shows no curvature: rounding, or no step.
+        # Weight 0 if a convex function shows no curvature, by rounding or without a step.
         product = (step * change).sum(-1, keepdim=True)
         weight = torch.where(product > 1e-20, 1 / product.clamp(min=1e-20), 0.0)
         share = weight * (step * result).sum(-1, keepdim=True)

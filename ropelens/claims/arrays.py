@@ -18,7 +18,7 @@ BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(conte
 
 
 def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, ...]]:
-    """The arrays of `profile` by the names in `Claim.arrays`.
+    """Arrays of `profile` by the names in `Claim.arrays`.
 
     Most of them have the layers that rotate as first axis, and the planes that rotate in all
     of these layers as last axis. Numbers that the profile does not have are NaN.
@@ -55,7 +55,7 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, ...]]:
         evenness[f"{name}_uneven"] = _mean(x.std(-1) / mean[..., 0])
         evenness[f"{name}_count"] = _mean(massive[name].sum(-1) + 0 * mean[..., 0])
     rows = float(profile["group_scored"].sum())
-    heads = head_arrays(*claim_numbers(profile), rows=rows)
+    heads = wavelength_arrays(*claim_numbers(profile), rows=rows)
     return (
         heads
         | evenness
@@ -93,7 +93,7 @@ def claim_numbers(
     return profile[fraction].values, profile[wavelength].values
 
 
-def head_arrays(
+def wavelength_arrays(
     offset_fraction: Float[np.ndarray, "draw layer head"],
     log_wavelength: Float[np.ndarray, "draw layer head"],
     *,

@@ -6,7 +6,7 @@ from ropelens.budget.labels import Thresholds
 from ropelens.claims import nulls, numbers
 from ropelens.claims.verdict import Claim
 
-MOST = 0.5  # a smaller share is not most of the heads, or of a curve
+MOST = 0.5  # a smaller share is not most
 TRIFLING = 0.2  # a smaller rank correlation counts as none
 INDUCTION = 0.3  # attention of an induction head on the token after the earlier occurrence
 FAINT = 0.05  # a smaller share of a head's attention on a set of tokens counts as none
@@ -16,11 +16,11 @@ JIN = "Jin et al. 2025, arXiv 2502.01563"
 NORMS, KERNEL = "rl.plot_norms(profile)", "rl.plot_kernel(profile, layer=0, head=0)"
 SELECTIVITY = "rl.plot_selectivity(profile, layer=0, head=0)"
 NO_VALUES = "values have another size than keys, or do not differ from keys in this number"
-ALIKE = "queries and keys are about equally long in every plane"
+EQUAL_LENGTHS = "queries and keys are about equally long in every plane"
 CHEAP = f"no such set of planes is worth {numbers.NOTHING} nats/token"
 NO_INDUCTION = f"no head has an induction score of {INDUCTION}, or stops change less than 1 %"
 DIFFER = "longest planes differ, or 50 planes"
-COMPARED = "{number:+.2f}, compared with {low:+.2f} to {high:+.2f} of {draws} surrogates: "
+NULL = "{number:+.2f}, compared with {low:+.2f} to {high:+.2f} of {draws} surrogates: "
 
 # fmt: off
 CLAIMS: tuple[Claim, ...] = (
@@ -30,7 +30,7 @@ CLAIMS: tuple[Claim, ...] = (
         source=f"{BARBERO}, Figs 3, 4",
         what="share of |q||k| in the slower half of the planes",
         call=NORMS, null=nulls.PLANES, arrays=("length",), number=numbers.slow_half,
-        why_untestable=ALIKE),
+        why_untestable=EQUAL_LENGTHS),
     Claim(
         name="fast_at_the_ends",
         statement="The first and last layers use fast planes more than the others",
@@ -50,7 +50,7 @@ CLAIMS: tuple[Claim, ...] = (
         source="Oka et al. 2026, ICLR",
         what="planes between a layer's longest plane and the predicted plane",
         call=NORMS, null=nulls.PLANES, arrays=("length", "band"),
-        number=numbers.distance_to_band, sign=-1, why_untestable=ALIKE,
+        number=numbers.distance_to_band, sign=-1, why_untestable=EQUAL_LENGTHS,
         min_size=f"10 planes and layers whose {DIFFER}"),
     Claim(
         name="massive_slow",
@@ -89,9 +89,9 @@ CLAIMS: tuple[Claim, ...] = (
         limit=1.0, interval=numbers.correlation_interval, objection=numbers.why_no_two_kinds,
         why_untestable="the order of the frequencies makes no difference",
         words=(
-            f"{COMPARED}more negative than a random order of frequencies gives",
-            f"{COMPARED}less negative than a random order of frequencies gives",
-            f"{COMPARED}a random order of frequencies gives as much",
+            f"{NULL}more negative than a random order of frequencies gives",
+            f"{NULL}less negative than a random order of frequencies gives",
+            f"{NULL}a random order of frequencies can give this number",
         )),
     Claim(
         name="positional_early",
@@ -146,14 +146,14 @@ CLAIMS: tuple[Claim, ...] = (
         statement="Stopping the slowest quarter costs less than stopping random planes",
         source=f"{BARBERO}, section 6.1",
         what="change of loss if the quarter is stopped, nats/token",
-        call="rl.truncate(model, tokens, keep=[0.75])", null=nulls.QUARTERS,
+        call="rl.truncate(model, text, keep=[0.75])", null=nulls.QUARTERS,
         arrays=("slow_loss", "tokens"), number=numbers.cost, sign=-1, why_untestable=CHEAP),
     Claim(
         name="fast_stop",
         statement="Stopping the fastest quarter costs more than stopping random planes",
         source=f"{BARBERO}, section 6.1",
         what="change of loss if the quarter is stopped, nats/token",
-        call="rl.truncate(model, tokens, keep=[0.75], ends=['fast'])", null=nulls.QUARTERS,
+        call="rl.truncate(model, text, keep=[0.75], ends=['fast'])", null=nulls.QUARTERS,
         arrays=("fast_loss", "tokens"), number=numbers.cost, why_untestable=CHEAP),
     Claim(
         name="long_planes",
@@ -161,7 +161,7 @@ CLAIMS: tuple[Claim, ...] = (
         source=JIN,
         what="change of loss without the eighth of the planes with the largest |q||k|, "
         "nats/token",
-        call="rl.evaluate(model, tokens, edits={'without': rl.drop(rl.PlaneNumbers(planes))})",
+        call="rl.evaluate(model, text, edits={'without': rl.drop(rl.PlaneNumbers(planes))})",
         null=nulls.EIGHTHS, arrays=("long_loss", "tokens"), number=numbers.cost,
         why_untestable=CHEAP),
     Claim(
@@ -169,7 +169,7 @@ CLAIMS: tuple[Claim, ...] = (
         statement="Induction heads need the slowest quarter of their planes",
         source="Chiang and Yogatama 2025, arXiv 2502.11276",
         what="loss of induction of the induction heads if the quarter is stopped",
-        call="rl.evaluate(model, tokens, edits={'slow': rl.stop_slowest(0.25, heads=found)})",
+        call="rl.evaluate(model, text, edits={'slow': rl.stop_slowest(0.25, heads=induction)})",
         null=nulls.QUARTERS, arrays=("induction_lost", "once"), number=numbers.cost,
         why_untestable=NO_INDUCTION),
     Claim(
@@ -178,7 +178,7 @@ CLAIMS: tuple[Claim, ...] = (
         source=f"{BARBERO}, section 6",
         what="share of copies found, 2/3 of the trained context back (at most 2,048 tokens): "
         "with the slowest quarter stopped minus without an edit",
-        call="rl.reach(model, tokens, variants=['own', 'p-rope:0.75'])", null=nulls.DRAWS,
+        call="rl.reach(model, text, variants=['own', 'p-rope:0.75'])", null=nulls.SWAPPED_RUNS,
         arrays=("more_found",), number=numbers.mean_beyond(numbers.NOTHING),
         min_size="6 draws that differ", why_untestable=NO_INDUCTION),
     Claim(
@@ -187,7 +187,7 @@ CLAIMS: tuple[Claim, ...] = (
         source=f"{BARBERO}, section 6",
         what="attention on apostrophes, if a row sees one, minus attention on tokens that are "
         "equally frequent and far",
-        call="rl.attention_on(tokens, \"*'*\", tokenizer)", null=nulls.TOKENS,
+        call="rl.attention_on(text, \"*'*\", tokenizer)", null=nulls.TOKENS,
         arrays=("token_lead",), number=numbers.largest_at(0), floor=FAINT,
         why_untestable="the text has fewer than 10 apostrophes, or there is no tokenizer"),
 )

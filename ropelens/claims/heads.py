@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.budget.labels import Thresholds
-from ropelens.claims.arrays import claim_numbers, head_arrays
+from ropelens.claims.arrays import claim_numbers, wavelength_arrays
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
 from ropelens.claims.verdict import judge
@@ -19,17 +19,6 @@ from ropelens.profiles.heads import FRACTIONS, head_values, resample_labels
 from ropelens.profiles.measures import columns
 
 SPREAD = 2**0.5  # two samples of a text differ more than a sample and the text, by this factor
-
-COLUMNS = (
-    *("layer", "head", "label", "confidence"),
-    *FRACTIONS,
-    *columns("budget"),
-    *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
-    *("offset_weight", "mean_wavelength"),
-    *columns("score"),
-    "planes_to_half",
-)
-"""The columns of heads.csv, before the columns of further statistics of the profile."""
 
 
 @public
@@ -43,8 +32,8 @@ def classify_heads(
       there are 8 or more) with this label. The difference between a resample and the whole text
       is multiplied by the square root of 2. It is NaN with fewer than two groups, without
       resamples, and for heads that are "untested" (see `Thresholds`).
-    - The three fractions are shares of the bits that sinks do not explain. They are NaN if
-      there are no such bits.
+    - The three fractions are shares of the bits that sinks do not explain. They are NaN
+      without such bits.
     - `offset` is the peak of the fitted kernel of a positional head, if the peak has 0.3 of the
       kernel or more. `offset_low` to `offset_high` holds the middle half of the kernel of every
       positional head.
@@ -66,13 +55,19 @@ def classify_heads(
         table["confidence"] = np.where(known, (resampled == table["label"]).mean(0), np.nan)
     more = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
     table |= {name: profile[name].values for name in (*columns("score"), *more)}
-    heads = pd.DataFrame({name: table[name].ravel() for name in (*COLUMNS, *more)})
+    order = (
+        *("layer", "head", "label", "confidence", *FRACTIONS, *columns("budget")),
+        *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
+        *("offset_weight", "mean_wavelength", *columns("score"), "planes_to_half", *more),
+    )
+    heads = pd.DataFrame({name: table[name].ravel() for name in order})
     heads = heads[heads["total_bits"].notna()].reset_index(drop=True)
     integers = ("offset", "offset_low", "offset_high", "planes_to_half")
     heads = heads.astype(dict.fromkeys(integers, "Int64"))
     heads.attrs["thresholds"] = asdict(Thresholds())
     rows = float(profile["group_scored"].sum())
-    heads.attrs["claim"] = judge_wavelengths(head_arrays(*claim_numbers(profile), rows=rows))
+    arrays = wavelength_arrays(*claim_numbers(profile), rows=rows)
+    heads.attrs["claim"] = judge_wavelengths(arrays)
     return heads
 
 

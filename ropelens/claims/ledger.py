@@ -1,4 +1,4 @@
-"""The ledger: the table of claims with the number, null and verdict of each."""
+"""The ledger: the number, null and verdict of every claim."""
 
 from __future__ import annotations
 

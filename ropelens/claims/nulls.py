@@ -18,10 +18,9 @@ class Null:
     """A rule that draws the arrays of a claim again.
 
     `draw(arrays, random, draws)` yields `draws` drawn versions of the arrays, or all that
-    exist. `possible` counts the different draws of the first array. At least 40 are necessary
-    for a verdict, and `min_size` states what a model needs to have them. `over` names the
-    first axis of the arrays, over which the interval of the number is a jackknife ("" if there
-    is no interval).
+    exist. `possible` counts the different draws of the first array. A verdict needs at least
+    40, and `min_size` states the smallest model that has them. `over` names the first axis
+    of the arrays, over which the interval of the number is a jackknife, or "" without interval.
     """
 
     how: str
@@ -44,13 +43,13 @@ def _other_pairs(arrays: Arrays, *_: object) -> Iterator[Arrays]:
 
 
 def _other_sets(arrays: Arrays, *_: object) -> Iterator[Arrays]:
-    """The first array with each of its other sets (last axis) in place of set 0."""
+    """The first array with each of its other sets (last axis) instead of set 0."""
     for index in range(1, arrays[0].shape[-1]):
         yield np.roll(arrays[0], -index, axis=-1), *arrays[1:]
 
 
 def _other_offsets(arrays: Arrays, *_: object) -> Iterator[Arrays]:
-    """The weight of one offset from 2 on, in place of the weights of offsets 0 and 1."""
+    """The weight of one offset from 2 on, instead of the weights of offsets 0 and 1."""
     return ((arrays[0][..., [offset] * 2],) for offset in range(2, arrays[0].shape[-1]))
 
 
@@ -91,7 +90,7 @@ QUARTERS = Null(
     min_size="10 planes", draw=_other_sets, possible=lambda x: x.shape[-1] - 1,
     over="documents")
 EIGHTHS = replace(QUARTERS, min_size="16 planes")
-DRAWS = replace(
+SWAPPED_RUNS = replace(
     SIGNS, over="draws", min_size="6 draws",
     how="the two runs of each draw of random tokens change places at random")
 TOKENS = Null(

@@ -1,4 +1,4 @@
-"""Numbers of claims: functions from arrays, of the model or of a null, to one number.
+"""Functions that make the number of a claim from arrays of the model or of a null.
 
 docs/measures.md defines each number in its section about the ledger of claims.
 """
@@ -22,7 +22,7 @@ MIN_HEADS = 3  # heads of each kind for a verdict: the offset explains more than
 
 ByPlane = Float[np.ndarray, "layer frequency"]
 HeadNumbers = Float[np.ndarray, "layer head number draw"]
-Rows = Float[np.ndarray, " 1"]
+RowCount = Float[np.ndarray, " 1"]
 
 
 def _shares(length: ByPlane) -> Float[np.ndarray, "layer _"]:
@@ -50,7 +50,7 @@ def slow_half_of_all(count: ByPlane) -> float:
 
 
 def fast_at_the_ends(length: ByPlane) -> float:
-    """Share of the fastest quarter: mean of the first and last layer minus the others."""
+    """Share of the fastest quarter: the first and last layer minus the others."""
     fast = _shares(length)[:, : max(1, length.shape[-1] // 4)].sum(1)
     return float(fast[[0, -1]].mean() - fast[1:-1].mean()) if len(fast) > 2 else math.nan
 
@@ -139,7 +139,7 @@ def correlations(
     return np.array([rank_correlation(x, y) for x, y in draws])
 
 
-def rank_over_heads(numbers: HeadNumbers, rows: Rows) -> float:
+def rank_over_heads(numbers: HeadNumbers, rows: RowCount) -> float:
     """Rank correlation of the two numbers of a head, in draw 0."""
     return rank_correlation(numbers[:, :, 0, 0], numbers[:, :, 1, 0])
 
@@ -149,7 +149,7 @@ def known_heads(numbers: HeadNumbers) -> Bool[np.ndarray, "layer head"]:
     return np.isfinite(numbers[..., 0]).all(2)
 
 
-def correlation_interval(numbers: HeadNumbers, rows: Rows) -> tuple[float, float]:
+def correlation_interval(numbers: HeadNumbers, rows: RowCount) -> tuple[float, float]:
     """95 % interval of `rank_over_heads`; NaN if only one layer has heads.
 
     Heads of one layer are not independent, so the jackknife leaves out one layer at a time.
@@ -168,7 +168,7 @@ def correlation_interval(numbers: HeadNumbers, rows: Rows) -> tuple[float, float
     return float(min(low, rho)), float(max(high, rho))
 
 
-def why_no_two_kinds(numbers: HeadNumbers, rows: Rows) -> str:
+def why_no_two_kinds(numbers: HeadNumbers, rows: RowCount) -> str:
     """Why these heads cannot show a difference between two kinds of heads; "" if they can."""
     if rows[0] < Thresholds.rows:
         return f"labels need {Thresholds.rows} scored rows, and this text has fewer"

@@ -1,4 +1,4 @@
-"""A published claim, and the one rule that decides whether it holds in a model.
+"""A published claim, and the rule that decides whether it holds in a model.
 
 A claim is a number of the model. The number is compared with draws of its null: the same
 number if only chance and geometry matter.
@@ -23,8 +23,8 @@ SAME = 1e-9  # numbers that differ by less are equal, apart from rounding
 
 WORDS = (
     "beyond what chance and geometry give",
-    "beyond what chance and geometry give, on the other side",
-    "chance and geometry give as much",
+    "beyond what chance and geometry give, on the opposite side",
+    "chance and geometry can give this number",
 )
 
 
@@ -32,16 +32,15 @@ WORDS = (
 class Claim:
     """A published claim: a row of the ledger.
 
-    `number` makes a number from the `arrays` (names in `claim_arrays`), both of the model and
-    of draws of the `null`. The claim says that this number is large, or small if `sign` is -1;
-    a number below `floor` counts as none. `limit` is the largest number that is possible on the
-    claimed side, if draws of the null may stay below it.
+    `number` makes a number from the `arrays` (names in `claim_arrays`): first from the arrays
+    of the model, then from draws of the `null`. According to the claim the number is large, or
+    small if `sign` is -1. A number below `floor` counts as none. `limit` is the largest
+    possible number on the claimed side, for a null whose draws need not reach it.
 
     `interval` returns the ends of the 95 % interval; the default is a jackknife over the first
-    axis of the arrays. `why_untestable` explains why there is no number, and `objection`
-    returns a reason against a test, or "". `min_size` states what a model needs in which most
-    draws are alike. `words` are the reasons if the claim holds, is contradicted or is
-    unresolved.
+    axis of the arrays. `objection` returns a reason against a test, or "". `why_untestable` is
+    the reason if the number is missing. `min_size` states the necessary size if most draws are
+    alike. `words` are the reasons if the claim holds, is contradicted or is unresolved.
     """
 
     name: str
@@ -57,7 +56,7 @@ class Claim:
     limit: float = -math.inf
     interval: Callable[..., tuple[float, float]] | None = None
     objection: Callable[..., str] = lambda *_: ""
-    why_untestable: str = "the model has nothing of this kind to measure"
+    why_untestable: str = "the model lacks what this claim is about"
     min_size: str = ""
     words: tuple[str, str, str] = WORDS
 
@@ -65,7 +64,7 @@ class Claim:
 def judge(
     claim: Claim, arrays: Mapping[str, np.ndarray], random: np.random.Generator, draws: int
 ) -> dict[str, object]:
-    """The row of a claim in the ledger: its number, its null and its verdict."""
+    """Test a claim: the row of the ledger with the number, the null and the verdict."""
     x = tuple(arrays[name] for name in claim.arrays)
     number, low, high, null, why = math.nan, math.nan, math.nan, np.empty(0), ""
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -162,7 +161,7 @@ def _decide(
     rarest = max(1, (drawn >= extreme - SAME).sum()) / (1 + len(null))
     if rarest > TAIL:
         needs = claim.min_size or f"{claim.null.min_size} or more"
-        why = f"{rarest:.1%} of the draws are as extreme as possible; a verdict needs {needs}"
+        why = f"{rarest:.1%} of all draws are as extreme as possible; a verdict needs {needs}"
         return "not testable", why
     return "unresolved", unresolved
 

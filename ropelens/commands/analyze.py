@@ -185,12 +185,12 @@ def truncate_command(
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
     from ropelens.checkpoints.bundled import check_text
-    from ropelens.interventions.truncation_table import MEASURES, wanted_measures
+    from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
     from ropelens.runtime.results import check_out
 
     if not plan:
         check_out(out, "truncation")
-    wanted_measures(options.measures or MEASURES)
+    wanted_measures(options.measures or DEFAULT_MEASURES)
     check_text(model, text or ())
     with opening(show_progress, "starting"):  # importing torch takes seconds
         from ropelens.analysis.plan import plan_analysis

@@ -134,10 +134,11 @@ def _open_or_measure(
     For a model, also returns the arguments with which `test_claims` runs it again.
     """
     from ropelens.analysis.analyze import analyze
-    from ropelens.runtime.results import open_results, read_record
+    from ropelens.profiles.saved import open_profile
+    from ropelens.runtime.results import read_record
 
     if read_record(place):
-        return open_results(Path(place) / "profile.nc", "profile"), {}
+        return open_profile(Path(place) / "profile.nc"), {}
     analysis = analyze(place, text, options, progress=show_progress)
     with opening(show_progress, "writing"):
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from ropelens.comparison.measure import head_measures, measure
 from ropelens.comparison.table import NO_PARTNER
 from ropelens.errors import BadArgument, Count, Positive, explained, public
 from ropelens.profiles.measurement import versions
+from ropelens.profiles.saved import open_profile
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.processes import gather, place
@@ -165,7 +166,7 @@ def key_of(measured: xr.Dataset) -> dict[str, Any]:
 
 def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
     """Dataset over `entry` of the profiles that `ropelens analyze` wrote."""
-    profiles = [open_results(entry.folder / "profile.nc", "profile") for entry in entries]
+    profiles = [open_profile(entry.folder / "profile.nc") for entry in entries]
     losses = ["group_loss", "group_predicted"]  # for pairs of models on the same tokens
     heads = [head_measures(p).merge(p[losses].rename(group="sequence_group")) for p in profiles]
     dataset = _join_entries(heads, entries)

@@ -18,8 +18,7 @@ from ropelens.profiles.profile import profile
 from ropelens.text.text import Text
 from ropelens.train.data import documents_of, held_out_sequences, spread
 
-TIMES_CONTEXT = 4
-"""Length of long texts, in trained contexts."""
+TIMES_CONTEXT = 4  # length of long texts, in trained contexts
 
 
 def measure(

@@ -16,7 +16,7 @@ from ropelens.figures.comparison import variant_looks
 from ropelens.figures.formats import plotly_text, short_count, visible_token
 from ropelens.figures.inputs import kv_heads
 from ropelens.figures.wavelengths import mark_context, set_wavelengths, wavelength_positions
-from ropelens.interventions.variables import OWN
+from ropelens.interventions.variables import OWN_ROTATION
 
 SELECTIVITY_PANELS = {
     "selectivity<br>(nats)": {"selectivity_keys": "on keys", "selectivity_sink": "on sinks"},
@@ -228,7 +228,7 @@ def plot_reach(
     title = f"Copies found by {where or 'heads'}, by distance (dotted: extrapolated)"
     figure = style.new_figure(title, height=400)
     names = reach["variant"].values.tolist()
-    looks = variant_looks([name for name in names if name != OWN])
+    looks = variant_looks([name for name in names if name != OWN_ROTATION])
     thin = {"mode": "lines", "showlegend": False}
     marked = {"mode": "lines+markers", "marker": {"size": 9}}
     shares = reach[["found_share", "extrapolated_share"]].isel(indices).mean(averaged)

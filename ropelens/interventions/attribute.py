@@ -174,7 +174,7 @@ def _integrate(
         for index, (layer, head) in enumerate(pair_heads):
             slope, q, k = score_gradient(*gradients[layer], head)
             parts = planes[layer].sum_coordinates(q[:, None] * k)
-            visible = gradients[layer][0].seen_by(torch.arange(len(q)))[0].to(slope.device)
+            visible = gradients[layer][0].visibility.sees()[0].to(slope.device)
             slope = slope.masked_fill(~visible, torch.nan)
             scale = size if chosen[layer, head] else 1.0
             by_pair[index] += (slope[..., None] * parts).movedim(-1, 0) / scale / steps

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.attention.attention_change import attention_change
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.offset_bins import sum_bins
-from ropelens.attention.sums import Sums, attention_change, no_sums
+from ropelens.attention.sums import Sums, no_sums
 from ropelens.budget.held_out import LayerFit
 from ropelens.interventions.entries import NONE, Entry
 from ropelens.model.live_model import LiveModel

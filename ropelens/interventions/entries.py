@@ -1,4 +1,4 @@
-"""What an evaluation compares: the model as it is, under edits, and with heads silenced."""
+"""Models that an evaluation compares: unmodified, edited, or with silenced heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ropelens.rotation.probe import RotationProbe, edited_planes
 from ropelens.text.rows import generator_of
 
 NONE = "none"
-"""The entry that is the model as it is."""
+"""Name of the unmodified model."""
 
 Intervention = Edit | Silence | str
 """An edit, the name of a variant, or a block of `silence_heads`."""
@@ -29,9 +29,9 @@ Intervention = Edit | Silence | str
 
 @dataclass(frozen=True)
 class Entry:
-    """The model as it is, or changed, and how each layer rotates.
+    """One model of an evaluation, unmodified or changed, and the planes of each layer.
 
-    `control_of` names the entry whose heads this one has replaced by random ones.
+    A control changes random heads. `control_of` is the name of the entry that it controls for.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Entry:
 
     @contextmanager
     def open(self, live: LiveModel) -> Iterator[None]:
-        """The model runs as this entry while the block runs."""
+        """Change the model to this entry while the block runs."""
         with ExitStack() as blocks:
             if self.edit is not None:
                 blocks.enter_context(live.edit(self.edit))
@@ -59,31 +59,38 @@ def entries_of(
     controls: int = 0,
     seed: int = 0,
 ) -> list[Entry]:
-    """An entry for the model as it is and for every edit, all checked.
+    """Entries for the unmodified model and every edit, after a check of all edits.
 
-    After each that names heads come `controls` with random other heads of the same layers.
+    An edit that names heads is followed by `controls` entries with random other heads of the
+    same layers.
     """
     if NONE in edits:
-        raise BadArgument(f'An edit cannot be called "{NONE}": that is the model as it is.')
+        raise BadArgument(
+            f'An edit cannot be called "{NONE}", the name of the unmodified model.'
+        )
     live, unedited = rotation.live, rotation.unedited_planes(context)
 
     def entry(name: str, changes: Sequence[Intervention], control_of: str = "") -> Entry:
-        edit = stack_edits(rotation, [one for one in changes if not isinstance(one, Silence)])
-        turned = [edited_planes(edit, *one, length=context) for one in enumerate(unedited)]
-        silences = [one for one in changes if isinstance(one, Silence)]
-        if any(one.live.model is not live.model for one in silences):
-            raise BadArgument(f"The heads that {name} silences are of another model.")
+        edits = [change for change in changes if not isinstance(change, Silence)]
+        silences = [change for change in changes if isinstance(change, Silence)]
+        edit = stack_edits(rotation, edits)
+        planes = [
+            edited_planes(edit, layer, planes, length=context)
+            for layer, planes in enumerate(unedited)
+        ]
+        if any(silence.live.model is not live.model for silence in silences):
+            raise BadArgument(f"{name} silences heads of another model.")
         outputs: list[HeadSilence] = []
-        with ExitStack() as blocks:  # a mean is taken under what is open before it
+        with ExitStack() as blocks:  # a mean is computed under the changes before it
             blocks.enter_context(live.edit(edit))
-            for one in silences:
-                outputs.append(one.outputs())
+            for silence in silences:
+                outputs.append(silence.outputs())
                 blocks.enter_context(live.silence(outputs[-1]))
-        return Entry(name, turned, edit if edit.edits else None, outputs, control_of)
+        return Entry(name, planes, edit if edit.edits else None, outputs, control_of)
 
     entries = [Entry(NONE, rotation.planes(context))]
-    for name, given in edits.items():
-        changes = [given] if isinstance(given, Edit | Silence | str) else given
+    for name, changes in edits.items():
+        changes = [changes] if isinstance(changes, Edit | Silence | str) else changes
         entries.append(entry(name, changes))
         for number, drawn in enumerate(random_heads(live, changes, controls, seed), start=1):
             entries.append(entry(f"{name}, random {number}", drawn, name))
@@ -93,44 +100,50 @@ def entries_of(
 def random_heads(
     live: LiveModel, changes: Sequence[Intervention], draws: int, seed: int
 ) -> list[list[Intervention]]:
-    """`changes` with as many other heads of each layer, `draws` times, or all sets there are.
+    """`changes` with random other heads of the same layers, `draws` times.
 
-    A head stands for the same one in all of them. Changes of all heads stay as they are.
+    All changes replace a given head by the same random head. Changes of all heads stay the
+    same. The list is shorter if fewer sets of heads exist.
     """
-    named = {
-        at: live.heads_of(one.heads)
-        for at, one in enumerate(changes)
-        if not isinstance(one, str) and one.heads != ALL_HEADS
+    by_change = {
+        index: live.heads_of(change.heads)
+        for index, change in enumerate(changes)
+        if not isinstance(change, str) and change.heads != ALL_HEADS
     }
     sets: dict[tuple[str, ...], list[Intervention]] = {}
     generator = generator_of(seed)
-    for _ in range(1000 if named else 0):  # there may be fewer sets than are asked for
+    for _ in range(1000 if by_change else 0):
         if len(sets) == draws:
             break
-        moved = _moved(torch.stack([*named.values()]), generator)
-        pairs = [[f"{layer}.{head}" for layer, head in one.nonzero().tolist()] for one in moved]
-        lists = dict(zip(named, map(",".join, pairs), strict=True))
+        moved = _move_heads(torch.stack([*by_change.values()]), generator)
+        lists = dict(zip(by_change, map(_head_list, moved), strict=True))
         drawn = [
-            one if isinstance(one, str) or at not in lists else replace(one, heads=lists[at])
-            for at, one in enumerate(changes)
+            replace(change, heads=lists[index])
+            if index in lists and not isinstance(change, str)
+            else change
+            for index, change in enumerate(changes)
         ]
         sets.setdefault(tuple(lists.values()), drawn)
     return [*sets.values()]
 
 
-def _moved(
+def _head_list(heads: Bool[Tensor, "layer head"]) -> str:
+    return ",".join(f"{layer}.{head}" for layer, head in heads.nonzero().tolist())
+
+
+def _move_heads(
     chosen: Bool[Tensor, "change layer head"], generator: torch.Generator
 ) -> Bool[Tensor, "change layer head"]:
-    """The heads that are chosen, each in the place of a random one that none chooses."""
+    """Chosen heads, each moved to a random head of its layer that no change chooses."""
     moved, any_chosen = torch.zeros_like(chosen), chosen.any(0)
     for layer in any_chosen.any(1).nonzero().flatten().tolist():
-        mine, free = (of.nonzero().flatten() for of in (any_chosen[layer], ~any_chosen[layer]))
-        if len(free) < len(mine):
+        heads, free = any_chosen[layer].nonzero()[:, 0], (~any_chosen[layer]).nonzero()[:, 0]
+        if len(free) < len(heads):
             raise BadArgument(
                 f"Layer {layer} has too few heads for random controls.",
-                seen=f"{len(mine)} named of {chosen.shape[2]}",
+                seen=f"{len(heads)} of {chosen.shape[2]} heads are chosen",
                 hint="at most half of the heads of a layer, or controls=0",
             )
-        others = free[torch.randperm(len(free), generator=generator)[: len(mine)]]
-        moved[:, layer, others] = chosen[:, layer, mine]
+        others = free[torch.randperm(len(free), generator=generator)[: len(heads)]]
+        moved[:, layer, others] = chosen[:, layer, heads]
     return moved

@@ -19,7 +19,7 @@ from ropelens.errors import Count, Positive, Whole, public
 from ropelens.interventions.edit_passes import EntrySums, TokenSplit, run_entries
 from ropelens.interventions.entries import Entry, Intervention, entries_of
 from ropelens.interventions.tasks import TRIALS, copies, needles
-from ropelens.interventions.truncation_table import MEASURES, wanted_measures
+from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
 from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
@@ -47,7 +47,7 @@ def evaluate(
     tokenizer: TokenNames | None = None,
     edits: Edits | None = None,
     controls: Count = 0,
-    measures: str | Sequence[str] = MEASURES,
+    measures: str | Sequence[str] = DEFAULT_MEASURES,
     rows: HowMany = "auto",
     prompt_lengths: Sequence[Whole] | None = None,
     prompts: Positive = TRIALS,

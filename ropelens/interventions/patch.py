@@ -19,11 +19,11 @@ from torch.nn.functional import pad
 from ropelens.errors import BadArgument, public
 from ropelens.interventions.edit import placed, stop
 from ropelens.model.as_live_model import Model, as_live_model
-from ropelens.model.attention_hooks import Side
+from ropelens.model.attention_hooks import AttentionInput
 from ropelens.profiles.model_text import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
-from ropelens.rope.turn import by_plane, moved
+from ropelens.rope.turn import positions_by_plane, rotate_by
 from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
 from ropelens.text.tokenize import prompt_tokens
@@ -113,7 +113,9 @@ def read_source(
     """Read the vectors of the layers with chosen heads in one pass, which changes nothing."""
     source = SourceVectors({}, {})
 
-    def record(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
+    def record(
+        layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
+    ) -> Tensor:
         if chosen[layer].any():
             source.vectors[layer, side] = x.detach()
             if side == "query" and part not in UNROTATED:
@@ -134,7 +136,7 @@ def _angles(
 ) -> Float[Tensor, "_ place frequency"]:
     """Angle of each plane at each position, in rad."""
     inv_freq = planes.inv_freq.to(positions.device, torch.float32).nan_to_num()
-    return by_plane(positions, planes).float() * inv_freq
+    return positions_by_plane(positions, planes).float() * inv_freq
 
 
 def position_pairs(
@@ -154,7 +156,7 @@ def position_pairs(
 
 @dataclass(frozen=True)
 class PlanePatch:
-    """A patch hook (see `attention_hooks`) that puts vectors of the source at `pairs`."""
+    """A hook (see `InputPatch`) that puts vectors of the source at `pairs`."""
 
     rotation: RotationProbe
     chosen: Bool[Tensor, "layer head"]
@@ -164,7 +166,7 @@ class PlanePatch:
     source: SourceVectors
 
     def __call__(
-        self, layer: int, side: Side, x: Tensor, places: range, positions: Tensor
+        self, layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
     ) -> Tensor:
         sides = ("query", "key") if self.part == "both" else (self.part,)
         heads = self.chosen[layer]
@@ -184,7 +186,7 @@ class PlanePatch:
         if side != "value":
             angle = _angles(positions, planes)[:, rows]
             angle = angle - self.source.angles[layer][:, in_source]
-            new = moved(new.expand(len(angle), -1, -1, -1), angle[:, None], planes)
+            new = rotate_by(new.expand(len(angle), -1, -1, -1), angle[:, None], planes)
             if self.select is not None:
                 coordinates = pad(self.select(planes), (0, 1))[planes.term_of].to(x.device)
                 new = torch.where(coordinates, new, x[:, patched, rows])

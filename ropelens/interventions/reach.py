@@ -22,7 +22,7 @@ from ropelens.errors import BadArgument, Number, Positive, Whole, public
 from ropelens.intervals import paired_interval
 from ropelens.interventions.edit import stack_edits
 from ropelens.interventions.tasks import doublings
-from ropelens.interventions.variables import OWN
+from ropelens.interventions.variables import OWN_ROTATION
 from ropelens.model.as_live_model import Model
 from ropelens.profiles.induction import forget_length
 from ropelens.profiles.measurement import Measurement
@@ -59,7 +59,7 @@ def reach(
     *,
     tokenizer: Any = None,
     heads: str = ALL_HEADS,
-    variants: Sequence[str] = (OWN,),
+    variants: Sequence[str] = (OWN_ROTATION,),
     copied: Positive = COPIED,
     copies: Sequence[int] | None = None,
     distances: Sequence[Number] | np.ndarray = DISTANCES,
@@ -111,12 +111,12 @@ def find_copies(
     draws: int,
     progress: ShowProgress | None,
     copied: int = COPIED,
-    variants: Sequence[str] = (OWN,),
+    variants: Sequence[str] = (OWN_ROTATION,),
     distances: Sequence[float] | np.ndarray = (),
 ) -> xr.Dataset:
     """Return the reach of heads in a measurement; `reach` explains the arguments."""
     live = measurement.live
-    variants = variants or (OWN,)
+    variants = variants or (OWN_ROTATION,)
     chosen = [mask.nonzero().flatten() for mask in live.heads_of(heads)]
     copied = max(2, min(copied, (live.context - 1) // 3))
     farthest = live.context - 1 - copied
@@ -134,8 +134,8 @@ def find_copies(
     runs = []
     with (progress or silent)(Stage("running copies", total)) as step:
         for name in variants:
-            edit = stack_edits(measurement.rotation, [] if name == OWN else [name])
-            with nullcontext() if name == OWN else live.edit(edit):
+            edit = stack_edits(measurement.rotation, [] if name == OWN_ROTATION else [name])
+            with nullcontext() if name == OWN_ROTATION else live.edit(edit):
                 run = _run_copies(
                     measurement, chosen, copied, run_distances, beyond, draws, step
                 )
@@ -225,7 +225,7 @@ def share_found(
     row = torch.arange(length - copied, length - 1)
     right = (row - distance + 1).to(call.key.device)
     query, key = call.query[0][:, row].float() * call.scale, call.key[0].float()
-    seen = call.seen_by(row)[0].to(key.device).clone()
+    seen = call.visibility.at(row[None]).sees()[0].to(key.device)
     visible = seen.gather(1, right[:, None])[:, 0]
     seen[:, 0] = False
     seen[torch.arange(len(row)), row] = False

@@ -22,12 +22,12 @@ from ropelens.attention.variables import labelled
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.interventions.edit import Edit, stop
 from ropelens.interventions.evaluate import evaluate_edits
-from ropelens.interventions.truncation_table import EVERY
+from ropelens.interventions.truncation_table import ALL_MEASURES
 from ropelens.interventions.variables import SWEEP
 from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measurement
-from ropelens.rope.select import Cut, PlaneNumbers, Turning, plan_cuts, turning
+from ropelens.rope.select import Cut, PlaneNumbers, Wavelengths, plan_cuts, rotating_planes
 from ropelens.runtime.progress import ShowProgress, opening, silent
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -44,9 +44,9 @@ class PlaneSweep:
     ends: Sequence[End] = ("slow", "fast")
     bands: int = 0
     controls: int = 3
-    measures: str | Sequence[str] = EVERY
+    measures: str | Sequence[str] = ALL_MEASURES
 
-    def cuts(self, layers: Sequence[Turning], *, seed: int) -> list[Cut]:
+    def cuts(self, layers: Sequence[Wavelengths], *, seed: int) -> list[Cut]:
         """Sets of planes that stop in these layers; the first set is empty."""
         return plan_cuts(
             layers,
@@ -118,7 +118,7 @@ def sweep_planes(
     """Return the truncation sweep of a measurement; `truncate` explains its results."""
     live = measurement.live
     with opening(progress or silent, "probing"):
-        layers = [turning(layer) for layer in measurement.rotation.planes(alike=True)]
+        layers = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
     cuts = sweep.cuts(layers, seed=measurement.seed)
     rotating = [number for number, layer in enumerate(layers) if layer]
     chosen = None if sweep.heads == "*" else live.heads_of(sweep.heads, rotating)
@@ -138,7 +138,7 @@ def sweep_planes(
 
 
 def named_entries(
-    evaluation: xr.Dataset, cuts: Sequence[Cut], layers: Sequence[Turning]
+    evaluation: xr.Dataset, cuts: Sequence[Cut], layers: Sequence[Wavelengths]
 ) -> xr.Dataset:
     """`evaluation`, whose entries are the `cuts`, with coordinates that describe the cuts."""
     wavelengths = [cut.wavelengths(layers) for cut in cuts]

@@ -1,4 +1,4 @@
-"""What is measured of edits, and a sweep of them as a table: a row an edit, with intervals."""
+"""The table of a sweep of edits: one row for each edit, with changes and their intervals."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import xarray as xr
 
 from ropelens.errors import BadArgument
 
-MEASURES = ("loss", "induction", "retrieval", "change", "labels")
-"""What `ropelens.evaluate` measures where nothing is asked for."""
+DEFAULT_MEASURES = ("loss", "induction", "retrieval", "change", "labels")
+"""The default measures of `ropelens.evaluate`."""
 
-EVERY = (*MEASURES, "copying")  # what it can measure, and a sweep does
+ALL_MEASURES = (*DEFAULT_MEASURES, "copying")
+"""All measures of `ropelens.evaluate`, and the default measures of a sweep."""
 
 ENDS_OF_INTERVAL = ("", "_low", "_high")
 COLUMNS = (
@@ -28,76 +29,79 @@ COLUMNS = (
 )
 """The columns of truncation.csv, in order."""
 
-QUARTER = 0.75  # share that rotates in the entry, or the nearest, that speaks of an end
+QUARTER = 0.75  # sentences about one end use the edit that keeps about this share of planes
 EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 
 
 def wanted_measures(measures: str | Sequence[str]) -> set[str]:
-    """The measures asked for; `BadArgument` for those that do not exist."""
+    """The set of `measures`. Raises `BadArgument` for a name that does not exist."""
     names = [measures] if isinstance(measures, str) else list(measures)
-    unknown = [name for name in names if name not in EVERY]
+    unknown = [name for name in names if name not in ALL_MEASURES]
     if unknown or not names:
         raise BadArgument(
-            f"There is no measure {unknown[0]!r}." if unknown else "Nothing is to be measured.",
-            hint=f"measures: any of {', '.join(EVERY)}",
+            f"There is no measure {unknown[0]!r}." if unknown else "No measure was given.",
+            hint=f"measures: any of {', '.join(ALL_MEASURES)}",
         )
     return set(names)
 
 
 def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
-    """The columns of truncation.csv, a row an edit; NaN where something was not measured."""
+    """The columns of truncation.csv, one row for each edit; NaN if it was not measured."""
     return changes_of_edits(truncation).reindex(columns=list(COLUMNS))
 
 
 def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
-    """What edits change, a row an edit: `results` are what `evaluate` or `truncate` gave.
+    """Changes under each edit in the `results` of `evaluate` or `truncate`, one row per edit.
 
-    Changes are from the entry "none", the model as it is, on the same tokens; `_low`, `_high`
-    are their 95 % intervals (`paired_interval`) over trials, or of losses of the text over the
-    groups of sequences in the coordinate `group` (without it each is one). `loss_beyond` and
-    the like say how much more an edit changes than the mean of its controls: groups and draws
-    each give an interval, and the squares of their half widths add (crossed factors, whose sum
-    errs toward wide: Owen 2007, "The pigeonhole bootstrap"). docs/measures.md defines the rest.
+    Changes are differences from the entry "none", the unmodified model, on the same tokens.
+    `_low` and `_high` are the ends of their 95 % intervals (`paired_interval`): over trials, or
+    for losses of the text over the groups of sequences in the coordinate `group` (without it,
+    over sequences).
+
+    Columns such as `loss_beyond` are the change minus the mean change of the controls of the
+    edit. Groups and draws each give an interval, and the squares of the half widths add up.
+    (They are crossed factors, and the sum is rather too wide: Owen 2007, "The pigeonhole
+    bootstrap".) docs/measures.md defines the other columns.
     """
-    # Imports scipy, for which a command that refuses a measure does not wait.
+    # Imported here because it imports scipy, and an unknown measure is refused before that.
     from ropelens.intervals import paired_interval
 
-    of_edits = [name for name, of in results.coords.items() if of.dims == ("edit",)]
-    table = pd.DataFrame({name: results[name].values for name in of_edits})
+    names = [name for name, values in results.coords.items() if values.dims == ("edit",)]
+    table = pd.DataFrame({name: results[name].values for name in names})
     controls = {edit: table.get("control_of") == edit for edit in table["edit"]}
     for name, values, weight, group in _paired(results):
         table[name] = (values * weight).sum(axis=1) / weight.sum()
         changes = [paired_interval(row - values[0], weight, group) for row in values]
         table[[f"{name}_change{end}" for end in ENDS_OF_INTERVAL]] = changes
-        for at, edit in enumerate(table["edit"]):
+        for index, edit in enumerate(table["edit"]):
             if np.any(controls[edit]):
-                apart = values[at] - values[controls[edit]]
-                mean, low, _ = paired_interval(apart.mean(0), weight, group)
-                of_draws = paired_interval((apart * weight).sum(1) / weight.sum())
-                half = np.hypot(mean - low, of_draws[0] - of_draws[1])
+                difference = values[index] - values[controls[edit]]
+                mean, low, _ = paired_interval(difference.mean(0), weight, group)
+                by_draw = paired_interval((difference * weight).sum(1) / weight.sum())
+                half = np.hypot(mean - low, by_draw[0] - by_draw[1])
                 ends = [f"{name}_beyond{end}" for end in ENDS_OF_INTERVAL]
-                table.loc[at, ends] = mean, mean - half, mean + half
+                table.loc[index, ends] = mean, mean - half, mean + half
     if "label" in results:
         _add_labels(table, results)
     return table
 
 
 def class_changes(truncation: xr.Dataset) -> pd.DataFrame:
-    """`changes_of_edits` of each `token_class` that the text has, below each other.
+    """`changes_of_edits` for each `token_class` of the text, one table below the other.
 
-    Beside `loss_change` (nats/token) `bits`, how far attention moved, and `labels_changed`
-    (heads), where these were measured. Empty without classes.
+    If they were measured, the table also has `bits`, the distance by which attention moved, and
+    `labels_changed` (heads). It is empty if the results have no classes.
     """
     tables = []
     for name in truncation["token_class"].values if "class_loss" in truncation else []:
-        of = truncation.sel(token_class=name)
-        if of["class_tokens"].any():
-            losses = {"loss": of["class_loss"], "predicted_tokens": of["class_tokens"]}
+        part = truncation.sel(token_class=name)
+        if part["class_tokens"].any():
+            losses = {"loss": part["class_loss"], "predicted_tokens": part["class_tokens"]}
             table = changes_of_edits(xr.Dataset(losses)).assign(token_class=name)
-            if "class_change" in of:
-                table["bits"] = of["class_change"].mean(("layer", "head")).values
-            if "class_label" in of:
-                _, table["labels_changed"] = _relabelled(of["class_label"].values.astype(str))
+            if "class_change" in part:
+                table["bits"] = part["class_change"].mean(("layer", "head")).values
+            if "class_label" in part:
+                _, table["labels_changed"] = _relabelled(part["class_label"].values.astype(str))
             tables.append(table)
     return pd.concat(tables) if tables else pd.DataFrame({"edit": []})
 
@@ -105,39 +109,40 @@ def class_changes(truncation: xr.Dataset) -> pd.DataFrame:
 def _paired(
     truncation: xr.Dataset,
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]:
-    """What was measured in pairs: its name, values [edit, pair], weights and groups [pair]."""
+    """Paired measurements: the name, values [edit, pair], weights [pair] and groups [pair]."""
     group = truncation["group"].values if "group" in truncation.coords else None
-    of_tokens = {"loss": "predicted_tokens", "seen_loss": "seen_tokens"}
-    for name, tokens in (of_tokens | {"far_loss": "far_tokens"}).items():
-        if name in truncation and truncation[tokens].any():
-            weight = truncation[tokens].values.astype(float)
-            some, there = truncation[name].values[:, weight > 0], weight > 0
-            yield name, some, weight[there], None if group is None else group[there]
-    losses = [name for name in ("copy_loss", "repeat_loss") if name in truncation]
-    farthest = truncation[losses].isel(copy_distance=-1, missing_dims="ignore")
-    trials = {name: farthest[name] for name in losses}
+    losses = (("loss", "predicted"), ("seen_loss", "seen"), ("far_loss", "far"))
+    for name, kind in losses:
+        if name in truncation and truncation[f"{kind}_tokens"].any():
+            weight = truncation[f"{kind}_tokens"].values.astype(float)
+            known = weight > 0
+            values = truncation[name].values[:, known]
+            yield name, values, weight[known], None if group is None else group[known]
+    repeated = [name for name in ("copy_loss", "repeat_loss") if name in truncation]
+    farthest = truncation[repeated].isel(copy_distance=-1, missing_dims="ignore")
+    trials = {name: farthest[name] for name in repeated}
     if "trial_induction" in truncation:
         scores = truncation["trial_induction"]
         trials["induction"] = best_head(scores, chosen_in=scores[0]).transpose("edit", "trial")
     if "retrieval_hit" in truncation:
-        # A trial's lengths and depths may share their tokens: one mean a trial.
+        # The lengths and depths of a trial may share tokens, so each trial has one mean.
         trials["retrieval"] = truncation["retrieval_hit"].mean(["retrieval_length", "depth"])
-    for name, of_trials in trials.items():
-        yield name, of_trials.values.astype(float), np.ones(of_trials.shape[1]), None
+    for name, by_trial in trials.items():
+        yield name, by_trial.values.astype(float), np.ones(by_trial.shape[1]), None
 
 
 def _add_labels(table: pd.DataFrame, truncation: xr.Dataset) -> None:
-    """How many heads have another label than without an edit, and their share."""
+    """Add the number of heads with another label than without an edit, and their share."""
     heads, changed = _relabelled(truncation["label"].values.astype(str))
-    again = truncation["labels_changed_resampled"].values
-    counts = changed, *np.quantile(again, [0.025, 0.975], axis=1)
+    resampled = truncation["labels_changed_resampled"].values
+    counts = changed, *np.quantile(resampled, [0.025, 0.975], axis=1)
     for end, count in zip(ENDS_OF_INTERVAL, counts, strict=True):
         table[f"labels_changed{end}"] = count
         table[f"labels_changed_share{end}"] = count / heads
 
 
 def _relabelled(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of [edit] the heads tested, without it too, and those with a new label; NaN: none."""
+    """Heads tested with and without each edit, and heads with a new label; NaN if none."""
     tested = ~np.isin(label, ("", "untested"))
     tested &= tested[0]
     heads = np.where(tested.any((1, 2)), tested.sum((1, 2)), np.nan)
@@ -145,13 +150,14 @@ def _relabelled(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) -> xr.DataArray:
-    """The odd trials of the head that has the highest mean score over the even ones.
+    """Scores in odd trials of the head with the highest mean score over the even trials.
 
-    `trials` is over trial, layer, head and more, such as entries: each then has its own best
-    head, or that of `chosen_in`. The highest of many noisy scores is too high; in trials that
-    it was not chosen by, it is right on average. NaN without any score.
+    `trials` has the dims trial, layer, head, and possibly more, such as entries. Each entry
+    then has its own best head, or the best head of `chosen_in`. The highest of many noisy
+    scores is too high, but it is right on average in trials that did not choose the head. NaN
+    without any score.
     """
-    by = (trials if chosen_in is None else chosen_in).reset_coords(drop=True)
-    # A score is no share below 0, and a head that is missing or hidden has none.
-    best = by.isel(trial=EVEN).mean("trial").fillna(-1).argmax(("layer", "head"))
+    scores = (trials if chosen_in is None else chosen_in).reset_coords(drop=True)
+    # Scores are at least 0, and missing heads have no score.
+    best = scores.isel(trial=EVEN).mean("trial").fillna(-1).argmax(("layer", "head"))
     return trials.isel(trial=ODD).isel(best)

@@ -1,9 +1,9 @@
-"""The one place where ropelens meets a model: its attention calls.
+"""Hooks in the attention calls of a model.
 
-A model asks transformers for an attention function by the name in its config. While a block
-runs, it is given one of ours, which hands every call on to the function that it asked for. The
-config is not touched: the model takes the branches that it always takes, makes the masks that
-it always makes, and computes the same bits.
+A model asks transformers for an attention function by the name in its config. While a block is
+open, the model gets a wrapper, which passes every call on to this function. The config does not
+change, so that the model takes the same branches, makes the same masks and computes the same
+bits.
 """
 
 from __future__ import annotations
@@ -14,112 +14,111 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from threading import Lock
-from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from ropelens.attention.call import AttentionCall, sees
-from ropelens.errors import UnsupportedModel
+from ropelens.attention.call import AttentionCall
 from ropelens.model.cache_positions import (
     forget_positions,
     positions,
     positions_recorded,
     row_keys,
-    shown,
 )
+from ropelens.model.masks import only_hides_keys, real_rows, refuse_hidden_mask, visible_keys
 from ropelens.model.output_check import OutputCheck
 from ropelens.rope.planes import Planes
 
 Observer = Callable[[AttentionCall], None]
 
-Side = Literal["query", "key", "value"]
+AttentionInput = Literal["query", "key", "value"]
 
-Patch = Callable[[int, Side, Tensor, range, Tensor], Tensor]
-"""What chosen heads are given in place of their queries, keys or values.
+InputPatch = Callable[[int, AttentionInput, Tensor, range, Tensor], Tensor]
+"""Function that changes the queries, keys or values of a layer.
 
-Called as (layer, side, x [batch, head, place, coordinate], places, positions [_, place *axis]):
-it gives `x`, changed, with a head for each query head where heads of a group differ. `places`
-count the tokens of a sequence from 0, without those that a static cache still lacks;
-`positions` are up to a shift that a sequence has in common.
+It is called as (layer, name, x [batch, head, token, coordinate], tokens, positions [_, token
+*axis]) and returns the new `x`, with a head for each query head if heads of a group differ.
+`tokens` are the indices of the tokens in their sequence, without tokens that a static cache
+does not contain yet. `positions` may be shifted by a constant in each sequence.
 """
 
 
 @runtime_checkable
 class AttentionEdit(Protocol):
-    """A patch that makes queries and keys rotate otherwise."""
+    """An `InputPatch` that changes the rotation of queries and keys."""
 
     def __call__(
-        self, layer: int, side: Side, x: Tensor, places: range, positions: Tensor, /
+        self, layer: int, name: AttentionInput, x: Tensor, tokens: range, positions: Tensor, /
     ) -> Tensor: ...
 
     def inv_freq(
         self, layer: int, planes: Planes, *, length: int
     ) -> Float[Tensor, "head frequency"]:
-        """Frequencies of each head under the edit, in rad/token; `planes` are those without."""
+        """Frequencies of each head under the edit, in rad/token; `planes` are unedited."""
 
 
 HeadSilence = Callable[..., tuple[Bool[Tensor, " head"], Tensor] | None]
-"""What stands in for the outputs of some heads, before the output projection.
+"""Function that replaces the outputs of some heads before the output projection.
 
-Called as (layer, output [batch, row, head, feature], real [_, row], past=tokens): it gives the
-silenced heads, and their outputs, as large as `output`; or None. `real` marks the rows that are
-no padding; a cache holds `past` tokens before them.
+It is called as (layer, output [batch, row, head, feature], real [_, row], past=tokens) and
+returns the silenced heads and outputs of the same shape, or None. `real` marks rows that are
+tokens instead of padding. A cache holds `past` tokens before these rows.
 """
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the attention calls of one model meet."""
+    """Functions that the attention calls of one module run."""
 
     observers: tuple[Observer, ...] = ()
-    patches: tuple[Patch, ...] = ()
+    patches: tuple[InputPatch, ...] = ()
     edit: AttentionEdit | None = None
     silences: tuple[HeadSilence, ...] = ()
-    judge: OutputCheck | None = None
+    output_check: OutputCheck | None = None
 
     @property
-    def changes(self) -> tuple[Patch, ...]:
+    def changes(self) -> tuple[InputPatch, ...]:
         """The patches, then the edit."""
         return self.patches if self.edit is None else (*self.patches, self.edit)
 
 
-Change = Callable[[Hooks], Hooks]
+HooksChange = Callable[[Hooks], Hooks]
 
-_open: dict[int, list[Change]] = {}
-"""What the open blocks over each module make of its hooks, by the module's id."""
+_open_blocks: dict[int, list[HooksChange]] = {}
+"""The changes of hooks that open blocks request, by module id."""
 
 _lock = Lock()
 
 
 def hooks_of(module: object) -> Hooks | None:
-    """The hooks that calls of `module` meet, in every thread; None outside all blocks."""
-    changes = _open.get(id(module))
+    """The hooks of the calls of `module` in every thread; None outside all blocks."""
+    changes = _open_blocks.get(id(module))
     return reduce(lambda hooks, change: change(hooks), changes, Hooks()) if changes else None
 
 
 @contextmanager
-def hooked(modules: Iterable[object], change: Change) -> Iterator[None]:
-    """Calls of `modules` meet what `change` makes of their hooks while the block runs.
+def hooked(modules: Iterable[object], change: HooksChange) -> Iterator[None]:
+    """Apply `change` to the hooks of `modules` while the block runs.
 
     Blocks may be closed in any order.
     """
     ids = [id(module) for module in modules]
-    for at in ids:
-        _open.setdefault(at, []).append(change)
+    for module in ids:
+        _open_blocks.setdefault(module, []).append(change)
     try:
         yield
     finally:
-        for at in ids:
-            _open[at].remove(change)
-            if not _open[at]:
-                del _open[at]
-                forget_positions(at)
+        for module in ids:
+            _open_blocks[module].remove(change)
+            if not _open_blocks[module]:
+                del _open_blocks[module]
+                forget_positions(module)
 
 
-# transformers' attention functions, wrapped
+# wrappers of the attention functions of transformers
 
 
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
@@ -127,41 +126,42 @@ def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     return [model, *(m for m in model.modules() if hasattr(m, "layer_idx") and m is not model)]
 
 
-_blocks: set[object] = set()
-"""The blocks that are open, over any model."""
+_wrapping_blocks: set[object] = set()
+"""The open blocks of all models."""
 
-_around_blocks = ExitStack()
-"""What lasts from the first open block to the last."""
+_wrappers = ExitStack()
+"""The wrappers, which are in place from the first open block to the last."""
 
 
 @contextmanager
 def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Every attention call of `model` passes through `_attend` while the block runs."""
+    """Pass every attention call of `model` through `_call_with_hooks` in the block."""
     configs = [vars(module).get("config") for module in model.modules()]
-    own = [config for config in configs if isinstance(config, PreTrainedConfig)]
-    if "flex_attention" in {config._attn_implementation for config in own}:
-        _refuse_hidden_mask("flex_attention")  # before it compiles kernels for nothing
+    names = {c._attn_implementation for c in configs if isinstance(c, PreTrainedConfig)}
+    if "flex_attention" in names:
+        refuse_hidden_mask("flex_attention")  # before it compiles kernels
     block = object()
     with _lock:
-        if not _blocks:
-            # Code compiled before a block would not see it, code compiled in one outlive it.
-            _around_blocks.enter_context(torch.compiler.set_stance("force_eager"))
-            _around_blocks.enter_context(_wrapped_functions())
-        _blocks.add(block)
+        if not _wrapping_blocks:
+            # Code that was compiled before a block would not call the wrappers, and code that
+            # is compiled in a block would still call them afterwards.
+            _wrappers.enter_context(torch.compiler.set_stance("force_eager"))
+            _wrappers.enter_context(_wrapped_functions())
+        _wrapping_blocks.add(block)
     try:
         with positions_recorded(model, attention_modules(model)):
             yield
     finally:
         with _lock:
-            _blocks.remove(block)
-            if not _blocks:
-                _around_blocks.close()
+            _wrapping_blocks.remove(block)
+            if not _wrapping_blocks:
+                _wrappers.close()
 
 
 @contextmanager
 def _wrapped_functions() -> Iterator[None]:
-    """transformers gives out its functions wrapped, and eager ones, which models bring."""
-    interface: Any = AttentionInterface  # also of files with one of their own (Doge)
+    """Wrap attention functions of transformers, and eager functions of models."""
+    interface: Any = AttentionInterface  # the class, because Doge has its own object
     get, get_interface = interface.__getitem__, interface.get_interface
     interface.__getitem__ = lambda self, name: _wrapper(get(self, name))
     interface.get_interface = lambda self, name, default: get_interface(
@@ -174,18 +174,18 @@ def _wrapped_functions() -> Iterator[None]:
 
 
 def _wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
-    """What a model gets in place of the function `run`, which it asked for by its name."""
+    """Function that a model gets instead of the attention function `run`."""
 
     def attend(module: nn.Module, *arguments: Any, **options: Any) -> Any:
         hooks = hooks_of(module)
         if hooks is None:
             return run(module, *arguments, **options)
-        return _attend(module, *arguments, hooks=hooks, run=run, **options)
+        return _call_with_hooks(module, *arguments, hooks=hooks, run=run, **options)
 
     return attend
 
 
-def _attend(
+def _call_with_hooks(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -196,53 +196,50 @@ def _attend(
     run: Callable[..., Any],
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """One attention call: edited, run by the model's own function, shown, then silenced."""
+    """One attention call: change its inputs, run it, observe it, and silence its heads."""
     layer: int = module.layer_idx  # type: ignore[assignment]
-    own, gone = row_keys(module, query.shape[2], key.shape[2])
-    by_module = key.shape[1]
-    places, all_places = (range(first + gone, own.stop + gone) for first in (own.start, 0))
+    rows, dropped = row_keys(module, query.shape[2], key.shape[2])
+    key_heads = key.shape[1]
+    tokens, all_tokens = (range(x + dropped, rows.stop + dropped) for x in (rows.start, 0))
     if hooks.changes:
-        told = options.get("position_ids")
-        rows, keys = positions(module, own, gone, key, told, attention_mask)
+        ids = options.get("position_ids")
+        of_rows, of_keys = positions(module, rows, dropped, key, ids, attention_mask)
         for change in hooks.changes:
-            query = change(layer, "query", query, places, rows)
-            key = change(layer, "key", key, all_places, keys)
-            value = change(layer, "value", value, all_places, keys)
+            query = change(layer, "query", query, tokens, of_rows)
+            key = change(layer, "key", key, all_tokens, of_keys)
+            value = change(layer, "value", value, all_tokens, of_keys)
         most = max(key.shape[1], value.shape[1])
         key, value = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value))
-    with nullcontext() if key.shape[1] == by_module else _a_key_for_every_query(module):
+    with nullcontext() if key.shape[1] == key_heads else _one_key_per_query(module):
         result = run(module, query, key, value, attention_mask, **options)
-    real = real_rows(own, attention_mask).to(query.device)
+    real = real_rows(rows, attention_mask).to(query.device)
     if hooks.observers:
         scale, sinks = options.get("scaling"), options.get("s_aux")
-        start, visible = visible_keys(own, attention_mask, options.get("sliding_window"))
         call = AttentionCall(
             layer=layer,
             query=query.detach(),
-            key=key[:, :, : own.stop].detach(),
-            value=value[:, :, : own.stop].detach(),
+            key=key[:, :, : rows.stop].detach(),
+            value=value[:, :, : rows.stop].detach(),
             output=result[0].detach(),
             scale=1 / math.sqrt(query.shape[-1]) if scale is None else float(scale),
             softcap=options.get("softcap"),
             sink_logits=None if sinks is None else sinks.detach(),
-            interval=start,
-            past=own.start,
-            visible=visible,
+            visibility=visible_keys(rows, attention_mask, options.get("sliding_window")),
         )
-        with torch.autocast(query.device.type, enabled=False):  # which is for the model alone
-            if hooks.judge is not None and not options.get("dropout"):
-                hooks.judge(call, real, known=_hides_alike(attention_mask))
+        with torch.autocast(query.device.type, enabled=False):  # only the model uses autocast
+            if hooks.output_check is not None and not options.get("dropout"):
+                hooks.output_check(call, real, plain_mask=only_hides_keys(attention_mask))
             for observer in hooks.observers:
                 observer(call)
     if not hooks.silences:
         return result
-    output = silence_outputs(hooks.silences, layer, result[0], real, past=places.start)
+    output = silence_outputs(hooks.silences, layer, result[0], real, past=tokens.start)
     return output, *result[1:]
 
 
 @contextmanager
-def _a_key_for_every_query(module: nn.Module) -> Iterator[None]:
-    """The module expects a key and a value for every query head while the block runs."""
+def _one_key_per_query(module: nn.Module) -> Iterator[None]:
+    """Let the module expect a key and a value for every query head in the block."""
     groups = module.num_key_value_groups
     module.num_key_value_groups = 1  # type: ignore[assignment]
     try:
@@ -259,80 +256,11 @@ def silence_outputs(
     *,
     past: int,
 ) -> Float[Tensor, "batch row head feature"]:
-    """The outputs of a layer's heads as `silences` leave them; each is given the heads' own."""
+    """The outputs of a layer after all `silences`; each of them receives the model's output."""
     silenced = output
     for silence in silences:
-        replaced = silence(layer, output, real, past=past)
-        if replaced is not None:
-            heads, instead = replaced
-            silenced = torch.where(heads.to(output.device)[:, None], instead, silenced)
+        replacement = silence(layer, output, real, past=past)
+        if replacement is not None:
+            heads, outputs = replacement
+            silenced = torch.where(heads.to(output.device)[:, None], outputs, silenced)
     return silenced
-
-
-# what an attention call says of its rows
-
-
-def real_rows(own: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
-    """Which rows are tokens, not padding, as far as the mask says: a token sees itself.
-
-    Under a sparse mask, where later rows see again what a row does not, it sees any key.
-    """
-    if mask is None:
-        return torch.ones(1, len(own), dtype=torch.bool)
-    if mask.ndim == 2:  # of keys alone, as flash attention takes it
-        return mask[:, own.start : own.stop].bool()
-    visible = shown(mask[:, 0, : len(own)])
-    seen = visible[..., own.start : own.stop]
-    itself = seen.diagonal(dim1=1, dim2=2)
-    if bool(itself.all()):
-        return itself
-    sparse = len(own) == 1 or bool((~seen[:, :-1] & seen[:, 1:]).tril().any())
-    return visible.any(-1) if sparse else itself
-
-
-def visible_keys(
-    own: range, mask: Tensor | None, window: int | None
-) -> tuple[Int[Tensor, "*sequence position"] | None, Bool[Tensor, "batch row key"] | None]:
-    """First key that each row sees; which keys instead, where they are not all up to its own.
-
-    Read from the mask that the model was about to use. There is one row of first keys for all
-    sequences, or one each where padding on the left tells them apart.
-    """
-    if mask is None:
-        window = window or own.stop
-        return (torch.arange(own.start, own.stop) - window + 1).clamp_min(0), None
-    if not isinstance(mask, Tensor) or mask.ndim != 4:
-        _refuse_hidden_mask(type(mask).__name__)
-    return between(shown(mask[:, 0, : len(own), : own.stop]).expand(-1, len(own), -1), own)
-
-
-def between(
-    visible: Bool[Tensor, "batch row key"], own: range
-) -> tuple[Int[Tensor, "*sequence position"] | None, Bool[Tensor, "batch row key"] | None]:
-    """First key of each row; `visible` instead where a row does not see all up to its own.
-
-    One row of first keys for all sequences where they are alike.
-    """
-    start = visible.byte().argmax(dim=-1).cpu()
-    row, key = torch.arange(own.start, own.stop), torch.arange(own.stop)
-    interval = sees(start, row.expand_as(start), key).to(visible.device)
-    of_padding = ~visible.any(-1, keepdim=True)
-    if not bool(((visible == interval) | of_padding).all()):
-        return None, visible
-    return start[0] if bool((start == start[0]).all()) else start, None
-
-
-def _hides_alike(mask: Tensor | None) -> bool:
-    """Whether a mask hides keys, the same for all heads, and does nothing else to scores."""
-    if mask is None:
-        return True
-    alike = mask.shape[1] == 1 or bool((mask == mask[:, :1]).all())
-    return alike and (mask.dtype == torch.bool or bool(((mask == 0) | (mask < -1e4)).all()))
-
-
-def _refuse_hidden_mask(seen: str) -> NoReturn:
-    raise UnsupportedModel(
-        "This attention implementation hides its mask.",
-        seen=seen,
-        hint='load the model with attn_implementation="sdpa" or "eager"',
-    )

@@ -1,4 +1,4 @@
-"""TransformerLens models: the same statistics, fed from the bridge's hooks.
+"""TransformerLens models, observed and edited through the hooks of their bridge.
 
 TransformerLens itself is imported only to make a bridge.
 """
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropelens.attention.call import AttentionCall
+from ropelens.attention.visibility import Visibility
 from ropelens.errors import BadArgument, UnsupportedModel, explained
 from ropelens.model.attention_hooks import (
     Hooks,
-    Patch,
-    between,
+    InputPatch,
     hooked,
     hooks_of,
     silence_outputs,
@@ -28,7 +28,7 @@ from ropelens.model.attention_hooks import (
 from ropelens.model.live_model import LiveModel
 from ropelens.runtime.devices import device_of
 
-# In the order in which a block fires them; the last one says that the call is complete.
+# In the order in which a block fires them; the last hook completes the call.
 _HOOKS = {
     "value": "v.hook_out",
     "query": "hook_rot_q",
@@ -39,10 +39,10 @@ _HOOKS = {
 
 
 class BridgeModel(LiveModel):
-    """A `TransformerBridge`, run as it is and observed and edited at its hooks.
+    """Live model of a `TransformerBridge`, observed and edited at its hooks.
 
-    A bridge reimplements attention step by step (eager, every score in memory), so its
-    numbers agree with transformers' to rounding, not to the bit.
+    A bridge reimplements attention step by step (eager, with every score in memory). The
+    numbers equal the numbers of transformers up to rounding, not to the bit.
     """
 
     in_chunks = False
@@ -59,12 +59,12 @@ class BridgeModel(LiveModel):
         hidden: Tensor | None = None,
         last: int = 0,
     ) -> Tensor:
-        """Logits [sequence, position, token] of whole sequences, all whatever `last` is."""
+        """Logits [sequence, position, token] of whole sequences; `last` has no effect."""
         inputs = self._inputs(hidden, positions)
         return self.bridge(tokens.to(self.device), **inputs, use_cache=False)
 
     def logits(self, tokens: Tensor, **options: Any) -> Iterator[tuple[int, Tensor]]:
-        """All logits in one piece: a bridge has its head in its forward pass."""
+        """All logits in one piece, because the output head runs in the forward pass."""
         yield 0, self.forward(tokens, hidden=options["hidden"])
 
     @cached_property
@@ -73,27 +73,27 @@ class BridgeModel(LiveModel):
 
     @contextmanager
     def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:
-        """Hooks of ours stand at the bridge's while the block runs; the outermost adds them."""
+        """Apply `change`; the outermost block adds our functions to the hooks of the bridge."""
         outermost = hooks_of(self.bridge) is None
         with ExitStack() as stack:
             for layer, block in enumerate(self.bridge.blocks if outermost else ()):
-                calls = _Calls(self, layer, block.attn.original_component)
-                begins = block.attn.register_forward_pre_hook(calls.begin, with_kwargs=True)
-                stack.callback(begins.remove)
-                hooks = {f"blocks.{layer}.attn.{hook}": part for part, hook in _HOOKS.items()}
-                passed = [
-                    (hook, partial(calls.come, part))
-                    for hook, part in hooks.items()
-                    if hook in self.bridge.hook_dict
+                calls = _CallParts(self, layer, block.attn.original_component)
+                hook = block.attn.register_forward_pre_hook(calls.begin, with_kwargs=True)
+                stack.callback(hook.remove)
+                names = {f"blocks.{layer}.attn.{name}": part for part, name in _HOOKS.items()}
+                functions = [
+                    (name, partial(calls.collect, part))
+                    for name, part in names.items()
+                    if name in self.bridge.hook_dict
                 ]
-                stack.enter_context(self.bridge.hooks(fwd_hooks=passed))
+                stack.enter_context(self.bridge.hooks(fwd_hooks=functions))
             with hooked(self._modules, change):
                 yield
 
 
 @dataclass(frozen=True)
-class _Calls:
-    """The calls of one layer's attention, each collected part by part as its hooks fire."""
+class _CallParts:
+    """Parts of the running attention call of one layer, collected as its hooks fire."""
 
     live: BridgeModel
     layer: int
@@ -102,21 +102,21 @@ class _Calls:
     """Queries, keys and values [batch, row, head, coordinate], scores, positions."""
 
     def begin(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """A call begins: forget one that did not end, note the positions that it is given."""
+        """Forget a call that did not end, and record the positions of the new call."""
         self.parts.clear()
         if isinstance(kwargs.get("position_ids"), Tensor):
             self.parts["position_ids"] = kwargs["position_ids"]
 
-    def come(self, part: str, value: Tensor, hook: Any) -> Tensor | None:
-        """A part of the call comes by; what is returned takes its place."""
+    def collect(self, part: str, value: Tensor, hook: Any) -> Tensor | None:
+        """Collect a part of the call, and return the value that replaces it."""
         hooks = hooks_of(self.live.bridge) or Hooks()
         if part == "output":
             return self._end(value, hooks)
-        looks = hooks.observers or hooks.changes
-        if part == "scores" and value.shape[2] != value.shape[3] and looks:
+        used = hooks.observers or hooks.changes
+        if part == "scores" and value.shape[2] != value.shape[3] and used:
             raise UnsupportedModel(
-                "A bridge is neither observed nor edited with a key-value cache: hook_rot_k "
-                "fires for the keys of the rows alone.",
+                "A bridge cannot be observed or edited with a key-value cache, because "
+                "hook_rot_k fires only for the keys of the new rows.",
                 hint="use_past_kv_cache=False, or the transformers model itself",
             )
         if part != "scores":
@@ -125,20 +125,20 @@ class _Calls:
         self.parts[part] = value
         return value
 
-    def _changed(self, change: Patch, part: Any, value: Tensor) -> Tensor:
+    def _changed(self, change: InputPatch, part: Any, value: Tensor) -> Tensor:
         x = value.transpose(1, 2)
-        index = torch.arange(x.shape[2], device=x.device)[None]  # rows are keys: no cache
+        index = torch.arange(x.shape[2], device=x.device)[None]  # no cache: rows are keys
         positions = self.parts.get("position_ids", index)
         changed = change(self.layer, part, x, range(x.shape[2]), positions)
         if changed.shape[1] != x.shape[1]:
             raise UnsupportedModel(
-                "A bridge has one key for all query heads of a group, at hook_rot_k.",
+                "At hook_rot_k, a bridge has one key for all query heads of a group.",
                 hint="an edit of whole groups, or the transformers model itself",
             )
         return changed.transpose(1, 2)
 
     def _end(self, output: Tensor, hooks: Hooks) -> Tensor:
-        """The call is complete: it is shown, then silenced."""
+        """Observe the complete call, then silence its heads."""
         missing = [hook for part, hook in _HOOKS.items() if part not in (*self.parts, "output")]
         if missing:
             raise UnsupportedModel(
@@ -149,11 +149,10 @@ class _Calls:
         heads = ("query", "key", "value")
         query, key, value = (self.parts[part].transpose(1, 2) for part in heads)
         by_head = output.reshape(*self.parts["query"].shape[:3], -1)
-        scores = self.parts["scores"]  # on which the mask lies
+        scores = self.parts["scores"]  # after the mask
         visible = scores[:, 0] > torch.finfo(scores.dtype).min / 2
         past = visible.shape[2] - visible.shape[1]
         real = visible.diagonal(past, 1, 2)
-        start, not_between = between(visible, range(past, visible.shape[2]))
         facts = vars(self.attention)
         call = AttentionCall(
             layer=self.layer,
@@ -164,12 +163,11 @@ class _Calls:
             scale=facts["scaling"],
             softcap=facts.get("attn_logit_softcapping"),
             sink_logits=self.attention._parameters.get("sinks"),
-            interval=start,
-            visible=not_between,
+            visibility=Visibility.from_mask(visible, range(past, visible.shape[2])),
         )
         self.parts.clear()
-        if hooks.judge is not None:
-            hooks.judge(call, real)
+        if hooks.output_check is not None:
+            hooks.output_check(call, real)
         for observer in hooks.observers:
             observer(call)
         by_head = silence_outputs(hooks.silences, self.layer, by_head, real, past=past)
@@ -179,11 +177,11 @@ class _Calls:
 def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
     """A `TransformerBridge` around `model`, which it changes: eager attention, wrapped modules.
 
-    Raises `BadArgument` where there is no tokenizer, which a bridge needs, and
-    `UnsupportedModel` for a family that TransformerLens does not know.
+    Raises `BadArgument` without a tokenizer, and `UnsupportedModel` for a family that
+    TransformerLens does not know.
     """
     if tokenizer is None:
-        raise BadArgument("TransformerLens needs a tokenizer, and this checkpoint has none.")
+        raise BadArgument("TransformerLens needs a tokenizer, but this checkpoint has none.")
     from transformer_lens.model_bridge import TransformerBridge
 
     options = {"hf_model": model, "tokenizer": tokenizer, "device": str(device_of(model))}

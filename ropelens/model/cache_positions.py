@@ -15,13 +15,14 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from ropelens.config_facts import slides
 from ropelens.errors import UnsupportedModel
+from ropelens.model.masks import shown
 
 _rotary_positions: dict[int, Tensor] = {}
 """Positions [_, row *axis] of the last call of a rotary module, by the id of its attention."""
@@ -169,8 +170,3 @@ def _check_consecutive(
             seen=f"{past} keys, and a token at position {int(of_rows[:, 0].max())}",
             hint="open the block before the cache is filled, or use_cache=False",
         )
-
-
-def shown(mask: Tensor) -> Bool[Tensor, ...]:
-    """Keys that a mask shows; a mask is boolean or is added to the scores."""
-    return mask if mask.dtype == torch.bool else mask > -1

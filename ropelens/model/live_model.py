@@ -26,8 +26,8 @@ from ropelens.model.attention_hooks import (
     AttentionEdit,
     HeadSilence,
     Hooks,
+    InputPatch,
     Observer,
-    Patch,
     attention_modules,
     hooked,
     hooks_of,
@@ -46,8 +46,7 @@ from ropelens.runtime.devices import device_of
 
 CHECKED_TOKENS = 256  # length up to which observation is checked to change no logit
 LARGEST_RESIDUAL = 1e-3
-"""Largest relative error that is accepted in float32, for the lengths of rotated planes and for
-recomputed outputs."""
+"""Largest relative error of rotated lengths and recomputed outputs accepted in float32."""
 
 Recorded = TypeVar("Recorded")
 
@@ -206,7 +205,7 @@ class LiveModel:
         """Call `observer` with every attention call while the block runs."""
         return self._hooked(
             lambda hooks: replace(
-                hooks, observers=(*hooks.observers, observer), judge=self._output_check
+                hooks, observers=(*hooks.observers, observer), output_check=self._output_check
             )
         )
 
@@ -214,7 +213,7 @@ class LiveModel:
         """Pass queries and keys through `edit`, which replaces an open edit in the block."""
         return self._hooked(lambda hooks: replace(hooks, edit=edit))
 
-    def patch(self, patch: Patch) -> AbstractContextManager[None]:
+    def patch(self, patch: InputPatch) -> AbstractContextManager[None]:
         """Pass queries, keys and values through `patch`, after the patches that are open."""
         return self._hooked(lambda hooks: replace(hooks, patches=(*hooks.patches, patch)))
 
@@ -268,7 +267,7 @@ class LiveModel:
         run = partial(self.forward, tokens, hidden=hidden, last=1)
         with skip_mlp_work(self.model):
             plain = run()
-            observing: Any = {"observers": (lambda call: None,), "judge": None}
+            observing: Any = {"observers": (lambda call: None,), "output_check": None}
             with self._hooked(lambda hooks: replace(hooks, **observing)):
                 observed = run()
             if not torch.equal(plain, observed) and torch.equal(plain, run()):

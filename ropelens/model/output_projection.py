@@ -27,7 +27,7 @@ def _modules_recorded(
     with ExitStack() as stack:
         for module in live.model.modules():
             hook = module.register_forward_hook(
-                lambda m, x, y: record(m, x[0], y) if x else None
+                lambda module, x, result: record(module, x[0], result) if x else None
             )
             stack.callback(hook.remove)
         yield
@@ -56,7 +56,7 @@ def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
         live.forward(torch.ones(1, 2, dtype=torch.long), last=1)
     if missing := [layer for layer in live.attending if layer not in projections]:
         raise UnsupportedModel(
-            f"{live.class_name} does not pass the outputs of its heads directly to a linear map.",
+            f"{live.class_name} passes the outputs of its heads to no linear map.",
             seen=f"layer {missing[0]}: no linear map has the output of the heads as its input",
         )
     return projections

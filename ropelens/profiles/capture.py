@@ -1,4 +1,4 @@
-"""Inside some heads on one short sequence, whole: `capture`."""
+"""Capture everything that some heads compute on one short sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import xarray as xr
 from jaxtyping import Integer
 from torch import Tensor
 
-from ropelens.attention.call import AttentionCall, write_head
+from ropelens.attention.call import AttentionCall
+from ropelens.attention.head_terms import write_head
 from ropelens.attention.variables import Variable, labelled, table
 from ropelens.errors import BadArgument, Count, Whole, public
 from ropelens.model.as_live_model import Model, as_live_model
@@ -26,7 +27,7 @@ from ropelens.text.documents import check_document
 from ropelens.text.text import Text
 from ropelens.text.tokenize import encode, prompt_tokens, warn_beyond
 
-LARGEST = 2**31  # bytes that a capture may take by default
+LARGEST = 2**31  # default limit on the memory of a capture, in bytes
 
 Prompt = (
     Text
@@ -51,14 +52,14 @@ contribution (head, frequency, query, key) nat: contribution of the plane to the
 contrast (head, frequency, query, key) nat: contribution beyond that to the row's other keys
 attention (head, query, key) 1: attention of the query on the key
 value_norm (head, key) 1: length of the value
-write_norm (head, key) 1: length of what the head writes when it reads the key alone
-written_norm (head, query) 1: length of what the head writes
-logit (head, answer, query, key) 1: what reading the key adds to the logit of the answer
+write_norm (head, key) 1: length of v W_O, the output of the head if it reads only this key
+written_norm (head, query) 1: length of the output of the head
+logit (head, answer, query, key) 1: amount that reading the key adds to the logit of the answer
 inv_freq (head, frequency) rad/token: angular frequency; negative: clockwise
 wavelength (head, frequency) token: tokens per turn
 scale (head) 1: scale of the scores
 """)
-"""What a capture holds, as `write_head` fills it."""
+"""The variables of a capture; `write_head` fills them."""
 
 CAPTURE_INDICES = table("""
 head (head): layer.head
@@ -74,7 +75,7 @@ answer (answer): token whose logit is looked at
 
 @runtime_checkable
 class TokenNames(Protocol):
-    """A tokenizer, as far as it names tokens; transformers' do."""
+    """The part of a tokenizer that names tokens; tokenizers of transformers have it."""
 
     def decode(self, token_ids: Any, **options: Any) -> Any: ...
 
@@ -91,49 +92,63 @@ def capture(
     logits_of: Sequence[Token] = (),
     max_bytes: Count = LARGEST,
 ) -> xr.Dataset:
-    """All that some heads compute on one sequence, by plane and by pair of tokens.
+    """Capture what some heads compute on one sequence, by plane and by pair of tokens.
 
-    `text_or_tokens` is a text, which the model's `tokenizer` makes tokens of (behind its BOS,
-    where it has one), its tokens, or a BatchEncoding of one sequence; or a list of them, which
-    run one after the other: the result is then also over `prompt` and, beyond the end of a
-    shorter one, NaN. `heads` is a list such as
-    "2.3,4.*" (layer.head; with grouped keys, query heads). The model runs once, as it is: under
-    `edit_rope` the capture is of the edited model, also where heads that share a key rotate
-    differently; under `silence_heads`, of what heads compute before they are silenced.
+    Parameters
+    ----------
+    model
+        The model runs once, unmodified. Under `edit_rope` the capture shows the edited model,
+        even if heads that share a key rotate differently. Under `silence_heads` it shows the
+        heads before they are silenced.
+    text_or_tokens
+        A string (which `tokenizer` tokenizes, after its BOS if there is one), token ids, a
+        BatchEncoding or a `Text` of one sequence. A list of these adds a dimension `prompt`;
+        shorter prompts end in NaN.
+    heads
+        List of heads, such as "2.3,4.*" (layer.head). With grouped keys these are query heads.
+    runner_up
+        Position of a key. If it is given, contrasts compare each key with this key.
+    values
+        Whether to add the lengths of values and outputs.
+    logits_of
+        Tokens, as ids or as texts of one token, whose logits are attributed to keys.
+    max_bytes
+        Larger captures are refused with `BadArgument` before memory is allocated. 12 heads of
+        64 planes and 500 tokens take 1.6 GB.
 
-    Returns a dataset over `head` ("2.3", with `layer` and `head_of_layer` beside it), `query`
-    and `key` (positions; `query_token` and `key_token` are their texts, or "#17" without a
-    tokenizer), `frequency` (0 turns fastest; coordinates that RoPE leaves alone are the last
-    one) and `part` (a plane's two coordinates, real and imaginary):
+    Returns
+    -------
+    Dataset over `head` ("2.3", with the coordinates `layer` and `head_of_layer`), `query` and
+    `key` (positions; `query_token` and `key_token` are their texts, or "#17" without a
+    tokenizer), `frequency` (0 rotates fastest; coordinates that RoPE does not rotate are the
+    last frequency) and `part` (the two coordinates of a plane, real and imaginary):
 
-    - `q_still` (head, query, frequency, part), `k_still` (head, key, frequency, part), model
-      units: query and key without their rotation; NaN for the rest that does not rotate.
-    - `q_norm` (head, query, frequency), `k_norm` (head, key, frequency), model units. Each head
-      has the keys that it reads, also where several read the same.
-    - `score` (head, query, key), nats, before a soft-cap, and `contribution` (head,
-      frequency, query, key), nats: what each plane adds to it,
+    - `q_still` (head, query, frequency, part), `k_still` (head, key, frequency, part), in model
+      units: query and key without their rotation. NaN for coordinates that do not rotate.
+    - `q_norm` (head, query, frequency), `k_norm` (head, key, frequency), in model units. Each
+      head has the keys that it reads, even if several heads read the same keys.
+    - `score` (head, query, key), in nats, before a soft-cap, and `contribution` (head,
+      frequency, query, key), in nats: the part of the score that a plane contributes,
       scale Re(q~ conj(k~) exp(i inv_freq (query - key))). Contributions sum over frequency
-      to the score. NaN where the query does not see the key.
-    - `contrast` (head, frequency, query, key), nats: how hard each plane pushes toward the key.
-      It is the contribution less that to the row's other keys, weighted by their attention, or
-      to the key at the position `runner_up`, against which contrasts sum to the log-odds.
-    - `attention` (head, query, key), after the soft-cap; 0 where the key is not seen. Rows sum
-      to less than 1 where a sink logit takes part.
+      to the score. NaN if the query does not see the key.
+    - `contrast` (head, frequency, query, key), in nats: the contribution to this key minus the
+      contributions to the other keys of the row, weighted by their attention. With `runner_up`
+      it is the contribution minus the contribution to that key, and contrasts sum to log-odds.
+    - `attention` (head, query, key), after the soft-cap; 0 if the key is not seen. Rows sum to
+      less than 1 if a sink logit takes part.
     - with `values`, in model units: `value_norm` (head, key); `write_norm` (head, key), the
-      length of v W_O, which a head writes where it reads the key alone; `written_norm` (head,
-      query), the length of what it writes, sum_j attention_ij v_j W_O.
-    - `logit` (head, answer, query, key), with tokens `logits_of` (ids, or texts of one token):
-      attention_ij v_j W_O through the final norm, its scale frozen, onto the unembedding of the
-      answer. Its sum over keys is the head's direct part of the logit (Elhage et al. 2021, "A
-      Mathematical Framework for Transformer Circuits"), before logits are scaled or capped.
+      length of v W_O, the output of a head that reads only this key; `written_norm` (head,
+      query), the length of the output, sum_j attention_ij v_j W_O.
+    - `logit` (head, answer, query, key), with `logits_of`: attention_ij v_j W_O through the
+      final norm, with its scale frozen, onto the unembedding of the answer. The sum over keys
+      is the direct effect of the head on the logit (Elhage et al. 2021, "A Mathematical
+      Framework for Transformer Circuits"), before logits are scaled or capped.
     - coordinates `inv_freq` (rad/token), `wavelength` (tokens), both (head, frequency), and
-      `scale` (head).
+      `scale` (head). Layers with fewer planes than others end in NaN.
 
-    Layers of fewer planes than others end in NaN.
-    12 heads of 64 planes and 500 tokens take 1.6 GB. More than `max_bytes` is refused with
-    `BadArgument`, before anything is allocated. Raises `BadText` for a text of fewer than 3
-    tokens, or one that is the name of a file, `UnsupportedModel` where a gate stands behind the
-    heads or, for `logits_of`, a norm, and what `profile` raises.
+    Raises `BadText` for a text of fewer than 3 tokens or the name of a file. Raises
+    `UnsupportedModel` if a gate follows the heads (with `values`) or a norm follows the output
+    projection (with `logits_of`), and what `profile` raises.
     """
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
@@ -141,7 +156,7 @@ def capture(
         options: dict[str, Any] = {"heads": heads, "tokenizer": tokenizer, "values": values}
         options |= {"runner_up": runner_up, "logits_of": logits_of}
         options |= {"max_bytes": max_bytes // max(len(text_or_tokens), 1)}
-        return _side_by_side([capture(live, one, **options) for one in text_or_tokens])
+        return _concatenate([capture(live, one, **options) for one in text_or_tokens])
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
     chosen, planes = live.heads_of(heads), measurement.rotation.planes(length)
@@ -216,8 +231,8 @@ def _fill(
     live.record_calls(text.ids, see, hidden=text.hidden)
 
 
-def _side_by_side(captures: Sequence[xr.Dataset]) -> xr.Dataset:
-    """Captures over `prompt`, as long as the longest."""
+def _concatenate(captures: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Concatenate captures along `prompt`, padded to the longest."""
     tokens = ("query_token", "key_token")
     together = xr.concat(
         [one.reset_coords(tokens) for one in captures],
@@ -232,7 +247,7 @@ def _side_by_side(captures: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def one_sequence(live: LiveModel, given: Prompt, tokenizer: TokenNames | None) -> Measurement:
-    """The one sequence that `capture` looks at."""
+    """Return a measurement of one sequence; raise `BadArgument` for several sequences."""
     if isinstance(given, str):
         check_document(given)
         given = prompt_tokens(given, tokenizer)
@@ -241,14 +256,14 @@ def one_sequence(live: LiveModel, given: Prompt, tokenizer: TokenNames | None) -
     measurement = Measurement.of(live, given)
     if len(measurement.text) > 1:
         sequences = f"{len(measurement.text)} sequences"
-        raise BadArgument("One sequence can be looked at.", seen=sequences)
+        raise BadArgument("A capture takes one sequence.", seen=sequences)
     return measurement
 
 
 def _allocate(
     rows: Sequence[Variable], sizes: dict[str, int], dtype: torch.dtype, *, max_bytes: int
 ) -> dict[str, Tensor]:
-    """Arrays of NaN for the variables, head first; refused where they take too much memory."""
+    """Arrays of NaN for the variables, head first. Raise `BadArgument` above `max_bytes`."""
     shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
     if total > max_bytes:
@@ -262,7 +277,7 @@ def _allocate(
 
 
 def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int:
-    """The id of a token; raises `BadArgument` where there is no such token."""
+    """Id of a token. Raise `BadArgument` if the model does not have the token."""
     known = [int(token)] if not isinstance(token, str) and 0 <= token < vocabulary else []
     ids = encode(token, tokenizer)[1] if isinstance(token, str) else known
     if len(ids) != 1:
@@ -272,11 +287,12 @@ def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int
 
 
 def token_names(tokens: Iterable[Tensor], tokenizer: TokenNames | None) -> list[str]:
-    """The text of each token as it stands inside a text, or its number without a tokenizer.
+    """Text of each token inside a text, or its number without a tokenizer.
 
-    Decoded behind itself: alone, many tokenizers drop the space that a token begins with.
+    A token is decoded twice in a row, because many tokenizers drop the space at the beginning
+    of a single token.
     """
     if tokenizer is None:
         return [f"#{int(token)}" for token in tokens]
     pairs = [(tokenizer.decode([t]), tokenizer.decode([t, t])) for t in map(int, tokens)]
-    return [str(twice)[len(alone) :] or str(alone) for alone, twice in pairs]
+    return [str(twice)[len(once) :] or str(once) for once, twice in pairs]

@@ -1,4 +1,4 @@
-"""A profile's excerpts: what all heads compute on short sequences, and what comes of it."""
+"""Excerpts of a profile: the attention, queries and keys of all heads on short sequences."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from ropelens.rope.planes import Planes, unrotate
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 
-COUNT, LENGTH = 3, 40  # excerpts of a profile, and their tokens, where none are given
+COUNT, LENGTH = 3, 40  # default number of excerpts, and of tokens of an excerpt
 
 LONGEST_EXCERPT = 256
-CANDIDATES = 16  # pieces of the text that excerpts are chosen from
-EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose excerpts and to read them
+CANDIDATES = 16  # pieces of the text from which excerpts are chosen
+EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose and to read them
 
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS, NUMBERS_A_HEAD = 2**24, 180_000, 700
-"""Most attention weights, and numbers of queries, that a profile holds; of many heads more
-numbers. The page of 270 heads of 64 coordinates has 2.5 MB with 24 of them."""
+"""Largest number of attention weights and query numbers in a profile. A profile of many heads
+has more query numbers. With 24 heads of 270, of 64 coordinates, the page has 2.5 MB."""
 
 
 def read_excerpts(
@@ -42,17 +42,17 @@ def read_excerpts(
     planes: Sequence[Planes],
     tokenizer: TokenNames | None,
 ) -> dict[str, np.ndarray]:
-    """What the heads compute on sequences, or on chosen ones: arrays [excerpt, layer, ...].
+    """Attention, queries and keys of all heads on the `given` or on chosen sequences.
 
-    `attention` and, without their rotation, queries and keys: the real parts of the `planes`,
-    then the imaginary ones, then the coordinates that do not rotate; NaN at the end. Queries
-    are NaN where RoPE changes with the length, and the pieces turn otherwise than the whole
-    text, as `planes`, or where an edit makes a head turn otherwise than its layer.
+    The arrays are [excerpt, layer, ...]. Queries and keys have no rotation: first come the real
+    parts of the `planes`, then the imaginary parts, then the coordinates that do not rotate,
+    and NaN fills the rest. Queries are NaN if an excerpt rotates differently from the whole
+    text (RoPE that changes with the length), or a head differently from its layer (an edit).
     """
     live = measurement.live
     pieces = check_excerpts(live.config, given) or chosen_excerpts(measurement)
 
-    def see(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
+    def read_call(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
         attention, turning = attention_map(call)[0].float().cpu(), planes[call.layer]
         if not attention.isfinite().all():
             raise UnsupportedModel(
@@ -64,9 +64,12 @@ def read_excerpts(
         return attention, _still(call.query[0], turning), _still(call.key[0], turning)
 
     scale = np.full(live.layers, np.nan)
-    of_pieces = [live.record_calls(piece[None], see) for piece in pieces]
+    recorded = [live.record_calls(piece[None], read_call) for piece in pieces]
     attention, query, key = (
-        stack(by_layer({n: x[part] for n, x in of.items()}, live.layers) for of in of_pieces)
+        stack(
+            by_layer({n: x[part] for n, x in layers.items()}, live.layers)
+            for layers in recorded
+        )
         for part in range(3)
     )
     for length in {len(piece) for piece in pieces}:
@@ -91,7 +94,7 @@ def read_excerpts(
 
 
 def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    """In single precision, but to the 11 bits of a half, which pack well."""
+    """Round to the 11 bits of half precision, in single precision: such numbers pack well."""
     mantissa, exponent = np.frexp(x.astype(np.float32))
     return np.ldexp((mantissa * 2048).round() / 2048, exponent)
 
@@ -99,15 +102,15 @@ def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 def _next_tokens(
     live: LiveModel, pieces: Sequence[Int[Tensor, " _"]], tokenizer: TokenNames | None
 ) -> dict[str, np.ndarray]:
-    """The two tokens that each piece makes likeliest, and the `lead` of the first, in nats.
+    """The two likeliest next tokens of each piece, and the `lead` of the first in nats.
 
-    `score_gradient` is how much every score adds to the lead. Nothing for a model that a
-    backward pass cannot go through: kernels without one, weights that are not on a device.
+    `score_gradient` is the derivative of the lead with respect to every score. The result is
+    empty if the model has no backward pass (some kernels, or weights that are offloaded).
     """
     if any(weight.is_meta for weight in live.model.parameters()):
         return {}
     answers, leads, gradients = [], [], []
-    every = torch.ones(live.layers, live.heads, dtype=torch.bool)
+    all_heads = torch.ones(live.layers, live.heads, dtype=torch.bool)
 
     def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
         (first, second), tokens = logits[-1].topk(2)
@@ -117,13 +120,13 @@ def _next_tokens(
     for piece in pieces:
         text = Text(piece[None])
         try:
-            value, calls = differentiate(live, text, Number(lead, last=1), every)
+            value, calls = differentiate(live, text, Number(lead, last=1), all_heads)
         except RuntimeError:
             return {}
         leads.append(value)
         slopes = {
-            layer: torch.stack([score_gradient(*of, head)[0] for head in range(live.heads)])
-            for layer, of in calls.items()
+            layer: torch.stack([score_gradient(*call, head)[0] for head in range(live.heads)])
+            for layer, call in calls.items()
         }
         gradients.append(by_layer(slopes, live.layers))
     names, gradient = np.array(answers, dtype=object), _rounded(stack(gradients))
@@ -133,7 +136,7 @@ def _next_tokens(
 def _still(
     x: Float[Tensor, "head position coordinate"], planes: Planes
 ) -> Float[Tensor, "head position coordinate"]:
-    """Queries or keys without their rotation; planes that turn clockwise are mirrored."""
+    """Queries or keys without their rotation; planes that rotate clockwise are mirrored."""
     planes = planes.of_keys(len(x))
     still = unrotate(x.float(), torch.arange(x.shape[1]), planes).cpu()
     before, after = still[..., : planes.offset], still[..., planes.offset + planes.rotary_dim :]
@@ -143,15 +146,15 @@ def _still(
 
 
 def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
-    """Pieces of the text on which heads choose their keys most sharply, the sharpest first.
+    """Pieces of the text on which the heads choose their keys most sharply, sharpest first.
 
-    Of `CANDIDATES` pieces, drawn with the seed and each behind the token that all sequences
-    begin with, those of the most bits: attention against even attention, the first key
-    apart, summed over all heads and averaged over queries.
+    `CANDIDATES` pieces are drawn with the seed. Each begins with the token that all sequences
+    begin with. The pieces with the most bits are chosen: the divergence of the attention from
+    even attention, without the first key, summed over heads and averaged over queries.
     """
     config, text = measurement.live.config, measurement.text
     first = text.ids[:, 0]
-    # Such as BOS, without which models are lost; of one sequence it may be any word.
+    # The common token is BOS or similar. In a single sequence it may be any word.
     alike = len(first) > 1 and bool((first == first[0]).all())
     begins = alike or int(first[0]) == measurement.live.bos
     count = text.real.sum(1)
@@ -160,10 +163,10 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     generator = generator_of(measurement.seed, len(long))
     order = long[torch.randperm(len(long), generator=generator)].tolist()
     pieces = []
-    for sequence in (order * CANDIDATES)[:CANDIDATES]:  # of few sequences several pieces each
-        of_sequence = text.ids[sequence][text.real[sequence].to(text.ids.device)]
-        start = int(torch.randint(len(of_sequence) - length + 1, (), generator=generator))
-        piece = of_sequence[start : start + length].clone()
+    for sequence in (order * CANDIDATES)[:CANDIDATES]:  # few sequences give several pieces
+        ids = text.ids[sequence][text.real[sequence].to(text.ids.device)]
+        start = int(torch.randint(len(ids) - length + 1, (), generator=generator))
+        piece = ids[start : start + length].clone()
         if begins:
             piece[0] = first[0]
         pieces.append(piece)
@@ -172,26 +175,26 @@ def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     def bits(call: AttentionCall) -> Float[Tensor, " piece"]:
         weights = attention_map(call)[..., 1:, 1:].double().cpu()
         keys = torch.arange(1, weights.shape[-1] + 1).double()[:, None]
-        of_rest = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
-        return (weights * (of_rest * keys).clamp(min=1e-30).log2()).sum(-1).mean(-1).sum(-1)
+        conditional = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        return (weights * (conditional * keys).clamp(min=1e-30).log2()).sum(-1).mean(-1).sum(-1)
 
-    of_layers = measurement.live.record_calls(candidates, bits).values()
-    total = sum(of_layers, torch.zeros(len(candidates)).double())
+    by_layer_bits = measurement.live.record_calls(candidates, bits).values()
+    total = sum(by_layer_bits, torch.zeros(len(candidates)).double())
     return list(candidates[total.argsort(descending=True, stable=True)[:COUNT]])
 
 
 def check_excerpts(
     config: PreTrainedConfig, excerpts: Iterable[Tensor]
 ) -> list[Int[Tensor, " position"]]:
-    """Sequences to look into; refused where they are too long or not of the vocabulary."""
+    """Return sequences to look into. Raise `BadArgument` for unknown tokens and long texts."""
     config = config.get_text_config()
     checked = []
     for tokens in excerpts:
         if not 3 <= len(tokens) <= _longest(config):
             raise BadArgument(
-                f"A prompt to look into has 3 to {_longest(config)} tokens in this model.",
+                f"A prompt to look into must have 3 to {_longest(config)} tokens.",
                 seen=f"{len(tokens):,} tokens",
-                means="a profile holds every head's attention",
+                means="a profile has the attention of every head",
                 hint="another prompt, or ropelens.capture for some of the heads",
             )
         text = Text(tokens[None])
@@ -208,7 +211,7 @@ def _longest(config: PreTrainedConfig) -> int:
 def excerpt_variables(
     excerpts: dict[str, np.ndarray], sharp: Float[np.ndarray, "layer head"]
 ) -> dict[str, xr.Variable]:
-    """The variables of excerpts; queries are of the most `sharp` heads, as many as fit."""
+    """Variables of excerpts. Queries are kept for the sharpest heads, as many as fit."""
     query = excerpts["query_still"]
     order = np.argsort(-np.nan_to_num(sharp, nan=-np.inf), axis=None, kind="stable")
     room = max(EXCERPT_NUMBERS, NUMBERS_A_HEAD * sharp.size)

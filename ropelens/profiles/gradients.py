@@ -12,7 +12,7 @@ from torch import Tensor
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.errors import BadArgument
 from ropelens.model import attention_hooks
-from ropelens.model.attention_hooks import Side
+from ropelens.model.attention_hooks import AttentionInput
 from ropelens.model.live_model import LiveModel
 from ropelens.text.text import Text
 
@@ -20,7 +20,7 @@ OfLogits = Callable[[Tensor], Tensor]
 
 
 class Number(NamedTuple):
-    """An answer as a function of the logits [position, token], or of the final `last`."""
+    """An answer as a function of logits [position, token] of the `last` positions (0: all)."""
 
     of: OfLogits
     last: int = 0
@@ -34,21 +34,21 @@ def differentiate(
     *,
     size: float = 1.0,
 ) -> tuple[float, dict[int, tuple[AttentionCall, Tensor]]]:
-    """The answer, and by layer the call and the answer's gradient by what its heads put out.
+    """The answer, and for each layer its call and the gradient with respect to its outputs.
 
-    Scores of `chosen` heads are `size` times what they are.
+    The scores of the `chosen` heads are multiplied by `size`.
     """
     calls: dict[int, AttentionCall] = {}
     outputs: dict[int, Tensor] = {}
 
-    def see(call: AttentionCall) -> None:
+    def keep_call(call: AttentionCall) -> None:
         calls.setdefault(call.layer, call)  # layers run again in the backward pass
 
-    def note(layer: int, output: Tensor, real: Tensor, *, past: int) -> None:
+    def keep_output(layer: int, output: Tensor, real: Tensor, *, past: int) -> None:
         outputs.setdefault(layer, output)
 
     scaled = live.patch(scale_queries(chosen, torch.tensor(size, requires_grad=True)))
-    with live.recomputed(), scaled, live.observe(see), live.silence(note):
+    with live.recomputed(), scaled, live.observe(keep_call), live.silence(keep_output):
         value = value_of(live, text, number)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise BadArgument("answer must give one number that depends on the logits.")
@@ -60,10 +60,10 @@ def differentiate(
 def score_gradient(
     call: AttentionCall, of_output: Float[Tensor, "1 row heads feature"], head: int
 ) -> tuple[Float[Tensor, "row key"], Float[Tensor, "row coordinate"], Tensor]:
-    """The gradient of an answer by every score of a head; its queries with the scale, its keys.
+    """Gradient of an answer with respect to every score of a head, scaled queries, and keys.
 
-    With attention A, outputs o = A v and g the answer's gradient by o, the gradient of a score
-    is A (g . v - g . o).
+    With attention A, outputs o = A v, and the gradient g of the answer with respect to o, the
+    gradient with respect to the scores is A (g . v - g . o).
     """
     call = call.of_heads(torch.tensor([head]))
     attention = attention_map(call)[0, 0]
@@ -82,10 +82,12 @@ def value_of(live: LiveModel, text: Text, number: Number) -> Float[Tensor, "*axi
 
 def scale_queries(
     chosen: Bool[Tensor, "layer head"], size: Float[Tensor, ""]
-) -> attention_hooks.Patch:
+) -> attention_hooks.InputPatch:
     """A patch that multiplies the queries of chosen heads; by 1 it changes no bit."""
 
-    def scale(layer: int, side: Side, x: Tensor, places: range, positions: Tensor) -> Tensor:
+    def scale(
+        layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
+    ) -> Tensor:
         if side != "query":
             return x
         return x * torch.where(chosen[layer], size, 1.0)[:, None, None].to(x)

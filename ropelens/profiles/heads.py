@@ -5,13 +5,8 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from ropelens.budget.labels import (
-    GAINS,
-    Thresholds,
-    attention_budget,
-    describe_wavelengths,
-    label_heads,
-)
+from ropelens.attention.formulas import GAINS, attention_budget, describe_wavelengths
+from ropelens.budget.labels import Thresholds, label_heads
 from ropelens.errors import BadArgument
 from ropelens.profiles.measures import columns
 

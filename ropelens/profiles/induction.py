@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ropelens.attention.block import SampledCall
 from ropelens.attention.call import AttentionCall
+from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import by_layer, sum_attention
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import Measurement
@@ -20,13 +20,13 @@ from ropelens.profiles.passes import Progress, observing, token_losses
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import Rows, generator_of
 
-REPEATED_TOKENS = 64  # random tokens before they are repeated, if the context holds them twice
-REPEATS = 8  # sequences of repeated random tokens that scores are means of
+REPEATED_TOKENS = 64  # random tokens that are repeated, if both copies fit in the context
+REPEATS = 8  # sequences of repeated random tokens that are averaged
 
 
 @dataclass(frozen=True)
 class Task:
-    """So many `tokens` to run; `measure` runs them and gives numbers by their names.
+    """A task of a model: `measure` runs `tokens` tokens and returns named numbers.
 
     `coordinates` label the numbers.
     """
@@ -37,10 +37,10 @@ class Task:
 
 
 def repeated_tokens(measurement: Measurement, length: int) -> Int[Tensor, "trial position"]:
-    """The text's first token, then `length` random tokens, then the same again.
+    """The first token of the text, then `length` random tokens, then the same tokens again.
 
-    Tokens of one sequence differ where the vocabulary allows, so that each has one earlier
-    occurrence (Olsson et al. 2022, arXiv 2209.11895).
+    The random tokens of a sequence differ if the vocabulary is large enough, so that each
+    repeated token has one earlier occurrence (Olsson et al. 2022, arXiv 2209.11895).
     """
     generator, vocabulary = generator_of(measurement.seed), measurement.live.vocabulary
     draws = [torch.randperm(vocabulary, generator=generator) for _ in range(REPEATS)]
@@ -50,12 +50,12 @@ def repeated_tokens(measurement: Measurement, length: int) -> Int[Tensor, "trial
 
 
 def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
-    """Attention on repeated random tokens, mean over rows of the repetition, and their losses.
+    """Task: attention on repeated random tokens, mean over the repeated rows, and their losses.
 
-    `induction` is the prefix-matching score of Olsson et al. 2022 (arXiv 2209.11895); NaN where
-    the mask hides the earlier occurrence. `first_loss` and `repeat_loss` (nats/token) leave out
-    the first token of each time, which nothing announces. As many tokens are repeated as the
-    context holds.
+    `induction` is the prefix-matching score of Olsson et al. 2022 (arXiv 2209.11895). It is NaN
+    if the mask hides the earlier occurrence. `first_loss` and `repeat_loss` (nats/token)
+    exclude the first token of either copy, which cannot be predicted. The copies are 64 tokens
+    long, or fill the context if it is shorter.
     """
     live = measurement.live
     length = max(2, min(REPEATED_TOKENS, (live.context - 1) // 2))
@@ -70,7 +70,8 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
 
         def see(call: AttentionCall) -> None:
             sums = sum_attention(SampledCall(call, rows, planes[call.layer]), by_offset)
-            seen = call.seen_by(second[0]).cpu()[:, torch.arange(length), second[0] - length]
+            seen = call.visibility.at(second[:1]).sees().cpu()
+            seen = seen[:, torch.arange(length), second[0] - length]
             mass[call.layer] = sums["offset_mass"].masked_fill(~seen.any(), torch.nan)
 
         forget_length(live)
@@ -95,7 +96,7 @@ def whole_lengths(tokens: Int[Tensor, "sequence position"]) -> Int[Tensor, " seq
 
 
 def forget_length(live: LiveModel) -> None:
-    """Dynamic RoPE turns as its longest sequence so far made it; a short one undoes that."""
+    """Run one token: dynamic RoPE keeps the frequencies of the longest sequence until then."""
     if live.depends_on_length:
         with live.without_hooks(), torch.no_grad():  # one token cannot be resampled
             live.forward(torch.zeros(1, 1, dtype=torch.long), last=1)

@@ -1,4 +1,4 @@
-"""A measurement: a model, the sequences that it reads, and the rows that are looked at."""
+"""A measurement: a live model, the text that it reads, and the rows that are measured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ropelens.text.tokenize import TextInput
 ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
 
 MASK_ELEMENTS = 2**25
-"""Keys times rows of a chunk: a model makes a mask of both, which takes about 40 bytes each."""
+"""Keys times rows of a chunk. The mask of a model takes about 40 bytes per element."""
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
@@ -37,9 +37,10 @@ _version = cache(version)  # which parses a file
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that run together, the rows looked at, and those that budgets are scored on.
+    """Sequences that run together, the rows that are measured, and the rows of the budget.
 
-    Budgets are `fitted` to other rows, in the batch of a sample.
+    Models of the budget are scored on the rows `scored`. In the batch of a sample they are
+    fitted to the rows `fitted`.
     """
 
     text: Text
@@ -50,7 +51,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Measurement:
-    """`live` reads `text`; `rows` of each sequence, drawn with `seed`, are looked at.
+    """The live model reads the text; `rows` rows of each sequence are drawn with `seed`.
 
     `batch_size` sequences run together; None means as many as memory allows. `across` is the
     share that `attention_across` measured on packed rows.
@@ -92,13 +93,13 @@ class Measurement:
         return cls(live, text, rows, int(seed), batch_size, across)
 
     def check_observation_is_exact(self) -> None:
-        """Try on the longest sequence that looking changes nothing; see `LiveModel`."""
+        """Check on the longest sequence that observation changes no bit; see `LiveModel`."""
         if chunk_of(self.live, self.text.context) is None:
             longest = self.text.part([int(self.text.lengths.argmax())])
             self.live.check_observation_is_exact(longest.ids, longest.hidden)
 
     def batches(self, chosen: Sequence[int] | None = None) -> Iterator[Batch]:
-        """The `chosen` sequences, by default all, batch by batch."""
+        """Yield the `chosen` sequences (default: all) in batches."""
         live, text = self.live, self.text
         size = self.batch_size or sequences_at_once(
             live.model.config,
@@ -108,7 +109,7 @@ class Measurement:
             device=live.device.type,
             free=min(map(free_bytes, devices_of(live.model))),
         )
-        # RoPE that changes with the length must meet the length that planes were measured at.
+        # RoPE that changes with the length needs the length at which planes were measured.
         width = text.context if live.depends_on_length else None
         chosen = range(len(text)) if chosen is None else chosen
         for begin in range(0, len(chosen), size):
@@ -117,7 +118,7 @@ class Measurement:
     def batch(
         self, chosen: Sequence[int], *, width: int | None = None, fitted: tuple[Rows, ...] = ()
     ) -> Batch:
-        """The `chosen` sequences together: as wide as their longest, or of `width` positions.
+        """The `chosen` sequences as one batch, as wide as the longest or `width` positions.
 
         The rows of a sequence do not depend on its batch.
         """
@@ -140,17 +141,17 @@ class Measurement:
 
     @cached_property
     def sample(self) -> Sample:
-        """What the budget's models are fitted to."""
+        """The sequences and rows to which the models of the budget are fitted."""
         return Sample.draw(self.text, seed=self.seed)
 
     @property
     def first_token(self) -> int:
-        """The token that the first sequence begins with, and prompts too."""
+        """First token of the first sequence; prompts begin with it too."""
         return int(self.text.ids[0, 0])
 
     @property
     def prompt_context(self) -> int:
-        """Tokens of a prompt: the trained context, or that of the text where it is shorter."""
+        """Tokens of a prompt: the trained context, or the context of a shorter text."""
         return min(self.live.context, self.text.context)
 
     @property
@@ -177,10 +178,10 @@ class Measurement:
 
 
 def chunk_of(live: LiveModel, context: int) -> int | None:
-    """Tokens that run at a time of sequences of `context` tokens; None: all in one pass.
+    """Tokens of a chunk if sequences have `context` tokens; None if they run in one pass.
 
-    RoPE that changes with the length runs in one pass: a cache keeps keys as they were
-    rotated when the sequence was shorter.
+    RoPE that changes with the length always runs in one pass, because a cache keeps the
+    rotation that its keys had when the sequence was shorter.
     """
     if context <= ONE_PASS or live.depends_on_length or not live.in_chunks:
         return None
@@ -188,7 +189,7 @@ def chunk_of(live: LiveModel, context: int) -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of ropelens and of the libraries that the numbers depend on."""
+    """Versions of ropelens and the libraries on which the numbers depend."""
     names = ("ropelens", "torch", "transformers", "transformer-lens", "numpy", "xarray")
     return {name: _version(name) for name in names}
 
@@ -203,7 +204,7 @@ def sequences_at_once(
     free: int,
     scores: bool = False,
 ) -> int:
-    """Sequences that run together: `TOKENS_PER_BATCH`, or fewer where memory is short.
+    """Sequences that run together: `TOKENS_PER_BATCH` tokens, or fewer if memory is short.
 
     A batch takes at most half of the `free` bytes; see `pass_bytes`.
     """

@@ -87,9 +87,8 @@ def attention_across(live: LiveModel, row: PackedRow) -> float:
     position = torch.linspace(1, count, min(count, ROWS_ACROSS)).long()
 
     def add_share(call: AttentionCall) -> None:
-        query, output = call.query[:, :, position], call.output[:, position]
-        sampled = replace(call, query=query, output=output, visible=call.seen_by(position))
-        others = (attention_map(sampled) * (sequence[position, None] != sequence)).sum(-1)
+        attention = attention_map(call.of_rows(position))
+        others = (attention * (sequence[position, None] != sequence)).sum(-1)
         shares.append(float(others[..., sequence[position] > 0].mean()))
 
     with torch.no_grad(), live.observe(add_share):

@@ -7,6 +7,7 @@ last chunk the cache holds all keys, and each layer has one call of these rows a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,8 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ropelens.attention.block import SampledCall
 from ropelens.attention.call import AttentionCall
+from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import (
     LayerSums,
     SequenceSums,
@@ -28,7 +29,7 @@ from ropelens.attention.sums import (
     sum_attention,
 )
 from ropelens.attention.variables import Statistic
-from ropelens.budget.held_out import FOLD_ROWS, LayerFit, with_found
+from ropelens.budget.held_out import FOLD_ROWS, LayerFit, add_found_sinks
 from ropelens.errors import UnsupportedModel
 from ropelens.model.attention_hooks import Observer
 from ropelens.model.live_model import LiveModel
@@ -67,13 +68,12 @@ def observing(
     tokens: Int[Tensor, "sequence position"],
     rows: Sequence[Rows],
     whole: Observer,
-    part: Callable[[AttentionCall, int], None] = lambda call, first: None,
+    part: Observer = lambda call: None,
 ) -> Iterator[None]:
     """One pass over `tokens`, by `logits_of`, runs in the block.
 
-    `whole` is called with the call of each layer. In chunks, `part` is called with each
-    chunk's queries and keys and the position of its first token, and `whole` with one call of
-    the `rows` and all keys.
+    `whole` is called with the call of each layer. In chunks, `part` is called with the queries
+    and keys of each chunk, and `whole` with one call of the `rows` and all keys.
     """
     context = tokens.shape[1]
     if chunk_of(live, context) is not None:
@@ -86,7 +86,7 @@ def _in_chunks(
     rows: Sequence[Rows],
     context: int,
     whole: Observer,
-    part: Callable[[AttentionCall, int], None],
+    part: Observer,
 ) -> Observer:
     at = torch.cat([each.position.flatten() for each in rows]).unique()
     earlier: dict[int, dict[str, Any]] = {}
@@ -94,23 +94,23 @@ def _in_chunks(
     def see(call: AttentionCall) -> None:
         first, end = call.past, call.key.shape[2]
         here = (at >= first) & (at < end)
-        taken = (at[here] - first).to(call.query.device)
+        taken = at[here] - first
         if first == 0:  # pieces would leave holes between masks that grow
             query, output = call.query, call.output
             earlier[call.layer] = {
                 "query": query.new_empty((*query.shape[:2], len(at), query.shape[3])),
                 "output": output.new_empty((len(output), len(at), *output.shape[2:])),
-                "interval": call.start.new_empty((*call.start.shape[:-1], context)),
+                "visibility": call.visibility.rows(taken[None]),
             }
-        layer = earlier[call.layer]
-        layer["query"][:, :, here] = call.query[:, :, taken]
-        layer["output"][:, here] = call.output[:, taken]
-        layer["interval"][..., first:end] = call.start
+        layer, some = earlier[call.layer], call.of_rows(taken)
+        layer["query"][:, :, here], layer["output"][:, here] = some.query, some.output
+        if first > 0:
+            layer["visibility"] = layer["visibility"].append(some.visibility)
         key, value = call.key[:, :, first:], call.value[:, :, first:]
-        part(replace(call, key=key, value=value, past=0), first)
+        visibility = replace(call.visibility, keys=range(first, end))
+        part(replace(call, key=key, value=value, visibility=visibility))
         if end == context:
-            del earlier[call.layer]
-            whole(replace(call, **layer, past=0, at=at))
+            whole(replace(call, **earlier.pop(call.layer)))
 
     return see
 
@@ -263,36 +263,42 @@ def sum_batch(
     layer.
     """
     text, width = batch.text, batch.text.ids.shape[1]
-    calls = len(live.attending) * -(-width // (chunk_of(live, width) or width))
+    chunk = chunk_of(live, width)
+    calls = len(live.attending) * -(-width // (chunk or width))
     tokens = int(text.real.sum())
     share = tokens // (calls + 1)  # of a call, and of the losses
     over_tokens = [row for row in statistics if row.over == "tokens"]
     layers: dict[int, LayerSums] = {}
     scores: dict[int, Float[Tensor, "group set head score"]] = {}
-    in_chunks: dict[int, SequenceSums] = {}
+    chunk_sums: dict[int, SequenceSums] = {}
+    farthest: Counter[int] = Counter()
 
-    def see_part(call: AttentionCall, first: int) -> None:
-        turning, here = planes[call.layer], slice(first, first + call.key.shape[2])
+    def see_part(call: AttentionCall) -> None:
+        turning, keys = planes[call.layer], call.visibility.keys
+        farthest[call.layer] = max(farthest[call.layer], call.visibility.farthest)
         if over_tokens:
+            here = slice(keys.start, keys.stop)
             of_part = {"sinks": text.sinks[..., here], "tokens": text.ids[:, here]}
-            rows = SampledCall(call, batch.rows, turning, **of_part, first=first)
-            before = in_chunks.setdefault(call.layer, {})
+            rows = SampledCall(call, batch.rows, turning, **of_part)
+            before = chunk_sums.setdefault(call.layer, {})
             for name, x in sum_attention(rows, over_tokens).items():
                 before[name] = before[name] + x if name in before else x
         progress(share)
 
     def see(call: AttentionCall) -> None:
         turning, sinks = planes[call.layer], text.sinks
-        progress(share * (call.at is None))  # else its chunks were counted
+        if chunk is None:  # otherwise its chunks were counted
+            progress(share)
         also(call)
         if fits:
-            sinks = with_found(text.sinks, fits[call.layer].found)
+            sinks = add_found_sinks(text.sinks, fits[call.layer].found_sinks)
             scored = SampledCall(call, batch.scored, turning, sinks=sinks)
             scores[call.layer] = fits[call.layer].score(scored, text, sets)
-        sums = in_chunks.pop(call.layer, {})
+        sums = chunk_sums.pop(call.layer, {})
         rows = SampledCall(call, batch.rows, turning, sinks=sinks, tokens=text.ids)
         sums |= sum_attention(rows, [row for row in statistics if row.name not in sums])
-        layers[call.layer] = LayerSums.of(sums, rows, statistics)
+        far = max(farthest[call.layer], call.visibility.farthest)
+        layers[call.layer] = LayerSums.of(sums, rows, statistics, farthest=far)
 
     rows = (batch.rows, batch.scored, *batch.fitted)
     with observing(live, text.ids, rows, see, see_part):

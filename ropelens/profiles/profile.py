@@ -54,8 +54,8 @@ def profile(
         A transformers model or a TransformerLens `TransformerBridge`. It is not changed.
     text
         A `Text`, token ids [sequence, position], a BatchEncoding, or a string (with
-        `tokenizer`). The rows of a BatchEncoding are split where its `position_ids` begin
-        anew. Its `attention_mask` states which tokens are padding, on either side. Tokens that
+        `tokenizer`). If the `position_ids` of a BatchEncoding begin anew, its rows are split
+        there. The `attention_mask` states which tokens are padding, on either side. Tokens that
         the mask hides inside a sequence are not used as keys, rows or predictions. Intervals
         resample the documents of the text.
     tokenizer
@@ -64,7 +64,7 @@ def profile(
         Short sequences of token ids to look into. By default they are the three pieces of the
         text on which the heads choose their keys most sharply.
     statistics
-        Statistics to measure in addition to those of every profile.
+        Statistics that are added to the profile.
     sinks
         Ids of tokens that are sinks at any position. Position 0, the token that sequences begin
         with, and keys that are found to be sinks are sinks in any case.
@@ -92,8 +92,8 @@ def profile(
 
     Under an edit that makes the heads of a layer rotate differently, each head is measured
     with its own rotation. `head_wavelength` (layer, head, frequency) then gives the wavelengths
-    of each head, and `wavelength` those of the fastest head. If heads that share a key rotate
-    differently, each query head of the layer has its own `kv_head`.
+    of each head, and `wavelength` is the wavelength of the fastest head. If heads that share a
+    key rotate differently, each query head of the layer has its own `kv_head`.
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """

@@ -1,4 +1,4 @@
-"""Running sums become labelled numbers, row by row of the table of variables."""
+"""Running sums become labelled numbers, one row of the table of measures at a time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ropelens.attention.offset_bins import describe_kernel, offset_edges, sum_bins
+from ropelens.attention.formulas import attention_budget, describe_kernel
+from ropelens.attention.offset_bins import offset_edges, sum_bins
 from ropelens.attention.sums import LayerMeans, Sums
 from ropelens.attention.variables import Derived, Statistic, labelled, stack
 from ropelens.budget.held_out import LayerFit
-from ropelens.budget.labels import attention_budget
 from ropelens.budget.logit import SCORES, gains
 from ropelens.profiles.measures import AXES, MEASURES
 from ropelens.rope.planes import Planes
@@ -28,11 +28,12 @@ def summarize(
     *,
     extra: Sequence[Statistic] = (),
 ) -> xr.Dataset:
-    """The profile of `sums`: everything that does not need the model again.
+    """The part of a profile that follows from `sums`, without another run of the model.
 
-    Sums of two halves of a corpus, added, give the profile of the whole. Heads and planes
-    that a layer does not have are NaN, and all of a layer that does not attend. `fits` are the
-    models of the attention budget, `extra` statistics beside those of every profile.
+    The sums of two halves of a text can be added: they give the profile of the whole text.
+    Heads and planes that a layer does not have are NaN, and so are layers without attention.
+    `fits` are the models of the attention budget, and `extra` are statistics in addition to
+    `MEASURES`.
     """
     rows = [row for row in (*MEASURES, *extra) if isinstance(row, Statistic | Derived)]
     statistics = [row for row in rows if isinstance(row, Statistic)]
@@ -45,8 +46,8 @@ def summarize(
     edges, farthest = layers[0].edges.numpy(), [layer.sums.farthest for layer in layers]
     dataset = dataset.assign(labelled({"farthest_offset": np.array(farthest)}, AXES))
     bins = labelled({"offset_start": edges[:-1], "offset_stop": edges[1:]}, AXES)
-    of_planes = plane_coordinates([planes[n] for n in numbers])
-    dataset = dataset.assign_coords(of_planes | bins)
+    coordinates = plane_coordinates([planes[n] for n in numbers])
+    dataset = dataset.assign_coords(coordinates | bins)
     loss, loss_se = sums.loss
     dataset.attrs = {"sequences": sums.sequences, "tokens": sums.tokens}
     dataset.attrs |= {"rows_measured": float(sums.row_weight.sum())}
@@ -55,24 +56,24 @@ def summarize(
     dataset = dataset.assign(_budget(sums, fits)) if fits else dataset
     if len(numbers) == len(planes):
         return dataset
-    every = dataset.assign_coords(layer=numbers)
-    whole = {"farthest_offset": 0}
-    return number_dims(every.reindex(layer=range(len(planes)), fill_value=whole))
+    attending = dataset.assign_coords(layer=numbers)
+    fill = {"farthest_offset": 0}
+    return number_dims(attending.reindex(layer=range(len(planes)), fill_value=fill))
 
 
 def _values(row: Statistic | Derived, layers: Sequence[LayerMeans]) -> np.ndarray:
-    """The values of all layers; of groups of sequences, those that have rows."""
+    """The values of all layers; groups of sequences without rows are left out."""
     dims = row.saved_dims
     if "layer" in dims:
         values = np.moveaxis(stack(map(row.value, layers)), 0, dims.index("layer"))
     else:
         values = row.value(layers[0]).numpy()
-    has_rows = layers[0].whole.row_weight.sum(1).numpy() > 0
+    has_rows = layers[0].total.row_weight.sum(1).numpy() > 0
     return values[has_rows] if dims[0] == "group" else values
 
 
 def number_dims(dataset: xr.Dataset) -> xr.Dataset:
-    """`dataset` with its layers, heads and planes numbered."""
+    """`dataset` with an index for each layer, head, plane and so on."""
     names = {row.name for row in AXES} & set(dataset.sizes)
     numbers = {name: np.arange(dataset.sizes[name]) for name in sorted(names)}
     return dataset.assign_coords(labelled(numbers, AXES))
@@ -81,16 +82,16 @@ def number_dims(dataset: xr.Dataset) -> xr.Dataset:
 def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
     """`inv_freq` (rad/token) and `wavelength` (tokens) of each layer; NaN beyond its planes.
 
-    Where an edit makes heads of a layer differ they are of the head that turns fastest in the
-    plane, beside `head_wavelength` (layer, head, frequency).
+    If an edit makes heads of a layer differ, these are the numbers of the head that rotates
+    fastest in the plane, and `head_wavelength` (layer, head, frequency) has the others.
     """
     fastest = [torch.atleast_2d(layer.term_inv_freq.abs()).amax(0) for layer in planes]
     wavelengths = (2 * math.pi / inv_freq.double() for inv_freq in fastest)
     values = {"inv_freq": stack(fastest), "wavelength": stack(wavelengths)}
     heads = [len(layer.inv_freq) for layer in planes if layer.inv_freq.ndim == 2]
     if heads:
-        each = (layer.wavelength.expand(heads[0], -1) for layer in planes)
-        values["head_wavelength"] = stack(each)
+        expanded = (layer.wavelength.expand(heads[0], -1) for layer in planes)
+        values["head_wavelength"] = stack(expanded)
     return labelled(values, AXES)
 
 
@@ -103,19 +104,21 @@ def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
     bits = bits_of(scores.sum(1))
     rows = scores[0, :, 0, SCORES.index("weight")]
     by_group = gains(scores[:, rows > 0])
-    of_layers, kernels = [fits[layer] for layer in layers], []
-    for layer, fit in zip(layers, of_layers, strict=True):
+    layer_fits, kernels = [fits[layer] for layer in layers], []
+    for layer, fit in zip(layers, layer_fits, strict=True):
         seen_by = sums.layers[layer].offset_weight[0] / sums.row_weight.sum()
         kernel, edges = describe_kernel(fit.kappa, seen_by), offset_edges(len(seen_by))
         in_bins = {"kernel": sum_bins(kernel["kernel"], edges) / edges.diff()}
         kernels.append(kernel | in_bins)
-    drawn = [fit.surrogates for fit in of_layers]
+    drawn = [fit.surrogates for fit in layer_fits]
     values = {
         **{f"{name}_bits": values for name, values in bits.items()},
         **{name: stack(kernel[name] for kernel in kernels) for name in kernels[0]},
         "found_sink": stack(
-            torch.where(fit.found.any(-1), fit.found.int().argmax(-1).double(), torch.nan)
-            for fit in of_layers
+            torch.where(
+                fit.found_sinks.any(-1), fit.found_sinks.int().argmax(-1).double(), torch.nan
+            )
+            for fit in layer_fits
         ),
         "group_scored": rows[rows > 0].numpy(),
         **{f"group_{name}": gain.movedim(0, 1).numpy() for name, gain in by_group.items()},
@@ -125,5 +128,5 @@ def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
 
 
 def bits_of(scores: Float[Tensor, "*head score"]) -> dict[str, Float[np.ndarray, "*head"]]:
-    """The attention budget of each head by the `SCORES` of its models."""
+    """The attention budget of each head, from the `SCORES` of its models."""
     return attention_budget(*(gain.numpy() for gain in gains(scores).values()))

@@ -1,4 +1,4 @@
-"""Tokens by their text, class or the token before, and the attention that they get."""
+"""Sets of tokens by text, class or previous token, and the attention that they receive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.attention.block import Block, SampledCall
+from ropelens.attention.block import Block
+from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import LayerMeans
 from ropelens.attention.variables import Statistic
 from ropelens.errors import BadArgument, public
@@ -24,47 +25,65 @@ CLASSES: dict[str, Callable[[str], bool]] = {
     "digits": lambda text: text.strip().isdigit(),
     "capital": lambda text: text.strip()[:1].isupper(),
 }
-"""Sets of tokens by what their text is; "repeated" is one by the sequence."""
+"""Classes of tokens by their text. The class "repeated" depends on the sequence instead."""
 
 AFTER = "after:"
-NEAR = 8  # tokens to either side among which one of like frequency is looked for
+NEAR = 8  # tokens on either side among which a token of similar frequency is searched
 
 
 @dataclass(frozen=True)
 class Share(Statistic):
-    """Of `of` [..., row, (part, whole, of, one)] summed over rows: part / whole of / one."""
+    """Share of attention on a set of tokens, from four sums over rows.
+
+    The sums are target mass, total mass, target count and reference count. The value is the
+    mass share (target mass / total mass) times target count / reference count.
+    """
 
     def value(self, layer: LayerMeans) -> Tensor:
-        """The variable of one layer; NaN where no row counts."""
-        part, whole, of, one = layer[self.name].unbind(-1)
-        return part / whole * of / one
+        """The variable of one layer; NaN if no row counts."""
+        target, total, count, reference = layer[self.name].unbind(-1)
+        return target / total * count / reference
 
 
 @public
 def attention_on(
     text: TextInput, what: str | Sequence[str], tokenizer: TokenNames | None = None
 ) -> tuple[Statistic, Statistic]:
-    """Attention on tokens where one of them is in sight: a text ("'"), several, or a class.
+    """Two statistics: attention on a set of tokens, and on matched control tokens.
 
-    A token has a text where `tokenizer` decodes it so, without the spaces around it; "*'*" is
-    any that contains it. Classes are "punctuation" (Unicode's categories P alone), "newline",
-    "digits", "capital" (an upper-case letter first) and "repeated" (tokens that their sequence
-    had before, which needs no tokenizer). "after:" before one of these means tokens that follow
-    one, as "after:*'*". A list holds texts alone: ["punctuation"] is that word.
+    Parameters
+    ----------
+    text
+        The text that will be measured; it decides the frequencies of tokens.
+    what
+        A token by its text ("'"), a list of texts, or a class. A token has a text if
+        `tokenizer` decodes it to this text, apart from spaces around it. "*'*" means any token
+        that contains the text. Classes are "punctuation" (only the categories P of Unicode),
+        "newline", "digits", "capital" (an upper-case letter first) and "repeated" (tokens that
+        occurred earlier in their sequence; needs no tokenizer). "after:" in front means the
+        tokens that follow, as in "after:*'*". In a list every item is a text: ["punctuation"]
+        is that word.
+    tokenizer
+        Names the tokens.
 
-    To search for a head like the paper's apostrophe head (Barbero et al. 2024, arXiv
+    Returns
+    -------
+    Two statistics of a profile, over the rows that see a token of the set that is not a sink.
+    `attention_on_NAME` (layer, head), also a column of heads.csv, is the share of the attention
+    outside of sinks that goes to the set. `control_on_NAME` is the share of as many other
+    tokens: for each token of the set, the tokens on either side, within 8 tokens, that are most
+    similar in frequency and place.
+
+    Raises `BadArgument` if a tokenizer is missing, or if the text has no such token.
+
+    Examples
+    --------
+    Search for a head like the apostrophe head of the paper (Barbero et al. 2024, arXiv
     2410.06205, section 6):
 
         apostrophes = rl.attention_on(text, "*'*", tokenizer)
         profile = rl.profile(model, text, statistics=apostrophes)
         rl.classify_heads(profile).nlargest(5, "attention_on_any_apostrophe")
-
-    Returns two statistics of a profile, over the rows that see such a token that is no sink:
-    `attention_on_NAME` (layer, head), the share of the attention outside of sinks that goes to
-    such tokens, which heads.csv has too; and `control_on_NAME`, what as many other tokens get
-    that are as frequent and as far: beside each, the one on either side within 8 tokens that is
-    nearest in frequency and place. Raises `BadArgument` without a tokenizer where one is
-    needed, and where there is no such token.
     """
     tokens = read_text(text, tokenizer=tokenizer).ids
     after = isinstance(what, str) and what.startswith(AFTER)
@@ -99,7 +118,7 @@ def shares_of(
         """Which shown tokens of a batch are such, and the weight of each as a control."""
         given, hidden = of.tokens.contiguous(), of.rows.hidden
         if hidden is not None:
-            given = given.masked_fill(hidden[:, of.places.cpu()].to(given.device), -1)
+            given = given.masked_fill(hidden[:, of.key_position.cpu()].to(given.device), -1)
         if not read or not torch.equal(read[0][0], given):
             on = places_of(given, ids, after=after) & (given >= 0)
             at = torch.searchsorted(kinds.to(given.device), given).clamp(max=len(kinds) - 1)
@@ -108,11 +127,10 @@ def shares_of(
         return read[0][1], read[0][2]
 
     def share(block: Block, *, control: bool) -> Float[Tensor, "batch kv_head group row 4"]:
-        here = slice(block.keys.start, block.keys.stop)
-        on, beside = (x[:, here].to(block.q) for x in places(block.of_call))
+        on, beside = (x[:, block.columns].to(block.q) for x in places(block.sampled))
         apart = block.q.new_ones(*block.q.shape[:3], 1, on.shape[1])
         apart[..., block.sinks] = (block.sink_kind == 0).to(apart)
-        seen = block.seen[:, None, None]
+        seen = block.visible[:, None, None]
         on, beside = (x[:, None, None, None] * apart for x in (on, beside))
         count, others = ((x * seen).sum(-1) for x in (on, beside))
         one, number = (beside, others) if control else (on, count)
@@ -131,7 +149,7 @@ def shares_of(
 def places_of(
     tokens: Int[Tensor, "sequence position"], ids: Int[Tensor, " id"] | None, *, after: bool
 ) -> Bool[Tensor, "sequence position"]:
-    """Where tokens with one of the `ids` are (None: repeated ones), or those `after` them."""
+    """Mark the tokens in `ids` (None: repeated tokens), or the tokens `after` them."""
     on = seen_before(tokens) if ids is None else torch.isin(tokens, ids.to(tokens.device))
     if after:
         on = on.roll(1, 1)
@@ -142,10 +160,11 @@ def places_of(
 def controls(
     on: Bool[Tensor, "sequence position"], log_count: Float[Tensor, "sequence position"]
 ) -> Float[Tensor, "sequence position"]:
-    """How many of the tokens `on` each other token stands beside, half for either side.
+    """Weight of each token as a control: 1/2 for every token in `on` that it is matched with.
 
-    Of the `NEAR` tokens on a side it is the one with the least |log2 of the ratio of their
-    counts| + (tokens between) / `NEAR`. The first token of a sequence is no control.
+    A token in `on` is matched with one token on either side. Among the `NEAR` tokens of a side
+    it is the token with the smallest |log2 of the ratio of their counts| + distance / `NEAR`.
+    The first token of a sequence is never a control.
     """
     weight, at = torch.zeros_like(log_count), torch.arange(on.shape[1], device=on.device)
     for side in (-1, 1):
@@ -166,7 +185,7 @@ def ids_of(
     what: str | Sequence[str],
     tokenizer: TokenNames | None,
 ) -> Int[Tensor, " id"]:
-    """The ids among `tokens` that are texts or of a class: see `attention_on`."""
+    """Ids among `tokens` that have one of the texts, or are in the class `what`."""
     ids = tokens.cpu().unique()
     names = token_names(ids, tokenizer)
     if isinstance(what, str) and what in CLASSES:

@@ -20,11 +20,12 @@ from ropelens.rotation.single_tokens import SingleTokenProbe, probe_single_token
 from ropelens.rotation.stated import stated_inv_freq
 
 COMPARED = table("""
-angle (implementation, layer, frequency, position) rad: turned since position 0
+angle (implementation, layer, frequency, position) rad: rotation since position 0
 difference (layer, frequency, position) rad: angle between the two implementations
-residual (implementation, layer) 1: change with position beside a rotation
-strength_ratio (layer) 1: size of scores, other to one
-score_difference (layer, frequency) 1: between the plane's parts of scores, relative to them
+residual (implementation, layer) 1: change with position that is not a rotation
+strength_ratio (layer) 1: size of scores, other relative to one
+score_difference (layer, frequency) 1: difference of the plane's parts of scores, relative to
+    the scores
 """)
 
 
@@ -92,7 +93,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
         for index, layer_planes in enumerate(planes)
     ]
     why = next(filter(None, reasons), "")
-    alike = f"All planes of {len(planes)} layers turn alike: {_largest(compared)}."
+    alike = f"All planes of {len(planes)} layers rotate alike: {_largest(compared)}."
     return compared.assign_attrs(verdict="different" if why else "same", why=why or alike)
 
 
@@ -140,16 +141,16 @@ def _describe_difference(compared: xr.Dataset, planes: Planes, limit: float) -> 
     residual, ratio = float(layer["residual"].max()), float(layer["strength_ratio"])
     scores = layer["score_difference"].values
     if residual > limit:
-        why = f"something else than the angles of planes changes (residual {residual:.2g})"
+        why = f"more than the angles of planes changes with position (residual {residual:.2g})"
     elif (layer["difference"].values[: len(inv_freq)] > limit + rounding).any():
-        why = f"planes turn otherwise: {_largest(compared)}"
+        why = f"planes rotate differently: {_largest(compared)}"
     elif (scores > limit).any():
         why = (
-            f"planes turn alike, but plane {np.nanargmax(scores)} adds something else to the "
-            "scores, as where rows of q and k are in another order"
+            f"planes rotate alike, but plane {np.nanargmax(scores)} has another part in the "
+            "scores, for example because rows of q and k are in another order"
         )
     elif not abs(ratio - 1) <= limit:
-        why = f"planes turn alike, but scores are {ratio:.4g} times as large"
+        why = f"planes rotate alike, but scores are {ratio:.4g} times as large"
     else:
         return ""
     return f"Layer {int(layer['layer'])}: {why}."
@@ -159,8 +160,8 @@ def _largest(compared: xr.Dataset) -> str:
     """The largest difference in words."""
     difference = compared["difference"].isel(position=slice(None, None, -1)).fillna(-1)
     if not difference.size:
-        return "no plane turns"
-    index = difference.argmax(...)  # among equal differences the farthest position
+        return "no plane rotates"
+    index = difference.argmax(...)  # the farthest position if several are equal
     largest = difference.isel(index)
     return (
         f"the largest difference is {float(largest):.2g} rad (layer {int(largest['layer'])}, "

@@ -40,7 +40,7 @@ def warn_of_configuration(live: LiveModel, layers: Sequence[Stated]) -> None:
         if stated is not None and inv_freq is not None:
             difference = _difference(stated.double(), inv_freq, planes.rotary_dim)
             if difference and not any(difference in earlier for earlier in messages):
-                messages.append(f"layer {layer}: {difference}; what is measured is the model.")
+                messages.append(f"layer {layer}: {difference}; ropelens measures the model.")
     for message in messages:
         warnings.warn(f"{live.class_name}, {message}", stacklevel=2)
 
@@ -53,20 +53,22 @@ def _unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
         facts = written | written.get("text_config", {}) | facts
     bases = {None, *(part.get("rope_theta") for part in rope_parameters(config))}
     unused = [
-        f"{name} {facts[name]:g}, beside another in rope_parameters"
+        f"{name} {facts[name]:g}, unlike the base in rope_parameters"
         for name in ("rope_theta", "rotary_emb_base")
         if facts.get(name) not in bases
     ]
     rotating = {planes.rotary_dim: planes.head_dim for planes in layers if planes.rotary_dim}
     for name, unit in (("rotary_dim", 1), ("rotary_pct", max(rotating.values(), default=0))):
         if rotating and facts.get(name) is not None and int(facts[name] * unit) not in rotating:
-            unused.append(f"{name} {facts[name]}, where {max(rotating)} coordinates turn")
+            unused.append(f"{name} {facts[name]}, but {max(rotating)} coordinates rotate")
     if facts.get("rope_interleave") and not hasattr(type(config), "rope_interleave"):
         unused.append("rope_interleave, a key of other families")
     rotates = zip(facts.get("no_rope_layers") or (), layers, strict=False)
     if any(not configured and planes.rotary_dim for configured, planes in rotates):
-        unused.append("no_rope_layers, where these layers turn")
-    return [f"the configuration sets what the model does not read: {key}" for key in unused]
+        unused.append("no_rope_layers, but these layers rotate")
+    return [
+        f"the configuration has a key that the model does not read: {key}" for key in unused
+    ]
 
 
 def configured_inv_freqs(
@@ -113,9 +115,9 @@ def _difference(
     if error[worst] <= 1e-6:  # rounding in float32
         return ""
     rounded = error[worst] <= 4e-3  # rounding in half precision
-    cause = "rounded to half precision" if rounded else "not those of its configuration"
+    cause = "are rounded to half precision" if rounded else "differ from its configuration"
     return (
-        f"the frequencies are {cause}: plane {worst} turns by {float(stated[worst]):.6g} "
+        f"the frequencies {cause}: plane {worst} rotates by {float(stated[worst]):.6g} "
         f"rad/token, the configuration asks for {float(configured[worst]):.6g}"
     )
 

@@ -23,13 +23,13 @@ from ropelens.rotation.probe import RotationProbe
 ROTATION = table("""
 inv_freq (layer, frequency) rad/token: angular frequency, measured
 inv_freq_stated (layer, frequency) rad/token: angular frequency that the model states
-inv_freq_configured (layer, frequency) rad/token: angular frequency that it is configured for
-query_scale (layer, position) 1: length of queries, against position 0
+inv_freq_configured (layer, frequency) rad/token: angular frequency of the configuration
+query_scale (layer, position) 1: length of queries, relative to position 0
 wavelength (layer, frequency) token: tokens per turn
-residual (layer) 1: change with position beside a rotation
+residual (layer) 1: change with position that is not a rotation
 rotary_dim (layer) 1: coordinates of a head that rotate
 pairing (layer): which coordinates share a plane
-layer_type (layer): what the configuration calls the layer
+layer_type (layer): type of the layer in the configuration
 """)
 
 
@@ -37,21 +37,21 @@ layer_type (layer): what the configuration calls the layer
 def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset:
     """The rotation of every layer of `model`, measured from one forward pass.
 
-    A sequence of one token has the same hidden state at every position. Its queries and keys
-    at positions 0, 1, 2, 4, 8, ... therefore differ only by their rotation. RoPE that changes
+    A sequence of one token has the same hidden state at every position. At positions 0, 1, 2,
+    4, 8, ..., queries and keys therefore differ only by their rotation. RoPE that changes
     with the length (dynamic, longrope) is measured at `context` tokens; None means within the
     trained context. Under `edit_rope`, the edited rotation is returned.
 
     Returns a dataset over `layer` and `frequency`. Coordinates that RoPE does not rotate are
     the last frequency, with inv_freq 0. Layers that do not attend are NaN.
 
-    - `inv_freq`: rad/token, measured; negative in planes that turn against the others.
+    - `inv_freq`: rad/token, measured; negative in planes that rotate backward.
     - `wavelength`: tokens; infinite in planes that do not rotate.
     - `inv_freq_stated`, `inv_freq_configured`: rad/token, from the buffer of the model and
       from its configuration; NaN if unknown.
     - `residual`: change of a plane's length between positions, relative to the mean length.
     - `pairing`: "half", "interleaved" or "none".
-    - `rotary_dim`: number of coordinates in planes. `layer_type`: its name in the config.
+    - `rotary_dim`: number of coordinates in planes. `layer_type`: type in the config.
     - `query_scale`, over `position`: factor by which queries are longer than at position 0
       (Ministral 3, Llama 4).
 
@@ -103,7 +103,7 @@ def observe(
     """Call `function(call, planes)` for every attention call of `model` in the block.
 
     `call` (`AttentionCall`) has the layer, the queries [batch, head, position, coordinate] and
-    keys after their rotation, the values, the scale, and the keys that each row sees. Its
+    keys after their rotation, the values, the scale, and the keys that each row sees. The
     tensors belong to the model: clone them before you keep or change them. `planes` (`Planes`)
     is the rotation of the layer, as `measure_rope` measures it. With a key-value cache, a call
     has only the new rows, and all keys (`call.past`). The output of the model keeps every bit.
@@ -112,8 +112,8 @@ def observe(
     layer differ, `planes.inv_freq` has a row and `call.key` a head for each query head. Under
     `silence_heads`, `call.output` is the output before heads are silenced.
 
-    Raises the same errors as `measure_rope`. Raises `UnsupportedModel`, when the model runs,
-    for a cache longer than the trained length if RoPE changes with the length.
+    Raises the same errors as `measure_rope`. If RoPE changes with the length, a run with a
+    cache longer than the trained length raises `UnsupportedModel`.
     """
     live = as_live_model(model)
     probe = RotationProbe(live)

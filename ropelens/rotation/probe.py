@@ -27,8 +27,8 @@ from ropelens.rotation.stated import match_stated, stated_inv_freq
 class LayerRotation:
     """Rotation of one layer: as `measured`, as `stated` by the model, and the `planes` to use.
 
-    `planes` has the stated frequencies, exact to the bit. If the model states none, it has the
-    measured ones. `query_scale` is the factor on queries at each position.
+    `planes` has the stated frequencies, exact to the bit, or the measured frequencies if the
+    model states none. `query_scale` is the factor on queries at each position.
     """
 
     measured: MeasuredRotation
@@ -143,9 +143,9 @@ class RotationProbe:
 def edited_planes(
     edit: AttentionEdit | None, layer: int, planes: Planes, *, length: int
 ) -> Planes:
-    """Planes of a layer in a call of `length` tokens, with a row per head if heads differ.
+    """`planes` of a layer under an edit in a call of `length` tokens.
 
-    `planes` are those of the layer without the edit.
+    The planes have a row for each head if heads differ.
     """
     if edit is None:
         return planes

@@ -83,7 +83,7 @@ def find_axes(
 ) -> dict[int, Int[Tensor, " frequency"]]:
     """Index of the position axis that rotates each plane, by layer (M-RoPE).
 
-    A token of M-RoPE has three positions. Each axis is tried while the other two stay at 0.
+    A token of M-RoPE has three positions. The probe moves a token along one axis at a time.
     """
     rotated: dict[int, list[Tensor]] = {}
     for axis in range(3):

@@ -48,8 +48,8 @@ def match_stated(
 
     `longest` is the largest position of the measurement. A layer that does not rotate while
     its model states frequencies is a NoPE layer (SmolLM3). If the stated frequencies are all
-    0, the layer has planes of frequency 0. Raises `UnsupportedModel` if the model states
-    frequencies and the measured rotation matches none of them.
+    0, the layer has planes of frequency 0. Raises `UnsupportedModel` if the measured rotation
+    does not match any frequencies that the model states.
     """
     planes = rotation.planes
     if planes.pairing == "none":
@@ -67,7 +67,7 @@ def match_stated(
         raise UnsupportedModel(
             f"{class_name} does not rotate as it states.",
             seen=f"layer {layer}: {len(planes.inv_freq)} planes, the fastest at "
-            f"{planes.inv_freq[0]:.6g} rad/token; its inv_freq holds "
+            f"{planes.inv_freq[0]:.6g} rad/token; the buffer inv_freq has "
             f"{len(candidates[0])}, the fastest at {candidates[0][0]:.6g}",
         )
     return rotation, None, replace(planes, inv_freq=planes.inv_freq.nan_to_num(0))
@@ -76,7 +76,7 @@ def match_stated(
 def _whole_turns(
     rotation: MeasuredRotation, stated: Float[Tensor, " stated"], longest: int, noise: float
 ) -> Float[Tensor, " frequency"] | None:
-    """Whole turns per token by which stated frequencies differ from the measured ones.
+    """Whole turns per token by which stated and measured frequencies differ.
 
     Positions are integers, so that a whole turn per token is not visible. Return None if the
     rest of a difference exceeds the resolution of the measurement. A plane without a visible

@@ -1,8 +1,8 @@
-"""RoPE variants in transformers: its table of rope types, and configurations.
+"""RoPE variants in transformers: the table of rope types, and configurations.
 
 `import ropelens` arranges that `register` runs as soon as transformers is imported, so that
 transformers builds and loads models with the rope types that only ropelens knows. Therefore
-this file imports nothing that imports transformers.
+this file must not import transformers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rows of the attention matrix are measured: all, or an unbiased sample."""
+"""Rows of the attention matrix that are measured: all rows, or an unbiased sample."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from ropelens.errors import Positive
 
-ALL_ROWS = 2048  # longest sequences, in tokens, of which "auto" means all rows
-SAMPLED_ROWS = 512  # rows of each longer sequence that "auto" means
+ALL_ROWS = 2048  # longest context, in tokens, for which "auto" means all rows
+SAMPLED_ROWS = 512  # rows of each sequence that "auto" means for a longer context
 
 HowMany = Positive | Literal["auto", "all"]
-"""Rows of each sequence that are measured: a number, all, or as the context allows."""
+"""Rows of each sequence that are measured: a number, all, or a number set by the context."""
 
 
 def rows_for(rows: HowMany, context: int) -> int | Literal["all"]:
-    """`rows` for sequences of `context` tokens: "auto" is all, or a sample of long ones."""
+    """Rows per sequence of `context` tokens; "auto" means all, or 512 of a long context."""
     if rows != "auto":
         return rows
     return "all" if context <= ALL_ROWS else SAMPLED_ROWS
@@ -29,13 +29,12 @@ def rows_for(rows: HowMany, context: int) -> int | Literal["all"]:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a batch of sequences that statistics are taken over.
+    """Rows of a batch of sequences over which statistics are summed.
 
-    `position[b, r]` ascends along r; `weight[b, r]` is the number of rows of the sequence that
-    this one stands for, 0 where it only fills the table. `dense` rows are 1, 2, 3, ... for
-    every sequence. `length[b]` counts the tokens that are not padding; `hidden` marks those of
-    them that a mask hides, where there are any. Position 0, which has no choice, is never among
-    the rows.
+    `position[b, r]` increases with r. `weight[b, r]` is the number of rows of the sequence that
+    row r represents; rows that only fill the table have weight 0. `dense` rows are 1, 2, 3, ...
+    in every sequence. `length[b]` counts the tokens without padding, and `hidden` marks the
+    tokens that a mask hides. Position 0 is never a row, because it has no choice of keys.
     """
 
     position: Int[Tensor, "batch row"]
@@ -45,14 +44,14 @@ class Rows:
     hidden: Bool[Tensor, "batch token"] | None = None
 
     def zero_hidden(self, hidden: Bool[Tensor, "batch token"] | None) -> Rows:
-        """These rows; those of the tokens that are `hidden` have no weight."""
+        """The same rows, with weight 0 for the rows of `hidden` tokens."""
         if hidden is None:
             return self
         weight = self.weight.masked_fill(hidden.gather(1, self.position), 0)
         return replace(self, weight=weight, hidden=hidden)
 
     def every_other(self, first: int) -> Rows:
-        """Every other row of each sequence; if their number is odd, one without weight more."""
+        """Every second row of each sequence; an odd number gets a last row of weight 0."""
         even = self.position.shape[1] // 2 * 2
         position = torch.cat([self.position, self.position[:, even:]], dim=1)
         weight = torch.cat([self.weight, 0 * self.weight[:, even:]], dim=1)
@@ -66,7 +65,7 @@ class Rows:
 
 
 def all_rows(length: Int[Tensor, " batch"]) -> Rows:
-    """Every row but the first of each sequence."""
+    """All rows of each sequence except the first."""
     position = torch.arange(1, max(int(length.max()), 2)).expand(len(length), -1)
     weight = (position < length[:, None]).float()
     return Rows(position, weight, length, dense=True)
@@ -75,12 +74,11 @@ def all_rows(length: Int[Tensor, " batch"]) -> Rows:
 def sample_rows(
     length: Int[Tensor, " batch"], *, count: int, seed: int, numbers: Sequence[int] = ()
 ) -> Rows:
-    """`count` rows of each sequence, one drawn from each of `count` equal stretches.
+    """Draw `count` rows of each sequence, one from each of `count` equal stretches.
 
-    Each row stands for the rows of its stretch, so weighted sums have the expectation of the
-    sums over all rows, whatever the lengths. Of a sequence with at most `count` rows all are
-    taken. A draw depends on `seed` and on the sequence's number, not on the batch: by default
-    sequences are numbered from 0.
+    A row represents the rows of its stretch, so weighted sums are unbiased for all lengths. If
+    a sequence has at most `count` rows, all are used. A draw depends on `seed` and on the
+    number of the sequence (by default its index), not on the batch.
     """
     count = min(count, max(1, int(length.max()) - 1))
     draws = torch.empty(len(length), count)
@@ -98,9 +96,9 @@ def sample_rows(
 
 
 def generator_of(seed: int, *key: int) -> torch.Generator:
-    """torch's generator for a seed, or for a seed and a `key` such as a sequence's number.
+    """Random generator for a seed, or for a seed and a `key` (the number of a sequence).
 
-    torch takes 32 bits of a seed, so seed and key are mixed into these.
+    torch uses 32 bits of a seed, so seed and key are mixed into 32 bits.
     """
     if not key:
         return torch.Generator().manual_seed(int(seed) % 2**63)

@@ -108,7 +108,7 @@ def test_mistakes_show_before_a_model_is_looked_for(
 
 
 def test_a_prompt_has_something_to_look_into(checkpoint: Path) -> None:
-    with pytest.raises(rl.BadArgument, match="A prompt to look into has 3 to 256 tokens"):
+    with pytest.raises(rl.BadArgument, match="A prompt to look into must have 3 to 256 tokens"):
         rl.analyze(checkpoint, WORDS, rl.Options(prompts=[WORDS, ""]))
 
 

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.attention import fast_products
-from ropelens.attention.sums import attention_change
+from ropelens.attention.attention_change import attention_change
+from ropelens.attention.visibility import Visibility
 from ropelens.interventions.edit import Edit
 from ropelens.text.rows import all_rows
 
@@ -95,7 +96,10 @@ def test_rows_that_see_other_keys_afterwards_have_no_divergence():
     x = torch.randn(1, 2, 6, 4, generator=torch.manual_seed(0))
     mask = torch.rand(1, 6, 6, generator=torch.manual_seed(1)) < 0.5
     seen, other = (mask | torch.eye(6).bool(), mask | torch.ones(6, 6).tril().bool())
-    before, after = (replace(call_of(x, x), interval=None, visible=m) for m in (seen, other))
+    before, after = (
+        replace(call_of(x, x), visibility=Visibility.from_mask(mask, range(6)))
+        for mask in (seen, other)
+    )
     rows = all_rows(torch.tensor([6]))
     every = torch.ones(1, 1, 6, dtype=torch.bool)
     assert attention_change(before, after, rows, every).isnan().all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from observed import normal
 from torch import Tensor
 
 from ropelens.attention import fast_products
-from ropelens.attention.block import SampledCall
 from ropelens.attention.call import AttentionCall
+from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import sum_attention
+from ropelens.attention.visibility import Visibility
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.text.rows import all_rows, sample_rows
@@ -89,11 +91,12 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
     sinks = torch.randint(0, 9, (batch, shared, context), generator=generator)
     sinks = sinks * (sinks <= 3)
     sinks[..., 0] = draw(st.integers(0, 1))
-    start, mask = (torch.arange(context) - window + 1).clamp_min(0), None
+    visibility = Visibility.causal(range(context), window=window)
     if draw(st.booleans()):
-        start, mask = None, torch.rand(batch, context, context, generator=generator) < 0.4
+        mask = torch.rand(batch, context, context, generator=generator) < 0.4
         mask |= torch.eye(context).bool().roll(draw(st.integers(-1, 1)), 0)
         mask &= torch.ones(context, context).tril(draw(st.sampled_from([1, context]))).bool()
+        visibility = replace(visibility, mask=mask)
     call = AttentionCall(
         layer=0,
         query=q,
@@ -103,8 +106,7 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
         scale=sharpness / math.sqrt(planes.head_dim),
         softcap=draw(st.sampled_from([None, 2.0])),
         sink_logits=draw(st.sampled_from([None, normal(kv_heads * group, seed=seed)])),
-        interval=start,
-        visible=mask,
+        visibility=visibility,
     )
     return call, planes, lengths.clamp(max=context), sinks
 
@@ -120,7 +122,7 @@ def brute_force(
     """Sums over `rows` (position, weight) of one head, one row and one key at a time."""
     kv_head = head // (call.query.shape[1] // call.key.shape[1])
     q, k = call.query[sequence, head], call.key[sequence, kv_head]
-    seen = call.seen_by(torch.arange(len(q)))
+    seen = call.visibility.sees()
     seen = seen[min(sequence, len(seen) - 1)]
 
     def squashed(x: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from oracles.tiny import random_tokens, tiny
 from torch import Tensor
 
 import ropelens as rl
-from ropelens.attention.block import SampledCall
 from ropelens.attention.call import AttentionCall, attention_map
-from ropelens.budget.held_out import find_sinks, with_found
+from ropelens.attention.sampled_call import SampledCall
+from ropelens.budget.held_out import add_found_sinks, find_sinks
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import Rows, all_rows, sample_rows
 from ropelens.text.text import known_sinks
@@ -92,7 +92,7 @@ def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
     seen = found_in(call, rows, known)
     assert seen.any() == found
     assert bool(seen[1, key]) == found
-    table = with_found(known, seen)
+    table = add_found_sinks(known, seen)
     assert table.shape[1] == (2 if found else 1)
     if found:
         assert table[:, 1, key].tolist() == [3, 3, 3]
@@ -135,7 +135,7 @@ def test_sinks_are_found_by_the_rows_behind_them_by_brute_force():
                     for i, w in zip(
                         rows.position[b].tolist(), rows.weight[b].tolist(), strict=True
                     )
-                    if w and i > j >= int(call.start[i])
+                    if w and i > j >= int(call.visibility.first[0, i])
                 ]
                 count[j] += len(behind)
                 if behind:

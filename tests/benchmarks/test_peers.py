@@ -1,4 +1,4 @@
-"""The comparison with other libraries runs, and says what could not."""
+"""The comparison with other libraries runs, and its sums are the sums of a profile."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def test_dense_sums_are_those_of_a_profile() -> None:
     compared = set(layers[0]) & set(profile)
     assert compared == set(layers[0]) - {"entropy", "information"}
     for name in compared:
-        found = torch.stack([layer[name] for layer in layers]).numpy()
-        wanted = profile[name].values[..., : found.shape[-1]]
-        np.testing.assert_allclose(found, wanted, atol=2e-6, err_msg=name)
+        dense_sum = torch.stack([layer[name] for layer in layers]).numpy()
+        wanted = profile[name].values[..., : dense_sum.shape[-1]]
+        np.testing.assert_allclose(dense_sum, wanted, atol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("way", ["plain forward", "ropelens, all rows", "ropelens, 512 rows"])
 def test_a_way_has_a_time_and_a_memory(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama(vocab_size=32000).eval().requires_grad_(False)
     monkeypatch.setattr(cost, "random_llama", lambda: model)
-    found = peers.cost_of(way, 16)
-    assert found["seconds"] > 0
-    assert found["peak_mib"] >= 0
+    measured = peers.cost_of(way, 16)
+    assert measured["seconds"] > 0
+    assert measured["peak_mib"] >= 0

@@ -14,10 +14,10 @@ from oracles.handmade import call_of
 from oracles.tiny import not_as_configured, random_tokens, tiny
 
 import ropelens as rl
-from ropelens.attention.block import SampledCall
+from ropelens.attention.formulas import GAINS, attention_budget
 from ropelens.attention.offset_bins import offset_edges, sum_bins
+from ropelens.attention.sampled_call import SampledCall
 from ropelens.budget.held_out import FOLD_ROWS, Sample, scored_rows
-from ropelens.budget.labels import GAINS, attention_budget
 from ropelens.budget.logit import gains
 from ropelens.budget.offsets import OffsetRows
 from ropelens.errors import BadArgument
@@ -70,7 +70,7 @@ def test_what_offsets_and_sinks_say_of_rows_by_brute_force(
     call = call_of(*torch.zeros(2, 2, 2, context, 2), window=window)
     rows_of_call = SampledCall(call, rows, Planes(torch.zeros(1), 2, "half"), sinks=sinks)
     table = OffsetRows.of(rows_of_call).of_heads(torch.arange(2))
-    total, masses, curvature = table.expect(weights)
+    total, masses, curvature = table.log_z_and_moments(weights)
     expected, squares, norm = weights * 0, weights * 0, torch.zeros(2).double()
     for head in range(2):
         each = [(b, int(i)) for b, own in enumerate(rows.position) for i in own]

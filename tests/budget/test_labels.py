@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ropelens.attention.offset_bins import SEEN_BY, describe_kernel
-from ropelens.budget.labels import LABELS, describe_wavelengths, label_heads
+from ropelens.attention.formulas import SEEN_BY, describe_kernel, describe_wavelengths
+from ropelens.budget.labels import LABELS, label_heads
 
 RULES = [  # total, sink, position, content -> label
     ((0.0999, 0.0, 0.0999, 0.0), "diffuse"),

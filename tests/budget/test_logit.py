@@ -12,20 +12,21 @@ from oracles.logit import HeadRows, gain, head_rows, information
 from oracles.recording import attention_calls
 from oracles.tiny import random_tokens, rotations, tiny
 
-from ropelens.attention.block import SampledCall
+from ropelens.attention.block import blocks_of
 from ropelens.attention.call import attention_map
+from ropelens.attention.sampled_call import SampledCall
 from ropelens.budget.logit import (
     RIDGE,
     SCORES,
     covariance,
-    fit,
+    fit_models,
     gains,
     log_weights,
     normalize_weights,
-    score,
-    sums,
+    score_models,
+    sufficient_statistics,
 )
-from ropelens.budget.offsets import split
+from ropelens.budget.offsets import split_weights
 from ropelens.text.rows import all_rows
 
 ALLOWED = 0.002
@@ -44,7 +45,7 @@ def test_gains_are_scipys_on_tiny_models(name: str):
     for layer, head in ((0, 3), (len(ours) - 1, 1)):
         call, planes = ours[layer]
         rows = SampledCall(call, all_rows(torch.full((2,), 40)), planes)
-        scores = score(rows, fit(rows)).sum((0, 1))[head]
+        scores = score_models(rows, fit_models(rows)).sum((0, 1))[head]
         gain_of = {key: float(values) for key, values in gains(scores).items()}
         calls, is_sink = (of_sequence[layer] for of_sequence in recorded), np.arange(40) == 0
         parts = (head_rows(one, turning[layer], head=head, sinks=is_sink) for one in calls)
@@ -71,14 +72,14 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     sinks = torch.randint(0, 9, (3, 4, 30), generator=torch.Generator().manual_seed(0))
     sinks = sinks * (sinks <= 3)
     rows = SampledCall(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
-    weights = fit(rows)
+    weights = fit_models(rows)
     attention, offset = (
         attention_map(call).double(),
         torch.arange(30)[:, None] - torch.arange(30),
     )
-    offset, scores = offset.clamp(min=0), score(rows, weights)[:, 0]
+    offset, scores = offset.clamp(min=0), score_models(rows, weights)[:, 0]
     for name, model in zip(("sink", "position"), weights, strict=False):
-        _, sigma, kappa, tau = split(model, planes.terms, 30)
+        _, sigma, kappa, tau = split_weights(model, planes.terms, 30)
         assert (sigma.diff(dim=-1).abs() > 0.05).any(0).all()
         sigma = torch.nn.functional.pad(sigma, (1, 0)).expand(3, -1, -1).gather(-1, sinks)
         at_sinks = (sigma[:, :, None] + tau[:, offset]) * (sinks > 0)[:, :, None]
@@ -87,8 +88,10 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         true = (attention * log_p)[:, :, 1:].sum((2, 3))
         found = scores[..., SCORES.index(name)]
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
-    blocks = rows.blocks(slice(0, 2))
-    masses = sum(sums(block, block.attention) for block in blocks).flatten(0, 1)
+    blocks = blocks_of(rows, slice(0, 2))
+    masses = sum(sufficient_statistics(block, block.attention) for block in blocks).flatten(
+        0, 1
+    )
     parts = masses[:, planes.terms + 3 :].split((30, 64) * 2, dim=1)
     of = attention[:, :, 1:], (attention * (sinks > 0)[:, :, None])[:, :, 1:]
     for found, mass in zip(parts, (*of, *(x.square() for x in of)), strict=True):
@@ -105,8 +108,8 @@ def test_a_few_keys_of_each_row_show_how_the_likelihood_curves(name: str):
     first, heads = planes.terms + 3, slice(0, rows.k.shape[1])
     weights = torch.zeros(*rows.row_q.shape[1:3], first).double()
     weights[..., : planes.terms] = 0.7
-    drawn, true = covariance(list(rows.blocks(heads)), weights), torch.zeros(())
-    for block in rows.blocks(heads):
+    drawn, true = covariance(list(blocks_of(rows, heads)), weights), torch.zeros(())
+    for block in blocks_of(rows, heads):
         log_p = log_weights(block, weights).clone()
         products = block.q_still[..., None, :] * block.k_still[:, :, None, None]
         values = block.planes.sum_coordinates(call.scale * products)

@@ -17,20 +17,21 @@ from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from ropelens.attention import offset_bins
-from ropelens.attention.block import SampledCall
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.offset_bins import offset_edges, sampled_offsets
+from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import sum_attention
-from ropelens.budget.logit import SCORES, fit, normalize_weights, score
+from ropelens.attention.visibility import Visibility
+from ropelens.budget.logit import SCORES, fit_models, normalize_weights, score_models
 from ropelens.budget.offsets import OffsetRows, fit_offsets
-from ropelens.budget.surrogates import _attend, _orders, draw_surrogates
-from ropelens.claims.arrays import head_arrays
+from ropelens.budget.surrogates import _attend_by_draw, _orders, draw_surrogates
+from ropelens.claims.arrays import wavelength_arrays
 from ropelens.claims.heads import judge_wavelengths
 from ropelens.claims.numbers import correlations, rank_correlation
 from ropelens.claims.verdict import null_bounds
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.rope.turn import Side, turn
+from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.text.rows import all_rows, sample_rows
 from ropelens.text.text import known_sinks
 
@@ -54,15 +55,18 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str, changes
         group = call.query.shape[1] // call.key.shape[1]
         for draw, order in enumerate(orders):
             frequency = planes.inv_freq.float()[order]
-            sides = [
-                Side(f, torch.ones_like(f))
+            targets = [
+                TargetRotation(f, torch.ones_like(f))
                 for f in (frequency.repeat_interleave(group, 0), frequency)
             ]
-            at = torch.arange(40)[None]
-            q, k = turn(call.query, at, planes, sides[0]), turn(call.key, at, planes, sides[1])
+            positions, parts = torch.arange(40)[None], (call.query, call.key)
+            q, k = (
+                rotate_to(x, positions, planes, target)
+                for x, target in zip(parts, targets, strict=True)
+            )
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
             of_turned = SampledCall(turned, rows, planes, sinks=sinks)
-            scores = score(of_turned, fit(of_turned)).sum((0, 1))
+            scores = score_models(of_turned, fit_models(of_turned)).sum((0, 1))
             nats = dict(zip(SCORES, scores.unbind(-1), strict=True))
             fraction = (nats["position"] - nats["sink"]) / (nats["information"] - nats["sink"])
             own = {name: numbers[draw] for name, numbers in ours.items()}
@@ -81,7 +85,8 @@ def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
     q[:, 1, :, 7], q[:, 2] = 12.0, torch.randn(50, 8) * 4
     k = torch.randn(1, 3, 50, 8)
     k[:, 1], k[:, 1, 0, 7] = 0, 1
-    call = AttentionCall(0, q, k, k, q.transpose(1, 2), 1.0, None, None, torch.zeros(50).long())
+    causal = Visibility.causal(range(50))
+    call = AttentionCall(0, q, k, k, q.transpose(1, 2), 1.0, None, None, causal)
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 0.001]), 8, "half")
     sinks = known_sinks(torch.ones(1, 50, dtype=torch.long), bos=None)
     rows = sample_rows(torch.tensor([50]), count=40, seed=0)
@@ -125,9 +130,11 @@ def test_where_keys_are_alike_attention_is_that_of_the_model_of_sinks():
     offset, size = sampled_offsets(context, generator=torch.Generator().manual_seed(0))
     table = OffsetRows.of(rows, (offset, size))
     wave = torch.tensor([1.0, 0.0]).repeat(len(offset), 1, 2)
-    masses, information, push = _attend(rows, table, 0, offset, size, torch.zeros(1, 2), wave)
+    masses, information, push = _attend_by_draw(
+        rows, table, 0, offset, size, torch.zeros(1, 2), wave
+    )
     weights = pad(sigma.double(), (0, masses.shape[1] - 3))[None]
-    log_norm, expected, _ = table.expect(weights)
+    log_norm, expected, _ = table.log_z_and_moments(weights)
     assert_close(masses.double(), expected, rtol=1e-4, atol=1e-6)
     nats = (expected * weights).sum(-1) - log_norm + table.count.double().log() @ table.weight
     assert_close(information.double(), nats, rtol=1e-4, atol=1e-5)
@@ -143,7 +150,7 @@ def test_a_sharp_head_is_fitted_in_single_precision():
     table = OffsetRows.of(rows)
     weights = torch.zeros(1, 3 + 300 + len(offset_edges(300)) - 1).double()
     weights[0, 3 + 5] = 12
-    masses = table.expect(weights)[1].float()
+    masses = table.log_z_and_moments(weights)[1].float()
     table = replace(table, weight=table.weight.float(), within=table.within.float())
     _, found = fit_offsets(masses, table, ridge=1e-4, tolerance=torch.full((1,), 1e-3))
     assert found.value < 0.06, "0.056 in double precision; 4.7 where all keys are alike"
@@ -180,7 +187,7 @@ def heads_of(
 
 
 def verdict_of(fraction: np.ndarray, wavelength: np.ndarray) -> SimpleNamespace:
-    return SimpleNamespace(**judge_wavelengths(head_arrays(fraction, wavelength)))
+    return SimpleNamespace(**judge_wavelengths(wavelength_arrays(fraction, wavelength)))
 
 
 def test_bounds_are_those_of_an_exact_test():

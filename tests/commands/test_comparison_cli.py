@@ -94,7 +94,7 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     interval = stats.ttest_rel(shallow, deep).confidence_interval()
     assert [row["low"], row["high"]] == pytest.approx(list(interval), abs=1e-6)
     assert np.isnan(table.loc["other/out", "loss_change"])  # of other text
-    assert "over the text, paired" in (out / "index.html").read_text()
+    assert "over the same text" in (out / "index.html").read_text()
 
 
 def test_profiles_that_lack_numbers_are_refused(ropelens: Command, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from oracles.tiny import random_tokens, tiny
 from torch import nn
 
 import ropelens as rl
-from ropelens.interventions.evaluate import MEASURES
+from ropelens.interventions.evaluate import DEFAULT_MEASURES
 from ropelens.profiles.heads import resample_labels
 
 # choice of measures
@@ -27,7 +27,8 @@ def whole() -> xr.Dataset:
 
 
 @pytest.mark.parametrize(
-    "measures", [[name] for name in MEASURES] + [["loss", "change"], ["change", "induction"]]
+    "measures",
+    [[name] for name in DEFAULT_MEASURES] + [["loss", "change"], ["change", "induction"]],
 )
 def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset):
     """Variables of some measures have the same numbers as in an evaluation of all measures."""
@@ -49,7 +50,7 @@ def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset)
             *("label", "labels_changed_resampled", "positional_fraction"),
         },
     }
-    assert set(groups) == set(MEASURES)
+    assert set(groups) == set(DEFAULT_MEASURES)
     assert set(whole.data_vars) == set().union(*groups.values())
     assert set(part.data_vars) == set().union(*(groups[name] for name in measures))
     assert ("group" in part.coords) == ("loss" in measures)

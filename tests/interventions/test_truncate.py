@@ -21,16 +21,16 @@ from ropelens.interventions.truncate import PlaneSweep, edits_of, named_entries
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.rope import select
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import Cut, Turning
+from ropelens.rope.select import Cut, Wavelengths
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
 
 
-def turning(planes: int, base: float = 10_000.0) -> Turning:
+def turning(planes: int, base: float = 10_000.0) -> Wavelengths:
     return dict(enumerate((2 * np.pi * base ** (np.arange(planes) / planes)).tolist()))
 
 
-def plan(layers: Sequence[Turning], **changes: object) -> list[Cut]:
+def plan(layers: Sequence[Wavelengths], **changes: object) -> list[Cut]:
     seed = changes.pop("seed", 0)
     return PlaneSweep(**changes).cuts(layers, seed=seed)
 
@@ -124,7 +124,7 @@ def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
 
 def test_planes_without_rotation_do_not_count() -> None:
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 1e-3, 0.0, 0.0]), 12, "half")
-    cuts = plan([select.turning(planes)], keep=[0.5])
+    cuts = plan([select.rotating_planes(planes)], keep=[0.5])
     assert [cut.stopped for cut in of_kind(cuts, "slow")] == [((2, 3),)]
 
 

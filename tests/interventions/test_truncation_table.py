@@ -1,4 +1,4 @@
-"""What a sweep comes to: a row an edit, its changes, and how sure they are."""
+"""The table of a sweep: one row per edit, with changes and their intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scipy import stats
 from ropelens.interventions.truncation_table import COLUMNS, best_head, summarize_truncation
 
 
-def test_the_summary_has_a_row_an_edit(sweep: xr.Dataset) -> None:
+def test_the_summary_has_a_row_for_each_edit(sweep: xr.Dataset) -> None:
     table = summarize_truncation(sweep)
     assert tuple(table.columns) == COLUMNS
     assert table["edit"].tolist() == sweep["edit"].values.tolist()
@@ -26,10 +26,10 @@ def test_the_summary_has_a_row_an_edit(sweep: xr.Dataset) -> None:
         table["retrieval"], sweep["retrieval"].mean(["retrieval_length", "depth"])
     )
     per_trial = sweep["retrieval_hit"].mean(["retrieval_length", "depth"])
-    theirs = stats.ttest_1samp((per_trial[8] - per_trial[0]).values, 0).confidence_interval()
+    expected = stats.ttest_1samp((per_trial[8] - per_trial[0]).values, 0).confidence_interval()
     row = table.iloc[8]
-    assert row["retrieval_change_low"] == pytest.approx(theirs.low)
-    assert row["retrieval_change_high"] == pytest.approx(theirs.high)
+    assert row["retrieval_change_low"] == pytest.approx(expected.low)
+    assert row["retrieval_change_high"] == pytest.approx(expected.high)
 
 
 def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dataset) -> None:
@@ -47,11 +47,11 @@ def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dat
 
 
 def test_the_best_head_is_not_measured_in_the_trials_that_chose_it() -> None:
-    """Of heads that are all alike, the chosen one scores as any of them does."""
+    """If all heads are alike, the chosen head has the same mean score as the others."""
     noise = np.random.default_rng(3).normal(0.5, 0.1, size=(400, 8, 4, 8))
     trials = xr.DataArray(noise, dims=("edit", "trial", "layer", "head"))
-    found = best_head(trials)
-    assert float(found.mean()) == pytest.approx(0.5, abs=0.01)
+    best = best_head(trials)
+    assert float(best.mean()) == pytest.approx(0.5, abs=0.01)
     assert float(trials.mean("trial").max(("layer", "head")).mean()) > 0.55
     trials[7, :, 2, 3] += 1
     trials[8, :, 1, 0] = np.nan  # a head that a layer does not have
@@ -63,27 +63,26 @@ def test_the_best_head_is_not_measured_in_the_trials_that_chose_it() -> None:
 
 def test_changes_of_heads_have_intervals(sweep: xr.Dataset) -> None:
     sweep = sweep.copy(deep=True)
-    again = np.arange(sweep.sizes["resample"])
-    sweep["labels_changed_resampled"][5] = again
+    resampled = np.arange(sweep.sizes["resample"])
+    sweep["labels_changed_resampled"][5] = resampled
     table = summarize_truncation(sweep)
     scores = sweep["trial_induction"].values
-    of_half = scores[0, ::2].mean(0)
-    layer, head = np.unravel_index(of_half.argmax(), of_half.shape)
+    half = scores[0, ::2].mean(0)
+    layer, head = np.unravel_index(half.argmax(), half.shape)
     trials = scores[:, 1::2, layer, head]
-    theirs = stats.ttest_1samp(trials[5] - trials[0], 0).confidence_interval()
+    expected = stats.ttest_1samp(trials[5] - trials[0], 0).confidence_interval()
     np.testing.assert_allclose(table["induction"], trials.mean(1))
     np.testing.assert_allclose(table["induction_change"], trials.mean(1) - trials[0].mean())
     row = table.iloc[5]
-    assert row["induction_change_low"] == pytest.approx(theirs.low)
-    assert row["induction_change_high"] == pytest.approx(theirs.high)
-    assert row["labels_changed_low"] == np.quantile(again, 0.025)
-    share = np.quantile(again, 0.975) / sweep["label"][0].size
+    assert row["induction_change_low"] == pytest.approx(expected.low)
+    assert row["induction_change_high"] == pytest.approx(expected.high)
+    assert row["labels_changed_low"] == np.quantile(resampled, 0.025)
+    share = np.quantile(resampled, 0.975) / sweep["label"][0].size
     assert row["labels_changed_share_high"] == pytest.approx(share)
 
 
-def test_what_was_not_measured_is_unknown(sweep: xr.Dataset) -> None:
-    some = sweep[["loss", "predicted_tokens"]]
-    table = summarize_truncation(some)
+def test_measures_that_were_not_taken_are_nan(sweep: xr.Dataset) -> None:
+    table = summarize_truncation(sweep[["loss", "predicted_tokens"]])
     assert tuple(table.columns) == COLUMNS
     assert table["loss_change"].notna().all()
     for name in ("repeat_loss", "retrieval_change", "labels_changed"):

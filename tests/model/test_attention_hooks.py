@@ -138,7 +138,7 @@ def test_rows_that_do_not_see_their_own_key_are_rows_all_the_same():
     read: list[torch.Tensor] = []
     projection = model.model.layers[0].self_attn.o_proj
     call, _ = observed_calls(model, ids)[0]
-    assert not call.visible.diagonal(dim1=1, dim2=2).all()
+    assert not call.visibility.sees().diagonal(dim1=1, dim2=2).all()
     with projection.register_forward_pre_hook(lambda _, args: read.append(args[0])):
         for to in ("mean", "resample"):
             with rl.silence_heads(model, "0.*", to=to):
@@ -221,7 +221,7 @@ def test_calls_give_the_attention_of_the_model(name: str, implementation: str):
         assert output_residual(call, weights) < 1e-5
         assert call.scale == true.scale
         assert call.softcap == true.softcap
-        np.testing.assert_array_equal(call.start, true.visible.int().argmax(1))
+        np.testing.assert_array_equal(call.visibility.first[0], true.visible.int().argmax(1))
 
 
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, LENGTH])
@@ -238,8 +238,8 @@ def test_windows_are_seen_whatever_the_length(name: str, length: int):
         kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"] * len(calls)
         for call, kind in zip(calls, kinds, strict=True):
             expected = windowed if kind == "sliding_attention" else torch.zeros_like(row)
-            assert torch.equal(call.start, expected), (implementation, kind)
-        starts[implementation] = [call.start.tolist() for call in calls]
+            assert torch.equal(call.visibility.first[0], expected), (implementation, kind)
+        starts[implementation] = [call.visibility.first.tolist() for call in calls]
     assert len({str(start) for start in starts.values()}) == 1
 
 
@@ -262,7 +262,9 @@ def test_a_window_without_a_mask_is_seen(monkeypatch: pytest.MonkeyPatch):
     model.set_attn_implementation("windowed")
     torch.testing.assert_close(logits(model, tokens()), expected)
     for call, _ in observed_calls(model, tokens()):
-        assert torch.equal(call.start, (torch.arange(LENGTH) - WINDOW + 1).clamp_min(0))
+        assert torch.equal(
+            call.visibility.first[0], (torch.arange(LENGTH) - WINDOW + 1).clamp_min(0)
+        )
     rl.capture(model, tokens()[0])
 
 

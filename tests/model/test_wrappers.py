@@ -69,7 +69,7 @@ def test_what_wraps_a_model_is_measured_and_edited_as_the_model(name: str) -> No
 
 
 def test_what_holds_no_module_is_answered_with_what_to_pass() -> None:
-    with pytest.raises(rl.BadArgument, match="of nnsight and nnterp the _module"):
+    with pytest.raises(rl.BadArgument, match="the _module of an nnsight or nnterp model"):
         rl.measure_rope(object())  # type: ignore[arg-type]
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropelens.attention.call import AttentionCall
+from ropelens.attention.visibility import Visibility
 
 from .recording import Floats
 
@@ -219,5 +220,5 @@ def call_of(
     q: torch.Tensor, k: torch.Tensor, *, scale: float = 1.0, window: int = 10**6
 ) -> AttentionCall:
     """A call of queries and keys [batch, head, position, coordinate], values of no interest."""
-    start = (torch.arange(q.shape[2]) - window + 1).clamp(min=0)
-    return AttentionCall(0, q, k, k, q.transpose(1, 2), scale, None, None, start)
+    visibility = Visibility.causal(range(q.shape[2]), window=window)
+    return AttentionCall(0, q, k, k, q.transpose(1, 2), scale, None, None, visibility)

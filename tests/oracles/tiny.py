@@ -243,7 +243,7 @@ TEN = (
     *("nanochat", "smollm3", "cohere", "deepseek_v3", "gpt_neox"),
 )
 """Families that stand for all: every mask, pairing, direction and way to leave coordinates."""
-not_as_configured = pytest.mark.filterwarnings("ignore:.*what is measured is the model")
+not_as_configured = pytest.mark.filterwarnings("ignore:.*ropelens measures the model")
 """Of a test whose model rotates otherwise than its configuration asks."""
 UNSUPPORTED = tuple(name for name, family in FAMILIES.items() if not family.supported)
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import xarray as xr
-from evaluated import telling
+from evaluated import token_progress
 from oracles.tiny import random_tokens, tiny
 from same import assert_alike
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
-from ropelens.interventions.truncation_table import MEASURES
+from ropelens.interventions.truncation_table import DEFAULT_MEASURES
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles import measurement
 from ropelens.profiles.measurement import Measurement, chunk_of
@@ -48,7 +48,7 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
             rows=rows,
             surrogates=2,
             batch_size=len(TOKENS),
-            progress=telling(progress.append),
+            progress=token_progress(progress.append),
         )
     assert sum(progress) == LENGTHS.sum()
     return result, past
@@ -88,7 +88,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
                     "one head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"),
                     "none turns": "nope",
                 },
-                measures=(*MEASURES, "copying"),
+                measures=(*DEFAULT_MEASURES, "copying"),
                 rows=16,
                 prompt_lengths=[60],
                 distances=[30],

@@ -1,4 +1,4 @@
-"""The table of heads: its columns, confidence and the claim, from profiles made by hand."""
+"""Columns, confidence and claim of the table of heads, from profiles made by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from oracles.tiny import random_tokens, tiny
 from scipy import stats
 
 import ropelens as rl
-from ropelens.budget.labels import GAINS, Thresholds, attention_budget
+from ropelens.attention.formulas import GAINS, attention_budget
+from ropelens.budget.labels import Thresholds
 from ropelens.claims.heads import classify_heads
 from ropelens.profiles.heads import resample_labels
 from ropelens.profiles.measures import columns
@@ -26,7 +27,7 @@ SEMANTIC: Gains = (1.0, 0.0, 0.0, 1.0, 1.0)
 
 
 def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
-    """A profile of one layer, from (rows, gains of each head) of every group of sequences."""
+    """A profile of one layer, from the rows and the gains of each head in each group."""
     by_group = np.array([gains for _, gains in groups])[:, None]  # [group, layer, head, gain]
     rows = np.array([rows for rows, _ in groups])
     whole = np.einsum("g,glhn->nlh", rows / rows.sum(), by_group)
@@ -38,8 +39,8 @@ def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
         per_head[name] = np.full(shape, float(value))
     per_head["offset_weight"] = np.full(shape, 0.5)
     variables = {name: (("layer", "head"), values) for name, values in per_head.items()}
-    for place, name in enumerate(GAINS):
-        variables[f"group_{name}"] = (("group", "layer", "head"), by_group[..., place])
+    for index, name in enumerate(GAINS):
+        variables[f"group_{name}"] = (("group", "layer", "head"), by_group[..., index])
     drawn = np.random.default_rng(0).uniform(size=(2, 41, *shape))
     return xr.Dataset(
         {
@@ -64,7 +65,9 @@ def test_columns_of_two_heads():
     profile = one_group((3.0, 0.5, 2.5, 1.0, 2.8), (1.0, 0.0, 0.2, 0.8, 0.9))
     profile["selectivity_keys"][0, 1] = [-1.0, 3.0]
     heads = classify_heads(profile)
-    assert ",".join(heads.columns) == COLUMNS
+    header = ",".join(heads.columns)
+    assert header.startswith(COLUMNS)
+    assert header.endswith(",planes_to_half")
     assert heads["label"].tolist() == ["positional", "semantic"]
     assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 0], [0, 1]]
     np.testing.assert_allclose(heads["total_bits"], [3.0, 1.0])
@@ -75,9 +78,9 @@ def test_columns_of_two_heads():
     np.testing.assert_allclose(heads["positional_fraction"], [0.72, 0.1])
     np.testing.assert_allclose(heads["content_fraction"], [0.2, 0.8])
     np.testing.assert_allclose(heads["interaction_fraction"], [0.08, 0.1])
-    for name, of_first in (("offset", 3), ("offset_low", 2), ("offset_high", 5)):
+    for name, expected in (("offset", 3), ("offset_low", 2), ("offset_high", 5)):
         assert str(heads[name].dtype) == "Int64"
-        assert heads[name].tolist() == [of_first, pd.NA]
+        assert heads[name].tolist() == [expected, pd.NA]
     np.testing.assert_equal(heads["offset_weight"].to_numpy(), [0.5, math.nan])
     np.testing.assert_allclose(heads["top_wavelength"], [10.0, 1000.0])
     np.testing.assert_allclose(heads["top_share"], [0.5, 1.0])
@@ -94,11 +97,11 @@ def test_too_few_rows_label_no_head():
     assert heads.attrs["claim"]["verdict"] == "not testable"
     assert heads_sentences(heads)[0].startswith("Of 2 heads, 2 are untested. ")
     assert cautions(profile, heads)[0].startswith(
-        "Heads are untested: 99 rows of attention are"
+        "Heads are untested, because 99 rows of attention are"
     )
 
 
-def test_an_offset_where_one_stands_out_and_a_band_otherwise():
+def test_a_head_has_an_offset_only_if_one_offset_stands_out():
     profile = one_group(POSITIONAL, POSITIONAL)
     profile["offset_weight"][0] = [0.299, 0.3]
     heads = classify_heads(profile)
@@ -108,8 +111,8 @@ def test_an_offset_where_one_stands_out_and_a_band_otherwise():
     assert heads.attrs["thresholds"] == asdict(Thresholds())
 
 
-def test_shares_of_nothing_are_unknown():
-    """All bits are the sink's, or there are none."""
+def test_fractions_are_nan_if_sinks_explain_everything():
+    """The sink explains all bits of one head, and the other head has no bits."""
     heads = classify_heads(one_group((2.0, 2.0, 2.0, 2.0, 2.0), (0.0, 0.0, 0.0, 0.0, 0.0)))
     assert heads["label"].tolist() == ["sink", "diffuse"]
     fractions = [f"{part}_fraction" for part in ("positional", "content", "interaction")]
@@ -117,7 +120,7 @@ def test_shares_of_nothing_are_unknown():
 
 
 def test_layers_with_fewer_heads_or_planes():
-    """Heads that a layer does not have are no rows; NaN planes weigh nothing."""
+    """Missing heads have no row, and missing planes have no weight."""
     profile = one_group(POSITIONAL, SEMANTIC)
     second = profile.copy(deep=True)
     for name in profile.data_vars:
@@ -138,38 +141,38 @@ def test_layers_with_fewer_heads_or_planes():
 
 
 def test_confidence_of_two_groups_by_hand():
-    """Draws of 2 of 2 groups: both the first 1/4, one of each 1/2, both the second 1/4."""
+    """A resample has the first group twice (1/4), both groups (1/2) or the second twice."""
     much: Gains = (9.0, 0.0, 0.0, 9.0, 9.0)
     groups = [
         (10.0, [POSITIONAL, POSITIONAL, POSITIONAL]),
         (10.0, [SEMANTIC, POSITIONAL, much]),
     ]
     heads = classify_heads(profile_of(groups), resamples=20_000, seed=1)
-    # Of both groups: P 0.5, C 0.5, B 1 -> position 0.5 and content 0.5 of 1 bit.
+    # Both groups together: P 0.5, C 0.5, B 1, so position and content have 0.5 of 1 bit each.
     assert heads["label"].tolist() == ["mixed", "positional", "semantic"]
-    # The third head's content outweighs its position as soon as the second group is drawn.
+    # The content of the third head outweighs its position if the second group is drawn.
     np.testing.assert_allclose(heads["confidence"], [0.5, 1.0, 0.75], atol=0.015)
 
 
-def test_labels_are_kept_in_other_samples_as_often_as_confidence_says():
+def test_confidence_is_the_share_of_other_samples_with_the_same_label():
     """40 heads around the threshold of content, in 24 samples of 16 groups each."""
     random = np.random.default_rng(0)
     content = np.linspace(0.5, 0.85, 40)
     samples = []
     for _ in range(24):
         gains = (content + random.normal(0, 0.15, (16, 40))).clip(0, 1)
-        groups = [(10.0, [(1.0, 0.0, 0.0, c, 1.0) for c in of_group]) for of_group in gains]
+        groups = [(10.0, [(1.0, 0.0, 0.0, c, 1.0) for c in group]) for group in gains]
         samples.append(classify_heads(profile_of(groups), resamples=300))
     label = np.array([heads["label"] for heads in samples])
-    said = np.array([heads["confidence"] for heads in samples])
-    kept = ((label[:, None] == label).sum(1) - 1) / (len(label) - 1)
-    assert said.mean() == pytest.approx(kept.mean(), abs=0.02)
-    doubtful = (said > 0.7) & (said < 0.97)
-    assert said[doubtful].mean() == pytest.approx(kept[doubtful].mean(), abs=0.05)
+    confidence = np.array([heads["confidence"] for heads in samples])
+    same = ((label[:, None] == label).sum(1) - 1) / (len(label) - 1)
+    assert confidence.mean() == pytest.approx(same.mean(), abs=0.02)
+    doubtful = (confidence > 0.7) & (confidence < 0.97)
+    assert confidence[doubtful].mean() == pytest.approx(same[doubtful].mean(), abs=0.05)
 
 
-def test_resamples_are_tables_of_the_groups_that_are_drawn():
-    """The same groups drawn by hand, weighed by rows and added before losses count as none."""
+def test_labels_of_a_resample_are_labels_of_the_drawn_groups():
+    """Groups drawn by hand have the same labels."""
     random = np.random.default_rng(3)
     groups = [
         (
@@ -181,10 +184,10 @@ def test_resamples_are_tables_of_the_groups_that_are_drawn():
     profile = profile_of(groups)
     labels = resample_labels(profile, resamples=40, seed=7)
     draws = np.random.default_rng(7).multinomial(6, [1 / 6] * 6, size=40)
-    for own, draw in zip(labels, draws, strict=True):
+    for resample, draw in zip(labels, draws, strict=True):
         drawn = [group for group, times in zip(groups, draw, strict=True) for _ in range(times)]
-        again = classify_heads(profile_of(drawn))
-        assert own[0].tolist() == again["label"].tolist()
+        expected = classify_heads(profile_of(drawn))
+        assert resample[0].tolist() == expected["label"].tolist()
     other = resample_labels(profile, resamples=40, seed=8)
     assert (labels != other).any()
 
@@ -197,14 +200,14 @@ def test_confidence_of_one_sequence_is_unknown():
 # the claim
 
 
-def test_the_claim_depends_on_profile_and_seed_alone():
+def test_the_claim_depends_only_on_profile_and_seed():
     tokens = random_tokens(sequences=6, length=20)
     profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=40)
     assert profile.sizes["draw"] == 41
-    one, same = (classify_heads(profile, resamples=99, seed=5) for _ in range(2))
-    pd.testing.assert_frame_equal(one, same)
-    assert one["confidence"].between(0, 1).all()
-    claim = one.attrs["claim"]
+    heads, same = (classify_heads(profile, resamples=99, seed=5) for _ in range(2))
+    pd.testing.assert_frame_equal(heads, same)
+    assert heads["confidence"].between(0, 1).all()
+    claim = heads.attrs["claim"]
     assert claim == same.attrs["claim"]
     assert claim["null_draws"] in range(41)
     names = "rank_correlation low high heads null_median null_low null_high null_draws p_value"

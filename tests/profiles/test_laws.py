@@ -89,7 +89,7 @@ def test_halves_of_different_contexts_add(name: str, rows: int | str):
     case = fitted_to(name, (90, 70, 20, 15))
     total = case.collect(batch_size=4, rows=rows)
     long = case.collect(slice(2), rows=rows)
-    short = case.collect(slice(2, 4), width=20, rows=rows)
+    short = case.collect(slice(2, 4), rows=rows)
     bins = [sums.layers[0].sums["offset_mass"].shape[-1] for sums in (short, long)]
     assert bins[0] < bins[1]
     assert_same(total, long + short, case, rtol=1e-6)

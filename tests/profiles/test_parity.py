@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from evaluated import telling
+from evaluated import token_progress
 from oracles.dense import dense
 from oracles.logit import HeadRows, gain, head_rows, information
 from oracles.recording import MASKS, attention_calls, with_mask
@@ -18,9 +18,9 @@ from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
+from ropelens.attention.formulas import GAINS, attention_budget
 from ropelens.attention.offset_bins import offset_edges
 from ropelens.attention.variables import Derived, Statistic
-from ropelens.budget.labels import GAINS, attention_budget
 from ropelens.budget.logit import RIDGE
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.induction import REPEATS, repeated_tokens, repeats
@@ -346,7 +346,7 @@ def test_profile_is_collect_and_summarize_with_attributes():
         sinks=NAMED,
         surrogates=1,
         batch_size=2,
-        progress=telling(done.append),
+        progress=token_progress(done.append),
     )
     assert profile["found_sink"].isnull().all()
     plain = measured(model, tokens, LENGTHS, batch_size=2, surrogates=1)

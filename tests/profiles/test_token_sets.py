@@ -114,7 +114,7 @@ def test_attention_on_tokens_matches_dense_attention(name: str):
     most, *_ = attention_sentences(profile)
     lead = profile["attention_on_apostrophe_or_apostrophe_s"] - profile[statistics[1].name]
     layer, head = np.unravel_index(lead.values.argmax(), lead.shape)
-    assert most.startswith(f"Head {layer}.{head} attends most to tokens ' or 's: where one")
+    assert most.startswith(f"Head {layer}.{head} attends most to tokens ' or 's. In rows")
 
 
 def test_controls_are_near_and_equally_frequent():

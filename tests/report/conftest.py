@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="package")
 def driver() -> Iterator[Any]:
-    """Playwright, which holds an event loop: open while the tests of this folder run."""
+    """Playwright has an event loop, so it is open while the tests of this folder run."""
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         yield driver

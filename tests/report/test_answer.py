@@ -1,4 +1,4 @@
-"""The page of an analysis: a question, findings and figures, in one harmless file."""
+"""The page of an answer: a question, findings and figures in one harmless file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads of another model beside those of a page, in a real browser."""
+"""A second model on a page, in a real browser."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ropelens.report.payload import same_text
 
 TEXT = random_tokens(sequences=4, length=40)
 BOTH = TEXT[1, :12]
-"""The piece of text that both models have read: the second of one, the first of the other."""
+"""A text that both models read. It is the second and the first of their excerpts."""
 
 
 @pytest.fixture(scope="module")
 def models() -> list[torch.nn.Module]:
-    """Two layers of four heads; and three of two, of whose ten planes two stand still."""
+    """Two layers of four heads, and three layers of two heads with 8 of 10 planes rotating."""
     rope = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.8}
     turns = {"rope_parameters": rope}
     shape = {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -30,12 +30,12 @@ def models() -> list[torch.nn.Module]:
 @pytest.fixture(scope="module")
 def analyses(models: list[torch.nn.Module]) -> list[rl.Analysis]:
     pieces = [TEXT[0, :16], BOTH], [BOTH, TEXT[2, :9]]
-    found = []
+    analyses = []
     for name, model, excerpts in zip(("one", "other"), models, pieces, strict=True):
         profile = rl.profile(model, TEXT, excerpts=list(excerpts), surrogates=0)
         profile.attrs["model"] = name
-        found.append(rl.Analysis(profile, rl.classify_heads(profile, resamples=2), {}))
-    return found
+        analyses.append(rl.Analysis(profile, rl.classify_heads(profile, resamples=2), {}))
+    return analyses
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def opened(browser, analyses, tmp_path_factory):
         yield opened
 
 
-def told(page: playwright.Page) -> str:
+def second_words(page: playwright.Page) -> str:
     return page.inner_text("#beside-now")
 
 
@@ -60,7 +60,7 @@ def test_the_same_head_of_the_other_model_follows(opened, analyses):
     np.testing.assert_allclose(places[:8], wavelength[:8], rtol=1e-5)
     assert np.isinf(wavelength[8:]).all()
     label = analyses[1].heads.set_index(["layer", "head"]).loc[(0, 1), "label"]
-    assert told(page).startswith(f"other, layer 0, head 1: {label}")
+    assert second_words(page).startswith(f"other, layer 0, head 1: {label}")
     panes = page.locator("#head .plot:visible")
     titles = panes.evaluate_all("(all) => all.map((p) => p.dataset.head)")
     assert titles == ["one: L0 H1", "other: L0 H1"]
@@ -69,7 +69,7 @@ def test_the_same_head_of_the_other_model_follows(opened, analyses):
     page.click("#next")
     page.wait_for_selector("html[data-shown=L0H2]")
     idle(page)
-    assert told(page) == "other has no layer 0, head 2."
+    assert second_words(page) == "other has no layer 0, head 2."
     assert not page.locator("#pinned-selectivity").is_visible()
 
 
@@ -98,35 +98,32 @@ def test_any_head_of_the_other_model_is_chosen_and_back_returns(opened, analyses
     assert not page.locator("#pinned-selectivity").is_visible()
 
 
-def test_a_pair_a_text_and_numbers_of_both(opened, models, analyses):
-    """The other model's push by plane, where its look goes, and its numbers."""
+def test_pair_score_and_text_show_both_models(opened, models, analyses):
     page = opened.at("#L1H3&tab=pair&text=2&pair=9-4&beside=L2H1")
     seen = [
         rl.capture(model, BOTH, heads=head).isel(head=0)
         for model, head in zip(models, ("1.3", "2.1"), strict=True)
     ]
-    for pane, of in zip(("plot", "pinned"), seen, strict=True):
-        pushes = of["contrast"].values[:, 9, 4]
-        found = values(page, f"{pane}-pair", "y")
-        np.testing.assert_allclose(found, pushes, atol=2 * 5e-3)  # of two rounded terms
-    scores = [f"{of['score'].values[9, 4]:+.2f}".replace("-", "−") for of in seen]
-    assert (
-        page.inner_text("#pair-score")
-        == f"Score 5 back: {scores[0]} nats; other: L2 H1: {scores[1]}"
-    )
+    for pane, captured in zip(("plot", "pinned"), seen, strict=True):
+        pushes = captured["contrast"].values[:, 9, 4]
+        shown = values(page, f"{pane}-pair", "y")
+        np.testing.assert_allclose(shown, pushes, atol=2 * 5e-3)  # two rounded terms
+    scores = [f"{captured['score'].values[9, 4]:+.2f}".replace("-", "−") for captured in seen]
+    words = f"Score at distance 5: {scores[0]} nats; other: L2 H1: {scores[1]}"
+    assert page.inner_text("#pair-score") == words
     view(page, "text")
     weights = seen[1]["attention"].values[9]
-    looks = r"other: L2 H1: .* looks at \S+ (\d+)% .*"
+    looks = r"other: L2 H1: .* attends to \S+ (\d+)% .*"
     words = re.fullmatch(looks, page.inner_text("#looks-beside"))
     assert int(words[1]) == pytest.approx(100 * weights.max(), abs=1)
     page.select_option("#pick-excerpt", "0")
     idle(page)
-    assert page.inner_text("#looks-beside") == "other: L2 H1 has not read these tokens."
+    assert page.inner_text("#looks-beside") == "other: L2 H1 did not read these tokens."
 
 
 @pytest.mark.parametrize("mode", ["stop", "drop"])
 def test_planes_of_the_same_wavelengths_stop_in_both(opened, models, analyses, mode):
-    """On the same text, against the other model with these planes edited by Python."""
+    """The attention agrees with the same edit of the second model in Python."""
     page = opened.at(f"#L1H3&tab=attention&text=2&{mode}=2-4&beside=L2H1")
     one, other = (analysis.profile["wavelength"].values for analysis in analyses)
     planes = np.flatnonzero((one[1, 2] <= other[2]) & (other[2] <= one[1, 4])).tolist()
@@ -136,18 +133,18 @@ def test_planes_of_the_same_wavelengths_stop_in_both(opened, models, analyses, m
     untouched = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)
     with rl.edit_rope(models[1], edit):
         expected = rl.capture(models[1], BOTH, heads="2.1")["attention"].isel(head=0)
-    found = np.nan_to_num(values(page, "pinned-attention", "z"))
-    np.testing.assert_allclose(found, expected, atol=5e-3)
-    assert np.abs(found - untouched).max() > 0.05
-    assert f" {len(planes)} planes (" in told(page)
+    shown = np.nan_to_num(values(page, "pinned-attention", "z"))
+    np.testing.assert_allclose(shown, expected, atol=5e-3)
+    assert np.abs(shown - untouched).max() > 0.05
+    assert f" {len(planes)} planes (" in second_words(page)
     page.select_option("#pick-excerpt", "0")
-    assert "It has not read this piece of text" in told(page)
+    assert "This model did not read this piece of text" in second_words(page)
     assert not page.locator("#pinned-attention").is_visible()
 
 
-def test_text_is_the_same_in_other_tokens():
+def test_texts_with_other_tokens_are_the_same_text():
     shown = [["<s>", "One", ",", " two"], ["Three"], ["", ""]]
-    found = [["", ""], ["Four"], ["One, ", "two"], ["<bos>", " One", ", two"]]
-    assert same_text(shown, found) == [2, -1, -1]
-    assert same_text([["<bos>", *found[2]]], found) == [2]
-    assert same_text(shown[:1], found[3:]) == [0]
+    others = [["", ""], ["Four"], ["One, ", "two"], ["<bos>", " One", ", two"]]
+    assert same_text(shown, others) == [2, -1, -1]
+    assert same_text([["<bos>", *others[2]]], others) == [2]
+    assert same_text(shown[:1], others[3:]) == [0]

@@ -1,4 +1,4 @@
-"""The page of a ledger, of one model and of several; and the tab of an analysis."""
+"""Pages of claims for one model and several models, and the tab of an analysis."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(
     verdicts = [row["verdict"] for row in rows]
     assert verdicts == sorted(verdicts, key=VERDICTS.index)
     for row in rows:
-        assert all(0 <= x <= 100 + 1e-9 for x in row["at"].values())
-        assert ("number" in row["at"]) == np.isfinite(row["number"])
+        assert all(0 <= x <= 100 + 1e-9 for x in row["places"].values())
+        assert ("number" in row["places"]) == np.isfinite(row["number"])
         if row["verdict"] == "holds":
-            assert row["at"]["number"] > row["bars"]["null"][1]
+            assert row["places"]["number"] > row["bars"]["null"][1]
             assert row["side"] * row["number"] > row["side"] * row["threshold"]
 
 
@@ -54,7 +54,7 @@ def test_the_first_sentence_counts_verdicts() -> None:
     both = pd.concat([table.assign(model="none", verdict="unresolved"), table])
     assert claims_sentences(both)[0] == "Of 4 claims, 2 hold in m and none in none."
     quick = pd.concat([table, table[:3].assign(model="q")])
-    first = "Of 4 claims, 2 hold in m and 2 in q (where 3 were tried)."
+    first = "Of 4 claims, 2 hold in m and 2 in q (where only 3 were tested)."
     assert claims_sentences(quick)[0] == first
 
 
@@ -90,7 +90,7 @@ def test_rows_link_to_their_figures_on_the_page_of_the_analysis(
     places = re.findall(r'href="\.\./%231%20%22page%22/index.html#([\w=-]+)"', linked)
     drawn = [row for row in table["call"] if "plot_" in row]
     assert len(places) == len(drawn) > 9
-    assert "#" + places[0] not in render_claims(table, RECORD)  # which knows no such page
+    assert "#" + places[0] not in render_claims(table, RECORD)
     page = render_page(profile, rl.classify_heads(profile))
     assert page.count("Show the figure") == len(drawn)
     for place in set(places):

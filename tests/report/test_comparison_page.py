@@ -1,4 +1,4 @@
-"""What a comparison shows: its figures, sentences, table and page."""
+"""Figures, sentences, table and page of a comparison."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def comparison() -> xr.Dataset:
 
 
 def lines(figure: go.Figure, unit: str) -> dict[str, go.Scatter]:
-    """The lines of the panel whose axis has this title, by the groups that they are of."""
+    """Lines of the panel whose axis has this title, by group."""
     for row, axis in enumerate(figure.select_yaxes(), start=1):
         if axis.title.text.replace("<br>", " ") == unit:
             return {t.name: t for t in figure.select_traces({"mode": "lines+markers"}, row=row)}
@@ -91,7 +91,9 @@ def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset):
     assert CONTEXT in [x for x, _ in marks]
 
 
-def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset):
+def test_planes_that_do_not_rotate_are_drawn_where_they_rotate_elsewhere(
+    comparison: xr.Dataset,
+):
     place, turning = plane_places(comparison, "p-rope:0.5")
     np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
     assert turning.tolist() == [True] * 4 + [False] * 4
@@ -101,7 +103,7 @@ def test_planes_that_stop_stand_where_they_turn_elsewhere(comparison: xr.Dataset
         rows = lines(figure, unit.replace("<br>", " "))
         dims = [dim for dim in comparison[name].dims if dim != "frequency"]
         np.testing.assert_array_equal(rows["p-rope:0.5"].x, place)
-        means = [comparison[name][[at, at + 3]].mean(dims) for at in (1, 2)]
+        means = [comparison[name][[entry, entry + 3]].mean(dims) for entry in (1, 2)]
         for variant, mean in zip(("p-rope:0.5", "nope"), means, strict=True):
             np.testing.assert_allclose(rows[variant].y, mean)
         seeds = comparison[name][[1, 4]].mean([dim for dim in dims if dim != "entry"])
@@ -137,70 +139,71 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset):
     assert len({axis.title.text for axis in figure.select_yaxes()}) == 8
 
 
-def said(comparison: xr.Dataset, begin: str) -> str:
-    """The sentence that begins so."""
-    (sentence,) = [one for one in findings(comparison) if one.startswith(begin)]
+def find(comparison: xr.Dataset, begin: str) -> str:
+    """The only sentence with this beginning."""
+    (sentence,) = [line for line in findings(comparison) if line.startswith(begin)]
     return sentence
 
 
-def test_findings_say_the_order_of_the_losses(comparison: xr.Dataset):
+def test_findings_list_loss_changes_in_order(comparison: xr.Dataset):
     first, *_, last = findings(comparison)
-    told = "Loss against that of rope, nats per token with 95% intervals: p-rope:0.5 +0.105 ("
-    assert first.startswith(told)
+    begin = "Change of the loss from rope, in nats per token with 95% intervals: "
+    assert first.startswith(f"{begin}p-rope:0.5 +0.105 (")
     assert "; nope +0.210 (" in first
-    assert first.endswith(", 2 pairs of seeds).")
+    assert first.endswith(", over 2 pairs of seeds).")
     assert last == "A finding."
-    assert said(comparison, "Nothing rotates in nope: no head there can be positional through")
-    told = said(comparison.isel(entry=[0, 2]), "Loss against")
-    end = "over the text of one seed). An interval over the text of one seed does not cover"
-    assert f"{end} training again." in told
+    assert find(comparison, "No plane rotates in nope. No head there can be positional through")
+    words = find(comparison.isel(entry=[0, 2]), "Change of the loss")
+    end = "over the text of one seed). An interval over the text of one seed does not include"
+    assert f"{end} the variation between training runs." in words
 
 
-def test_findings_say_what_differs_by_more_than_chance(comparison: xr.Dataset):
+def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):
     def repeats(*losses: list[float]) -> str:
-        """The sentence of repeats that cost so much in the runs of p-rope, and of nope."""
+        """The sentence about repeats with these losses in the runs of p-rope and nope."""
         for entry, values in enumerate(losses, start=1):
             comparison["repeat_loss"][entry::3] = xr.DataArray(values, dims="entry")
-        return said(comparison, "Random tokens cost less")
+        return find(comparison, "If random tokens are repeated")
 
     comparison["first_loss"][:] = 10.0
     comparison["repeat_loss"][:] = 5.0
     comparison["retrieval_hit"][:] = 1.0
-    told, spread = repeats([5, 5], [4.5, 4.49]), stats.t.ppf(0.975, 1) * 0.005
+    words, spread = repeats([5, 5], [4.5, 4.49]), stats.t.ppf(0.975, 1) * 0.005
     bounds = f"+{0.505 - spread:.3f} to +{0.505 + spread:.3f}"
-    alike = "the same change in all pairs, so no interval."
+    alike = "no interval, because all pairs show the same change."
     assert (
-        "; the change from rope differs from 0 (95% interval) for nope "
-        f"+0.505 ({bounds}, 2 pairs of seeds); p-rope:0.5: {alike} The value" in told
+        "; the 95% interval of the change from rope excludes 0 for nope "
+        f"+0.505 ({bounds}, over 2 pairs of seeds); p-rope:0.5: {alike} Share of needles"
+        in words
     )
-    assert told.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
+    assert words.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
     assert "for nope −0.505 (" in repeats([4.5, 5.51], [5.5, 5.51])
-    told = repeats([4.5, 5.51], [4.5, 5.51])
-    assert "; no change from rope differs from 0 (95% interval). The" in told
-    past = said(comparison.isel(entry=[0, 2]), "Past the trained context")
-    assert past.endswith("nats per token; nope: one pair, so no interval.")
+    words = repeats([4.5, 5.51], [4.5, 5.51])
+    assert "; no 95% interval of a change from rope excludes 0. Share" in words
+    past = find(comparison.isel(entry=[0, 2]), "Beyond the trained context")
+    assert past.endswith("nope: no interval, because there is only one pair.")
 
 
 def test_numbers_of_heads_are_means(comparison: xr.Dataset):
     comparison["previous_token"][:] = 0.4
     comparison["previous_token"][0, 1] = comparison["previous_token"][2, 1, 0] = 0.5
     table = summarize_comparison(comparison)
-    assert said(comparison, "Heads with half") == (
-        "Heads with half their attention on the previous token: 1 (rope), 0 (p-rope:0.5), "
-        "0.5 (nope); in the first layer: 0 (rope), 0 (p-rope:0.5), 0 (nope)."
+    assert find(comparison, "Heads with") == (
+        "Heads with at least half of their attention on the previous token: 1 (rope), "
+        "0 (p-rope:0.5), 0.5 (nope); in the first layer: 0 (rope), 0 (p-rope:0.5), 0 (nope)."
     )
-    at = [column.name for column in shown_columns(table)].index("previous_token_heads")
-    assert [row["cells"][at] for row in table_rows(table)] == ["1", "0", "0.5"]
+    index = [column.name for column in shown_columns(table)].index("previous_token_heads")
+    assert [row["cells"][index] for row in table_rows(table)] == ["1", "0", "0.5"]
 
 
-def test_findings_say_which_runs_are_missing(comparison: xr.Dataset):
+def test_findings_name_missing_runs(comparison: xr.Dataset):
     assert "not finished" not in " ".join(findings(comparison))
     fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
-    told = " ".join(findings(fewer))
-    assert "These runs of the study are not finished: tiny/nope/seed-1." in told
+    words = " ".join(findings(fewer))
+    assert "These runs of the study are not finished: tiny/nope/seed-1." in words
 
 
-def test_the_table_tells_what_is_not_known(comparison: xr.Dataset):
+def test_the_table_marks_unknown_numbers(comparison: xr.Dataset):
     comparison["label"][:] = "mixed"
     table = summarize_comparison(comparison)
     names = [column.name for column in shown_columns(table)]

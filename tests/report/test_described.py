@@ -1,4 +1,4 @@
-"""Sentences, against the numbers that they tell; their layout, and words for lists."""
+"""Numbers and layout of sentences, and words for lists and counts."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report.render import write_sentence
 
 
-def sentence(said: list[str], words: str) -> str:
-    (found,) = [one for one in said if words in one]
-    return found
+def find(sentences: list[str], words: str) -> str:
+    (sentence,) = [sentence for sentence in sentences if words in sentence]
+    return sentence
 
 
-def test_a_sweep_tells_both_ends_and_the_random_planes_beside() -> None:
+def test_a_sweep_compares_both_ends_with_random_planes() -> None:
     sweep = synthetic_truncation()
     table = summarize_truncation(sweep).set_index("edit")
     random = table[(table["kind"] == "random") & (table["kept"] == 0.75)]["loss_change"]
-    short, told, *_ = rl.describe(sweep)
-    numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", told.replace("−", "-"))]
+    short, ends, *_ = rl.describe(sweep)
+    numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", ends.replace("−", "-"))]
     expected = [*table.loc[["slow 0.75", "fast 0.75"], "loss_change"], random.mean()]
     np.testing.assert_allclose(numbers, expected, atol=6e-4)
     fast = f"stopping the fastest 25% changes the loss by +{expected[1]:.3f} nats/token."
     begin = "Within 512 tokens, the slowest 50% of the planes can stop at almost no cost"
     assert short == f"{begin}; {fast}"
     (slow,) = rl.describe(synthetic_truncation(bands=0, controls=0, ends=["slow"]))[:1]
-    assert slow.startswith("Within 512 tokens, stopping the slowest 25%"), "nothing beside it"
+    assert slow.startswith("Within 512 tokens, stopping the slowest 25%"), "no other end"
 
 
-def test_a_sweep_of_short_text_speaks_of_that_length_alone() -> None:
+def test_a_sweep_of_short_text_names_the_trained_context() -> None:
     sweep = synthetic_truncation().assign_attrs(trained_context=8192)
-    first, *said = (one for one in rl.describe(sweep) if "retrieves" not in one)
-    begin = "Within 512 tokens of the 8,192 that the model was trained for (this speaks of that"
-    assert first.startswith(f"{begin} length alone), ")
-    assert len(said) == 6
-    assert all(one.startswith("Within 512 tokens (longer text may differ), ") for one in said)
+    first, *others = (line for line in rl.describe(sweep) if "retrieves" not in line)
+    begin = "Within 512 tokens (the model was trained for 8,192; this result applies only to"
+    assert first.startswith(f"{begin} the measured length), ")
+    assert len(others) == 6
+    begin = "Within 512 tokens (longer text may differ), "
+    assert all(line.startswith(begin) for line in others)
 
 
 def test_what_costs_near_the_end_of_the_context_is_not_free() -> None:
-    """As measured on long text: loss there, and copies from half the context back."""
+    """The loss near the end, and the loss of copies of tokens half the context back."""
     sweep = synthetic_truncation()
     far = sweep["loss"] * 0 + sweep["loss"][0] + 0.34 * (sweep["kind"] == "slow")
     copies = xr.zeros_like(sweep["copy_loss"]) + 4.17 + 6.48 * (sweep["kind"] == "slow")
@@ -56,15 +57,15 @@ def test_what_costs_near_the_end_of_the_context_is_not_free() -> None:
     cost = "+0.340 (+0.340 to +0.340) nats/token"
     stopped = "stopping the slowest 12.5% of the planes"
     assert f"even {stopped} costs {cost} near the end of the text; " in short
-    told = sentence(said, f"{stopped} costs +0.0002 (+0.0002 to +0.0002) nats/token;")
-    assert told.endswith(f"; near the end of the text it costs {cost}.")
-    told = sentence(said, "near the end of the text, stopping the slowest 25%")
-    assert "changes the loss by +0.340 nats/token" in told
-    told = sentence(said, "random tokens that come again after 255 tokens")
-    assert "a loss of 4.17 nats/token; stopping the slowest 25% changes it by +6.480" in told
+    words = find(said, f"{stopped} costs +0.0002 (+0.0002 to +0.0002) nats/token;")
+    assert words.endswith(f"; near the end of the text it costs {cost}.")
+    words = find(said, "near the end of the text, stopping the slowest 25%")
+    assert "changes the loss by +0.340 nats/token" in words
+    words = find(said, "random tokens that are repeated after 255 tokens")
+    assert "a loss of 4.17 nats/token; stopping the slowest 25% changes it by +6.480" in words
 
 
-def test_a_sweep_tells_what_each_class_of_tokens_loses() -> None:
+def test_a_sweep_states_the_change_for_each_class_of_tokens() -> None:
     sweep = synthetic_truncation()
     kinds = np.array(["digits", "newline", "capital"], dtype=object)
     weight = np.arange(32)[:, None] % [3, 2, 1]
@@ -79,12 +80,12 @@ def test_a_sweep_tells_what_each_class_of_tokens_loses() -> None:
         class_tokens=(("sequence", "token_class"), weight),
         group=("sequence", np.arange(32) // 2),
     )
-    told = sentence(rl.describe(sweep), "changes the loss of digits tokens by")
-    assert "capital" not in told  # of which the text has none
-    heads = re.findall(r"the label there of (\d+) head", told)
-    assert list(map(int, heads)) == [sweep.sizes["head"], 0], "of digits none was tested"
-    numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", told.replace("−", "-"))]
-    bits = [float(n) for n in re.findall(r"by ([\d.]+) bits", told)]
+    words = find(rl.describe(sweep), "changes the loss of digits tokens by")
+    assert "capital" not in words  # the text has no such token
+    heads = re.findall(r"the label of (\d+) heads? in their rows", words)
+    assert list(map(int, heads)) == [sweep.sizes["head"], 0], "no head was tested on digits"
+    numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", words.replace("−", "-"))]
+    bits = [float(n) for n in re.findall(r"by ([\d.]+) bits", words)]
     places = [(end, kind) for end in ("slow 0.75", "fast 0.75") for kind in (0, 1)]
     figure = rl.plot_truncation(sweep, by="class")
     marks = {trace.legendgroup: trace for trace in figure.select_traces(row=1)}
@@ -95,15 +96,15 @@ def test_a_sweep_tells_what_each_class_of_tokens_loses() -> None:
         assert moved == pytest.approx(float(change.sel(edit=end)[..., kind].mean()), abs=6e-4)
 
 
-def test_planes_are_free_up_to_the_first_that_is_not() -> None:
+def test_planes_are_free_up_to_the_first_step_with_a_cost() -> None:
     sweep = synthetic_truncation()
     slow = [f"slow {kept:.4g}" for kept in (0.875, 0.75, 0.625)]
     loss = sweep["loss"].sel(edit="none").values
     for edit in (name for name in sweep["edit"].values if name.startswith("slow")):
         sweep["loss"].loc[{"edit": edit}] = loss + (0.001 if edit in slow else 0.5)
-    sweep["loss"].loc[{"edit": "slow 0.25"}] = loss  # free again, too late
-    told = sentence(rl.describe(sweep), "almost no cost (the interval")
-    assert "until 62.5% still rotate" in told
+    sweep["loss"].loc[{"edit": "slow 0.25"}] = loss  # free again after a cost
+    words = find(rl.describe(sweep), "almost no cost (the interval")
+    assert "as long as 62.5% still rotate." in words
     sweep["loss"].loc[{"edit": "slow 0.875"}] = loss + 0.2
     short = rl.describe(sweep)[0]
     assert "slowest 12.5% of the planes costs +0.200 (+0.200 to +0.200) nats/token; " in short
@@ -112,43 +113,44 @@ def test_planes_are_free_up_to_the_first_that_is_not() -> None:
     short, *said = rl.describe(sweep)
     assert "even stopping the slowest 12.5% of the planes may have a cost; " in short
     high = summarize_truncation(sweep).set_index("edit").loc["slow 0.875", "loss_change_high"]
-    sentence(said, f"stopping the slowest 12.5% of the planes may cost up to +{high:.3f} nats")
+    find(said, f"stopping the slowest 12.5% of the planes may cost up to +{high:.3f} nats")
     sweep["loss"].loc[{"edit": "slow 0.875"}] = loss - 0.05
     sweep = sweep.assign(far_loss=sweep["loss"].copy())
     sweep["far_loss"].loc[{"edit": "slow 0.875"}] = loss + 0.34
     costs = "the planes costs nothing; near the end of the text it costs +0.340"
-    assert costs in sentence(rl.describe(sweep), "costs nothing")
+    assert costs in find(rl.describe(sweep), "costs nothing")
 
 
-def test_reach_is_told_by_variant() -> None:
+def test_reach_has_a_sentence_for_each_variant() -> None:
     model, _ = rl.load("bundled")
     text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
-    found = rl.reach(model, text, heads="4.*", variants=["own", "nope"], draws=2)
-    told, still = rl.describe(found)
-    of_model = found.sel(variant="own", layer=4)
+    reach = rl.reach(model, text, heads="4.*", variants=["own", "nope"], draws=2)
+    own, nope = rl.describe(reach)
+    of_model = reach.sel(variant="own", layer=4)
     near = of_model["found_share"].isel(run_distance=0)
     best = of_model.isel(head=int(near.argmax("head")))
-    begin = "Copies of 48 random tokens with text between them: "
-    assert told.startswith(f"{begin}{(near >= 0.5).sum():.0f} of the 5 heads that were run")
+    begin = "Copies of 48 random tokens, with text between the copies: "
+    assert own.startswith(f"{begin}{(near >= 0.5).sum():.0f} of the 5 heads that were run")
     for distance, share in zip(best["run_distance"], best["found_share"], strict=True):
-        assert re.search(rf" {share:.0%} \(\d+% to \d+%\) {distance:,}[ ,]", told)
-    off = 100 * abs(best["foretold_share"] - best["found_share"]).max()
-    assert f"to the next distance foretells this within {off:.0f} points" in told
+        assert re.search(rf" {share:.0%} \(\d+% to \d+%\) {distance:,}[ ,]", own)
+    error = 100 * abs(best["foretold_share"] - best["found_share"]).max()
+    assert f"from the measured share by at most {error:.0f} percentage points." in own
     far = best["extrapolated_share"].sel(distance=slice(100_000, None)).mean()
-    assert f"it finds {far:.0%} of those that stand 100,000 to 1,000,000 tokens back" in told
-    assert still.endswith(
-        "with nope: none of the 5 heads that were run finds half of them 48 tokens back."
+    assert f"finds {far:.0%} of copies 100,000 to 1,000,000 tokens back" in own
+    assert nope.endswith(
+        "and rotation nope: none of the 5 heads that were run finds half of the copies 48 "
+        "tokens back."
     )
 
 
 def test_heads_with_a_new_label_are_counted_with_their_interval() -> None:
     sweep = synthetic_truncation()
     row = summarize_truncation(sweep).set_index("edit").loc["fast 0.75"]
-    told = sentence(rl.describe(sweep), "heads have a new label")
+    words = find(rl.describe(sweep), "heads have a new label")
     low, high = row["labels_changed_low"], row["labels_changed_high"]
     count, share = row["labels_changed"], row["labels_changed_share"]
     numbers = f"{count:.0f} heads have a new label ({share:.0%}; 95% interval {low:.0f} to "
-    assert f"fastest 25% of the planes stopped, {numbers}{high:.0f}" in told
+    assert f"fastest 25% of the planes stopped, {numbers}{high:.0f}" in words
 
 
 CLAIM = {
@@ -159,15 +161,15 @@ CLAIM = {
 
 @pytest.mark.parametrize("verdict", ["holds", "contradicted", "unresolved", "not testable"])
 def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str) -> None:
-    said = write_sentence("profile", "claim", verdict=verdict, why="no head", **CLAIM)
-    assert f" {verdict} here: " in said
+    words = write_sentence("profile", "claim", verdict=verdict, why="no head", **CLAIM)
     tested = verdict != "not testable"
-    for number in ("wavelength is −0.50, ", "−0.60 to −0.10, median", "−0.70 to −0.20."):
-        assert (number in said) == tested
-    assert ("no head" in said) != tested
+    assert f" {verdict} here{'.' if tested else ': no head.'}" in words
+    for number in ("wavelength is −0.50. ", "(−0.60 to −0.10, median", "−0.70 to −0.20."):
+        assert (number in words) == tested
+    assert ("no head" in words) != tested
 
 
-def test_a_verdict_that_nobody_knows_and_a_number_that_lacks_are_errors() -> None:
+def test_an_unknown_verdict_and_a_missing_number_are_errors() -> None:
     with pytest.raises(jinja2.UndefinedError):
         write_sentence("profile", "claim", verdict="true", why="", **CLAIM)
     with pytest.raises(jinja2.UndefinedError):
@@ -175,11 +177,9 @@ def test_a_verdict_that_nobody_knows_and_a_number_that_lacks_are_errors() -> Non
 
 
 def test_names_are_text_and_layout_is_not() -> None:
-    said = write_sentence(
-        "comparison", "without_rotation", groups=["<b>nope</b>", "{{ 7 * 7 }}"]
-    )
-    assert said.startswith("Nothing rotates in <b>nope</b> and {{ 7 * 7 }}: no head there")
-    assert said.split() == said.split(" ")
+    words = write_sentence("comparison", "without_rotation", groups=["<b>a</b>", "{{ 7 * 7 }}"])
+    assert words.startswith("No plane rotates in <b>a</b> and {{ 7 * 7 }}. No head there")
+    assert words.split() == words.split(" ")
 
 
 def test_lists_counts_and_ranges_in_words() -> None:

@@ -1,4 +1,4 @@
-"""Tabs of the chosen head that tell a sentence and fold their numbers, in a real browser."""
+"""Tabs of the chosen head with a sentence and a table of numbers, in a real browser."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def opened(browser, profile, sweep, reach, tmp_path_factory) -> Iterator[Opened]
 
 
 def table(page: playwright.Page, name: str) -> list[list[str]]:
-    """The cells of a folded table below its titles."""
+    """Cells of the table in a tab."""
     rows = f"[...document.querySelectorAll('#rows-{name} tr')]"
     return page.evaluate(f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))")
 
 
-def test_what_became_of_the_head_as_planes_stop(opened, sweep):
+def test_the_head_as_planes_stop(opened, sweep):
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=stopped")
     traces = page.evaluate(
         """document.getElementById("plot-stopped")._fullData.map(({ x, y, marker }) =>
@@ -70,10 +70,13 @@ def test_what_became_of_the_head_as_planes_stop(opened, sweep):
     ]
     np.testing.assert_allclose(traces[1]["y"], change, rtol=1e-5)
     half = traces[1]["x"].index(0.5)
-    marks = ["x" if at == half else "diamond" for at in range(len(edits) - 1)]
+    marks = ["x" if step == half else "diamond" for step in range(len(edits) - 1)]
     assert traces[1]["marks"] == [*marks, "circle-open"]
     assert set(traces[0]["marks"]) == {"diamond"}
-    assert page.inner_text("#one-stopped figcaption") == "A mark is the head's label there."
+    assert (
+        page.inner_text("#one-stopped figcaption")
+        == "The mark shows the label of the head at this step."
+    )
     ends = "document.getElementById('plot-stopped')._fullLayout.yaxis2.range"
     np.testing.assert_allclose(page.evaluate(ends), [-0.03, 1.03])
     rows = table(page, "stopped")
@@ -91,15 +94,17 @@ def test_reach_is_that_of_the_figure(opened, reach):
         np.testing.assert_allclose(values(page, "plot-reach", "y", trace), expected.y)
     shares = of_head["found_share"].sel(variant="own").values
     words = [f"{float(f'{100 * share:.3g}'):g}%" for share in shares]
-    told = f"It finds {words[0]} of copies that stand 48 tokens back, and {words[1]} at 60."
-    assert page.inner_text("#told-reach") == told
+    near, far = (
+        f"{share} of copies {n} tokens back" for share, n in zip(words, (48, 60), strict=True)
+    )
+    assert page.inner_text("#reach-words") == f"The head finds {near}, and {far}."
     rows = table(page, "reach")
     assert [row[0] for row in rows] == [n for n in ("own", "p-rope:0.5", "nope") for _ in "ab"]
     assert rows[1][1:3] == ["60", words[1]]
     assert rows[0][5] == "–"
     page = opened.at(f"#L{LAYER}H0&tab=reach")
-    told = f"This head is not among the {reach.sizes['head'] + 1} that were run."
-    assert page.inner_text("#told-reach") == told
+    sentence = f"This head is not among the {reach.sizes['head'] + 1} heads that were run."
+    assert page.inner_text("#reach-words") == sentence
     assert page.get_attribute("#plot-reach", "data-empty").endswith("this head was not run")
 
 
@@ -107,12 +112,12 @@ def test_results_of_another_model_are_refused(profile, reach, tmp_path):
     sweep = synthetic_truncation(layers=3, heads=4)
     with pytest.raises(BadArgument, match="of the profile's model") as raised:
         rl.write_report(profile, tmp_path / "page.html", truncation=sweep)
-    assert f"(3, 4); the profile's ({reach.sizes['layer']}, " in str(raised.value)
-    with pytest.raises(BadArgument, match=r"This is no reach[^$]*seen:  profile, "):
+    assert f"(3, 4); the profile has ({reach.sizes['layer']}, " in str(raised.value)
+    with pytest.raises(BadArgument, match=r"This is not a reach[^$]*seen:  profile, "):
         rl.write_report(profile, tmp_path / "page.html", reach=profile)
 
 
-def test_a_reach_beside_a_profile_is_of_its_model(profile, reach, tmp_path):
+def test_a_reach_in_the_folder_of_a_profile_belongs_to_its_model(profile, reach, tmp_path):
     rl.save(profile, tmp_path / "profile.nc")
     named = reach.assign_attrs(model=profile.attrs["model"])
     rl.save(named, tmp_path / "reach.nc")
@@ -127,9 +132,9 @@ def test_a_reach_beside_a_profile_is_of_its_model(profile, reach, tmp_path):
         rl.open(tmp_path)
 
 
-@pytest.mark.parametrize("at", [{}, {"layer": LAYER, "head": HEAD}])
-def test_two_lines_a_variant(reach: xr.Dataset, at: dict[str, int]) -> None:
-    figure = rl.plot_reach(reach, **at)
+@pytest.mark.parametrize("place", [{}, {"layer": LAYER, "head": HEAD}])
+def test_each_variant_has_two_lines(reach: xr.Dataset, place: dict[str, int]) -> None:
+    figure = rl.plot_reach(reach, **place)
     for axis in [*figure.select_xaxes(), *figure.select_yaxes()]:
         assert re.search(r"\(.+\)$", axis.title.text)
     names = reach["variant"].values.tolist()
@@ -138,8 +143,8 @@ def test_two_lines_a_variant(reach: xr.Dataset, at: dict[str, int]) -> None:
             (measured, "found_share", "run_distance"),
             (beyond, "extrapolated_share", "distance"),
         ):
-            of_variant = reach[variable].sel(variant=name).isel(at)
-            expected = of_variant if at else of_variant.mean(("layer", "head"))
+            of_variant = reach[variable].sel(variant=name).isel(place)
+            expected = of_variant if place else of_variant.mean(("layer", "head"))
             assert line.name == name
             np.testing.assert_array_equal(line.x, reach[dim])
             np.testing.assert_allclose(line.y, expected)

@@ -1,4 +1,4 @@
-"""What the page computes anew: attention without planes, and pairs of tokens by plane."""
+"""Computations of the page: attention without planes, and pairs of tokens by plane."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ LAYER, HEAD = 2, 3
 PROMPTS = ["The old man said that the old man said no.", "One, two, three."]
 
 
-class Looked(NamedTuple):
-    """The bundled model, with prompts to look into."""
+class Measured(NamedTuple):
+    """The bundled model, measured on prompts."""
 
     model: nn.Module
     tokenizer: object
@@ -36,49 +36,48 @@ class Looked(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def looked() -> Looked:
+def measured() -> Measured:
     model, tokenizer = rl.load("bundled")
     text = rl.tokenize(rl.read_documents([sample_path()]), tokenizer, context=64)
     prompts = [prompt_tokens(prompt, tokenizer) for prompt in PROMPTS]
     options = {"tokenizer": tokenizer, "excerpts": prompts, "surrogates": 0}
     profile = rl.profile(model, text.ids[:6], **options)
-    profile["excerpt_lead"][1] = np.nan  # as where logits overflow
-    return Looked(model, tokenizer, profile)
+    profile["excerpt_lead"][1] = np.nan  # as if logits had overflowed
+    return Measured(model, tokenizer, profile)
 
 
 @pytest.fixture(scope="module")
-def opened(browser, looked, tmp_path_factory):
-    path = rl.write_report(looked.profile, tmp_path_factory.mktemp("inside") / "page.html")
+def opened(browser, measured, tmp_path_factory):
+    path = rl.write_report(measured.profile, tmp_path_factory.mktemp("inside") / "page.html")
     with Opened(browser, path) as opened:
         yield opened
 
 
 def captured(
-    looked: Looked, excerpt: int, edit: Edit | None = None, **more: object
+    measured: Measured, excerpt: int, edit: Edit | None = None, **more: object
 ) -> xr.Dataset:
-    """The head on a prompt by the model itself, with the planes of this head alone edited."""
-    options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": looked.tokenizer, **more}
-    with contextlib.nullcontext() if edit is None else rl.edit_rope(looked.model, edit):
-        return rl.capture(looked.model, PROMPTS[excerpt], **options).isel(head=0)
+    """The head on a prompt, computed by the model, with an edit of only this head."""
+    options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": measured.tokenizer, **more}
+    with contextlib.nullcontext() if edit is None else rl.edit_rope(measured.model, edit):
+        return rl.capture(measured.model, PROMPTS[excerpt], **options).isel(head=0)
 
 
 @pytest.mark.parametrize(("mode", "excerpt"), [("stop", 1), ("drop", 0)])
-def test_attention_is_that_of_the_edited_model(opened, looked, mode, excerpt):
-    """Against the model under the same edit, run by Python: to a thousandth."""
+def test_attention_agrees_with_the_edited_model(opened, measured, mode, excerpt):
     part = f"{LAYER}.{HEAD}"
     planes = list(range(9, 16))
     edit = {"stop": rl.stop, "drop": rl.drop}[mode](rl.PlaneNumbers(planes), heads=part)
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention&text={excerpt + 1}&{mode}=9-15")
-    expected = captured(looked, excerpt, edit)["attention"]
+    expected = captured(measured, excerpt, edit)["attention"]
     weights = np.nan_to_num(values(page, "plot-attention", "z"))
     np.testing.assert_allclose(weights, expected, atol=1e-3)
 
 
-def test_a_pair_is_the_sum_of_its_planes(opened, looked: Looked):
-    """Each plane's push is the contrast of a capture, against other keys or a chosen one."""
+def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured):
+    """The push of each plane is the contrast of a capture, against all keys or a chosen key."""
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair=9-4")
-    seen = captured(looked, 0)
-    for runner_up, shown in ((None, seen), (2, captured(looked, 0, runner_up=2))):
+    seen = captured(measured, 0)
+    for runner_up, shown in ((None, seen), (2, captured(measured, 0, runner_up=2))):
         page.select_option("#pair-against", "" if runner_up is None else str(runner_up))
         idle(page)
         pushes = values(page, "plot-pair", "y")
@@ -87,37 +86,41 @@ def test_a_pair_is_the_sum_of_its_planes(opened, looked: Looked):
     assert sum(pushes) == pytest.approx(odds, abs=1e-2)
     assert page.locator("#dials svg").count() == 16
     score = float(seen["score"][9, 4])
-    assert f"Score 5 back: {score:+.2f}".replace("-", "−") in page.inner_text("#pair-score")
+    assert f"Score at distance 5: {score:+.2f}".replace("-", "−") in page.inner_text(
+        "#pair-score"
+    )
     away = values(page, "plot-pair", "y", trace=1)
     still = seen["q_still"].values[9] @ [1, 1j], seen["k_still"].values[4] @ [1, 1j]
     product = float(seen["scale"]) * still[0] * still[1].conj()
     turns = np.exp(1j * np.multiply.outer(np.arange(len(away)), seen["inv_freq"].values))
     np.testing.assert_allclose(away, (product * turns).real.sum(-1), atol=5e-3)
     page.locator("#pair-distance").fill("40")
-    assert f"40 back: {away[40]:+.2f}".replace("-", "−") in page.inner_text("#pair-score")
+    assert f"distance 40: {away[40]:+.2f}".replace("-", "−") in page.inner_text("#pair-score")
     page.select_option("#pair-key", "2")
     idle(page)
     assert page.url.endswith("&pair=9-2")
 
 
-def test_a_pair_does_for_the_next_token_what_its_planes_are_attributed(opened, looked: Looked):
-    """By plane: the push times the gradient, which is that of an attribution by pair."""
-    profile = looked.profile.isel(excerpt=0)
+def test_the_effect_of_a_pair_agrees_with_the_attribution_of_its_planes(
+    opened, measured: Measured
+):
+    """The effect of each plane is its push times the gradient of an attribution by pair."""
+    profile = measured.profile.isel(excerpt=0)
     answer = profile["excerpt_answer"].values.tolist()
-    seen = captured(looked, 0)
-    part = {"pairs": f"{LAYER}.{HEAD}", "tokenizer": looked.tokenizer}
-    of = rl.attribute_planes(looked.model, PROMPTS[0], tuple(answer), **part)
-    slopes = of["pair_attribution"][0].sum("frequency") / seen["score"].values
-    at = abs(slopes.fillna(0)).isel(key=slice(4)).argmax(...)
-    query, key = int(at["query"]), int(at["key"])
+    seen = captured(measured, 0)
+    part = {"pairs": f"{LAYER}.{HEAD}", "tokenizer": measured.tokenizer}
+    effects = rl.attribute_planes(measured.model, PROMPTS[0], tuple(answer), **part)
+    slopes = effects["pair_attribution"][0].sum("frequency") / seen["score"].values
+    place = abs(slopes.fillna(0)).isel(key=slice(4)).argmax(...)
+    query, key = int(place["query"]), int(place["key"])
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=pair&pair={query}-{key}")
     hovers = page.evaluate("document.getElementById('plot-pair').data[0].customdata")
     shown = [float(words.split("<br>")[1].split()[0].replace("−", "-")) for _, words in hovers]
     expected = float(slopes[query, key]) * seen["contrast"].values[:, query, key]
-    np.testing.assert_allclose(shown, expected, rtol=0.1, atol=6e-4)  # of two digits
+    np.testing.assert_allclose(shown, expected, rtol=0.1, atol=6e-4)  # two digits
     assert abs(expected).max() > 0.01
     words = page.inner_text("#pair-lead")
-    assert f"{of.attrs['answer']:.2f} nats ahead of" in words
+    assert f"{effects.attrs['answer']:.2f} nats ahead of" in words
     assert all(visible_token(token) in words for token in answer)
     page.locator("#live-p").fill("12")
     idle(page)
@@ -126,7 +129,7 @@ def test_a_pair_does_for_the_next_token_what_its_planes_are_attributed(opened, l
     assert opened.at("#tab=pair&text=2").inner_text("#pair-lead") == ""
 
 
-def test_planes_stop_by_the_slider_and_the_lists(opened, looked: Looked):
+def test_the_slider_and_the_lists_stop_planes(opened, measured: Measured):
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention")
     page.locator("#live-p").fill("12")
     idle(page)
@@ -140,7 +143,7 @@ def test_planes_stop_by_the_slider_and_the_lists(opened, looked: Looked):
     assert "3 planes (" in page.inner_text("#live-words")
     view(page, "kernel")
     edit = rl.drop(rl.PlaneNumbers((3, 4, 5)), heads=f"{LAYER}.{HEAD}")
-    weights = captured(looked, 0, edit)["attention"].values
+    weights = captured(measured, 0, edit)["attention"].values
     by_distance = [np.diagonal(weights, -d).mean() for d in range(len(weights))]
     shown = values(page, "plot-kernel", "y", trace=3)
     np.testing.assert_allclose(shown, by_distance, atol=1e-3)
@@ -163,8 +166,8 @@ def test_dragging_over_planes_stops_them(opened: Opened):
     assert 13 <= last <= 15
     shapes = page.evaluate("document.getElementById('plot-selectivity').layout.shapes")
     assert [shape["name"] for shape in shapes].count("band") == 1
-    taken_off = "data.every((trace) => !trace.selectedpoints)"
-    page.wait_for_function(f"() => document.getElementById('plot-selectivity').{taken_off}")
+    cleared = "data.every((trace) => !trace.selectedpoints)"
+    page.wait_for_function(f"() => document.getElementById('plot-selectivity').{cleared}")
 
 
 def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened):
@@ -188,29 +191,29 @@ def test_the_address_holds_the_choice_and_back_returns_to_it(opened: Opened):
     assert page.locator("#head-title").is_visible()
 
 
-def test_numbers_are_saved_as_csv(opened, looked: Looked):
+def test_numbers_are_saved_as_csv(opened, measured: Measured):
     page = opened.at("#L2H3&view=list")
 
     def saved(button: str) -> list[dict[str, str]]:
-        """The rows of the CSV that a click on a button saves."""
+        """Rows of the CSV that a click on the button saves."""
         with page.expect_download() as download:
             page.click(button)
         return list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))
 
-    heads = rl.classify_heads(looked.profile).to_dict("records")
+    heads = rl.classify_heads(measured.profile).to_dict("records")
     for row, expected in zip(saved("#save-table"), heads, strict=True):
         assert (int(row["layer"]), row["label"]) == (expected["layer"], expected["label"])
         assert float(row["total_bits"]) == pytest.approx(expected["total_bits"], rel=1e-5)
     view(page, "attention")
     page.hover("#plot-attention")
     rows = saved("#plot-attention [data-title^='Save the numbers']")
-    seen = captured(looked, 0)
+    seen = captured(measured, 0)
     weights, names = np.nan_to_num(seen["attention"]), seen["key_token"].values.astype(str)
     assert len(rows) == len(weights) * (len(weights) + 1) // 2
     for row in rows[5:9]:
-        at = int(row["y"]), int(row["x"])
-        assert [row["query"], row["key"]] == [names[i].replace(" ", "␣") for i in at]
-        assert float(row["value"]) == pytest.approx(weights[at], abs=1e-3)
+        place = int(row["y"]), int(row["x"])
+        assert [row["query"], row["key"]] == [names[i].replace(" ", "␣") for i in place]
+        assert float(row["value"]) == pytest.approx(weights[place], abs=1e-3)
 
 
 def test_on_a_phone_the_head_is_a_sheet_and_axe_finds_nothing(browser, opened):
@@ -230,7 +233,7 @@ def test_on_a_phone_the_head_is_a_sheet_and_axe_finds_nothing(browser, opened):
         page.click("#close")
         assert not page.locator("#head").is_visible()
         phone.at("#L2H3&tab=pair&stop=12-15")
-        panels = "(all) => all.forEach((one) => { one.hidden = false; })"
+        panels = "(all) => all.forEach((panel) => { panel.hidden = false; })"
         page.locator("#head [role=tabpanel]").evaluate_all(panels)
         assert broken(page, "#head") == set()
         page.set_viewport_size({"width": 1280, "height": 800})
@@ -239,18 +242,18 @@ def test_on_a_phone_the_head_is_a_sheet_and_axe_finds_nothing(browser, opened):
         assert broken(page) == set()
 
 
-def test_a_rotation_that_follows_the_length_is_not_taken_apart():
-    """An excerpt turns by other frequencies than the text: nothing is computed from it."""
+def test_no_vectors_are_saved_if_the_rotation_depends_on_the_length():
+    """An excerpt rotates with other frequencies than the longer text."""
     tokens = random_tokens(sequences=2, length=80)
     model = tiny("phi3_longrope", original_max_position_embeddings=50)
     profile = rl.profile(model, tokens, surrogates=0)
     assert profile["excerpt_query_still"].isnull().all()
     assert profile["excerpt_attention"].notnull().any()
-    own = rl.profile(model, tokens, excerpts=[tokens[0, :80]], budget=False)
-    assert own["excerpt_query_still"].notnull().any()
+    same_length = rl.profile(model, tokens, excerpts=[tokens[0, :80]], budget=False)
+    assert same_length["excerpt_query_still"].notnull().any()
 
 
-def test_one_sequence_gives_several_pieces_as_they_stand():
+def test_one_sequence_gives_several_unchanged_pieces():
     tokens = random_tokens(sequences=1, length=200)
     tokens[0, 0] = 50  # no BOS
     profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=0)
@@ -263,22 +266,19 @@ def test_no_key_leaves_a_sliding_window():
     tokens = random_tokens(sequences=2, length=40)
     model = tiny("mistral_sliding")
     profile = rl.profile(model, tokens, excerpts=[tokens[0, :8]], budget=False)
-    assert (
-        farthest_distance(profile, 0)
-        == farthest_distance(profile, 1)
-        == model.config.sliding_window - 1
-    )
-    whole = profile.assign(farthest_offset=profile["farthest_offset"] * 0 + 39)
-    assert farthest_distance(whole, 0) == 39
+    window = model.config.sliding_window
+    assert [farthest_distance(profile, layer) for layer in (0, 1)] == [window - 1] * 2
+    full = profile.assign(farthest_offset=profile["farthest_offset"] * 0 + 39)
+    assert farthest_distance(full, 0) == 39
 
 
-def test_planes_that_stand_still_do_not_count(browser, looked, tmp_path):
-    """Of a layer whose fastest planes stand still p stops the slowest; of a still one none."""
+def test_planes_that_do_not_rotate_do_not_count(browser, measured, tmp_path):
+    """p counts only rotating planes, and a layer without rotation has no plane to stop."""
     edits = [rl.stop(rl.Fastest(0.25), heads="2.*"), rl.stop_slowest(1, heads="0.*")]
-    with rl.edit_rope(looked.model, *edits):
-        tokens = prompt_tokens(PROMPTS[0], looked.tokenizer)
+    with rl.edit_rope(measured.model, *edits):
+        tokens = prompt_tokens(PROMPTS[0], measured.tokenizer)
         text = torch.stack([tokens, tokens.flip(0)])
-        profile = rl.profile(looked.model, text, excerpts=[tokens], surrogates=0)
+        profile = rl.profile(measured.model, text, excerpts=[tokens], surrogates=0)
     with Opened(browser, rl.write_report(profile, tmp_path / "page.html")) as opened:
         page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention")
         assert page.get_attribute("#live-p", "max") == "12"
@@ -291,22 +291,24 @@ def test_planes_that_stand_still_do_not_count(browser, looked, tmp_path):
         assert page.is_disabled("#live-p")
 
 
-def test_a_pair_under_the_pointer_is_told_by_planes_and_a_click_opens_it(opened, looked):
+def test_a_pair_under_the_pointer_is_described_and_a_click_opens_it(opened, measured):
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=attention&text=1")
     emit = "(event) => document.getElementById('plot-attention').emit(event, "
     emit += "{ points: [{ x: 4, y: 9 }] })"
     page.evaluate(emit, "plotly_hover")
-    pushes = captured(looked, 0)["contrast"].values[:, 9, 4]
+    pushes = captured(measured, 0)["contrast"].values[:, 9, 4]
     height = "(all) => all.map(({ height }) => height.baseVal.value)"
     tall = page.locator("#pair-pushes rect").evaluate_all(height)
     scaled = 18 * np.abs(pushes) / np.abs(pushes).max()
     large = scaled > 1
     np.testing.assert_allclose(np.array(tall)[large], scaled[large], atol=0.1)
-    told = page.inner_text("#pair-words").replace("−", "-")
-    push = r"Its push, beside the other keys, is ([+-][\d.]+) nats; the largest pushes are "
+    words = page.inner_text("#pair-words").replace("−", "-")
+    push = (
+        r"this key, compared with the other keys, is ([+-][\d.]+) nats. The largest pushes are "
+    )
     push += r"([+-][\d.]+) from wavelength [\d.,]+"
-    of_pair, largest = map(float, re.search(push, told).groups())
-    assert of_pair == pytest.approx(pushes.sum(), abs=0.01)
+    total, largest = map(float, re.search(push, words).groups())
+    assert total == pytest.approx(pushes.sum(), abs=0.01)
     assert largest == pytest.approx(pushes[np.abs(pushes).argmax()], abs=0.01)
     page.evaluate(emit, "plotly_click")
     page.wait_for_selector("#one-tab-pair[aria-selected=true]")

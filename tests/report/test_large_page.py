@@ -1,4 +1,4 @@
-"""A page of a thousand heads: how soon it answers, and which rows of its table are there."""
+"""Speed and table of a page with a thousand heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ropelens.report import write_report
 
 @pytest.fixture(scope="module")
 def large(browser, tmp_path_factory):
-    """1,024 heads of 64 planes, of which a few are kept whole, others in whole percents."""
+    """1,024 heads of 64 planes. The page has the weights of most heads in whole percents."""
     profile, heads = synthetic_profile(
         layers=32, heads=32, kv_heads=8, frequencies=64, excerpt=16
     )
@@ -26,26 +26,26 @@ def large(browser, tmp_path_factory):
         yield opened
 
 
-# Work that every page can do: 0.15 CPU seconds where the bounds below were set, idle.
+# Work that took 0.15 CPU seconds on the idle machine on which the bounds below were set.
 YARDSTICK = "Array.from({length: 4e5}, (_, i) => String(i * 7919 % 400009)).sort().length"
 
 
 def clock(page):
-    """CPU seconds that the thread of a page has used from now on."""
+    """Function that returns the CPU seconds of the thread of a page."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
 
     def spent() -> float:
         metrics = session.send("Performance.getMetrics")["metrics"]
-        return next(one["value"] for one in metrics if one["name"] == "ThreadTime")
+        return next(metric["value"] for metric in metrics if metric["name"] == "ThreadTime")
 
     return spent
 
 
 def test_a_thousand_heads_are_quick(large):
-    """CPU seconds of the page's thread: until it is ready, and from a click to the picture.
+    """CPU seconds until the page is ready, and from a click to the picture.
 
-    On a machine that is slower, or at work, in proportion.
+    The bounds are scaled to the speed of the machine.
     """
     blank = large.context.new_page()
     spent = clock(blank)
@@ -55,7 +55,7 @@ def test_a_thousand_heads_are_quick(large):
     spent = clock(large.page)
     large.load("#L0H0&view=map")
     assert spent() < 2 * slow
-    large.at("#L5H3&view=map")  # once, for what is compiled and cached
+    large.at("#L5H3&view=map")  # compile and cache
     clicks = []
     for head in ("#L20H30", "#L1H1", "#L8H2", "#L31H31", "#L16H5"):
         begin = spent()
@@ -64,20 +64,20 @@ def test_a_thousand_heads_are_quick(large):
     assert np.median(clicks) < 0.1 * slow  # 0.04 on an idle machine
 
 
-def test_weights_in_whole_percents_are_those_of_the_head(large):
+def test_weights_in_whole_percents_agree_with_the_head(large):
     page = large.at("#L20H30&tab=attention")
     seen = np.nan_to_num(values(page, "plot-attention", "z"))
     np.testing.assert_allclose(seen, np.tril(large.weights[0, 20, 30]).round(2), atol=1e-6)
 
 
-def test_of_a_thousand_rows_those_in_sight_are_there(large):
-    """Who does not see is told how many there are, and which one each is."""
+def test_the_table_has_only_the_visible_rows(large):
+    """A screen reader gets the number of rows and the index of each row."""
     page = large.at("#L0H0&view=list")
     rows = page.locator("#table tbody tr:not(.gap)")
 
     def inside() -> list[tuple[str, str]]:
-        of = "(all) => all.map((row) => [row.cells[0].textContent, row.ariaRowIndex])"
-        return list(map(tuple, rows.evaluate_all(of)))
+        names = "(all) => all.map((row) => [row.cells[0].textContent, row.ariaRowIndex])"
+        return list(map(tuple, rows.evaluate_all(names)))
 
     box = page.get_by_role("region", name="Table of heads")
     assert 15 < rows.count() < 120
@@ -92,6 +92,6 @@ def test_of_a_thousand_rows_those_in_sight_are_there(large):
     shown(page, 16, 0)
     down = "new KeyboardEvent('keydown', {key: 'ArrowDown', bubbles: true})"
     for_each = "for (let i = 0; i < 60; i++) document.activeElement.dispatchEvent"
-    page.evaluate(f"{for_each}({down})")  # beyond what was there when it began
+    page.evaluate(f"{for_each}({down})")  # beyond the first visible rows
     shown(page, 17, 28)
     assert page.get_attribute("tr[aria-current]", "aria-rowindex") == str(17 * 32 + 28 + 2)

@@ -1,4 +1,4 @@
-"""The page in a real browser, Chromium without a window: what it does and never does."""
+"""The page in a real browser (Chromium without a window)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
 
 @pytest.fixture(scope="module")
 def small() -> tuple[xr.Dataset, pd.DataFrame]:
-    """With heads searched by the tokens that they attend to, and names that are no markup."""
+    """A profile with hostile names and a searched set of tokens."""
     profile, heads = synthetic_profile()
     on = np.random.default_rng(0).uniform(0, 1, profile["total_bits"].shape)
-    said = {"units": "1", "long_name": f"mean attention on tokens {BOLD}", "column": "score"}
-    profile[SEARCHED] = (("layer", "head"), on, said)
+    words = {"units": "1", "long_name": f"mean attention on tokens {BOLD}", "column": "score"}
+    profile[SEARCHED] = (("layer", "head"), on, words)
     tokens = [HOSTILE, BOLD, "{{ 7 * 7 }}", "%{x}", "\u202e</title>", "$x$", "`${1}`"]
     profile["excerpt_token"].values[0, : len(tokens)] = tokens
     for name in ("text", "command", "revision", "warnings"):
@@ -42,13 +42,11 @@ POINT = """([name, x, y]) => {
   const box = document.getElementById(name).getBoundingClientRect();
   return [box.left + xaxis._offset + xaxis.d2p(x), box.top + yaxis._offset + yaxis.d2p(y)];
 }"""
-
-
 NORMS = "Array.from(document.getElementById('plot-norms')._fullData[0].z, (z) => Array.from(z))"
 
 
 def place(page: playwright.Page, name: str, x: float, y: float) -> list[float]:
-    """Where a point of a figure is in the window."""
+    """Position of a point of a figure in the window."""
     page.locator(f"#{name}").scroll_into_view_if_needed()
     return page.evaluate(POINT, [name, x, y])
 
@@ -60,10 +58,10 @@ def report(tmp_path_factory, small) -> Path:
 
 @pytest.fixture(scope="module")
 def opened(browser, report, small) -> Iterator[Opened]:
-    """One page for all tests that only choose, sort and filter."""
+    """A page for all tests that only choose, sort and filter."""
     with Opened(browser, report) as opened:
         page = opened.load()
-        layer, head = first_head(small[1])  # the most positional one
+        layer, head = first_head(small[1])
         assert page.url == opened.url
         assert page.inner_text("#head-title").startswith(f"Layer {layer}, head {head}: ")
         yield opened
@@ -101,13 +99,13 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert np.isnan(seen[0, 1])
     left, top = page.evaluate(POINT, ["plot-map", 2.5, 0.5])
     box = page.locator("#plot-map .shapelayer path[data-index='0']").bounding_box()
-    assert abs(box["x"] - left) < 12, "the frame is drawn where the layout says"
+    assert abs(box["x"] - left) < 12, "the frame has the place of the layout"
     assert abs(box["y"] - top) < 12
     fraction = float(profile.surrogate_offset_fraction[0, 1, 3])
     ring = "document.getElementById('plot-claim').data.findIndex((trace) => trace.meta?.role)"
     view(page, "claim")
-    at = values(page, "plot-claim", "y", page.evaluate(ring))
-    assert at[0] == pytest.approx(fraction)
+    marked = values(page, "plot-claim", "y", page.evaluate(ring))
+    assert marked[0] == pytest.approx(fraction)
 
 
 def test_the_other_ways_to_choose_a_head(opened, small):
@@ -115,8 +113,8 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     page = opened.page
     row = heads[heads.label == "mixed"].iloc[0]
     view(page, "claim")
-    at = float(row.mean_wavelength), float(row.positional_fraction)
-    page.mouse.click(*place(page, "plot-claim", *at))
+    point = float(row.mean_wavelength), float(row.positional_fraction)
+    page.mouse.click(*place(page, "plot-claim", *point))
     shown(page, row.layer, row["head"])
     page.select_option("#pick-layer", "2")
     shown(page, 2, row["head"])
@@ -153,13 +151,13 @@ def test_the_other_ways_to_choose_a_head(opened, small):
 
 
 def test_a_click_on_a_point_chooses_and_back_returns(opened, small):
-    """Also after a pin, and after the window was made narrower."""
+    """This also holds after a pin, and after the window gets narrower."""
     _, heads = small
     page = opened.at("#L0H0&view=claim")
     row = heads.loc[heads["positional_fraction"].idxmax()]
     page.click("#pin")
-    at = float(row.mean_wavelength), float(row.positional_fraction)
-    page.mouse.click(*place(page, "plot-claim", *at))
+    point = float(row.mean_wavelength), float(row.positional_fraction)
+    page.mouse.click(*place(page, "plot-claim", *point))
     shown(page, row.layer, row["head"])
     assert page.url.endswith("&view=claim&pin=L0H0")
     page.go_back()
@@ -179,15 +177,15 @@ def test_a_row_of_the_wavelengths_is_a_head(opened, small):
     view(page, "wavelengths")
     cells = "document.getElementById('plot-wavelengths').data.find((t) => t.type === 'heatmap')"
     names = page.evaluate(f"Array.from({cells}.y)")
-    at, fastest = len(names) // 2, float(small[0]["wavelength"][0, 0])
+    index, fastest = len(names) // 2, float(small[0]["wavelength"][0, 0])
     page.locator("#plot-wavelengths").scroll_into_view_if_needed()
     point = POINT.replace("{xaxis, yaxis}", "{xaxis2: xaxis, yaxis2: yaxis}")
-    page.mouse.click(*page.evaluate(point, ["plot-wavelengths", fastest, names[at]]))
-    layer, head = (int(part[1:]) for part in names[at].split())
+    page.mouse.click(*page.evaluate(point, ["plot-wavelengths", fastest, names[index]]))
+    layer, head = (int(part[1:]) for part in names[index].split())
     shown(page, layer, head)
     shapes = page.evaluate("document.getElementById('plot-wavelengths').layout.shapes")
     (frame,) = (shape for shape in shapes if shape["name"] == "selected")
-    assert (frame["y0"], frame["y1"]) == (at - 0.5, at + 0.5)
+    assert (frame["y0"], frame["y1"]) == (index - 0.5, index + 0.5)
 
 
 def test_the_map_is_coloured_by_a_number(opened, small):
@@ -198,10 +196,10 @@ def test_the_map_is_coloured_by_a_number(opened, small):
     labels = f"document.getElementById('plot-map').data.slice(0, {last}).map((t) => t.visible)"
     for column in ("total_bits", "induction", "top_wavelength", SEARCHED):
         page.select_option("#map-by", column)
-        found = values(page, "plot-map", "z", last)
+        shown_z = values(page, "plot-map", "z", last)
         for row in heads.to_dict("records"):
             value = np.log10(row[column]) if column == "top_wavelength" else row[column]
-            assert found[row["layer"], row["head"]] == pytest.approx(value, rel=1e-5)
+            assert shown_z[row["layer"], row["head"]] == pytest.approx(value, rel=1e-5)
         assert set(page.evaluate(labels)) == {False}
     page.evaluate("Plotly.Fx.hover('plot-map', { xval: 3, yval: 1 })")
     page.wait_for_selector("#plot-map .hoverlayer text")
@@ -229,15 +227,15 @@ def test_the_table_sorts_and_filters(opened, small):
     assert page.get_attribute("th:has([data-sort=position_bits])", "aria-sort") == "descending"
     searched = page.locator("#table [data-row] td:last-child").all_inner_texts()
     assert searched == [f"{value:.2f}" for value in rising[::-1][SEARCHED]][: len(rows)]
-    assert "what only the offset explains" in page.inner_text("#column-words")
+    assert "bits that only the offset explains" in page.inner_text("#column-words")
     assert page.get_attribute("#table", "aria-rowcount") == "41"
     page.click("button[data-sort=position_bits]")
     assert listed() == names[: len(rows)]
     page.uncheck("input[value=semantic]")
     assert page.inner_text("#count") == f"{(heads.label != 'semantic').sum()} of 40 heads"
     page.fill("#find", "L2")
-    kept = heads[(heads.label != "semantic") & (heads.layer == 2)]
-    assert sorted(listed()) == [f"L2 H{row.head}" for row in kept.itertuples()]
+    shown_heads = heads[(heads.label != "semantic") & (heads.layer == 2)]
+    assert sorted(listed()) == [f"L2 H{row.head}" for row in shown_heads.itertuples()]
     page.check("input[value=semantic]")
     page.fill("#find", "")
     page.click("button[data-sort=head]")
@@ -245,18 +243,18 @@ def test_the_table_sorts_and_filters(opened, small):
 
 
 def test_offers_no_upload(opened):
-    """plotly.js shows a button that sends a chart to its maker's servers, unless told."""
+    """By default, plotly.js shows a button that uploads a chart."""
     buttons = opened.page.locator("[id^=plot-] .modebar-btn")
     titles = buttons.evaluate_all("(all) => all.map((b) => b.dataset.title)")
     known = {"Save the picture (SVG)", "Save the picture (PNG)", "Save the numbers (CSV)"}
     known |= {"Zoom", "Pan", "Reset axes"}
     assert {title.partition(":")[0] for title in titles} <= known
     named = [title for title in titles if title.startswith("Save")]
-    assert len(named) == len(set(named)), "a button says what of"
+    assert len(named) == len(set(named)), "each button names its figure"
 
 
 def test_pictures_are_on_white_paper(opened):
-    """Also those of a dark page; a PNG is three times as fine."""
+    """This also holds on a dark page. A PNG has three times the resolution of the screen."""
     opened.at("#L1H1&tab=planes")
     opened.page.emulate_media(color_scheme="dark")
     content = {}
@@ -301,7 +299,7 @@ def test_hostile_names_are_text(opened):
 
 
 @pytest.mark.parametrize("why", ["no scripts", "an old browser", "a damaged file"])
-def test_without_figures_the_table_is_there(browser, report, why, tmp_path):
+def test_a_page_without_figures_has_the_table(browser, report, why, tmp_path):
     path = report
     if why == "a damaged file":
         text, path = report.read_text(), tmp_path / "page.html"
@@ -318,8 +316,8 @@ def test_without_figures_the_table_is_there(browser, report, why, tmp_path):
         assert ("cannot be read" in page.inner_text("header")) == (why != "no scripts")
 
 
-def test_missing_heads_are_stepped_over(browser, tmp_path):
-    """Layers of unequal width, and one that does not attend: what lacks is not chosen."""
+def test_missing_heads_are_skipped(browser, tmp_path):
+    """Some layers have fewer heads, and one layer has no attention."""
     profile, heads = synthetic_profile(layers=4, heads=4, kv_heads=2, unrotated=True)
     profile["q_norm"][1, 2:] = np.nan
     profile["k_norm"][1, 1:] = np.nan
@@ -330,12 +328,12 @@ def test_missing_heads_are_stepped_over(browser, tmp_path):
         if "layer" in variable.dims and variable.dtype.kind == "f":
             profile[name] = profile[name].where(attends)
     profile = profile.assign_coords(layer_type=("layer", ["full_attention"] * 3 + ["conv"]))
-    kept = heads[(heads.layer % 2 == 0) | (heads.layer == 1) & (heads["head"] < 2)]
-    kept = kept.assign(label=np.where(kept.index == 1, "untested", kept.label))
-    path = write_report(profile, tmp_path / "page.html", heads=kept.reset_index(drop=True))
+    rows = heads[(heads.layer % 2 == 0) | (heads.layer == 1) & (heads["head"] < 2)]
+    rows = rows.assign(label=np.where(rows.index == 1, "untested", rows.label))
+    path = write_report(profile, tmp_path / "page.html", heads=rows.reset_index(drop=True))
     with Opened(browser, path) as opened:
         page = opened.load("#L1H1&view=map&tab=kernel")
-        assert "1 of 4 layers does not attend (3)" in page.inner_text(".legend")
+        assert "1 of 4 layers has no attention (layer 3)" in page.inner_text(".legend")
         assert "? 1 untested" in " ".join(page.inner_text(".legend").split())
         assert page.is_disabled("#pick-layer option:nth-child(4)")
         page.select_option("#map-by", "total_bits")
@@ -367,23 +365,23 @@ def test_keys_open_the_first_and_the_last_tab(opened):
     idle(page)
 
 
-def test_on_paper_nothing_is_cut_and_all_is_light(opened):
+def test_a_printed_page_is_complete_and_light(opened):
     page = opened.at("#L0H0&view=list")
     page.set_viewport_size({"width": 718, "height": 1000})  # A4 between margins of a centimetre
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.wait_for_function("() => document.querySelectorAll('#list [data-row]').length === 40")
     page.wait_for_function("() => document.querySelector('#plot-norms [viewBox]')")
     page.emulate_media(media="print", color_scheme="dark", reduced_motion="reduce")
-    for what in (
+    for fault in (
         "!element.closest('svg') && element.getBoundingClientRect().right > innerWidth + 1",
         "style.overflowX !== 'visible' && element.scrollWidth > element.clientWidth",
         "parseFloat(style.transitionDuration) + parseFloat(style.animationDuration) > 0",
     ):
-        found = page.evaluate(f"""() => [...document.querySelectorAll("body, body *")].filter(
+        faulty = page.evaluate(f"""() => [...document.querySelectorAll("body, body *")].filter(
             (element) => element.getClientRects().length && !element.closest(".modebar"))
-          .filter((element) => {{ const style = getComputedStyle(element); return {what}; }})
+          .filter((element) => {{ const style = getComputedStyle(element); return {fault}; }})
           .map((element) => element.outerHTML.slice(0, 99))""")
-        assert found == [], what
+        assert faulty == [], fault
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(29, 33, 38)"
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     page.emulate_media(media="screen", color_scheme="light", reduced_motion="no-preference")

@@ -1,4 +1,4 @@
-"""What the page is made of: its words, its numbers, its bytes, and how it is written."""
+"""The parts of a page: words, numbers, bytes, and how the file is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ropelens.report.payload import build_payload, excerpt_payload
 from ropelens.report.render import packed
 from ropelens.report.tables import model_name, run_facts
 
-BACK = str.maketrans("/,.", "<>&")  # to the digits of base85 that HTML would escape
+BACK = str.maketrans("/,.", "<>&")  # undoes the replacement of characters that HTML escapes
 
 
 def test_one_file_with_everything_and_nothing_to_load(tmp_path):
@@ -35,19 +35,21 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
     assert path.stat().st_size < 1.5e6
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
     version = f"plotly.js (cartesian - minified) v{get_plotlyjs_version()}"
-    assert version in render.asset(render.PLOTLY)[:200], "the one that checks figures in Python"
-    own = path.read_text(encoding="utf-8")
-    assert own.count(render.packed_plotly()) == 1
-    own = own.replace(render.packed_plotly(), "")
-    assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:|//)", own)
-    assert "default-src 'none'" in html.unescape(own)
+    assert version in render.asset(render.PLOTLY)[:200], (
+        "the version that checks figures in Python"
+    )
+    page = path.read_text(encoding="utf-8")
+    assert page.count(render.packed_plotly()) == 1
+    page = page.replace(render.packed_plotly(), "")
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:|//)", page)
+    assert "default-src 'none'" in html.unescape(page)
     for fact in (
         *("toy/llama-5l", "0123abcd", "1.234 ± 0.012 nats per token", "torch 2.13.0"),
         "ropelens analyze toy/llama-5l --text stories --out out",
-        "All text is from 7 documents: numbers",
+        "All text is from 7 documents: the numbers",
         "at least 67% of the bits",
     ):
-        assert fact in own
+        assert fact in page
 
 
 def test_arrays_travel_as_bytes(small):
@@ -56,7 +58,7 @@ def test_arrays_travel_as_bytes(small):
     assert (sent["shape"], len(sent["data"])) == ([1, 2], 8)
     figures = draw(PROFILE_FIGURES, profile, heads, (0, 0))
     sent = render.packed_payload(build_payload(profile, heads, figures, selected=(0, 0)))
-    assert sent == html.escape(sent), "what cannot end a script"
+    assert sent == html.escape(sent), "no character can end the script"
     text, arrays = gzip.decompress(base64.b85decode(sent.translate(BACK))).split(b"\0", 1)
     read = json.loads(text)
     side = read["excerpts"][0]["query"]["steps"]
@@ -72,35 +74,38 @@ def test_arrays_travel_as_bytes(small):
     np.testing.assert_allclose((cells / 255) ** 2, weights.reshape(cells.shape), atol=0.004)
 
 
-def test_words_count_and_judge(small):
+def test_words_count_labels_and_state_the_verdict(small):
     _, heads = small
     assert sum(words.label_counts(heads).values()) == len(heads) == 40
-    said = words.head_words(heads)
-    assert said["headline"] == (
+    sentences = words.head_words(heads)
+    assert sentences["headline"] == (
         "Of 40 heads, 17 are semantic, 10 positional, 5 mixed, 4 sink and 4 diffuse."
     )
-    assert said["where_positional"].startswith("Positional heads are in layers 0–2 and 4;")
+    assert sentences["where_positional"].startswith(
+        "Positional heads are in layers 0–2 and 4. Their"
+    )
     assert "where_positional" not in words.head_words(heads[heads.label == "sink"])
-    assert f" {heads.attrs['claim']['verdict']} here: " in said["claim"]
-    assert words.describe(heads)[0] == f"{said['headline']} {said['claim']}"
+    assert f" {heads.attrs['claim']['verdict']} here. Over " in sentences["claim"]
+    assert words.describe(heads)[0] == f"{sentences['headline']} {sentences['claim']}"
 
 
-def test_words_tell_of_what_text_they_speak():
-    only = "numbers and intervals hold for this text alone, not for other text like it."
+def test_the_scope_names_few_documents_and_short_text():
+    only = "the numbers and intervals describe only this text, and not similar text."
     assert words.scope({"documents": 0}) == f"The text was not split into documents: {only}"
     assert words.scope({"documents": 7}) == f"All text is from 7 documents: {only}"
     assert words.scope({"documents": 8, "context": 64, "trained_context": 64}) == ""
     short = words.scope({"context": 256, "trained_context": 8192})
-    assert short.startswith("Sequences have up to 256 tokens, and the model was trained for 8,")
+    assert short.startswith("Sequences have up to 256 tokens, but the model was trained for 8,")
 
 
-def test_words_warn(small):
+def test_cautions_list_warnings_and_weak_labels(small):
     profile, heads = small
     profile = profile.assign_attrs(warnings="context beyond the model's maximum\n")
-    found = words.cautions(profile, heads.assign(confidence=[0.5] + [1.0] * 39))
-    assert found == [
+    cautions = words.cautions(profile, heads.assign(confidence=[0.5] + [1.0] * 39))
+    assert cautions == [
         "context beyond the model's maximum",
-        "1 of 40 heads has a label with confidence below 0.8, which other text may change.",
+        "1 of 40 heads has a label with confidence below 0.8. Other text may give another "
+        "label.",
     ]
     named = heads.index[heads.label.isin(["positional", "semantic", "mixed"])]
     heads = heads.assign(confidence=1.0)
@@ -110,7 +115,7 @@ def test_words_warn(small):
 
 
 def test_a_text_of_one_repeated_token_has_a_page(tmp_path, small):
-    """No head prefers any key to the others: the figure says so, and nothing is lost."""
+    """The figure explains that no head prefers any key."""
     profile = small[0].assign(selectivity_keys=0 * small[0]["selectivity_keys"])
     path = write_report(profile, tmp_path / "page.html")
     packed = re.search('id="payload">([^<]+)', path.read_text())[1].translate(BACK)
@@ -124,13 +129,13 @@ def test_facts_of_the_run(small):
     assert facts["rows"] == "all of each sequence"
     blank = dict(run_facts(profile.assign_attrs(revision=""), heads))
     assert (facts["revision"], blank["revision"]) == ("0123abcd", "not recorded")
-    assert facts["key-value heads"] == "4 a layer"
+    assert facts["key-value heads"] == "4 per layer"
     assert "named 0.667" in facts["label thresholds"]
     for name, shown in (("org/model", "org/model"), ("../a/b/", "b"), ("", "unnamed model")):
         assert model_name(profile.assign_attrs(model=name)) == shown
 
 
-def test_the_gallery_has_a_sentence_a_page(tmp_path):
+def test_the_gallery_has_a_sentence_for_each_page(tmp_path):
     for place in ("norms/a-one", "norms/two", "norms/three", "other/<b>"):
         folder = tmp_path / place
         folder.mkdir(parents=True)

@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import Fastest, Slowest, heads_by_layer, plan_cuts, turning
+from ropelens.rope.select import Fastest, Slowest, heads_by_layer, plan_cuts, rotating_planes
 from ropelens.rope.variants import Shape, parse_variant
 from ropelens.rotation.variant_config import frequencies
 
@@ -52,7 +52,7 @@ def test_as_many_planes_are_kept_as_transformers_keeps(head_dim: int, p: float) 
         assert torch.equal(select(1 - p)(planes), ~turns)
         still = tuple((~turns).nonzero().flatten().tolist())
         sweep = {"keep": [p], "ends": [end], "bands": 0, "controls": 0, "seed": 0}
-        cuts = [cut for cut in plan_cuts([turning(planes)], **sweep) if cut.kind == end]
+        cuts = [cut for cut in plan_cuts([rotating_planes(planes)], **sweep) if cut.kind == end]
         assert [cut.stopped for cut in cuts] == ([(still,)] if still else [])
         found, _ = frequencies(parse_variant(f"{name}:{p}"), Shape(head_dim))
         torch.testing.assert_close(found, inv_freq * turns, rtol=1e-6, atol=0)

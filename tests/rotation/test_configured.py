@@ -27,7 +27,7 @@ def llama(**more: object) -> LlamaForCausalLM:
 def test_a_rotary_module_that_ignores_its_configuration() -> None:
     model = llama(rope_parameters=LLAMA3)
     model.model.rotary_emb = llama().model.rotary_emb
-    words = r"layer 0: the frequencies are not those of its configuration: plane 3 turns by"
+    words = r"layer 0: the frequencies differ from its configuration: plane 3 rotates by"
     with pytest.warns(UserWarning, match=words):
         rl.measure_rope(model)
 
@@ -48,15 +48,15 @@ def test_a_share_of_planes_that_the_family_does_not_read() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("rotary_dim", 8, "rotary_dim 8, where 16 coordinates turn"),
-        ("rotary_pct", 0.5, "rotary_pct 0.5, where 16 coordinates turn"),
-        ("no_rope_layers", [1, 0], "no_rope_layers, where these layers turn"),
+        ("rotary_dim", 8, "rotary_dim 8, but 16 coordinates rotate"),
+        ("rotary_pct", 0.5, "rotary_pct 0.5, but 16 coordinates rotate"),
+        ("no_rope_layers", [1, 0], "no_rope_layers, but these layers rotate"),
         ("rope_interleave", True, "rope_interleave, a key of other families"),
-        ("rotary_emb_base", 500, "rotary_emb_base 500, beside another"),
+        ("rotary_emb_base", 500, "rotary_emb_base 500, unlike the base"),
     ],
 )
 def test_a_key_that_the_family_does_not_read(name: str, value: Any, words: str) -> None:
-    with pytest.warns(UserWarning, match=f"sets what the model does not read: {words}"):
+    with pytest.warns(UserWarning, match=f"has a key that the model does not read: {words}"):
         rl.measure_rope(llama(**{name: value}))
     neox = {"rotary_pct": 0.25, "rotary_emb_base": 500}  # which reads these
     rl.measure_rope(tiny("gpt_neox", **neox))
@@ -69,5 +69,5 @@ def test_a_base_beside_that_of_rope_parameters(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_theta": 5e5}))
     model = LlamaForCausalLM.from_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="rope_theta 500000, beside another"):
+    with pytest.warns(UserWarning, match="rope_theta 500000, unlike the base"):
         rl.measure_rope(model)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import xarray as xr
-from evaluated import telling
+from evaluated import token_progress
 from same import assert_same
 from tiny_checkpoints import tiny_llama
 
@@ -76,7 +76,7 @@ def stop_at(tokens: int) -> Callable[[int], None]:
         if sum(done) >= tokens:
             raise Stop
 
-    return telling(progress)
+    return token_progress(progress)
 
 
 def never(*_: object, **__: object) -> None:
@@ -98,7 +98,7 @@ def test_a_profile_goes_on(
     told: list[int] = []
     monkeypatch.setattr("ropelens.profiles.profile.fit_layers", never)
     with savepoint(folder, {"a": 1}):
-        resumed = measure(progress=telling(told.append))
+        resumed = measure(progress=token_progress(told.append))
     assert ran == [2]
     assert sum(told) == 2 * 24
     assert capfd.readouterr().err == f"continuing from the saved progress in {folder}\n"
@@ -129,7 +129,7 @@ def test_an_evaluation_goes_on(
     ran.clear()
     told: list[int] = []
     with savepoint(folder, {}):
-        resumed = evaluate(measures=measures, progress=telling(told.append))
+        resumed = evaluate(measures=measures, progress=token_progress(told.append))
     assert (ran, sum(told)) == (again, left)
     assert_same(resumed, uninterrupted[evaluate])
 

@@ -1,4 +1,4 @@
-"""How a bundled checkpoint is made of a run."""
+"""A bundled checkpoint is made from a run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     measured = bundle.write_bundle(
         run, out=out, recipe="ropelens train --text story.txt", text="a story", documents=4
     )
-    told = (out / "README.md").read_text()
-    assert "# nano: a checkpoint bundled with ropelens" in told
-    assert "    ropelens train --text story.txt\n" in told
-    assert "rotation: rope (rope_theta 10000.0, rope_type default), 8 of 8 planes turn" in told
-    assert f"| float16, as stored | {measured.half_loss:.5f} |" in told
-    assert f"tokens seen: {60 * 4 * 32:,} (60 steps of 128), in sequences of 32\n" in told
-    assert told.count("| 60 | 7,680 |") == 1
+    card = (out / "README.md").read_text()
+    assert "# nano: a checkpoint bundled with ropelens" in card
+    assert "    ropelens train --text story.txt\n" in card
+    assert "rotation: rope (rope_theta 10000.0, rope_type default), 8 of 8 planes turn" in card
+    assert f"| float16, as stored | {measured.half_loss:.5f} |" in card
+    assert f"tokens seen: {60 * 4 * 32:,} (60 steps of 128), in sequences of 32\n" in card
+    assert card.count("| 60 | 7,680 |") == 1
     assert measured.half_loss == pytest.approx(measured.full_loss, abs=1e-3)
     held_out = np.array(held_out_sequences(run / "data"))
     few = held_out[np.linspace(0, len(held_out) - 1, 3).round().astype(int)]
@@ -50,9 +50,9 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -
     measured = bundle.write_bundle(
         run, out=out, recipe="ropelens train", text="a story", step=8
     )
-    told = (out / "README.md").read_text()
-    assert f"tokens seen: {8 * 4 * 32:,} (8 steps of 128, of the 60" in told
-    assert "Without text of its own" in told
+    card = (out / "README.md").read_text()
+    assert f"tokens seen: {8 * 4 * 32:,} (8 steps of 128, of 60 steps" in card
+    assert "This checkpoint has no sampled text." in card
     assert not (out / "sample.jsonl").exists()
     stored = load_file(out / "model.safetensors")
     early = load_file(run / "history" / "step-000008" / "model.safetensors")
@@ -64,10 +64,10 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -
     assert not (tmp_path / "none").exists()
 
 
-def test_the_family_is_made_of_a_study(
+def test_all_checkpoints_are_made_from_a_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each name from the run of its variant, of seed 0, and from the step it names."""
+    """Each name comes from seed 0 of its variant, and from the step in the name."""
     made = []
     for name in ("rope", "nope", "p-rope-0.25", "p-rope-0.75", "p-rope-reversed-0.75"):
         for seed in (0, 1):

@@ -1,4 +1,4 @@
-"""The table of model families says what is so."""
+"""The table of model families is correct."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ SAMPLE = (
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_class_is_what_the_table_says(name: str) -> None:
-    found = families.row(name, "")
-    assert not found.untried
-    said = found.rotation or found.refused.split(" Seen:")[0]
-    assert TABLE[name].startswith(said)
+def test_the_table_describes_a_class(name: str) -> None:
+    row = families.row(name, "")
+    assert not row.untried
+    result = row.rotation or row.refused.split(" Seen:")[0]
+    assert TABLE[name].startswith(result)
 
 
-def test_enough_classes_are_supported_and_all_are_told_of() -> None:
+def test_enough_classes_are_supported_and_all_are_listed() -> None:
     page = families.PAGE.read_text()
-    counts = re.findall(r"Of the (\d+) .*? (\d+) are supported, (\d+) are", page, re.S)
+    counts = re.findall(r"knows (\d+) .*? supports (\d+) .*? refuses (\d+),", page, re.S)
     rows, supported, refused = map(int, counts[0])
     assert supported >= 60
     assert supported + refused >= rows - 2
     assert len(TABLE) == rows
     parts = {part.partition("\n")[0]: part.count("\n| `") for part in page.split("\n## ")}
     assert [parts[title] for title in ("Supported", "Refused")] == [supported, refused]
-    assert all(" " in said for said in TABLE.values())
+    assert all(" " in result for result in TABLE.values())
 
 
-def test_a_class_that_fails_is_no_supported_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scan's own checks: a silence that does nothing, a model that does not fit itself."""
+def test_a_class_that_fails_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silence without effect, and a model whose sizes do not fit, are detected."""
     assert families.row("LlamaForCausalLM", "").rotation == "8 planes, half"
     monkeypatch.setitem(families.SPECIAL, "LlamaForCausalLM", {"hidden_size": 63})
     assert families.row("LlamaForCausalLM", "").untried

@@ -1,4 +1,4 @@
-"""The mixture is what its docstring says: checked on the sequences, with no code of its own."""
+"""The sequences of the mixture are as its docstring describes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 LINE_END = 999
 WORDS = np.arange(200, 900)
-"""Words of documents; prose is of other tokens, below 200."""
+"""Words of documents; prose has tokens below 200."""
 
 
 def made(kind: str, *, count: int, length: int = 512) -> np.ndarray:
@@ -29,17 +29,19 @@ def made(kind: str, *, count: int, length: int = 512) -> np.ndarray:
 
 
 def test_repeats_come_back_at_one_distance() -> None:
-    """Half of them without a break: those tell how the distances lie."""
-    found = []
+    """Half of them have no break; their distances are log-uniform."""
+    distances = []
     for row in made("repeats", count=300):
         returns = [d for d in range(4, 341) if (row[d : d + 2] == row[:2]).all()]
         assert returns
-        found += [d for d in returns if (row[d:] == row[:-d]).all()][:1]
-    assert 0.4 < len(found) / 300 < 0.65
-    assert stats.kstest(np.log(found), stats.uniform(np.log(4), np.log(85)).cdf).pvalue > 0.001
+        distances += [d for d in returns if (row[d:] == row[:-d]).all()][:1]
+    assert 0.4 < len(distances) / 300 < 0.65
+    assert (
+        stats.kstest(np.log(distances), stats.uniform(np.log(4), np.log(85)).cdf).pvalue > 0.001
+    )
 
 
-def test_needles_stand_in_prose_two_or_three_times() -> None:
+def test_needles_occur_two_or_three_times_in_prose() -> None:
     for row in made("needles", count=30):
         hidden = row >= 200
         times = Counter(row[hidden].tolist())
@@ -48,20 +50,20 @@ def test_needles_stand_in_prose_two_or_three_times() -> None:
         assert hidden.mean() < 0.4
 
 
-def test_lists_ask_again_for_the_same_values() -> None:
+def test_lists_repeat_the_same_values() -> None:
     for row in made("lists", count=30):
         lines = [tuple(line) for line in np.split(row, np.flatnonzero(row == LINE_END) + 1)]
-        (*whole, _) = lines  # the last may be cut
-        value = {line[:-2]: line[-2] for line in whole}
-        assert all(value[line[:-2]] == line[-2] for line in whole)
-        assert {len(line) for line in whole} in ({3}, {4})
-        told = whole[: len(value)]
-        assert len(set(told)) == len(value)  # each told once before one is asked again
-        assert len(whole) >= 2 * len(value) - 1
+        (*complete, _) = lines  # the last may be cut
+        value = {line[:-2]: line[-2] for line in complete}
+        assert all(value[line[:-2]] == line[-2] for line in complete)
+        assert {len(line) for line in complete} in ({3}, {4})
+        first = complete[: len(value)]
+        assert len(set(first)) == len(value)  # every key comes once before a key repeats
+        assert len(complete) >= 2 * len(value) - 1
 
 
 def test_a_folder_to_train_on(tmp_path: Path) -> None:
-    """The same arguments make the same bytes, and the arrays decode to what they are."""
+    """The same arguments make the same bytes, and the arrays decode to the text."""
     r = random.Random(0)
     words = [f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"]
     for name in ("text.txt", "valid.txt"):

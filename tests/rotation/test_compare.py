@@ -43,8 +43,8 @@ def test_an_implementation_agrees_with_itself():
     found = rl.compare_rope(tiny("gemma3"), tiny("gemma3"), context=500)
     assert found.attrs["verdict"] == "same"
     assert found.attrs["why"] == (
-        "All planes of 2 layers turn alike: the largest difference is 0 rad (layer 0, plane 0, "
-        "position 499)."
+        "All planes of 2 layers rotate alike: the largest difference is 0 rad (layer 0, plane "
+        "0, position 499)."
     )
     inv_freq = rl.measure_rope(tiny("gemma3"))["inv_freq"].values
     expected = inv_freq[:, :, None] * found["position"].values
@@ -55,8 +55,8 @@ def test_an_implementation_agrees_with_itself():
 @pytest.mark.parametrize(
     ("one", "other", "why"),
     [
-        (ROPE, {**ROPE, "rope_theta": 10_100.0}, "planes turn otherwise: the largest"),
-        (LINEAR, ROPE, "planes turn otherwise: the largest"),
+        (ROPE, {**ROPE, "rope_theta": 10_100.0}, "planes rotate differently: the largest"),
+        (LINEAR, ROPE, "planes rotate differently: the largest"),
         (
             YARN,
             YARN_UNSCALED,
@@ -88,19 +88,19 @@ def test_a_plane_is_named_where_it_differs():
 @pytest.mark.parametrize(
     ("turn", "why"),
     [
-        (neighbours, "Layer 0: something else than the angles of planes changes (residual"),
+        (neighbours, "Layer 0: more than the angles of planes changes with position (residual"),
         (
             lambda q, k, cos, sin: modeling_mistral.apply_rotary_pos_emb(q, k, cos, -sin),
-            "Layer 0: planes turn otherwise: the largest difference is",
+            "Layer 0: planes rotate differently: the largest difference is",
         ),
         (
             lambda q, k, cos, sin: (
                 modeling_mistral.apply_rotary_pos_emb(q, k, cos, sin)[0],
                 k,
             ),
-            "Layer 0: something else than the angles of planes changes (residual",
+            "Layer 0: more than the angles of planes changes with position (residual",
         ),
-        (lambda q, k, cos, sin: (q, k), "Layer 0: planes turn otherwise: the largest"),
+        (lambda q, k, cos, sin: (q, k), "Layer 0: planes rotate differently: the largest"),
     ],
     ids=["interleaved", "clockwise", "queries alone", "not at all"],
 )
@@ -152,7 +152,7 @@ def test_a_bridge_of_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     other = bridge(*rl.load(tmp_path))  # a bridge changes its model
     found = rl.compare_rope(model, other)
     assert found.attrs["verdict"] == "same"
-    assert found.attrs["why"].startswith("All planes of 2 layers turn alike: the largest")
+    assert found.attrs["why"].startswith("All planes of 2 layers rotate alike: the largest")
 
     def linear(self: object, embeddings: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         angle = torch.atan2(embeddings[1], embeddings[0]) / 2
@@ -163,4 +163,4 @@ def test_a_bridge_of_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     found = rl.compare_rope(model, other)
     assert found.attrs["verdict"] == "different"
-    assert found.attrs["why"].startswith("Layer 0: planes turn otherwise: the largest")
+    assert found.attrs["why"].startswith("Layer 0: planes rotate differently: the largest")

@@ -1,0 +1,128 @@
+"""An attention call, the sampled rows of it that statistics use, and its known sinks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from ropelens.attention import fast_products
+from ropelens.attention.call import AttentionCall
+from ropelens.attention.visibility import Visibility
+from ropelens.rope.planes import Planes, unrotate
+from ropelens.text.rows import Rows
+
+
+class SampledCall:
+    """An attention call whose layer rotates in `planes`, and the `rows` that statistics use.
+
+    `q` [batch, head, row, coordinate] and `k` [batch, kv_head, key, coordinate] are the queries
+    and keys in float32 or wider; `q_still` and `k_still` are the same without their rotation.
+    `position` [shared, row] and `weight` [batch, row] belong to `rows`; `shared` is 1 if all
+    sequences have the same rows. `sinks` [batch, shared, key] is the kind of sink of each key
+    (0: none), for all heads or for each head; by default position 0 is a sink. `tokens`
+    [batch, key] are the ids of the keys.
+    """
+
+    def __init__(
+        self,
+        call: AttentionCall,
+        rows: Rows,
+        planes: Planes,
+        *,
+        sinks: Int[Tensor, "batch shared position"] | None = None,
+        tokens: Int[Tensor, "batch token"] | None = None,
+    ) -> None:
+        dtype = torch.promote_types(call.query.dtype, torch.float32)
+        self.call, self.rows, self.planes = call, rows, planes
+        self.q, self.k = call.query.to(dtype), call.key.to(dtype).contiguous()
+        self.k_scaled = self.k if call.scale == 1 else self.k * call.scale
+        keys = call.visibility.keys
+        self.key_position = torch.arange(keys.start, keys.stop, device=self.k.device)
+        self.position = rows.position[:1] if rows.dense else rows.position
+        self.weight = rows.weight.to(self.k.device, dtype)
+        none = torch.empty(len(self.k), 0, dtype=torch.long)
+        self.tokens = (none if tokens is None else tokens).to(self.k.device)
+        sinks = (self.key_position == 0).expand(len(self.k), 1, -1) if sinks is None else sinks
+        self.sinks = sinks.long().to(self.k.device)
+        shape = (1, 1) if sinks.shape[1] == 1 else (self.k.shape[1], -1)
+        self.sink_kind = self.sinks.unflatten(1, shape)
+        self.buffers: dict[str, Tensor] = {}
+
+    def with_rows(self, rows: Rows) -> SampledCall:
+        """The same call with other rows."""
+        other = SampledCall(self.call, rows, self.planes, sinks=self.sinks, tokens=self.tokens)
+        if "k_still" in vars(self):
+            other.k_still = self.k_still
+        return other
+
+    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> SampledCall:
+        """The rows of some of the sequences."""
+        names = ("query", "key", "value", "output")
+        parts: dict[str, Any] = {name: vars(self.call)[name][chosen] for name in names}
+        call = replace(self.call, visibility=self.call.visibility.of_sequences(chosen), **parts)
+        tables = vars(self.rows).items()
+        parts = {name: x[chosen] for name, x in tables if isinstance(x, Tensor)}
+        rows = replace(self.rows, **parts)
+        sinks, tokens = self.sinks[chosen], self.tokens[chosen]
+        return SampledCall(call, rows, self.planes, sinks=sinks, tokens=tokens)
+
+    @cached_property
+    def padding(self) -> Bool[Tensor, "batch key"]:
+        """The keys that are padding or that a mask hides inside a sequence."""
+        padding = self.key_position >= self.rows.length.to(self.k.device)[:, None]
+        if self.rows.hidden is None:
+            return padding
+        return padding | self.rows.hidden.to(self.k.device)[:, self.key_position]
+
+    @cached_property
+    def q_still(self) -> Float[Tensor, "batch head row coordinate"]:
+        """q~: the queries with their rotation removed."""
+        return unrotate(self.q, self.call.visibility.position[0], self.planes)
+
+    @cached_property
+    def k_still(self) -> Float[Tensor, "batch kv_head key coordinate"]:
+        """k~: the keys with their rotation removed."""
+        return unrotate(self.k, self.key_position, self.planes.of_keys(self.k.shape[1]))
+
+    @cached_property
+    def row_q(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
+        """The queries of the rows, grouped by the key-value head that they read."""
+        return self._of_rows(self.q).unflatten(1, (self.k.shape[1], -1))
+
+    @cached_property
+    def row_q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
+        """q~ of the rows."""
+        position = self.position.to(self.k.device)
+        still = unrotate(self._of_rows(self.q), position[:, None], self.planes)
+        return still.unflatten(1, (self.k.shape[1], -1))
+
+    def _of_rows(self, x: Shaped[Tensor, "batch head _ value"]) -> Tensor:
+        index = self.call.visibility.index_of(self.position)
+        if self.rows.dense:
+            return x[:, :, int(index[0, 0]) :][:, :, : index.shape[1]]
+        return fast_products.take_rows(x, index)
+
+    @cached_property
+    def visibility(self) -> Visibility:
+        """The keys that the rows see."""
+        return self.call.visibility.at(self.position)
+
+    @cached_property
+    def count(self) -> Int[Tensor, "_ row"]:
+        """Number of keys that each row sees."""
+        return self.visibility.count
+
+    @cached_property
+    def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
+        """Sum of the keys that each row sees."""
+        return self.visibility.sum_keys(self.k)[:, :, None]
+
+    @cached_property
+    def sink_positions(self) -> Int[Tensor, " sink"]:
+        """The positions at which some head has a sink."""
+        return self.sink_kind.flatten(0, 2).any(0).nonzero()[:, 0].cpu()

@@ -1,0 +1,205 @@
+"""The keys that each row of an attention call sees: an interval of keys, or a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ropelens.attention import fast_products
+from ropelens.errors import UnsupportedModel
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """The keys that each row of an attention call, or of a block of its rows, sees.
+
+    `position` has the positions of the rows in ascending order, and `keys` the positions of the
+    keys. Each row sees the keys from `first` to its own position: 0 to i under full causal
+    attention, i - window + 1 to i under a sliding window. If some row sees other keys (a mask
+    with gaps, a prefix, the top k keys), `mask` states the keys, and `first` is the first of
+    them. Each table has one entry for all sequences, or one for each sequence.
+    """
+
+    position: Int[Tensor, "_ row"]
+    first: Int[Tensor, "_ row"]
+    keys: range
+    mask: Bool[Tensor, "_ row key"] | None = None
+
+    @classmethod
+    def causal(cls, rows: range, *, window: int | None = None) -> Visibility:
+        """Rows that see all keys up to their own position, or the last `window` of these."""
+        position = torch.arange(rows.start, rows.stop)[None]
+        first = (position - (window or rows.stop) + 1).clamp_min(0)
+        return cls(position, first, range(rows.stop))
+
+    @classmethod
+    def from_mask(cls, mask: Bool[Tensor, "batch row key"], rows: range) -> Visibility:
+        """The visibility that a mask states; rows of padding, which see no key, are ignored."""
+        first = mask.byte().argmax(-1).cpu()
+        position = torch.arange(rows.start, rows.stop)[None]
+        interval = cls(position, first, range(mask.shape[2]))
+        is_padding = ~mask.any(-1, keepdim=True)
+        if not bool(((mask == interval.sees().to(mask.device)) | is_padding).all()):
+            return replace(interval, mask=mask)
+        return replace(interval, first=first[:1]) if (first == first[0]).all() else interval
+
+    # some of the rows
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Visibility:
+        mask = None if self.mask is None else change(self.mask)
+        return Visibility(change(self.position), change(self.first), self.keys, mask)
+
+    def rows(self, index: Int[Tensor, "_ some"]) -> Visibility:
+        """The rows with these indices, which all sequences share or each sequence has."""
+
+        def take(table: Tensor) -> Tensor:
+            sequence = torch.arange(len(table), device=table.device)[:, None]
+            return table[sequence, index.to(table.device)]
+
+        return self._map(take)
+
+    def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
+        """Indices of the rows at these positions."""
+        return torch.searchsorted(self.position[0], position.contiguous())
+
+    def at(self, position: Int[Tensor, "_ some"]) -> Visibility:
+        """The rows at these positions."""
+        return self.rows(self.index_of(position))
+
+    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> Visibility:
+        """The rows of some of the sequences."""
+        return self._map(lambda table: table if len(table) == 1 else table[chosen])
+
+    def flatten(self, batch: int) -> Visibility:
+        """The rows of all `batch` sequences, one sequence after the other."""
+        return self._map(
+            lambda table: table.expand(batch, *table.shape[1:]).flatten(0, 1)[None]
+        )
+
+    def block(self, rows: slice) -> Visibility:
+        """Some consecutive rows, and the keys that they see.
+
+        Start one key before the first key that any row sees, if there is one. This extra key
+        has weight 0 in every row.
+        """
+        block = self._map(lambda table: table[:, rows])
+        if self.mask is not None:
+            return block
+        low, high = max(int(block.first.min()) - 1, 0), int(block.position.max()) + 1
+        return replace(block, keys=range(low, high))
+
+    def append(self, later: Visibility) -> Visibility:
+        """These rows, followed by rows of the next chunk of the same sequences.
+
+        Raises `UnsupportedModel` for masks, which have another number of keys in each chunk.
+        """
+        if self.mask is not None or later.mask is not None:
+            raise UnsupportedModel(
+                "Sequences that run in chunks need rows that see all keys up to their own.",
+                seen="a mask with gaps, or with keys ahead of their row",
+                hint="sequences that are short enough to run in one pass",
+            )
+        batch = max(len(self.first), len(later.first))
+        first = torch.cat([x.first.expand(batch, -1) for x in (self, later)], dim=1)
+        return Visibility(torch.cat([self.position, later.position], 1), first, later.keys)
+
+    # the keys of each row
+
+    def sees(self, key: Int[Tensor, " some"] | None = None) -> Bool[Tensor, "_ row some"]:
+        """Which of the keys at these positions, by default of all keys, each row sees."""
+        if key is None:
+            key = torch.arange(self.keys.start, self.keys.stop)
+        if self.mask is not None:
+            return self.mask[:, :, (key - self.keys.start).to(self.mask.device)]
+        return (key >= self.first[..., None]) & (key <= self.position[..., None])
+
+    def agrees(self, other: Visibility) -> bool:
+        """Whether the rows of two calls over the same tokens see the same keys."""
+        if self.mask is None or other.mask is None:
+            return self.mask is other.mask
+        return torch.equal(self.mask, other.mask)
+
+    @property
+    def count(self) -> Int[Tensor, "_ row"]:
+        """Number of keys that each row sees, at least 1."""
+        if self.mask is not None:
+            return self.mask.sum(-1).clamp(min=1)
+        return self.position + 1 - self.first
+
+    def sum_keys(
+        self, k: Float[Tensor, "batch kv_head key coordinate"]
+    ) -> Float[Tensor, "batch kv_head row coordinate"]:
+        """Sum of the keys `k` that each row sees."""
+        if self.mask is not None:
+            mask = self.mask.expand(len(k), -1, -1).to(k)
+            return torch.einsum("brk,bhkc->bhrc", mask, k)
+        total = fast_products.running_sum(k)
+        sums = fast_products.take_rows(total, self.position)
+        if self.first.any():
+            before = fast_products.take_rows(total, (self.first - 1).clamp(min=0))
+            sums -= before * (self.first > 0).to(k.device)[:, None, :, None]
+        return sums
+
+    def penalties(self, device: torch.device) -> list[tuple[slice, Tensor]]:
+        """Numbers that hide keys from rows if they are added to scores, for some columns.
+
+        All rows see the keys in the other columns.
+        """
+        low, seen_by_all = self.keys.start, (self.keys.start, self.keys.start)
+        if self.mask is None:
+            seen_by_all = int(self.first.max()), int(self.position.min()) + 1
+        penalties = []
+        for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], self.keys.stop)):
+            if begin < end:
+                seen = self.sees(torch.arange(begin, end)).to(device)
+                penalty = torch.where(seen, 0.0, fast_products.HIDDEN)[:, None, None]
+                penalties.append((slice(begin - low, end - low), penalty))
+        return penalties
+
+    # offsets
+
+    @property
+    def farthest(self) -> int:
+        """The farthest offset that any row sees."""
+        return int((self.position - self.first).max())
+
+    def offsets(self, device: torch.device) -> Int[Tensor, "_ row key"]:
+        """Offset of each key: number of tokens from the key to the row.
+
+        Under a mask, a key ahead of its row gets offset 0. Otherwise no row sees such a key. It
+        gets an offset that is beyond the first key, so that each row has every offset once, and
+        the key at offset d is in the column whose offset is d.
+        """
+        count = len(self.keys)
+        offset = torch.arange(count - 1, -count, -1, device=device)
+        offset = offset % count if self.mask is None else offset.clamp(min=0)
+        begin = count - 1 - (self.position - self.keys.start).to(device)
+        table = offset.unfold(0, count, 1).index_select(0, begin.flatten())
+        return table.view(*begin.shape, -1)
+
+    def count_by_offset(self) -> Float[Tensor, "_ row offset"]:
+        """Number of keys that each row sees at each offset; keys ahead of it are at 0."""
+        seen = self.sees().cpu().double()
+        offset = (self.position[..., None] - torch.arange(len(self.keys))).clamp(min=0)
+        return torch.zeros_like(seen).scatter_add_(-1, offset.expand(seen.shape), seen)
+
+    def offset_weight(self, weight: Float[Tensor, "batch row"]) -> Float[Tensor, "2 offset"]:
+        """Weight of the rows that see each offset, for any key and for keys other than 0."""
+        weight = weight.double()
+        total = weight.new_zeros(2, len(self.keys))
+        if self.mask is None:
+            for nearest, by_offset in enumerate(total):
+                offset = (self.position - self.first.clamp(min=nearest)).expand(weight.shape)
+                by_offset.index_add_(0, offset.flatten(), weight.flatten())
+            return total.flip(1).cumsum(1).flip(1)
+        offset = self.position[..., None] - torch.arange(len(self.keys))
+        seen = weight[..., None] * (self.mask.cpu() & (offset >= 0))
+        offset = offset.clamp(min=0).expand(seen.shape)
+        for nearest, by_offset in enumerate(total):
+            keys = slice(nearest, None)
+            by_offset.index_add_(0, offset[..., keys].flatten(), seen[..., keys].flatten())
+        return total

@@ -1,0 +1,89 @@
+"""Profiles that were saved before a measure existed open, and have NaN for this measure.
+
+`saved_profile.nc.gz` keeps the layout of November 2026. It was written with
+
+    profile = rl.profile(tiny("llama_gqa"), random_tokens(sequences=2, length=12), surrogates=2)
+    rl.save(profile, "tests/profiles/saved_profile.nc")
+
+and `gzip -9 -n`. Do not write it again when the layout changes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+import ropelens as rl
+from ropelens.analysis.analysis import Analysis, rewrite_page
+from ropelens.attention.variables import Derived
+from ropelens.profiles import measures
+
+SAVED = Path(__file__).with_name("saved_profile.nc.gz")
+NEW = Derived(
+    "second_token",
+    dims=("layer", "head"),
+    units="1",
+    long_name="mean attention on the token before the previous token",
+    column="score",
+    compared="growth",
+    value=lambda layer: layer["sink_mass"],
+)
+WARNING = r"profile.nc was saved before ropelens measured second_token: NaN$"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "profile.nc").write_bytes(gzip.decompress(SAVED.read_bytes()))
+    (tmp_path / "run.json").write_text(json.dumps({"kind": "analysis"}))
+    return tmp_path
+
+
+@pytest.fixture
+def new_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "MEASURES", (*measures.MEASURES, NEW))
+
+
+def test_a_saved_profile_opens_without_a_warning(folder: Path) -> None:
+    analysis = rl.open(folder)
+    assert isinstance(analysis, Analysis)
+    assert {row.name for row in measures.MEASURES if row.saved} <= {*analysis.profile}
+    assert analysis.profile.identical(rl.open(folder / "profile.nc"))
+    assert "layers" in analysis.page()
+
+
+@pytest.mark.parametrize("path", [".", "profile.nc"])
+def test_a_measure_that_is_newer_than_the_profile_is_nan(
+    folder: Path, new_measure: None, path: str
+) -> None:
+    with pytest.warns(UserWarning, match=WARNING) as warned:
+        opened = rl.open(folder / path)
+    assert len(warned) == 1
+    profile = opened.profile if isinstance(opened, Analysis) else opened
+    assert profile["second_token"].dims == ("layer", "head")
+    assert profile["second_token"].isnull().all()
+    heads = rl.classify_heads(profile)
+    assert heads["second_token"].isna().all()
+    assert rl.test_claims(profile, draws=40)["verdict"].notna().all()
+    rl.plot_head_map(profile)
+
+
+def test_the_page_of_an_older_profile_is_drawn_with_one_warning(
+    folder: Path, new_measure: None
+) -> None:
+    with pytest.warns(UserWarning, match=WARNING) as warned:
+        page = rewrite_page(folder)
+    assert len(warned) == 1
+    assert "</html>" in page.read_text()
+
+
+def test_a_profile_without_a_budget_lacks_no_measure(folder: Path) -> None:
+    profile = rl.open(folder / "profile.nc")
+    fitted = [row.name for row in measures.MEASURES if isinstance(row, measures.Fitted)]
+    rl.save(profile.drop_vars(fitted), folder / "profile.nc")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "total_bits" not in rl.open(folder / "profile.nc")
