@@ -33,7 +33,7 @@ from ropelens.intervals import paired_interval
 
 KINDS = {"positional": "position", "semantic": "content"}
 FRACTIONS = {"positional": "positional_fraction", "semantic": "content_fraction"}
-TOKENS = ("all tokens", "tokens had before", "new tokens")
+TOKENS = ("all tokens", "repeated tokens", "new tokens")
 REPEATED = ("random tokens, repeated",)
 PREVIOUS = 0.5
 DRAWS = 8

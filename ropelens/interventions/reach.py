@@ -1,7 +1,7 @@
 """Reach of heads: the distances at which heads find a key.
 
 Random tokens are repeated. On the second copy, a head that acts on matches looks for the key
-after the first occurrence of the same token. Larger distances are extrapolated by turning keys.
+after the first occurrence of the same token. For larger distances the keys are rotated.
 """
 
 from __future__ import annotations

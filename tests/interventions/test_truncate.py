@@ -26,7 +26,7 @@ from ropelens.rope.select import Cut, Wavelengths
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
 
 
-def turning(planes: int, base: float = 10_000.0) -> Wavelengths:
+def rotating_planes(planes: int, base: float = 10_000.0) -> Wavelengths:
     return dict(enumerate((2 * np.pi * base ** (np.arange(planes) / planes)).tolist()))
 
 
@@ -43,7 +43,7 @@ def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
 
 
 def test_names_of_edits_give_the_share_that_really_rotates() -> None:
-    layers = [turning(4)] * 2
+    layers = [rotating_planes(4)] * 2
     cuts = plan(layers, keep=[1, 0.875, 0.8, 0.5, 0], controls=1)
     assert [cut.name(layers) for cut in cuts] == [
         *("none", "slow 0.75", "fast 0.75", "random 0.75 #0"),
@@ -54,7 +54,7 @@ def test_names_of_edits_give_the_share_that_really_rotates() -> None:
 
 
 def test_controls_have_the_size_of_the_edit_and_are_nested() -> None:
-    layers = [turning(16)] * 3
+    layers = [rotating_planes(16)] * 3
     cuts = plan(layers, seed=5)
     assert cuts == plan(layers, seed=5)
     assert cuts != plan(layers, seed=6)
@@ -73,7 +73,7 @@ def test_controls_have_the_size_of_the_edit_and_are_nested() -> None:
 @pytest.mark.parametrize("planes", [2, 3, 4, 8])
 def test_controls_differ_from_the_sets_that_they_control(planes: int) -> None:
     """With few planes, a random set is often an end or the band, and must be drawn again."""
-    cuts = plan([turning(planes)] * 2, bands=planes, controls=20)
+    cuts = plan([rotating_planes(planes)] * 2, bands=planes, controls=20)
     sets = {kind: {cut.stopped for cut in of_kind(cuts, kind)} for kind in ("slow", "fast")}
     random = {cut.stopped for cut in of_kind(cuts, "random")}
     assert not random & (sets["slow"] | sets["fast"])
@@ -87,7 +87,7 @@ def test_controls_differ_from_the_sets_that_they_control(planes: int) -> None:
 
 @pytest.mark.parametrize("bands", [1, 3, 8, 16])
 def test_bands_divide_the_planes_in_order(bands: int) -> None:
-    cuts = plan([turning(16)] * 2, keep=[1], bands=bands, controls=2)
+    cuts = plan([rotating_planes(16)] * 2, keep=[1], bands=bands, controls=2)
     chosen = of_kind(cuts, "band")
     assert [n for cut in chosen for n in cut.stopped[0]] == list(range(16))
     sizes = [len(cut.stopped[0]) for cut in chosen]
@@ -101,7 +101,7 @@ def test_bands_divide_the_planes_in_order(bands: int) -> None:
 
 def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
     """Two bases as in Gemma 3, a layer without rotation, and a layer with fewer planes."""
-    layers = [turning(8), turning(8, 1e6), {}, turning(4)]
+    layers = [rotating_planes(8), rotating_planes(8, 1e6), {}, rotating_planes(4)]
     cuts = plan(layers, keep=[0.5], bands=4, controls=1)
     slow = of_kind(cuts, "slow")[0]
     assert slow.stopped == ((4, 5, 6, 7), (4, 5, 6, 7), (), (2, 3))
