@@ -30,9 +30,7 @@ from ropelens.config_facts import (
     stated_number,
 )
 from ropelens.interventions.truncate import PlaneSweep
-from ropelens.interventions.truncation_table import (
-    wanted_measures,
-)
+from ropelens.interventions.truncation_table import wanted_measures
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpts import check_excerpts

@@ -156,7 +156,7 @@ def position_pairs(
 
 @dataclass(frozen=True)
 class PlanePatch:
-    """A patch hook (see `attention_hooks`) that puts vectors of the source at `pairs`."""
+    """A hook (see `InputPatch`) that puts vectors of the source at `pairs`."""
 
     rotation: RotationProbe
     chosen: Bool[Tensor, "layer head"]
