@@ -1,21 +1,21 @@
-# make report   measure the bundled checkpoint and print the path of its page
-# make smollm2  fetch a real language model of 135 million parameters (93 MB) into models/
-# make reports  the analyses on the bundled checkpoint
+# make report   measure the bundled checkpoint, and print the path of its page
+# make smollm2  download a language model with 135 million parameters (93 MB) into models/
+# make reports  run the analyses on the bundled checkpoint
 # make test     run the tests
-# make test-slow  the tests that take minutes: heads built by hand, trained models against scipy
-# make test-newest  the tests, with the newest versions that pyproject.toml allows
-# make lint     formatting, types, import order
-# make docs     the reference and its examples, into docs/reference/
-# make bench    what measuring costs beside a plain forward pass, and a sweep beside evaluations
+# make test-slow  run the tests that take minutes
+# make test-newest  run the tests with the newest versions that pyproject.toml allows
+# make lint     check formatting, types and imports
+# make docs     write the reference and its examples into docs/reference/
+# make bench    compare the costs of measurements with plain forward passes
 #
-# Each installs into .venv what it needs, once: a second call starts at once.
+# The first call installs the packages that a target needs into .venv.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# By sha256, where one is the same everywhere: of all but torch, and what torch itself brings.
+# Packages are pinned by sha256, except torch and its dependencies, which differ between indexes.
 LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps
-# By a path: setuptools' import hook loses to a folder called ropelens where Python is started.
+# Use a path entry: a folder called ropelens would take precedence over setuptools' import hook.
 EDITABLE := --config-settings editable_mode=compat --editable
 export HF_HUB_OFFLINE := 1
 

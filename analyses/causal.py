@@ -33,7 +33,7 @@ from ropelens.intervals import paired_interval
 
 KINDS = {"positional": "position", "semantic": "content"}
 FRACTIONS = {"positional": "positional_fraction", "semantic": "content_fraction"}
-TOKENS = ("all tokens", "tokens had before", "new tokens")
+TOKENS = ("all tokens", "repeated tokens", "new tokens")
 REPEATED = ("random tokens, repeated",)
 PREVIOUS = 0.5
 DRAWS = 8
@@ -217,11 +217,11 @@ def losses(analysis: rl.Analysis, edits: Sequence = ()) -> xr.Dataset:
         measures=["loss"],
     ).isel(edit=-1)
     repeated = (evaluated["seen_loss"] * evaluated["seen_tokens"]).fillna(0)
-    whole = evaluated["loss"] * evaluated["predicted_tokens"]
+    total = evaluated["loss"] * evaluated["predicted_tokens"]
     counts = evaluated["predicted_tokens"], evaluated["seen_tokens"]
     return xr.Dataset(
         {
-            "loss": xr.concat([whole, repeated, whole - repeated], "tokens"),
+            "loss": xr.concat([total, repeated, total - repeated], "tokens"),
             "count": xr.concat([*counts, counts[0] - counts[1]], "tokens"),
         }
     )

@@ -153,20 +153,20 @@ def correlation(change: np.ndarray, group: np.ndarray) -> float:
     return float((between - within) / (between + (size - 1) * within))
 
 
-def novels(corpora: Path, context: int, each: int) -> tuple[PreTrainedModel, rl.Text]:
+def novels(corpora: Path, context: int, count: int) -> tuple[PreTrainedModel, rl.Text]:
     """The bundled checkpoint, and a text of stretches of every novel."""
     model, tokenizer = rl.load("bundled")
     rows: list[torch.Tensor] = []
     for path in sorted((corpora / "novels").glob("*/*.txt")):
         # Stretches are spread over the novel; tokenizing whole files would take long.
         text = path.read_text(encoding="utf-8")
-        for begin in np.linspace(0, max(0, len(text) - 8 * context), each + 2)[1:-1]:
+        for begin in np.linspace(0, max(0, len(text) - 8 * context), count + 2)[1:-1]:
             stretch = text[int(begin) :][: 8 * context]
             ids = tokenizer(stretch, add_special_tokens=False, verbose=False)["input_ids"]
             cut = [tokenizer.bos_token_id, *ids][:context]
             assert len(cut) == context, path
             rows.append(torch.tensor(cut))
-    documents = torch.arange(len(rows) // each).repeat_interleave(each)
+    documents = torch.arange(len(rows) // count).repeat_interleave(count)
     return model, rl.Text(torch.stack(rows), documents=documents)
 
 
@@ -193,17 +193,17 @@ def profiled(
     model: PreTrainedModel, text: rl.Text, draws: int, random: np.random.Generator
 ) -> None:
     """Rank correlations of profiles of documents that are drawn with replacement."""
-    documents, each = PROFILED
+    documents, count = PROFILED
     group = text.documents.numpy()
-    members = [np.flatnonzero(group == number)[:each] for number in range(group.max() + 1)]
+    members = [np.flatnonzero(group == number)[:count] for number in range(group.max() + 1)]
     claims = []
     for draw in range(draws):
         picks = random.integers(len(members), size=documents)
         ids = text.ids[np.concatenate([members[number] for number in picks])]
-        drawn = rl.Text(ids, documents=np.repeat(np.arange(documents), each))
+        drawn = rl.Text(ids, documents=np.repeat(np.arange(documents), count))
         profile = rl.profile(model, drawn, surrogates=0, seed=draw)
         claims.append(rl.classify_heads(profile, resamples=0).attrs["claim"])
-    print(f"{documents} novels of {each} sequences, {draws} draws")
+    print(f"{documents} novels of {count} sequences, {draws} draws")
     rho = np.array([claim["rank_correlation"] for claim in claims])
     mean, sd = rho.mean(), rho.std()
     covered = np.mean([claim["low"] <= mean <= claim["high"] for claim in claims])

@@ -50,10 +50,10 @@ def main() -> None:
         run = {"model": model, "text": tokens, "tokenizer": Letters()}
         table = rl.test_claims(profile, draws=options.draws, seed=seed, **run)
         tables.append(table)
-        held = table.loc[table["verdict"] == "holds", "claim"].tolist()
+        holding = table.loc[table["verdict"] == "holds", "claim"].tolist()
         layers, heads, _, size = SIZES[seed % 4]
         name = f"random {seed}: {layers} x {heads} of {size}, {SCALES[seed // 4 % 4]}"
-        print(f"{name}: {held} ({time.process_time() - begin:.0f} s)", flush=True)
+        print(f"{name}: {holding} ({time.process_time() - begin:.0f} s)", flush=True)
     counts = pd.concat(tables).groupby("claim", sort=False)["verdict"].value_counts()
     print(counts.unstack(fill_value=0).reindex(columns=VERDICTS, fill_value=0).to_string())
 

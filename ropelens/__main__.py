@@ -1,4 +1,4 @@
-"""`python -m ropelens`, which torchrun and accelerate can launch."""
+"""Entry point of `python -m ropelens`, which torchrun and accelerate can launch."""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Int
 from torch import Tensor
-from transformers import PreTrainedConfig
+
+if TYPE_CHECKING:  # rooms without transformers read these facts
+    from transformers import PreTrainedConfig
 
 WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}
 """Layer types of transformers without attention (state spaces, convolutions, experts)."""

@@ -1,4 +1,4 @@
-"""Means and their intervals, from what was measured in clusters: documents, or stretches."""
+"""Means and intervals of numbers that were measured in clusters, such as documents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scipy import stats
 
 LEVEL = 0.95
 
-ENOUGH_DOCUMENTS = 8  # of fewer a result speaks of this text alone
+ENOUGH_DOCUMENTS = 8  # with fewer documents, a result holds only for this text
 
 
 def mean_and_error(
@@ -18,12 +18,12 @@ def mean_and_error(
     weight: Float[np.ndarray, " unit"] | None = None,
     group: Shaped[np.ndarray, " unit"] | None = None,
 ) -> tuple[float, float, int]:
-    """The weighted mean of `values`, its standard error, and the number of clusters.
+    """The weighted mean of `values`, the standard error, and the number of clusters.
 
-    Units of one `group` are a cluster; without it each is its own. The mean is the ratio
-    estimator sum(w x) / sum(w). With r the sum over a cluster of w (x - mean), its variance is
-    n / (n - 1) sum(r^2) / sum(w)^2 for n clusters (Cochran 1977, *Sampling Techniques*, eqs.
-    6.13 and 9A.2, without the finite population correction). NaN for one.
+    Units of one `group` are a cluster; without groups each unit is a cluster. The mean is the
+    ratio estimator sum(w x) / sum(w). If r is the sum over a cluster of w (x - mean), the
+    variance is n / (n - 1) sum(r^2) / sum(w)^2 for n clusters (Cochran 1977, *Sampling
+    Techniques*, eqs. 6.13 and 9A.2, without the finite population correction). NaN if n is 1.
     """
     weight = np.ones(len(values)) if weight is None else weight
     mean = float((weight * values).sum() / weight.sum())
@@ -39,7 +39,7 @@ def mean_and_error(
 
 
 def jackknife_half(without: Float[np.ndarray, " unit *shape"]) -> Float[np.ndarray, "*shape"]:
-    """Half of a 95 % interval, from what a number is `without` each of its units in turn.
+    """Half of a 95 % interval by the jackknife. `without` has the number without each unit.
 
     Efron and Tibshirani 1993, *An Introduction to the Bootstrap*, eq. 11.5, with Student's t.
     """
@@ -55,9 +55,9 @@ def paired_interval(
 ) -> tuple[float, float, float]:
     """The weighted mean of paired differences, and the ends of its 95 % interval.
 
-    Student's t with one degree of freedom fewer than clusters, around `mean_and_error`; NaN for
-    one cluster. Where every pair is a cluster and weights are equal this is
-    `scipy.stats.ttest_1samp`.
+    The interval uses Student's t with one degree of freedom fewer than clusters, and is NaN for
+    one cluster. It equals `scipy.stats.ttest_1samp` if every pair is a cluster and all weights
+    are equal.
     """
     mean, error, count = mean_and_error(change, weight, group)
     half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * error if count > 1 else math.nan

@@ -1,4 +1,4 @@
-"""A small evaluation: three sequences, few needles."""
+"""A small evaluation with three sequences and few needles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def evaluate(model: nn.Module, **options: object) -> xr.Dataset:
     return rl.evaluate(model, **options)
 
 
-def telling(told: Callable[[int], object]) -> Callable[..., AbstractContextManager]:
-    """A progress that tells the tokens done of the text and of tasks."""
-    tell = lambda amount, stage=0, note="": None if stage else told(amount)  # noqa: E731
-    return lambda *stages: nullcontext(tell)
+def token_progress(add: Callable[[int], object]) -> Callable[..., AbstractContextManager]:
+    """A progress display that passes the number of finished tokens to `add`."""
+    advance = lambda amount, stage=0, note="": None if stage else add(amount)  # noqa: E731
+    return lambda *stages: nullcontext(advance)

@@ -72,7 +72,7 @@ class Opened:
 
 
 def idle(page: playwright.Page) -> None:
-    """Wait until the figures show what was chosen."""
+    """Wait until the figures show the choice."""
     page.wait_for_selector("#explore[aria-busy=false]")
 
 

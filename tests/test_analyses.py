@@ -127,7 +127,7 @@ def table_of(layers: int, heads: int) -> pd.DataFrame:
 
 def test_random_heads_come_from_the_layers_of_the_chosen_heads() -> None:
     causal, heads = script_named("causal"), table_of(6, 6)
-    chosen = heads.loc[[24, 26, 27, 31]]  # of layers 4, 4, 4 and 5
+    chosen = heads.loc[[24, 26, 27, 31]]  # layers 4, 4, 4 and 5
     sets, possible = causal.draws(heads, chosen)
     assert (len(sets), possible) == (5, 5)  # 1 set of layer 4 times 5 heads of layer 5
     sets, possible = causal.draws(heads, heads.loc[[24, 26, 30, 31]])
@@ -174,8 +174,8 @@ def test_the_interval_covers_draws_and_documents() -> None:
         for interval in causal.changes_beyond(random, silent, 1.0):
             assert interval == pytest.approx(wanted)
     both = losses_of(changes + changes[:, None])
-    whole = causal.changes_beyond(both, silent, 1.0)[0]
-    assert whole[2] - whole[1] == pytest.approx(math.sqrt(2) * (wanted[2] - wanted[1]))
+    interval = causal.changes_beyond(both, silent, 1.0)[0]
+    assert interval[2] - interval[1] == pytest.approx(math.sqrt(2) * (wanted[2] - wanted[1]))
     all_drawn = causal.changes_beyond(both, silent, 0.0)[0]
     assert all_drawn[2] - all_drawn[1] == pytest.approx(wanted[2] - wanted[1])
 
@@ -289,7 +289,7 @@ def test_variants_are_trained_and_compared(
     folder = tmp_path / "reports/variants/small"
     assert ended.out == f"{folder / 'index.html'}\n"
     findings = json.loads((folder / "run.json").read_text())["findings"]
-    assert findings[0].startswith("Loss against that of rope, nats per token")
+    assert findings[0].startswith("Change of the loss from rope, in nats per token")
     (peaks,) = [sentence for sentence in findings if "largest share" in sentence]
     assert "% (does not rotate); evenly spread: 12%." in peaks
     rope = rl.open(folder).isel(entry=0)

@@ -1,4 +1,4 @@
-"""Intervals of means: against scipy, the textbook's ratio estimator, and text drawn anew."""
+"""Intervals of means, against scipy, a textbook's ratio estimator, and repeated draws."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scipy import stats
 from ropelens.intervals import mean_and_error, paired_interval
 
 
-def test_for_clusters_of_one_size_it_is_the_t_test_of_their_means() -> None:
+def test_for_clusters_of_one_size_it_is_the_t_test_of_means() -> None:
     change = np.random.default_rng(0).normal(0.02, 0.1, size=(9, 4))
     group = np.repeat([f"book {n}" for n in range(9)], 4)
     shuffled = np.random.default_rng(1).permutation(36)
@@ -21,7 +21,7 @@ def test_for_clusters_of_one_size_it_is_the_t_test_of_their_means() -> None:
 
 
 def test_for_clusters_of_any_size_it_is_the_textbooks_ratio() -> None:
-    """R = sum y / sum m; its variance s^2 / (n mean(m)^2), s^2 of y - R m over clusters."""
+    """R = sum y / sum m has the variance s^2 / (n mean(m)^2), s^2 the variance of y - R m."""
     random = np.random.default_rng(2)
     group = random.integers(0, 7, size=40)
     weight, change = random.integers(20, 500, size=40).astype(float), random.normal(size=40)
@@ -38,7 +38,7 @@ def test_for_clusters_of_any_size_it_is_the_textbooks_ratio() -> None:
 
 @pytest.mark.parametrize("documents", [8, 24])
 def test_sequences_of_one_document_are_drawn_together(documents: int) -> None:
-    """Of documents drawn anew 95 % hold the truth; sequence by sequence far fewer would."""
+    """Intervals over documents hold the truth in 95 % of draws, but not over sequences."""
     rng = np.random.default_rng(documents)
     shape, alike = (2000, documents, 6), 0.4
     change = alike**0.5 * rng.normal(size=(*shape[:2], 1))

@@ -1,21 +1,20 @@
-"""Test which causal models of the installed transformers ropelens supports: docs/families.md.
+"""Which causal models of the installed transformers ropelens measures: docs/families.md.
 
     python tools/families.py            writes the page; two and a half minutes of one core
     python tools/families.py CLASS...   prints the rows of some classes
 
-Builds a model of every class of AutoModelForCausalLM whose code mentions rotary embeddings,
-from the configuration of the class, made tiny, with random weights of standard deviation 0.3.
-Each class runs in a separate process. A class is supported if all of this holds:
+Every class behind AutoModelForCausalLM whose code mentions rotary embeddings is built from
+its own configuration, made tiny, with random weights of standard deviation 0.3, each in a
+process of its own. A class is supported where all of this is so:
 
-- its rotation can be measured, and equals the rotation that the model states;
-- attention recomputed from the captured queries and keys equals the attention of the model;
+- its rotation is measured, and is the one that it states;
+- attention recomputed from the captured queries and keys is the model's own;
 - a profile is made;
-- an observed model gives the same logits to the bit, even if only the last logits are computed;
-- with its slowest quarter stopped it rotates as the edit states, attends as captured, and gives
-  other logits; a silenced head also changes the logits; afterwards it gives the first logits to
-  the bit.
+- observed, it gives the same logits to the bit, also where the last alone are asked for;
+- with its slowest quarter stopped it rotates as the edit says, attends as captured, and gives
+  other logits; so it does with a head silenced; afterwards it gives the first ones to the bit.
 
-Otherwise the row has the error message that a user reads.
+Otherwise the row says what was refused and why, in the words that a user reads.
 """
 
 from __future__ import annotations
@@ -45,9 +44,11 @@ from ropelens.errors import RopelensError, words_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 VOCABULARY, LONGEST = 96, 8192
-LARGEST = 100_000_000  # weights; a larger class has sizes that are missing in `SIZES`
+LARGEST = 100_000_000
+"""Weights; a class that is larger has sizes that `SIZES` does not name."""
 
-SECONDS, MEMORY = 180, 4 * 2**30  # limits for one class
+SECONDS, MEMORY = 180, 4 * 2**30
+"""What one class may take."""
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -74,7 +75,7 @@ SIZES: dict[str, Any] = {
     "sliding_window": 12,
     "sliding_window_size": 12,
     "rel_extent": 32,
-    # mixtures of experts
+    # of mixtures of experts
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
@@ -88,7 +89,7 @@ SIZES: dict[str, Any] = {
     "shared_expert_intermediate_size": 48,
     "expert_ffn_hidden_size": 48,
     "ffn_hidden_size": 96,
-    # latent attention and its indexer
+    # of latent attention, and of what chooses keys for it
     "q_lora_rank": 32,
     "kv_lora_rank": 32,
     "o_lora_rank": 32,
@@ -98,7 +99,7 @@ SIZES: dict[str, Any] = {
     "index_n_heads": 4,
     "index_head_dim": 16,
     "index_topk": 8,
-    # state-space and linear layers
+    # of state-space and linear layers
     "mamba_n_heads": 4,
     "mamba_num_heads": 4,
     "n_mamba_heads": 4,
@@ -116,14 +117,14 @@ SIZES: dict[str, Any] = {
     "linear_num_value_heads": 4,
     "linear_head_dim": 16,
     "lru_width": 64,
-    # images and audio
+    # of eyes and ears
     "image_size": 28,
     "patch_size": 14,
 }
-"""Tiny values for the sizes that a configuration may have."""
+"""The sizes that a configuration may name, made tiny."""
 
 LATENT = {"head_dim": 8, "num_key_value_heads": 4}
-"""Replaces entries of `SIZES` if keys come from one latent vector."""
+"""In place of `SIZES` where keys come from one latent vector."""
 
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _LOCAL_GLOBAL = ["sliding_attention", "full_attention"] * 2
@@ -169,30 +170,30 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "Zamba2ForCausalLM": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "ZayaForCausalLM": {"num_experts_per_tok": 1},
 }
-"""Replaces entries of `SIZES` by class, so that its sizes fit each other."""
+"""In place of `SIZES`, by class: what its sizes must be to fit each other."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The result of a class: how its layers rotate, or why it is refused or was not tried.
+    """What came of a class: how its layers rotate, or why it is refused or was not tried.
 
-    `features` lists the special features of its attention in the trial.
+    `met` is what its attention has beside all earlier keys, on which all was tried.
     """
 
     name: str
     types: str
     rotation: str = ""
-    features: str = ""
+    met: str = ""
     refused: str = ""
     untried: str = ""
 
     def __str__(self) -> str:
-        words = self.refused or self.untried or f"{self.rotation} | {self.features}"
+        words = self.refused or self.untried or f"{self.rotation} | {self.met}"
         return f"| `{self.name}` | {self.types} | {words} |"
 
 
 def rotating() -> dict[str, str]:
-    """The classes of AutoModelForCausalLM that rotate, each with its model types."""
+    """The classes behind AutoModelForCausalLM that rotate, each with its model types."""
     by_rotation: dict[str, list[str]] = {}
     for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         by_rotation.setdefault(name, []).append(model_type)
@@ -209,7 +210,7 @@ def _rotates(name: str) -> bool:
 
 
 def tiny_config(kind: type[PreTrainedConfig], changes: dict[str, Any]) -> PreTrainedConfig:
-    """A configuration of this class with `SIZES` and `changes`, also in its parts."""
+    """A configuration of this class with `SIZES`, and `changes` of them, also inside others."""
     plain = kind()
     named = plain.to_dict().keys() | plain.attribute_map.keys()
     latent = LATENT if "kv_lora_rank" in named else {}
@@ -224,7 +225,7 @@ def tiny_config(kind: type[PreTrainedConfig], changes: dict[str, Any]) -> PreTra
 def tiny(name: str) -> PreTrainedModel:
     """A model of the class `name`: float32, eager attention, weights of standard deviation 0.3.
 
-    With 0.02, the default of transformers, attention is nearly even and hides wrong code.
+    At transformers' own 0.02 attention is nearly even, and wrong code gives the right numbers.
     """
     kind = getattr(transformers, name)
     config = tiny_config(kind.config_class, SPECIAL.get(name, {}))
@@ -251,8 +252,8 @@ def row(name: str, types: str) -> Row:
     except Exception as error:
         return Row(name, types, untried=words_of(error, kind=True)[:160])
     try:
-        rotation, features = try_model(model)
-        return Row(name, types, rotation=rotation, features=features)
+        rotation, met = tried(model)
+        return Row(name, types, rotation=rotation, met=met)
     except RopelensError as error:
         reason = error.parts["seen"]
         return Row(
@@ -261,8 +262,11 @@ def row(name: str, types: str) -> Row:
 
 
 @torch.no_grad()
-def try_model(model: PreTrainedModel) -> tuple[str, str]:
-    """Test all operations on `model`; return its rotation and the features of its attention."""
+def tried(model: PreTrainedModel) -> tuple[str, str]:
+    """How the layers of `model` rotate, and what their attention has.
+
+    All that ropelens does to a model was done then.
+    """
     vocabulary = model.config.get_text_config().vocab_size
     tokens = torch.randint(3, vocabulary, (2, 40), generator=torch.manual_seed(0))
     tokens[:, 0] = 1
@@ -271,17 +275,17 @@ def try_model(model: PreTrainedModel) -> tuple[str, str]:
     rope = rl.measure_rope(model)
     rl.capture(model, tokens[0])
     rl.profile(model, tokens, surrogates=0)
-    features: set[str] = set()
-    with rl.observe(model, lambda call, planes: features.update(special(call))):
+    met: set[str] = set()
+    with rl.observe(model, lambda call, planes: met.update(special(call))):
         assert torch.equal(run(), logits), "observing changes the logits"
     if model.config.get_text_config().to_dict().get("num_kv_shared_layers"):
-        features.add("layers that share keys")
+        met.add("layers that share keys")
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         last = partial(model, tokens, use_cache=False, logits_to_keep=1)
-        last_logits = last().logits
+        alone = last().logits
         with rl.observe(model, lambda call, planes: None):
-            assert torch.equal(last().logits, last_logits), "observing changes the last logits"
-        features.add("last logits only")
+            assert torch.equal(last().logits, alone), "observing changes the last logits"
+        met.add("last logits only")
     with rl.edit_rope(model, rl.stop_slowest(0.25)):
         edited = rl.measure_rope(model)
         assert bool((edited["inv_freq"] == 0).sum() > (rope["inv_freq"] == 0).sum())
@@ -291,7 +295,7 @@ def try_model(model: PreTrainedModel) -> tuple[str, str]:
     with rl.silence_heads(model, f"{attend.argmax()}.0"):
         assert not torch.equal(run(), logits), "silence does nothing"
     assert torch.equal(run(), logits), "an edit or a silence stays"
-    return described(rope), ", ".join(sorted(features))
+    return described(rope), ", ".join(sorted(met))
 
 
 def special(call: AttentionCall) -> Iterator[str]:
@@ -307,7 +311,7 @@ def special(call: AttentionCall) -> Iterator[str]:
 
 
 def described(rope: xr.Dataset) -> str:
-    """The rotation of all layers in words; equal layers are counted."""
+    """The rotation of all layers in words, layers alike together."""
     turning = (rope["inv_freq"] > 0).sum("frequency").values
     attends = rope["residual"].notnull().values
     kinds = [
@@ -325,13 +329,13 @@ def described(rope: xr.Dataset) -> str:
 
 
 def bounded(name: str, types: str) -> Row:
-    """The row of a class, tested in a separate process with limited memory and time."""
+    """The row of a class, tried in a process of its own with so much memory and time."""
     with multiprocessing.get_context("fork").Pool(1, _limit) as pool:
         try:
             return pool.apply_async(row, (name, types)).get(SECONDS)
         except multiprocessing.TimeoutError:
             return Row(name, types, untried=f"takes more than {SECONDS} seconds")
-        except Exception as error:  # such as too little memory, or a fault of this script
+        except Exception as error:  # such as too little memory, or a mistake of ours
             return Row(name, types, untried=f"fails: {words_of(error, kind=True)[:160]}")
 
 
@@ -342,7 +346,7 @@ def _limit() -> None:
 
 
 def page(rows: list[Row]) -> str:
-    """docs/families.md with the counts and tables of these rows, and its text unchanged."""
+    """docs/families.md: its words as they stand, with the counts and tables of these rows."""
     supported = [row for row in rows if row.rotation]
     refused = [row for row in rows if row.refused]
     untried = [row for row in rows if row.untried]
@@ -351,9 +355,10 @@ def page(rows: list[Row]) -> str:
         "classes whose code mentions rotary\nembeddings. ropelens supports "
         f"{len(supported)} classes, refuses {len(refused)}, and could not try {len(untried)}."
     )
-    text = PAGE.read_text(encoding="utf-8").partition("\n## Supported\n")[0]
-    pattern = r"AutoModelForCausalLM of .*? try \d+\."
-    head = re.sub(pattern, lambda _: counts, text, count=1, flags=re.S)
+    words = PAGE.read_text(encoding="utf-8").partition("\n## Supported\n")[0]
+    head = re.sub(
+        r"AutoModelForCausalLM of .*? try \d+\.", lambda _: counts, words, count=1, flags=re.S
+    )
     tables = [
         ("Supported", "rotation of a tiny model | tried with", supported),
         ("Refused", "message, and what was seen", refused),
@@ -363,9 +368,9 @@ def page(rows: list[Row]) -> str:
         f"## {title}\n\n| class | model types | {words} |\n|---|---|---|"
         + "---|\n" * ("|" in words)
         + "\n" * ("|" not in words)
-        + "".join(f"{row}\n" for row in listed)
-        for title, words, listed in tables
-        if listed
+        + "".join(f"{row}\n" for row in some)
+        for title, words, some in tables
+        if some
     ]
     return "\n".join([head, *parts])
 
@@ -373,7 +378,7 @@ def page(rows: list[Row]) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     types = rotating()
-    row("LlamaForCausalLM", "")  # imports modules that every process would import again
+    row("LlamaForCausalLM", "")  # imports once what every process would import again
     rows = []
     for name in sys.argv[1:] or types:
         rows.append(bounded(name, types[name]))

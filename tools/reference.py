@@ -1,25 +1,41 @@
-"""Write the table of a profile's variables in docs/measures.md, from the rows of the schema.
+"""Write the table of a profile's variables to docs/measures.md, between the two marks there.
 
-    python tools/reference.py
-
-The table replaces the text between the two marks in that file.
+python tools/reference.py
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from ropelens.attention.variables import Derived, Fitted, Statistic, Variable
+from ropelens.attention.formulas import attention_budget, describe_kernel
+from ropelens.attention.variables import Derived, Statistic, Variable
+from ropelens.budget.held_out import find_sinks
+from ropelens.budget.logit import gains, score_models
+from ropelens.budget.surrogates import draw_surrogates
+from ropelens.profiles.induction import repeats
 from ropelens.profiles.measures import MEASURES
 
 PAGE = Path("docs/measures.md")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
+FITTED: dict[str, Callable[..., object]] = {
+    r"kernel|offset\w*": describe_kernel,
+    r"found_sink": find_sinks,
+    r"\w+_bits": attention_budget,
+    r"group_scored": score_models,
+    r"group_\w+": gains,
+    r"surrogate_\w+": draw_surrogates,
+    r"\w*induction|duplicate_token": repeats,
+}
+"""Functions that compute the variables that are neither sums nor derived from sums, by name."""
 
 
 def reference() -> str:
-    """The table, a row per variable."""
-    head = "| variable | dims | unit | is | from | heads.csv |\n|---|---|---|---|---|---|"
+    """The table, with a row for each variable."""
+    head = (
+        "| variable | dims | unit | is | computed by | heads.csv |\n|---|---|---|---|---|---|"
+    )
     return "\n".join([head, *map(row_of, (row for row in MEASURES if row.saved))])
 
 
@@ -32,12 +48,20 @@ def row_of(row: Variable) -> str:
 
 
 def source(row: Variable) -> str:
-    """The rows, tokens or fits from which the variable is computed."""
+    """The function that computes a variable, and the mean that is taken of its values."""
     if isinstance(row, Statistic):
-        return "mean over tokens" if row.over == "tokens" else "mean over rows"
+        over = "tokens" if row.over == "tokens" else "rows"
+        return f"mean over {over} of {name_of(row.values)}"
     if isinstance(row, Derived):
-        return "other sums"
-    return "fitted models" if isinstance(row, Fitted) else "repeated tokens"
+        return name_of(row.value)
+    found = [name_of(f) for name, f in FITTED.items() if re.fullmatch(name, row.name)]
+    return found[0] if found else "fitted models"
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """The file and the name of a function, or the file of the table for an expression there."""
+    file, name = function.__module__.rsplit(".", 1)[-1], function.__name__
+    return f"`{file}`" if name == "<lambda>" else f"`{file}.{name}`"
 
 
 def main() -> None:

@@ -80,8 +80,8 @@ def _cut(text: str, tokenizer: PreTrainedTokenizerFast, *, tokens: int) -> str |
     """The start of `text` that encodes to exactly `tokens` with BOS, or None."""
     ids = tokenizer(text, verbose=False).input_ids  # longer than the context by design
     cut = _text(ids[:tokens], tokenizer)
-    whole = len(ids) >= tokens and len(tokenizer(cut).input_ids) == tokens
-    return cut if whole and "\ufffd" not in cut else None
+    exact = len(ids) >= tokens and len(tokenizer(cut).input_ids) == tokens
+    return cut if exact and "\ufffd" not in cut else None
 
 
 def _text(ids: list[int], tokenizer: PreTrainedTokenizerFast) -> str:

@@ -30,14 +30,14 @@ VERDICTS = {  # colours of Okabe and Ito; the symbols also differ in shape
 }
 TITLES = (
     "Verdicts on 20 published claims",
-    "Heads that go by position use short<br>wavelengths: rank correlation",
+    "Positional heads use short<br>wavelengths: rank correlation ρ",
 )
 
 
 def summary(claims: pd.DataFrame) -> go.Figure:
     """Verdicts by claim and model; ρ of each model next to the 95 % range of its surrogates."""
     claims = claims[claims["model"].isin(MODELS)].replace({"model": MODELS})
-    held = (claims["verdict"] == "holds").groupby(claims["statement"]).sum()
+    holding = (claims["verdict"] == "holds").groupby(claims["statement"]).sum()
     figure = make_subplots(
         cols=2, column_widths=[0.6, 0.4], horizontal_spacing=0.11, subplot_titles=TITLES
     )
@@ -65,7 +65,7 @@ def summary(claims: pd.DataFrame) -> go.Figure:
     figure.add_scatter(
         x=rows["number"], **place, mode="markers", marker=marker, name="ρ of the model"
     )
-    figure.update_yaxes(categoryorder="array", categoryarray=held.sort_values().index, col=1)
+    figure.update_yaxes(categoryorder="array", categoryarray=holding.sort_values().index, col=1)
     figure.update_yaxes(categoryorder="array", categoryarray=[*MODELS.values()][3::-1], col=2)
     figure.update_xaxes(
         categoryorder="array", categoryarray=[*MODELS.values()], side="top", col=1

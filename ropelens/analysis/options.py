@@ -13,74 +13,61 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from ropelens.checkpoints.load_options import Loading, option
+from ropelens.checkpoints.load_options import Loading, option, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
     """Options of `analyze`. The options of `Loading` apply if the model is given by name."""
 
-    prompts: Annotated[
-        list[str] | None,
-        option(
-            "TEXT",
-            "Text to show token by token, up to 256 tokens. Can be repeated. [default: pieces "
-            "of the text]",
-            name="--prompt",
-        ),
-    ] = None
-    attention_on: Annotated[
-        list[str] | None,
-        option(
-            "TOKEN",
-            "Find heads by the tokens that they attend to: punctuation, newline, digits, "
-            'capital, repeated, a token such as "\'", or a pattern such as "*\'*"; with '
-            '"after:" in front, the tokens that follow. Can be repeated.',
-        ),
-    ] = None
-    context: Annotated[
-        int | None,
-        option("N", "Tokens in a sequence. [default: up to 2048, more in a sweep]", min=3),
-    ] = None
-    sequences: Annotated[
-        int | None,
-        option("N", "Number of random sequences. [default: up to 64, fewer if long]", min=1),
-    ] = None
-    bos: Annotated[
-        Literal["always", "tokenizer"],
-        option(
-            None,
-            "Begin sequences and prompts with BOS: always (if the tokenizer has a BOS token), "
-            "or only if the tokenizer adds BOS by itself.",
-        ),
-    ] = "always"
-    rows: Annotated[
-        int | Literal["all", "auto"],
-        option(
-            "N|all",
-            "Rows of attention to measure in each sequence: all, N random rows, or auto (all "
-            "rows if a sequence has up to 2,048 tokens, 512 rows otherwise).",
-            parser=lambda text: text if text in ("all", "auto") else int(text),
-            min=1,
-        ),
-    ] = "auto"
-    batch_size: Annotated[
-        int | None,
-        option("N", "Sequences in a batch. [default: as many as fit into memory]", min=1),
-    ] = None
-    surrogates: Annotated[
-        int,
-        option(
-            "N",
-            "Random orders of the frequencies as a null for the claim on wavelengths. A "
-            "verdict needs 39 or more.",
-            min=0,
-        ),
-    ] = 40
-    seed: Annotated[int, option("N", "Seed of all random choices.", min=0, max=2**32 - 1)] = 0
-    backend: Annotated[
-        Literal["hf", "transformer-lens"], option(None, "The library that runs the model.")
-    ] = "hf"
+    prompts: list[str] | None = setting(
+        None,
+        "TEXT",
+        "Text to show token by token, up to 256 tokens. Can be repeated. [default: pieces "
+        "of the text]",
+        name="--prompt",
+    )
+    attention_on: list[str] | None = setting(
+        None,
+        "TOKEN",
+        "Find heads by the tokens that they attend to: punctuation, newline, digits, "
+        'capital, repeated, a token such as "\'", or a pattern such as "*\'*"; with '
+        '"after:" in front, the tokens that follow. Can be repeated.',
+    )
+    context: int | None = setting(
+        None, "N", "Tokens in a sequence. [default: up to 2048, more in a sweep]", min=3
+    )
+    sequences: int | None = setting(
+        None, "N", "Number of random sequences. [default: up to 64, fewer if long]", min=1
+    )
+    bos: Literal["always", "tokenizer"] = setting(
+        "always",
+        None,
+        "Begin sequences and prompts with BOS: always (if the tokenizer has a BOS token), "
+        "or only if the tokenizer adds BOS by itself.",
+    )
+    rows: int | Literal["all", "auto"] = setting(
+        "auto",
+        "N|all",
+        "Rows of attention to measure in each sequence: all, N random rows, or auto (all "
+        "rows if a sequence has up to 2,048 tokens, 512 rows otherwise).",
+        parser=lambda text: text if text in ("all", "auto") else int(text),
+        min=1,
+    )
+    batch_size: int | None = setting(
+        None, "N", "Sequences in a batch. [default: as many as fit into memory]", min=1
+    )
+    surrogates: int = setting(
+        40,
+        "N",
+        "Random orders of the frequencies as a null for the claim on wavelengths. A "
+        "verdict needs 39 or more.",
+        min=0,
+    )
+    seed: int = setting(0, "N", "Seed of all random choices.", min=0, max=2**32 - 1)
+    backend: Literal["hf", "transformer-lens"] = setting(
+        "hf", None, "The library that runs the model."
+    )
 
 
 def with_options(
@@ -88,10 +75,10 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command, and give it one option for each field of the dataclass `kind`.
 
-    The annotation of a field contains the type and the help of its option. `only` selects
-    fields, and `defaults` replaces default values. The command gets the values as `options`.
+    `setting` describes the option of a field. `only` selects fields, and `defaults` replaces
+    default values. The command gets the values as `options`.
     """
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind)
     fields = [f for f in dataclasses.fields(kind) if only is None or f.name in only]
     fields.sort(key=lambda field: field.name not in kind.__annotations__)  # own first
 
@@ -104,13 +91,11 @@ def with_options(
         signature = inspect.signature(command, eval_str=True)
         parameters = [p for p in signature.parameters.values() if p.name != "options"]
         for field in fields:
-            hint, default = hints[field.name], defaults.get(field.name, field.default)
-            info = copy(hint.__metadata__[0])
+            default, info = field.default, copy(field.metadata["option"])
             if field.name in defaults:  # typer adds the new default
-                info.help = info.help.partition(" [default:")[0]
-            hint = Annotated[hint.__origin__, info]
-            if info.parser is not None:
-                hint = Annotated[Any, info]  # typer does not accept unions
+                default, info.help = defaults[field.name], info.help.partition(" [default:")[0]
+            hint = hints[field.name] if info.parser is None else Any  # typer refuses unions
+            hint = Annotated[hint, info]
             parameter = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY)
             parameters.append(parameter.replace(default=default, annotation=hint))
         call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""One attention call: its rows, the formulas of a profile, and running sums."""
+"""One attention call: rows, visibility, the formulas of a profile, and running sums."""

@@ -1,4 +1,4 @@
-"""A block of rows of an attention call: its scores, its attention, and sums over its keys.
+"""A block of rows of an attention call, with scores, attention, and sums over keys.
 
 A `Block` has the quantities of docs/measures.md that formulas.py combines: L, A, A K, U K. Each
 is computed when it is first read. At most one block of rows is in memory, and only the lower
@@ -23,8 +23,8 @@ from ropelens.attention.sampled_call import SampledCall
 def blocks_of(sampled: SampledCall, heads: slice | None = None) -> Iterator[Block]:
     """All rows of a call, in blocks of about `BLOCK_ELEMENTS` scores but at least 16 rows.
 
-    A block has some key-value heads. If `heads` are given, it has these heads and half as many
-    scores, because models of heads need as much memory again.
+    A block has some key-value heads. If `heads` are given, it has these heads and half of the
+    scores, because models of heads need the rest of the memory.
     """
     batch, kv_heads, group = sampled.row_q.shape[:3]
     device, count = sampled.k.device.type, sampled.position.shape[1]
@@ -152,7 +152,7 @@ class Block:
     @property
     def count(self) -> Float[Tensor, "shared 1 1 row"]:
         """Number of keys that each row sees."""
-        return self.sampled.count[:, None, None, self._rows].to(self.q)
+        return self.visibility.count[:, None, None].to(self.q)
 
     # sinks
 
@@ -165,25 +165,20 @@ class Block:
 
     @cached_property
     def sink_kind(self) -> Int[Tensor, "batch shared_kv_head shared_group 1 sink"]:
-        """The kind of sink in these columns (0: none), for all heads or for each head."""
+        """The kind of sink in these columns (0: none), for all heads or by head."""
         kind = self.sampled.sink_kind[..., None, self.sinks + self.keys.start]
         return kind if kind.shape[1] == 1 else kind[:, self.heads]
 
     @cached_property
     def sink_attention(self) -> Float[Tensor, "batch kv_head group row sink"]:
-        """A_ij in these columns; 0 where the head has no sink."""
+        """A_ij in these columns; 0 if the head has no sink there."""
         return self.attention[..., self.sinks] * (self.sink_kind > 0)
 
     @property
     def visible_sinks(self) -> Float[Tensor, "batch shared_kv_head shared_group row sink"]:
-        """1 where the row sees a sink of the head in these columns, else 0."""
+        """1 if the row sees a sink of the head in a column, otherwise 0."""
         seen = self.visibility.sees(self.sinks.cpu() + self.keys.start).to(self.k.device)
         return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
-
-    @property
-    def sink_keys(self) -> Float[Tensor, "batch kv_head sink coordinate"]:
-        """The keys in these columns."""
-        return self.k[:, :, self.sinks]
 
     # visibility and offsets
 

@@ -15,10 +15,10 @@ from ropelens.attention.visibility import Visibility
 class AttentionCall:
     """The inputs of one layer's attention, and the output of the model's own implementation.
 
-    `query` and `key` carry their rotation. A score is `scale` q . k; if the model has a
-    `softcap`, it is softcap tanh(score / softcap) of that. `sink_logits` (gpt-oss) take part in
-    the softmax without a key. `visibility` says at which position each row is and which keys
-    it sees: `call.visibility.sees()` is the table [sequence or 1, row, key].
+    `query` and `key` carry their rotation. A score is `scale` q . k, or with a `softcap`
+    softcap tanh(scale q . k / softcap). `sink_logits` (gpt-oss) take part in the softmax
+    without a key. `visibility` has the position of each row and the keys that the row sees;
+    `call.visibility.sees()` is the table [sequence or 1, row, key].
     """
 
     layer: int
@@ -81,7 +81,7 @@ def attention_map(call: AttentionCall) -> Float[Tensor, "batch head row key"]:
 def output_residual(call: AttentionCall, weights: Float[Tensor, "batch head row key"]) -> float:
     """Difference between A V and the model's output, relative to the size of the output.
 
-    The residual is small only if the scale, soft-cap, mask and sinks are those of the model.
+    The residual is small only if ropelens reads the scale, soft-cap, mask and sinks correctly.
     """
     group = call.query.shape[1] // call.key.shape[1]
     value = call.value.to(weights.dtype).repeat_interleave(group, dim=1)

@@ -1,4 +1,4 @@
-"""Tricks that keep blocks of scores in fast memory: plain products take twice as long."""
+"""Products that keep blocks of scores in fast memory; plain products take twice the time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
-"""Scores of a block; on a CPU a block should stay in its caches."""
+"""Number of scores of a block. On a CPU, a block should fit into the caches."""
 
 BLOCK_ROWS = {"cpu": 128, "cuda": 1024}
-"""Most rows of a block: the keys of its last row are computed for all its rows."""
+"""Largest number of rows of a block, which computes the keys of the last row for all rows."""
 
-FEWEST_ROWS = 16  # rows of a block even where scores do not fit: products of fewer are slow
-HIDDEN = -1e30  # score of a key that a row does not see: weight exactly 0, product finite
-STRETCH = 64  # positions that a running sum takes by one product
+FEWEST_ROWS = 16  # least number of rows of a block: products of fewer rows are slow
+HIDDEN = -1e30  # score of a key that a row does not see: the weight is 0, products are finite
+STRETCH = 64  # positions that a running sum adds by one product
 
 
 def products(
@@ -25,7 +25,7 @@ def products(
     out: Float[Tensor, "batch kv_head group row key"],
     add: bool = False,
 ) -> Float[Tensor, "batch kv_head group row key"]:
-    """q k of every row and key, or `out` + q k: one product for all the heads of a kv head."""
+    """Query-key products of all query heads of a key-value head, or `out` plus the products."""
     batch, kv_heads, group, rows, _ = q.shape
     flat = out.view(batch * kv_heads, group * rows, -1)
     q, k = q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1)
@@ -36,9 +36,9 @@ def products(
 def softmax(
     scores: Float[Tensor, "*batch key"], *, out: Float[Tensor, "*batch key"] | None = None
 ) -> tuple[Float[Tensor, "*batch key"], Float[Tensor, "*batch"]]:
-    """Softmax of each row and log sum_j exp(score_j), in the memory of `out` or of the scores.
+    """Softmax of each row, and log sum_j exp(score_j). Overwrites `out`, or the scores.
 
-    A row's largest weight is at least 1 / keys, so its logarithm is exact.
+    The largest weight of a row is at least 1 / keys, so its logarithm is exact.
     """
     largest = scores.amax(-1)
     weights = torch.softmax(scores, -1, out=scores if out is None else out)
@@ -46,19 +46,19 @@ def softmax(
 
 
 def take_rows(
-    x: Shaped[Tensor, "batch head position value"], at: Int[Tensor, "shared row"]
+    x: Shaped[Tensor, "batch head position value"], index: Int[Tensor, "shared row"]
 ) -> Shaped[Tensor, "batch head row value"]:
-    """`x` at the positions `at` of each sequence, or of all of them."""
-    at = at.to(x.device)
-    if len(at) == 1:
-        return x.index_select(2, at[0])
-    return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+    """Rows of `x` by their indices, which all sequences share or each sequence has."""
+    index = index.to(x.device)
+    if len(index) == 1:
+        return x.index_select(2, index[0])
+    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 def running_sum(
     x: Float[Tensor, "batch head position value"],
 ) -> Float[Tensor, "batch head position value"]:
-    """The sum up to each position: within stretches a product, which is faster than cumsum."""
+    """Sum up to each position, by products within stretches, which are faster than cumsum."""
     count = x.shape[2]
     parts = pad(x, (0, 0, 0, -count % STRETCH)).unflatten(2, (-1, STRETCH))
     within = x.new_ones(STRETCH, STRETCH).tril() @ parts
@@ -71,19 +71,19 @@ def sum_by_offset(
     row_weight: Float[Tensor, "batch row"],
     offset: Int[Tensor, "shared row key"] | None,
 ) -> Float[Tensor, "batch kv_head group offset"]:
-    """Weighted sum of `values` at each offset, without the first key, which is set to 0.
+    """Weighted sum of `values` at each offset. Sets the values of the first key to 0.
 
-    `offset` is that of each key; None where rows follow each other: then offsets are diagonals.
-    Row i of r has its own key in column S - r + i. With one more element of stride a row, a
-    diagonal becomes a column, and their sums one vector-matrix product without a copy. What
-    such a column reads from the end of the row above lies behind that row's own key, where
-    values are zero; the first row, which has no row above, is added by itself.
+    `offset` is the offset of each key, or None if the rows are consecutive and offsets are
+    diagonals: row i of r rows has its own key in column S - r + i. If the stride of a row is
+    one element larger, a diagonal becomes a column, and one vector-matrix product sums all
+    columns without a copy. Such a column also reads the end of the row above, which has only
+    zeros after its own key. The first row has no row above and is added separately.
     """
     values = values.contiguous()
     values[..., 0] = 0
     if offset is not None:
-        # The key at an offset is in the column that has the key's offset; where a row has no
-        # such key, that column has no weight.
+        # The key at offset d is in the column whose offset is d. If a row has no such key, the
+        # values in this column are 0.
         index = offset[:, None, None].expand_as(values)
         return (row_weight[:, None, None, None] @ values.gather(-1, index))[..., 0, :]
     heads, (rows, keys) = values.shape[:3], values.shape[3:]

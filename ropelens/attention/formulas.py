@@ -27,13 +27,13 @@ BITS = 1 / math.log(2)  # bits in a nat
 
 GAINS = {
     "total": "information in the choice of keys",
-    "sink_gain": "what sinks explain",
-    "position_gain": "what sinks and the offset explain",
-    "content_gain": "what sinks and the tokens explain",
-    "both_gain": "what sinks, the offset and the tokens explain together",
+    "sink_gain": "information that sinks explain",
+    "position_gain": "information that sinks and the offset explain",
+    "content_gain": "information that sinks and the tokens explain",
+    "both_gain": "information that sinks, the offset and the tokens explain together",
 }
-"""Gains of the budget's models, in bits per row over uniform attention; on rows that a model
-was not fitted to, a gain may be negative."""
+"""Gains of the budget's models, in bits per row over uniform attention. On rows to which a
+model was not fitted, a gain may be negative."""
 
 SEEN_BY = 0.05  # least share of the rows that must see an offset of a head's kernel
 
@@ -57,16 +57,6 @@ def v_norm(call: SampledCall) -> Float[Tensor, "batch kv_head key term"]:
     if keys.shape[-1] != values.shape[-1]:
         return keys.new_full((*keys.shape[:3], call.planes.terms), math.nan)
     return call.planes.norms(values.repeat_interleave(keys.shape[1] // values.shape[1], dim=1))
-
-
-def q_still(call: SampledCall) -> Float[Tensor, "batch head row coordinate"]:
-    """q~."""
-    return call.q_still
-
-
-def k_still(call: SampledCall) -> Float[Tensor, "batch kv_head key coordinate"]:
-    """k~."""
-    return call.k_still
 
 
 def q_coherence(layer: LayerMeans) -> Float[Tensor, "head term"]:
@@ -105,7 +95,8 @@ def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coo
     E_a and E_u are means over the keys that are not sinks, under A and evenly. (1 - A0) E_a k
     is A K without the sinks.
     """
-    on_sinks = (block.sink_attention.flatten(2, 3) @ block.sink_keys).view_as(block.q)
+    sink_keys = block.k[:, :, block.sinks]
+    on_sinks = (block.sink_attention.flatten(2, 3) @ sink_keys).view_as(block.q)
     evenly = (1 - sink_mass(block))[..., None] * mean_other_key(block)
     return block.q * (block.attended_key - on_sinks - evenly)
 
@@ -113,7 +104,7 @@ def selectivity_keys(block: Block) -> Float[Tensor, "batch kv_head group row coo
 def mean_other_key(block: Block) -> Float[Tensor, "batch kv_head shared_group row coordinate"]:
     """E_u k: the mean of the keys that each row sees and that are not sinks; 0 without any."""
     sinks = block.visible_sinks
-    others = block.sum_of_keys - sinks @ block.sink_keys[:, :, None]
+    others = block.sum_of_keys - sinks @ block.k[:, :, None, block.sinks]
     count = (block.count - sinks.sum(-1))[..., None]
     return others.masked_fill_(count == 0, 0) / count.clamp(min=1)
 
@@ -139,9 +130,9 @@ def attention_budget(
 ) -> dict[str, Float[np.ndarray, "*shape"]]:
     """Bits in a head's choice of keys by their source, from the `GAINS` of its models.
 
-    "sink", "position", "content" and "interaction" sum to "total", and none is negative. On
-    text that it was not fitted to, a model may gain less than a model that it contains. It
-    then gets the gain of the contained model.
+    "sink", "position", "content" and "interaction" are not negative and sum to "total". On text
+    to which it was not fitted, a model may gain less than a model that it contains. The larger
+    gain then counts for both.
     """
     total, sink_gain, position_gain, content_gain, both_gain = gains
     sink = np.maximum(sink_gain, 0)
@@ -183,8 +174,8 @@ def describe_wavelengths(
     """The wavelengths (tokens) through which a head picks keys, by the columns of heads.csv.
 
     The weight of a plane is the positive part of `selectivity_keys`, because a negative part
-    pushes attention away from the keys that are picked. NaN, and 0 planes, for a head without
-    a positive part.
+    pushes attention away from the keys that are picked. A head without a positive part has 0
+    planes and NaN.
     """
     push = np.nan_to_num(selectivity_keys).clip(min=0)
     wavelength = np.broadcast_to(wavelength, push.shape)
@@ -215,11 +206,6 @@ def offset_mass(block: Block) -> Float[Tensor, "batch kv_head group row key"]:
     return block.attention
 
 
-def offset_share(layer: LayerMeans) -> Float[Tensor, " bin"]:
-    """Share of the rows that see the first offset of each bin, at a key other than 0."""
-    return layer.offset_share
-
-
 def previous_token(layer: LayerMeans) -> Float[Tensor, " head"]:
     """Mean attention at offset 1, over rows that see it."""
     return layer["offset_mass"][:, 1] / layer.offset_share[1]
@@ -235,11 +221,6 @@ def entropy(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     return block.log_norm - block.expected_score
 
 
-def entropy_bits(layer: LayerMeans) -> Float[Tensor, " head"]:
-    """Mean of H(A_i) in bits."""
-    return layer["entropy"] * BITS
-
-
 def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     """exp(sink) / (exp(sink) + sum_j exp(L_ij)): the attention on a sink logit."""
     logits = block.call.sink_logits
@@ -247,21 +228,6 @@ def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
         return block.log_norm.new_zeros(block.log_norm.shape)
     by_head = logits.to(block.q.dtype)[block.query_heads].unflatten(0, block.q.shape[1:3])
     return (by_head[..., None] - block.log_norm).sigmoid()
-
-
-def group_rows(layer: LayerMeans) -> Float[Tensor, " group"]:
-    """Number of rows of each group of sequences."""
-    return layer.total.row_weight.sum(1)
-
-
-def group_loss(layer: LayerMeans) -> Float[Tensor, " group"]:
-    """Mean loss of the predicted tokens of each group, in nats per token."""
-    return layer.total.group_loss / layer.total.group_predicted
-
-
-def group_predicted(layer: LayerMeans) -> Float[Tensor, " group"]:
-    """Number of predicted tokens of each group."""
-    return layer.total.group_predicted
 
 
 # Capture
@@ -275,9 +241,9 @@ def contrasts(
 ) -> Float[Tensor, "term query key"]:
     """c_ijf - sum_(k != j) A_ik c_ikf / sum_(k != j) A_ik; c_ijf - c_irf for a `runner_up` r.
 
-    A contrast is the push of a term toward a key, compared with the other keys of the row. It
-    leaves out what all keys of a row share, as softmax does. Against a runner-up, contrasts sum
-    to the log-odds of both keys. NaN if no other key of the row has attention.
+    A contrast is the push of a term toward a key, compared with all other keys of the row. Like
+    softmax, it ignores a number that is added to all keys of a row. Against a runner-up,
+    contrasts sum to the log-odds of both keys. NaN if no other key of the row has attention.
     """
     if runner_up is not None:
         return contribution - contribution[..., runner_up, None]
@@ -297,7 +263,7 @@ def contrasts(
 
 
 def attention_divergence(before: Block, after: Block) -> Float[Tensor, "batch head row"]:
-    """KL(A_i || A'_i) in nats, for the attention A' of a changed model.
+    """KL(A_i || A'_i) in nats, where A' is the attention after a change of the model.
 
     A learned sink counts as one more key. Exactly 0 if both have the same queries and keys.
     """

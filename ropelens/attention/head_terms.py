@@ -27,8 +27,8 @@ def write_head(
 
     The call has one sequence. `into` has arrays of NaN, [query or key, frequency, ...] or
     [query, key], by name. A layer with fewer planes than others fills the first frequencies.
-    With the output `projection`, also write what the head adds to the residual stream for each
-    key, v W_O, and how far this moves the stream in each direction of `toward`.
+    With the output `projection`, also write the length of v W_O, which the head adds to the
+    residual stream for each key, and the component of A v W_O in each direction of `toward`.
     """
     call = call.of_heads(torch.tensor([head]))
     attention, terms = attention_map(call)[0, 0], planes.terms

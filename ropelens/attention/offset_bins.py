@@ -1,4 +1,4 @@
-"""Offsets: their bins, and the kernel of a head over them."""
+"""Bins of offsets, and a sample of the offsets of a long context."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 EXACT_OFFSETS = 64
 BINS_PER_OCTAVE = 8
 EVERY_OFFSET = 512  # longest context, in tokens, in which surrogates read every offset
-READ_OFFSETS = 128  # of longer ones they read those below it, then as many in two octaves
+READ_OFFSETS = 128  # otherwise they read the offsets below it, then this number in two octaves
 
 
 def offset_edges(context: int) -> Int[Tensor, " edge"]:
-    """Edges of the offset bins, in tokens: bin b holds offsets edges[b] to edges[b + 1] - 1.
+    """Edges of the offset bins, in tokens. Bin b holds offsets edges[b] to edges[b + 1] - 1.
 
-    One offset a bin below 64, then 8 bins an octave. The edges do not depend on the
-    context beyond where they end, so that results of different contexts add up.
+    Below 64 each bin has one offset; an octave above has 8 bins. A longer context only appends
+    edges, so results of different contexts can be added.
     """
     edges = list(range(EXACT_OFFSETS + 1))
     step = EXACT_OFFSETS // BINS_PER_OCTAVE
@@ -31,7 +31,7 @@ def offset_edges(context: int) -> Int[Tensor, " edge"]:
 def sampled_offsets(
     context: int, *, generator: torch.Generator
 ) -> tuple[Int[Tensor, " sample"], Int[Tensor, " sample"]]:
-    """Offsets, one drawn from each stretch of a long context, and the lengths of stretches."""
+    """One offset from each stretch of a long context, and the lengths of the stretches."""
     edges = torch.arange(context + 1)
     if context > EVERY_OFFSET:
         steps = torch.arange(READ_OFFSETS * math.ceil(math.log2(context))) * 2 / READ_OFFSETS
@@ -49,5 +49,5 @@ def sum_bins(mass: torch.Tensor, edges: Int[Tensor, " edge"]) -> torch.Tensor:
 
 
 def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
-    """The bin that each offset lies in."""
+    """The bin of each offset."""
     return torch.bucketize(offset.contiguous(), edges.to(offset.device), right=True) - 1

@@ -24,8 +24,8 @@ class SampledCall:
     and keys in float32 or wider; `q_still` and `k_still` are the same without their rotation.
     `position` [shared, row] and `weight` [batch, row] belong to `rows`; `shared` is 1 if all
     sequences have the same rows. `sinks` [batch, shared, key] is the kind of sink of each key
-    (0: none), for all heads or for each head; by default position 0 is a sink. `tokens`
-    [batch, key] are the ids of the keys.
+    (0: none), for all heads or by head; by default position 0 is a sink. `tokens` [batch, key]
+    are the ids of the keys.
     """
 
     def __init__(
@@ -111,11 +111,6 @@ class SampledCall:
     def visibility(self) -> Visibility:
         """The keys that the rows see."""
         return self.call.visibility.at(self.position)
-
-    @cached_property
-    def count(self) -> Int[Tensor, "_ row"]:
-        """Number of keys that each row sees."""
-        return self.visibility.count
 
     @cached_property
     def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:

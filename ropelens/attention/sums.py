@@ -1,4 +1,4 @@
-"""Running sums over the attention of a layer: of one call, of a text, and their means."""
+"""Sums over the attention of a layer, for one call and for a text, and the means of a text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
         values = {statistic.name: _row_values(statistic, block) for statistic in over_rows}
         for statistic in over_rows:
             name = statistic.name
-            part = _sum_rows(statistic, values[name], block)
+            part = _sum_over_rows(statistic, values[name], block)
             if statistic.over == "offsets":
                 part = pad(part, (0, keys - part.shape[-1]))
             if name not in sums:
@@ -67,7 +67,7 @@ def _row_values(statistic: Statistic, block: Block) -> Tensor:
     return values
 
 
-def _sum_rows(
+def _sum_over_rows(
     statistic: Statistic, values: Tensor, block: Block
 ) -> Float[Tensor, "batch kv_head group *value"]:
     if statistic.over == "offsets":
@@ -206,11 +206,13 @@ def by_layer(arrays: Mapping[int, Tensor], layers: int) -> Tensor:
     return torch.from_numpy(stack(arrays.get(layer, empty) for layer in range(layers)))
 
 
-def _add(one: Any, other: Any) -> Any:
+def _add(left: Any, right: Any) -> Any:
     """Sum of two values. The shorter array is filled up with 0, and dicts are merged."""
-    if isinstance(one, dict):
-        return one | {key: _add(one[key], x) if key in one else x for key, x in other.items()}
-    if isinstance(one, Tensor):
-        missing = one.shape[-1] - other.shape[-1]
-        return pad(one, (0, max(-missing, 0))) + pad(other, (0, max(missing, 0)))
-    return one + other
+    if isinstance(left, dict):
+        return left | {
+            key: _add(left[key], x) if key in left else x for key, x in right.items()
+        }
+    if isinstance(left, Tensor):
+        missing = left.shape[-1] - right.shape[-1]
+        return pad(left, (0, max(-missing, 0))) + pad(right, (0, max(missing, 0)))
+    return left + right

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.attention import fast_products
@@ -14,13 +15,13 @@ from ropelens.errors import UnsupportedModel
 
 @dataclass(frozen=True)
 class Visibility:
-    """The keys that each row of an attention call, or of a block of its rows, sees.
+    """The keys that each row of an attention call or block sees.
 
     `position` has the positions of the rows in ascending order, and `keys` the positions of the
-    keys. Each row sees the keys from `first` to its own position, for example 0 to i under full
-    causal attention and i - window + 1 to i under a sliding window. If some row sees other keys
-    (a mask with gaps, a prefix, the top k keys), `mask` says which, and `first` is the first of
-    them. Each table has one entry for all sequences, or one for each sequence.
+    keys. Each row sees the keys from `first` to its own position: 0 to i under full causal
+    attention, i - window + 1 to i under a sliding window. If some row sees other keys (a mask
+    with gaps, a prefix, the top k keys), `mask` states the keys of all rows. Each table has one
+    entry for all sequences, or one for each sequence.
     """
 
     position: Int[Tensor, "_ row"]
@@ -30,18 +31,16 @@ class Visibility:
 
     @classmethod
     def causal(cls, rows: range, *, window: int | None = None) -> Visibility:
-        """Rows that see all keys up to their own position, or the last `window` of these."""
+        """Rows that see all keys up to their own position, or only the last `window` keys."""
         position = torch.arange(rows.start, rows.stop)[None]
         first = (position - (window or rows.stop) + 1).clamp_min(0)
         return cls(position, first, range(rows.stop))
 
     @classmethod
     def from_mask(cls, mask: Bool[Tensor, "batch row key"], rows: range) -> Visibility:
-        """The visibility that a mask states; rows of padding, which see no key, are ignored."""
-        position, first = (
-            torch.arange(rows.start, rows.stop)[None],
-            mask.byte().argmax(-1).cpu(),
-        )
+        """The visibility that a mask states. Rows of padding, which see no key, are ignored."""
+        first = mask.byte().argmax(-1).cpu()
+        position = torch.arange(rows.start, rows.stop)[None]
         interval = cls(position, first, range(mask.shape[2]))
         is_padding = ~mask.any(-1, keepdim=True)
         if not bool(((mask == interval.sees().to(mask.device)) | is_padding).all()):
@@ -50,12 +49,18 @@ class Visibility:
 
     # some of the rows
 
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Visibility:
+        mask = None if self.mask is None else change(self.mask)
+        return Visibility(change(self.position), change(self.first), self.keys, mask)
+
     def rows(self, index: Int[Tensor, "_ some"]) -> Visibility:
-        """The rows with these indices, in every sequence or in each sequence."""
-        mask = None if self.mask is None else _take(self.mask, index)
-        return Visibility(
-            _take(self.position, index), _take(self.first, index), self.keys, mask
-        )
+        """The rows with these indices, which all sequences share or each sequence has."""
+
+        def take(table: Tensor) -> Tensor:
+            sequence = torch.arange(len(table), device=table.device)[:, None]
+            return table[sequence, index.to(table.device)]
+
+        return self._map(take)
 
     def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
         """Indices of the rows at these positions."""
@@ -67,21 +72,25 @@ class Visibility:
 
     def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> Visibility:
         """The rows of some of the sequences."""
-        position, first = (
-            table if len(table) == 1 else table[chosen] for table in (self.position, self.first)
-        )
-        mask = self.mask if self.mask is None or len(self.mask) == 1 else self.mask[chosen]
-        return Visibility(position, first, self.keys, mask)
+        return self._map(lambda table: table if len(table) == 1 else table[chosen])
 
     def flatten(self, batch: int) -> Visibility:
-        """The rows of all `batch` sequences, one sequence after the other."""
-        position, first = (
-            x.expand(batch, -1).flatten()[None] for x in (self.position, self.first)
+        """The rows of all `batch` sequences in one table."""
+        return self._map(
+            lambda table: table.expand(batch, *table.shape[1:]).flatten(0, 1)[None]
         )
-        mask = self.mask
-        if mask is not None:
-            mask = mask.expand(batch, -1, -1).flatten(0, 1)[None]
-        return replace(self, position=position, first=first, mask=mask)
+
+    def block(self, rows: slice) -> Visibility:
+        """Some consecutive rows, and the keys that they see.
+
+        Start one key before the first key that any row sees, if there is one. This extra key
+        has weight 0 in every row.
+        """
+        block = self._map(lambda table: table[:, rows])
+        if self.mask is not None:
+            return block
+        low, high = max(int(block.first.min()) - 1, 0), int(block.position.max()) + 1
+        return replace(block, keys=range(low, high))
 
     def append(self, later: Visibility) -> Visibility:
         """These rows, followed by rows of the next chunk of the same sequences.
@@ -95,23 +104,10 @@ class Visibility:
                 hint="sequences that are short enough to run in one pass",
             )
         batch = max(len(self.first), len(later.first))
-        first = [x.first.expand(batch, -1) for x in (self, later)]
-        position = torch.cat([self.position, later.position], dim=1)
-        return Visibility(position, torch.cat(first, dim=1), later.keys)
+        first = torch.cat([x.first.expand(batch, -1) for x in (self, later)], dim=1)
+        return Visibility(torch.cat([self.position, later.position], 1), first, later.keys)
 
-    def block(self, rows: slice) -> Visibility:
-        """Consecutive rows, and the keys that they see.
-
-        The keys start one key before the first key that any row sees, if there is one. This
-        extra key has weight 0 in every row.
-        """
-        position, first = self.position[:, rows], self.first[:, rows]
-        if self.mask is not None:
-            return replace(self, position=position, first=first, mask=self.mask[:, rows])
-        keys = range(max(int(first.min()) - 1, 0), int(position.max()) + 1)
-        return Visibility(position, first, keys)
-
-    # which keys
+    # the keys of each row
 
     def sees(self, key: Int[Tensor, " some"] | None = None) -> Bool[Tensor, "_ row some"]:
         """Which of the keys at these positions, by default of all keys, each row sees."""
@@ -121,21 +117,8 @@ class Visibility:
             return self.mask[:, :, (key - self.keys.start).to(self.mask.device)]
         return (key >= self.first[..., None]) & (key <= self.position[..., None])
 
-    def sees_pairs(
-        self, row: Int[Tensor, " row"], key: Int[Tensor, "_ row"]
-    ) -> Bool[Tensor, "_ row"]:
-        """Whether each row of the first sequence sees the key that is listed for it.
-
-        Keys that do not exist are not seen.
-        """
-        if self.mask is None:
-            return (key >= self.first[0, row]) & (key <= self.position[0, row])
-        inside = (key >= self.keys.start) & (key < self.keys.stop)
-        column = key.clamp(self.keys.start, self.keys.stop - 1) - self.keys.start
-        return inside & self.mask[0][row, column].cpu()
-
     def agrees(self, other: Visibility) -> bool:
-        """Whether the rows of both calls see the same keys."""
+        """Whether the rows of two calls over the same tokens see the same keys."""
         if self.mask is None or other.mask is None:
             return self.mask is other.mask
         return torch.equal(self.mask, other.mask)
@@ -155,27 +138,26 @@ class Visibility:
             mask = self.mask.expand(len(k), -1, -1).to(k)
             return torch.einsum("brk,bhkc->bhrc", mask, k)
         total = fast_products.running_sum(k)
-        seen = fast_products.take_rows(total, self.position)
+        sums = fast_products.take_rows(total, self.position)
         if self.first.any():
             before = fast_products.take_rows(total, (self.first - 1).clamp(min=0))
-            seen -= before * (self.first > 0).to(k.device)[:, None, :, None]
-        return seen
+            sums -= before * (self.first > 0).to(k.device)[:, None, :, None]
+        return sums
 
     def penalties(self, device: torch.device) -> list[tuple[slice, Tensor]]:
-        """Terms that hide from each row the keys that it does not see, if added to scores.
+        """Numbers that hide keys from rows if they are added to the scores in some columns.
 
-        Each term belongs to some columns; other columns are seen by all rows.
+        All rows see the keys in all remaining columns.
         """
-        low, high = self.keys.start, self.keys.stop
-        seen_by_all = (low, low)
+        low, seen_by_all = self.keys.start, (self.keys.start, self.keys.start)
         if self.mask is None:
             seen_by_all = int(self.first.max()), int(self.position.min()) + 1
         penalties = []
-        for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], high)):
+        for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], self.keys.stop)):
             if begin < end:
                 seen = self.sees(torch.arange(begin, end)).to(device)
-                penalty = torch.where(seen, 0.0, fast_products.HIDDEN)
-                penalties.append((slice(begin - low, end - low), penalty[:, None, None]))
+                penalty = torch.where(seen, 0.0, fast_products.HIDDEN)[:, None, None]
+                penalties.append((slice(begin - low, end - low), penalty))
         return penalties
 
     # offsets
@@ -188,16 +170,16 @@ class Visibility:
     def offsets(self, device: torch.device) -> Int[Tensor, "_ row key"]:
         """Offset of each key: number of tokens from the key to the row.
 
-        A key ahead of its row gets offset 0 under a mask. Otherwise no row sees such keys, and
-        they get the offsets that are beyond the first key. Each row then has every offset once,
-        and the key at offset d is in the column whose offset is d.
+        Under a mask, a key ahead of its row gets offset 0. Otherwise no row sees such a key. It
+        gets an offset that is beyond the first key, so that each row has every offset once, and
+        the key at offset d is in the column whose offset is d.
         """
         count = len(self.keys)
         offset = torch.arange(count - 1, -count, -1, device=device)
         offset = offset % count if self.mask is None else offset.clamp(min=0)
-        start = count - 1 - (self.position - self.keys.start).to(device)
-        table = offset.unfold(0, count, 1).index_select(0, start.flatten())
-        return table.view(*start.shape, -1)
+        begin = count - 1 - (self.position - self.keys.start).to(device)
+        table = offset.unfold(0, count, 1).index_select(0, begin.flatten())
+        return table.view(*begin.shape, -1)
 
     def count_by_offset(self) -> Float[Tensor, "_ row offset"]:
         """Number of keys that each row sees at each offset; keys ahead of it are at 0."""
@@ -216,16 +198,8 @@ class Visibility:
             return total.flip(1).cumsum(1).flip(1)
         offset = self.position[..., None] - torch.arange(len(self.keys))
         seen = weight[..., None] * (self.mask.cpu() & (offset >= 0))
+        offset = offset.clamp(min=0).expand(seen.shape)
         for nearest, by_offset in enumerate(total):
             keys = slice(nearest, None)
-            index = offset.clamp(min=0).expand(seen.shape)[..., keys].flatten()
-            by_offset.index_add_(0, index, seen[..., keys].flatten())
+            by_offset.index_add_(0, offset[..., keys].flatten(), seen[..., keys].flatten())
         return total
-
-
-def _take(
-    table: Shaped[Tensor, "_ row ..."], index: Int[Tensor, "_ some"]
-) -> Shaped[Tensor, "_ some ..."]:
-    """Rows of a table. All sequences may share the table, and they may share the indices."""
-    sequence = torch.arange(len(table), device=table.device)[:, None]
-    return table[sequence, index.to(table.device)]

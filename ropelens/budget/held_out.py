@@ -1,8 +1,8 @@
 """The models of a layer's budget: fitted to a sample of rows, scored on rows of other text.
 
 Groups of sequences belong to two folds (see `Text`). The models that are fitted to one fold
-are scored on all sequences of the other fold, so more weights are not an advantage. If a text
-has a single long sequence, its rows belong to the two folds in turn.
+are scored on all sequences of the second fold, and the reverse, so more weights are not an
+advantage. If a text has a single long sequence, its rows belong to the two folds in turn.
 """
 
 from __future__ import annotations
@@ -27,25 +27,20 @@ from ropelens.text.text import GROUPS, SINKS, Text
 
 FOLD_ROWS = 256  # rows to which the models of a fold are fitted
 FOLD_SEQUENCES = 8  # largest number of sequences with these rows
-FOLD_TOKENS = 8192  # largest number of tokens in these sequences, if they are two or more
-SCORED_ROWS = 2048  # least number of rows on which models are scored, if the text has as many
+FOLD_TOKENS = 8192  # largest number of tokens in these sequences, unless one is longer
+SCORED_ROWS = 2048  # least number of rows on which models are scored, if the text has enough
 LEAST_SCORED = 32  # least number of such rows in each sequence
-SINK_SHARE = 0.3  # a key is a sink above this mean attention of the rows behind it
+SINK_SHARE = 0.3  # a key is a sink above this mean attention of all later rows
 SINK_ROWS = 16  # least number of rows in this mean
 SURROGATE_SEQUENCES = 8
 SURROGATE_ROWS = 256  # rows of these sequences on which surrogates are compared
 
 
 def scored_rows(text: Text) -> int:
-    """Rows of each sequence on which models are scored.
-
-    A single long sequence is scored on the rows to which models are fitted, by the other fold.
-    """
-    return (
-        2 * FOLD_ROWS
-        if text.single_long_sequence
-        else max(LEAST_SCORED, -(-SCORED_ROWS // len(text)))
-    )
+    """Rows of each sequence on which models are scored; all fitted rows if one is long."""
+    if text.single_long_sequence:
+        return 2 * FOLD_ROWS
+    return max(LEAST_SCORED, -(-SCORED_ROWS // len(text)))
 
 
 def fitted_sequences(count: int, context: int) -> int:
@@ -71,9 +66,8 @@ class LayerFit:
         text: Text,
         sets: Bool[Tensor, "batch set position"] | None = None,
     ) -> Float[Tensor, "group set head score"]:
-        """The `SCORES` of the rows of each group and set under the other fold's models."""
-        context = sampled.k.shape[2]
-        longest = self.found_sinks.shape[1]
+        """`SCORES` of each group and set, by models that were fitted to the opposite fold."""
+        context, longest = sampled.k.shape[2], self.found_sinks.shape[1]
         beta, sigma, kappa, tau = split_weights(self.weights, self.terms, longest)
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
@@ -96,7 +90,7 @@ class LayerFit:
 
 @dataclass(frozen=True)
 class Sample:
-    """The sequences to which models are fitted, of both folds in turn, and rows of these."""
+    """The sequences to which models are fitted, from both folds in turn, and their rows."""
 
     chosen: list[int]
     text: Text
@@ -105,7 +99,7 @@ class Sample:
 
     @classmethod
     def draw(cls, text: Text, *, seed: int) -> Sample:
-        """Draw sequences of many groups, and rows of these sequences, with `seed`."""
+        """Draw sequences from many groups, and rows of the sequences."""
         if text.single_long_sequence:
             chosen = [int(text.lengths.argmax())]
             per_sequence, numbers = scored_rows(text), chosen
@@ -118,16 +112,16 @@ class Sample:
         rows = sample_rows(text.lengths, count=per_sequence, seed=seed, numbers=numbers)
         few = text.part(slice(SURROGATE_SEQUENCES), width=text.context)
         compared = sample_rows(few.lengths, count=SURROGATE_ROWS // len(few), seed=seed)
-        return cls(
-            chosen, text, rows.zero_hidden(text.hidden), compared.zero_hidden(few.hidden)
-        )
+        rows, compared = rows.zero_hidden(text.hidden), compared.zero_hidden(few.hidden)
+        return cls(chosen, text, rows, compared)
 
     def fit(
         self, call: AttentionCall, planes: Planes, *, surrogates: int, seed: int
     ) -> LayerFit:
         """Fit the models of one layer to its attention on the sample, and draw surrogates."""
-        found = find_sinks(SampledCall(call, self.rows, planes, sinks=self.text.sinks))
-        sinks = add_found_sinks(self.text.sinks, found)
+        known = self.text.sinks
+        found_sinks = find_sinks(SampledCall(call, self.rows, planes, sinks=known))
+        sinks = add_found_sinks(known, found_sinks)
         sampled = SampledCall(call, self.rows, planes, sinks=sinks)
         compared = sampled.of_sequences(slice(len(self.surrogate_rows.length)))
         compared = compared.with_rows(self.surrogate_rows)
@@ -136,25 +130,23 @@ class Sample:
             fit_models(_rows_of_fold(sampled, self.text, fold)[1], fold=fold) for fold in (0, 1)
         ]
         weights = torch.stack(folds, dim=1).float()
-        return LayerFit(weights, planes.terms, found, drawn)
+        return LayerFit(weights, planes.terms, found_sinks, drawn)
 
 
 @torch.no_grad()
 def find_sinks(sampled: SampledCall) -> Bool[Tensor, "head position"]:
     """Keys that take much attention in most sequences and are not known as sinks.
 
-    Such a key gets more than 0.3 of the attention of the rows behind it, in more than half of
-    the sequences that have such rows, and these are 16 rows or more. A single sequence counts
-    as two, its earlier and its later rows, and the key must pass in both, each with 16 rows.
+    Such a key gets more than 0.3 of the attention of all later rows, in more than half of the
+    sequences that have later rows, and from at least 16 rows. A single sequence counts as two,
+    its earlier and its later rows. The key must then pass in both, with 16 rows in each.
     """
     rows, single = sampled.rows, len(sampled.q) == 1
     rank = torch.arange(rows.position.shape[1])
     early = rank < len(rank) // 2
     parts = [early, ~early] if single else [rank >= 0]
-    tests = [
-        exceeds_sink_share(sampled.with_rows(replace(rows, weight=rows.weight * part)))
-        for part in parts
-    ]
+    weighted = (replace(rows, weight=rows.weight * part) for part in parts)
+    tests = [exceeds_sink_share(sampled.with_rows(rows)) for rows in weighted]
     exceeds, count = (torch.cat(x) for x in zip(*tests, strict=True))
     often = exceeds.sum(0) > (count > 0).sum(0) / 2
     return often & ((count.amin(0) if single else count.sum(0)) >= SINK_ROWS)
@@ -163,10 +155,7 @@ def find_sinks(sampled: SampledCall) -> Bool[Tensor, "head position"]:
 def exceeds_sink_share(
     sampled: SampledCall,
 ) -> tuple[Bool[Tensor, "batch head position"], Float[Tensor, "batch position"]]:
-    """Keys with more than 0.3 of the attention of the rows behind them, and the number of rows.
-
-    Known sinks are left out.
-    """
+    """Unknown sinks by the attention of all later rows, and the number of these rows."""
     batch, heads, context = *sampled.q.shape[:2], sampled.k.shape[2]
     count, weight = torch.zeros(2, batch, context, dtype=torch.float64)
     mass = torch.zeros(batch, heads, context, dtype=torch.float64)
@@ -185,12 +174,12 @@ def exceeds_sink_share(
 
 
 def add_found_sinks(
-    sinks: Int[Tensor, "batch 1 position"], found: Bool[Tensor, "head longest"]
+    sinks: Int[Tensor, "batch 1 position"], found_sinks: Bool[Tensor, "head longest"]
 ) -> Int[Tensor, "batch shared position"]:
-    """The table of sinks with the `found` sinks, by head if there are any."""
-    if not found.any():
+    """The table of sinks with the `found_sinks`, by head if there are any."""
+    if not found_sinks.any():
         return sinks
-    kind = found[:, : sinks.shape[-1]] * (1 + SINKS.index("found"))
+    kind = found_sinks[:, : sinks.shape[-1]] * (1 + SINKS.index("found"))
     return torch.where(sinks > 0, sinks, kind)
 
 
@@ -209,10 +198,10 @@ def _sequences_per_fold(context: int) -> int:
 
 
 def _draw_sequences(text: Text, fold: int, count: int, *, seed: int) -> list[int]:
-    """Draw up to `count` long sequences of a fold, from as many groups as possible."""
+    """Draw up to `count` long sequences of a fold, from different groups where possible."""
     order = torch.randperm(len(text), generator=generator_of(seed))
     drawn: Counter[int] = Counter()
-    rank: dict[int, int] = {}  # of each sequence in its group
+    rank: dict[int, int] = {}  # rank of each sequence within its group
     for sequence in order[(text.long & (text.fold == fold))[order]].tolist():
         group = int(text.group[sequence])
         rank[sequence] = drawn[group]

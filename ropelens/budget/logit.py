@@ -4,7 +4,7 @@
                  + sum_f beta_f c~_ijf - log Z_i
     c~_ijf     = s Re(q~_if conj(k~_jf)), the score of plane f with the rotation removed
 
-The log-likelihood sum_j A_ij log P_i(j) is concave in the weights. Its gradient is the
+The log-likelihood sum_j A_ij log P_i(j) is concave in the weights. The gradient is the
 difference of the same sums under A and under P: the mass on sinks, the mass by offset, and
 
     sum_j A_ij c~_ijf = s Re(q~_if conj(sum_j A_ij k~_jf))
@@ -45,7 +45,7 @@ from ropelens.text.text import SINKS
 MODELS = ("sink", "position", "content", "both")  # S, P, C and B
 
 SCORES = ("weight", "information", "uniform", *MODELS)
-"""Sums over rows: their weight, and in nats sum_j A_ij log A_ij and sum_j A_ij log P_i(j)."""
+"""Sums over rows: the weight, and in nats sum_j A_ij log A_ij and sum_j A_ij log P_i(j)."""
 
 RIDGE = 0.03  # strength of the ridge, in units of the log-likelihood of one row
 TOLERANCE = 1e-4  # error that is allowed, as a share of the information that sinks leave
@@ -108,7 +108,7 @@ def sufficient_statistics(
             by_bin.scatter_add_(-1, bins, (on_sinks * weight).flatten(-2))
             total += [pad(by_offset, (0, context - by_offset.shape[-1])), by_bin]
             at_offset, on_sinks = at_offset.square_(), on_sinks.square_()
-        if block.visibility.mask is not None:  # the rest of each row is on keys ahead of it
+        if block.visibility.mask is not None:  # keys ahead get the rest of the attention
             total[2][..., 0] += block.weight.sum(-1)[:, None, None] - total[2].sum(-1)
     return torch.cat(total, dim=-1).to("cpu", torch.float64).sum(0)
 
@@ -118,7 +118,7 @@ def fit_models(sampled: SampledCall, *, fold: int = 0) -> Float[Tensor, "model h
     """The weights of S, P, C and B of every head, fitted to the rows of `sampled`.
 
     Each model starts from the models that it contains, and has weight 0 for variables of other
-    models. The ridge keeps a weight finite if no row constrains it. For 64 rows of 8 sequences
+    models. The ridge keeps a weight finite if no row constrains it; for 64 rows of 8 sequences
     it costs less than 0.01 of the bits. The folds use different rows for their curvature.
     """
     (kv_heads, group), context = sampled.row_q.shape[1:3], sampled.k.shape[2]
@@ -148,8 +148,7 @@ def fit_models(sampled: SampledCall, *, fold: int = 0) -> Float[Tensor, "model h
         sink, position, content, both = weights[:, chosen]
         fitted = _fit_content(*data, sink[:, :first], **options)
         content[:, :first] = fitted.point
-        # Start B from the better of P and C, plus half of the difference between the other
-        # model and S.
+        # Start B from the better of P and C, plus half of what the worse model adds to S.
         ahead = (fits[1].value[chosen] < fitted.value)[:, None]
         start = (torch.where(ahead, position, content) + position + content - sink) / 2
         both[:] = _fit_content(*data, start, **options).point
@@ -198,14 +197,9 @@ def _fit_content(
         beta_and_sigma = torch.cholesky_solve(values[:, :first, None], factor)[..., 0]
         return torch.cat([beta_and_sigma, values[:, first:] / diagonal[:, first:]], dim=-1)
 
+    options: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance, "smooth": smooth}
     return fit_log_linear(
-        log_z_and_moments,
-        observed[:, :size],
-        ridge=ridge,
-        smooth=smooth,
-        start=start,
-        tolerance=tolerance,
-        divide=divide,
+        log_z_and_moments, observed[:, :size], start=start, divide=divide, **options
     )
 
 
@@ -286,9 +280,8 @@ def score_models(
             modelled = log_weights(block, variables, content=name in ("content", "both"))
             likelihoods.append(block.expect(modelled) - softmax(modelled)[1])
         by_row = torch.stack(likelihoods, dim=-1)
-        position = block.position[:, None].expand(*sets.shape[:2], -1)
-        weight = sets.gather(2, position.to(sets.device)).to(block.weight)
-        weight = weight * block.weight[:, None]
+        position = block.position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
+        weight = sets.gather(2, position).to(block.weight) * block.weight[:, None]
         sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]
         scores[:, :, block.query_heads] += sums.flatten(2, 3).to("cpu", torch.float64)
     return scores
@@ -310,7 +303,7 @@ def normalize_weights(sampled: SampledCall) -> tuple[SampledCall, int]:
 
 
 def fit_tolerance(nats: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
-    """Convergence tolerance in nats of a fit that should explain so many nats."""
+    """Convergence tolerance in nats of a fit that should explain `nats`."""
     return TOLERANCE * nats + 1e-6
 
 

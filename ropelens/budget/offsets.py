@@ -28,14 +28,12 @@ TOGETHER = 2**18  # weights of many heads that are fitted at once
 class OffsetRows:
     """Number of keys that each row sees, and the sinks among them, by offset.
 
-    A row sees the keys at offsets 0, 1, ..., `seen` - 1; if it does not, `keys` has their
-    number at each offset, and keys ahead of their row count at offset 0. Tables list the sinks
-    of each row, for all heads or for each head: the `kind` of each sink (0 fills a list up),
-    its position `key`, its `offset`, the `bin` of the offset, and `within`, the number of keys
-    at this offset that the sink stands for.
-
-    If offsets are sampled and stand for others, `context` is the number of samples and `offset`
-    is the index of a sample.
+    A row sees the keys at offsets 0, 1, ..., `seen` - 1. Under a mask, `keys` has the number of
+    keys at each offset, and keys ahead of their row count at offset 0. Tables list the sinks of
+    each row, in common for all heads or by head: the `kind` of a sink (0 fills a list up), its
+    position `key`, its `offset`, the `bin` of the offset, and `within`, the number of keys at
+    this offset that it stands for. If offsets are sampled, `context` is the number of samples
+    and `offset` is the index of a sample.
     """
 
     seen: Int[Tensor, " row"]
@@ -126,8 +124,8 @@ class OffsetRows:
     ) -> tuple[Tensor, Float[Tensor, "head variable"], Float[Tensor, "head variable"]]:
         """Mean log Z [head], the masses that P expects, and the diagonal of its Hessian.
 
-        `weights` are sigma, kappa and tau side by side. Their masses are on sinks by kind, by
-        offset, and on sinks by bin; the diagonal is the masses minus the squared masses. log Z
+        `weights` are sigma, kappa and tau side by side, and the masses are on sinks by kind, by
+        offset, and on sinks by bin. The diagonal is the masses minus the squared masses. log Z
         is infinite if no key of a row has weight compared with the largest possible weight.
         """
         _, sigma, kappa, tau = split_weights(weights, 0, self.context)
@@ -158,10 +156,7 @@ class OffsetRows:
         *,
         bins: int,
     ) -> Float[Tensor, "head variable"]:
-        """Masses on sinks by kind, on all keys by offset, and on sinks by bin.
-
-        `by_offset` are the masses on other keys.
-        """
+        """Masses on sinks by kind, by offset, and on sinks by bin; changes `by_offset`."""
         mass = on_sinks.flatten(1)
         by_kind = _add_to(mass.new_zeros(len(mass), 1 + len(SINKS)), self.kind, mass)[:, 1:]
         by_offset = _add_to(by_offset, self.offset, mass)
@@ -192,18 +187,14 @@ def fit_offsets(
 
     `observed` are the masses on sinks of each kind, by offset, and on sinks by bin of offsets.
     They are means over the rows, whose weights sum to one. S has only sigma, and P starts from
-    S. Most heads take few evaluations, and the others continue without them.
+    S. Heads that have not converged after a few evaluations continue
+    by themselves.
     """
     (heads, size), kinds = observed.shape, len(SINKS)
     options: dict[str, Any] = {"ridge": ridge, "smooth": slice(kinds, kinds + table.context)}
     by_kind = observed[:, :kinds]
-    sink = fit_log_linear(
-        _for_all(table.sink_log_z_and_moments),
-        by_kind,
-        start=torch.zeros_like(by_kind),
-        tolerance=tolerance / 10,
-        **options,
-    )
+    start = {"start": torch.zeros_like(by_kind), "tolerance": tolerance / 10, **options}
+    sink = fit_log_linear(_for_all(table.sink_log_z_and_moments), by_kind, **start)
     point = pad(sink.point, (0, size - kinds))
     sink = replace(sink, point=point.clone())
     value, done = torch.zeros_like(tolerance), torch.zeros_like(tolerance, dtype=torch.bool)
@@ -246,7 +237,7 @@ def split_weights(
 def _look_up(
     x: Float[Tensor, "head entry"], table: Int[Tensor, "shared row sink"]
 ) -> Float[Tensor, "head row sink"]:
-    """The entries of `x` that a table names, for all heads or for each head."""
+    """The entries of `x` that a table names, in common for all heads or by head."""
     if len(table) == 1:
         return x.index_select(1, table[0].flatten()).view(len(x), *table.shape[1:])
     return x.gather(1, table.flatten(1)).view(table.shape)

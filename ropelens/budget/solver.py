@@ -1,8 +1,8 @@
 """Fits of many log-linear models at once, by L-BFGS with a known curvature.
 
 Nocedal & Wright 2006, algorithm 7.4, with the curvature that the caller knows instead of the
-identity. All problems are evaluated together. If the step of a problem was too long, the
-problem tries a shorter step while the others continue.
+identity. All problems are evaluated together. A problem whose step was too long tries a shorter
+step in the next evaluation.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-DECREASE = 1e-4  # least decrease by a step, as a share of what the slope promises (Armijo)
-SHORTEST = 1e-6  # shortest share of a step that is tried: rounding hides the gain of less
+DECREASE = 1e-4  # least decrease by a step, as a share of the promised decrease (Armijo)
+SHORTEST_STEP = 1e-6  # shortest share of a step that is tried: rounding hides the gain of less
 SMOOTH = 3.0  # weight of squared steps between neighbours, relative to squared weights
-LONGEST = 8.0
+LONGEST_STEP = 8.0
 """Largest change of a weight in one step. After a larger step, a fit in single precision cannot
 return to the minimum."""
 
@@ -100,13 +100,13 @@ def fit_log_linear(
         length = torch.where(active, shorter, length)
         length = torch.where(better, _first_length(direction), length)
         slope = (gradient * direction).sum(-1)
-        active = (-slope / 2 > tolerance) & (length > SHORTEST)
+        active = (-slope / 2 > tolerance) & (length > SHORTEST_STEP)
     return Minimum(point, value, ~active)
 
 
 def _first_length(direction: Float[Tensor, "problem variable"]) -> Float[Tensor, " problem"]:
-    """1, or less if a weight would change by more than `LONGEST`."""
-    return (LONGEST / direction.abs().amax(-1)).clamp(max=1)
+    """1, or less if a weight would change by more than `LONGEST_STEP`."""
+    return (LONGEST_STEP / direction.abs().amax(-1)).clamp(max=1)
 
 
 def _two_loops(

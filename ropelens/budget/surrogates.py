@@ -1,4 +1,4 @@
-"""The numbers behind the paper's claim on wavelengths, for the model and for its surrogates.
+"""The numbers of the paper's claim on wavelengths, of the model and its surrogates.
 
 The rank correlation of these numbers (see claims/verdict.py) is negative by construction,
 because a plane that is much slower than the context cannot tell offsets apart. A surrogate has
@@ -38,12 +38,11 @@ ROWS_AT_ONCE = 32  # rows whose scores under all draws fit into a CPU's caches
 def draw_surrogates(
     sampled: SampledCall, *, draws: int = DRAWS, seed: int = 0
 ) -> dict[str, Float[Tensor, "draw head"]]:
-    """Both numbers of every head: of the model (draw 0), then of `draws` surrogates.
+    """Both numbers of every head, in the model (draw 0) and in `draws` surrogates.
 
-    The keys are the names of the variables. NaN for heads that are diffuse or sinks, and for
-    heads that push toward no key through planes that rotate. P is scored on the rows to which
-    it is fitted, for the model and for surrogates. `seed` and the layer decide the draws, and
-    the offsets at which the keys of a long context are read.
+    NaN for heads that are diffuse or sinks, and for heads that push toward no key through
+    planes that rotate. P is scored on the rows to which it is fitted, in all draws. `seed` and
+    the layer decide the draws, and the offsets at which the keys of a long context are read.
     """
     sampled, number = normalize_weights(sampled)
     heads, kv_heads = sampled.q.shape[1], sampled.k.shape[1]
@@ -67,7 +66,7 @@ def draw_surrogates(
         of_head = table.of_heads(torch.tensor([head]))
         results.append(_attend_by_draw(sampled, of_head, head, offset, size, by_draw, wave))
     masses, total, push = (torch.stack(x, 1) for x in zip(*results, strict=True))
-    # In float32, which is enough for ranks: there are 41 times as many problems as heads.
+    # Ranks of heads need only float32, and each head has 41 problems.
     masses, total = masses.flatten(0, 1).float(), total.flatten().float()
     table = table.of_heads(torch.arange(heads).repeat(len(orders)))
     table = replace(table, weight=table.weight.float(), within=table.within.float())
@@ -119,7 +118,8 @@ def _attend_by_draw(
     """
     batch, context, device = len(sampled.q), sampled.k.shape[2], sampled.k.device
     visibility = sampled.visibility.flatten(batch)
-    position, weight = visibility.position[0], sampled.weight.flatten()
+    visible, position = visibility.sees()[0].cpu(), visibility.position[0]
+    weight = sampled.weight.flatten()
     sequence = torch.arange(batch).repeat_interleave(len(position) // batch)
     q = sampled.row_q_still.flatten(1, 2)[:, head].flatten(0, 1) * sampled.call.scale
     k = sampled.k_still[:, head * sampled.k.shape[1] // sampled.q.shape[1]].flatten(0, 1)
@@ -131,7 +131,8 @@ def _attend_by_draw(
     information, push = on_sinks.new_zeros(len(wave[0])), torch.zeros_like(wave[0])
     for rows in position.argsort().split(ROWS_AT_ONCE):
         read, of_row = position[rows] - offset[:, None], sequence[rows]
-        seen, read = visibility.sees_pairs(rows, read), read.clamp(0, context - 1)
+        exists, read = (read >= 0) & (read < context), read.clamp(0, context - 1)
+        seen = exists & visible[rows, read]
         last = 1 + int(seen.any(1).nonzero().max())
         counted = seen[:last].to(device) & ~is_sink[of_row, read[:last]]
         keys = k.index_select(0, (of_row * context + read[:last]).flatten().to(device))

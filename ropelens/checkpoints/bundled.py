@@ -72,13 +72,13 @@ def check_text(model: str, text: Collection[object]) -> None:
     """
     if not text and model.partition(":")[0] != "bundled":
         raise BadText(
-            f"There is no text to run {model} on.",
+            f"{model} needs a text.",
             hint="--text FILE; only the bundled checkpoints come with text",
         )
     for path in text:
         if isinstance(path, Path) and not path.exists():
             raise BadText(
-                f"There is no file or folder {path}.",
+                f"The file or folder {path} does not exist.",
                 hint="text files, or folders of *.txt, *.md and *.jsonl",
             )
 

@@ -146,12 +146,12 @@ def weight_files(folder: Path) -> list[Path]:
     """The files from which transformers loads the weights in `folder`, which may be a file."""
     if folder.is_file():
         return [folder]
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file():
-        return [whole]
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
     if not index.is_file():
         raise BadCheckpoint(
-            f"{folder} has no {whole.name}.",
+            f"{folder} has no {single.name}.",
             means="ropelens does not read pickles (.bin, .pt), because they can run any code",
             hint="if you trust it, CLASS.from_pretrained(OLD).save_pretrained(NEW_FOLDER)",
         )

@@ -102,7 +102,6 @@ class Opened:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype of the model's weights."""
         if self.loading.dtype == "auto":
             on_gpu = self.devices[0].type == "cuda" and torch.cuda.is_bf16_supported(False)
             return torch.bfloat16 if on_gpu else torch.float32
@@ -185,7 +184,6 @@ def _is_quantized(config: PreTrainedConfig) -> bool:
 
 
 def _quantization_config(name: Quantization) -> Any:
-    """Configuration of transformers for quantizing weights while they are read."""
     if name != "int8":
         bits = {"load_in_8bit": True} if name == "bnb-int8" else {"load_in_4bit": True}
         return BitsAndBytesConfig(**bits, bnb_4bit_quant_type="nf4")

@@ -5,8 +5,8 @@ The commands build their options from the fields of `Loading`, so this file impo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_type_hints
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_type_hints
 
 import typer
 
@@ -19,18 +19,24 @@ Quantization = Literal["int8", "bnb-int8", "bnb-nf4"]
 
 
 def option(metavar: str | None, words: str, *, name: str | None = None, **more: Any) -> Any:
-    """Describe an option of a command, in the annotation of a field; `words` is its help."""
+    """Describe an option of a command in the annotation of a parameter."""
     return typer.Option(*[name] if name else [], metavar=metavar, help=words, **more)
+
+
+def setting(default: Any, metavar: str | None, words: str, **more: Any) -> Any:
+    """Describe a field of a dataclass that is an option of commands, as `option` does."""
+    return field(default=default, metadata={"option": option(metavar, words, **more)})
 
 
 class Checked:
     """A dataclass of options that raises `BadArgument` if a value does not fit its field."""
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            info, value = hint.__metadata__[0], getattr(self, name)
+        hints = get_type_hints(type(self))
+        for item in fields(self):  # type: ignore[arg-type]
+            info, value = item.metadata["option"], getattr(self, item.name)
             bounds = info.min, info.max
-            check_value(f"The option {name}", value, hint.__origin__, bounds=bounds)
+            check_value(f"The option {item.name}", value, hints[item.name], bounds=bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,31 +46,25 @@ class Loading(Checked):
     Raises `BadArgument` if both `device` and `device_map` are set.
     """
 
-    dtype: Annotated[
-        Dtype,
-        option(
-            "T",
-            "float32, float64, bfloat16, float16 or auto (bfloat16 on a GPU that supports it, "
-            "float32 elsewhere).",
-        ),
-    ] = "float32"
-    device: Annotated[
-        str, option("D", "cpu, cuda, cuda:1, or auto (cuda if there is one).")
-    ] = "auto"
-    device_map: Annotated[
-        Literal["auto"] | None,
-        option("auto", "Instead of --device: use all GPUs, then main memory, then disk."),
-    ] = None
-    quantize: Annotated[
-        Quantization | None,
-        option(
-            "Q", "Read weights in fewer bits: int8 (torchao), bnb-int8, bnb-nf4 (bitsandbytes)."
-        ),
-    ] = None
-    revision: Annotated[str | None, option("R", "Branch, tag or commit of a Hub model.")] = None
-    trust_remote_code: Annotated[
-        bool, option(None, "Run the code in the model's folder.", name="--trust-remote-code")
-    ] = False
+    dtype: Dtype = setting(
+        "float32",
+        "T",
+        "float32, float64, bfloat16, float16 or auto (bfloat16 on a GPU that supports it, "
+        "float32 elsewhere).",
+    )
+    device: str = setting("auto", "D", "cpu, cuda, cuda:1, or auto (cuda if there is one).")
+    device_map: Literal["auto"] | None = setting(
+        None, "auto", "Instead of --device: use all GPUs, then main memory, then disk."
+    )
+    quantize: Quantization | None = setting(
+        None,
+        "Q",
+        "Read weights in fewer bits: int8 (torchao), bnb-int8, bnb-nf4 (bitsandbytes).",
+    )
+    revision: str | None = setting(None, "R", "Branch, tag or commit of a Hub model.")
+    trust_remote_code: bool = setting(
+        False, None, "Run the code in the model's folder.", name="--trust-remote-code"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ from ropelens.analysis.options import (
     TextOption,
     with_options,
 )
-from ropelens.checkpoints.load_options import option
+from ropelens.checkpoints.load_options import option, setting
 from ropelens.commands.terminal import finish, print_message
 from ropelens.runtime.progress import opening, show_progress
 
@@ -117,48 +117,38 @@ def _measure_and_save(plan: Plan, folder: Path) -> None:
 class Sweep(Options):
     """Options of `truncate`. If `end` is None, it stops planes from both ends."""
 
-    heads: Annotated[
-        str | None, option("HEADS", "Heads with stopped planes: 3.4,12-29.* [default: all]")
-    ] = None
-    keep: Annotated[
-        Any,
-        option(
-            "P,P,...",
-            "Shares of the planes that keep rotating, from 0 to 1. An empty text stops only "
-            "bands. [default: 1, 7/8, 3/4, ..., 0; quarters for long text]",
-            parser=lambda text: tuple(map(float, filter(None, text.split(",")))),
-        ),
-    ] = None
-    end: Annotated[
-        Literal["slow", "fast"] | None,
-        option(
-            None,
-            "Stop the slowest planes first (as p-RoPE does), or the fastest. [default: a "
-            "sweep for each]",
-        ),
-    ] = None
-    bands: Annotated[
-        int, option("N", "Also stop each of N bands of wavelengths by itself.", min=0)
-    ] = 0
-    controls: Annotated[
-        int | None,
-        option(
-            "N",
-            "Random sets of planes to compare with each step. [default: 3; 1 for long text]",
-            min=0,
-        ),
-    ] = None
-    measures: Annotated[
-        Any,
-        option(
-            "NAME,NAME,...",
-            "Measures: loss (on the text), induction (on repeated random tokens), retrieval "
-            "(of needles in the text), change (of attention), labels, copying (loss on "
-            "repeated random tokens by distance). [default: all; for long text loss, "
-            "induction, change and copying]",
-            parser=lambda text: tuple(text.replace(" ", "").split(",")),
-        ),
-    ] = None
+    heads: str | None = setting(
+        None, "HEADS", "Heads with stopped planes: 3.4,12-29.* [default: all]"
+    )
+    keep: Any = setting(
+        None,
+        "P,P,...",
+        "Shares of the planes that keep rotating, from 0 to 1. An empty text stops only "
+        "bands. [default: 1, 7/8, 3/4, ..., 0; quarters for long text]",
+        parser=lambda text: tuple(map(float, filter(None, text.split(",")))),
+    )
+    end: Literal["slow", "fast"] | None = setting(
+        None,
+        None,
+        "Stop the slowest planes first (as p-RoPE does), or the fastest. [default: a "
+        "sweep for each]",
+    )
+    bands: int = setting(0, "N", "Also stop each of N bands of wavelengths by itself.", min=0)
+    controls: int | None = setting(
+        None,
+        "N",
+        "Random sets of planes to compare with each step. [default: 3; 1 for long text]",
+        min=0,
+    )
+    measures: Any = setting(
+        None,
+        "NAME,NAME,...",
+        "Measures: loss (on the text), induction (on repeated random tokens), retrieval "
+        "(of needles in the text), change (of attention), labels, copying (loss on "
+        "repeated random tokens by distance). [default: all; for long text loss, "
+        "induction, change and copying]",
+        parser=lambda text: tuple(text.replace(" ", "").split(",")),
+    )
 
 
 @with_options(Sweep, only=Sweep.__dataclass_fields__.keys() - NOT_IN_SWEEPS, rows="64")

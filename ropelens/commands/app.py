@@ -151,5 +151,4 @@ for name, short_help, command in (
 
 
 def main() -> None:
-    """Entry point of `ropelens`."""
     run_app(app)

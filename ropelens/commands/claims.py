@@ -129,10 +129,7 @@ def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> No
 def _open_or_measure(
     place: str, text: TextOption, options: Options, folder: Path
 ) -> tuple[xr.Dataset, dict[str, Any]]:
-    """Open the profile in a folder of results, or measure a model and save it in `folder`.
-
-    For a model, also returns the arguments with which `test_claims` runs it again.
-    """
+    """Open a profile, or measure a model and save it; also give arguments to run it again."""
     from ropelens.analysis.analyze import analyze
     from ropelens.profiles.saved import open_profile
     from ropelens.runtime.results import read_record

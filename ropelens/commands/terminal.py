@@ -31,7 +31,6 @@ def print_message(message: str, *, by: str = "ropelens: ") -> None:
 
 
 def print_path(path: Path) -> None:
-    """Print a path on stdout."""
     typer.echo(bytes(path))  # the terminal may not be able to encode a path
 
 

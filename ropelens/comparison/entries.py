@@ -88,7 +88,8 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[ComparisonEntry], li
 def _runs(records: dict[Path, dict[str, Any]]) -> list[ComparisonEntry]:
     """Entries of runs, after checking that they have the same settings and text."""
     sizes = [size_name(Size(**record["settings"]["size"])) for record in records.values()]
-    first, runs = next(iter(records)), dict[str, ComparisonEntry]()
+    runs: dict[str, ComparisonEntry] = {}
+    first = next(iter(records))
     first_of: dict[str, Path] = {}
     for size, (folder, record) in zip(sizes, records.items(), strict=True):
         settings = record["settings"]

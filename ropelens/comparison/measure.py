@@ -11,15 +11,14 @@ from transformers import PreTrainedModel
 
 from ropelens.comparison.entries import ComparisonEntry
 from ropelens.interventions.evaluate import evaluate
-from ropelens.interventions.tasks import NEAREST, SHORTEST, doublings
+from ropelens.interventions.tasks import NEAREST, SHORTEST_PROMPT, doublings
 from ropelens.profiles.heads import head_values
 from ropelens.profiles.measures import compared
 from ropelens.profiles.profile import profile
 from ropelens.text.text import Text
 from ropelens.train.data import documents_of, held_out_sequences, spread
 
-TIMES_CONTEXT = 4
-"""Length of long texts, in trained contexts."""
+TIMES_CONTEXT = 4  # length of long texts, in trained contexts
 
 
 def measure(
@@ -45,7 +44,7 @@ def measure(
         return dataset.drop_vars(("inv_freq", "wavelength"))
     losses = on(text, "loss").reset_coords("group")
     longest = TIMES_CONTEXT * run.context
-    away = {"prompt_lengths": doublings(SHORTEST, longest)}
+    away = {"prompt_lengths": doublings(SHORTEST_PROMPT, longest)}
     away["distances"] = doublings(NEAREST, longest // 2)
     far = on(text, "copying", "retrieval", **away)
     return dataset.assign(

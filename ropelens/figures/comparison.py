@@ -26,13 +26,10 @@ from ropelens.interventions.truncation_table import best_head
 from ropelens.interventions.variables import NEEDLES
 
 KNOWN_VARIANTS = ("p-rope-0.75", "p-rope-0.25", "p-rope-0.5", "p-rope-reversed-0.75", "nope")
-"""Variants that look the same on every page: the first has the first colour, and so on."""
-
 VARIANT_SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon")
 DASHES = ("solid", "dash", "dot")
 HEADS = ("layer", "head")
 AVERAGED = {*HEADS, "kv_head", "trial", "retrieval_length", "depth"}
-"""Dimensions of an entry that the lines average over."""
 Values = Callable[[str], xr.DataArray]
 """Values of a group in a panel, over `entry` and the dimension of x."""
 
@@ -246,7 +243,6 @@ GROWTH: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
     "induction<br>head (0 to 1)": lambda e: best_head(e["growth_trial_induction"]),
     "retrieval<br>(share)": lambda e: e["growth_retrieval"],
 }
-"""Values in each panel of `plot_growth`, from the entries, over `step`."""
 
 
 def plot_growth(comparison: xr.Dataset) -> go.Figure:

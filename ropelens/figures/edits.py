@@ -18,7 +18,7 @@ from ropelens.figures.wavelengths import mark_trained, plane_borders, set_wavele
 from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
 
 
-class MeasureAxis(NamedTuple):
+class Axis(NamedTuple):
     """Column of the summary, and the title of its axis with the unit."""
 
     column: str
@@ -28,25 +28,19 @@ class MeasureAxis(NamedTuple):
 MeasureName = Literal[
     "loss", "far_loss", "copy_loss", "repeat_loss", "retrieval", "induction", "labels"
 ]
-MEASURE_AXES: dict[MeasureName, MeasureAxis] = {
-    "loss": MeasureAxis("loss_change", "change of loss<br>(nats/token)"),
-    "far_loss": MeasureAxis(
-        "far_loss_change", "change of loss at late<br>positions (nats/token)"
-    ),
-    "copy_loss": MeasureAxis(
-        "copy_loss_change", "change of loss of<br>far copies (nats/token)"
-    ),
-    "repeat_loss": MeasureAxis(
-        "repeat_loss_change", "change of loss of<br>repeats (nats/token)"
-    ),
-    "retrieval": MeasureAxis("retrieval_change", "change of correct<br>retrievals (share)"),
-    "induction": MeasureAxis("induction_change", "change of best induction<br>head (0 to 1)"),
-    "labels": MeasureAxis("labels_changed_share", "heads with a new<br>label (share)"),
+MEASURE_AXES: dict[MeasureName, Axis] = {
+    "loss": Axis("loss_change", "change of loss<br>(nats/token)"),
+    "far_loss": Axis("far_loss_change", "change of loss at late<br>positions (nats/token)"),
+    "copy_loss": Axis("copy_loss_change", "change of loss of<br>far copies (nats/token)"),
+    "repeat_loss": Axis("repeat_loss_change", "change of loss of<br>repeats (nats/token)"),
+    "retrieval": Axis("retrieval_change", "change of correct<br>retrievals (share)"),
+    "induction": Axis("induction_change", "change of best induction<br>head (0 to 1)"),
+    "labels": Axis("labels_changed_share", "heads with a new<br>label (share)"),
 }
-
-CLASS_MEASURES = (
-    *(MEASURE_AXES["loss"], MeasureAxis("bits", "change of<br>attention (bits)")),
-    MeasureAxis("labels_changed", "heads with a new<br>label (count)"),
+CLASS_AXES = (
+    MEASURE_AXES["loss"],
+    Axis("bits", "change of<br>attention (bits)"),
+    Axis("labels_changed", "heads with a new<br>label (count)"),
 )
 
 
@@ -97,7 +91,7 @@ def plot_truncation(
 
 
 def _ends_figure(
-    truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[MeasureAxis]
+    truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[Axis]
 ) -> go.Figure:
     """Panels with a column per end and a row per measure."""
     title = "Effect of stopping planes from either end"
@@ -131,9 +125,7 @@ def _ends_figure(
     return figure
 
 
-def _bands_figure(
-    truncation: xr.Dataset, table: pd.DataFrame, measure: MeasureAxis
-) -> go.Figure:
+def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Axis) -> go.Figure:
     """Bars of the change at the wavelengths of each band."""
     bands = table[table["kind"] == "band"]
     figure = _with_words_above("Effect of stopping one band of wavelengths", height=400)
@@ -170,18 +162,18 @@ def _bands_figure(
 
 def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
     """Panels per measure, with a mark per class and end; a quarter of the planes stops."""
-    measures = [measure for measure in CLASS_MEASURES if measure.column in table]
+    measures = [measure for measure in CLASS_AXES if measure.column in table]
     title, height = "Effect of stopping planes, by class of token", 120 + 110 * len(measures)
     figure = style.stacked(title, len(measures), height=height, spacing=0.08)
     for panel, measure in enumerate(measures, start=1):
         for end in ends:
             rows, (words, color, symbol) = table[table["kind"] == end], END_LOOKS[end]
-            kept = min(rows["kept"], key=lambda share: abs(share - QUARTER))
-            name = f"{words.split()[0]} {100 * (1 - kept):.3g}% of planes stopped"
+            share = min(rows["kept"], key=lambda value: abs(value - QUARTER))
+            name = f"{words.split()[0]} {100 * (1 - share):.3g}% of planes stopped"
             look: dict[str, Any] = {"mode": "markers", "name": name, "legendgroup": end}
             look |= {"marker": {"color": color, "symbol": symbol, "size": 9}}
             look |= {"showlegend": panel == 1, "cliponaxis": False}
-            rows = rows[rows["kept"] == kept]
+            rows = rows[rows["kept"] == share]
             data = _change_trace(rows, measure) | {"x": rows["token_class"]}
             figure.add_scatter(**data, **look, row=panel, col=1)
         figure.update_yaxes(title_text=measure.title, zeroline=True, nticks=5, row=panel)
@@ -197,7 +189,7 @@ def _with_words_above(title: str, *, height: int, **panels: Any) -> go.Figure:
     )
 
 
-def _change_trace(rows: pd.DataFrame, measure: MeasureAxis) -> dict[str, Any]:
+def _change_trace(rows: pd.DataFrame, measure: Axis) -> dict[str, Any]:
     """Keywords of a trace: the change of a measure, its interval, and hover texts."""
     y, name = rows[measure.column].to_numpy(float), measure.column
     bars = None
@@ -207,7 +199,7 @@ def _change_trace(rows: pd.DataFrame, measure: MeasureAxis) -> dict[str, Any]:
     return {"y": y, "error_y": bars, "text": hovers, "hovertemplate": style.TEXT_ONLY}
 
 
-def _edit_hover(row: dict, measure: MeasureAxis) -> str:
+def _edit_hover(row: dict, measure: Axis) -> str:
     """Hover text: the stopped planes, and the change with its interval."""
     names = (measure.column, f"{measure.column}_low", f"{measure.column}_high")
     value, low, high = (number(row.get(name, np.nan), "+.3f") for name in names)
@@ -225,7 +217,7 @@ def _edit_hover(row: dict, measure: MeasureAxis) -> str:
 def _add_draws(
     figure: go.Figure,
     draws: pd.DataFrame,
-    measure: MeasureAxis,
+    measure: Axis,
     *,
     x: Any,
     line: dict[str, Any],

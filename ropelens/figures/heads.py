@@ -185,7 +185,8 @@ def plot_claim(
     figure.update_yaxes(title_text="explained by<br>offset (0 to 1)", row=1)
     figure.update_yaxes(range=[-0.04, 1.04], tickvals=[0, 0.25, 0.5, 0.75, 1], row=1)
     axis = {"range": [-1.05, 1.05], "tickvals": [-1, -0.5, 0, 0.5, 1]}
-    figure.update_xaxes(title_text="rank correlation (−1 to 1)", **axis, row=2)
+    title = "diamond: this model; strokes: surrogates<br>rank correlation (−1 to 1)"
+    figure.update_xaxes(title_text=title, **axis, row=2)
     figure.update_yaxes(visible=False, range=[-1, 1], row=2)
     figure.update_layout(legend_itemsizing="constant")
     return style.note_missing(figure, x * y, "no head has a wavelength and a share")

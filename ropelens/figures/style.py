@@ -37,13 +37,10 @@ INK = {"light": "#1d2126", "dark": "#e8e6e1"}
 SOFT = {"light": "#5c636b", "dark": "#a3a9b0"}
 GRID = {"light": "#e6e4de", "dark": "#2c3137"}
 PAPER = {"light": "#ffffff", "dark": "#15181b"}
-MUTED = "#80868d"
-"""Grey of secondary lines, which contrasts with `INK` on a light and on a dark page."""
-DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}
-"""Line of a prediction or of random planes."""
+MUTED = "#80868d"  # grey of secondary lines, on a light and on a dark page
+DASHED = {"width": 2, "dash": "4px,3px", "color": MUTED}  # predictions and random planes
 DOTTED = {"width": 1.5, "dash": "dot", "color": MUTED}  # marks a position on an axis
-DRAWN_FROM_ONE = {"drawn_from": 1}
-"""`meta` of a layout that draws x at x + 1, because a log axis cannot show 0."""
+DRAWN_FROM_ONE = {"drawn_from": 1}  # layout `meta`: x is at x + 1, as a log axis has no 0
 NO_DATA = "no data"  # name of the note in a figure without numbers
 SHADE = "rgba(128,132,140,0.22)"
 TEXT_ONLY = "%{text}<extra></extra>"  # `hovertemplate` that shows the trace's `text`

@@ -10,26 +10,18 @@ import xarray as xr
 
 from ropelens.figures import style
 
-END_LOOKS = {
+END_LOOKS = {  # words, colour and symbol
     "slow": ("slowest planes stopped first (p-RoPE)", style.VARIANT_COLORS[0], "square"),
     "fast": ("fastest planes stopped first", style.VARIANT_COLORS[3], "circle"),
 }
-"""Words, colour and symbol of each end from which planes stop."""
-MEAN_OF_DRAWS = {
-    "mode": "lines",
-    "line": style.DASHED,
-    "name": "random planes",
-    "legendgroup": "random",
-    "hoverinfo": "skip",
-}
-"""Keywords of the line of the mean over random sets of planes."""
+MEAN_OF_DRAWS = {"mode": "lines", "line": style.DASHED, "hoverinfo": "skip"}
+MEAN_OF_DRAWS |= {"name": "random planes", "legendgroup": "random"}
 KEPT_AXIS = {"range": [1.04, -0.04], "tickvals": [1, 0.75, 0.5, 0.25, 0], "tickformat": ".0%"}
 KEPT_TITLE = "planes that still rotate (% of all)"
 HEAD_PANELS = {
     "attention_change": "change of<br>attention (bits)",
     "induction": "induction<br>(0 to 1)",
 }
-"""Variables of a sweep that have a panel, and the titles of their y axes."""
 
 
 def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:

@@ -23,8 +23,8 @@ from torch import Tensor
 from ropelens.errors import BadArgument, Number, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, EVERY, PlaneNumbers, Selection, Slowest
-from ropelens.rope.turn import Side, turn
+from ropelens.rope.select import ALL_HEADS, ALL_PLANES, PlaneNumbers, Selection, Slowest
+from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.rope.variants import Variant, parse_variant
 from ropelens.rotation.configured import shape_of, sharpening
 from ropelens.rotation.probe import RotationProbe
@@ -41,7 +41,7 @@ class Layer:
 
 
 class PlaneChange(NamedTuple):
-    """New frequencies of planes, and factors on queries and keys; see `Side.at`."""
+    """New frequencies of planes, and factors on queries and keys; see `TargetRotation`."""
 
     inv_freq: Float[Tensor, " frequency"] | None = None
     query_gain: float | None = None
@@ -100,7 +100,7 @@ def rescale(
     inv_freq: Sequence[Number] | Float[Tensor, " frequency"] | Float[np.ndarray, " frequency"],
     *,
     attention_factor: Number = 1.0,
-    select: Selection = EVERY,
+    select: Selection = ALL_PLANES,
     heads: str = ALL_HEADS,
 ) -> Edit:
     """The planes rotate at `inv_freq` (rad/token, one frequency for every plane of a layer).
@@ -190,7 +190,7 @@ def as_edit(variant: Variant, rotation: RotationProbe) -> Edit:
         inv_freq, factor = frequencies(variant, shape_of(live, layer.index, **options))
         return _rotate_at(layer, inv_freq, factor / model_factor if model_factor else 1.0)
 
-    return Edit(EVERY, act, scale=1 / sharpening(live))
+    return Edit(ALL_PLANES, act, scale=1 / sharpening(live))
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,16 +200,16 @@ class ModelEdit:
     rotation: RotationProbe
     edits: tuple[PlacedEdit, ...]
 
-    def sides(self, layer: Layer) -> tuple[Side, Side]:
+    def sides(self, layer: Layer) -> tuple[TargetRotation, TargetRotation]:
         """Changes of the queries and the keys of a layer."""
         rates = layer.planes.inv_freq.float().expand(self.rotation.live.heads, -1)
-        query = key = Side(rates, torch.ones(rates.shape))
+        query = key = TargetRotation(rates, torch.ones(rates.shape))
         for edit, heads in self.edits:
             chosen = heads[layer.index][:, None] & edit.select(layer.planes)
             if chosen.any():
                 inv_freq, query_gain, key_gain = edit.action(layer)
-                query = query.at(chosen, inv_freq, query_gain)
-                key = key.at(chosen, inv_freq, key_gain)
+                query = query.with_changes(chosen, inv_freq, query_gain)
+                key = key.with_changes(chosen, inv_freq, key_gain)
         return query, key
 
     def __call__(
@@ -223,12 +223,12 @@ class ModelEdit:
         of_query, of_key = self.sides(Layer(layer, planes, length))
         if name == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
-            x = turn(x, positions, planes, of_query)
+            x = rotate_to(x, positions, planes, of_query)
             return x * scales[-1] if scales else x
         shared = of_key.shared(groups=x.shape[1])
         if shared is None:  # heads of one group differ, and each gets its own key
             x = x.repeat_interleave(self.rotation.live.heads // x.shape[1], dim=1)
-        return turn(x, positions, planes, shared or of_key)
+        return rotate_to(x, positions, planes, shared or of_key)
 
     def inv_freq(
         self, layer: int, planes: Planes, *, length: int

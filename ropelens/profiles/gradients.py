@@ -20,7 +20,7 @@ OfLogits = Callable[[Tensor], Tensor]
 
 
 class Number(NamedTuple):
-    """An answer as a function of the logits [position, token], of the `last` positions or all."""
+    """An answer as a function of logits [position, token] of the `last` positions (0: all)."""
 
     of: OfLogits
     last: int = 0

@@ -151,7 +151,7 @@ class Measurement:
 
     @property
     def prompt_context(self) -> int:
-        """Tokens of a prompt: the trained context, or the context of the text if it is shorter."""
+        """Tokens of a prompt: the trained context, or the context of a shorter text."""
         return min(self.live.context, self.text.context)
 
     @property

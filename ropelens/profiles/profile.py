@@ -92,8 +92,8 @@ def profile(
 
     Under an edit that makes the heads of a layer rotate differently, each head is measured
     with its own rotation. `head_wavelength` (layer, head, frequency) then gives the wavelengths
-    of each head, and `wavelength` is the wavelength of the fastest head. If heads that share a key rotate
-    differently, each query head of the layer has its own `kv_head`.
+    of each head, and `wavelength` is the wavelength of the fastest head. If heads that share a
+    key rotate differently, each query head of the layer has its own `kv_head`.
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """

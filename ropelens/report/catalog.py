@@ -21,7 +21,7 @@ from ropelens.report.render import page_words
 class PageFigure:
     """A figure on a page. The words around it are in templates/words.toml.
 
-    `draw` draws the results of the page, and `known` says whether they have enough data.
+    `draw` draws the results of the page. `known` returns False if they have no data for it.
     `section` is the place on the page of a profile: "all" heads, the chosen "head" or the
     "model". `layout` updates the layout of the figure.
     """
@@ -134,7 +134,7 @@ def draw(rows: Sequence[PageFigure], *results: Any) -> dict[PageFigure, go.Figur
 
 
 def card(row: PageFigure, figure: go.Figure) -> dict[str, Any]:
-    """Words around a figure, for a template."""
+    """Title and explanation of a figure."""
     words = {"name": row.name, "section": row.section, "title": figure.layout.title.text}
     return words | page_words()["figures"][row.name]
 

@@ -18,8 +18,8 @@ from ropelens.runtime.results import read_record
 def write_index(folder: str | Path) -> Path:
     """Write `folder`/index.html, a gallery of every `folder`/<analysis>/<model>/index.html.
 
-    The model and the sentence come from the run.json in the folder of the page. If there is no
-    run.json, the gallery shows only the name of the folder. Large models come first.
+    The model and the sentence come from the run.json in the folder of the page. Without it, the
+    gallery shows only the name of the folder. Large models come first.
     """
     folder = Path(folder)
     analyses: dict[str, list[dict[str, Any]]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,9 @@ PLANE_ARRAYS = (
     *("selectivity_keys", "selectivity_sink"),
     *("q_norm", "q_coherence", "k_norm", "k_coherence"),
 )
+FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
+LARGEST_MISS = 0.01  # largest accepted error of an attention weight that the script computes
+STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
 
 
 def build_payload(
@@ -50,7 +53,6 @@ def build_payload(
             farthest_distance(profile, layer) for layer in range(profile.sizes["layer"])
         ],
         "templates": page_templates(),
-        "beside": None,
     }
     more: dict[str, np.ndarray] = {}
     if truncation is not None:
@@ -82,7 +84,7 @@ def model_payload(
         "columns": {name: packed(numbers(heads, name)) for name in names},
         "shares": packed(bit_shares(heads)),
         **excerpt_payload(profile),
-        "arrays": head_arrays(profile),
+        "arrays": packed_head_arrays(profile),
         "figures": {row.name: _on_page(row, fig, profile) for row, fig in figures.items()},
     }
 
@@ -99,7 +101,7 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
     return bare(figure, **(layout | row.layout))
 
 
-def head_arrays(profile: xr.Dataset) -> dict[str, dict]:
+def packed_head_arrays(profile: xr.Dataset) -> dict[str, dict]:
     """Arrays of all heads by name."""
     arrays = {}
     for name in PLANE_ARRAYS:
@@ -116,8 +118,7 @@ def head_arrays(profile: xr.Dataset) -> dict[str, dict]:
 
 def page_templates() -> dict[str, dict]:
     """plotly templates of light and dark pages."""
-    themes: tuple[style.Theme, ...] = ("light", "dark")
-    return {theme: style.template(theme).to_plotly_json() for theme in themes}
+    return {theme: style.template(theme).to_plotly_json() for theme in get_args(style.Theme)}
 
 
 def beside_payload(
@@ -175,16 +176,8 @@ def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[i
     ]
 
 
-FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
-
-LARGEST_MISS = 0.01
-"""Largest accepted error of an attention weight that the script computes."""
-
-STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
-
-
 def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-    """Quantize queries or keys [layer, head, position, coordinate]; also return JSON of them.
+    """Quantize queries or keys [layer, head, position, coordinate], and return JSON as well.
 
     The JSON contains only the heads in `known`. `place[layer][head]` is the index of a head in
     `steps` [place, coordinate, position], and `step[place]` is the size of one step.
@@ -200,7 +193,7 @@ def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str
 def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     """Excerpts for the script, and the rotation of each layer.
 
-    `live[layer][head]` says whether the script can compute the attention of a head from its
+    `live[layer][head]` is True if the script can compute the attention of a head from its
     queries and keys, with an error of at most `LARGEST_MISS`. This fails if the profile does
     not have them, or if a soft-cap, a window or a learned sink changes the weights. The script
     then gets the weights: one byte for each visible pair, ordered by key, which compresses
@@ -255,7 +248,7 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
 def _lead(excerpt: xr.Dataset, causal: np.ndarray, known: np.ndarray) -> dict[str, Any] | None:
     """The two likeliest next tokens of an excerpt, the lead of the first, and its gradients.
 
-    The gradients with respect to scores are those of the `known` heads in the `causal` cells. A
+    The gradients are with respect to the scores of the `known` heads in `causal` cells. A
     byte n means `largest` times ((n - 127) / 127) squared, with the sign of n - 127.
     """
     nats = float(excerpt.get("excerpt_lead", np.nan))

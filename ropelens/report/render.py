@@ -27,7 +27,7 @@ PLOTLY = "plotly/plotly-cartesian.min.js"
 
 @functools.cache
 def environment(folder: str = "") -> jinja2.Environment:
-    """Environment of the page templates, which escape values, or of plain text in `folder`."""
+    """Environment of page templates with escapes, or of plain-text templates in `folder`."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES / folder),
         autoescape=not folder,
@@ -35,16 +35,9 @@ def environment(folder: str = "") -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters |= {
-        "number": formats.number,
-        "signed": formats.signed,
-        "short": formats.short_count,
-        "mean_count": formats.mean_count,
-        "percent": lambda share: f"{100 * share:.3g}%",
-        "plural": formats.plural,
-        "in_words": formats.in_words,
-        "ranges": formats.ranges,
-    }
+    filters = ("number", "signed", "short_count", "mean_count", "plural", "in_words", "ranges")
+    templates.filters |= {name: getattr(formats, name) for name in filters}
+    templates.filters["percent"] = lambda share: f"{100 * share:.3g}%"
     numbers = {"NOTHING": formats.NO_NUMBER, "nan": math.nan}
     templates.globals |= numbers | {"change_and_interval": formats.change_and_interval}
     return templates

@@ -12,13 +12,7 @@ from typing import Any
 import pandas as pd
 import xarray as xr
 
-from ropelens.figures.formats import (
-    NO_NUMBER,
-    change_and_interval,
-    mean_count,
-    number,
-    short_count,
-)
+from ropelens.figures import formats
 from ropelens.figures.inputs import numbers
 from ropelens.interventions.variables import NEEDLES
 from ropelens.report.render import page_words
@@ -35,11 +29,15 @@ class Column:
     title: str
     unit: str
     meaning: str
-    write: Write = number
+    write: Write = formats.number
 
 
-WRITTEN: dict[str, Write] = {"short": short_count, "mean": mean_count, "text": str}
-"""Formats of templates/words.toml besides those of Python such as ".2f"."""
+WRITTEN: dict[str, Write] = {
+    "short": formats.short_count,
+    "mean": formats.mean_count,
+    "text": str,
+}
+"""Formats of templates/words.toml that are not format codes of Python."""
 
 
 def columns_of(table: str) -> tuple[Column, ...]:
@@ -47,7 +45,7 @@ def columns_of(table: str) -> tuple[Column, ...]:
     known = {"needles": NEEDLES, "chance": f"{CHANCE:.3g}"}
     columns = []
     for name, title, unit, form, meaning in page_words()["columns"][table]:
-        write = WRITTEN.get(form, partial(number, form=form))
+        write = WRITTEN.get(form, partial(formats.number, form=form))
         columns.append(Column(name, title, unit, meaning.format(**known), write))
     return tuple(columns)
 
@@ -87,9 +85,11 @@ def comparison_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Name and cells of each group, in the order of the table."""
     rows, columns = [], comparison_columns(table)
     for row in table.to_dict("records"):
-        change = change_and_interval(row["loss_change"], row["low"], row["high"])
-        row["loss_change"] = "\n".join(change) if row["over"] else NO_NUMBER
-        row["worse"] = f"{row['worse']} of {row['pairs']}" if row["pairs"] else NO_NUMBER
+        change = formats.change_and_interval(row["loss_change"], row["low"], row["high"])
+        row["loss_change"] = "\n".join(change) if row["over"] else formats.NO_NUMBER
+        row["worse"] = (
+            f"{row['worse']} of {row['pairs']}" if row["pairs"] else formats.NO_NUMBER
+        )
         cells = [column.write(row[column.name]) for column in columns]
         rows.append({"name": str(row["group"]), "cells": cells})
     return rows

@@ -28,6 +28,11 @@ from ropelens.report.render import write_sentence, write_sentences
 Record = dict[str, Any]  # the numbers of a sentence
 
 CHANCE = 1 / NEEDLES  # share of needles found by a guess among the values in the prompt
+DOUBT = 0.8  # other text may change a label with a lower confidence
+FREE = 0.01  # nats/token: a step is called free if its interval ends below this
+END_NAMES = {"slow": "slowest", "fast": "fastest"}
+CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
+"""The kind of random sets that an entry is compared with."""
 
 
 @public
@@ -51,8 +56,6 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
 
 
 # ---- a profile and its heads
-
-DOUBT = 0.8  # other text may change a label with a lower confidence
 
 
 def heads_sentences(heads: pd.DataFrame) -> list[str]:
@@ -150,51 +153,41 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
 
 # ---- a sweep
 
-FREE = 0.01  # nats/token: a step is called free if its interval ends below this
-
-END_NAMES = {"slow": "slowest", "fast": "fastest"}
-CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
-"""The kind of random sets that an entry is compared with."""
-
 
 def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> list[str]:
     """Sentences about a sweep of stopped planes; `table` is its `summarize_truncation`.
 
-    The first sentence says whether the slowest planes can stop at almost no cost, and what the
-    fastest planes cost. The next ones compare a quarter of the planes from either end with
-    random planes. Further sentences are about bands, labels, retrieval and classes of tokens.
+    The first sentence compares the cost of the slowest and the fastest planes. Sentences about
+    a quarter of the planes, bands, labels, retrieval and classes of tokens follow.
     """
     rows = _sweep_records(summarize_truncation(sweep) if table is None else table)
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
     setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*")
-    columns = {"ends": "loss_change", "far": "far_loss_change", "copies": "copy_loss_change"}
-    columns |= {"labels": "labels_changed"}
-    quarters = {name: _quarters(rows, column) for name, column in columns.items()}
-    of_quarters: dict[str, Record] = {
-        name: {"setup": setup, "rows": chosen} for name, chosen in quarters.items() if chosen
-    }
-    if "copies" in of_quarters:
+    ends, free = _quarters(rows, "loss_change"), _free(rows)
+    records: dict[str, Record] = {}
+    if free and (fast := [row for row in ends if row["kind"] == "fast"]):
+        records["short"] = {"free": free, "fast": fast[0]}
+    if ends:
+        records["ends"] = {"rows": ends}
+    if far := _quarters(rows, "far_loss_change"):
+        records["far"] = {"rows": far}
+    if copies := _quarters(rows, "copy_loss_change"):
         distance = int(sweep["copy_distance"][-1])
-        of_quarters["copies"] |= {"distance": distance, "plain": rows[0]}
-    free = _free(rows)
-    fast = [row for row in quarters["ends"] if row["kind"] == "fast"]
-    bands = [row for row in rows if row["kind"] == "band" and row["loss_change"] is not None]
-    most = max(bands, key=lambda row: row["loss_change"], default=None)
-    retrieval, classes = rows[0]["retrieval"], class_changes(sweep)
-    of_classes = [
-        row | {"classes": classes[classes["edit"] == row["edit"]].to_dict("records")}
-        for row in (quarters["ends"] if len(classes) else ())
-    ]
-    records = {
-        "short": {"setup": setup, "free": free, "fast": fast[0]} if free and fast else None,
-        **{name: of_quarters.get(name) for name in ("ends", "far", "copies")},
-        "free": {"setup": setup, **free} if free else None,
-        "bands": {"setup": setup, "count": len(bands), "most": most} if most else None,
-        "labels": of_quarters.get("labels"),
-        "retrieval": None if retrieval is None else {"share": retrieval, "chance": CHANCE},
-        "classes": {"setup": setup, "rows": of_classes} if of_classes else None,
-    }
-    return [*write_sentences("truncation", records).values()]
+        records["copies"] = {"rows": copies, "distance": distance, "plain": rows[0]}
+    if free:
+        records["free"] = free
+    if bands := [r for r in rows if r["kind"] == "band" and r["loss_change"] is not None]:
+        most = max(bands, key=lambda row: row["loss_change"])
+        records["bands"] = {"count": len(bands), "most": most}
+    if labels := _quarters(rows, "labels_changed"):
+        records["labels"] = {"rows": labels}
+    if rows[0]["retrieval"] is not None:
+        records["retrieval"] = {"share": rows[0]["retrieval"], "chance": CHANCE}
+    if ends and len(classes := class_changes(sweep)):
+        by_edit = {edit: rows.to_dict("records") for edit, rows in classes.groupby("edit")}
+        of_ends = [row | {"classes": by_edit[row["edit"]]} for row in ends]
+        records["classes"] = {"rows": of_ends}
+    return [write_sentence("truncation", n, setup=setup, **r) for n, r in records.items()]
 
 
 def _sweep_records(table: pd.DataFrame) -> list[Record]:
@@ -320,7 +313,7 @@ def comparison_sentences(
 
 
 def _change_record(row: Mapping[Hashable, Any], columns: tuple[str, str, str]) -> Record:
-    """Change of a group with its interval, from the three columns, and what it is over."""
+    """Change of a group and its interval, from three columns, with the number of pairs."""
     value, interval = change_and_interval(*(row[name] for name in columns))
     record = {name: row[name] for name in ("group", "over", "pairs")}
     return record | {"value": value, "interval": interval}
@@ -329,7 +322,7 @@ def _change_record(row: Mapping[Hashable, Any], columns: tuple[str, str, str]) -
 def _changes_by_group(table: pd.DataFrame, name: str) -> Record:
     """Groups whose change of `name` has a 95% interval without 0, and groups without interval.
 
-    An interval of width 0 does not count: shares of few needles may change alike in all pairs.
+    An interval of width 0 does not count, because shares of few needles may change alike.
     """
     columns = (f"{name}_change", f"{name}_low", f"{name}_high")
     change, low, high = (table[column] for column in columns)

@@ -1,1 +1,1 @@
-"""The planes that RoPE turns: frequencies, variants, which to choose, how to turn them."""
+"""The planes that RoPE rotates: frequencies, variants, selection and rotation."""

@@ -1,6 +1,6 @@
-"""The planes that RoPE turns: their coordinates and frequencies, and how to read them off.
+"""The planes that RoPE rotates: coordinates, frequencies, and the measurement of both.
 
-Seen as complex numbers, one per plane, RoPE multiplies a query or key x~ at position p by
+If each plane of a query or key x~ is a complex number, RoPE multiplies it at position p by
 exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34).
 """
 
@@ -24,12 +24,13 @@ PAIRINGS: tuple[Pairing, Pairing] = ("half", "interleaved")
 class Planes:
     """The planes of one layer's heads, fastest first.
 
-    `inv_freq[f]` is the angular frequency of plane f in rad/token, 0 for a plane that stands
-    still, negative where the model turns clockwise (NanoChat), with a row for each query head
-    where an edit makes them differ. The F planes fill the coordinates from `offset` to
-    `offset + 2F`: `pairing` "half" pairs f with f + F (Llama), "interleaved" 2f with 2f + 1
-    (GPT-J). RoPE leaves the others alone: together they are one more term of every score.
-    `axis[f]` is the one of several positions of a token that turns plane f (M-RoPE).
+    `inv_freq[f]` is the angular frequency of plane f in rad/token: 0 for a plane that does not
+    rotate, and negative for clockwise rotation (NanoChat). It has a row for each query head if
+    an edit makes heads differ. The F planes fill the coordinates from `offset` to
+    `offset + 2F`. The `pairing` "half" pairs f with f + F (Llama), and "interleaved" pairs 2f
+    with 2f + 1 (GPT-J). RoPE does not change the remaining coordinates, which together are one
+    term of every score. If a token has several positions (M-RoPE), plane f rotates with the
+    position on `axis[f]`.
     """
 
     inv_freq: Float[Tensor, "*head frequency"]
@@ -45,42 +46,42 @@ class Planes:
 
     @property
     def first(self) -> slice:
-        """The coordinates that are real parts, in the order of the planes."""
+        """The coordinates of the real parts, in the order of the planes."""
         if self.pairing == "interleaved":
             return slice(self.offset, self.offset + self.rotary_dim, 2)
         return slice(self.offset, self.offset + self.rotary_dim // 2)
 
     @property
     def second(self) -> slice:
-        """The coordinates that are imaginary parts, in the order of the planes."""
+        """The coordinates of the imaginary parts, in the order of the planes."""
         if self.pairing == "interleaved":
             return slice(self.offset + 1, self.offset + self.rotary_dim, 2)
         return slice(self.offset + self.rotary_dim // 2, self.offset + self.rotary_dim)
 
     @property
     def terms(self) -> int:
-        """Number of terms that a score splits into: a plane each, and one for the rest."""
+        """Number of terms of a score: one for each plane, and one for other coordinates."""
         return self.inv_freq.shape[-1] + (self.rotary_dim < self.head_dim)
 
     @property
     def term_inv_freq(self) -> Float[Tensor, "*head term"]:
-        """`inv_freq` of each term; the unrotated rest comes last, with 0."""
+        """`inv_freq` of each term; 0 for the unrotated coordinates, which come last."""
         return pad(self.inv_freq, (0, self.terms - self.inv_freq.shape[-1]))
 
     @property
     def wavelength(self) -> Float[Tensor, "*head term"]:
-        """Tokens per turn of each term; infinite where it does not rotate."""
+        """Tokens per turn of each term; infinite if it does not rotate."""
         return 2 * math.pi / self.term_inv_freq.double().abs()
 
     @property
     def term_of(self) -> Int[Tensor, " coordinate"]:
-        """The term that each coordinate of a head belongs to."""
+        """The term of each coordinate of a head."""
         term = torch.full((self.head_dim,), self.terms - 1)
         term[self.first] = term[self.second] = torch.arange(self.rotary_dim // 2)
         return term
 
     def of_keys(self, kv_heads: int) -> Planes:
-        """The planes of the keys: of each, those of the first query head that reads it."""
+        """The planes of the keys. A key-value head has the planes of its first query head."""
         if self.inv_freq.ndim == 1:
             return self
         return replace(self, inv_freq=self.inv_freq[:: len(self.inv_freq) // kv_heads])
@@ -90,7 +91,7 @@ class Planes:
     ) -> Float[Tensor, "*batch term"]:
         """Sum of `x` over the coordinates of each term, in the units of `x`.
 
-        Of a product q * k it is each plane's share Re(q_f conj(k_f)) of the score.
+        For a product q * k, this is the contribution Re(q_f conj(k_f)) of each term to q . k.
         """
         planes = x[..., self.first] + x[..., self.second]
         if self.rotary_dim == self.head_dim:
@@ -100,10 +101,10 @@ class Planes:
         return torch.cat([planes, rest], dim=-1)
 
     def norms(self, x: Float[Tensor, "*batch coordinate"]) -> Float[Tensor, "*batch term"]:
-        """Length of each plane of `x`, in the units of `x`; last that of the unrotated rest.
+        """Length of each term of `x`, in the units of `x`.
 
-        A rotation keeps it (YaRN's attention factor stays in it). Source: Barbero et al. 2024,
-        arXiv 2410.06205, the statistic of its norm figures.
+        A rotation keeps lengths. (They include YaRN's attention factor.) Source: the statistic
+        of the norm figures in Barbero et al. 2024 (arXiv 2410.06205).
         """
         real, imaginary = x[..., self.first], x[..., self.second]
         squares = real.square().addcmul_(imaginary, imaginary)
@@ -117,7 +118,7 @@ class Planes:
         query: Float[Tensor, "*#batch coordinate"],
         key: Float[Tensor, "*#batch coordinate"],
     ) -> Complex[Tensor, "*#batch term"]:
-        """q conj(k) of every term: real parts are its shares of q . k."""
+        """q conj(k) of every term. The real parts sum to q . k."""
         q, k = (torch.complex(x[..., self.first], x[..., self.second]) for x in (query, key))
         of_planes = q * k.conj_physical_()
         if self.rotary_dim == self.head_dim:
@@ -129,8 +130,8 @@ class Planes:
     ) -> Float[Tensor, "*batch distance"]:
         """Re sum_f products_f exp(i w_f d) at every distance d, in the units of `products`.
 
-        With c_f = q~_f conj(k~_f) it is the score of a key d tokens back (Barbero et al. 2024,
-        arXiv 2410.06205).
+        For the products c_f = q~_f conj(k~_f), this is the score of a key d tokens back
+        (Barbero et al. 2024, arXiv 2410.06205).
         """
         angle = self.term_inv_freq.double()[..., None] * distance.double().cpu()
         waves = torch.cat([angle.cos(), -angle.sin()], dim=-2).to(products.real)
@@ -143,7 +144,7 @@ def unrotate(
     positions: Int[Tensor, "*#batch position"],
     planes: Planes,
 ) -> Float[Tensor, "*batch position coordinate"]:
-    """`x` with its rotation taken off: each plane times exp(-i w p).
+    """Remove the rotation of `x`: multiply each plane by exp(-i w p).
 
     The angle is the float32 product that transformers' rotary modules compute, so that the
     model's rounding cancels at far positions.
@@ -161,16 +162,16 @@ def unrotate(
     return unrotated
 
 
-# a rotation, read off vectors that differ by nothing else
+# measuring a rotation
 
 
 @dataclass(frozen=True)
 class MeasuredRotation:
-    """What one layer does to a vector as its position grows.
+    """The rotation that a layer applies to a vector as its position grows.
 
-    `residual` is the largest change of a plane's length, relative to the mean length: 1e-7 for
-    a rotation in float32, above 0.1 for anything else. `resolution[f]` is the relative error
-    to which `planes.inv_freq[f]` is known.
+    `residual` is the largest change of a plane's length, relative to the mean length: about
+    1e-7 for a rotation in float32, and above 0.1 for anything else. `resolution[f]` is the
+    relative error of `planes.inv_freq[f]`.
     """
 
     planes: Planes
@@ -179,7 +180,7 @@ class MeasuredRotation:
 
 
 def probe_positions(longest: int) -> Int[Tensor, " position"]:
-    """0, 1, 2, 4, 8, ... and `longest`: each doubling refines every frequency."""
+    """0, 1, 2, 4, 8, ... and `longest`. Each doubling refines every frequency."""
     powers = {2**i for i in range(longest.bit_length())}
     return torch.tensor(sorted({0, longest} | powers))
 
@@ -191,18 +192,18 @@ def read_rotation(
     noise: float,
     counts: Iterable[int] = (),
 ) -> MeasuredRotation:
-    """The rotation that takes `vectors[:, 0]` to `vectors[:, p]`, for every p.
+    """The rotation that maps `vectors[:, 0]` to `vectors[:, p]`, for every p.
 
-    `vectors` are queries and keys of lone tokens in one layer, at `positions` 0, 1, 2, 4, ...;
-    `noise` is the eps of their dtype, `counts` the numbers of planes that the model states.
-    The pairing is the one under which lengths stay constant; the frequency comes from the
-    phase against position 0, unwrapped by doubling the distance.
+    `vectors` are queries and keys of single tokens in one layer, at `positions` 0, 1, 2, 4, ...
+    `noise` is the eps of their dtype, and `counts` are the numbers of planes that the model
+    states. The pairing is chosen so that lengths stay constant. The frequency is computed from
+    the phase relative to position 0, which is unwrapped by doubling the distance.
     """
     x = vectors.double()
     head_dim = x.shape[-1]
     still = Planes(torch.zeros(0), head_dim, "none")
     size = x.square().mean(dim=(0, 1)).sum().sqrt()
-    # A coordinate of a vector holds size / sqrt(D); rounding moves it by `noise` of that.
+    # A coordinate has about size / sqrt(D), and rounding moves it by the share `noise`.
     moved = (x - x[:, :1]).square().mean(dim=0).amax(dim=0).sqrt()
     changed = (moved > 32 * noise * size / math.sqrt(head_dim)).nonzero()[:, 0].tolist()
     if not changed:
@@ -217,8 +218,8 @@ def read_rotation(
         *((pairing, count, offset) for pairing in PAIRINGS),
     ]
     candidates = [Planes(torch.zeros(n), head_dim, pair, begin) for pair, n, begin in shapes]
-    residuals = [_residual(x, planes) for planes in candidates]
-    # Planes that are 0 fit any count: of shapes that fit alike, the first, most planes.
+    residuals = [_length_change(x, planes) for planes in candidates]
+    # Planes of length 0 fit any count, so take the first shape, with most planes, that fits.
     fits = max(2 * min(residuals), 4 * noise)
     best = next(i for i, residual in enumerate(residuals) if not residual > fits)
     inv_freq, resolution = _frequencies(x, positions, candidates[best], noise=noise)
@@ -226,8 +227,8 @@ def read_rotation(
     return MeasuredRotation(planes, residuals[best], resolution)
 
 
-def _residual(x: Float[Tensor, "vector position coordinate"], planes: Planes) -> float:
-    """Largest change of any term's root-mean-square length, relative to the mean length."""
+def _length_change(x: Float[Tensor, "vector position coordinate"], planes: Planes) -> float:
+    """Largest change of the root-mean-square length of a term, relative to the mean length."""
     lengths = planes.norms(x)
     change = (lengths - lengths[:, :1]).square().mean(dim=0).sqrt().max()
     return float(change / lengths.square().mean().sqrt())
@@ -242,7 +243,7 @@ def _frequencies(
 ) -> tuple[Float[Tensor, " frequency"], Float[Tensor, " frequency"]]:
     """Angular frequency of each plane (rad/token) and its relative error.
 
-    NaN where queries and keys have no length in a plane: it cannot be seen to turn.
+    NaN for a plane in which queries and keys have no length, because its rotation is invisible.
     """
     z = torch.complex(x[..., planes.first], x[..., planes.second])
     turned = (z * z[:, :1].conj()).sum(dim=0)  # [position, frequency]
@@ -252,7 +253,7 @@ def _frequencies(
         expected = inv_freq * p
         correction = (product * torch.polar(torch.ones_like(expected), -expected)).angle()
         refined = inv_freq + correction / p
-        usable = refined.abs() * p <= 1024.0  # rad: float32 is off by 6e-8 of an angle
+        usable = refined.abs() * p <= 1024.0  # rad: the error of float32 is 6e-8 of an angle
         inv_freq = torch.where(usable, refined, inv_freq)
         baseline = torch.where(usable, float(p), baseline)
     angle = inv_freq.abs() * baseline

@@ -1,4 +1,4 @@
-"""Which planes and heads an edit changes, and which planes the entries of a sweep stop."""
+"""The planes and heads that an edit changes, and the planes that a truncation sweep stops."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ropelens.rope.planes import Planes
 ALL_HEADS = "*.*"
 
 Selection = Callable[[Planes], Bool[Tensor, " frequency"]]
-"""Some planes of a layer, fastest first, as the model without edits rotates them.
+"""Selects planes of a layer, as the model without edits rotates them, fastest first.
 
-Any function will do: lambda planes: planes.inv_freq < 0.01
+Any such function can be used, for example lambda planes: planes.inv_freq < 0.01
 """
 
 
 @dataclass(frozen=True)
 class Slowest:
-    """The slowest `fraction` of the planes, those that p-RoPE with p = 1 - fraction stops."""
+    """The slowest `fraction` of the planes, which p-RoPE with p = 1 - fraction stops."""
 
     fraction: float | int
 
@@ -36,13 +36,13 @@ class Slowest:
             raise BadArgument(f"A fraction of planes is from 0 to 1, not {self.fraction}.")
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
-        kept = kept_planes(1 - self.fraction, planes.rotary_dim)
-        return torch.arange(len(planes.inv_freq)) >= kept
+        number = kept_planes(1 - self.fraction, planes.rotary_dim)
+        return torch.arange(len(planes.inv_freq)) >= number
 
 
 @dataclass(frozen=True)
 class Fastest(Slowest):
-    """The fastest `fraction` of the planes, the paper's "reversed": as many as `Slowest`."""
+    """The fastest `fraction` of the planes, as many as `Slowest` (the paper's "reversed")."""
 
     def __call__(self, planes: Planes) -> Bool[Tensor, " frequency"]:
         return super().__call__(planes).flip(0)
@@ -50,7 +50,7 @@ class Fastest(Slowest):
 
 @dataclass(frozen=True)
 class PlaneNumbers:
-    """The planes with these numbers, 0 the fastest, as far as a layer has them."""
+    """The planes with these numbers, as far as a layer has them; 0 is the fastest."""
 
     numbers: Sequence[int]
 
@@ -59,14 +59,14 @@ class PlaneNumbers:
         return torch.isin(torch.arange(len(planes.inv_freq)), numbers)
 
 
-EVERY = Slowest(1)
+ALL_PLANES = Slowest(1)
 
 
 def kept_planes(p: float | int, rotary_dim: int) -> int:
-    """Planes that p-RoPE keeps of D = `rotary_dim` coordinates: int(p D // 2).
+    """Number of planes that p-RoPE keeps of D = `rotary_dim` coordinates: int(p D // 2).
 
-    As transformers counts for `rope_type` "proportional" (Barbero et al. 2024, arXiv
-    2410.06205); p is rounded to 12 digits, for 1 - 0.9 is a little less than 0.1.
+    This is the number for transformers' `rope_type` "proportional" (Barbero et al. 2024, arXiv
+    2410.06205). p is rounded to 12 digits, because 1 - 0.9 is slightly less than 0.1.
     """
     return int(round(p, 12) * rotary_dim // 2)
 
@@ -74,10 +74,10 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
 def heads_by_layer(
     heads: str, *, shape: tuple[int, int], among: Sequence[int], doing: str
 ) -> Bool[Tensor, "layer head"]:
-    """Which heads, of `shape` (layer, head), a list such as "3.5,4.*,12-29.0" names.
+    """The heads, of `shape` (layer, head), in a list such as "3.5,4.*,12-29.0".
 
-    Raises `BadArgument` for a part that names none in the layers `among`, and says that others
-    are not `doing` that.
+    Raises `BadArgument` if an item of the list matches no head in the layers `among`, which are
+    the layers that are `doing` something.
     """
     layers, count = shape
     able = torch.isin(torch.arange(layers), torch.tensor(among))[:, None]
@@ -87,10 +87,10 @@ def heads_by_layer(
         named = _numbered(layer, layers)[:, None] & _numbered(head, count)
         if not (able & named).any():
             exist = bool(named.any())
-            some = f" ({', '.join(map(str, among))} {doing})" * (len(among) < layers)
+            able_layers = f" ({', '.join(map(str, among))} {doing})" * (len(among) < layers)
             raise BadArgument(
                 f"The model has no head {part.strip()!r}{f' that {doing}s' * exist}.",
-                seen=f"layers 0 to {layers - 1}{some}, heads 0 to {count - 1}",
+                seen=f"layers 0 to {layers - 1}{able_layers}, heads 0 to {count - 1}",
                 hint='"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"',
             )
         chosen |= able & named
@@ -107,40 +107,40 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
 
 # the planes that a truncation sweep stops
 
-ALIKE = 1e-3  # relative difference below which wavelengths of two layers count as one
+SAME_WAVELENGTH = 1e-3  # relative difference up to which two wavelengths count as the same
 
-Turning = dict[int, float]
-"""The planes of a layer that rotate: number, 0 the fastest, and wavelength (tokens)."""
+Wavelengths = dict[int, float]
+"""Wavelengths (tokens) of the planes of a layer that rotate, by number; 0 is the fastest."""
 
 Numbers = tuple[int, ...]
-"""Plane numbers of a layer, ascending; or a number of planes for each layer."""
+"""Plane numbers of a layer in ascending order, or a number of planes for each layer."""
 
 Stopped = tuple[Numbers, ...]
-"""The planes of each layer that stop."""
+"""The numbers of the planes that stop, for each layer."""
 
 
-def turning(planes: Planes) -> Turning:
-    """The planes of a layer that rotate."""
+def rotating_planes(planes: Planes) -> Wavelengths:
+    """Wavelengths of the planes of a layer that rotate."""
     wavelength = planes.wavelength.tolist()
     return {n: length for n, length in enumerate(wavelength) if math.isfinite(length)}
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One entry of a sweep: the planes that stop in each layer, and why (`kind`)."""
+    """One entry of a sweep: the planes that stop in each layer, and the reason (`kind`)."""
 
     kind: str
     stopped: Stopped
     draw: int = -1
     band: int = -1
 
-    def kept(self, layers: Sequence[Turning]) -> float:
+    def kept(self, layers: Sequence[Wavelengths]) -> float:
         """Share of the model's rotating planes that still rotate."""
-        whole = sum(map(len, layers))
-        return (whole - sum(map(len, self.stopped))) / whole
+        total = sum(map(len, layers))
+        return (total - sum(map(len, self.stopped))) / total
 
-    def name(self, layers: Sequence[Turning]) -> str:
-        """Its name in the dimension `edit`: "slow 0.75", "random 0.75 #1", "band 3"."""
+    def name(self, layers: Sequence[Wavelengths]) -> str:
+        """Name in the dimension `edit`: "slow 0.75", "random 0.75 #1", "band 3"."""
         if self.kind == "none":
             return "none"
         place = f"{self.kept(layers):.4g}" if self.band < 0 else f"{self.band}"
@@ -160,21 +160,23 @@ class Cut:
     def planes(self) -> str:
         """The numbers of the stopped planes: "0,1,5".
 
-        Where layers stop different ones, each set with its layers: "0 2: 0,1; 3: 5".
+        If layers stop different planes, each set is listed with its layers: "0 2: 0,1; 3: 5".
         """
-        sets = [(numbers, of) for numbers, of in self.layers_of.items() if numbers]
+        sets = [(numbers, layers) for numbers, layers in self.layers_of.items() if numbers]
         if len(self.layers_of) == 1:
             return ",".join(map(str, self.stopped[0]))
-        return "; ".join(f"{' '.join(map(str, of))}: {','.join(map(str, n))}" for n, of in sets)
+        return "; ".join(
+            f"{' '.join(map(str, layers))}: {','.join(map(str, n))}" for n, layers in sets
+        )
 
-    def wavelengths(self, layers: Sequence[Turning]) -> list[float]:
+    def wavelengths(self, layers: Sequence[Wavelengths]) -> list[float]:
         """Wavelengths (tokens) of the planes that stop."""
         pairs = zip(layers, self.stopped, strict=True)
         return [layer[number] for layer, numbers in pairs for number in numbers]
 
 
 def plan_cuts(
-    layers: Sequence[Turning],
+    layers: Sequence[Wavelengths],
     *,
     keep: Sequence[float | int],
     ends: Sequence[str],
@@ -195,11 +197,11 @@ def plan_cuts(
     orders = {"slow": [numbers[::-1] for numbers in fast], "fast": fast}
     at_ends = {(end, size): _first(orders[end], size) for size in steps for end in orders}
     random = partial(_random, fast, draws=controls, seed=seed % 2**64)  # as numpy has seeds
-    beside = random(steps, set(at_ends.values()))
+    controls_of = random(steps, set(at_ends.values()))
     cuts = [Cut("none", tuple(() for _ in layers))]
     for size in steps:
         cuts += [Cut(end, at_ends[end, size]) for end in orders if end in ends]
-        cuts += beside[size]
+        cuts += controls_of[size]
     for band, stopped in enumerate(_bands(layers, bands)):
         size = tuple(map(len, stopped))
         cuts += [Cut("band", stopped, band=band), *random([size], {stopped}, band=band)[size]]
@@ -214,40 +216,40 @@ def _first(orders: Sequence[Sequence[int]], size: Numbers) -> Stopped:
 def _random(
     layers: Sequence[Sequence[int]],
     sizes: Sequence[Numbers],
-    beside: Set[Stopped],
+    exclude: Set[Stopped],
     *,
     draws: int,
     seed: int,
     band: int = -1,
 ) -> dict[Numbers, list[Cut]]:
-    """Random sets of `size[layer]` planes a layer for each of `sizes`, none of them `beside`.
+    """Draw random sets of `size[layer]` planes in each layer, for each of `sizes`.
 
-    A draw stops planes in one order, so that its larger sets contain the smaller ones; layers
-    with as many planes get the same. An order that leads through a set in `beside` is drawn
-    again, up to 100 times. Sets that cannot differ are left out.
+    A draw stops planes in one order, so its larger sets contain its smaller sets. Layers with
+    the same number of planes get the same set. An order that leads to one of the sets in
+    `exclude` is drawn again, up to 100 times. Sets that cannot differ from these are left out.
     """
     counts = [len(numbers) for numbers in layers]
-    some = [s for s in sizes if any(0 < n < of for n, of in zip(s, counts, strict=True))]
+    varied = [s for s in sizes if any(0 < n < m for n, m in zip(s, counts, strict=True))]
     cuts: dict[Numbers, list[Cut]] = {size: [] for size in sizes}
-    for draw in range(draws if some else 0):
-        for hint in range(100):
-            key = (seed, 1 + band, draw, hint)
+    for draw in range(draws if varied else 0):
+        for attempt in range(100):
+            key = (seed, 1 + band, draw, attempt)
             random = [np.random.default_rng([*key, count]) for count in counts]
             orders = [r.permutation(x).tolist() for r, x in zip(random, layers, strict=True)]
-            sets = {size: _first(orders, size) for size in some}
-            if beside.isdisjoint(sets.values()):
+            sets = {size: _first(orders, size) for size in varied}
+            if exclude.isdisjoint(sets.values()):
                 break
         kind = "random" if band < 0 else "band control"
         for size, stopped in sets.items():
-            if stopped not in beside:
+            if stopped not in exclude:
                 cuts[size].append(Cut(kind, stopped, draw, band))
     return cuts
 
 
-def _bands(layers: Sequence[Turning], bands: int) -> list[Stopped]:
-    """The planes of each layer, in `bands` groups of neighbouring wavelengths, fast first."""
+def _bands(layers: Sequence[Wavelengths], bands: int) -> list[Stopped]:
+    """Divide the planes into `bands` groups of neighbouring wavelengths, fastest first."""
     lengths = np.unique([length for layer in layers for length in layer.values()])
-    distinct = lengths[np.append(True, np.diff(np.log(lengths)) > ALIKE)]
+    distinct = lengths[np.append(True, np.diff(np.log(lengths)) > SAME_WAVELENGTH)]
     begins = [part[0] for part in np.array_split(distinct, max(bands, 1)) if len(part)]
     edges = [*begins, math.inf] if bands else []
     return [

@@ -1,8 +1,8 @@
 """Queries and keys under other rotations.
 
 A rotated vector has exp(i w p) x~ in every plane (Su et al. 2021, arXiv 2104.09864, eq. 34).
-Times exp(i (v - w) p) it is the vector that the model would have computed with frequency v in
-place of w: v = 0 stops the plane.
+Multiply it by exp(i (v - w) p) to get the vector that the model would have computed with
+frequency v instead of w. With v = 0 the plane stops.
 """
 
 from __future__ import annotations
@@ -17,64 +17,61 @@ from ropelens.rope.planes import Planes
 
 
 @dataclass(frozen=True)
-class Side:
-    """How a layer's queries change, or its keys: a row for each head, or one for all.
+class TargetRotation:
+    """The rotation that a layer's queries, or its keys, should get, by head or for all heads.
 
-    Plane f turns at `inv_freq[..., f]` rad/token (signed as in `Planes`) and becomes
-    `gain[..., f]` times as long.
+    Plane f rotates at `inv_freq[..., f]` rad/token (signed as in `Planes`), and its length is
+    multiplied by `gain[..., f]`.
     """
 
     inv_freq: Float[Tensor, "head frequency"]
     gain: Float[Tensor, "head frequency"]
 
-    def at(
+    def with_changes(
         self,
         chosen: Bool[Tensor, "head frequency"],
         inv_freq: Float[Tensor, " frequency"] | None,
         gain: float | None,
-    ) -> Side:
-        """This side with a new frequency or gain of the chosen planes; gain 0 stays."""
-        turned, length = self.inv_freq, self.gain
+    ) -> TargetRotation:
+        """Change the frequency or the gain of the chosen planes. A gain of 0 stays 0."""
+        new_inv_freq, new_gain = self.inv_freq, self.gain
         if inv_freq is not None:
-            turned = torch.where(chosen, inv_freq.float(), turned)
+            new_inv_freq = torch.where(chosen, inv_freq.float(), new_inv_freq)
         if gain is not None:
-            length = torch.where(chosen & (length != 0), gain, length)
-        return Side(turned, length)
+            new_gain = torch.where(chosen & (new_gain != 0), gain, new_gain)
+        return TargetRotation(new_inv_freq, new_gain)
 
-    def shared(self, *, groups: int) -> Side | None:
-        """One row for each of `groups` groups of heads; None where heads of a group differ."""
+    def shared(self, *, groups: int) -> TargetRotation | None:
+        """One row for each of `groups` groups of heads; None if heads of a group differ."""
         parts = [x.unflatten(0, (groups, -1)) for x in (self.inv_freq, self.gain)]
         same = all((x == x[:, :1]).all() for x in parts)
-        return Side(*(x[:, 0] for x in parts)) if same else None
+        return TargetRotation(*(x[:, 0] for x in parts)) if same else None
 
 
-def turn(
+def rotate_to(
     x: Float[Tensor, "batch head position coordinate"],
     positions: Int[Tensor, "_ position *axis"],
     planes: Planes,
-    side: Side,
+    target: TargetRotation,
 ) -> Float[Tensor, "batch head position coordinate"]:
-    """`x`, which rotates in `planes`, changed as `side` says; the rest keeps every bit.
-
-    Of positions on several axes each plane turns with its own.
-    """
-    if (side.inv_freq == planes.inv_freq.float()).all() and (side.gain == 1).all():
+    """Give `x`, which rotates in `planes`, the target rotation."""
+    if (target.inv_freq == planes.inv_freq.float()).all() and (target.gain == 1).all():
         return x
-    side = side.shared(groups=1) or side
-    at = by_plane(positions, planes).to(x.device, torch.float32)[:, None]
-    old = (at * planes.inv_freq.to(x.device, torch.float32)).double()
-    new = (at * side.inv_freq.to(x.device)[:, None]).double()
-    return moved(x, new - old, planes, gain=side.gain[:, None].to(x.device))
+    target = target.shared(groups=1) or target
+    position = positions_by_plane(positions, planes).to(x.device, torch.float32)[:, None]
+    old = (position * planes.inv_freq.to(x.device, torch.float32)).double()
+    new = (position * target.inv_freq.to(x.device)[:, None]).double()
+    return rotate_by(x, new - old, planes, gain=target.gain[:, None].to(x.device))
 
 
-def moved(
+def rotate_by(
     x: Float[Tensor, "batch head position coordinate"],
     angle: Float[Tensor, "_ _ position frequency"],
     planes: Planes,
     *,
     gain: Tensor | float = 1.0,
 ) -> Float[Tensor, "batch head position coordinate"]:
-    """`x` times gain exp(i angle), rad, in every plane; its bits where that is 1."""
+    """Multiply every plane by gain exp(i angle); a factor of 1 changes no bit."""
     exact = torch.promote_types(x.dtype, torch.float32)
     cos, sin = (z.to(exact) * gain for z in (angle.double().cos(), angle.double().sin()))
     real, imaginary = (x[..., part].to(exact) for part in (planes.first, planes.second))
@@ -84,8 +81,8 @@ def moved(
     return result
 
 
-def by_plane(
+def positions_by_plane(
     positions: Int[Tensor, "_ position *axis"], planes: Planes
 ) -> Int[Tensor, "_ position frequency"]:
-    """The positions by which each plane turns; one for all where they have no axes."""
+    """The positions by which each plane rotates; one for all planes without axes (M-RoPE)."""
     return positions[..., None] if positions.ndim == 2 else positions[..., planes.axis]

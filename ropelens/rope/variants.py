@@ -1,8 +1,8 @@
-"""The variants of RoPE by name: the frequencies of each, and how a configuration states it.
+"""The variants of RoPE by name, with frequencies and with settings of configurations.
 
-Configurations state a variant in transformers' own `rope_parameters` where it knows it:
-checkpoints load anywhere. Frequencies that it does not compute are computed here, in its order
-of operations.
+If transformers knows a variant, the configuration states it in transformers' own
+`rope_parameters`, so that the checkpoint loads anywhere. Other frequencies are computed here,
+with the same order of operations as in transformers.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument, explained
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import EVERY, Fastest, Selection, Slowest, kept_planes
+from ropelens.rope.select import ALL_PLANES, Fastest, Selection, Slowest, kept_planes
 
 OWN = "ropelens-"
-"""The beginning of each `rope_type` that only ropelens knows."""
+"""Prefix of every `rope_type` that only ropelens knows."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The model that a variant is put to."""
+    """Sizes of the model that a variant is applied to."""
 
     head_dim: int  # coordinates that rotate
-    base: float = 10_000.0  # for variants that name none
+    base: float = 10_000.0  # for variants without a base
     context: int = 2048  # trained length in tokens, before the variant
     length: int = 0  # of the sequence, for "dynamic"
 
 
 Rates = tuple[Float[Tensor, " frequency"], float]
-"""inv_freq of every plane (rad/token, 0: it stands still), and the attention factor."""
+"""inv_freq of every plane (rad/token, 0 for a stopped plane), and the attention factor."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of RoPE, with its value where it was written, as in "p-rope:0.75".
+    """A variant of RoPE, and its value if one was given, as in "p-rope:0.75".
 
-    `read` makes the value of the text behind the colon; it raises ValueError. `formula` makes
-    frequencies of value and shape; None where transformers has it. `stops` selects planes that
-    stop in a model whose other planes keep their frequencies. A configuration of transformers
-    has the `rope_type`, the base, and `parameters` of value and shape.
+    `read` parses the value after the colon, or raises ValueError. `formula` computes the
+    frequencies from the value and the shape; it is None if transformers has the formula.
+    `stops` selects the planes that stop, if all remaining planes keep their frequencies. A
+    configuration of transformers has the `rope_type`, the base, and the `parameters`.
     """
 
     usage: str
@@ -57,13 +57,13 @@ class Variant:
     value: Any = None
 
     def rope_parameters(self, shape: Shape) -> dict[str, Any]:
-        """The variant in a configuration of transformers."""
+        """`rope_parameters` of the variant in a configuration of transformers."""
         base = {"rope_type": self.rope_type, "rope_theta": shape.base}
         return base | self.parameters(self.value, shape)
 
 
 def parse_variant(text: str) -> Variant:
-    """The variant written as NAME or NAME:VALUE.
+    """Parse a variant that is written as NAME or NAME:VALUE.
 
     Raises `BadArgument`, which lists the variants, for any other text.
     """
@@ -88,13 +88,13 @@ def _rope(base: float | None, shape: Shape) -> Rates:
 
 
 def _stopped(select: Selection, shape: Shape) -> Rates:
-    """Planes that are not selected turn at the frequencies that they had."""
+    """Stop the selected planes and keep all remaining frequencies."""
     plain = Planes(_plain(shape), shape.head_dim, "half")
     return plain.inv_freq.masked_fill(select(plain), 0.0), 1.0
 
 
 def _partial(p: float, shape: Shape) -> Rates:
-    """The first int(p D // 2) planes turn, frequencies spread anew over them."""
+    """The first int(p D // 2) planes rotate, and the frequencies are spread over these."""
     inv_freq = torch.zeros(shape.head_dim // 2)
     rotated = kept_planes(p, shape.head_dim)
     if rotated:
@@ -103,7 +103,7 @@ def _partial(p: float, shape: Shape) -> Rates:
 
 
 def _ntk_base(stretch: float, shape: Shape) -> float:
-    """The base that makes the slowest plane `stretch` times slower, and keeps the fastest."""
+    """The base that makes the slowest plane `stretch` times slower and keeps the fastest."""
     return float(shape.base * stretch ** (shape.head_dim / (shape.head_dim - 2)))
 
 
@@ -122,7 +122,7 @@ def _no_value(text: str) -> None:
 
 
 _share = partial(_number, low=0.0, high=1.0)
-_stretch = partial(_number, low=1.0, high=1e15)  # float32 does not hold powers of larger ones
+_stretch = partial(_number, low=1.0, high=1e15)  # float32 cannot hold powers of larger numbers
 
 
 # the table
@@ -150,11 +150,11 @@ VARIANTS: Mapping[str, Variant] = {
         OWN + "p-rope-reversed", lambda p, shape: {"p": p}, stops=lambda p: Fastest(1 - p)),
     "partial": Variant("partial:p", _partial, _share, OWN + "partial",
         lambda p, shape: {"p": p}),  # GPT-NeoX, arXiv 2204.06745
-    "nope": Variant("nope", lambda value, shape: _stopped(EVERY, shape),
+    "nope": Variant("nope", lambda value, shape: _stopped(ALL_PLANES, shape),
         _no_value, "proportional",  # arXiv 2305.19466
-        lambda value, shape: {"partial_rotary_factor": 0.0}, stops=lambda value: EVERY),
+        lambda value, shape: {"partial_rotary_factor": 0.0}, stops=lambda value: ALL_PLANES),
     "linear": Variant("linear:s", None, _stretch, "linear", _factor),  # arXiv 2306.15595
-    "ntk": Variant("ntk:s",  # arXiv 2309.00071, as the next two
+    "ntk": Variant("ntk:s",  # arXiv 2309.00071, as for the next two
         lambda stretch, shape: _rope(_ntk_base(stretch, shape), shape), _stretch,
         "default", lambda stretch, shape: {"rope_theta": _ntk_base(stretch, shape)}),
     "dynamic": Variant("dynamic:s", None, _stretch, "dynamic", _factor),

@@ -31,7 +31,7 @@ def device_named(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    what = f"There is no device {name!r} that works here."
+    what = f"The device {name!r} does not exist or does not work."
     with explained(what, "auto, cpu, cuda, or a number as in cuda:1", error=BadArgument):
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float64, device=device).item()  # sums need float64
@@ -79,7 +79,6 @@ def explain_full_memory(what: str, *, seen: str, hint: str) -> Iterator[None]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of memory that are free on the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available

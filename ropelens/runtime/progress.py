@@ -45,10 +45,7 @@ class Stage:
     seconds: float = 0.0
 
     def rate(self, stages: tuple[Stage, ...]) -> float:
-        """Seconds per unit, from this stage and the begun stages, if possible of its unit.
-
-        NaN before any stage has begun.
-        """
+        """Seconds per unit, by the pace of all begun stages with this unit; NaN before."""
         begun = [stage for stage in stages if stage.measured]
         alike = [stage for stage in begun if stage.unit == self.unit] or begun
         units = sum(stage.cost * stage.measured for stage in alike) or math.nan
@@ -120,12 +117,12 @@ def _log_lines(stages: tuple[Stage, ...], begin: float) -> Callable[[Stage, str,
     in_tokens = any(stage.unit == "tokens" for stage in stages)
     due = begin + (1.0 if in_tokens else SECONDS_BETWEEN_LINES)
 
-    def show(current: Stage, note: str, now: float) -> None:
+    def show(current: Stage, note: str, clock: float) -> None:
         nonlocal due
         done = all(stage.done >= stage.total for stage in stages)
-        if now < due and not (note and done):
+        if clock < due and not (note and done):
             return
-        due = now + SECONDS_BETWEEN_LINES
+        due = clock + SECONDS_BETWEEN_LINES
         parts = [f"{current.what}: {current.done:,} of {current.total:,} {current.unit}"]
         if rate := current.measured / max(current.seconds, 1e-9):
             parts.append(f"{rate:{',.0f' if rate >= 10 else '.2g'}} {current.unit}/s")

@@ -157,7 +157,7 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
     if not path.exists():
         wanted = f"a folder with {path.name}, which ropelens wrote" if kind else advice
         raise other_place(path.parent if kind else path, wanted)
-    with explained(f"{path} is no {what}.", advice, error=BadArgument):
+    with explained(f"{path} is not a {what}.", advice, error=BadArgument):
         _require_plain(path)
         results = xr.load_dataset(path, engine="h5netcdf")
         contents = set(str(results.attrs.pop(CONTENTS, "")).split())

@@ -21,7 +21,7 @@ HowMany = Positive | Literal["auto", "all"]
 
 
 def rows_for(rows: HowMany, context: int) -> int | Literal["all"]:
-    """Rows per sequence of `context` tokens: "auto" means all, or 512 if the context is long."""
+    """Rows per sequence of `context` tokens; "auto" means all, or 512 of a long context."""
     if rows != "auto":
         return rows
     return "all" if context <= ALL_ROWS else SAMPLED_ROWS
@@ -51,7 +51,7 @@ class Rows:
         return replace(self, weight=weight, hidden=hidden)
 
     def every_other(self, first: int) -> Rows:
-        """Every second row of each sequence. An odd number of rows gets a last row of weight 0."""
+        """Every second row of each sequence; an odd number gets a last row of weight 0."""
         even = self.position.shape[1] // 2 * 2
         position = torch.cat([self.position, self.position[:, even:]], dim=1)
         weight = torch.cat([self.weight, 0 * self.weight[:, even:]], dim=1)

@@ -40,7 +40,6 @@ Documents = tuple[list[str], list[str]]
 
 
 def log_line(line: str) -> None:
-    """Print one line on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -51,7 +50,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON as `write_whole` does."""
     write_whole(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
@@ -86,7 +84,7 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Do
     """
     documents, held_out = read_documents(text), read_documents(valid)
     if not documents and not (data / DATA).exists():
-        raise BadText("There is no text to train on.", hint="--text FILE")
+        raise BadText("Text to train on is missing.", hint="--text FILE")
     shared = len(set(documents) & set(held_out))
     if held_out and shared == len(set(held_out)):
         raise BadText(
@@ -202,7 +200,6 @@ def sequences_of(
 
 
 def copy_tokenizer(data: Path, folder: Path) -> None:
-    """Copy the tokenizer to the folder of a model."""
     for name in TOKENIZER:
         shutil.copyfile(data / name, folder / name)
 

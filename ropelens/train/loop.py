@@ -93,12 +93,12 @@ def fit_model(
                 loss += part
             row: dict[str, float] = {}
             if step % LOG_EVERY == 0:
-                now = time.perf_counter()
+                time_now = time.perf_counter()
                 row["train_loss"] = float(loss.double() / LOG_EVERY)
                 row["learning_rate"] = rate
                 tokens = (step - timed_from) * per_step
-                row["tokens_per_second"] = round(tokens / (now - timed_at))
-                loss, timed_at, timed_from = torch.zeros_like(loss), now, step
+                row["tokens_per_second"] = round(tokens / (time_now - timed_at))
+                loss, timed_at, timed_from = torch.zeros_like(loss), time_now, step
                 note["loss"] = f"loss {row['train_loss']:.4f}"
             last = step == settings.steps
             if last or step % EVAL_EVERY == 0:

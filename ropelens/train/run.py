@@ -150,7 +150,6 @@ def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
 
 @contextmanager
 def lock_run(out: Path) -> Iterator[None]:
-    """Hold the lock of the run during the block."""
     out.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(out / ".lock").acquire(blocking=False)

@@ -9,9 +9,9 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from ropelens.checkpoints.load_options import Checked, option
+from ropelens.checkpoints.load_options import Checked, setting
 from ropelens.errors import BadArgument
 
 
@@ -93,39 +93,33 @@ class Settings(Checked):
     The learning rate rises during the first 4% of the steps.
     """
 
-    variant: Annotated[str, option("NAME[:VALUE]", "RoPE variant: p-rope:0.75, ...")] = "rope"
-    size: Annotated[
-        str,
-        option(
-            "NAME",
-            "Size of the model: mini, tiny, small, base, or layers x width x heads x "
-            "key-value heads as in 8x384x6x2.",
-        ),
-    ] = "tiny"
-    context: Annotated[int, option("N", "Tokens in a sequence.", min=3)] = 512
-    vocabulary: Annotated[
-        int, option("N", "Number of tokens in the BPE tokenizer.", min=258, max=1 << 16)
-    ] = 2048
-    steps: Annotated[int, option("N", "Number of optimizer steps.", min=1)] = 2500
-    learning_rate: Annotated[
-        float | None, option("RATE", "Peak learning rate. [default: set by the size]", min=0)
-    ] = None
-    decay: Annotated[float, option("SHARE", "Share of steps with decay.", min=0, max=1)] = 1.0
-    precision: Annotated[
-        Literal["auto", "bf16", "fp32"],
-        option(
-            "P", "bf16 (autocast, float32 weights), fp32, or auto (bf16 if a GPU supports it)."
-        ),
-    ] = "auto"
-    seed: Annotated[
-        int, option("N", "Seed of initial weights and text order.", min=0, max=2**32 - 1)
-    ] = 0
-    history_every: Annotated[int, option("N", "Also keep every Nth model.", min=0)] = 0
-    compile: Annotated[bool, option(None, "Compile the model with torch.compile.")] = False
+    variant: str = setting("rope", "NAME[:VALUE]", "RoPE variant: p-rope:0.75, ...")
+    size: str = setting(
+        "tiny",
+        "NAME",
+        "Size of the model: mini, tiny, small, base, or layers x width x heads x "
+        "key-value heads as in 8x384x6x2.",
+    )
+    context: int = setting(512, "N", "Tokens in a sequence.", min=3)
+    vocabulary: int = setting(
+        2048, "N", "Number of tokens in the BPE tokenizer.", min=258, max=1 << 16
+    )
+    steps: int = setting(2500, "N", "Number of optimizer steps.", min=1)
+    learning_rate: float | None = setting(
+        None, "RATE", "Peak learning rate. [default: set by the size]", min=0
+    )
+    decay: float = setting(1.0, "SHARE", "Share of steps with decay.", min=0, max=1)
+    precision: Literal["auto", "bf16", "fp32"] = setting(
+        "auto",
+        "P",
+        "bf16 (autocast, float32 weights), fp32, or auto (bf16 if a GPU supports it).",
+    )
+    seed: int = setting(0, "N", "Seed of initial weights and text order.", min=0, max=2**32 - 1)
+    history_every: int = setting(0, "N", "Also keep every Nth model.", min=0)
+    compile: bool = setting(False, None, "Compile the model with torch.compile.")
 
     @property
     def shape(self) -> Size:
-        """The size of the model as numbers."""
         return get_size(self.size)
 
     @property
@@ -139,7 +133,6 @@ class Settings(Checked):
 
     @property
     def peak_rate(self) -> float:
-        """Peak of the learning rate."""
         return self.shape.learning_rate if self.learning_rate is None else self.learning_rate
 
     @property

@@ -94,10 +94,10 @@ def test_an_option_that_cannot_be(options: dict[str, object], words: str) -> Non
     ("given", "words"),
     [
         ({"truncation": {"measures": ["loos"]}}, "There is no measure 'loos'"),
-        ({"text": Path("none.txt")}, "no file or folder none.txt"),
+        ({"text": Path("none.txt")}, "none.txt does not exist"),
         ({"text": "story.txt"}, r"looks like a file(.|\n)*read_documents"),
         ({"text": 5}, "analyze: text must be"),
-        ({"text": None}, "There is no text to run no/such/model on"),
+        ({"text": None}, "no/such/model needs a text"),
     ],
 )
 def test_mistakes_show_before_a_model_is_looked_for(

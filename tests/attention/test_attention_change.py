@@ -1,4 +1,4 @@
-"""How far edits move attention, held to transformers' attention and torch's divergence."""
+"""The change of attention by edits, against transformers' attention and torch's divergence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ tokens = partial(random_tokens, sequences=3)
 
 @torch.no_grad()
 def attentions(model: PreTrainedModel) -> list[torch.Tensor]:
-    """What the model itself returns, in float64; what a learned sink takes comes last."""
+    """The attention that the model returns, in float64; a learned sink is the last key."""
     layers = model(tokens(), use_cache=False, output_attentions=True).attentions
     weights = [layer.double() for layer in layers]
     if "sinks" not in str(model.state_dict().keys()):
@@ -62,7 +62,7 @@ def measured(model: PreTrainedModel, edit: Edit) -> np.ndarray:
 
 
 def standing_still(model: PreTrainedModel) -> PreTrainedModel:
-    """`model` with the slowest three quarters of its own planes at frequency 0."""
+    """`model` with the slowest three quarters of its planes at frequency 0."""
     for name, buffer in model.named_buffers():
         if name.endswith("inv_freq"):
             buffer[len(buffer) // 4 :] = 0
@@ -82,7 +82,7 @@ def test_against_transformers_p_rope(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_learned_sink_is_one_key_more():
     change = measured(tiny("gpt_oss"), rl.stop_slowest(0.75))
-    # In float64: what the sink takes is what the keys leave of 1.
+    # In float64, because the share of the sink is 1 minus the sum over the keys.
     model, other = tiny("gpt_oss").double(), standing_still(tiny("gpt_oss")).double()
     assert attentions(model)[0][..., -1].max() > 0.1
     np.testing.assert_allclose(change, expected(model, other), rtol=1e-3, atol=1e-5)

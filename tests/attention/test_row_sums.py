@@ -1,4 +1,4 @@
-"""What one attention call adds: laws of planes, and sums over rows by brute force."""
+"""Laws of planes, and the sums of one attention call by brute force."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def any_planes(draw: st.DrawFn) -> Planes:
 
 
 def rotated(x: Tensor, positions: Tensor, planes: Planes) -> Tensor:
-    """x turned by exp(i w p), as complex numbers."""
+    """Multiply x by exp(i w p), as complex numbers."""
     angle = positions[:, None].float() * planes.inv_freq
     z = torch.complex(x[..., planes.first], x[..., planes.second])
     z = z * torch.polar(torch.ones_like(angle.double()), angle.double())
@@ -77,7 +77,7 @@ def test_terms_add_up_to_the_score_and_lengths_bound_them(planes: Planes, seed: 
 
 @st.composite
 def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
-    """An attention call of any shape, its planes, lengths of which one is full, and sinks."""
+    """An attention call of any shape, with planes, lengths and sinks; one length is full."""
     planes = draw(any_planes())
     batch, kv_heads, group = (draw(st.integers(1, 3)) for _ in range(3))
     context = draw(st.sampled_from([2, 3, 17, 40]))
@@ -119,7 +119,7 @@ def brute_force(
     sequence: int,
     head: int,
 ) -> dict[str, Tensor]:
-    """Sums over `rows` (position, weight) of one head, one row and one key at a time."""
+    """Sums over `rows` (position, weight) of one head, by loops over rows and keys."""
     kv_head = head // (call.query.shape[1] // call.key.shape[1])
     q, k = call.query[sequence, head], call.key[sequence, kv_head]
     seen = call.visibility.sees()

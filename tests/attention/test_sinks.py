@@ -1,4 +1,4 @@
-"""Which keys are sinks: by their place, by their token, by the attention that they take."""
+"""Sinks by position, by token, and by the attention that a key takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kinds(tokens: list[list[int]], *, bos: int | None, named: tuple[int, ...] = 
     return known_sinks(table, bos=bos, named=named)[:, 0].tolist()
 
 
-def test_the_first_token_marks_a_sink_where_all_sequences_begin_with_it():
+def test_the_first_token_marks_a_sink_if_all_sequences_begin_with_it():
     packed = [[7, 3, 4, 7, 5], [7, 7, 3, 9, 9]]
     for bos in (None, 7, 3):
         assert kinds(packed, bos=bos) == [[1, 0, 0, 1, 0], [1, 1, 0, 0, 0]]
@@ -43,15 +43,15 @@ def test_the_first_token_marks_a_sink_where_all_sequences_begin_with_it():
     assert kinds(packed, bos=7, named=(7, 9)) == [[1, 0, 0, 1, 0], [1, 1, 0, 2, 2]]
 
 
-def test_one_sequence_marks_what_it_begins_with_if_that_is_bos():
-    """The word "the" may begin a text, stand again, and mean nothing."""
+def test_the_first_token_of_one_sequence_marks_a_sink_if_it_is_bos():
+    """A word such as "the" may begin a text and occur again without being a sink."""
     one = [[7, 3, 7, 7, 5]]
     assert kinds(one, bos=7) == [[1, 0, 1, 1, 0]]
     assert kinds(one, bos=None) == kinds(one, bos=3) == [[1, 0, 0, 0, 0]]
 
 
 def test_named_tokens_are_sinks_of_a_profile():
-    """sink_mass is the attention on all of them, by transformers' own weights."""
+    """sink_mass is the attention on all sinks, by transformers' own weights."""
     model, tokens = tiny("llama_gqa"), random_tokens(sequences=1, length=30)
     tokens[0, [4, 11, 12]] = 50
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_named_tokens_are_sinks_of_a_profile():
 
 
 def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCall:
-    """Two heads that look evenly; in `only` sequences head 1 puts `share` on a key."""
+    """Two heads with even attention, but head 1 puts `share` on a key in `only` sequences."""
     context = 60
     q, k = torch.zeros(sequences, 2, context, 8), torch.zeros(sequences, 1, context, 8)
     row = torch.arange(context).clamp(min=1)
@@ -80,8 +80,8 @@ def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCal
         (5, 0.2, 3, False),
         (5, 0.4, 2, True),
         (5, 0.4, 1, False),
-        (53, 0.9, 3, True),  # 6 rows behind it in each of 3 sequences
-        (54, 0.9, 3, False),  # and 5
+        (53, 0.9, 3, True),  # 6 later rows in each of 3 sequences
+        (54, 0.9, 3, False),  # 5 later rows
     ],
 )
 def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
@@ -106,24 +106,24 @@ def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
     [(1, 0.5, True), (1, 0.2, False), (12, 0.5, True), (20, 0.5, False)],
 )
 def test_one_sequence_finds_sinks_by_its_earlier_and_its_later_rows(key, share, found):
-    """Of 59 rows 29 are early; behind position 20 stand 9 of these."""
+    """29 of the 59 rows are early, and only 9 early rows come after position 20."""
     call = at_key(key, share=share, sequences=1, only=1)
     known = (torch.arange(60) == 0).long()[None, None]
     rows = all_rows(torch.tensor([60]))
     assert found_in(call, rows, known)[1].nonzero().flatten().tolist() == [key] * found
     late = call.query.clone()
-    late[:, :, 31:] = 0  # by the early rows alone no key is a sink
+    late[:, :, 31:] = 0  # the early rows are not enough
     assert not found_in(replace(call, query=late), rows, known).any()
 
 
-def test_sinks_are_found_by_the_rows_behind_them_by_brute_force():
-    """Sampled rows, windows and sequences of different lengths: means one key at a time."""
+def test_sinks_are_found_by_later_rows_by_brute_force():
+    """Sampled rows, windows and sequences of different lengths, by loops over keys."""
     generator = torch.Generator().manual_seed(3)
     q = torch.randn(3, 4, 60, 8, generator=generator, dtype=torch.float64)
     k = torch.randn(3, 2, 60, 8, generator=generator, dtype=torch.float64)
     call = call_of(q, k, scale=2.0, window=40)
     lengths = torch.tensor([60, 50, 41])
-    call.key[:, 0, 6] *= 5  # so that some keys take much
+    call.key[:, 0, 6] *= 5  # so that some keys take much attention
     for rows in (all_rows(lengths), sample_rows(lengths, count=30, seed=1)):
         attention = attention_map(call)
         none = torch.zeros(3, 1, 60, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""The attention budget: offsets, from gains to bits, and which rows models are fitted to."""
+"""The attention budget: offsets, bits from gains, and the rows that models are fitted to."""
 
 from __future__ import annotations
 
@@ -57,10 +57,8 @@ def test_bins_are_exact_then_eight_an_octave(context: int):
     window=st.sampled_from([2, 30, 999]),
     by_head=st.booleans(),
 )
-def test_what_offsets_and_sinks_say_of_rows_by_brute_force(
-    seed: int, context: int, window: int, by_head: bool
-):
-    """log Z of every row, the masses by kind of sink, offset, and bin to sinks, and squares."""
+def test_log_z_and_masses_by_brute_force(seed: int, context: int, window: int, by_head: bool):
+    """log Z of every row, and masses and squares by kind of sink, by offset, and by bin."""
     generator = torch.Generator().manual_seed(seed)
     sinks = torch.randint(0, 12, (2, 2 if by_head else 1, context), generator=generator)
     sinks = sinks * (sinks <= 3)
@@ -119,41 +117,43 @@ def test_bits_add_up_and_never_go_below_zero(gains: list[tuple[float, ...]]):
         ((4.0, 1.0, 2.0, -9.0, 3.5), (4.0, 1.0, 2.5, 0.0, 0.5)),  # C as S
         ((4.0, 1.0, 2.0, 3.0, -2.0), (4.0, 1.0, 0.0, 2.0, 1.0)),  # B as C
         ((4.0, 1.0, 3.0, 2.0, 2.5), (4.0, 1.0, 1.0, 1.0, 1.0)),  # B as P
-        ((4.0, 1.0, 2.0, 3.0, 4.1), (4.1, 1.0, 1.1, 2.0, 0.0)),  # by rounding above all
+        ((4.0, 1.0, 2.0, 3.0, 4.1), (4.1, 1.0, 1.1, 2.0, 0.0)),  # larger by rounding
         ((4.0, -1.0, -1.0, -1.0, -1.0), (4.0, 0.0, 0.0, 0.0, 4.0)),
         ((np.nan,) * 5, (np.nan,) * 5),  # a head that its layer does not have
     ],
 )
-def test_a_model_that_gains_less_than_one_it_contains_counts_as_that(gains, expected):
+def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expected):
     bits = attention_budget(*(np.array([gain]) for gain in gains))
     assert list(bits) == ["total", "sink", "position", "content", "interaction"]
     np.testing.assert_allclose(np.concatenate(list(bits.values())), expected)
 
 
-# who is fitted to, and who is scored
+# the text for fits and the text for scores
 
 
-def drawn(lengths: list[int], *, documents: list[int] | None = None, seed: int = 0) -> Sample:
+def drawn(
+    lengths: list[int], *, documents: torch.Tensor | None = None, seed: int = 0
+) -> Sample:
     count, context = len(lengths), max(lengths)
     tokens = torch.arange(count * context).view(count, context)
     text = Text(tokens, torch.tensor(lengths), documents=documents)
     return Sample.draw(text, seed=seed)
 
 
-def test_a_sample_takes_as_many_sequences_of_both_folds_from_as_many_groups_as_it_can():
-    documents = [0] * 30 + [1, 2, 3, 4, 5, 6, 7, 8, 9]
+def test_a_sample_has_sequences_of_both_folds_from_many_groups():
+    documents = torch.tensor([0] * 30 + [1, 2, 3, 4, 5, 6, 7, 8, 9])
     sample = drawn([20] * 39, documents=documents, seed=3)
     taken = sample.text.ids[:, 0] // 20
     group = assign_groups(documents, 39)[taken]
     assert len(taken) == len(set(taken.tolist())) == 10
     assert sample.text.fold.tolist() == [0, 1] * 5
-    assert len(group.unique()) == 10, "one of each document, though one has most sequences"
+    assert len(group.unique()) == 10, "one of each document, although one has most sequences"
     assert (sample.text.ids == torch.arange(20) + 20 * taken[:, None]).all()
     other = drawn([20] * 39, documents=documents, seed=4)
-    assert not torch.equal(other.text.ids, sample.text.tokens)
+    assert not torch.equal(other.text.ids, sample.text.ids)
 
 
-def test_a_fold_has_so_many_rows_and_tokens():
+def test_a_fold_has_a_fixed_number_of_rows_and_tokens():
     short, long = drawn([100] * 40), drawn([4096] * 6)
     assert len(short.text) == 16
     assert len(long.text) == 4, "two of each fold: 8,192 tokens"
@@ -174,7 +174,7 @@ def test_a_fold_has_so_many_rows_and_tokens():
     ],
 )
 def test_models_are_fitted_to_long_sequences(lengths: list[int], fitted: set[int], seed: int):
-    """What was fitted to a leftover would know nothing of the offsets that it is scored on."""
+    """A short leftover sequence does not contain the offsets on which a model is scored."""
     text = Text(torch.zeros(len(lengths), max(lengths)).long(), torch.tensor(lengths))
     sample = Sample.draw(text, seed=seed)
     assert set(sample.text.lengths.tolist()) <= fitted
@@ -183,8 +183,8 @@ def test_models_are_fitted_to_long_sequences(lengths: list[int], fitted: set[int
         assert sample.text.fold.tolist() == [0, 1] * (len(sample.text) // 2)
 
 
-def test_a_sequence_alone_is_fitted_and_scored_on_other_rows():
-    """Every row that is scored was left to the other half when models were fitted."""
+def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
+    """No row is used both to fit a model and to score it."""
     for length in (2, 3, 30, 5000):
         sample = drawn([length], seed=5)
         assert sample.text.single_long_sequence
@@ -200,7 +200,7 @@ def test_a_sequence_alone_is_fitted_and_scored_on_other_rows():
         )
 
 
-def test_a_sequence_alone_has_two_folds_of_rows():
+def test_a_single_sequence_has_two_folds_of_rows():
     tokens = random_tokens(sequences=1, length=60)
     sample = Sample.draw(Text(tokens, torch.tensor([60])), seed=0)
     call, planes = observed_calls(tiny("llama_gqa"), tokens)[0]
@@ -208,8 +208,8 @@ def test_a_sequence_alone_has_two_folds_of_rows():
     assert ((one - other).abs().amax((1, 2)) > 0.1).all()
 
 
-def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
-    """Weights that are those of one fold alone: only groups of the other have a gain."""
+def test_groups_are_scored_by_models_of_the_opposite_fold():
+    """If only one fold has weights, only groups of the opposite fold have a gain."""
     tokens = random_tokens(sequences=4, length=30)
     lengths = torch.full((4,), 30)
     text = Text(tokens, lengths, bos=1)
@@ -240,19 +240,17 @@ def test_groups_are_scored_by_what_was_fitted_to_the_other_fold():
 def test_groups_are_documents_or_stretches_of_one_text():
     assert assign_groups(None, 5).tolist() == [0, 1, 2, 3, 4]
     assert assign_groups(None, 32).tolist() == [i // 2 for i in range(32)]
-    assert assign_groups(torch.tensor([5, 5, 5, 9]), 4).tolist() == [0, 1, 2, 3], (
-        "of 2 documents none can be left out"
-    )
-    documents = np.repeat([30, 10, 20, 11, 12, 13, 14, 15], 3)
-    assert (
-        assign_groups(documents, 24).tolist() == np.repeat([7, 0, 6, 1, 2, 3, 4, 5], 3).tolist()
-    )
+    few = torch.tensor([5, 5, 5, 9])
+    assert assign_groups(few, 4).tolist() == [0, 1, 2, 3], "2 documents are too few for groups"
+    documents = torch.tensor([30, 10, 20, 11, 12, 13, 14, 15]).repeat_interleave(3)
+    groups = np.repeat([7, 0, 6, 1, 2, 3, 4, 5], 3).tolist()
+    assert assign_groups(documents, 24).tolist() == groups
     many = assign_groups(torch.arange(200), 200)
     assert many.tolist() == sorted(many.tolist())
     assert len(many.unique()) == GROUPS == 64
-    with pytest.raises(BadArgument, match="which document it was cut from") as refused:
-        assign_groups([0, 1], 3)
-    assert refused.value.parts["seen"] == "(2,) numbers for 3 sequences"
+    with pytest.raises(BadArgument, match="a value for every sequence") as refused:
+        Text(torch.zeros(3, 4).long(), documents=[0, 1])
+    assert refused.value.parts["seen"] == "shape (2,) for ids (3, 4)"
 
 
 # a profile
@@ -260,7 +258,7 @@ def test_groups_are_documents_or_stretches_of_one_text():
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
-    """By counting rows: 5 % of these must see an offset."""
+    """Count the rows: at least 5 % must see an offset."""
     lengths = [70, 40, 30]
     tokens = random_tokens(sequences=3, length=70)
     model = tiny(name)
@@ -277,7 +275,7 @@ def test_offsets_that_few_rows_see_are_left_out_of_kernels(name: str):
 
 @not_as_configured
 def test_without_rotation_nothing_is_positional():
-    """p = 0: what a head does without rotation is all that it does."""
+    """Without rotation, content explains all bits that sinks do not explain."""
     model = tiny("llama_gqa")
     model.model.rotary_emb.inv_freq.zero_()
     tokens = random_tokens(sequences=16, length=50)

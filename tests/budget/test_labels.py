@@ -24,7 +24,7 @@ RULES = [  # total, sink, position, content -> label
     ((3.0, 0.0, 0.0, 3.0), "semantic"),
     ((3.0, 0.0, 1.99, 0.0), "mixed"),
     ((3.0, 0.0, 0.0, 1.0), "mixed"),  # two thirds interact
-    ((3.0, 2.4, 0.5, 0.1), "positional"),  # of the rest, not of the total
+    ((3.0, 2.4, 0.5, 0.1), "positional"),  # a share of the rest, not of the total
     ((3.0, 2.4, 0.1, 0.5), "semantic"),
     ((math.nan, math.nan, math.nan, math.nan), ""),  # a head that does not exist
 ]
@@ -51,7 +51,7 @@ def test_few_rows_are_a_label_of_their_own(bits: tuple[float, ...], label: str):
 
 def test_where_a_kernel_peaks_and_its_middle_half():
     kernel = torch.full((4, 100), 1e-9)
-    kernel[0, 70] = 0.29 / 0.71  # of the other 0.71
+    kernel[0, 70] = 0.29 / 0.71  # the remaining offsets have 0.71
     kernel[0, 10:20] = 0.1
     kernel[1, 70] = 1.0
     kernel[1, 3] = 0.9
@@ -67,21 +67,20 @@ def test_where_a_kernel_peaks_and_its_middle_half():
     torch.testing.assert_close(found["kernel"].sum(-1), torch.ones(4))
 
 
-def test_the_middle_half_is_that_of_quantiles():
-    """numpy's inverted distribution function of draws with these weights."""
+def test_the_middle_half_equals_quantiles():
+    """Compare with numpy's quantiles of draws with these weights."""
     random = np.random.default_rng(0)
     counts = random.integers(0, 5, size=(20, 40))
     found = describe_kernel(torch.from_numpy(counts).double().log(), torch.ones(40))
     for head, own in enumerate(counts):
         draws = np.repeat(np.arange(40), own)
         band = np.quantile(draws, [0.25, 0.75], method="inverted_cdf")
-        assert (
-            abs(int(found["offset_low"][head]) - band[0]) <= 1
-        )  # a sum of exactly 1/4 may round
+        # A sum of exactly 1/4 may round.
+        assert abs(int(found["offset_low"][head]) - band[0]) <= 1
         assert abs(int(found["offset_high"][head]) - band[1]) <= 1
 
 
-def test_offsets_that_hardly_a_row_sees_are_no_heads_offset():
+def test_an_offset_that_few_rows_see_is_not_the_offset_of_a_head():
     kappa = torch.zeros(1, 50)
     kappa[0, 49] = 20.0
     kappa[0, 5] = 10.0
@@ -108,8 +107,8 @@ def test_offsets_that_hardly_a_row_sees_are_no_heads_offset():
         ([-1.0, -1.0, -1.0], math.nan, math.nan, 0),
     ],
 )
-def test_means_are_geometric_over_planes_that_turn(push, mean, top, planes):
-    """By the positive part of selectivity; what does not rotate has no wavelength."""
+def test_means_are_geometric_over_planes_that_rotate(push, mean, top, planes):
+    """Weights are the positive part of selectivity; a plane that stops has no wavelength."""
     found = describe_wavelengths(np.array([push]), np.array([[10.0, 1000.0, math.inf]]))
     np.testing.assert_allclose(found["mean_wavelength"], [mean])
     np.testing.assert_equal(found["top_wavelength"], [top])

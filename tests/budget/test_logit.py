@@ -1,4 +1,4 @@
-"""The models of a row, against scipy's dense fits; their laws; what padding may not change."""
+"""The models of a row, against dense fits by scipy and against whole matrices."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ropelens.budget.offsets import split_weights
 from ropelens.text.rows import all_rows
 
 ALLOWED = 0.002
-"""Share of the bits beside the sink's that a gain may miss."""
+"""Error of a gain that is allowed, as a share of the bits that sinks leave."""
 
 
 @pytest.mark.parametrize(
     "name", ["llama_gqa", "gemma2", "gpt_oss", "smollm3", "phi", "nanochat"]
 )
 def test_gains_are_scipys_on_tiny_models(name: str):
-    """Of some heads, over all rows of two sequences."""
+    """Check two heads over all rows of two sequences."""
     model, tokens = tiny(name), random_tokens(sequences=2, length=40)
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
     turning = rotations(model, name=name)
@@ -66,7 +66,7 @@ def test_gains_are_scipys_on_tiny_models(name: str):
 
 
 def test_every_kind_of_sink_has_a_weight_of_its_own():
-    """S and P by kind and head, on rows of a window: log P from the whole matrix."""
+    """S and P by kind and head under a window, with log P from the whole matrix."""
     tokens = random_tokens(sequences=3, length=30)
     call, planes = observed_calls(tiny("mistral_sliding"), tokens)[0]
     sinks = torch.randint(0, 9, (3, 4, 30), generator=torch.Generator().manual_seed(0))
@@ -100,8 +100,8 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "phi"])
-def test_a_few_keys_of_each_row_show_how_the_likelihood_curves(name: str):
-    """Beside the covariance of all keys, in whole matrices."""
+def test_a_few_keys_of_each_row_give_the_covariance(name: str):
+    """Compare with the covariance over all keys, in whole matrices."""
     tokens = random_tokens(sequences=2, length=150)
     call, planes = observed_calls(tiny(name), tokens)[0]
     rows, _ = normalize_weights(SampledCall(call, all_rows(torch.full((2,), 150)), planes))

@@ -1,4 +1,4 @@
-"""Surrogates built in another way, and the laws of the verdict."""
+"""Surrogates that are built as edits, and the laws of the verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ropelens.claims.numbers import correlations, rank_correlation
 from ropelens.claims.verdict import null_bounds
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.rope.turn import Side, turn
+from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.text.rows import all_rows, sample_rows
 from ropelens.text.text import known_sinks
 
@@ -42,8 +42,8 @@ NAMES = ("llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat")
 @pytest.mark.parametrize(
     ("name", "changes"), [*((name, {}) for name in NAMES), ("gpt_neox", ODD)]
 )
-def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str, changes: dict):
-    """Each draw, built as an edit would build it and measured as a profile would measure it."""
+def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: dict):
+    """Build each draw as an edit does, and measure it as a profile does."""
     tokens = random_tokens(sequences=4, length=40)
     sinks = known_sinks(tokens, bos=1)
     rows = sample_rows(torch.full((4,), 40), count=12, seed=0)
@@ -55,12 +55,15 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str, changes
         group = call.query.shape[1] // call.key.shape[1]
         for draw, order in enumerate(orders):
             frequency = planes.inv_freq.float()[order]
-            sides = [
-                Side(f, torch.ones_like(f))
+            targets = [
+                TargetRotation(f, torch.ones_like(f))
                 for f in (frequency.repeat_interleave(group, 0), frequency)
             ]
-            at = torch.arange(40)[None]
-            q, k = turn(call.query, at, planes, sides[0]), turn(call.key, at, planes, sides[1])
+            positions, parts = torch.arange(40)[None], (call.query, call.key)
+            q, k = (
+                rotate_to(x, positions, planes, target)
+                for x, target in zip(parts, targets, strict=True)
+            )
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
             of_turned = SampledCall(turned, rows, planes, sinks=sinks)
             scores = score_models(of_turned, fit_models(of_turned)).sum((0, 1))
@@ -76,8 +79,8 @@ def test_a_surrogate_is_the_layer_turned_by_other_frequencies(name: str, changes
             assert_close(own["surrogate_log_wavelength"], mean, rtol=1e-3, atol=1e-3)
 
 
-def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
-    """Diffuse and sink by the rules of labels; what counts is NaN elsewhere."""
+def test_diffuse_heads_and_sink_heads_do_not_count():
+    """They are diffuse or sinks by the rules of labels, and have NaN in every draw."""
     q = torch.zeros(1, 3, 50, 8)
     q[:, 1, :, 7], q[:, 2] = 12.0, torch.randn(50, 8) * 4
     k = torch.randn(1, 3, 50, 8)
@@ -95,7 +98,7 @@ def test_heads_that_choose_nothing_or_a_sink_alone_do_not_count():
 
 
 def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.MonkeyPatch):
-    """Beside the same heads read at every offset."""
+    """Compare with the same heads, read at every offset."""
     context, places = 1200, torch.arange(1200)
     planes = Planes(2.0 ** -torch.arange(0, 16, 2), 16, "half")
     q, k = (
@@ -114,8 +117,8 @@ def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.Mon
         assert 0 < error < {"offset_fraction": 0.03, "log_wavelength": 0.1}[name[10:]], name
 
 
-def test_where_keys_are_alike_attention_is_that_of_the_model_of_sinks():
-    """Masses and information of rows that read samples: those that S expects of the same."""
+def test_attention_of_equal_keys_is_the_attention_of_model_s():
+    """With samples of offsets, S expects the same masses and information."""
     context, sigma = 1200, torch.tensor([3.0, 1.0, 2.0])
     sinks = torch.zeros(2, 1, context, dtype=torch.long)
     sinks[..., ::200], sinks[..., 300], sinks[..., 0] = 2, 3, 1
@@ -139,7 +142,7 @@ def test_where_keys_are_alike_attention_is_that_of_the_model_of_sinks():
 
 
 def test_a_sharp_head_is_fitted_in_single_precision():
-    """Newton's first step is so long that single precision finds no way back from there."""
+    """After a full first step of Newton, single precision cannot return to the minimum."""
     rows, planes = all_rows(torch.tensor([300])), Planes(torch.zeros(1), 2, "half")
     rows, _ = normalize_weights(
         SampledCall(call_of(*torch.zeros(2, 1, 1, 300, 2)), rows, planes)
@@ -150,7 +153,7 @@ def test_a_sharp_head_is_fitted_in_single_precision():
     masses = table.log_z_and_moments(weights)[1].float()
     table = replace(table, weight=table.weight.float(), within=table.within.float())
     _, found = fit_offsets(masses, table, ridge=1e-4, tolerance=torch.full((1,), 1e-3))
-    assert found.value < 0.06, "0.056 in double precision; 4.7 where all keys are alike"
+    assert found.value < 0.06, "0.056 in double precision; 4.7 for uniform attention"
 
 
 @pytest.mark.parametrize("context", [1, 511, 512, 513, 4096])
@@ -169,9 +172,9 @@ def test_an_offset_is_drawn_from_each_stretch(context: int):
 def heads_of(
     rho_of_draws: list[float], *, layers: int = 4, heads: int = 6
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Heads [draw, layer, head] that, all together, have about these correlations.
+    """Heads [draw, layer, head] that together have about these correlations.
 
-    What the offset explains is spread evenly over 0 to 1.
+    The share that the offset explains is spread evenly over 0 to 1.
     """
     random = np.random.default_rng(0)
     x = random.permuted(
@@ -187,8 +190,8 @@ def verdict_of(fraction: np.ndarray, wavelength: np.ndarray) -> SimpleNamespace:
     return SimpleNamespace(**judge_wavelengths(wavelength_arrays(fraction, wavelength)))
 
 
-def test_bounds_are_those_of_an_exact_test():
-    """Of n surrogates and a model that is one more: at most 2.5 % of ranks lie beyond."""
+def test_bounds_equal_an_exact_test():
+    """At most 2.5 % of the ranks of n surrogates and a model lie beyond a bound."""
     for draws in range(1, 500):
         null = np.random.default_rng(draws).permutation(draws).astype(float)
         low, high = null_bounds(null)
@@ -196,7 +199,9 @@ def test_bounds_are_those_of_an_exact_test():
             assert np.isnan([low, high]).all()
             continue
         below = Fraction(int((null < low).sum()) + 1, draws + 1)  # ranks that "holds" takes
-        assert below <= Fraction(1, 40) < below + Fraction(1, draws + 1), "and no fewer"
+        assert below <= Fraction(1, 40) < below + Fraction(1, draws + 1), (
+            "the largest such share"
+        )
         assert low + high == draws - 1, "both tails alike"
 
 
@@ -267,7 +272,7 @@ def test_the_correlation_is_scipys(digits: int):
 
 
 def test_the_interval_covers_with_few_layers():
-    """Six layers of six heads that are alike: layers drawn again cover less than 90 %."""
+    """Six layers of six similar heads; a bootstrap over layers would cover less than 90 %."""
     random = np.random.default_rng(4)
     truth = 6 / np.pi * np.arcsin(-0.7 / 2)  # Spearman's of two normals
     mix, hits = np.linalg.cholesky([[1, -0.7], [-0.7, 1]]), 0
@@ -279,7 +284,7 @@ def test_the_interval_covers_with_few_layers():
     assert 0.92 <= hits / 400 <= 0.98
 
 
-def test_perfect_order_is_no_certainty():
+def test_a_perfect_order_has_an_interval():
     fraction = heads_of([-0.5], layers=4)[0]
     claim = verdict_of(fraction, -fraction)
     assert claim.rank_correlation == pytest.approx(-1)

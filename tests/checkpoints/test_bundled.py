@@ -1,4 +1,4 @@
-"""The checkpoints that come with ropelens: what they are."""
+"""The checkpoints that come with ropelens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ropelens.checkpoints.bundled import BUNDLED, bundled_path, sample_path
 from ropelens.checkpoints.load import open_checkpoint
 from ropelens.checkpoints.load_options import Loading
 
-# Written for this test, in the manner of what the bundled checkpoint has read.
+# Written for this test, in the style of the training text.
 PASSAGE = """\
 The old gentleman put down his hat upon the table, and looked at her for a long time without
 speaking. "You have been very good to me, my dear," he said at last, "and I shall not forget
@@ -35,7 +35,7 @@ def bundled(request: pytest.FixtureRequest) -> Path:
     return bundled_path(request.param)
 
 
-def test_weights_that_are_tied_count_once() -> None:
+def test_tied_weights_count_once() -> None:
     planned = open_checkpoint("bundled", Loading())
     assert planned.parameters == planned.read().num_parameters()
 
@@ -60,7 +60,7 @@ def test_bundled_predicts_and_writes(name: str) -> None:
     turning = int((model.model.rotary_emb.inv_freq != 0).sum())
     assert f"{turning} of 16 planes turn" in (bundled / "README.md").read_text()
     tokens = tokenizer(PASSAGE, return_tensors="pt").input_ids
-    # Of the 13 million tokens 1.6 million were prose.
+    # 1.6 million of 13 million training tokens were prose.
     share = 0.56 if name in COPIERS else 0.68
     assert model(input_ids=tokens, labels=tokens).loss < share * math.log(len(tokenizer))
     written = model.generate(tokens[:, :20], max_new_tokens=20, do_sample=False, pad_token_id=0)
@@ -69,13 +69,13 @@ def test_bundled_predicts_and_writes(name: str) -> None:
 
 
 @functools.cache
-def own_tokenizer() -> PreTrainedTokenizerBase:
+def bundled_tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(bundled_path(), local_files_only=True)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80))
 def test_bundled_tokenizer_gives_text_back(text: str) -> None:
-    tokenizer = own_tokenizer()
+    tokenizer = bundled_tokenizer()
     assume(not any(special in text for special in tokenizer.all_special_tokens))
     ids = tokenizer(text).input_ids
     assert ids[0] == tokenizer.bos_token_id

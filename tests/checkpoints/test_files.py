@@ -1,4 +1,4 @@
-"""Where checkpoints lie, and what is wrong with damaged ones, each refused in one line."""
+"""Locating checkpoints, and refusing damaged checkpoints with one clear line."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A whole checkpoint."""
+    """A valid checkpoint."""
     return save_tiny(tmp_path / "model")
 
 
-# The Hub.
+# checkpoints of the Hub
 
 
 def cached(folder: Path, hub: Path) -> None:
-    """Lay `folder` into a Hub cache as the main revision of acme/tiny."""
+    """Copy `folder` into a Hub cache as the main revision of acme/tiny."""
     repository = hub / "models--acme--tiny"
     shutil.copytree(folder, repository / "snapshots" / ("c" * 40))
     (repository / "refs").mkdir()
@@ -64,7 +64,7 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert fetched == [files[:2]]
 
 
-# Names of nothing.
+# unknown names
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ),
     ],
 )
-def test_a_name_of_nothing_is_refused(
+def test_an_unknown_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -96,7 +96,7 @@ def test_a_name_of_nothing_is_refused(
     assert "\n" not in caught.value.line
 
 
-# What lies in a folder.
+# files in a folder
 
 
 def truncate(folder: Path, size: int) -> None:
@@ -110,7 +110,7 @@ def only_pickle(folder: Path) -> None:
 
 
 def sharded(folder: Path) -> tuple[Path, dict[str, str]]:
-    """A checkpoint of several files in `folder`; its index, and what that maps."""
+    """Save a checkpoint of several files; return the index file and its weight map."""
     (folder / "model.safetensors").unlink()
     tiny_llama().save_pretrained(folder, max_shard_size="20KB")
     index = folder / "model.safetensors.index.json"
@@ -211,14 +211,14 @@ def test_a_model_that_looks_ahead_is_refused(folder: Path) -> None:
 def test_weights_outside_the_folder_are_not_read(folder: Path) -> None:
     index, files = sharded(folder)
     first = next(iter(files))
-    beside = folder.parent / "beside.safetensors"
-    beside.write_bytes((folder / files[first]).read_bytes())
-    for place in ("../beside.safetensors", str(beside)):
+    outside = folder.parent / "outside.safetensors"
+    outside.write_bytes((folder / files[first]).read_bytes())
+    for place in ("../outside.safetensors", str(outside)):
         index.write_text(json.dumps({"metadata": {}, "weight_map": files | {first: place}}))
         with pytest.raises(BadCheckpoint, match="or outside the folder"):
             load(folder)
     whole = save_tiny(folder.parent / "whole")
-    edit_config(whole, transformers_weights="../beside.safetensors")
+    edit_config(whole, transformers_weights="../outside.safetensors")
     assert load(whole)[0].num_parameters() == tiny_llama().num_parameters()
 
 
@@ -226,17 +226,17 @@ def test_a_tokenizer_config_of_wrong_types_is_refused(folder: Path) -> None:
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "x"}))
     with pytest.raises(BadCheckpoint, match=r"tokenizer in .* cannot be read"):
-        load(folder)  # one that fails at work
+        load(folder)  # it fails only when it is used
 
 
-# Fingerprints.
+# fingerprints
 
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_fingerprints_are_those_of_sha256sum(folder: Path) -> None:
+def test_fingerprints_agree_with_sha256sum(folder: Path) -> None:
     whole = folder / "model.safetensors"
     assert fingerprint(folder / "config.json") == sha256((folder / "config.json").read_bytes())
     assert fingerprint(folder) == sha256(whole.read_bytes())

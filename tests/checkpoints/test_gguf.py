@@ -1,4 +1,4 @@
-"""A GGUF file as a model: the bundled one, and SmolLM2, which `make smollm2` fetches."""
+"""Models in GGUF files: the bundled model, and SmolLM2, which `make smollm2` downloads."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ PLACES = {
 
 
 def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Coordinates j and j + size / 2 of each head become 2j and 2j + 1."""
+    """Move coordinates j and j + size / 2 of each head to 2j and 2j + 1."""
     return x.view(heads, 2, -1, x.shape[1]).transpose(1, 2).reshape(x.shape)
 
 
 def write_bundled(file: Path, *, permutations: int = 1, kind: str = "F32") -> None:
-    """The bundled checkpoint as a GGUF file of a kind, whose rows are permuted so often."""
+    """Write the bundled checkpoint as a GGUF file, with permuted rows."""
     quantized = gguf.GGMLQuantizationType[kind]
     config = LlamaConfig.from_pretrained(bundled_path())
     model = LlamaForCausalLM.from_pretrained(bundled_path(), dtype=torch.float32)
@@ -60,15 +60,15 @@ def write_bundled(file: Path, *, permutations: int = 1, kind: str = "F32") -> No
     writer.add_token_merges([" ".join(pair) for pair in described["merges"]])
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
-    names = {theirs: ours for ours, theirs in PLACES.items()}
+    names = {torch_name: gguf_name for gguf_name, torch_name in PLACES.items()}
     for name, weight in model.named_parameters():
         *layer, place = name.removesuffix(".weight").split("layers.")[-1].partition(".")[::2]
         inside = name.startswith("model.layers.")
-        ours = names[place if inside else name.removesuffix(".weight")]
+        gguf_name = names[place if inside else name.removesuffix(".weight")]
         x = weight.detach()
-        for _ in range(permutations if ours in ("attn_q", "attn_k") else 0):
+        for _ in range(permutations if gguf_name in ("attn_q", "attn_k") else 0):
             x = as_pairs(x, config.num_attention_heads)
-        name = (f"blk.{layer[0]}." if inside else "") + f"{ours}.weight"
+        name = (f"blk.{layer[0]}." if inside else "") + f"{gguf_name}.weight"
         if x.ndim == 1 or kind == "F32":
             writer.add_tensor(name, x.numpy())
         else:
@@ -89,9 +89,9 @@ def bundled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_file_is_the_model_it_was_made_of(
     bundled_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And can be saved as a folder."""
-    model, tokenizer = rl.load(bundled_file.parent)  # a folder that holds one file
-    assert capfd.readouterr().err == ""  # no bar where nobody watches
+    """The model can also be saved as a folder."""
+    model, tokenizer = rl.load(bundled_file.parent)  # a folder with one file
+    assert capfd.readouterr().err == ""  # no bar without a terminal
     original, _ = rl.load("bundled")
     text = "Call me Ishmael. The old man lived by the sea."
     tokens = tokenizer(text, return_tensors="pt").input_ids
@@ -104,38 +104,38 @@ def test_a_file_is_the_model_it_was_made_of(
 
 
 @pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.01), ("Q4_1", 0.15)])
-def test_a_quantized_file_is_the_model_but_for_its_rounding(
+def test_a_quantized_file_is_the_model_except_for_rounding(
     kind: str, error: float, tmp_path: Path
 ) -> None:
     write_bundled(tmp_path / "small.gguf", kind=kind)
     (model, tokenizer), (original, _) = rl.load(tmp_path / "small.gguf"), rl.load("bundled")
     tokens = tokenizer("Call me Ishmael. The old man lived.", return_tensors="pt").input_ids
-    expected, found = original(tokens).logits, model(tokens).logits
-    off = float((found - expected).norm() / expected.norm())
-    assert error / 10 < off < error
+    expected, logits = original(tokens).logits, model(tokens).logits
+    difference = float((logits - expected).norm() / expected.norm())
+    assert error / 10 < difference < error
     assert not row_order(model, tokenizer)[0]
 
 
 @needs_smollm2
 def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[bool, str]] = []
-    see = lambda *of: seen.append(row_order(*of)) or seen[-1]  # noqa: E731
-    monkeypatch.setattr("ropelens.checkpoints.load.row_order", see)
-    for slow in ("GGUFReader", "get_tensor_name_map"):  # made anew for each use, seconds each
+    orders: list[tuple[bool, str]] = []
+    record = lambda *args: orders.append(row_order(*args)) or orders[-1]  # noqa: E731
+    monkeypatch.setattr("ropelens.checkpoints.load.row_order", record)
+    for slow in ("GGUFReader", "get_tensor_name_map"):  # each call takes seconds
         monkeypatch.setattr(gguf, slow, functools.cache(getattr(gguf, slow)))
     model, tokenizer = rl.load(FILE)
     tokens = tokenizer("The capital of France is Paris, on the Seine.", return_tensors="pt")
     with torch.no_grad():
         logits = model(tokens.input_ids).logits
     assert tokenizer.decode(logits[0, 4].argmax()) == " Paris"
-    ((wrong, words),) = seen
+    ((wrong, words),) = orders
     as_is, other = map(float, re.findall(r"\d\.\d\d", words))
     assert not wrong
     assert as_is < 2.5 < 3 < other
 
 
 @pytest.mark.parametrize("permutations", [0, 2])
-def test_a_file_whose_rows_are_in_the_wrong_order_is_told(tmp_path: Path, permutations: int):
+def test_a_wrong_order_of_rows_is_reported(tmp_path: Path, permutations: int):
     file = tmp_path / "wrong.gguf"
     write_bundled(file, permutations=permutations)
     with pytest.warns(UserWarning, match="rows of q and k are in the wrong order"):
@@ -161,7 +161,7 @@ def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path) -> None:
     assert record["model"]["fingerprint"] == fingerprint(bundled_file)
 
 
-def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF" + bytes(40))
     with pytest.raises(BadCheckpoint, match=r"transformers cannot read .*model.gguf"):

@@ -1,4 +1,4 @@
-"""Loading: what is good comes out ready to be measured, or with a warning."""
+"""Loading of valid checkpoints, and refused arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ropelens.errors import BadArgument
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A whole checkpoint."""
+    """A valid checkpoint."""
     return save_tiny(tmp_path / "model")
 
 
@@ -53,13 +53,13 @@ def test_a_folder_gives_the_saved_model_ready_to_measure(
     assert tokenizer("abc", add_special_tokens=False)["input_ids"] == [2, 3, 4]
 
 
-def test_dtype_is_the_asked_one(folder: Path) -> None:
+def test_dtype_is_the_requested_dtype(folder: Path) -> None:
     save_over(folder, tiny_llama().to(torch.bfloat16))
     model, _ = load(folder, dtype="float64", device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
 
 
-def test_what_lies_beside_the_weights_is_not_needed(folder: Path) -> None:
+def test_files_other_than_weights_are_not_needed(folder: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
@@ -83,15 +83,15 @@ def test_causal_families_pass_the_check_of_causality(tmp_path: Path, family: str
     assert model.config.model_type.startswith(family)
 
 
-# What cannot be asked for.
+# impossible arguments
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ({"dtype": "int8"}, "load: dtype must be .*'float32', 'float16', 'bfloat16'"),
-        ({"device": "gpu"}, "There is no device 'gpu'.*auto, cpu, cuda"),
-        ({"device": "meta"}, "There is no device 'meta'"),
+        ({"device": "gpu"}, "The device 'gpu' does not exist.*auto, cpu, cuda"),
+        ({"device": "meta"}, "The device 'meta' does not exist"),
         ({"device_map": "car"}, "load: device_map must be .*'auto'"),
         ({"device_map": "auto", "device": "cpu"}, "Both a device and a device map"),
         ({"revision": "main"}, "has no revision main, because it is a local checkpoint"),
@@ -105,25 +105,25 @@ def test_an_impossible_argument_is_refused(folder: Path, arguments: dict[str, An
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_is_taken_where_there_is_one(folder: Path) -> None:
+def test_cuda_is_used_if_it_is_available(folder: Path) -> None:
     model, _ = load(folder)
     assert model.device.type == "cuda"
     assert model.dtype is torch.float32
     assert load(folder, dtype="auto")[0].dtype is torch.bfloat16
-    with pytest.raises(BadArgument, match="'cuda:99' that works here"):
+    with pytest.raises(BadArgument, match="'cuda:99' does not exist"):
         load(folder, device="cuda:99")
 
 
-# What loads, with a warning.
+# warnings
 
 
-def test_tensors_that_the_model_has_no_place_for_are_named(folder: Path) -> None:
+def test_tensors_that_the_model_does_not_use_are_named(folder: Path) -> None:
     edit_config(folder, num_hidden_layers=1)
     with pytest.warns(UserWarning, match=r"does not use 9 tensors .*: model\.layers\.1\."):
         load(folder)
 
 
-# Checkpoints that were trained.
+# names and formats
 
 
 def test_the_bundled_checkpoint_goes_by_its_name() -> None:
@@ -154,7 +154,7 @@ def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str) 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may compute in float8")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_float8_becomes_numbers_that_a_processor_computes_with(folder: Path, dtype: str):
-    """float8 of some weights, among others in bfloat16, as such checkpoints are."""
+    """As in real checkpoints, some weights are float8 and the rest are bfloat16."""
     plain = tiny_llama().to(torch.bfloat16)
     weights = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
     for name in [name for name in weights if "_proj" in name]:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from evaluated import telling
+from evaluated import token_progress
 from planted import MODELS, Letters, row_of
 from synthetic_profile import synthetic_profile
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -279,7 +279,9 @@ def test_claims_of_edits_on_few_planes_have_numbers_and_state_what_they_need() -
     profile = rl.profile(model, tokens, surrogates=2)
     arguments = {"model": model, "text": tokens, "tokenizer": Letters()}
     steps: list[int] = []
-    table = rl.test_claims(profile, draws=50, progress=telling(steps.append), **arguments)
+    table = rl.test_claims(
+        profile, draws=50, progress=token_progress(steps.append), **arguments
+    )
     rows = table.set_index("claim")
     assert sum(steps) > 30 * 4 * tokens.shape[1]  # dozens of edits on four sequences
     assert table["claim"].tolist() == [claim.name for claim in CLAIMS]

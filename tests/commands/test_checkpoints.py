@@ -1,4 +1,4 @@
-"""Several checkpoints in one command: each measured once, all of them side by side."""
+"""Several checkpoints in one command: each is measured once, and all are compared."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ STEPS = ("step-000001", "step-000002")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run that is not finished, with two models."""
+    """An unfinished run with two models."""
     for size, step in enumerate(STEPS):
         model = save_tiny(tmp_path / "run" / "history" / step, num_hidden_layers=1)
-        edit_weights(model, lambda held, by=size: [one.mul_(1 + by) for one in held.values()])
+        edit_weights(model, lambda weights, by=size: [w.mul_(1 + by) for w in weights.values()])
     return tmp_path / "run"
 
 
 @pytest.mark.usefixtures("pageless")
-def test_what_is_stopped_goes_on_with_those_that_are_left(
+def test_a_repeated_command_measures_the_remaining_checkpoints(
     run: Path, text: Path, tmp_path: Path, ropelens: Command
 ) -> None:
     out, last = tmp_path / "out", run / "history" / STEPS[1] / "model.safetensors"
@@ -44,15 +44,15 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
     assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
     assert ended.err.startswith(f"{STEPS[0]} is measured already\n")
     assert ended.err.count("plan: ") == 1
-    of_all = ("comparison.csv", "comparison.nc", *NAMES, *STEPS)
-    assert {path.name for path in out.iterdir()} == {*of_all} - {"profile.nc"}
+    all_files = ("comparison.csv", "comparison.nc", *NAMES, *STEPS)
+    assert {path.name for path in out.iterdir()} == {*all_files} - {"profile.nc"}
     heads = pd.read_csv(out / "heads.csv")
     assert list(heads)[:3] == ["checkpoint", "layer", "head"]
     for step in STEPS:
-        alone = rl.analyze(run / "history" / step, text, rl.Options(context=32, surrogates=2))
-        assert_same(rl.open(out / step).profile, alone.profile)
+        single = rl.analyze(run / "history" / step, text, rl.Options(context=32, surrogates=2))
+        assert_same(rl.open(out / step).profile, single.profile)
         of_step = heads[heads["checkpoint"] == step]
-        assert of_step["total_bits"].to_numpy() == pytest.approx(alone.heads["total_bits"])
+        assert of_step["total_bits"].to_numpy() == pytest.approx(single.heads["total_bits"])
 
     model = run / "history" / STEPS[0]
 
@@ -66,7 +66,7 @@ def test_what_is_stopped_goes_on_with_those_that_are_left(
     assert not same()
     text.write_text(text.read_text()[::-1])
     assert same()
-    edit_weights(model, lambda held: held["lm_head.weight"].neg_())
+    edit_weights(model, lambda weights: weights["lm_head.weight"].neg_())
     assert not same()
 
 

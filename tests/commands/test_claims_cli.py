@@ -1,4 +1,4 @@
-"""`ropelens claims` on folders of results, one or several, and what it refuses."""
+"""`ropelens claims` on folders of results, and refused arguments."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ def saved(folder: Path, *, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the analyses one and two beside it."""
+    """The ledger of two analyses, which are in the same folder."""
     place = tmp_path_factory.mktemp("ledger")
     folders = [saved(place / name, seed=n) for n, name in enumerate(("one", "two"))]
     return written(*folders, place / "both")
 
 
 def written(*folders: Path) -> Path:
-    """The ledger of all but the last folder, which is where it is."""
-    *given, out = map(str, folders)
-    ended = CliRunner().invoke(app, ["claims", *given, "--out", out])
+    """Write the ledger of all folders except the last to the last folder."""
+    *inputs, out = map(str, folders)
+    ended = CliRunner().invoke(app, ["claims", *inputs, "--out", out])
     assert (ended.exit_code, ended.stdout) == (0, f"{out}/index.html\n"), ended.output
     assert "null_high  q_value\n" in ended.stderr
-    assert "q_value: among claims with this q" in ended.stderr
+    assert "q_value: among claims" in ended.stderr
     assert "  band: planes between a layer's longest plane and" in ended.stderr
     return folders[-1]
 
 
-def said(*words: str | Path) -> str:
-    """What the command says that it refuses."""
+def error_line(*words: str | Path) -> str:
+    """The error of a command that is refused."""
     with pytest.raises(rl.RopelensError) as refused:
         CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
     return refused.value.line
@@ -57,20 +57,22 @@ def test_saved_analyses_become_a_ledger_and_ledgers_one(ledger: Path, tmp_path: 
     assert record["kind"] == "claims"
     assert record["findings"][0].startswith("Of ")
     last = written(saved(tmp_path / "last", seed=9), tmp_path / "of last")
-    every = pd.read_csv(written(ledger, last, tmp_path / "all") / "claims.csv")
-    assert every["model"].unique().tolist() == ["one", "two", "last"]
-    pd.testing.assert_frame_equal(every.iloc[: len(table)], table)
+    joint = pd.read_csv(written(ledger, last, tmp_path / "all") / "claims.csv")
+    assert joint["model"].unique().tolist() == ["one", "two", "last"]
+    pd.testing.assert_frame_equal(joint.iloc[: len(table)], table)
 
 
 def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(
     ledger: Path, tmp_path: Path
 ) -> None:
-    one, two = (ledger.parent / name for name in ("one", "two"))
-    assert "would replace" in said("claims", one, "--out", one)
-    words = said("claims", ledger, one, "--text", one / "run.json", "--out", tmp_path / "out")
+    first, second = (ledger.parent / name for name in ("one", "two"))
+    assert "would replace" in error_line("claims", first, "--out", first)
+    words = error_line(
+        "claims", ledger, first, "--text", first / "run.json", "--out", tmp_path / "out"
+    )
     assert words == "Saved results are not measured again; try: without --text"
-    for more in ([ledger, one], [two, ledger]):
-        words = said("claims", *more, "--out", tmp_path / "out")
+    for more in ([ledger, first], [second, ledger]):
+        words = error_line("claims", *more, "--out", tmp_path / "out")
         assert words.startswith("A ledger has each model once; seen: ")
     assert not (tmp_path / "out").exists()
 
@@ -78,7 +80,7 @@ def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(
 @pytest.mark.parametrize(
     "damage", ["run.json kind", "claims.csv claim,model", "claims.csv", ""]
 )
-def test_a_ledger_that_cannot_be_read_is_refused_in_a_line(
+def test_a_broken_ledger_is_refused_in_one_line(
     ledger: Path, tmp_path: Path, damage: str
 ) -> None:
     folder = Path(shutil.copytree(ledger, tmp_path / "ledger"))
@@ -89,21 +91,21 @@ def test_a_ledger_that_cannot_be_read_is_refused_in_a_line(
         (folder / name).write_text(content)
     else:
         (folder / "claims.csv").unlink()
-    words = said("claims", folder, "--out", tmp_path / "out")
+    words = error_line("claims", folder, "--out", tmp_path / "out")
     assert words.startswith(f"The claims in {folder} cannot be read; seen: ")
 
 
 @pytest.mark.parametrize("command", ["claims", "report"])
-def test_what_a_command_does_not_take_is_named(tmp_path: Path, command: str) -> None:
-    held = "comparison" if command == "claims" else "claims"
+def test_an_unsuitable_folder_is_described(tmp_path: Path, command: str) -> None:
+    kind = "comparison" if command == "claims" else "claims"
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "run.json").write_text(json.dumps({"kind": held}))
+    (tmp_path / "other" / "run.json").write_text(json.dumps({"kind": kind}))
     words = {"nothere": "does not exist", "empty": "holds no results"}
     words["one/profile.nc"] = "is a file"
-    words["other"] = f"holds a {'ledger of ' * (held == 'claims')}{held}"
+    words["other"] = f"holds a {'ledger of ' * (kind == 'claims')}{kind}"
     saved(tmp_path / "one", seed=0)
     out = ["--out", tmp_path / "out"] * (command == "claims")
     for place, what in words.items():
-        line = said(command, tmp_path / place, *out)
+        line = error_line(command, tmp_path / place, *out)
         assert line.startswith(f"{tmp_path / place} {what}; try: ")

@@ -1,4 +1,4 @@
-"""The commands do what they say: their files, their tables, their help."""
+"""Files, tables and help of the commands."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def analyzed(
     tmp_path_factory: pytest.TempPathFactory,
     pageless: None,
 ) -> Path:
-    """The results of a first run, made once: who changes a file takes a copy."""
+    """The results of a first run, made once. Change only copies of the files."""
     out = tmp_path_factory.getbasetemp() / "analyzed"
     if not out.exists():
         ended = ropelens("analyze", model, "--text", text, *FEW, "--out", out)
         assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
-        lines = ended.err.splitlines()  # a slow machine also says how far it is
+        lines = ended.err.splitlines()  # a slow machine prints its progress
         stages = ("measuring: ", "probing: ", "fitting the budget: ")
         plan, *findings = (x for x in lines if not x.startswith(stages))
         assert plan.startswith(PLAN)
@@ -71,7 +71,7 @@ def analyzed(
     return out
 
 
-def test_heads_csv_has_a_row_a_head_and_the_promised_columns(analyzed: Path) -> None:
+def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path) -> None:
     assert sorted(path.name for path in analyzed.iterdir()) == list(NAMES)
     assert (analyzed / "heads.csv").read_text().startswith(COLUMNS)
     heads = pd.read_csv(analyzed / "heads.csv")
@@ -87,7 +87,7 @@ def test_heads_csv_has_a_row_a_head_and_the_promised_columns(analyzed: Path) -> 
     assert (heads[list(parts)] >= 0).to_numpy().all()
 
 
-def test_profile_nc_has_the_promised_names_and_says_what_was_run(
+def test_profile_nc_has_the_promised_names_and_the_command(
     analyzed: Path, model: Path, text: Path
 ) -> None:
     with xr.open_dataset(analyzed / "profile.nc") as profile:
@@ -99,7 +99,7 @@ def test_profile_nc_has_the_promised_names_and_says_what_was_run(
     attrs = profile.attrs
     words = {"model": "tiny llama", "revision": "", "dtype": "float32", "rows": "all"}
     words |= {"backend": "hf", "warnings": "", "seed": 3, "context": 64, "sequences": 48}
-    # each of the 12 documents has 200 letters, cut into 3 sequences of BOS and 63, and a tail
+    # each of 12 documents has 200 letters: 3 sequences of BOS and 63 letters, and a rest
     assert (words | {"tokens": 12 * (200 + 4)}).items() <= attrs.items()
     assert json.loads(attrs["versions"])["torch"] == torch.__version__
     args = ["analyze", model, "--text", text, *FEW, "--out", analyzed]
@@ -107,7 +107,7 @@ def test_profile_nc_has_the_promised_names_and_says_what_was_run(
 
 
 @pytest.mark.usefixtures("pageless")
-def test_run_json_says_enough_to_run_it_again(
+def test_run_json_is_enough_to_repeat_the_run(
     ropelens: Command, analyzed: Path, model: Path
 ) -> None:
     record = json.loads((analyzed / "run.json").read_text())
@@ -134,7 +134,7 @@ def test_run_json_says_enough_to_run_it_again(
 
 
 @pytest.mark.usefixtures("pageless")
-def test_a_context_beyond_the_model_warns_in_one_line_and_goes_on(
+def test_a_context_beyond_the_model_warns_in_one_line(
     ropelens: Command, model: Path, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -148,7 +148,7 @@ def test_a_context_beyond_the_model_warns_in_one_line_and_goes_on(
     assert rl.open(out / "profile.nc").attrs["warnings"] == words
 
 
-def test_warnings_of_libraries_are_kept_to_them(
+def test_warnings_of_libraries_are_hidden(
     ropelens: Command, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def noisy(_: object) -> None:
@@ -160,19 +160,19 @@ def test_warnings_of_libraries_are_kept_to_them(
     assert (ended.code, ended.err) == (0, "")
 
 
-def test_the_plan_says_what_would_run_and_measures_nothing(
+def test_a_plan_describes_the_run_and_measures_nothing(
     ropelens: Command, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("ropelens.checkpoints.load.Opened.read")  # no weights
     options = ("--rows", 7, "--batch-size", 5)
     ended = ropelens("analyze", model, "--text", text, *options, "--plan")
     assert (ended.code, ended.err) == (0, "")
-    found = dict(line.split(maxsplit=1) for line in ended.out.splitlines())
-    assert found["model"].startswith("tiny llama, 2 layers x 4 heads, 18,080 param")
-    assert found["tokens"] == "2,448 tokens (48 sequences of up to 64)"
-    assert found["rows"] == "7 rows of each sequence"
-    assert found["batch"] == "5 sequences at a time, 10 batches"
-    assert re.fullmatch(r"about 0\.8 GB of [\d.]+ GB free on cpu", found["memory"])
+    facts = dict(line.split(maxsplit=1) for line in ended.out.splitlines())
+    assert facts["model"].startswith("tiny llama, 2 layers x 4 heads, 18,080 param")
+    assert facts["tokens"] == "2,448 tokens (48 sequences of up to 64)"
+    assert facts["rows"] == "7 rows of each sequence"
+    assert facts["batch"] == "5 sequences at a time, 10 batches"
+    assert re.fullmatch(r"about 0\.8 GB of [\d.]+ GB free on cpu", facts["memory"])
     assert "model   bundled:rope, 6 layers" in ropelens("analyze", "--plan").out
 
 
@@ -185,9 +185,9 @@ def test_transformer_lens_gives_the_same_heads(
     assert ended.code == 0
     assert ended.err.startswith(PLAN)
     assert "warning" not in ended.err
-    theirs, ours = (pd.read_csv(folder / "heads.csv") for folder in (other, analyzed))
-    assert theirs["label"].equals(ours["label"])
-    np.testing.assert_allclose(theirs["total_bits"], ours["total_bits"], rtol=1e-4, atol=1e-5)
+    bridged, plain = (pd.read_csv(folder / "heads.csv") for folder in (other, analyzed))
+    assert bridged["label"].equals(plain["label"])
+    np.testing.assert_allclose(bridged["total_bits"], plain["total_bits"], rtol=1e-4, atol=1e-5)
     assert rl.open(other / "profile.nc").attrs["backend"] == "transformer-lens"
 
 
@@ -229,7 +229,7 @@ def test_help_names_every_option(ropelens: Command, command: str, options: str) 
 
 
 @pytest.mark.usefixtures("pageless")
-def test_the_claim_holds_of_a_real_checkpoint_on_real_stories(
+def test_the_claim_holds_in_a_real_checkpoint_on_real_stories(
     ropelens: Command, shared: Path, tmp_path: Path
 ) -> None:
     ended = ropelens(
@@ -242,11 +242,11 @@ def test_the_claim_holds_of_a_real_checkpoint_on_real_stories(
     assert claim["rank_correlation"] == pytest.approx(-0.65, abs=0.1)
     assert claim["null_median"] == pytest.approx(0.35, abs=0.15)
     assert (claim["null_draws"], claim["verdict"]) == (40, "holds")
-    assert " holds here: " in record["findings"][0]
+    assert " holds here. " in record["findings"][0]
     assert len(pd.read_csv(tmp_path / "out" / "heads.csv")) == 40
 
 
-def test_list_names_what_is_bundled(ropelens: Command) -> None:
+def test_list_names_the_bundled_checkpoints(ropelens: Command) -> None:
     ended = ropelens("list")
     assert (ended.code, ended.err) == (0, "")
     for name in BUNDLED:

@@ -1,4 +1,4 @@
-"""What a user can cause ends in one clear line, and costs nothing that was there before."""
+"""An error that a user can cause prints one clear line, and keeps earlier results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANALYSIS = "ropelens.analysis.analyze"
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A whole checkpoint, to be damaged."""
+    """A valid checkpoint that a test can damage."""
     return save_tiny(tmp_path / "model")
 
 
@@ -37,10 +37,10 @@ def in_latin_1(model: Path, text: Path) -> None:
     [
         (cut, (), "SafetensorError"),
         (in_latin_1, (), "cannot be read as text in UTF-8"),
-        (lambda *_: None, ("--device", "toaster"), "There is no device 'toaster'"),
+        (lambda *_: None, ("--device", "toaster"), "The device 'toaster' does not exist"),
     ],
 )
-def test_one_line_says_what_is_wrong(
+def test_one_line_states_the_error(
     ropelens: Command,
     model: Path,
     text: Path,
@@ -63,9 +63,9 @@ def test_a_model_that_cannot_be_measured(
     with unharmed(out):
         ended = [ropelens("analyze", *on_text, out)]
     ended += [ropelens("rope", model), ropelens("truncate", *on_text, tmp_path / "swept")]
-    for one in ended:
-        assert one.code == 1
-        assert "GPTJForCausalLM hides its attention" in one.problem
+    for end in ended:
+        assert end.code == 1
+        assert "GPTJForCausalLM hides its attention" in end.problem
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_working_directory_that_is_gone(
 
 @contextmanager
 def full_disk(limit: int) -> Iterator[None]:
-    """Files end after `limit` bytes, with the kind of error that a full disk gives."""
+    """Writing more than `limit` bytes to a file fails, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -153,7 +153,7 @@ def test_a_disk_that_runs_full(
     with full_disk(200_000):
         ended = ropelens(*analyze, out / "new")
     assert ended.problem.endswith(
-        f"the same command goes on from {out / 'new' / '.unfinished'}"
+        f"the same command continues from {out / 'new' / '.unfinished'}"
     )
     with full_disk(10_000):
         ended = ropelens(*analyze, out / "none")
@@ -175,5 +175,5 @@ def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(
     assert "The measurement does not fit into memory; seen: context 64" in ended.problem
     assert "a smaller --context" in ended.problem
     monkeypatch.setattr(measure, lambda *_, **__: 1 / 0)
-    with unharmed(out), pytest.raises(ZeroDivisionError):  # a bug is not made pretty
+    with unharmed(out), pytest.raises(ZeroDivisionError):  # a bug shows its traceback
         ropelens(*args)

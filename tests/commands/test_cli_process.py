@@ -1,4 +1,4 @@
-"""How a command ends: signals, pipes, terminals, and before anything slow."""
+"""Signals, pipes and terminals, and errors before slow imports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOPPED = "ropelens: stopped; no file is incomplete, and the same command contin
 def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(
     model: Path, tmp_path: Path, ropelens: Command
 ) -> None:
-    """Also where names are not text, as Python sees the byte 0xff."""
+    """Also if a name is not text, such as the byte 0xff."""
     strange = tmp_path / "\udcff\n"
     strange.mkdir()
     (strange / "a.txt").write_bytes(b"a\0b" * 50)
@@ -40,7 +40,7 @@ def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(
 def test_ctrl_c_while_measuring(
     ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the first of the batches, of which none is run any more."""
+    """Stop after the first batch; the other batches do not run."""
 
     def lines(*_: object) -> Advance:
         return lambda now, *_: now.what == "measuring" and os.kill(os.getpid(), signal.SIGINT)
@@ -54,17 +54,17 @@ def test_ctrl_c_while_measuring(
 
 
 class Gone(io.StringIO):
-    """A terminal that hung up."""
+    """A terminal that is gone."""
 
     def write(self, _: str) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
 
 @pytest.mark.parametrize("number", STOPPING)
-def test_a_signal_stops_where_a_library_makes_an_error_of_it(
+def test_a_signal_stops_a_run_although_a_library_converts_it(
     ropelens: Command, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """As transformers does while it imports; also where stderr takes nothing any more."""
+    """transformers converts it during imports. The second run has no stderr."""
 
     def stop(*_: object) -> None:
         try:
@@ -81,7 +81,7 @@ def test_a_signal_stops_where_a_library_makes_an_error_of_it(
 def test_a_signal_while_a_page_is_drawn(
     ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The numbers are there, the page not."""
+    """The numbers are saved, but the page is missing."""
     monkeypatch.setattr(
         "ropelens.analysis.analysis.render_page",
         lambda *_: os.kill(os.getpid(), signal.SIGTERM),
@@ -114,21 +114,21 @@ def test_ctrl_c_while_training(
 
 
 def apart(code: str, *args: object, stdout: int = subprocess.PIPE) -> Ended:
-    """`code` in a process of its own."""
+    """Run `code` in a separate process."""
     command = [sys.executable, "-c", code, *map(str, args)]
     ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
     return Ended(ended.returncode, ended.stdout or "", ended.stderr)
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
-    """As `ropelens list | head -1`."""
+def test_a_reader_that_stops_early_is_not_an_error() -> None:
+    """For example `ropelens list | head -1`."""
     read, write = os.pipe()
     os.close(read)
     assert apart(MAIN, "list", stdout=write) == Ended(1, "", "")
     os.close(write)
 
 
-def test_what_an_encoding_lacks_is_escaped(
+def test_characters_that_an_encoding_lacks_are_escaped(
     ropelens: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -138,8 +138,8 @@ def test_what_an_encoding_lacks_is_escaped(
     assert "\\u2192" in ropelens("rope", "./nö→").problem
 
 
-# One process for all commands: to start one costs more than what it prints.
-EACH = """
+# One process runs all commands, because starting a process is slow.
+ALL_COMMANDS = """
 import sys
 from contextlib import suppress
 from ropelens.commands.app import main
@@ -151,7 +151,7 @@ sys.exit(str({{"torch", "transformers", "plotly"}} & {{*sys.modules}}))
 """
 
 
-def test_neither_help_nor_a_mistake_waits_for_what_is_slow(
+def test_help_and_mistakes_do_not_wait_for_slow_imports(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
     commands = ("", "analyze", "list", "truncate", "compare", "rope", "report", "train")
@@ -161,14 +161,14 @@ def test_neither_help_nor_a_mistake_waits_for_what_is_slow(
     (tmp_path / "taken" / "config.json").write_text("{}")
     wrong: dict[tuple[object, ...], str] = {
         ("analyze", "--context", "x", *to): "'--context': Input should be a valid integer",
-        ("analyze", model, "--text", tmp_path / "none", *to): "There is no file or folder",
-        ("analyze", model, *to): "There is no text to run",
+        ("analyze", model, "--text", tmp_path / "none", *to): "none does not exist",
+        ("analyze", model, *to): "needs a text",
         ("analyze", model, "--text", text, "--out", tmp_path / "taken"): "holds config.json",
         ("analyze", "--dtype", "float7", *to): "'float7' is not one of 'float32'",
         ("truncate", "--measures", "loos", *to): "There is no measure 'loos'",
     }
     all_args = [*helps, *(list(map(str, args)) for args in wrong)]
-    ended = apart(EACH.format(all_args=all_args))
+    ended = apart(ALL_COMMANDS.format(all_args=all_args))
     assert ended.out.count("Usage: ropelens") == len(helps)
     *lines, imported = ended.err.splitlines()
     assert imported == "set()"

@@ -1,4 +1,4 @@
-"""`ropelens compare`: runs or analyses in, four files out."""
+"""`ropelens compare` reads runs or analyses, and writes four files."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def analyses(tmp_path_factory: pytest.TempPathFactory, prose: Path) -> list[Path
     place = tmp_path_factory.mktemp("analyses")
     few = rl.Options(context=16, surrogates=2, sequences=4)
     texts = {"deep": prose, "shallow": prose, "other": "Another text. " * 40}
-    for name, on in texts.items():
+    for name, text in texts.items():
         model = save_tiny(place / f"model-{name}", num_hidden_layers=2 + (name == "deep"))
         (place / name).mkdir()
         with without_page():
-            rl.analyze(model, on, few).save(place / name / "out")
+            rl.analyze(model, text, few).save(place / name / "out")
     return [place / name / "out" for name in texts]
 
 
@@ -61,7 +61,7 @@ def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: P
 
 
 def losses_of(analysis: Path, text: Path) -> list[float]:
-    """transformers' loss of each sequence that `ropelens analyze` read."""
+    """Losses by transformers, for each sequence that `ropelens analyze` read."""
     model, tokenizer = rl.load(analysis.parent.parent / f"model-{analysis.parent.name}")
     tokens = rl.tokenize([text.read_text()], tokenizer, context=16, sequences=4).ids
     with torch.no_grad():
@@ -79,12 +79,12 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     profiles = [rl.open(folder / "profile.nc") for folder in analyses[:2]]
     for entry, profile in zip(comparison["entry"][:2], profiles, strict=True):
         layers = profile.sizes["layer"]
-        found = comparison.sel(entry=entry)
-        np.testing.assert_allclose(found["q_norm"][:layers], profile["q_norm"])
-        assert found["q_norm"][layers:].isnull().all()
-        assert (found["label"][layers:] == "").all()
+        part = comparison.sel(entry=entry)
+        np.testing.assert_allclose(part["q_norm"][:layers], profile["q_norm"])
+        assert part["q_norm"][layers:].isnull().all()
+        assert (part["label"][layers:] == "").all()
         expected = pd.read_csv(Path(str(analyses[layers == 2])) / "heads.csv")["label"]
-        assert found["label"][:layers].values.ravel().tolist() == expected.tolist()
+        assert part["label"][:layers].values.ravel().tolist() == expected.tolist()
     table = pd.read_csv(out / "comparison.csv").set_index("group")
     row = table.loc["shallow/out"]
     assert (row["over"], row["pairs"]) == ("groups", 1)
@@ -93,19 +93,19 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     deep, shallow = (losses_of(folder, prose) for folder in analyses[:2])
     interval = stats.ttest_rel(shallow, deep).confidence_interval()
     assert [row["low"], row["high"]] == pytest.approx(list(interval), abs=1e-6)
-    assert np.isnan(table.loc["other/out", "loss_change"])  # of other text
-    assert "over the text, paired" in (out / "index.html").read_text()
+    assert np.isnan(table.loc["other/out", "loss_change"])  # another text
+    assert "over the same text" in (out / "index.html").read_text()
 
 
 def test_profiles_that_lack_numbers_are_refused(ropelens: Command, tmp_path: Path) -> None:
-    """As those of an earlier version may."""
+    """Profiles of earlier versions may lack numbers."""
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         few = xr.Dataset({"total_bits": 1.0}, attrs={"kind": "profile", "seed": 0})
         save(few, folder / "profile.nc")
     for words, arguments in {
         "A profile lacks numbers": ("compare", *folders, "--out", tmp_path / "out"),
-        "lacks numbers that labels are made of": ("report", folders[0]),
+        "lacks numbers that labels are computed from": ("report", folders[0]),
     }.items():
         ended = ropelens(*arguments)
         assert (ended.code, words in ended.problem) == (1, True), ended.err

@@ -1,4 +1,4 @@
-"""A config or an argument with anything in it works, or ends in one clear line."""
+"""Random configs and arguments work, or end with one clear line."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ COMMANDS = {
 ARGUMENTS = st.one_of(
     st.sampled_from(["nothing", "bundled:x", "0", "-1", "8", "1e400", "nan", "all", "cpu"]),
     st.sampled_from(["p-rope:0.5", "rope:0", "1x16x1x1", "0,1"]),
-    st.text(st.characters(exclude_characters="\0"), max_size=6),  # no shell passes it
+    st.text(st.characters(exclude_characters="\0"), max_size=6),  # a shell cannot pass NUL
 )
 
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    """A command, and options of its own or not, each with a value or without."""
+    """A command with known or unknown options, with or without values."""
     command = draw(st.sampled_from(sorted(COMMANDS)))
     parts = st.sampled_from(COMMANDS[command]) | ARGUMENTS
     options = draw(st.lists(st.tuples(parts, ARGUMENTS), max_size=4))
@@ -108,7 +108,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 @cases(60)
 @given(args=command_lines())
 def test_arguments(tmp_path_factory: pytest.TempPathFactory, args: list[str]) -> None:
-    """No model is loaded: none of these names is one."""
+    """Models are not loaded, because the names are not names of models."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(tmp_path_factory.getbasetemp()),

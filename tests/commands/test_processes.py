@@ -1,4 +1,4 @@
-"""Commands in several processes, as torchrun starts them: one result, one voice, no hanging."""
+"""Commands in several processes, as torchrun starts them, write one result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trained import metrics, train
 import ropelens as rl
 from ropelens.train import loop
 
-# All save after each batch; the last process is killed after its second batch of a stage.
+# All processes save after each batch. The last process is killed after two batches of a stage.
 DIES = """
 import os, signal
 from ropelens.commands.app import main
@@ -40,31 +40,31 @@ main()
 """
 
 
-# The second process does not see what is measured already, as on a machine of its own.
+# The second process does not see finished measurements, as if it had another disk.
 ONE_DISK = """
 import os
 from ropelens.analysis import analysis
-look = analysis.is_measured
-analysis.is_measured = lambda *args: os.environ["RANK"] == "0" and look(*args)
+is_measured = analysis.is_measured
+analysis.is_measured = lambda *args: os.environ["RANK"] == "0" and is_measured(*args)
 """
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
-def voices(err: str) -> list[str]:
-    """The lines of our own, without those of torchrun."""
+def messages(err: str) -> list[str]:
+    """Lines of ropelens, without lines of torchrun."""
     return [line for line in err.splitlines() if line.startswith("ropelens: ")]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """As torchrun gives to each process: sums of float32 round alike."""
+    """Use one thread, as torchrun does, so that float32 sums are rounded equally."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-# One process, killed after its third step.
+# One process that is killed after its third step.
 DIES_LEARNING = """
 import os, signal, sys
 from pathlib import Path
@@ -98,43 +98,43 @@ def args(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
 
 
 @pytest.fixture(scope="module")
-def one(args: tuple, one_thread: None) -> rl.Analysis:
-    """What one process measures."""
+def single(args: tuple, one_thread: None) -> rl.Analysis:
+    """The same measurement in one process."""
     model, _, text, *_ = args
     return rl.analyze(model, text, OPTIONS, truncation=SWEEP)
 
 
-def test_a_sweep_in_three_processes_is_that_of_one(
-    args: tuple, one: rl.Analysis, tmp_path: Path
+def test_three_processes_give_the_same_sweep_as_one(
+    args: tuple, single: rl.Analysis, tmp_path: Path
 ) -> None:
-    """Rows, surrogates and trials are drawn alike; of five sequences one is of the first."""
+    """Random draws are equal. The first process measures one of five sequences."""
     out = tmp_path / "three"
     ended = forked(3, MAIN, "truncate", *args, *SWEPT, "--out", out)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == f"{out / 'index.html'}\n"
-    (plan,) = voices(ended.stderr)
+    (plan,) = messages(ended.stderr)
     assert plan.startswith("ropelens: plan: model, 1 layers")
-    found = rl.open(out)
-    assert_same(found.profile, one.profile)
-    assert_same(found.truncation, one.truncation)
+    shared = rl.open(out)
+    assert_same(shared.profile, single.profile)
+    assert_same(shared.truncation, single.truncation)
 
 
-def test_checkpoints_that_are_left_are_shared_one_after_another(
-    args: tuple, one: rl.Analysis, tmp_path: Path
+def test_remaining_checkpoints_are_shared_one_after_another(
+    args: tuple, single: rl.Analysis, tmp_path: Path
 ) -> None:
     model, _, text, *_ = args
     out, other, same = tmp_path / "out", tmp_path / "other", tmp_path / "same"
     for folder in (other, same):
         shutil.copytree(model, folder)
-    edit_weights(other, lambda held: held["lm_head.weight"].neg_())
+    edit_weights(other, lambda weights: weights["lm_head.weight"].neg_())
     out.mkdir()
     with without_page():
         rl.analyze(model, text, OPTIONS).save(out / "model")
     ended = forked(2, ONE_DISK + PAGELESS_MAIN, "analyze", other, same, *args, "--out", out)
     assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
     assert ended.stderr.count("model is measured already\n") == 1
-    assert [re.split("[:,] ", line)[2] for line in voices(ended.stderr)] == ["other", "same"]
-    assert_same(rl.open(out / "same").profile, one.profile)
+    assert [re.split("[:,] ", line)[2] for line in messages(ended.stderr)] == ["other", "same"]
+    assert_same(rl.open(out / "same").profile, single.profile)
     names = ("other", "same", "model")
     first, second, third = (rl.open(out / name).profile.attrs["loss"] for name in names)
     assert second == pytest.approx(third, rel=1e-6)
@@ -142,8 +142,8 @@ def test_checkpoints_that_are_left_are_shared_one_after_another(
 
 
 @pytest.mark.parametrize("how", ["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_a_process_that_dies_ends_all_and_they_go_on(
-    args: tuple, one: rl.Analysis, tmp_path: Path, how: str
+def test_a_killed_process_ends_all_and_a_second_run_continues(
+    args: tuple, single: rl.Analysis, tmp_path: Path, how: str
 ) -> None:
     out, script = tmp_path / "out", tmp_path / "dies.py"
     script.write_text(DIES.format(stage=0))
@@ -153,20 +153,20 @@ def test_a_process_that_dies_ends_all_and_they_go_on(
     else:
         ended = together(*TORCHRUN, 2, script, *command)
     assert (ended.returncode != 0, ended.stdout) == (True, "")
-    assert len(voices(ended.stderr)) == 2, ended.stderr
-    lost = voices(ended.stderr)[1]
-    # It saw that the other was gone, or torchrun did and stopped it.
+    assert len(messages(ended.stderr)) == 2, ended.stderr
+    lost = messages(ended.stderr)[1]
+    # The other process notices the end, or torchrun stops it.
     assert lost.startswith(("ropelens: One of the processes", "ropelens: stopped"))
     assert [path.name for path in out.iterdir()] == [".unfinished"]
     ended = forked(2, PAGELESS_MAIN, *command)
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("continuing from the saved progress in ") == 1
     assert not (out / ".unfinished").exists()
-    assert_same(rl.open(out).profile, one.profile)
+    assert_same(rl.open(out).profile, single.profile)
 
 
-def test_a_killed_sweep_goes_on(args: tuple, one: rl.Analysis, tmp_path: Path) -> None:
-    """In the profile after the sweep."""
+def test_a_killed_sweep_continues(args: tuple, single: rl.Analysis, tmp_path: Path) -> None:
+    """It was killed during the profile, which follows the sweep."""
     out = tmp_path / "out"
     command = ("truncate", *args, *SWEPT, "--batch-size", 1, "--out", out)
     assert forked(1, DIES.format(stage=1), *command).returncode == -signal.SIGKILL
@@ -175,8 +175,8 @@ def test_a_killed_sweep_goes_on(args: tuple, one: rl.Analysis, tmp_path: Path) -
     assert (ended.returncode, ended.stdout) == (0, f"{out / 'index.html'}\n"), ended.stderr
     assert ended.stderr.count("continuing from the saved progress in ") == 2
     assert not (out / ".unfinished").exists()
-    assert_same(rl.open(out).profile, one.profile)
-    assert_same(rl.open(out).truncation, one.truncation)
+    assert_same(rl.open(out).profile, single.profile)
+    assert_same(rl.open(out).truncation, single.truncation)
 
 
 IMPORTS = """
@@ -188,7 +188,7 @@ print(preloaded.BEFORE)
 
 
 def test_importing_ropelens_first_is_enough(tmp_path: Path) -> None:
-    """Alone, with figures and pages, it loads no torch. All other tests import it second."""
+    """ropelens, its figures and its pages do not import torch."""
     rl.variant_config(tiny("llama_gqa").config, "partial:0.5").save_pretrained(tmp_path)
     ended = forked(1, IMPORTS, tmp_path)
     assert (ended.returncode, ended.stdout) == (0, "set()\n"), ended.stderr

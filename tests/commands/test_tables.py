@@ -25,12 +25,12 @@ def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path)
     rows = [line.split() for line in lines if re.match(r" +(\d|rest)", line)]
     assert [row[0] for row in rows] == [*map(str, range(8)), "rest"]
     assert rows[0][:4] == ["0", "1", "6.28", "1"]
-    for plane, (_, inv_freq, wavelength, stated, asked, apart) in enumerate(rows[:8]):
+    for plane, (_, inv_freq, wavelength, stated, configured, difference) in enumerate(rows[:8]):
         expected = 2_000_000 ** (-plane / 8)
         assert float(inv_freq) == pytest.approx(expected, rel=1e-6)
         assert float(stated) == pytest.approx(expected, rel=1e-6)
-        assert float(asked) == pytest.approx(expected, rel=1e-6)
-        assert 0 < abs(float(apart)) < 1e-6  # a measurement, not a copy
+        assert float(configured) == pytest.approx(expected, rel=1e-6)
+        assert 0 < abs(float(difference)) < 1e-6  # a measurement, not a copy
         shown = float(wavelength.replace(",", ""))
         assert shown == pytest.approx(2 * np.pi / expected, rel=1e-3)
     assert rows[8] == ["rest", "0", "inf"]

@@ -1,4 +1,4 @@
-"""`ropelens truncate` and what `ropelens report` makes of its files."""
+"""`ropelens truncate`, and the page that `ropelens report` makes from its files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def swept(
     tmp_path_factory: pytest.TempPathFactory,
     tmp_path: Path,
 ) -> Path:
-    """A copy of a sweep of FEW, made once."""
+    """A copy of a sweep with FEW, which runs once."""
     first = tmp_path_factory.getbasetemp() / "swept"
     if not first.exists():
         assert ropelens("truncate", model, "--text", text, *FEW, "--out", first).code == 0
@@ -77,25 +77,23 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
     assert f"{len(table) - 1} edits (loss), trained for 512 tokens" in planned
 
 
-def test_report_makes_the_same_page_again_and_needs_the_sweep(
-    ropelens: Command, swept: Path
-) -> None:
+def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept: Path) -> None:
     page, sweep = ((swept / name).read_bytes() for name in ("index.html", "truncation.nc"))
     others = {name: (swept / name).read_bytes() for name in FILES if name != "index.html"}
-    beside = ropelens("report", swept, "--beside", swept)
-    assert beside == Ended(0, f"{swept / 'index.html'}\n", "")
+    ended = ropelens("report", swept, "--beside", swept)
+    assert ended == Ended(0, f"{swept / 'index.html'}\n", "")
     assert b'<select id="beside"' in (swept / "index.html").read_bytes()
     (swept / "index.html").unlink()
-    assert ropelens("report", swept) == beside
+    assert ropelens("report", swept) == ended
     assert (swept / "index.html").read_bytes() == page
     assert {name: (swept / name).read_bytes() for name in others} == others
     (swept / "truncation.nc").write_bytes(sweep[: len(sweep) // 2])
     ended = ropelens("report", swept)
-    assert (ended.code, "truncation.nc is no truncation" in ended.problem) == (1, True)
+    assert (ended.code, "truncation.nc is not a truncation" in ended.problem) == (1, True)
     assert (swept / "index.html").read_bytes() == page
 
 
-def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_again(
+def test_a_sweep_joins_an_analysis_and_stays_when_the_analysis_is_repeated(
     ropelens: Command,
     model: Path,
     text: Path,
@@ -107,18 +105,18 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
     search = ("--prompt", "abcabc abc", "--attention-on", "repeated")
     assert ropelens(*analyze, "--sequences", 6, *search).code == 0
-    alone, heads = rl.open(out), (out / "heads.csv").read_bytes()
+    single, heads = rl.open(out), (out / "heads.csv").read_bytes()
     apart = Path(shutil.copytree(out, tmp_path / "apart"))
     sweep = ("truncate", model, "--out", out, *FEW)
-    with monkeypatch.context() as patch:  # the profile that stands is not measured again
+    with monkeypatch.context() as patch:  # the saved profile is not measured again
         patch.setattr("ropelens.analysis.analyze.measure", None)
         assert ropelens(*sweep, "--text", text).code == 0
     joined = rl.open(out)
     assert (out / "heads.csv").read_bytes() == heads
-    xr.testing.assert_identical(joined.profile, alone.profile)
+    xr.testing.assert_identical(joined.profile, single.profile)
     assert joined.truncation is not None
     assert joined.provenance["kind"] == "truncation"
-    assert joined.provenance["arguments"] == alone.provenance["arguments"]
+    assert joined.provenance["arguments"] == single.provenance["arguments"]
     with monkeypatch.context() as patch:
         patch.setattr("ropelens.analysis.analysis.render_page", render_page)
         assert ropelens(*analyze, "--sequences", 5).code == 0
@@ -130,9 +128,9 @@ def test_a_sweep_joins_the_analysis_that_is_there_and_stays_when_it_is_made_agai
     assert f"Measured on {joined.truncation.attrs['text']}." in page
     other.write_text("ponmlkjihgfedcba" * 200)
     assert ropelens(*sweep[:3], apart, *FEW, "--text", other).code == 0
-    found = rl.open(apart)
-    assert found.profile.attrs["sequences"] == 4, "of other text, so with its own profile"
-    assert found.provenance["command"] == found.truncation.attrs["command"]
+    other_text = rl.open(apart)
+    assert other_text.profile.attrs["sequences"] == 4, "another text needs another profile"
+    assert other_text.provenance["command"] == other_text.truncation.attrs["command"]
 
 
 @pytest.mark.usefixtures("pageless")
@@ -157,8 +155,8 @@ def test_a_sweep_with_other_options_is_not_replaced(
     assert (swept / "truncation.nc").read_bytes() == before
     ended = ropelens(*again, text)
     assert ended.code == 0
-    said = [line for line in ended.err.splitlines() if line.startswith("Within 64 tokens, ")]
-    assert any("changes the loss by" in line for line in said)
+    lines = [line for line in ended.err.splitlines() if line.startswith("Within 64 tokens, ")]
+    assert any("changes the loss by" in line for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +168,7 @@ def test_a_sweep_with_other_options_is_not_replaced(
         (("--keep", ""), "No planes are to be stopped"),
     ],
 )
-def test_a_plan_refuses_what_the_run_refuses(
+def test_a_plan_refuses_the_same_options_as_the_run(
     ropelens: Command, model: Path, text: Path, tmp_path: Path, options: tuple, words: str
 ) -> None:
     for last in (("--plan",), ("--out", tmp_path / "out")):
@@ -179,7 +177,7 @@ def test_a_plan_refuses_what_the_run_refuses(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sweep_of_other_weights_does_not_stay(
+def test_a_sweep_of_other_weights_is_removed(
     ropelens: Command, swept: Path, text: Path, tmp_path: Path
 ) -> None:
     other = save_tiny(tmp_path / "tiny", initializer_range=0.5)

@@ -280,4 +280,4 @@ def test_text_sampled_from_a_model_is_the_first_finding(tmp_path: Path) -> None:
         folder.mkdir()
         rl.save(profile.assign_attrs(model=name), folder / "profile.nc")
     first, *_ = rl.describe(rl.compare(folders, cache=tmp_path))
-    assert first.startswith("The text was sampled from bundled:rope, which it favours")
+    assert first.startswith("The text was sampled from bundled:rope. ")

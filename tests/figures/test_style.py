@@ -11,15 +11,7 @@ import pytest
 
 from ropelens.figures.comparison import variant_looks
 from ropelens.figures.formats import plotly_text, short_count, visible_token
-from ropelens.figures.style import (
-    COLORS,
-    INK,
-    LABEL_ORDER,
-    MUTED,
-    PAPER,
-    SYMBOLS,
-    VARIANT_COLORS,
-)
+from ropelens.figures.style import COLORS, INK, MUTED, PAPER, SYMBOLS, VARIANT_COLORS
 from ropelens.figures.wavelengths import common_columns, set_wavelengths, wavelength_positions
 from ropelens.report.render import TEMPLATES
 
@@ -93,7 +85,7 @@ def test_colours_differ_for_every_sight_and_contrast_with_the_page(sight):
         seen = [lab(np.array(SIGHT[sight]) @ linear(color)) for color in colors]
         for one, other in itertools.combinations(seen, 2):
             assert np.linalg.norm(one - other) >= 22
-    assert len(set(SYMBOLS.values())) == len(LABEL_ORDER)
+    assert len(set(SYMBOLS.values())) == len(SYMBOLS)
     for theme, label in itertools.product(PAPER, COLORS):
         low, high = sorted(linear(c) @ XYZ[1] for c in (COLORS[label], PAPER[theme]))
         # Diffuse heads have less contrast on purpose.

@@ -84,23 +84,18 @@ def test_a_head_has_a_line_per_end_and_labels_as_numbers(sweep: xr.Dataset) -> N
     sweep["label"][sweep["edit"].values == "fast 0.25", 1, 2] = ""
     sweep["label"][sweep["edit"].values == "fast 0", 1, 2] = "semantic"
     figure = plot_head_truncation(sweep, layer=1, head=2)
-    one_head, rotating = sweep.isel(layer=1, head=2), sweep["kept"].values
+    head, shares = sweep.isel(layer=1, head=2), sweep["kept"].values
     for row, name in enumerate(("attention_change", "induction"), start=1):
         slow, fast, random = figure.select_traces(row=row, col=1)
         for kind, line in (("slow", slow), ("fast", fast), ("random", random)):
             here = np.isin(sweep["kind"].values, ["none", kind])
-            np.testing.assert_array_equal(line.x, sorted(set(rotating[here]), reverse=True))
-            means = [
-                one_head[name].values[here & (rotating == share)].mean() for share in line.x
-            ]
+            np.testing.assert_array_equal(line.x, sorted(set(shares[here]), reverse=True))
+            means = [head[name].values[here & (shares == share)].mean() for share in line.x]
             np.testing.assert_allclose(line.y, means)
     slow, fast = (head_steps(sweep)[f"label_{end}"][1, 2] for end in ("slow", "fast"))
-    assert set(slow) == {LABEL_ORDER.index("mixed")}
-    assert [*fast[-3:]] == [
-        len(LABEL_ORDER),
-        LABEL_ORDER.index("mixed"),
-        LABEL_ORDER.index("semantic"),
-    ]
+    mixed, semantic = map(LABEL_ORDER.index, ("mixed", "semantic"))
+    assert set(slow) == {mixed}
+    assert [*fast[-3:]] == [len(LABEL_ORDER), mixed, semantic]
 
 
 def test_missing_parts_of_a_sweep_are_refused() -> None:

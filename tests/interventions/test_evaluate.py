@@ -97,24 +97,20 @@ def test_loss_of_repeated_tokens_and_of_classes_by_brute_force():
 
 def test_labels_match_a_profile_of_the_edited_model():
     model = tiny("llama_gqa", rope_parameters=ROPE)
-    result = rl.evaluate(
-        model,
-        rl.Text(tokens(), lengths=LENGTHS),
-        edits={"half": "p-rope:0.5"},
-        measures=["labels"],
-    )
+    text = rl.Text(tokens(), lengths=LENGTHS)
+    result = rl.evaluate(model, text, edits={"half": "p-rope:0.5"}, measures=["labels"])
     for name, rope in (("none", ROPE), ("half", P_ROPE)):
         other = tiny("llama_gqa", rope_parameters=rope)
-        profile = rl.profile(other, rl.Text(tokens(), lengths=LENGTHS), surrogates=0)
+        profile = rl.profile(other, text, surrogates=0)
         heads = rl.classify_heads(profile)
         entry = result.sel(edit=name)
         assert list(entry.label.values.ravel()) == list(heads["label"])
         for bits in ("total_bits", "sink_bits", "position_bits", "content_bits"):
             np.testing.assert_allclose(entry[bits], profile[bits], rtol=1e-3, atol=1e-4)
         fraction = heads["positional_fraction"].to_numpy()
-        fraction_found = entry.positional_fraction.values.ravel()
-        np.testing.assert_allclose(fraction_found, fraction, rtol=1e-2, atol=1e-3)
-    profile = rl.profile(model, rl.Text(tokens(), lengths=LENGTHS), surrogates=0)
+        evaluated = entry.positional_fraction.values.ravel()
+        np.testing.assert_allclose(evaluated, fraction, rtol=1e-2, atol=1e-3)
+    profile = rl.profile(model, text, surrogates=0)
     for name in ("inv_freq", "wavelength"):
         np.testing.assert_array_equal(result[name], profile[name])
         assert result[name].dims == profile[name].dims
@@ -134,9 +130,8 @@ def test_labels_of_a_class_come_from_its_rows():
 
 def test_loss_by_position_sums_to_the_loss():
     model = tiny("llama_gqa")
-    result = rl.evaluate(
-        model, rl.Text(tokens(), lengths=LENGTHS), edits={"a": "nope"}, measures="loss"
-    )
+    text = rl.Text(tokens(), lengths=LENGTHS)
+    result = rl.evaluate(model, text, edits={"a": "nope"}, measures="loss")
     start, stop = result.position_start.values, result.position_stop.values
     assert list(start) == [1, 2, 3, 4, 6, 8, 11, 16, 23, 32]
     assert list(stop) == [*start[1:], 40]
@@ -192,13 +187,8 @@ def test_a_silence_among_edits_equals_its_block(silenced: tuple):
 
 def test_controls_have_as_many_random_other_heads_of_the_same_layers(silenced: tuple):
     model, result = silenced
-    control_of = result["control_of"].values.tolist()
-    assert [control_of.count(n) for n in ("silent", "stopped", "both", "everywhere")] == [
-        8,
-        3,
-        2,
-        0,
-    ]
+    names = result["control_of"].values.tolist()
+    assert [names.count(n) for n in ("silent", "stopped", "both", "everywhere")] == [8, 3, 2, 0]
     lists = [f"0.{first},1.{second}" for first in (0, 2, 3) for second in (1, 2, 3)]
     silences = {n: rl.silence_heads(model, n, to="mean", text=tokens()) for n in lists}
     measured = rl.evaluate(model, tokens(), edits=silences, measures="loss", batch_size=2)

@@ -102,9 +102,7 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_patched_vectors_are_rotated_to_their_new_positions(
-    llama: LlamaForCausalLM, edited: bool
-) -> None:
+def test_patched_vectors_turn_to_new_positions(llama: LlamaForCausalLM, edited: bool) -> None:
     """q~ and k~ come from other positions of the source."""
     moved = {9: 2, 15: 17}
     with ExitStack() as stack:
@@ -146,9 +144,7 @@ def test_every_sequence_of_a_batch_is_patched(llama: LlamaForCausalLM, part: Any
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_generation_is_the_same_with_and_without_a_cache(
-    llama: LlamaForCausalLM, part: Any
-) -> None:
+def test_generation_does_not_depend_on_a_cache(llama: LlamaForCausalLM, part: Any) -> None:
     prompt = tokens(length=12)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     with rl.patch_planes(llama, tokens(1), heads="1.1,0.*", of=part):
@@ -223,9 +219,7 @@ def test_positions_include_keys_that_a_window_dropped(name: str, part: Any) -> N
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("before", [0, LENGTH - 1], ids=["whole", "on a cache"])
 @torch.no_grad()
-def test_a_prompt_padded_on_the_left_is_refused(
-    llama: LlamaForCausalLM, before: int, part: Any
-):
+def test_padding_on_the_left_is_refused(llama: LlamaForCausalLM, before: int, part: Any):
     cache, mask = DynamicCache(), torch.ones_like(tokens())
     mask[:, :3] = 0
     if before:

@@ -1,9 +1,10 @@
-"""A model built by hand that continues a text as it went on after the same token before.
+"""A handmade model that predicts the token that followed the current token earlier in the text.
 
-Two layers of one head (Olsson et al. 2022, arXiv 2209.11895): the first attends one token
-back, through fast planes, and writes that token beside the own one; the second attends, through
-planes so slow that they hardly turn, where its token was written so, and copies what stands
-there. The residual stream is three one-hot codes: the token, the one before, the answer.
+It has two layers of one head (Olsson et al. 2022, arXiv 2209.11895). The first head attends one
+token back, through fast planes, and writes that token next to the current token. The second
+head attends, through planes that hardly rotate, to the keys whose previous token is the current
+token, and copies their token. The residual stream has three one-hot codes: the token, the
+previous token, and the answer.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 VOCABULARY = 64
 HEAD_DIM = 256
 PLANES = HEAD_DIM // 2
-FAST = 64  # planes that tell places; the slowest 32 hold a code, two tokens each
-SHARP = 40.0  # nats between the key that is meant and the others
-NOISE = 0.02  # of the logits' weights, so that an answer that is not known is a guess
+FAST = 64  # planes for positions; the slowest 32 planes hold a code of two tokens each
+SHARP = 40.0  # nats between the right key and every wrong key
+NOISE = 0.02  # in the weights of the logits, so that an unknown answer is a guess
 
 
 def copying() -> LlamaForCausalLM:
@@ -51,7 +52,7 @@ def copying() -> LlamaForCausalLM:
         first, second = (layer.self_attn for layer in model.model.layers)
         _one_back(first, token)
         first.v_proj.weight[:code, token] = first.o_proj.weight[before, :code] = eye
-        # Both codes are as large, and the norm makes all of them sqrt(width): so large is each.
+        # Both codes have the same length, and the norm makes the length of both sqrt(width).
         size = (width / 2) ** 0.5
         strength = (SHARP * HEAD_DIM**0.5) ** 0.5 / size
         slow = [*range(PLANES - code // 2, PLANES), *range(HEAD_DIM - code // 2, HEAD_DIM)]
@@ -61,7 +62,7 @@ def copying() -> LlamaForCausalLM:
 
 
 def _one_back(attention: torch.nn.Module, token: slice) -> None:
-    """Every query meets the key before it: sum over fast planes of cos(w_f (offset - 1))."""
+    """Every query attends to the previous key, by the sum of cos(w_f (offset - 1))."""
     inv_freq = 10_000.0 ** (-torch.arange(FAST) / PLANES)
     distance = torch.arange(128)
     profile = torch.cos(torch.outer(distance - 1, inv_freq)).sum(1)

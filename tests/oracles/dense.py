@@ -1,9 +1,8 @@
-"""What docs/measures.md defines as sums over tokens and rows, computed densely in float64.
+"""The sums over tokens and rows that docs/measures.md defines, computed densely in float64.
 
-The attention budget, which is fitted, stands in `logit.py`.
-
-Written for clarity and independence: every row x key matrix stands in memory, every sequence
-runs alone and unpadded, and the attention comes from transformers' own eager code.
+The code is clear and independent of ropelens: whole row x key matrices are in memory, each
+sequence runs by itself and without padding, and the attention comes from transformers' eager
+code. The attention budget, which is fitted, is in `logit.py`.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from torch import Tensor
 
 from .recording import AttentionCall, Floats, LayerRotation, attention_calls
 
-Bins = NDArray[np.int64]  # [bin, 2]: start and stop of each, in tokens, half-open
-BITS = 1 / np.log(2)  # in one nat
+Bins = NDArray[np.int64]  # [bin, 2]: start and stop of each bin in tokens, half-open
+BITS = 1 / np.log(2)  # bits per nat
 BY_PLANE = ("selectivity", "selectivity_keys", "selectivity_sink")
 
 
 def token_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tensor]:
-    """Sums over all tokens: lengths per plane, and unrotated queries and keys."""
+    """Sums over all tokens: lengths per plane, unrotated queries, and unrotated keys."""
     result = {}
     for name, x in (("q", call.query), ("k", call.key), ("v", call.value)):
         lengths = [x[..., part].norm(dim=-1).sum(-1) for part in rotation.parts()]
@@ -40,9 +39,9 @@ def token_sums(call: AttentionCall, rotation: LayerRotation) -> dict[str, Tensor
 def row_sums(
     call: AttentionCall, rotation: LayerRotation, sinks: Tensor, *, context: int, head: int
 ) -> dict[str, Tensor]:
-    """One head's sums over the rows from position 1 on.
+    """Sums of one head over the rows from position 1 on.
 
-    `offset_mass` and `offset_share` leave position 0 out.
+    `offset_mass` and `offset_share` do not include the key at position 0.
     """
     query, key = call.query[head], call.key[head // (len(call.query) // len(call.key))]
     visible, attention = call.visible[1:], call.attention[head][1:]
@@ -53,18 +52,20 @@ def row_sums(
     )
     log_a = log_attention(pieces.sum(0), visible, softcap=call.softcap)
     a = log_a.exp() * visible
-    of_keys = attention.sum(1, keepdim=True)  # below 1 where a learned sink takes some
+    of_keys = attention.sum(1, keepdim=True)  # below 1 if there is a learned sink
     assert (a - attention / of_keys).abs().max() < 1e-5, "scores do not give the attention"
     offset = torch.arange(1, len(query))[:, None] - torch.arange(1, len(query))
     by_offset, sees = torch.zeros(2, context, dtype=torch.float64)
-    behind = offset >= 0  # a key ahead of its row is at no offset
+    behind = offset >= 0  # a key ahead of its row has no offset
     by_offset.index_add_(0, offset[behind], a[:, 1:][behind])
     sees.index_add_(0, offset[behind], visible[:, 1:][behind].double())
     negative_entropy = (a * log_a).sum(1)
     others = visible & ~sinks
     even = others / others.sum(1, keepdim=True).clamp(min=1)
     among = a * others - (a * others).sum(1, keepdim=True) * even
-    above = pieces - (even * pieces).sum(2, keepdim=True)  # what keys are otherwise
+    above = pieces - (even * pieces).sum(
+        2, keepdim=True
+    )  # compared with keys that are not sinks
     return {
         "selectivity": ((a - uniform) * pieces).sum((1, 2)),
         "selectivity_keys": (among * pieces).sum((1, 2)),
@@ -80,7 +81,7 @@ def row_sums(
 
 
 def log_attention(score: Tensor, visible: Tensor, *, softcap: float | None) -> Tensor:
-    """Log of the softmax over visible keys (0 where hidden: the weight there is 0)."""
+    """Log of the softmax over visible keys; 0 for hidden keys, whose weight is 0."""
     if softcap is not None:
         score = softcap * torch.tanh(score / softcap)
     score = score.masked_fill(~visible, -torch.inf)
@@ -96,14 +97,12 @@ def dense(
     bins: Bins,
     sinks: NDArray[np.bool_],
 ) -> dict[str, NDArray[Any]]:
-    """All statistics of `model` over `tokens` [sequence, position], of which only the first
-    `lengths` [sequence] of each count.
+    """All statistics of `model` over the first `lengths` [sequence] `tokens` of each sequence.
 
-    Arrays are [layer, head or kv_head, ...]; the last axis of per-frequency ones holds the
-    planes that turn, in the order of `rotations`, then one entry for the coordinates that
-    stay put if any layer has some. NaN where a layer has fewer. `offset_mass` is by bin
-    (`bins` [bin, 2]). Bits are log2; selectivity is in nats. `sinks` [sequence, position] says
-    which keys are sinks.
+    Arrays are [layer, head or kv_head, ...]. The last axis of arrays by frequency has the
+    planes that rotate, in the order of `rotations`, and one entry for all other coordinates if
+    any layer has them. Layers with fewer entries have NaN. `offset_mass` is by bin (`bins`
+    [bin, 2]). `sinks` [sequence, position] marks the keys that are sinks.
     """
     model = copy.deepcopy(model).double().eval()
     model.set_attn_implementation("eager")
@@ -148,10 +147,10 @@ def stack_ragged(arrays: list[Floats]) -> Floats:
 def layer_statistics(
     mean: dict[str, Floats], rotation: LayerRotation, scale: float, *, bins: Bins, width: int
 ) -> dict[str, Floats]:
-    """The statistics of a layer from its means: by plane, by bin of offsets, and by head."""
+    """The statistics of a layer by plane, by bin of offsets and by head, from its means."""
 
     def by_frequency(values: Floats) -> Floats:
-        """[..., plane + 1] -> [..., width]: planes first, what stays put last, NaN between."""
+        """[..., plane + 1] -> [..., width]: planes, NaN, and unrotated coordinates."""
         result = np.full((*values.shape[:-1], width), np.nan)
         result[..., : len(rotation.pairs)] = values[..., :-1]
         if len(rotation.rest):
@@ -169,7 +168,9 @@ def layer_statistics(
         result[f"{name}_norm"] = by_frequency(norm)
         result[f"{name}_coherence"] = by_frequency(coherence)
     result["v_norm"] = by_frequency(mean["v_norm"])
-    for offset, name in enumerate(["self_mass", "previous_token"]):  # of rows that see it
+    for offset, name in enumerate(
+        ["self_mass", "previous_token"]
+    ):  # mean over rows that see it
         result[name] = mean["offset_mass"][:, offset] / mean["offset_share"][:, offset]
     result["offset_mass"] = np.stack(
         [mean["offset_mass"][..., a:b].sum(-1) for a, b in bins], axis=-1
@@ -183,7 +184,7 @@ def layer_statistics(
 def predicted_kernel(
     mean: dict[str, Floats], rotation: LayerRotation, scale: float, bins: Bins
 ) -> Floats:
-    """[head, bin]: score in nats of the mean query and key, turned apart by the bin's start."""
+    """[head, bin]: score in nats of the mean query and key at the first offset of each bin."""
     q, k = mean["q_mean"], mean["k_mean"]
     k = k.repeat(len(q) // len(k), axis=0)
     first, second = rotation.pairs.T

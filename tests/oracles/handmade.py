@@ -1,13 +1,13 @@
-"""A Llama of one layer whose heads do one known thing each.
+"""A Llama with one layer, whose heads each do one known thing.
 
-Barbero et al. 2024 (arXiv 2410.06205), theorem 5.3: with q = a psi and k = R(offset) psi the
-score is a sum of cosines that peaks `offset` tokens back. Keys have the same vector in fast
-planes whatever the token, a code of their token in slow ones, and a mark of BOS in the slowest;
-queries say what a head looks for. Tokens are codes 1, 2, ...; BOS is 0.
+Barbero et al. 2024 (arXiv 2410.06205), theorem 5.3: with q = a psi and k = R(offset) psi, the
+score is a sum of cosines that peaks `offset` tokens back. In fast planes all keys have the same
+vector, in slow planes they have a code of their token, and in the slowest plane a mark of BOS.
+Queries select the keys that a head attends to. Tokens are codes 1, 2, ...; BOS is 0.
 
-The residual stream has each token's code (one-hot) and, in coordinates beside it, noise of the
-token's own; all tokens have the same length, so RMSNorm changes nothing. Projections write for
-each code what the head wants, plus noise in every weight.
+The residual stream has a code of each token (one-hot) and, in further coordinates, noise by
+token. All tokens have the same length, so RMSNorm does not change them. Projections map each
+code to the wanted query or key, with noise in every weight.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ OFFSETS = (0, 1, 3, 17, 60)
 
 @dataclass(frozen=True)
 class Expected:
-    """What a head does: its label, in words; a positional one's offset, and for a band how far
-    its peak may be from there; about the attention on BOS that was mixed in."""
+    """The expected label of a head and a description. A positional head has an offset, and the
+    peak of a band may differ by `tolerance`. `sink` is about the attention on BOS."""
 
     label: str
     description: str
@@ -47,14 +47,14 @@ class Expected:
 
 
 Wanted = tuple[Complex, Expected]
-"""The query of each token, by plane, before rotation, and what is expected."""
+"""The query of each token by plane, before rotation, and the expected result."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """The planes of all heads: fast ones tell offsets apart, slow ones hardly turn.
+    """The planes of all heads: fast planes distinguish offsets, slow planes hardly rotate.
 
-    Each coordinate of a slow plane is the code of a token; the very slowest plane is BOS's.
+    Each coordinate of a slow plane is the code of a token. The slowest plane marks BOS.
     """
 
     head_dim: int
@@ -77,7 +77,7 @@ class Site:
         return 2 * len(self.slow)
 
     def profile(self, gain: Floats, offset: int) -> Floats:
-        """Score at each distance of the context of a head that looks `offset` back."""
+        """Score at each distance for a head that attends `offset` tokens back."""
         distance = np.arange(CONTEXT) - offset
         return np.cos(np.outer(distance, self.inv_freq[self.fast])) @ gain
 
@@ -98,9 +98,9 @@ class Site:
         fast: Complex | None = None,
         codes: Floats | None = None,
     ) -> Wanted:
-        """A head with its scores in fast planes, on codes [token, code], and on BOS.
+        """A head with given scores in fast planes, on codes [token, code], and on BOS.
 
-        `level` is the log of the weight of all other keys, beside which BOS has its share.
+        `level` is the log of the total weight of all keys except BOS.
         """
         query = np.zeros((1 + self.codes, self.head_dim // 2), dtype=complex)
         if fast is not None:
@@ -131,7 +131,7 @@ class Site:
         return self.head(expected, level=level, fast=gain * np.exp(-1j * w * offset))
 
     def content_head(self, description: str, sink: float) -> Wanted:
-        """Every token attends to the tokens equal to it, or to one of the tokens."""
+        """A head in which every token attends to equal tokens, or to one given token."""
         score = self.random.uniform(6, 8)
         codes = score * np.eye(self.codes)
         if description == "a word":
@@ -141,7 +141,7 @@ class Site:
         return self.head(expected, level=level, codes=codes)
 
     def every_kind(self) -> Iterator[Wanted]:
-        """Every kind of head alone, then with a sink mixed in; sinks; and a head of noise."""
+        """Every kind of head, without a sink and with a sink; sinks; and a head of noise."""
         for mixed in (False, True):
 
             def share(mixed: bool = mixed) -> float:
@@ -157,7 +157,7 @@ class Site:
         yield self.head(Expected("diffuse", "noise"), level=0.0)
 
     def residual_stream(self, *, multiple: int) -> Floats:
-        """Embeddings [token, coordinate] of mean square 1; their width is a `multiple`."""
+        """Embeddings [token, coordinate] of mean square 1; `multiple` divides the width."""
         tokens = 1 + self.codes
         width = -(-(tokens + NOISE_COORDINATES) // multiple) * multiple
         noise = self.random.normal(size=(tokens, width - tokens))
@@ -165,9 +165,9 @@ class Site:
         return np.concatenate([np.eye(tokens), noise], axis=1) * np.sqrt(width / 2)
 
     def projection(self, stream: Floats, wanted: Complex) -> torch.Tensor:
-        """Weights [head x coordinate, stream] that turn each code into `wanted`, plus noise.
+        """Weights [head x coordinate, stream] that map each code to `wanted`, plus noise.
 
-        `wanted` [head, token, plane] makes scores in nats; Llama divides them by sqrt(d).
+        `wanted` [head, token, plane] gives scores in nats; Llama divides scores by sqrt(d).
         """
         by_coordinate = np.concatenate([wanted.real, wanted.imag], axis=-1)
         tokens, width = stream.shape
@@ -181,8 +181,8 @@ class Site:
 def handmade(
     seed: int, head_dim: int
 ) -> tuple[LlamaForCausalLM, NDArray[np.int64], list[Expected]]:
-    """The model in eval mode, tokens [SEQUENCES, CONTEXT] that begin with BOS, and what is
-    expected of each head. The output of the model means nothing."""
+    """The model in eval mode, tokens [SEQUENCES, CONTEXT] that begin with BOS, and the expected
+    result of each head. The output of the model has no meaning."""
     site = Site(head_dim, np.random.default_rng(seed))
     heads = list(site.every_kind())
     stream = site.residual_stream(multiple=len(heads))
@@ -219,6 +219,6 @@ def handmade(
 def call_of(
     q: torch.Tensor, k: torch.Tensor, *, scale: float = 1.0, window: int = 10**6
 ) -> AttentionCall:
-    """A call of queries and keys [batch, head, position, coordinate], values of no interest."""
+    """A call of queries and keys [batch, head, position, coordinate]; values do not matter."""
     visibility = Visibility.causal(range(q.shape[2]), window=window)
     return AttentionCall(0, q, k, k, q.transpose(1, 2), scale, None, None, visibility)

@@ -1,7 +1,7 @@
 """The conditional logit of a head's budget, fitted densely in float64 by scipy.
 
-Every row x key x plane feature stands in memory, one head at a time, and nothing is shared
-with the code under test: A comes from transformers' eager attention (see `recording.py`).
+All row x key x plane features of one head are in memory. No code is shared with the code under
+test: A comes from transformers' eager attention (see `recording.py`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor
 
 from .recording import AttentionCall, Floats, LayerRotation
 
-NATS = np.log(2)  # in one bit
+NATS = np.log(2)  # nats per bit
 SMOOTH = 3.0  # as in ropelens/budget/solver.py
 
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Rows (position 1 on) of one head: attention, and what the model may say of each key.
+    """Rows of one head from position 1 on: attention, and the features of each key.
 
-    - attention, seen, sink [row, key]; sink 1 where a key is a sink
-    - offset [row, key]: position of the row less that of the key
-    - planes [row, key, term]: scores without rotation, nats, before any soft-cap
+    - attention, seen, sink [row, key]; sink is 1 if a key is a sink
+    - offset [row, key]: number of tokens from the key to the row
+    - planes [row, key, term]: scores without rotation in nats, before any soft-cap
     """
 
     attention: Floats
@@ -44,14 +44,14 @@ class HeadRows:
 def head_rows(
     call: AttentionCall, rotation: LayerRotation, *, head: int, sinks: NDArray[np.bool_]
 ) -> HeadRows:
-    """Of one sequence; `sinks` [position] says which keys are sinks."""
+    """The rows of one sequence; `sinks` [position] marks the keys that are sinks."""
     group = len(call.query) // len(call.key)
     q = rotation.unrotate(call.query[head][None])[0].numpy()
     k = rotation.unrotate(call.key[head // group][None])[0].numpy()
     planes = [call.scale * q[:, part] @ k[:, part].T for part in rotation.parts() if len(part)]
     position = np.arange(len(q))
     attention = call.attention[head].numpy()
-    attention = attention / attention.sum(-1, keepdims=True)  # what is left to the keys
+    attention = attention / attention.sum(-1, keepdims=True)  # without a learned sink
     return HeadRows(
         attention=attention[1:],
         seen=call.visible.numpy()[1:],
@@ -62,7 +62,7 @@ def head_rows(
 
 
 def bin_of_offset(context: int) -> NDArray[np.int64]:
-    """The bin of every offset below `context`: one each below 64, then eight an octave."""
+    """The bin of every offset below `context`; above 64 an octave has eight bins."""
     octave = np.log2(np.maximum(np.arange(context), 64) / 64).astype(int)
     return np.where(
         np.arange(context) < 64,
@@ -81,12 +81,12 @@ def information(rows: HeadRows) -> float:
 def gain(
     rows: HeadRows, *, content: bool, offsets: bool, ridge: float, on: HeadRows | None = None
 ) -> float:
-    """Bits per row that the best model of `rows` explains over uniform attention, `on` others.
+    """Gain in bits per row of a model that is fitted to `rows`, over uniform attention.
 
-    sigma always, beta with `content`, kappa and tau with `offsets`; fitted with `ridge` / 2
-    times the squared weights, and `SMOOTH` times the squared steps of kappa from offset to
-    offset, beside the sum over rows. The gain leaves that out. Rows `on` which the model is
-    scored see no more keys than those that it is fitted to.
+    The model has sigma, beta if `content`, and kappa and tau if `offsets`. The fit adds to the
+    sum over rows a penalty of `ridge` / 2 times the squared weights plus `SMOOTH` times the
+    squared steps of kappa. The gain is the gain `on` other rows, if they are given. These rows
+    do not see more keys than the fitted rows.
     """
     count, _, terms = rows.planes.shape
     context = int(rows.offset.max()) + 1

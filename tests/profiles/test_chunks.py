@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import xarray as xr
-from evaluated import telling
+from evaluated import token_progress
 from oracles.tiny import random_tokens, tiny
 from same import assert_alike
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -48,7 +48,7 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
             rows=rows,
             surrogates=2,
             batch_size=len(TOKENS),
-            progress=telling(progress.append),
+            progress=token_progress(progress.append),
         )
     assert sum(progress) == LENGTHS.sum()
     return result, past

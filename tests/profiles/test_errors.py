@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from evaluated import evaluate, telling
+from evaluated import evaluate, token_progress
 from oracles.tiny import logits, tiny
 
 import ropelens as rl
@@ -25,19 +25,17 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # the vocabulary has 96 tokens
 @pytest.mark.parametrize(
     ("tokens", "options", "line"),
     [
-        (TOKENS[:, :2], {}, r"tokens must be .*of at least 3 tokens"),
-        (TOKENS[0], {}, r"profile: tokens must be .*sequence, position.*tokens\[None\]"),
-        (TOKENS + 90, {}, "Some tokens are not in the model's vocabulary.*ids 93 to 116"),
-        (TOKENS, {"lengths": torch.tensor([12])}, "lengths must say, for every sequence"),
-        (TOKENS, {"lengths": torch.tensor([12, 13])}, "lengths .12, 13. for tokens of shape"),
-        (TOKENS, {"documents": [1]}, "numbers for 2 sequences"),
+        (TOKENS[:, :2], {}, "A text must have 3 tokens or more"),
+        (TOKENS[0], {}, r"profile: text must be a Text.* token ids .sequence, position."),
+        (TOKENS + 90, {}, "not in the vocabulary of the model.*ids 93 to 116"),
+        (TOKENS, {"lengths": [12]}, "lengths must state the number of tokens"),
+        (TOKENS, {"lengths": [12, 13]}, "lengths .12, 13. for ids of shape"),
+        (TOKENS, {"documents": [1]}, "documents must have a value for every sequence"),
     ],
 )
-def test_arguments_that_cannot_be_profiled_are_refused(
-    tokens: Any, options: dict[str, Any], line: str
-) -> None:
+def test_profile_refuses_bad_texts(tokens: Any, options: dict[str, Any], line: str) -> None:
     with pytest.raises(BadArgument) as refused:
-        rl.profile(tiny("llama_gqa"), tokens, **options)
+        rl.profile(tiny("llama_gqa"), rl.Text(tokens, **options) if options else tokens)
     assert re.search(line, refused.value.line), refused.value.line
 
 
@@ -62,10 +60,10 @@ def test_a_profile_without_budget_has_the_same_sums_and_no_labels() -> None:
         ({"measures": []}, "No measure was given"),
         ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
         ({"edits": {"a": rl.stop(rl.PlaneNumbers([8]))}}, "The model has no plane for Pl"),
-        ({"measures": "copying", "distances": [1]}, "Distances of copies are 2 tokens"),
+        ({"measures": "copying", "distances": [1]}, "Distances of copies must be 2 tokens"),
     ],
 )
-def test_arguments_that_cannot_be_evaluated_are_refused(options: dict[str, object], line: str):
+def test_evaluate_refuses_bad_options(options: dict[str, object], line: str):
     model = tiny("llama_gqa")
     before = model.config._attn_implementation
     with pytest.raises(BadArgument) as refused:
@@ -121,23 +119,25 @@ def test_an_error_inside_the_model_restores_it(measure: str, monkeypatch: pytest
 
 
 def test_progress_moves_by_layer_within_a_batch():
-    progress: list[int] = []
+    done: list[int] = []
     lengths = torch.tensor([40, 20, 3])
     options = {"edits": {"a": "nope"}, "measures": "loss", "rows": 9, "batch_size": 2}
-    evaluate(tiny("llama_gqa"), lengths=lengths, progress=telling(progress.append), **options)
+    evaluate(
+        tiny("llama_gqa"), lengths=lengths, progress=token_progress(done.append), **options
+    )
     by_layer = [20, 20, 20]  # after each of two layers, and after the head
-    assert progress == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
+    assert done == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("measures", [("loss",), (*DEFAULT_MEASURES, "copying")])
 def test_progress_adds_up_to_the_total(measures: tuple[str, ...]):
-    totals, progress = [], []
+    totals, done = [], []
 
     def show(*stages: Stage) -> object:
         totals.append(stages[0].total)
-        return telling(progress.append)(*stages)
+        return token_progress(done.append)(*stages)
 
     options = {"measures": measures, "prompt_lengths": (33, 40), "edits": {"a": "nope"}}
     evaluate(tiny("llama_gqa"), lengths=torch.tensor([40, 20, 3]), progress=show, **options)
-    assert [sum(progress)] == totals
+    assert [sum(done)] == totals
     assert measures != ("loss",) or totals == [2 * 63]

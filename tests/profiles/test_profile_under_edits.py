@@ -27,40 +27,32 @@ def profile(model: PreTrainedModel, heads: str | None) -> xr.Dataset:
         return rl.profile(model, tokens(), excerpts=[tokens()[0]], surrogates=1)
 
 
-def test_an_edited_head_of_the_first_layer_does_not_depend_on_the_edits_of_other_heads():
+def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
     """Head 1 equals head 1 of a model with all heads edited, and others are unmodified."""
     model = tiny("nanochat")
-    plain, all_edited, edited = (profile(model, heads) for heads in (None, "0.*", "0.1"))
+    plain, full, single = (profile(model, heads) for heads in (None, "0.*", "0.1"))
     heads = np.arange(plain.sizes["head"])
     compared = 0
     for key in plain.data_vars:
-        values = edited[key]
-        if not {"head", "layer"} <= {*values.dims} or key == "excerpt_score_gradient":
+        if not {"head", "layer"} <= {*single[key].dims} or key == "excerpt_score_gradient":
             continue  # effects of a score also depend on later layers
-        all_values, plain_values, values = (
-            x[key].isel(layer=0) for x in (all_edited, plain, edited)
-        )
-        if "draw" in values.dims:  # draws depend on the number of keys
-            all_values, plain_values, values = (
-                x.isel(draw=0) for x in (all_values, plain_values, values)
-            )
+        x, full_x, plain_x = (p[key].isel(layer=0) for p in (single, full, plain))
+        if "draw" in x.dims:  # draws depend on the number of keys
+            x, full_x, plain_x = (part.isel(draw=0) for part in (x, full_x, plain_x))
         if key == "excerpt_query_still":  # not stored for heads with another rotation
-            assert np.isnan(values.sel(head=1)).all()
-            values, all_values = values.fillna(0), all_values * 0
-        expected = xr.where(values["head"] == 1, all_values, plain_values).transpose(
-            *values.dims
-        )
-        np.testing.assert_allclose(values, expected, rtol=1e-4, atol=2e-5, err_msg=str(key))
+            assert np.isnan(x.sel(head=1)).all()
+            x, full_x = x.fillna(0), full_x * 0
+        expected = xr.where(x["head"] == 1, full_x, plain_x).transpose(*x.dims)
+        np.testing.assert_allclose(x, expected, rtol=1e-4, atol=2e-5, err_msg=str(key))
         compared += 1
     assert compared > 20
-    turns = edited["head_wavelength"].sel(layer=0)
+    turns = single["head_wavelength"].sel(layer=0)
     assert np.isinf(turns[1, PLANES]).all()
     assert np.isfinite(turns[heads != 1][:, PLANES]).all()
-    xr.testing.assert_allclose(edited["wavelength"], plain["wavelength"])
-    assert "head_wavelength" not in all_edited
+    xr.testing.assert_allclose(single["wavelength"], plain["wavelength"])
+    assert "head_wavelength" not in full
     table, expected = (
-        rl.classify_heads(p, resamples=0).set_index(["layer", "head"])
-        for p in (edited, all_edited)
+        rl.classify_heads(p, resamples=0).set_index(["layer", "head"]) for p in (single, full)
     )
     for column in ("mean_wavelength", "top_wavelength", "total_bits"):
         assert table[column][0, 1] == pytest.approx(expected[column][0, 1], rel=1e-4)
@@ -69,21 +61,21 @@ def test_an_edited_head_of_the_first_layer_does_not_depend_on_the_edits_of_other
 def test_attention_and_selectivity_match_a_capture():
     """In every layer. Selectivity is computed from its definition."""
     model = tiny("llama_gqa")
-    edited = tokens()[:1]
+    sequence = tokens()[:1]
     edits = (
         rl.stop(rl.PlaneNumbers(PLANES), heads="0.1,1.2"),
         rl.drop(rl.PlaneNumbers((0,)), heads="1.0"),
     )
     with rl.edit_rope(model, *edits):
-        measured = rl.profile(model, edited, excerpts=[edited[0]], rows="all", budget=False)
-        seen = rl.capture(model, edited[0])
+        measured = rl.profile(model, sequence, excerpts=[sequence[0]], rows="all", budget=False)
+        seen = rl.capture(model, sequence[0])
         with torch.no_grad():
-            expected = model(edited, output_attentions=True, use_cache=False).attentions
+            expected = model(sequence, output_attentions=True, use_cache=False).attentions
     shape = (measured.sizes["layer"], measured.sizes["head"])
     np.testing.assert_allclose(
         measured["excerpt_attention"][0], torch.cat(expected), rtol=0, atol=1e-5
     )
-    visible = np.tril(np.ones((edited.shape[1], edited.shape[1])))
+    visible = np.tril(np.ones((sequence.shape[1], sequence.shape[1])))
     even = visible / visible.sum(-1, keepdims=True)
     chosen = (seen["attention"].values - even)[:, None] * np.nan_to_num(seen["contribution"])
     selectivity = chosen[:, :, 1:].sum(-1).mean(-1).reshape(*shape, -1)

@@ -15,7 +15,7 @@ from ropelens.report.payload import same_text
 
 TEXT = random_tokens(sequences=4, length=40)
 BOTH = TEXT[1, :12]
-"""The text that both models read: second excerpt of the first model, first of the other."""
+"""A text that both models read. It is the second and the first of their excerpts."""
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_pair_score_and_text_show_both_models(opened, models, analyses):
 
 @pytest.mark.parametrize("mode", ["stop", "drop"])
 def test_planes_of_the_same_wavelengths_stop_in_both(opened, models, analyses, mode):
-    """The attention agrees with the other model, edited in Python, on the same text."""
+    """The attention agrees with the same edit of the second model in Python."""
     page = opened.at(f"#L1H3&tab=attention&text=2&{mode}=2-4&beside=L2H1")
     one, other = (analysis.profile["wavelength"].values for analysis in analyses)
     planes = np.flatnonzero((one[1, 2] <= other[2]) & (other[2] <= one[1, 4])).tolist()

@@ -150,7 +150,7 @@ def test_findings_list_loss_changes_in_order(comparison: xr.Dataset):
     begin = "Change of the loss from rope, in nats per token with 95% intervals: "
     assert first.startswith(f"{begin}p-rope:0.5 +0.105 (")
     assert "; nope +0.210 (" in first
-    assert first.endswith(", 2 pairs of seeds).")
+    assert first.endswith(", over 2 pairs of seeds).")
     assert last == "A finding."
     assert find(comparison, "No plane rotates in nope. No head there can be positional through")
     words = find(comparison.isel(entry=[0, 2]), "Change of the loss")
@@ -173,7 +173,8 @@ def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):
     alike = "no interval, because all pairs show the same change."
     assert (
         "; the 95% interval of the change from rope excludes 0 for nope "
-        f"+0.505 ({bounds}, 2 pairs of seeds); p-rope:0.5: {alike} Share of needles" in words
+        f"+0.505 ({bounds}, over 2 pairs of seeds); p-rope:0.5: {alike} Share of needles"
+        in words
     )
     assert words.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
     assert "for nope −0.505 (" in repeats([4.5, 5.51], [5.5, 5.51])

@@ -1,4 +1,4 @@
-"""Sentences: their numbers, their layout, and words for lists and counts."""
+"""Numbers and layout of sentences, and words for lists and counts."""
 
 from __future__ import annotations
 

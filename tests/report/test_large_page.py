@@ -1,4 +1,4 @@
-"""A page of a thousand heads: its speed, and the rows of its table."""
+"""Speed and table of a page with a thousand heads."""
 
 from __future__ import annotations
 

@@ -42,8 +42,6 @@ POINT = """([name, x, y]) => {
   const box = document.getElementById(name).getBoundingClientRect();
   return [box.left + xaxis._offset + xaxis.d2p(x), box.top + yaxis._offset + yaxis.d2p(y)];
 }"""
-
-
 NORMS = "Array.from(document.getElementById('plot-norms')._fullData[0].z, (z) => Array.from(z))"
 
 
@@ -101,7 +99,7 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert np.isnan(seen[0, 1])
     left, top = page.evaluate(POINT, ["plot-map", 2.5, 0.5])
     box = page.locator("#plot-map .shapelayer path[data-index='0']").bounding_box()
-    assert abs(box["x"] - left) < 12, "the frame is drawn where the layout says"
+    assert abs(box["x"] - left) < 12, "the frame has the place of the layout"
     assert abs(box["y"] - top) < 12
     fraction = float(profile.surrogate_offset_fraction[0, 1, 3])
     ring = "document.getElementById('plot-claim').data.findIndex((trace) => trace.meta?.role)"

@@ -1,4 +1,4 @@
-"""Which heads a list names, held to the list written out; how many planes a fraction is."""
+"""The heads that a list names, and the number of planes in a fraction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.errors import BadArgument
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import Fastest, Slowest, heads_by_layer, plan_cuts, turning
+from ropelens.rope.select import Fastest, Slowest, heads_by_layer, plan_cuts, rotating_planes
 from ropelens.rope.variants import Shape, parse_variant
 from ropelens.rotation.variant_config import frequencies
 
@@ -32,15 +32,15 @@ def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]) -> None:
 @pytest.mark.parametrize(
     "heads", ["", "1", "4.0", "2-1.0", "-1.0", "1-.0", "1.x", "1.0,,", "²-3.0"]
 )
-def test_what_names_none_is_refused(heads: str) -> None:
+def test_an_item_that_names_no_head_is_refused(heads: str) -> None:
     with pytest.raises(BadArgument, match=r"has no head(.|\n)*layers 0 to 3, heads 0 to 2\n"):
         heads_by_layer(heads, shape=(4, 3), among=range(4), doing="attend")
 
 
 @pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
 @pytest.mark.parametrize("p", [tenths / 10 for tenths in range(11)])
-def test_as_many_planes_are_kept_as_transformers_keeps(head_dim: int, p: float) -> None:
-    """By selections, sweeps and formulas alike, from the fast end and from the slow one."""
+def test_the_number_of_planes_equals_transformers(head_dim: int, p: float) -> None:
+    """Check selections, sweeps and formulas, from the fast end and from the slow end."""
     rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": p}
     config = LlamaConfig(head_dim=head_dim, rope_parameters=rope)
     kept = ROPE_INIT_FUNCTIONS["proportional"](config, device="cpu")[0] != 0
@@ -52,7 +52,7 @@ def test_as_many_planes_are_kept_as_transformers_keeps(head_dim: int, p: float) 
         assert torch.equal(select(1 - p)(planes), ~turns)
         still = tuple((~turns).nonzero().flatten().tolist())
         sweep = {"keep": [p], "ends": [end], "bands": 0, "controls": 0, "seed": 0}
-        cuts = [cut for cut in plan_cuts([turning(planes)], **sweep) if cut.kind == end]
+        cuts = [cut for cut in plan_cuts([rotating_planes(planes)], **sweep) if cut.kind == end]
         assert [cut.stopped for cut in cuts] == ([(still,)] if still else [])
         found, _ = frequencies(parse_variant(f"{name}:{p}"), Shape(head_dim))
         torch.testing.assert_close(found, inv_freq * turns, rtol=1e-6, atol=0)

@@ -1,4 +1,4 @@
-"""Every row of the table of variants: against transformers, as edit, as config, printed."""
+"""Every row of the table of variants, against transformers, as an edit, and as a config."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_every_row_is_spelled_here():
 
 @pytest.mark.parametrize("length", [0, CONTEXT, CONTEXT + 40])
 @pytest.mark.parametrize("spelled", SPELLED)
-def test_frequencies_are_those_that_transformers_computes(spelled: str, length: int):
-    """Of the rotary module of a Llama with the row's rope_parameters, after such a length."""
+def test_frequencies_equal_transformers(spelled: str, length: int):
+    """Compare with the rotary module of a Llama with these rope_parameters."""
     variant = parse_variant(spelled)
     shape = Shape(16, base=10_000.0, context=CONTEXT, length=length)
     inv_freq, factor = frequencies(variant, shape)
@@ -67,10 +67,10 @@ def test_frequencies_are_those_that_transformers_computes(spelled: str, length: 
 @pytest.mark.parametrize(
     "name", ["llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding", "nanochat", "llama4"]
 )
-def test_an_edit_by_name_is_the_model_built_so(name: str):
-    """Same weights; also past the trained context, where the variant changes there.
+def test_an_edit_by_name_equals_a_model_with_this_config(name: str):
+    """Same weights, also past the trained context if the variant changes there.
 
-    The last two have a norm behind RoPE, which takes YaRN's attention factor off.
+    The last two families have a norm after RoPE, which cancels YaRN's attention factor.
     """
     model = plain(name)
     before = logits(model)
@@ -86,7 +86,7 @@ def test_an_edit_by_name_is_the_model_built_so(name: str):
 
 
 def test_a_variant_replaces_what_the_model_has():
-    """Also YaRN's attention factor; planes that p-RoPE leaves are those of the model."""
+    """It replaces also YaRN's attention factor; p-RoPE keeps the remaining frequencies."""
     yarn = built("llama_gqa", "yarn:4")
     with rl.edit_rope(yarn, "rope"):
         torch.testing.assert_close(logits(yarn), logits(plain("llama_gqa")), rtol=0, atol=1e-4)
@@ -109,7 +109,7 @@ def test_a_variant_replaces_the_scale_that_a_model_was_built_with():
 
 
 def test_layers_without_rotation():
-    """SmolLM3's own; on a model of any family as an edit."""
+    """SmolLM3 has such layers, and an edit makes them in any family."""
     rotates = [1, 1, 1, 0]
     other = tiny("smollm3", no_rope_layers=rotates, rope_parameters=dict(ROPE))
     model = tiny("smollm3", no_rope_layers=[1] * 4, rope_parameters=dict(ROPE))
@@ -121,8 +121,8 @@ def test_layers_without_rotation():
 
 
 @pytest.mark.parametrize("p", [0.25, 0.5, 0.75, 1.0])
-def test_partial_is_that_of_gpt_neox(p: float):
-    """Black et al. 2022, in transformers' own rotary module for it."""
+def test_partial_equals_gpt_neox(p: float):
+    """Compare with transformers' rotary module for Black et al. 2022."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": p}
     config = GPTNeoXConfig(hidden_size=128, num_attention_heads=2, rope_parameters=rope)
     expected = GPTNeoXRotaryEmbedding(config).inv_freq
@@ -132,7 +132,7 @@ def test_partial_is_that_of_gpt_neox(p: float):
 
 
 def test_a_model_that_scales_its_types_of_layers_differently():
-    """Which factor a variant should replace is then unknown; stopping planes needs none."""
+    """The factor that a variant should replace is unknown; stopping planes needs no factor."""
     own = tiny("gemma3").config.rope_parameters
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     layers = own | {"full_attention": own["full_attention"] | yarn}
@@ -181,7 +181,7 @@ def test_a_config_is_copied_and_each_type_of_layer_keeps_its_base():
 
 
 def test_the_attention_factor_of_few_planes():
-    """Most of a head's length is in coordinates that do not turn."""
+    """Most of the length of a head is in coordinates that do not rotate."""
     model = plain("deepseek_v3")
     for layer in model.model.layers:
         layer.self_attn.kv_b_proj.weight.data *= 9
@@ -189,7 +189,7 @@ def test_the_attention_factor_of_few_planes():
 
 
 def test_a_base_of_every_layer():
-    """Against models that are built so; 0 is a layer without RoPE."""
+    """Compare with models that have such a config; 0 is a layer without RoPE."""
     model = of_kind("granite_swa", layer_rope_theta=[500.0, 0, 1e5], num_hidden_layers=3)
     for spelled in ("rope", "rope:300", "ntk:4", "yarn:4", "p-rope:0.3"):
         other = type(model)(rl.variant_config(model.config, spelled)).eval()
@@ -200,7 +200,7 @@ def test_a_base_of_every_layer():
 
 
 def test_names_that_only_a_family_has():
-    """Of the head, and of the trained context; planes of several axes stay so."""
+    """Names of the head size and the trained context; planes keep their axes."""
     flash = rl.variant_config(Glm4MoeLiteConfig(), "ntk:2").rope_parameters
     assert flash["rope_theta"] == pytest.approx(1e4 * 2 ** (64 / 62))
     yarn = rl.variant_config(DbrxConfig(rope_parameters=dict(ROPE)), "yarn:4").rope_parameters
@@ -215,7 +215,7 @@ def test_names_that_only_a_family_has():
     [("gpt_neox", "p-rope:0.5"), ("gpt2", "p-rope:0.5")],
     ids=["partial already", "no RoPE"],
 )
-def test_what_a_family_cannot_express(name: str, spelled: str):
+def test_a_variant_that_a_family_cannot_express(name: str, spelled: str):
     with pytest.raises(UnsupportedModel, match=f"cannot express {spelled}") as refused:
         rl.variant_config(tiny(name).config, spelled)
     assert "edit_rope" in refused.value.parts["try"]
@@ -256,7 +256,7 @@ def test_unknown_and_malformed_variants(spelled: str, line: str):
 # printed
 
 
-def test_a_model_as_a_variant_would_make_it(ropelens: Command, tmp_path: Path):
+def test_the_rotation_under_a_variant_is_printed(ropelens: Command, tmp_path: Path):
     model = save_family(tmp_path / "model", "llama_gqa")
     ended = ropelens("rope", model, "--variant", "p-rope:0.5")
     assert (ended.code, ended.err) == (0, "")

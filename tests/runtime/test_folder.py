@@ -1,4 +1,4 @@
-"""Results appear whole or not at all, whatever happens when."""
+"""Results appear completely or not at all, even after an interruption."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def holds(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    """A folder with an earlier run and a file of the user's, and what it holds."""
+    """A folder with an earlier run and a file of the user, and the contents of both."""
     folder = tmp_path / "out"
     folder.mkdir()
     write_run(folder, "earlier")
@@ -84,7 +84,7 @@ def test_a_body_that_ends_early_changes_nothing(
 def test_run_json_leaves_first_and_comes_last(
     earlier: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While files move there is none, so that it never stands for files of two runs."""
+    """While files move, run.json is missing, so it never describes files of two runs."""
     folder, _ = earlier
     move, there = Path.replace, []
 

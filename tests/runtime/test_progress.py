@@ -1,4 +1,4 @@
-"""Progress: a bar where somebody watches, plain lines where a file does."""
+"""Progress: a bar on a terminal, and plain lines in a log."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ropelens.runtime import progress
 from ropelens.runtime.progress import Stage, show_progress
 
 
-def test_plain_lines_where_there_is_no_terminal(
+def test_plain_lines_without_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line per minute at most, with the rate of this process and the last note."""
-    monkeypatch.setenv("FORCE_COLOR", "1")  # which CI services set
+    """At most one line per minute, with the rate of this process and the last note."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as CI services do
     now = iter([100.0, 100.5, 101.0, 102.0, 160.0, 161.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     with show_progress(Stage("training", 15_000, done=5_000)) as advance:
         advance(500)  # too soon for a line
-        advance(500, note="loss 4.0")  # now the time left is known
+        advance(500, note="loss 4.0")  # the time left is known
         advance(1_000)
         advance(3_000)  # not yet a minute
         advance(5_000, note="loss 2.0")
@@ -54,20 +54,20 @@ def test_a_bar_with_the_time_left_on_a_terminal(
             if fails:
                 raise KeyboardInterrupt
     monkeypatch.undo()
-    with os.fdopen(terminal) as screen, contextlib.suppress(OSError):  # which ends it
+    with os.fdopen(terminal) as screen, contextlib.suppress(OSError):  # at the end
         shown = ""
         while letter := screen.read(1):
             shown += letter
     words = re.sub(r"\x1b\[[\d;]*m", "", shown)  # without colours
     assert re.search(r"measuring [━╺╸]+ +80% [-\d:]+ loss 2", words)
-    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor comes back
-    assert shown.endswith("\x1b[2K")  # and the bar goes
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # shown again
+    assert shown.endswith("\x1b[2K")  # the bar is removed
 
 
-def test_stages_have_one_estimate_of_what_they_really_take(
+def test_stages_share_one_estimate_of_the_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fits were expected to take half as long; text takes a quarter more than expected."""
+    """Fits take twice the expected time, and text takes a quarter more."""
     probe, fits = Stage("probing", 1_000), Stage("fitting", 10, "layers", cost=250)
     text, clock = Stage("measuring", 8_000, cost=2), [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])

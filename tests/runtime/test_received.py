@@ -1,4 +1,4 @@
-"""Results come from anywhere: whatever a folder holds, nothing outside it changes."""
+"""A folder of results from other people cannot change files outside the folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cli_runs import works_or_is_refused
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ropelens.analysis.analysis import Analysis, earlier_analysis, rewrite_page
+from ropelens.analysis.analysis import Analysis, earlier_results, rewrite_page
 from ropelens.errors import RopelensError
 from ropelens.report.index import write_index
 from ropelens.runtime.folder import output_folder, write_whole
@@ -53,7 +53,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tree(folder: Path) -> dict[str, object]:
-    """Every file, link and folder under `folder`, with what it holds."""
+    """Contents of all files, links and folders in `folder`."""
     return {
         str(path.relative_to(folder)): path.readlink()
         if path.is_symlink()
@@ -68,7 +68,7 @@ def receive(folder: Path, contents: dict[str, tuple[str, str]], profile: Path) -
     shutil.copy(profile, folder)
     for name, (kind, what) in contents.items():
         path = folder / name
-        with contextlib.suppress(OSError):  # names that do not go together
+        with contextlib.suppress(OSError):  # some names exclude each other
             path.parent.mkdir(exist_ok=True)
             if kind == "link":
                 path.symlink_to(os.path.relpath(folder / what, path.parent))
@@ -102,7 +102,7 @@ def test_nothing_outside_a_received_folder_changes(
         for read in (
             lambda: rewrite_page(received),  # as `ropelens report` does
             lambda: check_out(received, "analysis"),
-            lambda: earlier_analysis(received, PRINT["fingerprint"]),
+            lambda: earlier_results(received, PRINT["fingerprint"]),
             lambda: write_index(tmp_path.parent),
         ):
             with works_or_is_refused():
@@ -124,7 +124,7 @@ def test_nothing_outside_a_received_folder_changes(
 
 
 def test_a_part_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    """As DIR/A is in `analyze A B --out DIR`."""
+    """For example DIR/A in `analyze A B --out DIR`."""
     (tmp_path / "user").mkdir()
     (tmp_path / "received").mkdir()
     (tmp_path / "received" / "A").symlink_to(tmp_path / "user")

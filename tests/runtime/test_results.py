@@ -1,4 +1,4 @@
-"""Profiles survive being written and read; what is no profile is refused."""
+"""Saved profiles are read back unchanged, and other files are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def profile() -> xr.Dataset:
     return made.assign_attrs(kind="profile")
 
 
-def test_texts_that_netcdf_cannot_hold_are_told_in_another_way(
+def test_characters_that_netcdf_cannot_store_are_replaced(
     profile: xr.Dataset, tmp_path: Path
 ) -> None:
     names = ["a\0b", "\0", "😀", "", "<b>", *"cdefghijklm"]
@@ -62,22 +62,22 @@ def test_every_number_and_type_is_kept(profile: xr.Dataset, tmp_path: Path) -> N
 def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path) -> None:
     path = save(profile, tmp_path / "profile.nc")
     xr.testing.assert_identical(open_results(path), profile)
-    with pytest.raises(BadArgument, match=r"is no reach[^$]*its kind is profile"):
+    with pytest.raises(BadArgument, match=r"is not a reach[^$]*its kind is profile"):
         open_results(path, "reach")
-    with pytest.raises(BadArgument, match="is no profile"):
+    with pytest.raises(BadArgument, match="is not a profile"):
         open_results(tmp_path, "profile")
     with pytest.raises(BadArgument, match=r"nothere does not exist\.") as refused:
         rl.open(tmp_path / "nothere")
     assert "HDF5" not in str(refused.value)
     (tmp_path / "text").write_text("no numbers")
-    with pytest.raises(BadArgument, match=r"text is no netCDF file") as refused:
+    with pytest.raises(BadArgument, match=r"text is not a netCDF file") as refused:
         rl.open(tmp_path / "text")
     assert "HDF5" not in str(refused.value)
     whole = xr.load_dataset(path, engine="h5netcdf")
     content = path.read_bytes()
     for part in (0, len(content) // 2):
         path.write_bytes(content[:part])
-        with pytest.raises(BadArgument, match="is no profile"):
+        with pytest.raises(BadArgument, match="is not a profile"):
             open_results(path, "profile")
     whole.drop_vars("q_norm").to_netcdf(path, engine="h5netcdf")
     with pytest.raises(BadArgument, match="it lacks q_norm"):
@@ -155,7 +155,7 @@ OWN = "<!doctype html>\n<title>model · ropelens</title>"
         ({"run.json": '{"kind": "truncation"}', "index.html": "of an earlier version"}, None),
     ],
 )
-def test_what_others_wrote_is_not_written_over(
+def test_files_of_others_are_not_overwritten(
     tmp_path: Path, files: dict[str, str], lost: str | None
 ) -> None:
     for name, text in files.items():
@@ -168,13 +168,13 @@ def test_what_others_wrote_is_not_written_over(
 
 
 def test_a_pipe_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "run.json")  # which never ends
+    os.mkfifo(tmp_path / "run.json")  # reading it would never end
     assert read_record(tmp_path) == {}
     with pytest.raises(BadArgument, match=r"holds run\.json"):
         check_out(tmp_path, "analysis")
 
 
-def test_names_that_a_spreadsheet_would_run_are_texts(tmp_path: Path) -> None:
+def test_names_that_look_like_formulas_stay_texts(tmp_path: Path) -> None:
     names = ["=HYPERLINK(0)", "+1", "-1", "@SUM(1)", "\tx", "a=b", "bundled:rope"]
     table = pd.DataFrame({"entry": names, "loss": [-1.0] * len(names)})
     record, results = {"kind": "comparison"}, {"comparison.csv": table}

@@ -1,4 +1,4 @@
-"""What was stopped goes on from what was saved, to the same numbers, and measures the rest."""
+"""A stopped measurement continues from its saved progress, with the same numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import xarray as xr
-from evaluated import telling
+from evaluated import token_progress
 from same import assert_same
 from tiny_checkpoints import tiny_llama
 
@@ -26,7 +26,7 @@ EDITS = {"half": rl.stop_slowest(0.5), "one head": rl.stop_slowest(0.5, heads="0
 
 
 class Stop(Exception):
-    """Stands for whatever ends a run."""
+    """Any reason why a run ends."""
 
 
 def measure(**options: object) -> xr.Dataset:
@@ -47,14 +47,14 @@ def uninterrupted() -> dict[Callable[..., xr.Dataset], xr.Dataset]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a savepoint that is written at every occasion."""
+    """The folder of a savepoint that is written without delay."""
     monkeypatch.setattr(module, "SECONDS", 0.0)
     return tmp_path / "saved"
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sequences of every pass over the text whose logits were asked for."""
+    """Number of sequences in each pass over the text that computes logits."""
     sizes: list[int] = []
     logits = LiveModel.logits
 
@@ -68,7 +68,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def stop_at(tokens: int) -> Callable[[int], None]:
-    """A progress that ends the run once so many tokens are done."""
+    """A progress function that ends the run after `tokens` tokens."""
     done: list[int] = []
 
     def progress(more: int) -> None:
@@ -76,7 +76,7 @@ def stop_at(tokens: int) -> Callable[[int], None]:
         if sum(done) >= tokens:
             raise Stop
 
-    return telling(progress)
+    return token_progress(progress)
 
 
 def never(*_: object, **__: object) -> None:
@@ -95,17 +95,17 @@ def test_a_profile_goes_on(
     assert ran[-3:] == [2, 2, 2]
     assert capfd.readouterr().err == ""
     ran.clear()
-    told: list[int] = []
+    amounts: list[int] = []
     monkeypatch.setattr("ropelens.profiles.profile.fit_layers", never)
     with savepoint(folder, {"a": 1}):
-        resumed = measure(progress=telling(told.append))
+        resumed = measure(progress=token_progress(amounts.append))
     assert ran == [2]
-    assert sum(told) == 2 * 24
+    assert sum(amounts) == 2 * 24
     assert capfd.readouterr().err == f"continuing from the saved progress in {folder}\n"
     assert_same(resumed, uninterrupted[measure])
 
 
-# Tokens of an entry: 6 x 24 of text, in batches of 2; 8 x 63 of repeats; 48 x 40 of needles.
+# An entry has 6 x 24 tokens of text in batches of 2, 8 x 63 of repeats and 48 x 40 of needles.
 @pytest.mark.parametrize(
     ("measures", "stop", "again", "left"),
     [
@@ -127,15 +127,15 @@ def test_an_evaluation_goes_on(
     with pytest.raises(Stop), savepoint(folder, {}):
         evaluate(measures=measures, progress=stop_at(stop))
     ran.clear()
-    told: list[int] = []
+    amounts: list[int] = []
     with savepoint(folder, {}):
-        resumed = evaluate(measures=measures, progress=telling(told.append))
-    assert (ran, sum(told)) == (again, left)
+        resumed = evaluate(measures=measures, progress=token_progress(amounts.append))
+    assert (ran, sum(amounts)) == (again, left)
     assert_same(resumed, uninterrupted[evaluate])
 
 
 @pytest.mark.parametrize("how", ["another key", "cut", "another file", "empty"])
-def test_what_is_of_no_use_is_removed_with_a_word(
+def test_useless_progress_is_removed_with_a_message(
     folder: Path, capfd: pytest.CaptureFixture[str], how: str
 ) -> None:
     with savepoint(folder, {"seed": 0}):
@@ -152,13 +152,13 @@ def test_what_is_of_no_use_is_removed_with_a_word(
     assert capfd.readouterr().err == words
 
 
-def test_what_cannot_be_saved_does_not_end_the_measurement(folder: Path) -> None:
+def test_a_failed_save_does_not_end_the_measurement(folder: Path) -> None:
     folder.write_text("no folder can be made here")
     with savepoint(folder, {}):
         stage = begin_stage()
         with pytest.warns(UserWarning, match="the progress could not be saved"):
             stage.save([1])
-        stage.save([2])  # and no second warning
+        stage.save([2])  # without a second warning
 
 
 def test_a_state_is_saved_once_a_minute(
@@ -184,17 +184,17 @@ def test_a_state_comes_back_bit_for_bit(folder: Path) -> None:
         assert repr(begin_stage().state) == repr(state)
 
 
-def test_ctrl_c_says_how_to_go_on(folder: Path) -> None:
+def test_ctrl_c_says_how_to_continue(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match=r"^$"), savepoint(folder, {}):
         raise KeyboardInterrupt
     SavedStage(folder / "0").save([1])
-    told = f"^stopped; the same command continues from {folder}"
-    with pytest.raises(KeyboardInterrupt, match=told), savepoint(folder, {}):
+    message = f"^stopped; the same command continues from {folder}"
+    with pytest.raises(KeyboardInterrupt, match=message), savepoint(folder, {}):
         raise KeyboardInterrupt
 
 
-def test_a_link_in_place_of_a_savepoint_is_not_followed(tmp_path: Path) -> None:
-    """A folder that was received may hold one."""
+def test_a_link_instead_of_a_savepoint_is_not_followed(tmp_path: Path) -> None:
+    """A folder from other people may contain a link."""
     outside, folder = tmp_path / "outside", tmp_path / "out" / ".unfinished"
     outside.mkdir()
     folder.parent.mkdir()

@@ -1,4 +1,4 @@
-"""The recipe of training, against the same steps written out in plain torch."""
+"""Training compared with the same steps in plain torch."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ from ropelens.train.loop import batches, learning_rate
 from ropelens.train.run import model_config
 from ropelens.train.settings import SIZES, Settings
 
-STEPS = 66  # two more than an epoch; a quarter of the 64 after the warm-up is 16
+STEPS = 66  # an epoch and two steps; after the warm-up there are 64 steps
 RECIPE = OPTIONS | {"steps": STEPS, "precision": "fp32"}
 
 
 @pytest.fixture(scope="module")
-def learnt(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Tensor]]:
-    """A run by RECIPE, and the tokens of its every pass in their order."""
-    seen: list[Tensor] = []
+def recipe_run(
+    prose: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Tensor]]:
+    """A run with RECIPE, and the tokens of each pass in order."""
+    passes: list[Tensor] = []
     forward = LlamaForCausalLM.forward
 
     def watched(model: LlamaForCausalLM, input_ids: Tensor, **options: object):
         if model.training:
-            seen.append(input_ids.clone())
+            passes.append(input_ids.clone())
         return forward(model, input_ids, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LlamaForCausalLM, "forward", watched)
-        return train([prose], out=tmp_path_factory.mktemp("recipe"), **RECIPE), seen
+        return train([prose], out=tmp_path_factory.mktemp("recipe"), **RECIPE), passes
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.25, 0.0])
-def test_the_rate_is_that_of_transformers_schedule(decay: float) -> None:
-    """Warm-up, flat, decay."""
+def test_the_rate_follows_the_schedule_of_transformers(decay: float) -> None:
+    """Warm-up, constant rate, decay."""
     settings = Settings(**RECIPE | {"decay": decay})
     warmup = settings.warmup_steps
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=NANO.learning_rate)
@@ -59,7 +61,7 @@ def train_losses(run: Path) -> list[float]:
 
 
 def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalLM, int]:
-    """Losses of every step, the model after the last, and how often gradients were clipped."""
+    """Loss of each step, the final model, and the number of steps with clipped gradients."""
     set_seed(0)
     settings = Settings(**RECIPE)
     model = LlamaForCausalLM(model_config(settings))
@@ -84,11 +86,11 @@ def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalL
     return losses, model, clipped
 
 
-def test_a_run_is_its_recipe_in_plain_torch(learnt: tuple[Path, list[Tensor]]) -> None:
-    run, seen = learnt
+def test_a_run_is_its_recipe_in_plain_torch(recipe_run: tuple[Path, list[Tensor]]) -> None:
+    run, inputs = recipe_run
     passes = NANO.batch // NANO.micro_batch
-    assert len(seen) == STEPS * passes
-    steps = [torch.cat(seen[i : i + passes]) for i in range(0, len(seen), passes)]
+    assert len(inputs) == STEPS * passes
+    steps = [torch.cat(inputs[i : i + passes]) for i in range(0, len(inputs), passes)]
     losses, model, clipped = trained_by_hand(steps)
     assert 5 < clipped < STEPS
     means = np.reshape(losses[:60], (6, 10)).mean(1)
@@ -98,19 +100,19 @@ def test_a_run_is_its_recipe_in_plain_torch(learnt: tuple[Path, list[Tensor]]) -
     assert all(torch.allclose(weights[name], by_hand[name], atol=2e-3) for name in weights)
     first = load_file(run / "history" / "step-000001" / "model.safetensors")
     set_seed(0)
-    begun = LlamaForCausalLM(model.config).state_dict()  # the first step's rate is 0
+    begun = LlamaForCausalLM(model.config).state_dict()  # the rate of the first step is 0
     assert all(torch.equal(first[name], begun[name]) for name in first)
     assert not all(torch.equal(weights[name], begun[name]) for name in weights)
 
 
-def test_what_is_held_out_is_measured_and_not_learnt_from(
-    learnt: tuple[Path, list[Tensor]],
+def test_validation_text_is_measured_and_not_trained_on(
+    recipe_run: tuple[Path, list[Tensor]],
 ) -> None:
-    """Five sequences, which passes of two do not share evenly."""
-    run, seen = learnt
+    """There are five sequences, which passes of two do not divide evenly."""
+    run, inputs = recipe_run
     (rows,) = training_stages(run / "data", batch=NANO.batch, context=OPTIONS["context"])
     held_out = held_out_sequences(run / "data")
-    tokens = {tuple(row) for of_pass in seen for row in of_pass.tolist()}
+    tokens = {tuple(row) for of_pass in inputs for row in of_pass.tolist()}
     assert tokens == {tuple(row) for row in rows.tolist()}
     assert not tokens & {tuple(row) for row in held_out.tolist()}
     batch = torch.from_numpy(held_out.astype(np.int64))
@@ -121,52 +123,50 @@ def test_what_is_held_out_is_measured_and_not_learnt_from(
 
 
 @pytest.mark.parametrize("after", [0, 5, 7, 16])
-def test_every_epoch_has_an_order_of_its_own(
-    after: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That of accelerate's sampler, wherever a run goes on: 9 sequences are 3 steps."""
+def test_each_epoch_has_another_order(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate's sampler has the same order, also after a stop. 9 sequences are 3 steps."""
     monkeypatch.setitem(SIZES, "nano", dataclasses.replace(NANO, batch=3))
     settings = Settings(**OPTIONS | {"steps": 20, "seed": 4})
     rows = np.arange(9)[:, None].repeat(settings.context, 1)
     sampler = SeedableRandomSampler(range(9), data_seed=4)
     order = torch.tensor([list(sampler) for _ in range(7)]).view(-1, 3)[after:20]
-    found = torch.stack(list(batches([rows], settings, after=after)))[..., 0]
-    assert torch.equal(found, order)
+    steps = torch.stack(list(batches([rows], settings, after=after)))[..., 0]
+    assert torch.equal(steps, order)
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
-def test_stages_follow_one_another_and_the_last_comes_again(after: int) -> None:
-    """Three steps of sequences half as long, then two of whole ones, again and again."""
+def test_stages_follow_each_other_and_the_last_is_repeated(after: int) -> None:
+    """First three steps with short sequences, then two steps with long sequences, repeated."""
     settings = Settings(**OPTIONS | {"steps": 8, "seed": 4})
     batch, context = NANO.batch, settings.context
     short = np.arange(6 * batch)[:, None].repeat(context // 2, 1)
     whole = np.arange(2 * batch)[:, None].repeat(context, 1) + 1000
-    found = list(batches([short, whole], settings, after=after))
+    steps = list(batches([short, whole], settings, after=after))
     shapes = [(2 * batch, context // 2)] * 3 + [(batch, context)] * 5
-    assert [tuple(tokens.shape) for tokens in found] == shapes[after:]
-    seen = [tokens[:, 0].tolist() for tokens in batches([short, whole], settings, after=0)]
-    assert [tokens[:, 0].tolist() for tokens in found] == seen[after:]
-    assert sorted(seen[0] + seen[1] + seen[2]) == list(range(6 * batch))
-    first, second = seen[3] + seen[4], seen[5] + seen[6]
+    assert [tuple(tokens.shape) for tokens in steps] == shapes[after:]
+    inputs = [tokens[:, 0].tolist() for tokens in batches([short, whole], settings, after=0)]
+    assert [tokens[:, 0].tolist() for tokens in steps] == inputs[after:]
+    assert sorted(inputs[0] + inputs[1] + inputs[2]) == list(range(6 * batch))
+    first, second = inputs[3] + inputs[4], inputs[5] + inputs[6]
     assert sorted(first) == sorted(second) == list(range(1000, 1000 + 2 * batch))
     assert first != second
 
 
 def test_spread_is_from_the_first_to_the_last() -> None:
     rows = np.arange(2850)
-    some = spread(rows, 512)
-    assert (some[0], some[-1], len(some)) == (0, 2849, 512)
-    assert set(np.diff(some)) <= {5, 6}
+    selected = spread(rows, 512)
+    assert (selected[0], selected[-1], len(selected)) == (0, 2849, 512)
+    assert set(np.diff(selected)) <= {5, 6}
     np.testing.assert_array_equal(spread(rows, 10**6), rows)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
-def test_a_compiled_run_has_the_losses_of_one_that_is_not(
-    learnt: tuple[Path, list[Tensor]], prose: Path, tmp_path: Path
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from imports of torch.compile
+def test_a_compiled_run_has_the_same_losses(
+    recipe_run: tuple[Path, list[Tensor]], prose: Path, tmp_path: Path
 ) -> None:
     run = train([prose], out=tmp_path, **RECIPE, compile=True)
     AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
-    losses = train_losses(learnt[0])
+    losses = train_losses(recipe_run[0])
     np.testing.assert_allclose(train_losses(run), losses, rtol=1e-3)
-    assert train_losses(run) != losses  # it was compiled
+    assert train_losses(run) != losses  # so it was compiled

@@ -1,4 +1,4 @@
-"""Runs that are stopped, by whatever it is, and go on."""
+"""Runs that are stopped and resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropelens.train import loop
 def test_a_stop_after_any_step(
     run: Path, prose: Path, tmp_path: Path, step: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Between rows of metrics.csv, each the mean of ten steps, and after the last."""
+    """Stop between two rows of metrics.csv, which cover ten steps each, and after the last."""
     save = loop.save_checkpoint
 
     def save_and_stop(path: Path, *state: object) -> None:
@@ -34,11 +34,11 @@ def test_a_stop_after_any_step(
     assert metrics(tmp_path) == metrics(run)
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
-    history, expected = ((of / "history").iterdir() for of in (tmp_path, run))
+    history, expected = ((out / "history").iterdir() for out in (tmp_path, run))
     assert {folder.name for folder in history} == {folder.name for folder in expected}
 
 
-def test_what_a_failed_start_wrote_is_not_read(prose: Path, tmp_path: Path) -> None:
+def test_files_of_a_failed_start_are_not_used(prose: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     (tmp_path / "short.txt").write_text("Too short.")
     with pytest.raises(BadText, match=r"0 sequences for train\.npy, which needs 4"):

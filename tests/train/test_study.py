@@ -1,4 +1,4 @@
-"""Studies: variants and seeds, in pairs, shared out, passed over and refused."""
+"""Studies of variants and seeds, their paired runs, and refused studies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_runs_share_one_tokenizer_and_the_tokens(study: Path) -> None:
 
 
 def test_one_seed_starts_from_the_same_weights(study: Path) -> None:
-    """The first step's rate is 0."""
+    """The learning rate of the first step is 0."""
     first = "history/step-000001/model.safetensors"
     rope, other, nope = (
         load_file(study / "nano" / run / first)
@@ -67,14 +67,14 @@ def test_a_trained_model_rotates_as_its_variant(study: Path, name: str, turning:
         assert int((measure_rope(model)["inv_freq"][0] > 0).sum()) == turning
 
 
-def test_what_is_done_is_passed_over(study: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_finished_runs_are_skipped(study: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = {p: p.stat().st_mtime_ns for p in study.rglob("*.safetensors")}
     run_study(study.parent / "study.toml", out=study)
     assert {p: p.stat().st_mtime_ns for p in study.rglob("*.safetensors")} == before
     assert capfd.readouterr().err.count("is finished already") == 6
 
 
-def test_what_another_process_does_is_left_to_it(
+def test_a_run_of_another_process_is_skipped(
     story: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "study.toml"
@@ -83,8 +83,8 @@ def test_what_another_process_does_is_left_to_it(
     busy.mkdir(parents=True)
     with FileLock(busy / ".lock"):
         run_study(file, out=tmp_path / "out", text=[story])
-    said = capfd.readouterr().err
-    assert said.endswith("another process works on nano/rope/seed-0\n")
+    err = capfd.readouterr().err
+    assert err.endswith("another process works on nano/rope/seed-0\n")
     assert not (busy / "model.safetensors").exists()
     assert (tmp_path / "out/nano/nope/seed-0/model.safetensors").exists()
 
@@ -125,7 +125,7 @@ def test_a_study_and_a_run_do_not_share_a_folder(study: Path, story: Path) -> No
         (None, r"none\.toml is not a study"),
         ("variants = [", "is not a study"),
         ("variants = []", "it has no run"),
-        ('variants = ["rope"]', "There is no text to train on"),
+        ('variants = ["rope"]', "Text to train on is missing"),
         (
             'variants = ["rope"]\nlearning_rate = nan',
             r"rate must be .*\s+seen:  float nan",
@@ -141,7 +141,7 @@ def test_a_study_and_a_run_do_not_share_a_folder(study: Path, story: Path) -> No
         ('variants = ["rope"]\nlearning_rate = "low"', r"_rate must be .*\s+seen:  str 'low'"),
     ],
 )
-def test_files_that_are_no_study(text: str | None, message: str, tmp_path: Path) -> None:
+def test_files_that_are_not_a_study(text: str | None, message: str, tmp_path: Path) -> None:
     file = tmp_path / ("none.toml" if text is None else "study.toml")
     if text is not None:
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""Training: runs that learn, stop, resume and refuse."""
+"""Training of single runs, and refused runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("file", ["config.json", "study.json", "history", "run.json"])
-def test_another_model_is_not_written_over(prose: Path, tmp_path: Path, file: str) -> None:
+def test_another_model_is_not_overwritten(prose: Path, tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text("{}")
     with pytest.raises(BadArgument, match="holds a model, a run, a study or other results"):
         train([prose], out=tmp_path, **OPTIONS)
@@ -75,7 +75,7 @@ def test_an_unknown_variant_leaves_nothing(prose: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_validation_text_that_is_learnt_from(prose: Path, tmp_path: Path) -> None:
+def test_validation_text_that_is_also_training_text(prose: Path, tmp_path: Path) -> None:
     with pytest.raises(BadText, match="All validation documents are also training"):
         train([prose], valid=[prose], out=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()
@@ -85,10 +85,8 @@ def test_validation_text_that_is_learnt_from(prose: Path, tmp_path: Path) -> Non
         train([prose], valid=[prose, other], out=tmp_path / "run", **OPTIONS | {"steps": 2})
 
 
-def test_tokens_that_were_made_before(
-    prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stages of sequences of 16 and of 32 tokens, of which a study's runs learn as well."""
+def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages have sequences of 16 and 32 tokens; runs of a study can use them as well."""
     made = tmp_path / "made"
     prepare_data(made, read_texts([prose], [], data=made), Settings(**OPTIONS))
     rows = np.load(made / "train.npy")
@@ -103,15 +101,15 @@ def test_tokens_that_were_made_before(
     run = train(data=made, out=tmp_path / "run", **options)
     record = json.loads((run / "run.json").read_text())
     assert (record["data"], record["settings"]["stages"]) == ("../made", ["one.npy", "two.npy"])
-    assert record["settings"]["seed"] == 0, "99 is that of the tokens"
+    assert record["settings"]["seed"] == 0, "99 is the seed of the tokens"
     assert train(data=made, out=tmp_path / "run", **options) == run, "finished already"
     assert not (run / "data").exists()
     assert [row["step"] for row in metrics(run) if float(row["valid_loss"])] == ["4", "6"]
-    kept = sorted(path.name for path in (run / "history").iterdir())
-    assert kept == [f"step-{step:06}" for step in (1, 2, 3, 4, 6)]
+    history = sorted(path.name for path in (run / "history").iterdir())
+    assert history == [f"step-{step:06}" for step in (1, 2, 3, 4, 6)]
     with pytest.raises(BadArgument, match="context: 32, now 16"):
         train(data=made, out=tmp_path / "other", **options | {"context": 16})
-    with pytest.raises(BadText, match="There is no text to train on"):
+    with pytest.raises(BadText, match="Text to train on is missing"):
         train(data=tmp_path, out=tmp_path / "third", **options)
     (made / "tokenizer.json").write_bytes(b"{")
     with pytest.raises(BadArgument, match=r"tokenizer_sha256: .*, now"):
@@ -164,7 +162,7 @@ def test_a_size_can_be_spelled_out() -> None:
         assert caught.value.what == f"No model has the size {wrong!r}."
 
 
-def test_sizes_are_as_large_as_they_say() -> None:
+def test_sizes_have_the_stated_number_of_parameters() -> None:
     count = {}
     for name, vocabulary in (("tiny", 2048), ("small", 16_384), ("base", 16_384)):
         with torch.device("meta"):
