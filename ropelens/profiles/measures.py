@@ -94,7 +94,7 @@ interaction_bits (layer, head) bit: part of total_bits that only both together e
         value=lambda layer: layer.total.row_weight.sum(1)),
     Derived("group_loss", dims=("group",), units="nat/token",
         long_name="mean loss of the predicted tokens of the group",
-        value=lambda layer: layer.total.group_loss / layer.whole.group_predicted),
+        value=lambda layer: layer.total.group_loss / layer.total.group_predicted),
     Derived("group_predicted", dims=("group",), units="token",
         long_name="predicted tokens of the group",
         value=lambda layer: layer.total.group_predicted),
