@@ -318,5 +318,5 @@ def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> No
         rl.analyze(bare, text, options)
     read = rl.analyze(bare, text, options, tokenizer=load(whole)[1])
     assert read.profile.attrs["tokens_sha256"]
-    with pytest.raises(BadArgument, match="not in the model's vocabulary"):
+    with pytest.raises(BadArgument, match="not in the vocabulary of the model"):
         rl.analyze(bare, torch.full((2, 9), 40), options)
