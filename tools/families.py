@@ -1,20 +1,21 @@
-"""Which causal models of the installed transformers ropelens measures: docs/families.md.
+"""Test which causal models of the installed transformers ropelens supports: docs/families.md.
 
     python tools/families.py            writes the page; two and a half minutes of one core
     python tools/families.py CLASS...   prints the rows of some classes
 
-Every class behind AutoModelForCausalLM whose code mentions rotary embeddings is built from
-its own configuration, made tiny, with random weights of standard deviation 0.3, each in a
-process of its own. A class is supported where all of this is so:
+Builds a model of every class of AutoModelForCausalLM whose code mentions rotary embeddings,
+from the configuration of the class, made tiny, with random weights of standard deviation 0.3.
+Each class runs in a separate process. A class is supported if all of this holds:
 
-- its rotation is measured, and is the one that it states;
-- attention recomputed from the captured queries and keys is the model's own;
+- its rotation can be measured, and equals the rotation that the model states;
+- attention recomputed from the captured queries and keys equals the attention of the model;
 - a profile is made;
-- observed, it gives the same logits to the bit, also where the last alone are asked for;
-- with its slowest quarter stopped it rotates as the edit says, attends as captured, and gives
-  other logits; so it does with a head silenced; afterwards it gives the first ones to the bit.
+- an observed model gives the same logits to the bit, even if only the last logits are computed;
+- with its slowest quarter stopped it rotates as the edit states, attends as captured, and gives
+  other logits; a silenced head also changes the logits; afterwards it gives the first logits to
+  the bit.
 
-Otherwise the row says what was refused and why, in the words that a user reads.
+Otherwise the row has the error message that a user reads.
 """
 
 from __future__ import annotations
@@ -44,11 +45,9 @@ from ropelens.errors import RopelensError, words_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "families.md"
 VOCABULARY, LONGEST = 96, 8192
-LARGEST = 100_000_000
-"""Weights; a class that is larger has sizes that `SIZES` does not name."""
+LARGEST = 100_000_000  # weights; a larger class has sizes that are missing in `SIZES`
 
-SECONDS, MEMORY = 180, 4 * 2**30
-"""What one class may take."""
+SECONDS, MEMORY = 180, 4 * 2**30  # limits for one class
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -75,7 +74,7 @@ SIZES: dict[str, Any] = {
     "sliding_window": 12,
     "sliding_window_size": 12,
     "rel_extent": 32,
-    # of mixtures of experts
+    # mixtures of experts
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
@@ -89,7 +88,7 @@ SIZES: dict[str, Any] = {
     "shared_expert_intermediate_size": 48,
     "expert_ffn_hidden_size": 48,
     "ffn_hidden_size": 96,
-    # of latent attention, and of what chooses keys for it
+    # latent attention and its indexer
     "q_lora_rank": 32,
     "kv_lora_rank": 32,
     "o_lora_rank": 32,
@@ -99,7 +98,7 @@ SIZES: dict[str, Any] = {
     "index_n_heads": 4,
     "index_head_dim": 16,
     "index_topk": 8,
-    # of state-space and linear layers
+    # state-space and linear layers
     "mamba_n_heads": 4,
     "mamba_num_heads": 4,
     "n_mamba_heads": 4,
@@ -117,14 +116,14 @@ SIZES: dict[str, Any] = {
     "linear_num_value_heads": 4,
     "linear_head_dim": 16,
     "lru_width": 64,
-    # of eyes and ears
+    # images and audio
     "image_size": 28,
     "patch_size": 14,
 }
-"""The sizes that a configuration may name, made tiny."""
+"""Tiny values for the sizes that a configuration may have."""
 
 LATENT = {"head_dim": 8, "num_key_value_heads": 4}
-"""In place of `SIZES` where keys come from one latent vector."""
+"""Replaces entries of `SIZES` if keys come from one latent vector."""
 
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 _LOCAL_GLOBAL = ["sliding_attention", "full_attention"] * 2
@@ -170,30 +169,30 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "Zamba2ForCausalLM": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "ZayaForCausalLM": {"num_experts_per_tok": 1},
 }
-"""In place of `SIZES`, by class: what its sizes must be to fit each other."""
+"""Replaces entries of `SIZES` by class, so that its sizes fit each other."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a class: how its layers rotate, or why it is refused or was not tried.
+    """The result of a class: how its layers rotate, or why it is refused or was not tried.
 
-    `met` is what its attention has beside all earlier keys, on which all was tried.
+    `features` lists the special features of its attention in the trial.
     """
 
     name: str
     types: str
     rotation: str = ""
-    met: str = ""
+    features: str = ""
     refused: str = ""
     untried: str = ""
 
     def __str__(self) -> str:
-        words = self.refused or self.untried or f"{self.rotation} | {self.met}"
+        words = self.refused or self.untried or f"{self.rotation} | {self.features}"
         return f"| `{self.name}` | {self.types} | {words} |"
 
 
 def rotating() -> dict[str, str]:
-    """The classes behind AutoModelForCausalLM that rotate, each with its model types."""
+    """The classes of AutoModelForCausalLM that rotate, each with its model types."""
     by_rotation: dict[str, list[str]] = {}
     for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         by_rotation.setdefault(name, []).append(model_type)
@@ -210,7 +209,7 @@ def _rotates(name: str) -> bool:
 
 
 def tiny_config(kind: type[PreTrainedConfig], changes: dict[str, Any]) -> PreTrainedConfig:
-    """A configuration of this class with `SIZES`, and `changes` of them, also inside others."""
+    """A configuration of this class with `SIZES` and `changes`, also in its parts."""
     plain = kind()
     named = plain.to_dict().keys() | plain.attribute_map.keys()
     latent = LATENT if "kv_lora_rank" in named else {}
@@ -225,7 +224,7 @@ def tiny_config(kind: type[PreTrainedConfig], changes: dict[str, Any]) -> PreTra
 def tiny(name: str) -> PreTrainedModel:
     """A model of the class `name`: float32, eager attention, weights of standard deviation 0.3.
 
-    At transformers' own 0.02 attention is nearly even, and wrong code gives the right numbers.
+    With 0.02, the default of transformers, attention is nearly even and hides wrong code.
     """
     kind = getattr(transformers, name)
     config = tiny_config(kind.config_class, SPECIAL.get(name, {}))
@@ -252,8 +251,8 @@ def row(name: str, types: str) -> Row:
     except Exception as error:
         return Row(name, types, untried=words_of(error, kind=True)[:160])
     try:
-        rotation, met = tried(model)
-        return Row(name, types, rotation=rotation, met=met)
+        rotation, features = try_model(model)
+        return Row(name, types, rotation=rotation, features=features)
     except RopelensError as error:
         reason = error.parts["seen"]
         return Row(
@@ -262,11 +261,8 @@ def row(name: str, types: str) -> Row:
 
 
 @torch.no_grad()
-def tried(model: PreTrainedModel) -> tuple[str, str]:
-    """How the layers of `model` rotate, and what their attention has.
-
-    All that ropelens does to a model was done then.
-    """
+def try_model(model: PreTrainedModel) -> tuple[str, str]:
+    """Test all operations on `model`; return its rotation and the features of its attention."""
     vocabulary = model.config.get_text_config().vocab_size
     tokens = torch.randint(3, vocabulary, (2, 40), generator=torch.manual_seed(0))
     tokens[:, 0] = 1
@@ -275,17 +271,17 @@ def tried(model: PreTrainedModel) -> tuple[str, str]:
     rope = rl.measure_rope(model)
     rl.capture(model, tokens[0])
     rl.profile(model, tokens, surrogates=0)
-    met: set[str] = set()
-    with rl.observe(model, lambda call, planes: met.update(special(call))):
+    features: set[str] = set()
+    with rl.observe(model, lambda call, planes: features.update(special(call))):
         assert torch.equal(run(), logits), "observing changes the logits"
     if model.config.get_text_config().to_dict().get("num_kv_shared_layers"):
-        met.add("layers that share keys")
+        features.add("layers that share keys")
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         last = partial(model, tokens, use_cache=False, logits_to_keep=1)
-        alone = last().logits
+        last_logits = last().logits
         with rl.observe(model, lambda call, planes: None):
-            assert torch.equal(last().logits, alone), "observing changes the last logits"
-        met.add("last logits only")
+            assert torch.equal(last().logits, last_logits), "observing changes the last logits"
+        features.add("last logits only")
     with rl.edit_rope(model, rl.stop_slowest(0.25)):
         edited = rl.measure_rope(model)
         assert bool((edited["inv_freq"] == 0).sum() > (rope["inv_freq"] == 0).sum())
@@ -295,7 +291,7 @@ def tried(model: PreTrainedModel) -> tuple[str, str]:
     with rl.silence_heads(model, f"{attend.argmax()}.0"):
         assert not torch.equal(run(), logits), "silence does nothing"
     assert torch.equal(run(), logits), "an edit or a silence stays"
-    return described(rope), ", ".join(sorted(met))
+    return described(rope), ", ".join(sorted(features))
 
 
 def special(call: AttentionCall) -> Iterator[str]:
@@ -311,7 +307,7 @@ def special(call: AttentionCall) -> Iterator[str]:
 
 
 def described(rope: xr.Dataset) -> str:
-    """The rotation of all layers in words, layers alike together."""
+    """The rotation of all layers in words; equal layers are counted."""
     turning = (rope["inv_freq"] > 0).sum("frequency").values
     attends = rope["residual"].notnull().values
     kinds = [
@@ -329,13 +325,13 @@ def described(rope: xr.Dataset) -> str:
 
 
 def bounded(name: str, types: str) -> Row:
-    """The row of a class, tried in a process of its own with so much memory and time."""
+    """The row of a class, tested in a separate process with limited memory and time."""
     with multiprocessing.get_context("fork").Pool(1, _limit) as pool:
         try:
             return pool.apply_async(row, (name, types)).get(SECONDS)
         except multiprocessing.TimeoutError:
             return Row(name, types, untried=f"takes more than {SECONDS} seconds")
-        except Exception as error:  # such as too little memory, or a mistake of ours
+        except Exception as error:  # such as too little memory, or a fault of this script
             return Row(name, types, untried=f"fails: {words_of(error, kind=True)[:160]}")
 
 
@@ -346,7 +342,7 @@ def _limit() -> None:
 
 
 def page(rows: list[Row]) -> str:
-    """docs/families.md: its words as they stand, with the counts and tables of these rows."""
+    """docs/families.md with the counts and tables of these rows, and its text unchanged."""
     supported = [row for row in rows if row.rotation]
     refused = [row for row in rows if row.refused]
     untried = [row for row in rows if row.untried]
@@ -355,10 +351,9 @@ def page(rows: list[Row]) -> str:
         "classes whose code mentions rotary\nembeddings. ropelens supports "
         f"{len(supported)} classes, refuses {len(refused)}, and could not try {len(untried)}."
     )
-    words = PAGE.read_text(encoding="utf-8").partition("\n## Supported\n")[0]
-    head = re.sub(
-        r"AutoModelForCausalLM of .*? try \d+\.", lambda _: counts, words, count=1, flags=re.S
-    )
+    text = PAGE.read_text(encoding="utf-8").partition("\n## Supported\n")[0]
+    pattern = r"AutoModelForCausalLM of .*? try \d+\."
+    head = re.sub(pattern, lambda _: counts, text, count=1, flags=re.S)
     tables = [
         ("Supported", "rotation of a tiny model | tried with", supported),
         ("Refused", "message, and what was seen", refused),
@@ -368,9 +363,9 @@ def page(rows: list[Row]) -> str:
         f"## {title}\n\n| class | model types | {words} |\n|---|---|---|"
         + "---|\n" * ("|" in words)
         + "\n" * ("|" not in words)
-        + "".join(f"{row}\n" for row in some)
-        for title, words, some in tables
-        if some
+        + "".join(f"{row}\n" for row in listed)
+        for title, words, listed in tables
+        if listed
     ]
     return "\n".join([head, *parts])
 
@@ -378,7 +373,7 @@ def page(rows: list[Row]) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     types = rotating()
-    row("LlamaForCausalLM", "")  # imports once what every process would import again
+    row("LlamaForCausalLM", "")  # imports modules that every process would import again
     rows = []
     for name in sys.argv[1:] or types:
         rows.append(bounded(name, types[name]))

@@ -19,6 +19,7 @@ from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.interventions import truncate as module
 from ropelens.interventions.truncate import PlaneSweep, edits_of, named_entries
 from ropelens.interventions.truncation_table import summarize_truncation
+from ropelens.report import describe
 from ropelens.rope import select
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import Cut, Wavelengths
@@ -175,8 +176,8 @@ def test_planes_stop_only_in_the_named_heads() -> None:
     }
     evaluated = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])
     np.testing.assert_array_equal(sweep["loss"], evaluated["loss"])
-    assert rl.describe(sweep)[0].startswith("Within 24 tokens")
-    assert f", only in heads {heads}, of 2 bands" in rl.describe(sweep)[0]
+    assert describe(sweep)[0].startswith("Within 24 tokens")
+    assert f", only in heads {heads}, of 2 bands" in describe(sweep)[0]
 
 
 def test_equal_sets_are_measured_once(monkeypatch) -> None:
