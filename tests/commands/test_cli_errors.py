@@ -14,7 +14,7 @@ from tiny_checkpoints import save_tiny
 
 from ropelens.runtime.results import PAGE
 
-ANALYSIS = "ropelens.analysis.analyze"
+MEASURE = "ropelens.analysis.analyze.measure_profile"
 
 
 @pytest.fixture
@@ -168,13 +168,17 @@ def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(
     ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = ("analyze", model, "--text", text, "--out", out)
+<<<<<<< HEAD
     measure = f"{ANALYSIS}.measure_profile"
     monkeypatch.setattr(measure, lambda *_, **__: torch.empty(2**50, dtype=torch.float64))
+=======
+    monkeypatch.setattr(MEASURE, lambda *_, **__: torch.empty(2**50, dtype=torch.float64))
+>>>>>>> wt/house
     with unharmed(out):
         ended = ropelens(*args)
     assert ended.code == 1
     assert "The measurement does not fit into memory; seen: context 64" in ended.problem
     assert "a smaller --context" in ended.problem
-    monkeypatch.setattr(measure, lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(MEASURE, lambda *_, **__: 1 / 0)
     with unharmed(out), pytest.raises(ZeroDivisionError):  # a bug shows its traceback
         ropelens(*args)
