@@ -29,11 +29,14 @@ import pandas as pd
 import xarray as xr
 
 import ropelens as rl
+from ropelens.analysis.analysis import Answer
+from ropelens.commands.terminal import run_analysis
+from ropelens.figures.edits import plot_silenced
 from ropelens.intervals import paired_interval
 
 KINDS = {"positional": "position", "semantic": "content"}
 FRACTIONS = {"positional": "positional_fraction", "semantic": "content_fraction"}
-TOKENS = ("all tokens", "tokens had before", "new tokens")
+TOKENS = ("all tokens", "repeated tokens", "new tokens")
 REPEATED = ("random tokens, repeated",)
 PREVIOUS = 0.5
 DRAWS = 8
@@ -46,7 +49,7 @@ UNFAIR = "is unresolved, because the planes that cost more hold more"
 Change = tuple[float, float, float]
 
 
-def answer(analysis: rl.Analysis) -> rl.Answer:
+def answer(analysis: rl.Analysis) -> Answer:
     heads, plain = analysis.heads, losses(analysis)
     rows: list[dict[str, object]] = []
     findings: list[str] = []
@@ -87,21 +90,21 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     findings.insert(1, sentence)
     question = "Do labels describe the use of heads?"
     if not rows:
-        return rl.Answer(question, findings, {})
+        return Answer(question, findings, {})
     table = pd.DataFrame(rows)
     figures = {
         "Change of loss with its 95% interval. Heads output their mean over the text, or "
         "their planes stop. Grey: random heads of the same layers.":
-            rl.plot_silenced(table)
+            plot_silenced(table)
     }  # fmt: skip
     if of_repeats:
         repeats = pd.DataFrame(of_repeats)
         figures[
             "The same for repeated random tokens, with heads that attend to the previous "
             "token silenced."
-        ] = rl.plot_silenced(repeats)
+        ] = plot_silenced(repeats)
         table = pd.concat([table, repeats])
-    return rl.Answer(question, findings, figures, {"causal.csv": table})
+    return Answer(question, findings, figures, {"causal.csv": table})
 
 
 def stopped_planes(
@@ -317,4 +320,4 @@ def verdict(change: Change) -> str:
 
 
 if __name__ == "__main__":
-    rl.run_analysis(answer)
+    run_analysis(answer)

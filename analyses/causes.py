@@ -35,6 +35,9 @@ import torch
 import xarray as xr
 
 import ropelens as rl
+from ropelens.analysis.analysis import Answer
+from ropelens.commands.terminal import run_analysis
+from ropelens.figures.edits import plot_silenced
 from ropelens.intervals import paired_interval
 
 FIVE = 5
@@ -46,12 +49,12 @@ COPIED = 24  # random tokens that come twice
 CHECKED = 12  # planes of largest attribution that are dropped and patched; also random planes
 
 
-def answer(analysis: rl.Analysis) -> rl.Answer:
+def answer(analysis: rl.Analysis) -> Answer:
     five = analysis.heads.nlargest(FIVE, "previous_token")
     table, best, lead = five_heads(analysis, five)
     search = apostrophes(analysis)
     attributed, words = one_answer(analysis, five, best)
-    losses = rl.plot_silenced(table)
+    losses = plot_silenced(table)
     losses.update_layout(title_text="Loss of copied tokens without heads, or their planes")
     losses.update_yaxes(title_text="silenced or stopped", col=1)
     figures = {
@@ -62,7 +65,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     }  # fmt: skip
     more = {"causes.csv": table, "attribution.nc": attributed}
     question = "What do previous-token heads, and their planes, cause?"
-    return rl.Answer(question, [*lead, *search, *words], figures, more)
+    return Answer(question, [*lead, *search, *words], figures, more)
 
 
 def wavelength(tokens: float) -> str:
@@ -257,4 +260,4 @@ def plot_planes(causes: xr.Dataset) -> go.Figure:
 
 
 if __name__ == "__main__":
-    rl.run_analysis(answer)
+    run_analysis(answer)

@@ -29,6 +29,7 @@ import typer
 import xarray as xr
 
 import ropelens as rl
+from ropelens.analysis.analysis import Answer
 from ropelens.commands.terminal import run_script
 from ropelens.intervals import paired_interval
 from ropelens.report import write_index
@@ -68,7 +69,7 @@ def main(
         f"{name}.csv": pd.DataFrame([row for rows in measured for row in rows[name]])
         for name in ("heads", "costs")
     }
-    answer = rl.Answer(
+    answer = Answer(
         "Which variants of RoPE learn to copy, how far, and through which planes?",
         findings=[
             *what_comes_first(comparison),

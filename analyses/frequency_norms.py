@@ -20,9 +20,11 @@ import numpy as np
 import xarray as xr
 
 import ropelens as rl
+from ropelens.analysis.analysis import Answer
+from ropelens.commands.terminal import run_analysis
 
 
-def answer(analysis: rl.Analysis) -> rl.Answer:
+def answer(analysis: rl.Analysis) -> Answer:
     profile = analysis.profile
     # |q||k| of every layer and plane, mean over heads. It bounds the scores of a plane.
     product = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
@@ -35,7 +37,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         "differ.": rl.plot_norms(profile, layer=loudest),
     }  # fmt: skip
     question = "Which frequencies carry the queries and keys?"
-    return rl.Answer(question, findings(profile, product / product.sum("frequency")), figures)
+    return Answer(question, findings(profile, product / product.sum("frequency")), figures)
 
 
 def findings(profile: xr.Dataset, share: xr.DataArray) -> list[str]:
@@ -75,4 +77,4 @@ def uneven(norm: xr.DataArray) -> float:
 
 
 if __name__ == "__main__":
-    rl.run_analysis(answer)
+    run_analysis(answer)

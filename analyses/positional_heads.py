@@ -17,9 +17,13 @@ minutes for a billion parameters on a GPU.
 """
 
 import ropelens as rl
+from ropelens.analysis.analysis import Answer
+from ropelens.commands.terminal import run_analysis
+from ropelens.figures.planes import plot_head_wavelengths
+from ropelens.report import describe
 
 
-def answer(analysis: rl.Analysis) -> rl.Answer:
+def answer(analysis: rl.Analysis) -> Answer:
     profile, heads = analysis.profile, analysis.heads
     figures = {
         "Colour and sign show the label of a head, and the strength of the colour shows its "
@@ -27,7 +31,7 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
             rl.plot_head_map(profile, heads),
         "The wavelengths through which heads pick their keys. Above: the mean of each label. "
         "Below: a row per head, sorted by the share that position explains.":
-            rl.plot_head_wavelengths(profile, heads),
+            plot_head_wavelengths(profile, heads),
         "Each point is a head. Points fall from top left to bottom right in any model, "
         "because slow planes cannot tell offsets apart. The claim holds if the diamond below "
         "lies left of the strokes of the surrogates.": rl.plot_claim(profile, heads),
@@ -36,8 +40,8 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     named = ", ".join(f"L{row.layer} H{row.head} {row.label}" for row in low.itertuples())
     unsure = f"Labels with a confidence below 90%: {named or 'none'}."
     question = "Which heads are positional, and through which wavelengths?"
-    return rl.Answer(question, [*rl.describe(heads), unsure], figures)
+    return Answer(question, [*describe(heads), unsure], figures)
 
 
 if __name__ == "__main__":
-    rl.run_analysis(answer)
+    run_analysis(answer)

@@ -27,6 +27,10 @@ import numpy as np
 import xarray as xr
 
 import ropelens as rl
+from ropelens.analysis.analysis import Answer
+from ropelens.commands.terminal import run_analysis
+from ropelens.figures.head import plot_reach
+from ropelens.report import describe
 
 # Random distances, because even steps might be in phase with a plane.
 FAR = np.random.default_rng(0).integers(100_000, 1_000_000, 200, endpoint=True)
@@ -39,7 +43,7 @@ FARTHEST = 4000  # largest distance of needles, in tokens
 MOST = 24  # heads that are measured: the heads with the highest induction scores
 
 
-def answer(analysis: rl.Analysis) -> rl.Answer:
+def answer(analysis: rl.Analysis) -> Answer:
     heads = analysis.heads
     others = heads[["positional_fraction", "interaction_fraction"]].max(axis=1)
     measured = heads[(heads["content_fraction"] > others) & (heads["label"] != "diffuse")]
@@ -67,12 +71,12 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
     near = [apart for apart in reach["run_distance"].values.tolist() if apart < FARTHEST]
     needles = run(copied=NEEDLE, copies=near, distances=(), draws=16 if fit is None else 8)
     best = measured.loc[measured["induction"].idxmax()]
-    of_needles = rl.plot_reach(needles).update_layout(title_text="Needles, by distance")
+    of_needles = plot_reach(needles).update_layout(title_text="Needles, by distance")
     figures = {
         "Circles: how often heads find a copy at this distance, a mean over these heads. "
         "Dotted: distances beyond the runs, by turning the keys of the farthest run.":
-            rl.plot_reach(reach),
-        "The same for the head with the highest induction score.": rl.plot_reach(
+            plot_reach(reach),
+        "The same for the head with the highest induction score.": plot_reach(
             reach, layer=int(best["layer"]), head=int(best["head"])
         ),
         "Needles (three random tokens, of which two ask for the third): how often these heads "
@@ -80,9 +84,9 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
             of_needles.update_yaxes(title_text="needles found (% of rows)"),
     }  # fmt: skip
     question = "How far back do heads that choose by content find a key?"
-    findings = [*rl.describe(reach), *compare(reach, needles), *rl.describe(needles), about]
+    findings = [*describe(reach), *compare(reach, needles), *describe(needles), about]
     more = {"reach.nc": reach, "needles.nc": needles}
-    return rl.Answer(question, findings, figures, more=more)
+    return Answer(question, findings, figures, more=more)
 
 
 def compare(reach: xr.Dataset, needles: xr.Dataset) -> list[str]:
@@ -103,4 +107,4 @@ def compare(reach: xr.Dataset, needles: xr.Dataset) -> list[str]:
 
 
 if __name__ == "__main__":
-    rl.run_analysis(answer)
+    run_analysis(answer)

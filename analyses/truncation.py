@@ -20,13 +20,16 @@ evaluations of the model, with attention in 64 rows of a sequence and a budget f
 """
 
 import ropelens as rl
+from ropelens.analysis.analysis import Answer
+from ropelens.commands.terminal import run_analysis
+from ropelens.report import describe
 
 ROWS = 64
 SWEEP = {"bands": 8, "measures": ("loss", "induction", "change", "labels", "copying")}
 OTHERS = ("far_loss", "copy_loss", "repeat_loss", "labels")
 
 
-def answer(analysis: rl.Analysis) -> rl.Answer:
+def answer(analysis: rl.Analysis) -> Answer:
     sweep, table = analysis.truncation, analysis.truncation_table
     figures = {
         "Planes stop step by step, the slowest first (left) or the fastest first (right), with "
@@ -42,8 +45,8 @@ def answer(analysis: rl.Analysis) -> rl.Answer:
         caption = "A quarter of the planes stopped: loss, attention, labels by class of token."
         figures[caption] = rl.plot_truncation(sweep, by="class", table=table)
     question = "Which planes may stop rotating at no cost?"
-    return rl.Answer(question, rl.describe(sweep), figures)
+    return Answer(question, describe(sweep), figures)
 
 
 if __name__ == "__main__":
-    rl.run_analysis(answer, rows=ROWS, truncation=SWEEP)
+    run_analysis(answer, rows=ROWS, truncation=SWEEP)

@@ -27,8 +27,10 @@ import typer
 import xarray as xr
 
 import ropelens as rl
+from ropelens.analysis.analysis import Answer
 from ropelens.commands.terminal import run_script
 from ropelens.report import write_index
+from ropelens.train.study import run_study
 
 HERE = Path(__file__).parent
 REPORTS = HERE.parent / "reports"
@@ -46,11 +48,11 @@ def main(
     runs: Path = typer.Option(Path("runs/variants"), help="Folder of the runs."),
     sequences: int = typer.Option(512, help="Sequences of validation text for the loss."),
 ) -> None:
-    rl.run_study(study, out=runs, text=text, valid=valid, tokens=tokens)
+    run_study(study, out=runs, text=text, valid=valid, tokens=tokens)
     comparison = rl.compare([runs], cache=runs / "measured", sequences=sequences)
     findings = [where_norms_peak(comparison), *stopped_planes(comparison)]
     question = "How do variants of RoPE differ after training?"
-    answer = rl.Answer(question, findings, figures={})
+    answer = Answer(question, findings, figures={})
     page = answer.save(REPORTS / "variants" / study.stem, comparison)
     write_index(REPORTS)
     typer.echo(page)

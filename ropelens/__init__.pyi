@@ -16,6 +16,8 @@ from .rotation.compare import compare_rope as compare_rope
 from .profiles.capture import capture as capture
 from .interventions.attribute import attribute_planes as attribute_planes
 from .rotation.measure import observe as observe
+from .attention.call import AttentionCall as AttentionCall
+from .rope.planes import Planes as Planes
 from .profiles.profile import profile as profile
 from .attention.variables import Statistic as Statistic
 from .profiles.token_sets import attention_on as attention_on
@@ -39,7 +41,6 @@ from .rope.select import PlaneNumbers as PlaneNumbers
 from .rotation.variant_config import variant_config as variant_config
 
 # train
-from .train.study import run_study as run_study
 
 # compare
 from .comparison.compare import compare as compare
@@ -49,23 +50,17 @@ from .comparison.table import paired_changes as paired_changes
 from .figures.head import plot_attention as plot_attention
 from .figures.heads import plot_claim as plot_claim
 from .figures.heads import plot_head_map as plot_head_map
-from .figures.planes import plot_head_wavelengths as plot_head_wavelengths
 from .figures.head import plot_kernel as plot_kernel
-from .figures.head import plot_reach as plot_reach
 from .figures.planes import plot_norms as plot_norms
 from .figures.head import plot_selectivity as plot_selectivity
-from .figures.edits import plot_silenced as plot_silenced
 from .figures.edits import plot_truncation as plot_truncation
 
 # write and read
 from .report import write_report as write_report
-from .analysis.analysis import Answer as Answer
-from .report import describe as describe
 from .runtime.results import save as save
 from .analysis.analysis import open as open
 
-# scripts and errors
-from .commands.terminal import run_analysis as run_analysis
+# errors
 from .errors import RopelensError as RopelensError
 from .errors import UnsupportedModel as UnsupportedModel
 from .errors import BadCheckpoint as BadCheckpoint

@@ -1,4 +1,4 @@
-"""Vectors for attention calls; those of a model on some tokens, as observers are shown them."""
+"""Random vectors, and the attention calls of a model that observers receive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def normal(*shape: int, seed: int) -> Tensor:
 def observed_calls(
     model: PreTrainedModel, tokens: Tensor
 ) -> list[tuple[AttentionCall, Planes]]:
-    """Every layer's attention call on a batch, and how it rotates."""
+    """Attention call and planes of every layer, on a batch."""
     live = as_live_model(model)
     planes = RotationProbe(live).unedited_planes(tokens.shape[1])
     calls: dict[int, AttentionCall] = {}

@@ -1,4 +1,4 @@
-"""What was measured of a model, what a script answers, and their folders with a page."""
+"""Analyses of models and answers of scripts, in memory and as result folders with a page."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from ropelens.train.data import differences
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Analysis:
-    """What `ropelens.analyze` returns: the numbers of a model, and how they came about.
+    """Result of `ropelens.analyze`: the numbers of a model and their provenance.
 
-    `profile` is what `ropelens.profile` returns, `heads` what `classify_heads` makes of it,
-    `provenance` what run.json says beside the kind and `findings`. `truncation` is a sweep
-    and `reach` what `ropelens.reach` returns, or None. `model`, its `tokenizer` and `text`
-    are what was measured; None in an analysis that was read from a folder.
+    `profile`, `heads`, `truncation` and `reach` are the results of `ropelens.profile`,
+    `classify_heads`, `truncate` and `reach`; `truncation` and `reach` may be None. `provenance`
+    is the contents of run.json without `kind` and `findings`. `model`, `tokenizer` and `text`
+    are None in an analysis that was read from a folder.
     """
 
     profile: xr.Dataset
@@ -63,12 +63,12 @@ class Analysis:
 
     @cached_property
     def truncation_table(self) -> pd.DataFrame | None:
-        """The sweep as truncation.csv has it, a row an edit; None without a sweep."""
+        """The table in truncation.csv, with a row for each edit; None without a sweep."""
         return None if self.truncation is None else summarize_truncation(self.truncation)
 
     @property
     def results(self) -> dict[str, xr.Dataset | pd.DataFrame]:
-        """All numbers by the names of their files."""
+        """All datasets and tables, by the names of their files."""
         results = {
             "profile.nc": self.profile,
             "heads.csv": self.heads,
@@ -80,15 +80,16 @@ class Analysis:
 
     @property
     def findings(self) -> list[str]:
-        """What the results show in sentences: labels, the claim's verdict, the sweep, ..."""
-        of = self.truncation
-        swept = [] if of is None else sweep_sentences(of, self.truncation_table)
+        """Sentences about the sweep, the labels, the verdict of the claim and the scope."""
+        sweep = []
+        if self.truncation is not None:
+            sweep = sweep_sentences(self.truncation, self.truncation_table)
         first, *more = heads_sentences(self.heads)
         more += [scope(self.profile.attrs)]
-        return [*filter(None, [*swept[:4], first, *attention_sentences(self.profile), *more])]
+        return [*filter(None, [*sweep[:4], first, *attention_sentences(self.profile), *more])]
 
     def page(self, *, beside: Analysis | None = None) -> str:
-        """The page, as text; with the heads of another analysis `beside` those of this one."""
+        """The page as HTML; with `beside`, it also shows the heads of another analysis."""
         return render_page(
             self.profile,
             self.heads,
@@ -99,41 +100,41 @@ class Analysis:
         )
 
     def report(self, path: str | Path, *, beside: Analysis | None = None) -> Path:
-        """Write the page alone to the file `path`, whole or not at all; return `path`.
+        """Write only the page to the file `path`, completely or not at all; return `path`.
 
-        With `beside`, an analysis of another model of any size, the page also shows its
-        heads, each beside the chosen one: with the same planes stopped, and on the excerpts
-        that both models read.
+        With `beside`, an analysis of another model of any size, the page also shows the heads
+        of that model next to the selected head: with the same planes stopped, and on the
+        excerpts that both models read.
         """
         return write_whole(path, self.page(beside=beside))
 
     def save(self, folder: str | Path) -> Path:
-        """Write index.html, profile.nc, heads.csv and run.json to `folder`; the page's path.
+        """Write index.html, profile.nc, heads.csv and run.json to `folder`; return the page.
 
-        A sweep is written to truncation.nc and truncation.csv. A sweep or a reach of the same
-        weights that `folder` has already stays, and is on the page. The numbers are written
-        all or none, before the page is drawn. Raises `BadArgument` for a folder that cannot be
-        written to, or that holds a model or results of another kind.
+        A sweep is written to truncation.nc and truncation.csv. If `folder` already has a sweep
+        or a reach of the same weights, it is kept and shown on the page. Either all numbers are
+        written or none; then the page is drawn. Raises `BadArgument` for a folder that cannot
+        be written to, or that holds a model or results of another kind.
         """
-        weights, whole = self.provenance.get("model", {}).get("fingerprint"), self
-        if earlier := earlier_analysis(Path(folder), weights):
-            swept = earlier.truncation if self.truncation is None else self.truncation
+        weights, joined = self.provenance.get("model", {}).get("fingerprint"), self
+        if earlier := earlier_results(Path(folder), weights):
+            sweep = earlier.truncation if self.truncation is None else self.truncation
             reach = earlier.reach if self.reach is None else self.reach
-            whole = replace(self, truncation=swept, reach=reach)
-        kind = "analysis" if whole.truncation is None else "truncation"
-        record = self.provenance | {"kind": kind, "findings": whole.findings}
+            joined = replace(self, truncation=sweep, reach=reach)
+        kind = "analysis" if joined.truncation is None else "truncation"
+        record = self.provenance | {"kind": kind, "findings": joined.findings}
         unfinished = Path(folder) / UNFINISHED
 
         def page() -> str:
-            shutil.rmtree(unfinished, ignore_errors=True)  # its numbers stand by now
-            return whole.page()
+            shutil.rmtree(unfinished, ignore_errors=True)  # all numbers are written
+            return joined.page()
 
         try:
-            return write_folder(folder, record=record, results=whole.results, page=page)
+            return write_folder(folder, record=record, results=joined.results, page=page)
         except OSError as error:
-            goes_on = f"the same command goes on from {unfinished}" * unfinished.exists()
+            hint = f"the same command continues from {unfinished}" * unfinished.exists()
             what = f"Not all results could be written to {folder}."
-            raise BadArgument(what, seen=words_of(error), hint=goes_on) from error
+            raise BadArgument(what, seen=words_of(error), hint=hint) from error
 
     def __repr__(self) -> str:
         return f"<Analysis of {self.profile.attrs['model']}: {self.findings[0]}>"
@@ -141,10 +142,11 @@ class Analysis:
 
 @public
 def open(path: str | Path) -> Analysis | xr.Dataset:
-    """Read results of any kind: a folder of `ropelens analyze` or `compare`, or a .nc file.
+    """Read results: a folder of `ropelens analyze` or `compare`, or a .nc file.
 
-    A folder gives an `Analysis`, or the dataset of a comparison; a file gives the dataset that
-    `save` wrote. Raises `BadArgument` for files that are missing, damaged or of another kind.
+    Returns the `Analysis` or the dataset of the comparison in a folder, or the dataset that
+    `save` wrote to a file. Raises `BadArgument` for files that are missing or damaged, or
+    have another kind.
     """
     if not Path(path).is_dir():
         results = open_results(path)
@@ -155,68 +157,90 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
     return open_analysis(path)
 
 
+@dataclass(frozen=True, eq=False)
+class SavedResults:
+    """Numbers of an analysis in `folder`, before the labels of the heads are computed."""
+
+    folder: Path
+    profile: xr.Dataset
+    provenance: dict[str, Any]
+    truncation: xr.Dataset | None
+    reach: xr.Dataset | None
+
+    @classmethod
+    def read(cls, folder: Path) -> SavedResults:
+        """Read the numbers; raises the errors of `open_analysis`."""
+        record = read_record(folder)
+        profile = open_profile(folder / "profile.nc")
+        profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
+        sweep = reach = None
+        if (file := folder / "reach.nc").exists():
+            reach = open_results(file, "reach")
+            model, other = (results.attrs.get("model") for results in (profile, reach))
+            if model != other:
+                raise BadArgument(
+                    f"{file} was measured on {other}, but the profile in the same folder was "
+                    f"measured on {model}.",
+                    hint=f"move {file} away, or measure it again",
+                )
+        if record.get("kind") == "truncation":
+            sweep = open_results(folder / "truncation.nc", "truncation")
+        return cls(folder, profile, record, sweep, reach)
+
+    def classify(self) -> Analysis:
+        """The analysis, with labels that are computed from the profile."""
+        what = f"{self.folder / 'profile.nc'} lacks numbers that labels are computed from."
+        with explained(what, "measure again", error=BadArgument):
+            heads = classify_heads(self.profile, seed=self.profile.attrs["seed"])
+        return Analysis(
+            self.profile, heads, self.provenance, truncation=self.truncation, reach=self.reach
+        )
+
+
 def open_analysis(folder: str | Path) -> Analysis:
     """Read an analysis that `Analysis.save` or `ropelens analyze` wrote.
 
-    Labels and their confidence are computed anew from the profile. A reach.nc beside it
-    becomes a tab of the page. Raises `BadArgument` for files that are missing, damaged or of
-    another kind, and for a reach of another model.
+    Labels and their confidence are computed again from the profile. If the folder has a
+    reach.nc, it becomes a tab of the page. Raises `BadArgument` for files that are missing or
+    damaged, or have another kind, and for a reach of another model.
     """
-    folder = Path(folder)
-    record, reach = read_record(folder), None
-    swept = record.get("kind") == "truncation"
-    profile = open_profile(folder / "profile.nc")
-    profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
-    if (folder / "reach.nc").exists():
-        reach = open_results(folder / "reach.nc", "reach")
-        model, other = (of.attrs.get("model") for of in (profile, reach))
-        if model != other:
-            file = folder / "reach.nc"
-            raise BadArgument(
-                f"{file} is of {other}, and the profile beside it of {model}.",
-                hint=f"{file} moved away, or measured again",
-            )
-    what = f"{folder / 'profile.nc'} lacks numbers that labels are made of."
-    with explained(what, "measure again", error=BadArgument):
-        heads = classify_heads(profile, seed=profile.attrs["seed"])
-    sweep = open_results(folder / "truncation.nc", "truncation") if swept else None
-    return Analysis(profile, heads, record, truncation=sweep, reach=reach)
+    return SavedResults.read(Path(folder)).classify()
 
 
-def earlier_analysis(folder: Path, weights: str | None) -> Analysis | None:
-    """The analysis in `folder`, where it is whole and of these weights; else None."""
+def earlier_results(folder: Path, weights: str | None) -> SavedResults | None:
+    """Results in `folder` that were measured on these weights; None if missing or damaged."""
     record = read_record(folder)
     same = weights is not None and record.get("model", {}).get("fingerprint") == weights
-    with contextlib.suppress(BadArgument):  # a damaged one is replaced
+    with contextlib.suppress(BadArgument):  # damaged results are replaced
         if same and record["kind"] in ("analysis", "truncation"):
-            return open_analysis(folder)
+            return SavedResults.read(folder)
     return None
 
 
 def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
-    """Raise `BadArgument` where `folder` has a sweep that was asked for otherwise."""
+    """Raise `BadArgument` if `folder` has a sweep with other arguments."""
     if read_record(folder).get("kind") != "truncation":
         return
-    other = ""
-    with contextlib.suppress(AttributeError, KeyError, ValueError):  # a damaged one is replaced
+    changes = ""
+    with contextlib.suppress(AttributeError, KeyError, ValueError):  # damage is replaced
         sweep = open_results(folder / "truncation.nc", "truncation")
-        asked = json.loads(sweep.attrs["arguments"])
-        other = differences(asked, arguments, asked | arguments, between=", now ")
-    if other:
+        before = json.loads(sweep.attrs["arguments"])
+        changes = differences(before, arguments, before | arguments, between=", now ")
+    if changes:
         raise BadArgument(
-            f"{folder} has a sweep with other options, which this one would replace.",
-            seen=other[:300],
+            f"{folder} has a sweep with other options, which this sweep would replace.",
+            seen=changes[:300],
             hint="another folder, or the same options",
         )
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a script answers: one question on one model, or on several.
+    """Answer of a script to one question about one model, or about several models.
 
-    `findings` are sentences with numbers, the most important first; `figures` go by their
-    captions, each explained in a sentence or two, in order; `more` are further results by
-    the names of their files ("reach.nc", "truncation.csv").
+    `findings` are sentences with numbers, the most important sentence first. `figures` maps
+    captions of one or two sentences to figures, in order. `more` maps names of files to further
+    results ("reach.nc", "truncation.csv").
     """
 
     question: str = QUESTION
@@ -225,11 +249,11 @@ class Answer:
     more: Mapping[str, xr.Dataset | pd.DataFrame] = field(default_factory=dict)
 
     def save(self, folder: str | Path, comparison: xr.Dataset, *, lead: str = "") -> Path:
-        """Write what `compare` returns, and its table, to `folder`; the path of the page.
+        """Write the result of `compare` and its table to `folder`; return the page.
 
         `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`; the
-        page is drawn last. The sentence `lead` comes first, `findings` after the
-        sentences that the numbers give by themselves.
+        page is drawn last. It starts with the sentence `lead` and the sentences that follow
+        from the numbers, and then has the `findings`.
         """
         comparison = comparison.assign_attrs(
             question=self.question,
@@ -248,8 +272,8 @@ class Answer:
             "versions": json.loads(facts["versions"]),
         }
         if "fingerprint" in comparison.coords:
-            prints = comparison["fingerprint"].values.tolist()
-            record["fingerprints"] = dict(zip(entries, prints, strict=True))
+            fingerprints = comparison["fingerprint"].values.tolist()
+            record["fingerprints"] = dict(zip(entries, fingerprints, strict=True))
         Path(folder).parent.mkdir(parents=True, exist_ok=True)
         results = {"comparison.nc": comparison, "comparison.csv": table, **self.more}
         page = partial(render_comparison, comparison, table)
@@ -257,17 +281,15 @@ class Answer:
 
 
 def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path:
-    """Write what a script answers about one model; the path of its page.
+    """Write the answer of a script about one model; return the page.
 
-    The results go into a folder in the script's `folder` that is named after the model:
-    index.html, run.json, and the numbers of `analysis` and of the answer; the page is
-    drawn last.
+    A folder in `folder`, named after the model, gets index.html, run.json, and the numbers of
+    `analysis` and `answer`. The page is drawn last.
     """
     attrs = analysis.profile.attrs
     folder = Path(folder) / (file_name(str(attrs["model"])).strip(".-") or "model")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    of_analyze = ("revision", "backend", "text", "command", "warnings")
-    facts = {name: attrs[name] for name in of_analyze}
+    facts = {n: attrs[n] for n in ("revision", "backend", "text", "command", "warnings")}
     findings = [*answer.findings, *filter(None, [scope(attrs)])]
     more = {
         name: result.assign_attrs(facts) if isinstance(result, xr.Dataset) else result
@@ -289,17 +311,17 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
 
 
 def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:
-    """Make the page of a result folder again, from the numbers in it; its path.
+    """Draw the page of a result folder again from its numbers; return the page.
 
-    `beside` is the folder of another analysis, whose heads the page then has too. Raises
-    `BadArgument` for numbers that are missing or damaged, and for the page of an answer,
-    which only its script can draw; the page that was there then stays.
+    `beside` is the folder of another analysis, whose heads the page shows as well. Raises
+    `BadArgument` for numbers that are missing or damaged, and for the folder of an answer. The
+    earlier page is then kept.
     """
     folder, record = Path(folder), read_record(folder)
     kind = record.get("kind")
     if kind == "answer":
         raise BadArgument(
-            f"Only its script can draw the page in {folder}.",
+            f"Only the script that wrote {folder} can draw its page.",
             seen=str(record.get("question")),
             hint=str(record.get("command")),
         )
@@ -312,24 +334,23 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
 
 
 def is_measured(folder: Path, plan: Plan) -> bool:
-    """Whether `folder` has what the plan would give: of these weights, text and versions."""
+    """True if `folder` has the results of the plan, with the same weights and versions."""
     assert isinstance(plan.source, Opened)
     record = read_record(folder)
     if (record.get("arguments"), record.get("versions")) != (plan.arguments, versions()):
         return False
-    prints = (record.get(name, {}).get("fingerprint") for name in ("model", "text"))
-    weights = fingerprint(plan.source.checkpoint.path)
-    return tuple(prints) == (weights, plan.text.documents_sha256)
+    saved = [record.get(name, {}).get("fingerprint") for name in ("model", "text")]
+    return saved == [fingerprint(plan.source.checkpoint.path), plan.text.documents_sha256]
 
 
 def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:
-    """Set the analyses in `folder`, a folder each, side by side there; the path of the page.
+    """Compare the analyses in the folders `names` of `folder`; return the page.
 
-    Beside what `Answer.save` writes there is heads.csv, in which the column `checkpoint`
-    comes first.
+    In addition to the files of `Answer.save`, `folder` gets heads.csv with a first column
+    `checkpoint`.
     """
     heads = pd.concat(
         {name: open_analysis(folder / name).heads for name in names}, names=["checkpoint", None]
     )
-    comparison = compare([folder / name for name in names], cache=folder)  # which stays empty
+    comparison = compare([folder / name for name in names], cache=folder)  # writes no cache
     return Answer(more={"heads.csv": heads.reset_index("checkpoint")}).save(folder, comparison)

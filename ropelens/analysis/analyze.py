@@ -1,4 +1,4 @@
-"""The main job: a model and some text go in, an `Analysis` comes out."""
+"""Analysis of a model on text, from the arguments to an `Analysis`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,19 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from ropelens.analysis.analysis import Analysis, check_sweep, earlier_analysis
+from ropelens.analysis.analysis import Analysis, check_sweep, earlier_results
 from ropelens.analysis.options import Options
-from ropelens.analysis.plan import Plan, Texts, listed_warnings, plan_analysis, this_command
+from ropelens.analysis.plan import (
+    Plan,
+    TextSource,
+    collect_warnings,
+    plan_analysis,
+    this_command,
+)
 from ropelens.checkpoints.files import fingerprint
 from ropelens.claims.heads import classify_heads
-from ropelens.errors import public
-from ropelens.interventions.truncate import sweep_planes
+from ropelens.errors import BadArgument, public
+from ropelens.interventions.truncate import PlaneSweep, sweep_planes
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.bridge import bridge
 from ropelens.model.live_model import LiveModel
@@ -41,35 +47,39 @@ RECORDED = (
     *("command", "seed", "context", "sequences", "documents", "tokens", "rows", "dtype"),
     *("loss", "loss_se", "created"),
 )
-"""Attributes of a profile that run.json has too."""
+"""Attributes of a profile that are also in run.json."""
 
 
 @public
 def analyze(
     model: str | Path | Model = "bundled",
-    text: Texts | None = None,
+    text: TextSource | None = None,
     options: Options = DEFAULT,
     *,
     tokenizer: Any = None,
     truncation: Mapping[str, Any] | None = None,
     progress: ShowProgress | None = None,
 ) -> Analysis:
-    """Measure a model on text: its profile, the labels of its heads, and how it came about.
+    """Measure the profile of a model on text, and the labels of its heads.
 
-    `model` is a name that `ropelens.load` takes, or a transformers model or a
-    `TransformerBridge`. `tokenizer` is that of the model, or replaces the one of a checkpoint.
+    Parameters
+    ----------
+    model
+        A name for `ropelens.load`, a transformers model, or a `TransformerBridge`.
+    text
+        A `Path` of a file or folder (see `read_documents`), a document (`str`), or a list of
+        paths and documents; or tokens: a `Text`, a BatchEncoding, or a tensor [sequence,
+        position]. By default, a bundled checkpoint reads text that was sampled from it.
+    tokenizer
+        Tokenizer of a model in memory, or a replacement for the tokenizer of a checkpoint.
+    truncation
+        Requests a sweep on the same sequences and rows, with the same seed: the arguments
+        heads, keep, ends, bands, controls and measures of `ropelens.truncate`.
+    progress
+        Shows the stages; see `show_progress`.
 
-    `text` is a `Path` of a file or folder, read as by `read_documents`; a `str`, which is a
-    document; a list of both; or tokens: what `ropelens.tokenize` returns, a BatchEncoding, or
-    a tensor [sequence, position]. Without text, a bundled checkpoint reads text that was
-    sampled from it.
-
-    `truncation` asks for a sweep too: the arguments keep, ends, bands, controls and measures
-    of `ropelens.truncate`, {} for their defaults. It has the same sequences, rows and seed.
-    `progress` opens each stage of the work.
-
-    Raises `BadText` and `BadCheckpoint` for what cannot be read, and what `ropelens.load`,
-    `profile` and `truncate` raise.
+    Raises `BadText` and `BadCheckpoint` for files that cannot be read, and the errors of
+    `ropelens.load`, `profile` and `truncate`.
     """
     show = progress or silent
     with opening(show, "reading"):
@@ -80,31 +90,32 @@ def analyze(
 
 
 def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -> Analysis:
-    """What `analyze` with the arguments of the plan returns.
+    """Return the analysis that `analyze` returns for the arguments of the plan.
 
-    `folder` is where the results will be saved. The measurement of a checkpoint is saved there
-    once a minute, until `Analysis.save`, and goes on after a kill. A sweep joins an analysis
-    of the same weights and text in `folder`, whose profile is then not measured again.
+    The results will be saved in `folder`. While a checkpoint is measured, the progress is saved
+    there once a minute, so that the same command continues after a kill. A sweep joins an
+    analysis of the same weights and text in `folder`, whose profile is not measured again.
     """
     begin, source, options = time.perf_counter(), plan.source, plan.options
     if folder is not None and plan.truncation is not None:
         check_sweep(Path(folder), plan.arguments)
-    with listed_warnings(plan.warnings):
+    with collect_warnings(plan.warnings):
         with opening(progress, "loading"):
             if isinstance(source, LiveModel):
                 live, weights, revision = source, None, None
             else:
-                live, at = as_live_model(source.read(), source.tokenizer), source.checkpoint
-                weights, revision = fingerprint(at.path), at.revision
+                live = as_live_model(source.read(), source.tokenizer)
+                weights = fingerprint(source.checkpoint.path)
+                revision = source.checkpoint.revision
         loaded = time.perf_counter()
         shown: Any = live.model
-        full = explain_full_memory(
+        explain_memory = explain_full_memory(
             "The measurement",
             seen=f"context {plan.text.ids.shape[1]:,}",
             hint="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
         )
-        common: dict[str, Any] = {"tokenizer": source.tokenizer, "progress": progress}
-        with full, _saved_in(folder, plan, weights):
+        display: dict[str, Any] = {"tokenizer": source.tokenizer, "progress": progress}
+        with explain_memory, _saved_in(folder, plan, weights):
             measurement = Measurement.of(
                 live,
                 plan.text,
@@ -112,18 +123,22 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
                 seed=options.seed,
                 batch_size=plan.batch_size,
             )
-            swept = earlier = None
+            sweep = earlier = None
             if plan.truncation is not None:
-                swept = sweep_planes(measurement, **common, **plan.truncation)
+                sweep = sweep_planes(measurement, PlaneSweep(**plan.truncation), **display)
                 earlier = _joined_by_sweep(folder, weights, plan.text.documents_sha256)
             if options.backend == "transformer-lens" and weights is not None:
                 shown = bridge(live.model, source.tokenizer)
                 live = as_live_model(shown, source.tokenizer)
                 measurement = replace(measurement, live=live)
             if earlier is None:
-                common |= {"excerpts": plan.excerpts, "statistics": plan.statistics}
-                common |= {"surrogates": options.surrogates}
-                profile = measure_profile(measurement, **common)
+                profile = measure_profile(
+                    measurement,
+                    excerpts=plan.excerpts,
+                    statistics=plan.statistics,
+                    surrogates=options.surrogates,
+                    **display,
+                )
                 with opening(progress, "labelling"):
                     heads = classify_heads(profile, seed=options.seed)
     facts = {
@@ -132,10 +147,10 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
         "command": this_command(),
         "warnings": "\n".join(plan.warnings),
     } | ({} if revision is None else {"revision": revision})
-    if swept is not None:
-        swept.attrs |= facts | {"arguments": json.dumps(plan.arguments)}
+    if sweep is not None:
+        sweep.attrs |= facts | {"arguments": json.dumps(plan.arguments)}
     measured: dict[str, Any] = {"model": shown, "tokenizer": source.tokenizer}
-    measured |= {"text": plan.text, "truncation": swept}
+    measured |= {"text": plan.text, "truncation": sweep}
     if earlier is not None:
         return replace(earlier, **measured)
     profile.attrs |= facts
@@ -148,30 +163,33 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
 def _joined_by_sweep(
     folder: str | Path | None, weights: str | None, text: str
 ) -> Analysis | None:
-    """The analysis in `folder` that a sweep joins; the same for all processes, or None.
+    """The analysis in `folder` that a sweep joins, or None; the same for all processes.
 
-    The profile that another sweep made for itself is measured anew.
+    If a sweep measured the profile itself, the profile is measured again.
     """
-    earlier = None if folder is None else earlier_analysis(Path(folder), weights)
-    if earlier is not None:
-        alike = earlier.provenance.get("text", {}).get("fingerprint") == text != ""
-        runs = [of.attrs.get("command") for of in (earlier.profile, earlier.truncation) if of]
-        if not alike or len(set(runs)) < len(runs):
-            earlier = None
-    return earlier if all(gather(earlier is not None)) else None
+    results = None if folder is None else earlier_results(Path(folder), weights)
+    analysis = None
+    if results is not None:
+        same_text = results.provenance.get("text", {}).get("fingerprint") == text != ""
+        datasets = [data for data in (results.profile, results.truncation) if data is not None]
+        commands = [data.attrs.get("command") for data in datasets]
+        if same_text and len(set(commands)) == len(commands):
+            with suppress(BadArgument):  # a damaged profile is measured again
+                analysis = results.classify()
+    return analysis if all(gather(analysis is not None)) else None
 
 
 def _saved_in(
     folder: str | Path | None, plan: Plan, weights: str | None
 ) -> AbstractContextManager[None]:
-    """The measurement is saved in `folder` under all that decides its numbers."""
+    """Save the progress in `folder`, with every setting that affects the numbers as the key."""
     if folder is None or isinstance(plan.source, LiveModel):
-        return nullcontext()  # a model in memory has no files by which it is known again
+        return nullcontext()  # a model in memory has no files that identify it
     text = (plan.text.ids, plan.text.lengths, plan.text.documents, plan.text.hidden)
     key = {
         "weights": weights,
         "config": plan.source.config.to_dict(),
-        "tokens": [None if of is None else of.tolist() for of in text],
+        "tokens": [None if tensor is None else tensor.tolist() for tensor in text],
         "arguments": plan.arguments,
         "device": ", ".join(map(str, plan.source.devices)),
         "versions": versions(),
@@ -182,7 +200,7 @@ def _saved_in(
 def _record(
     profile: xr.Dataset, heads: pd.DataFrame, plan: Plan, live: LiveModel, weights: str | None
 ) -> dict[str, Any]:
-    """What run.json says of an analysis; `weights` is their fingerprint."""
+    """The contents of run.json; `weights` is the fingerprint of the weights."""
     attrs, peak = profile.attrs, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     record = {name: _known(attrs[name]) for name in RECORDED} | {
         "arguments": plan.arguments,
@@ -210,5 +228,5 @@ def _record(
 
 
 def _known(value: Any) -> Any:
-    """`value`, or null for a number that is unknown."""
+    """Return `value`, or None (null in JSON) for an unknown number."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""What a measurement will run and the memory it takes, known before weights are read."""
+"""Plan of an analysis: the work and the memory, known before weights are read."""
 
 from __future__ import annotations
 
@@ -29,12 +29,8 @@ from ropelens.config_facts import (
     stated_context,
     stated_number,
 )
-from ropelens.interventions.truncate import KEEP
-from ropelens.interventions.truncation_table import (
-    ALL_MEASURES,
-    DEFAULT_MEASURES,
-    wanted_measures,
-)
+from ropelens.interventions.truncate import PlaneSweep
+from ropelens.interventions.truncation_table import wanted_measures
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpts import check_excerpts
@@ -42,7 +38,7 @@ from ropelens.profiles.measurement import sequences_at_once
 from ropelens.profiles.model_text import check_ids
 from ropelens.profiles.passes import fit_cost
 from ropelens.profiles.token_sets import attention_on
-from ropelens.rope.select import heads_by_layer, plan_cuts
+from ropelens.rope.select import heads_by_layer
 from ropelens.runtime.devices import LIBRARIES, free_bytes, pass_bytes
 from ropelens.text.documents import check_document, read_documents
 from ropelens.text.rows import rows_for
@@ -58,23 +54,26 @@ from ropelens.text.tokenize import (
 
 LONGEST_DEFAULT_CONTEXT = 2048
 
-OF_LONG: dict[str, Any] = {"keep": (1, 0.75, 0.5, 0.25, 0), "controls": 1}
-OF_LONG["measures"] = ("loss", "induction", "change", "copying")
-"""What a sweep of text longer than `LONGEST_DEFAULT_CONTEXT` does by default."""
+LONG_SWEEP: dict[str, Any] = {
+    "keep": (1, 0.75, 0.5, 0.25, 0),
+    "controls": 1,
+    "measures": ("loss", "induction", "change", "copying"),
+}
+"""Defaults of a sweep of text that is longer than `LONGEST_DEFAULT_CONTEXT`."""
 
 OPERATIONS = {"cpu": 8e14, "cuda": 1e17}
-"""Floating-point operations of a sweep at most, by default: about two hours."""
+"""Largest number of floating-point operations of a sweep by default: about two hours."""
 
-Texts = Path | str | Sequence[Path | str] | Text | Tensor | Mapping[str, Any]
+TextSource = Path | str | Sequence[Path | str] | Text | Tensor | Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What will be measured: `source` on `text`.
+    """Plan to measure `source` on `text`.
 
-    `excerpts` are the prompts as tokens, `statistics` those that `attention_on` asks for.
-    `arguments` are those of `analyze` in JSON's types. `facts`, of a checkpoint, say in words
-    what will run. `warnings` collects the texts of all warnings.
+    `excerpts` are the prompts as tokens. `statistics` are the statistics for `attention_on`.
+    `arguments` are the arguments of `analyze` as JSON values. If the model is a checkpoint,
+    `facts` describe the work in words. `warnings` collects the texts of all warnings.
     """
 
     source: Opened | LiveModel
@@ -94,17 +93,21 @@ class Plan:
 
 def plan_analysis(
     model: str | Path | Model,
-    text: Texts | None,
+    text: TextSource | None,
     options: Options,
     *,
     tokenizer: Any = None,
     truncation: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """What `analyze` with the same arguments will run; raises what it raises before that."""
+    """Return the plan that `analyze` runs for the same arguments.
+
+    Raises the same errors as `analyze` does before it starts to run.
+    """
     if truncation is not None:
-        wanted_measures(truncation.get("measures") or DEFAULT_MEASURES)
-    lines: list[str] = []
-    with listed_warnings(lines):
+        truncation = {name: value for name, value in truncation.items() if value is not None}
+        wanted_measures(PlaneSweep(**truncation).measures)
+    messages: list[str] = []
+    with collect_warnings(messages):
         names, documents = _documents(text, model)
         source: Opened | LiveModel
         if not isinstance(model, (str, Path)):
@@ -114,53 +117,50 @@ def plan_analysis(
             source = source if tokenizer is None else replace(source, tokenizer=tokenizer)
         tokenizer, config = source.tokenizer, source.config
         if truncation is not None and isinstance(documents, list):
-            truncation, options = _sweep(truncation, options, source, documents)
-        read = _sequences(documents, source, options)
-        texts = names["text"] or [sample_path(names["model"].partition(":")[2] or "rope")]
-        if writers := {writer_of(Path(path)) for path in texts} - {""}:
-            read = replace(read, source=f"{read.source}, sampled from {', '.join(writers)}")
+            truncation, options = _fit_sweep(truncation, options, source, documents)
+        sequences = _sequences(documents, source, options)
+        paths = names["text"] or [sample_path(names["model"].partition(":")[2] or "rope")]
+        if writers := {writer_of(Path(path)) for path in paths} - {""}:
+            origin = f"{sequences.source}, sampled from {', '.join(writers)}"
+            sequences = replace(sequences, source=origin)
         prompts = options.prompts or ()
         excerpts = [prompt_tokens(prompt, tokenizer, options.bos) for prompt in prompts]
         batch_size, facts = options.batch_size, dict[str, str]()
         if isinstance(source, Opened):
-            batch_size, facts = _sizes(source, read, options)
+            batch_size, facts = _sizes(source, sequences, options)
         if truncation is not None:
-            measures = ", ".join(
-                sorted(wanted_measures(truncation.get("measures") or ALL_MEASURES))
-            )
-            edits, trained = _count_edits(truncation, config), stated_context(config) or "?"
-            facts["sweep"] = f"about {edits} edits ({measures}), trained for {trained} tokens"
+            facts["sweep"] = _describe_sweep(PlaneSweep(**truncation), config)
     return Plan(
         source=source,
-        text=read,
+        text=sequences,
         options=options,
         truncation=truncation,
         excerpts=check_excerpts(config, excerpts),
         statistics=[
             statistic
-            for what in options.attention_on or ()
-            for statistic in attention_on(read, what, tokenizer)
+            for tokens in options.attention_on or ()
+            for statistic in attention_on(sequences, tokens, tokenizer)
         ],
         arguments=json.loads(
             json.dumps(names | asdict(options) | dict(truncation or {}), default=str)
         ),
         batch_size=batch_size,
         facts=facts,
-        warnings=lines,
+        warnings=messages,
     )
 
 
-def _sizes(source: Opened, read: Text, options: Options) -> tuple[int, dict[str, str]]:
-    """Sequences that run together, and what will run in words; warns of too little memory."""
+def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str, str]]:
+    """The batch size, and the work in words. Warns if the memory may not suffice."""
     config, devices, dtype = source.config, source.devices, source.torch_dtype
-    (count, context), longest = read.ids.shape, int(read.lengths.max())
+    (count, context), longest = text.ids.shape, text.context
     free = sum(map(free_bytes, devices))
     left = free - source.weight_bytes
     batch: dict[str, Any] = {
         "context": context,
         "width": dtype.itemsize,
         "device": devices[0].type,
-        "scores": options.backend == "transformer-lens",  # it makes all scores of a layer
+        "scores": options.backend == "transformer-lens",  # it keeps all scores of a layer
     }
     size = options.batch_size or sequences_at_once(
         config, sequences=count, free=left // len(devices), **batch
@@ -174,7 +174,7 @@ def _sizes(source: Opened, read: Text, options: Options) -> tuple[int, dict[str,
     if largest > left:
         warnings.warn(
             f"memory may not suffice: {memory}; a smaller --context, --batch-size 1 or "
-            "--dtype bfloat16 take less",
+            "--dtype bfloat16 reduces it",
             stacklevel=3,
         )
     shape, rows = config.get_text_config(), rows_for(options.rows, longest)
@@ -187,7 +187,7 @@ def _sizes(source: Opened, read: Text, options: Options) -> tuple[int, dict[str,
         "model": f"{short_name(source.checkpoint.name)}, {shape.num_hidden_layers} layers x "
         f"{heads} heads, {source.parameters:,} parameters in {quantized}"
         + str(dtype).removeprefix("torch."),
-        "tokens": f"{read.lengths.sum():,} tokens ({count:,} sequences of up to {longest:,})",
+        "tokens": f"{text.lengths.sum():,} tokens ({count:,} sequences of up to {longest:,})",
         "rows": "all rows" if rows == "all" else f"{rows:,} rows of each sequence",
         "batch": f"{size:,} sequence{'s' * (size > 1)} at a time, "
         f"{-(-count // size):,} batch{'es' * (count > size)}",
@@ -200,24 +200,23 @@ def _sizes(source: Opened, read: Text, options: Options) -> tuple[int, dict[str,
 
 def _head_dim(config: PreTrainedConfig) -> int:
     heads = stated_number(config, "num_attention_heads", 1)
-    whole = config.get_text_config().hidden_size
-    return stated_number(config, "head_dim", whole // max(1, heads))
+    width = config.get_text_config().hidden_size
+    return stated_number(config, "head_dim", width // max(1, heads))
 
 
-def _sweep(
-    asked: Mapping[str, Any],
+def _fit_sweep(
+    truncation: Mapping[str, Any],
     options: Options,
     source: Opened | LiveModel,
     documents: Sequence[str],
-) -> tuple[dict[str, Any], Options]:
-    """The options of a sweep and of its text, which is as long as the trained context.
+) -> tuple[Mapping[str, Any], Options]:
+    """Arguments of a sweep and options of its text, which is as long as the trained context.
 
-    Or half as long, a quarter, ..., as memory, time and the text allow.
+    The context is halved until memory, time and the text suffice.
     """
-    asked = {name: value for name, value in asked.items() if value is not None}
     context = options.context or stated_context(source.config) or LONGEST_DEFAULT_CONTEXT
     if context <= LONGEST_DEFAULT_CONTEXT:
-        return asked, replace(options, context=context)
+        return truncation, replace(options, context=context)
     if isinstance(source, Opened):
         parameters, device = source.parameters, source.devices[0]
     else:
@@ -226,45 +225,45 @@ def _sweep(
     scores = math.prod(stated_number(config, size, 1) for size in sizes)
 
     def fits(context: int) -> bool:
-        """Of 11 edits, each with 2 sequences or more and 8 of the farthest copies."""
+        """Check the cost of 11 edits, each on 2 sequences or more and 8 farthest copies."""
         tokens = 11 * (max(2**14, 2 * context) + 11 * context)
-        one: dict[str, Any] = {"context": context, "width": 4, "device": device.type}
+        batch: dict[str, Any] = {"context": context, "width": 4, "device": device.type}
         in_time = 2 * tokens * (parameters + scores * context) < OPERATIONS[device.type]
-        in_memory = pass_bytes(config, sequences=1, **one) < free_bytes(device)
-        return in_time and in_memory and 2 * context <= held  # tokens of the text
+        in_memory = pass_bytes(config, sequences=1, **batch) < free_bytes(device)
+        return in_time and in_memory and 2 * context <= text_tokens
 
     if options.context is None:
-        held = sum(len(encode(text[:PIECE], source.tokenizer)[1]) for text in documents)
+        pieces = [encode(text[:PIECE], source.tokenizer)[1] for text in documents]
+        text_tokens = sum(map(len, pieces))
         while context > LONGEST_DEFAULT_CONTEXT and not fits(context):
             context = max(context // 2, LONGEST_DEFAULT_CONTEXT)
     count = options.sequences or max(2, 2**14 // context)
-    return OF_LONG | asked, replace(options, context=context, sequences=count)
+    return {**LONG_SWEEP, **truncation}, replace(options, context=context, sequences=count)
 
 
-def _count_edits(asked: Mapping[str, Any], config: PreTrainedConfig) -> int:
-    """Edits of a sweep; raises what `truncate` raises, as far as the config tells."""
-    of: dict[str, Any] = {"keep": KEEP, "bands": 0, "controls": 3, "heads": "*"}
-    of |= {"ends": ("slow", "fast")}
-    of |= {name: value for name, value in asked.items() if value is not None}
+def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
+    """The work of a sweep. Raises the errors of `truncate`, as far as the config suffices."""
     parts = [rope.get("partial_rotary_factor") or 1 for rope in rope_parameters(config)]
-    turned = min(int(_head_dim(config) * min(parts, default=1)) // 2, 512)
-    planes = {plane: 1.0 / (1 + plane) for plane in range(turned)}
-    sets = {name: of[name] for name in ("keep", "bands", "controls", "ends")}
-    cuts = {cut.stopped for cut in plan_cuts([planes], **sets, seed=0)}
+    planes = min(int(_head_dim(config) * min(parts, default=1)) // 2, 512)
+    cuts = sweep.cuts([{plane: 1.0 / (1 + plane) for plane in range(planes)}], seed=0)
+    edits = len({cut.stopped for cut in cuts}) - 1
     names = ("num_hidden_layers", "num_attention_heads")
-    layers, count = (stated_number(config, name, 0) for name in names)
-    if layers and count and of["heads"] != "*":
-        turn = attending_layers(config, turning=True)
-        heads_by_layer(of["heads"], shape=(layers, count), among=turn, doing="rotate")
-    return len(cuts) - 1
+    layers, heads = (stated_number(config, name, 0) for name in names)
+    if layers and heads and sweep.heads != "*":
+        rotating = attending_layers(config, turning=True)
+        heads_by_layer(sweep.heads, shape=(layers, heads), among=rotating, doing="rotate")
+    measures = ", ".join(sorted(wanted_measures(sweep.measures)))
+    trained = stated_context(config) or "?"
+    return f"about {edits} edits ({measures}), trained for {trained} tokens"
 
 
 def _documents(
-    text: Texts | None, model: str | Path | Model
+    text: TextSource | None, model: str | Path | Model
 ) -> tuple[dict[str, Any], list[str] | Text | Tensor | Mapping[str, Any]]:
-    """Documents, or the tokens that are passed instead; before them what run.json calls them.
+    """Names of model and text for run.json, and the documents (or the given tokens).
 
-    There a model in memory goes by its class, and a document that was passed by its length.
+    The name of a model in memory is its class. The name of a document that was given as a `str`
+    is its length.
     """
     name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
     tokens = (Text, Tensor, Mapping)
@@ -291,43 +290,47 @@ def _sequences(
     source: Opened | LiveModel,
     options: Options,
 ) -> Text:
-    """Documents as tokens of the model, cut to the context; tokens as they are."""
+    """The documents as tokens, cut to the context; given tokens are not cut."""
     config = source.config.get_text_config()
     if not isinstance(documents, list):
-        read = read_text(documents, config=config)
-        check_ids(read, vocabulary=config.vocab_size)
-        source_sentence = f"{len(read):,} sequences of tokens"
-        return read if read.source else replace(read, source=source_sentence)
+        text = read_text(documents, config=config)
+        check_ids(text, vocabulary=config.vocab_size)
+        return replace(text, source=text.source or f"{len(text):,} sequences of tokens")
     maximum = stated_context(source.config)
     context = options.context
     if context is None:
         context = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
     warn_beyond(context, maximum)
-    sample: dict[str, Any] = {"sequences": options.sequences or 64, "seed": options.seed}
-    sample |= {"context": context, "bos": options.bos}
     with warnings.catch_warnings():
-        if options.sequences is None:  # then fewer than the default are no surprise
+        if options.sequences is None:  # no warning about fewer sequences than the default
             warnings.filterwarnings("ignore", message=".*were asked for")
-        read = tokenize(documents, source.tokenizer, **sample)
-    check_ids(read, vocabulary=config.vocab_size)
-    return read
+        text = tokenize(
+            documents,
+            source.tokenizer,
+            context=context,
+            sequences=options.sequences or 64,
+            seed=options.seed,
+            bos=options.bos,
+        )
+    check_ids(text, vocabulary=config.vocab_size)
+    return text
 
 
 def this_command() -> str:
-    """The command of a shell that runs this again."""
-    own = Path(sys.argv[0]).name in ("ropelens", "__main__.py")
-    return shlex.join(["ropelens", *sys.argv[1:]] if own else ["python", *sys.argv])
+    """The shell command that runs this process again."""
+    ropelens = Path(sys.argv[0]).name in ("ropelens", "__main__.py")
+    return shlex.join(["ropelens", *sys.argv[1:]] if ropelens else ["python", *sys.argv])
 
 
 @contextmanager
-def listed_warnings(lines: list[str]) -> Iterator[None]:
-    """Add the texts of all warnings of the block to `lines`; they are shown as they come."""
-    with warnings.catch_warnings():  # which restores `showwarning`
+def collect_warnings(messages: list[str]) -> Iterator[None]:
+    """Append the text of every warning in the block to `messages`, and show the warning."""
+    with warnings.catch_warnings():  # restores `showwarning`
         show = warnings.showwarning
 
-        def note(message: Warning | str, *place: Any, **more: Any) -> None:
-            lines.append(" ".join(str(message).split()))
-            show(message, *place, **more)
+        def collect(message: Warning | str, *place: Any, **options: Any) -> None:
+            messages.append(" ".join(str(message).split()))
+            show(message, *place, **options)
 
-        warnings.showwarning = note
+        warnings.showwarning = collect
         yield

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ropelens.comparison.entries import ComparisonEntry
 from ropelens.interventions.evaluate import evaluate
-from ropelens.interventions.tasks import NEAREST, SHORTEST, doublings
+from ropelens.interventions.tasks import NEAREST, SHORTEST_PROMPT, doublings
 from ropelens.profiles.heads import head_values
 from ropelens.profiles.measures import compared
 from ropelens.profiles.profile import profile
@@ -44,7 +44,7 @@ def measure(
         return dataset.drop_vars(("inv_freq", "wavelength"))
     losses = on(text, "loss").reset_coords("group")
     longest = TIMES_CONTEXT * run.context
-    away = {"prompt_lengths": doublings(SHORTEST, longest)}
+    away = {"prompt_lengths": doublings(SHORTEST_PROMPT, longest)}
     away["distances"] = doublings(NEAREST, longest // 2)
     far = on(text, "copying", "retrieval", **away)
     return dataset.assign(

@@ -168,12 +168,12 @@ def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
     for panel, measure in enumerate(measures, start=1):
         for end in ends:
             rows, (words, color, symbol) = table[table["kind"] == end], END_LOOKS[end]
-            kept = min(rows["kept"], key=lambda share: abs(share - QUARTER))
-            name = f"{words.split()[0]} {100 * (1 - kept):.3g}% of planes stopped"
+            share = min(rows["kept"], key=lambda value: abs(value - QUARTER))
+            name = f"{words.split()[0]} {100 * (1 - share):.3g}% of planes stopped"
             look: dict[str, Any] = {"mode": "markers", "name": name, "legendgroup": end}
             look |= {"marker": {"color": color, "symbol": symbol, "size": 9}}
             look |= {"showlegend": panel == 1, "cliponaxis": False}
-            rows = rows[rows["kept"] == kept]
+            rows = rows[rows["kept"] == share]
             data = _change_trace(rows, measure) | {"x": rows["token_class"]}
             figure.add_scatter(**data, **look, row=panel, col=1)
         figure.update_yaxes(title_text=measure.title, zeroline=True, nticks=5, row=panel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -71,13 +72,9 @@ def entries_of(
     live, unedited = rotation.live, rotation.unedited_planes(context)
 
     def entry(name: str, changes: Sequence[Intervention], control_of: str = "") -> Entry:
-        edits = [change for change in changes if not isinstance(change, Silence)]
         silences = [change for change in changes if isinstance(change, Silence)]
-        edit = stack_edits(rotation, edits)
-        planes = [
-            edited_planes(edit, layer, planes, length=context)
-            for layer, planes in enumerate(unedited)
-        ]
+        edit = stack_edits(rotation, [x for x in changes if not isinstance(x, Silence)])
+        planes = [edited_planes(edit, *layer, length=context) for layer in enumerate(unedited)]
         if any(silence.live.model is not live.model for silence in silences):
             raise BadArgument(f"{name} silences heads of another model.")
         outputs: list[HeadSilence] = []
@@ -117,12 +114,9 @@ def random_heads(
             break
         moved = _move_heads(torch.stack([*by_change.values()]), generator)
         lists = dict(zip(by_change, map(_head_list, moved), strict=True))
-        drawn = [
-            replace(change, heads=lists[index])
-            if index in lists and not isinstance(change, str)
-            else change
-            for index, change in enumerate(changes)
-        ]
+        drawn: list[Any] = [*changes]
+        for index, heads in lists.items():
+            drawn[index] = replace(drawn[index], heads=heads)
         sets.setdefault(tuple(lists.values()), drawn)
     return [*sets.values()]
 

@@ -1,7 +1,7 @@
-"""How far back heads find a key: by runs at real distances, and farther by turning their keys.
+"""Reach of heads: the distances at which heads find a key.
 
-Random tokens come twice. On the second copy a head that acts on a match looks for the key after
-the same token's first place.
+Random tokens are repeated. On the second copy, a head that acts on matches looks for the key
+after the first occurrence of the same token. For larger distances the keys are rotated.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.text.rows import generator_of
 from ropelens.text.tokenize import TextInput
 
-COPIED = 48  # random tokens that come twice, where the context holds so many
+COPIED = 48  # random tokens that are repeated, if the context is long enough
 
 DISTANCES = tuple(np.unique(np.geomspace(1, 1_000_000, 49).round()).tolist())
-"""Tokens: 1 to 1,000,000, eight a decade."""
+"""Distances from 1 to 1,000,000 tokens, eight per decade."""
 
 REACH = table("""
 found_share (variant, layer, head, run_distance) 1: share of rows that find the key after the
-    token's first place, so many tokens back
-found_by_draw (variant, layer, head, run_distance, draw) 1: the same, by draw of random tokens
+    first occurrence of their token, at this distance
+found_by_draw (variant, layer, head, run_distance, draw) 1: the same share in each draw
 found_low (variant, layer, head, run_distance) 1: lower end of its 95 % interval over draws
 found_high (variant, layer, head, run_distance) 1: upper end of its 95 % interval over draws
-foretold_share (variant, layer, head, run_distance) 1: the same, as the run at the distance
-    before says, its key turned to this distance
-extrapolated_share (variant, layer, head, distance) 1: the same, as the farthest run says
+foretold_share (variant, layer, head, run_distance) 1: the same share as predicted by the run at
+    the distance before, with the key turned to this distance
+extrapolated_share (variant, layer, head, distance) 1: the same share as predicted by the
+    farthest run
 distance (distance) token: distance that the key is turned to, beyond the farthest run
-run_distance (run_distance) token: distance between the copies that were run
+run_distance (run_distance) token: distance between the copies of a run
 """)
 
 
@@ -66,26 +67,29 @@ def reach(
     seed: Whole = 0,
     progress: ShowProgress | None = None,
 ) -> xr.Dataset:
-    """How far back heads find a key: run at real distances, then extrapolated.
+    """Measure how far back heads find a key, and extrapolate to larger distances.
 
-    `copied` random tokens come twice (fewer where the context is short), `copies` tokens apart
-    (by default doublings, as far as the context that the model was trained for), with `tokens`
-    between, `draws` times with `seed`. Three are a needle: two ask for the third. The model
-    runs as it is ("own"), or under each of `variants`, names of docs/variants.md. Returns a
-    dataset over variant, layer and head:
+    A sequence consists of `copied` random tokens (fewer if the context is short), tokens of
+    `text`, and the same random tokens again, `copies` tokens after the first copy (by default
+    doublings, up to the trained context). It is drawn `draws` times with `seed`. With 3 copied
+    tokens the copy is a needle: two tokens ask for the third. The model runs unmodified ("own")
+    or under each of `variants`, names of docs/variants.md. Returns a dataset over variant,
+    layer and head:
 
     - `found_share` (run_distance): share of rows of the second copy in which the key after the
-      same token's first place scores above all others but position 0 and the row's own;
-      `found_low` and `found_high` are its 95 % interval over draws (`found_by_draw`).
-    - `foretold_share` (run_distance): what the run at the distance before says of it: its
-      queries and keys, the right key turned to this distance (Su et al. 2021, arXiv 2104.09864,
-      eq. 16). Where it agrees with `found_share`, `extrapolated_share` may be believed.
-    - `extrapolated_share` (distance): what the farthest run says of `distances` beyond it. What
-      a head asks for may change where it stands farther back, which only a run shows.
+      first occurrence of the token has the highest score. Position 0 and the key of the row
+      itself are left out. `found_low` and `found_high` are the 95 % interval over draws
+      (`found_by_draw`).
+    - `foretold_share` (run_distance): the share that the run at the previous distance predicts,
+      from its queries and keys with the right key turned to this distance (Su et al. 2021,
+      arXiv 2104.09864, eq. 16). If it agrees with `found_share`, `extrapolated_share` is
+      credible.
+    - `extrapolated_share` (distance): the prediction of the farthest run for the larger
+      `distances`. The queries of a head may change with the distance, which only a run shows.
 
-    `heads` is a list such as "1.3,2.*"; others are NaN. Heads that act on no match find no copy
-    at any distance. Raises `BadArgument` for copies that overlap or reach out of the context,
-    `UnsupportedModel` for a variant that the family cannot express, and what `profile` raises.
+    `heads` is a list such as "1.3,2.*"; other heads are NaN. Raises `BadArgument` for copies
+    that overlap or exceed the context, `UnsupportedModel` for a variant that the model family
+    cannot express, and the errors of `profile`.
     """
     return find_copies(
         Measurement.of(model, text, tokenizer=tokenizer, seed=seed),
@@ -102,13 +106,13 @@ def reach(
 def find_copies(
     measurement: Measurement,
     *,
-    heads: str = ALL_HEADS,
-    variants: Sequence[str] = (OWN_ROTATION,),
+    heads: str,
+    copies: Sequence[int] | None,
+    draws: int,
+    progress: ShowProgress | None,
     copied: int = COPIED,
-    copies: Sequence[int] | None = None,
-    distances: Sequence[float] | np.ndarray = DISTANCES,
-    draws: int = 4,
-    progress: ShowProgress | None = None,
+    variants: Sequence[str] = (OWN_ROTATION,),
+    distances: Sequence[float] | np.ndarray = (),
 ) -> xr.Dataset:
     """Return the reach of heads in a measurement; `reach` explains the arguments."""
     live = measurement.live
@@ -116,62 +120,66 @@ def find_copies(
     chosen = [mask.nonzero().flatten() for mask in live.heads_of(heads)]
     copied = max(2, min(copied, (live.context - 1) // 3))
     farthest = live.context - 1 - copied
-    apart = sorted(doublings(copied, farthest) if copies is None else copies)
-    if not apart or not copied <= apart[0] <= apart[-1] <= farthest:
+    run_distances = sorted(doublings(copied, farthest) if copies is None else copies)
+    if not run_distances or not copied <= run_distances[0] <= run_distances[-1] <= farthest:
         raise BadArgument(
             "Copies must lie in the context that the model was trained for.",
-            seen=f"distances {apart}; {copied} to {farthest} fit",
+            seen=f"distances {run_distances}",
+            hint=f"copies from {copied} to {farthest} tokens",
         )
-    far = np.array([float(d) for d in distances if d > apart[-1]])
-    measurement.rotation.planes(alike=True)  # or refused
-    live.check_observation_is_exact(two_copies(measurement, apart[-1], copied, draw=0))
-    total = len(variants) * draws * sum(1 + distance + copied for distance in apart)
+    beyond = np.array([float(d) for d in distances if d > run_distances[-1]])
+    measurement.rotation.planes(alike=True)  # raises an error if heads of a layer differ
+    live.check_observation_is_exact(two_copies(measurement, run_distances[-1], copied, draw=0))
+    total = len(variants) * draws * sum(1 + distance + copied for distance in run_distances)
     runs = []
     with (progress or silent)(Stage("running copies", total)) as step:
         for name in variants:
             edit = stack_edits(measurement.rotation, [] if name == OWN_ROTATION else [name])
             with nullcontext() if name == OWN_ROTATION else live.edit(edit):
-                runs.append(_run(measurement, chosen, copied, apart, far, draws, step))
+                run = _run_copies(
+                    measurement, chosen, copied, run_distances, beyond, draws, step
+                )
+            runs.append(run)
     values = {name: np.stack([run[name] for run in runs]) for name in runs[0]}
-    indices = {"distance": far, "run_distance": np.array(apart)}
+    indices = {"distance": beyond, "run_distance": np.array(run_distances)}
     coords: dict[str, Any] = {"layer": range(live.layers), "head": range(live.heads)}
     coords |= labelled(indices, REACH) | {"variant": np.array(variants, dtype=object)}
     dataset = xr.Dataset(labelled(values, REACH), coords)
     return dataset.assign_attrs({"kind": "reach", "copied": copied} | measurement.facts)
 
 
-def _run(
+def _run_copies(
     measurement: Measurement,
     chosen: Sequence[Int[Tensor, " _"]],
     copied: int,
-    apart: Sequence[int],
-    far: Float[np.ndarray, " distance"],
+    run_distances: Sequence[int],
+    beyond: Float[np.ndarray, " distance"],
     draws: int,
     progress: Callable[[int], None],
 ) -> dict[str, np.ndarray]:
-    """The variables of `REACH`, [layer, head, ...], as the model rotates now."""
+    """The variables of `REACH` as [layer, head, ...], under the open edit."""
     live = measurement.live
-    shape = (draws, live.layers, live.heads, len(apart))
+    shape = (draws, live.layers, live.heads, len(run_distances))
     share, foretold = np.full(shape, np.nan), np.full(shape, np.nan)
-    extrapolated = np.full((*shape[:3], len(far)), np.nan)
-    for at, distance in enumerate(apart):
-        last = at + 1 == len(apart)
-        further = torch.from_numpy(far) if last else torch.tensor([float(apart[at + 1])])
-        beyond = extrapolated if last else foretold[..., at + 1 : at + 2]
+    extrapolated = np.full((*shape[:3], len(beyond)), np.nan)
+    for index, distance in enumerate(run_distances):
+        further, predicted = torch.from_numpy(beyond), extrapolated
+        if index + 1 < len(run_distances):
+            further = torch.tensor([float(run_distances[index + 1])])
+            predicted = foretold[..., index + 1 : index + 2]
         for draw in range(draws):
             tokens = two_copies(measurement, distance, copied, draw)
 
-            def see(call: AttentionCall, there: int = distance, to: Tensor = further) -> Tensor:
-                turning = measurement.rotation.planes_of(call)
-                return share_found(
-                    call.of_heads(chosen[call.layer]), turning, copied, there, to
-                )
+            def see(call: AttentionCall, back: int = distance, to: Tensor = further) -> Tensor:
+                planes = measurement.rotation.planes_of(call)
+                call = call.of_heads(chosen[call.layer])
+                return share_found(call, planes, copied, back, to)
 
             forget_length(live)
             for layer, shares in live.record_calls(tokens, see).items():
-                place: Any = (draw, layer, chosen[layer].numpy())
-                share[*place, at] = shares[:, 0]
-                beyond[place] = shares[:, 1:]
+                heads: Any = (draw, layer, chosen[layer].numpy())
+                share[*heads, index] = shares[:, 0]
+                predicted[heads] = shares[:, 1:]
             progress(tokens.numel())
     mean, low, high = np.apply_along_axis(paired_interval, 0, share)
     return {
@@ -187,7 +195,10 @@ def _run(
 def two_copies(
     measurement: Measurement, distance: int, copied: int, draw: int
 ) -> Int[Tensor, "1 position"]:
-    """The text's first token, random tokens, text, the random tokens `distance` later."""
+    """First token of the text, random tokens, text, and the random tokens again.
+
+    A token and its copy are `distance` tokens apart.
+    """
     text, generator = measurement.text, generator_of(measurement.seed, distance, draw)
     once = torch.randperm(measurement.live.vocabulary, generator=generator)
     once = once[torch.arange(copied) % len(once)]
@@ -205,9 +216,10 @@ def share_found(
     distance: int,
     further: Float[Tensor, " further"],
 ) -> Float[Tensor, "head 1+further"]:
-    """Share of the second copy's rows in which the right key wins, as it stands and turned.
+    """Share of rows of the second copy in which the right key has the highest score.
 
-    NaN where no row sees the right key.
+    The first column is for the key at its place, and each further column for the key turned to
+    one of the `further` distances. NaN if no row sees the right key.
     """
     length = call.query.shape[2]
     row = torch.arange(length - copied, length - 1)
@@ -218,8 +230,8 @@ def share_found(
     seen[:, 0] = False
     seen[torch.arange(len(row)), row] = False
     scores = query @ key.mT
-    own = right.expand(len(query), -1)[..., None]
-    best = scores.masked_fill(~seen, -torch.inf).scatter(2, own, -torch.inf).amax(-1)
-    moved = planes.moved_scores(planes.products(query, key[:, right]), further - distance)
-    wins = torch.cat([scores.gather(2, own), moved], dim=-1) > best[..., None]
+    right_key = right.expand(len(query), -1)[..., None]
+    best = scores.masked_fill(~seen, -torch.inf).scatter(2, right_key, -torch.inf).amax(-1)
+    turned = planes.moved_scores(planes.products(query, key[:, right]), further - distance)
+    wins = torch.cat([scores.gather(2, right_key), turned], dim=-1) > best[..., None]
     return wins[:, visible].double().mean(1).cpu()

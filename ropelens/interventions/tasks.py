@@ -1,4 +1,4 @@
-"""Tokens that ask a model for one thing: to repeat, to copy from afar, to find again."""
+"""Tasks for a model on random tokens and hidden needles: repeat, copy from afar, retrieve."""
 
 from __future__ import annotations
 
@@ -23,36 +23,37 @@ from ropelens.profiles.induction import (
 from ropelens.profiles.measurement import TOKENS_PER_BATCH, Measurement, chunk_of
 from ropelens.profiles.passes import Progress, logits_of, token_losses
 
-NEAREST = 8  # tokens of the least distance of a copy, where none are asked for
-KEY = 2  # tokens of a needle's key; its value is one more
+NEAREST = 8  # default of the shortest distance between copies, in tokens
+KEY = 2  # tokens of the key of a needle; the value has one token
 
 DEPTHS, TRIALS = (0.1, 0.5, 0.9), 16
-"""Shares of the text that stands before a needle; prompts of a length and depth."""
+"""Shares of the text before a needle; number of prompts per length and depth."""
 
-SHORTEST = 32  # tokens of the shortest prompt: needles, a key again, and what hides them
+SHORTEST_PROMPT = 32  # tokens of the shortest prompt that hides needles
 
 
 # copies
 
 
 def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
-    """`copy_loss` (nats/token) of random tokens that come again, but for the first of them.
+    """Task that measures `copy_loss`, the loss of repeated random tokens in nats/token.
 
-    Nothing announces the first; each of the others follows the same token as before.
+    The loss excludes the first repeated token, because nothing announces it. Each other token
+    follows the same token as before.
     """
     live = measurement.live
-    most = max(2, (measurement.prompt_context - 1) // 2)
-    by_default = doublings(NEAREST, most) if most >= NEAREST else (most,)
+    longest = max(2, (measurement.prompt_context - 1) // 2)
+    by_default = doublings(NEAREST, longest) if longest >= NEAREST else (longest,)
     distances = tuple(dict.fromkeys(map(int, distances or by_default)))
     if min(distances) < 2:
-        raise BadArgument("Distances of copies are 2 tokens or more.", seen=str(distances))
+        raise BadArgument("Distances of copies must be 2 tokens or more.", seen=str(distances))
 
     def measure(progress: Progress) -> dict[str, Tensor]:
         by_distance = []
         for distance in distances:
             tokens = repeated_tokens(measurement, distance)
             forget_length(live)
-            parts = _together(live, tokens)
+            parts = _split_by_memory(tokens, live.device)
             losses = [token_losses(live, part, whole_lengths(part)) for part in parts]
             by_distance.append(torch.cat(losses)[:, distance + 2 :].mean(1))
             progress(tokens.numel())
@@ -63,7 +64,7 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
 
 
 def doublings(least: int, most: int) -> tuple[int, ...]:
-    """`least`, twice that, and so on, up to `most`."""
+    """Return `least`, 2 `least`, 4 `least`, ..., up to `most`."""
     return tuple(least << k for k in range(max(1, (most // least).bit_length())))
 
 
@@ -73,24 +74,24 @@ def doublings(least: int, most: int) -> tuple[int, ...]:
 def needles(
     measurement: Measurement, lengths: Sequence[int] | None, prompts: int = TRIALS
 ) -> Task:
-    """Which needles in stretches of the text are found, by length and depth of `prompts`."""
-    live, text, within = measurement.live, measurement.text, measurement.prompt_context
-    by_default = [max(SHORTEST, within // part) for part in (4, 2, 1)]
+    """Task that retrieves needles from the text, with `prompts` per length and depth."""
+    live, text, context = measurement.live, measurement.text, measurement.prompt_context
+    by_default = [max(SHORTEST_PROMPT, context // part) for part in (4, 2, 1)]
     lengths = tuple(dict.fromkeys(map(int, lengths or by_default)))
-    stretch = text.ids.cpu()[:, 1:][text.real[:, 1:]]
-    given = {"vocabulary": live.vocabulary, "seed": measurement.seed, "trials": prompts}
-    given["first_token"] = measurement.first_token
-    hidden = [hide_needles(stretch, length=length, **given) for length in lengths]
+    stream = text.ids.cpu()[:, 1:][text.real[:, 1:]]
+    options = {"vocabulary": live.vocabulary, "seed": measurement.seed, "trials": prompts}
+    options["first_token"] = measurement.first_token
+    hidden = [hide_needles(stream, length=length, **options) for length in lengths]
 
     def measure(progress: Progress) -> dict[str, Tensor]:
         hits = []
-        for texts, values in hidden:
+        for tokens, values in hidden:
             forget_length(live)
             last = []
-            for part in _together(live, texts.flatten(0, 1)):
+            for part in _split_by_memory(tokens.flatten(0, 1), live.device):
                 last.append(_last_logits(live, part).float().cpu())
                 progress(part.numel())
-            logits = torch.cat(last).unflatten(0, texts.shape[:2])
+            logits = torch.cat(last).unflatten(0, tokens.shape[:2])
             hits.append(found_needles(logits, values).double())
         hit = torch.stack(hits)
         return {"retrieval": hit.mean(-1), "retrieval_hit": hit}
@@ -102,9 +103,9 @@ def needles(
 def found_needles(
     logits: Float[Tensor, "depth trial token"], values: Int[Tensor, "trial needle"]
 ) -> Bool[Tensor, "depth trial"]:
-    """Whether the logit of the first value is above those of all others."""
-    of_values = logits.gather(-1, values.expand(*logits.shape[:2], -1))
-    return of_values[..., 0] > of_values[..., 1:].amax(-1)
+    """Trials in which the logit of the first value exceeds the logits of all other values."""
+    candidates = logits.gather(-1, values.expand(*logits.shape[:2], -1))
+    return candidates[..., 0] > candidates[..., 1:].amax(-1)
 
 
 def hide_needles(
@@ -118,21 +119,23 @@ def hide_needles(
 ) -> tuple[Int[Tensor, "depth trial token"], Int[Tensor, "trial needle"]]:
     """Prompts of `length` tokens with needles in stretches of `text`, and the needles' values.
 
-    A prompt is `first_token`, text with eight needles in it, and the key of one of them
-    again, whose value is the first. A needle is a key of two tokens and a value of one, all
-    different; they are tokens of `text` that the stretch does not hold, or where there are too
-    few of the vocabulary, at last any. But for the depth of that needle the prompts of a trial
-    are the same. Where `text` is too short, random tokens stand for it.
+    A prompt consists of `first_token`, a stretch of text with eight needles in it, and the key
+    of one needle again. The value of this needle comes first in the values. A needle is a key
+    of two tokens and a value of one token, and all of these tokens differ. They are tokens of
+    `text` that do not occur in the stretch. If there are too few, they are other tokens of the
+    vocabulary, and finally any tokens. The prompts of a trial differ only in the depth of the
+    needle. If `text` is too short, random tokens replace it.
     """
     size = NEEDLES * (KEY + 1)
-    if length < SHORTEST or vocabulary < size:
+    if length < SHORTEST_PROMPT or vocabulary < size:
         raise BadArgument(
-            f"A prompt that hides needles has {SHORTEST} tokens or more, {size} different.",
+            f"A prompt that hides needles has {SHORTEST_PROMPT} tokens or more, with {size} "
+            "different tokens.",
             seen=f"a prompt of {length} tokens, a vocabulary of {vocabulary}",
         )
     random = np.random.default_rng([seed % 2**64, length])
     around = length - 1 - size - KEY
-    known, every = text.unique().numpy(), np.arange(vocabulary)
+    known, all_ids = text.unique().numpy(), np.arange(vocabulary)
     prompts, values = [], []
     for _ in range(trials):
         if len(text) >= around:
@@ -140,24 +143,24 @@ def hide_needles(
             hay = text[begin : begin + around].numpy()
         else:
             hay = random.integers(vocabulary, size=around)
-        pools = (np.setdiff1d(known, hay), np.setdiff1d(every, hay), every)
+        pools = (np.setdiff1d(known, hay), np.setdiff1d(all_ids, hay), all_ids)
         pool = next(p for p in pools if len(p) >= size)
         needle = random.permutation(pool)[:size].reshape(NEEDLES, KEY + 1)
-        anywhere = random.integers(around + 1, size=NEEDLES - 1)
-        places = [[round(depth * around), *anywhere] for depth in DEPTHS]
-        hidden = [np.insert(hay, np.repeat(at, KEY + 1), needle.flatten()) for at in places]
-        prompts.append([[first_token, *body, *needle[0, :KEY]] for body in hidden])
+        others = random.integers(around + 1, size=NEEDLES - 1)
+        for_depth = [np.array([round(depth * around), *others]) for depth in DEPTHS]
+        bodies = [np.insert(hay, x.repeat(KEY + 1), needle.flatten()) for x in for_depth]
+        prompts.append([[first_token, *body, *needle[0, :KEY]] for body in bodies])
         values.append(needle[:, KEY])
     by_depth = torch.from_numpy(np.array(prompts, dtype=np.int64)).transpose(0, 1)
     return by_depth, torch.from_numpy(np.array(values, dtype=np.int64))
 
 
-# how they run
+# runs
 
 
-def _together(live: LiveModel, tokens: Tensor) -> tuple[Tensor, ...]:
-    """Sequences in parts that run together: memory does not matter."""
-    return tokens.split(max(1, TOKENS_PER_BATCH[live.device.type] // tokens.shape[1]))
+def _split_by_memory(tokens: Tensor, device: torch.device) -> tuple[Tensor, ...]:
+    """Parts of the sequences that run together."""
+    return tokens.split(max(1, TOKENS_PER_BATCH[device.type] // tokens.shape[1]))
 
 
 def _last_logits(

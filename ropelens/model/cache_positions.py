@@ -75,17 +75,13 @@ def _cache_of(module: Any) -> Cache | None:
 def row_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
     """Keys of a call that belong to its rows, and the number of keys dropped before them.
 
-    The keys of a call include the keys in its cache. A static cache also has empty slots at the
-    end. A cache with a window drops keys.
+    A cache also holds earlier keys, and a static cache has empty slots at the end.
     """
     cache, length = _cache_of(module), 0
     if cache is not None:
         layer = module.layer_idx  # the cache has no keys of a layer that shares keys
-        layers: list[Any] = [
-            x for x in cache.layers[layer : layer + 1] if isinstance(x, CacheLayerMixin)
-        ]
-        lengths = (int(x.get_seq_length()) for x in (*layers, cache))
-        length = next(filter(None, lengths), 0)
+        layers: Any = [x for x in cache.layers[layer:][:1] if isinstance(x, CacheLayerMixin)]
+        length = next(filter(None, (int(x.get_seq_length()) for x in (*layers, cache))), 0)
     last = min(length or keys, keys)
     return range(last - rows, last), max(length - keys, 0)
 
@@ -124,8 +120,9 @@ def positions(
     of_past = by_cache.get(owner, of_rows[:, :0])
     of_past = of_past[:, : None if past and cache is None else past]
     if of_past.shape[1] != past or len({len(of_past), len(of_rows)} - {1}) > 1:
-        of_past = _consecutive(of_rows, past)
-        _check_consecutive(module, rows, past, of_rows, key=key, mask=mask)
+        count = torch.arange(-past, 0, device=of_rows.device)
+        of_past = of_rows[:, :1] + count.view(1, -1, *[1] * (of_rows.ndim - 2))
+        _check_consecutive(module, rows, past, of_rows, mask)
     batch = max(len(of_past), len(of_rows))
     of_all = torch.cat([x.expand(batch, *x.shape[1:]) for x in (of_past, of_rows)], dim=1)
     by_cache[owner], of_keys = of_all, of_all[:, dropped_keys:]
@@ -133,20 +130,8 @@ def positions(
     return of_rows, torch.cat([of_keys, empty], dim=1)
 
 
-def _consecutive(rows: Int[Tensor, "_ row *axis"], past: int) -> Int[Tensor, "_ past *axis"]:
-    """Positions of the `past` tokens before the first row, if they are consecutive."""
-    count = torch.arange(-past, 0, device=rows.device).view(1, -1, *[1] * (rows.ndim - 2))
-    return rows[:, :1] + count
-
-
 def _check_consecutive(
-    module: Any,
-    rows: range,
-    past: int,
-    of_rows: Int[Tensor, "_ row *axis"],
-    *,
-    key: Tensor,
-    mask: Tensor | None,
+    module: Any, rows: range, past: int, of_rows: Int[Tensor, "_ row *axis"], mask: Any
 ) -> None:
     """Raise `UnsupportedModel` unless the keys of the cache have consecutive positions.
 
@@ -157,7 +142,7 @@ def _check_consecutive(
     types = getattr(module.config, "layer_types", None)
     full = types is not None and types[module.layer_idx] == "full_attention"
     window = slides(module.config, past) and not full  # the mask of a window hides more keys
-    mask = key.new_ones(1, key.shape[2]) if mask is None else mask
+    mask = of_rows.new_ones(1, rows.start + 1) if mask is None else mask
     visible = mask.bool() if mask.ndim == 2 else shown(mask[:, 0, 0])
     visible = visible[:, : rows.start + 1]
     only_left = (visible[:, :-1] <= visible[:, 1:]).all(1)

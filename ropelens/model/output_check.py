@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from ropelens.attention.call import AttentionCall, attention_map, output_residual
+from ropelens.attention.call import AttentionCall
 from ropelens.errors import UnsupportedModel
-from ropelens.model.mismatch import find_cause
+from ropelens.model.mismatch import find_cause, recomputed_residual
 
-ROWS = 16  # rows of a call that are compared
+COMPARED_ROWS = 16  # rows of a call that are compared
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class OutputCheck:
         kind = (call.layer, rows, call.past > 0, mask_kind)
         if plain_mask and kind in self.compared:
             return
-        row = torch.linspace(0, rows - 1, min(rows, ROWS)).long()  # includes the last row
+        row = torch.linspace(0, rows - 1, min(rows, COMPARED_ROWS)).long()
         sample = call.of_rows(row)
         output = sample.output
         real = real.expand(len(call.query), -1)[:, row.to(real.device)].to(output.device)
@@ -55,7 +55,7 @@ class OutputCheck:
             visibility=replace(sample.visibility, mask=visible),
         )
         with torch.no_grad():
-            residual = output_residual(sample, attention_map(sample).nan_to_num(0))
+            residual = recomputed_residual(sample)
             # Scores, and weights with them, are rounded relative to |q| |k|.
             longest = [float(x.norm(dim=-1).max()) for x in (call.query, call.key)]
             eps = torch.finfo(output.dtype).eps

@@ -76,7 +76,7 @@ class Measurement:
         seed: int = 0,
         batch_size: int | None = None,
     ) -> Measurement:
-        """Read what a public function was given, and check it once.
+        """Read and check the arguments of a public function once.
 
         `sinks` are the ids of tokens that are sinks. Raises what `model_text` raises.
         """

@@ -1,8 +1,8 @@
 """Passes of a model over batches of sequences, with running sums at its attention calls.
 
-Sequences too long for one pass run in chunks with a key-value cache. Statistics over tokens
-are summed chunk by chunk. Of the queries only the rows that are looked at are kept: with the
-last chunk the cache holds all keys, and each layer has one call of these rows and all keys.
+Sequences that are too long for one pass run in chunks with a key-value cache. Statistics over
+tokens are summed chunk by chunk. Queries are kept only for the measured rows. With the last
+chunk the cache has all keys, and each layer gets one call of these rows and all keys.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from ropelens.text.rows import Rows
 LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 """Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
 
-OBSERVED = 1.6  # time of a token with all statistics, beside one of the short passes before
+OBSERVED = 1.6  # time per token with all statistics, compared with an unobserved token
 
 FIT_OPERATIONS = 116.0
-"""Of a cell of attention and a weight of a plane, in fits and 40 surrogates of a layer."""
+"""Operations per attention cell and plane weight, for the fits and 40 surrogates of a layer."""
 
 Progress = Callable[[int], None]
-"""Called with the number of tokens done since its last call."""
+"""Called with the number of tokens that were processed since the last call."""
 
 
 def logits_of(
@@ -57,7 +57,7 @@ def logits_of(
     tokens: Int[Tensor, "sequence position"],
     hidden: Bool[Tensor, "sequence position"] | None = None,
 ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
-    """All logits in pieces, each with its first position; of long sequences in chunks."""
+    """Yield all logits in pieces, with the first position of each; long sequences in chunks."""
     chunk, at_once = chunk_of(live, tokens.shape[1]), LOGITS_AT_ONCE[live.device.type]
     return live.logits(tokens, hidden=hidden, at_once=at_once, chunk=chunk)
 
@@ -70,10 +70,11 @@ def observing(
     whole: Observer,
     part: Observer = lambda call: None,
 ) -> Iterator[None]:
-    """One pass over `tokens`, by `logits_of`, runs in the block.
+    """Observe one pass over `tokens` (by `logits_of`) that runs in the block.
 
-    `whole` is called with the call of each layer. In chunks, `part` is called with the queries
-    and keys of each chunk, and `whole` with one call of the `rows` and all keys.
+    `whole` receives the call of each layer. If the pass runs in chunks, `part` receives the
+    queries and keys of each chunk and the position of its first token, and `whole` receives
+    one call of the `rows` and all keys.
     """
     context = tokens.shape[1]
     if chunk_of(live, context) is not None:
@@ -88,31 +89,31 @@ def _in_chunks(
     whole: Observer,
     part: Observer,
 ) -> Observer:
-    at = torch.cat([each.position.flatten() for each in rows]).unique()
+    positions = torch.cat([batch_rows.position.flatten() for batch_rows in rows]).unique()
     earlier: dict[int, dict[str, Any]] = {}
 
-    def see(call: AttentionCall) -> None:
+    def keep_rows(call: AttentionCall) -> None:
         first, end = call.past, call.key.shape[2]
-        here = (at >= first) & (at < end)
-        taken = at[here] - first
+        here = (positions >= first) & (positions < end)
+        indices = positions[here] - first
         if first == 0:  # pieces would leave holes between masks that grow
             query, output = call.query, call.output
             earlier[call.layer] = {
-                "query": query.new_empty((*query.shape[:2], len(at), query.shape[3])),
-                "output": output.new_empty((len(output), len(at), *output.shape[2:])),
-                "visibility": call.visibility.rows(taken[None]),
+                "query": query.new_empty((*query.shape[:2], len(positions), query.shape[3])),
+                "output": output.new_empty((len(output), len(positions), *output.shape[2:])),
+                "visibility": call.visibility.rows(indices[None]),
             }
-        layer, some = earlier[call.layer], call.of_rows(taken)
-        layer["query"][:, :, here], layer["output"][:, here] = some.query, some.output
+        layer, sampled = earlier[call.layer], call.of_rows(indices)
+        layer["query"][:, :, here], layer["output"][:, here] = sampled.query, sampled.output
         if first > 0:
-            layer["visibility"] = layer["visibility"].append(some.visibility)
+            layer["visibility"] = layer["visibility"].append(sampled.visibility)
         key, value = call.key[:, :, first:], call.value[:, :, first:]
         visibility = replace(call.visibility, keys=range(first, end))
         part(replace(call, key=key, value=value, visibility=visibility))
         if end == context:
             whole(replace(call, **earlier.pop(call.layer)))
 
-    return see
+    return keep_rows
 
 
 @torch.no_grad()
@@ -122,7 +123,7 @@ def token_losses(
     lengths: Int[Tensor, " sequence"],
     hidden: Bool[Tensor, "sequence position"] | None = None,
 ) -> Float[Tensor, "sequence position"]:
-    """Loss of the token at each position, in nats; NaN at position 0 and in padding."""
+    """Loss of the token at each position in nats; NaN at position 0 and in padding."""
     losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
     for first, logits in logits_of(live, tokens, hidden):
         rows = max(1, LOSS_ELEMENTS[live.device.type] // logits.shape[-1])
@@ -141,7 +142,7 @@ def token_losses(
 
 
 def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
-    """About how many tokens pass the model while the models of a layer are fitted."""
+    """Approximate number of tokens that pass the model in the time of the fits of a layer."""
     live, context = measurement.live, measurement.text.context
     terms = max(layer.terms for layer in measurement.rotation.unedited_planes(context))
     parameters = sum(weight.numel() for weight in live.model.parameters())
@@ -149,10 +150,10 @@ def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
 
 
 def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: int) -> float:
-    """`cost_of_fit`, of a model whose layers have so many heads and planes."""
-    # Of the rows of both folds half are seen; small operations take as long as 4,000 tokens.
+    """The value of `cost_of_fit` for a model of this size."""
+    # Half of the rows of both folds is visible; small operations cost as much as 4,000 tokens.
     cells = heads * FOLD_ROWS * (context + 4_000)
-    share = (1 + surrogates / 40) / 2  # half of the time goes into 40 surrogates
+    share = (1 + surrogates / 40) / 2  # 40 surrogates take half of the time
     return FIT_OPERATIONS * share * cells * terms / parameters
 
 
@@ -165,18 +166,18 @@ def fit_layers(
     statistics: Sequence[Statistic] | None = None,
     summed: Progress = lambda _: None,
 ) -> tuple[dict[int, LayerFit], Sums]:
-    """The budget's models of every layer, from one pass over a sample of the sequences.
+    """Fit the models of the budget of every layer, in one pass over a sample of the sequences.
 
-    They are fitted at each layer's attention call, of which only weights are kept; then
-    `progress` is called. Processes that share the measurement share the layers. With
-    `statistics` the pass also gives the sums of its sequences, see `sum_batch`.
+    A layer is fitted at its attention call, and only the weights are kept. Then `progress` is
+    called. Processes that share the measurement share the layers. With `statistics` the pass
+    also returns the sums of its sequences; see `sum_batch`.
     """
     live, seed, sample = measurement.live, measurement.seed, measurement.sample
-    mine = [live.attending[n] for n in shard(len(live.attending))]
+    own_layers = [live.attending[n] for n in shard(len(live.attending))]
     fits: dict[int, LayerFit] = {}
 
     def fit(call: AttentionCall) -> None:
-        if call.layer not in mine:
+        if call.layer not in own_layers:
             return
         of_layer = planes[call.layer]
         try:
@@ -188,7 +189,7 @@ def fit_layers(
                 seen=f"queries up to {query}, keys up to {key}, whose squares are infinite",
             ) from error
         progress(1)
-        if statistics is None and len(fits) == len(mine):
+        if statistics is None and len(fits) == len(own_layers):
             raise _AllFitted
 
     tokens, rows = sample.text.ids, (sample.rows, sample.surrogate_rows)
@@ -197,7 +198,7 @@ def fit_layers(
         batch = measurement.batch(sample.chosen, width=tokens.shape[1], fitted=rows)
         given: dict[str, Any] = {"statistics": statistics, "fits": fits, "progress": summed}
         sums, _ = sum_batch(live, batch, planes, also=fit, **given)
-    elif mine:
+    elif own_layers:
         with suppress(_AllFitted), observing(live, tokens, rows, fit):
             for _ in logits_of(live, tokens, sample.text.hidden):
                 pass
@@ -207,7 +208,7 @@ def fit_layers(
 
 
 class _AllFitted(Exception):
-    """Ends a pass before its logits, the largest part of it, which nobody needs."""
+    """Ends a pass before its logits, which are its largest part and are not needed."""
 
 
 # running sums
@@ -224,10 +225,10 @@ def collect(
     sums: Sums | None = None,
     save: Callable[[Sums], None] = lambda _: None,
 ) -> Sums:
-    """Sums of the statistics of every layer over the `chosen` sequences, by default all.
+    """Sum the statistics of every layer over the `chosen` sequences (default: all).
 
-    `sums` are those of the first sequences, where they are known; `save` is called after each
-    batch. Memory grows with the layers and the context, not with the number of sequences.
+    `sums` has the sums of the first sequences if they are known. `save` is called after each
+    batch. Memory depends on layers and context, not on the number of sequences.
     """
     sums = sums or no_sums()
     chosen = range(len(measurement.text)) if chosen is None else chosen
@@ -256,17 +257,17 @@ def sum_batch(
     sets: Bool[Tensor, "sequence set position"] | None = None,
     also: Observer = lambda call: None,
 ) -> tuple[Sums, Float[Tensor, "sequence position"]]:
-    """One pass over a batch: the sums of its statistics, and the loss of each token.
+    """Run one pass over a batch; return the sums of its statistics and the loss of each token.
 
-    `planes` says how each layer rotates, `fits` are the models of its budget, to be scored on
-    rows of each of `sets`, by default on all; `also` is called first with the call of each
-    layer.
+    `planes` are the planes of each layer. `fits` are the models of the budget; they are scored
+    on the rows of each set in `sets` (default: all rows). `also` receives the call of each
+    layer first.
     """
     text, width = batch.text, batch.text.ids.shape[1]
     chunk = chunk_of(live, width)
     calls = len(live.attending) * -(-width // (chunk or width))
     tokens = int(text.real.sum())
-    share = tokens // (calls + 1)  # of a call, and of the losses
+    share = tokens // (calls + 1)  # tokens of progress per call, and for the losses
     over_tokens = [row for row in statistics if row.over == "tokens"]
     layers: dict[int, LayerSums] = {}
     scores: dict[int, Float[Tensor, "group set head score"]] = {}

@@ -70,9 +70,9 @@ def attention_on(
     -------
     Two statistics of a profile, over the rows that see a token of the set that is not a sink.
     `attention_on_NAME` (layer, head), also a column of heads.csv, is the share of the attention
-    outside of sinks that goes to the set. `control_on_NAME` is the share of as many other
-    tokens: for each token of the set, the tokens on either side, within 8 tokens, that are most
-    similar in frequency and place.
+    outside of sinks that goes to the set. `control_on_NAME` is the share of an equal number of
+    control tokens: for each token of the set, the tokens on either side, within 8 tokens, that
+    are most similar in frequency and place.
 
     Raises `BadArgument` if a tokenizer is missing, or if the text has no such token.
 

@@ -69,13 +69,11 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
             seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
         )
     stated = {layer: stated_inv_freq(lives[0], layer) for layer in by_layer[0]}
-    facts: dict[str, Any] = {"stated": stated, "noise": lives[0].noise}
-    rotations = read_rotations(by_layer[0], positions, **facts)
-    planes = [rotation.planes for rotation in rotations.values()]
+    measured = read_rotations(by_layer[0], positions, stated=stated, noise=lives[0].noise)
+    planes = [rotation.planes for rotation in measured.values()]
     noise = torch.tensor([live.noise for live in lives])
-    layers = [
-        _compare_layer(*layer, noise=noise) for layer in zip(*probes, planes, strict=True)
-    ]
+    pairs = zip(*probes, planes, strict=True)
+    layers = [_compare_layer(*pair, noise=noise) for pair in pairs]
     angle, difference, residual, ratio, score_difference = zip(*layers, strict=True)
     values: dict[str, Any] = {
         "angle": stack(angle).swapaxes(0, 1),
@@ -88,10 +86,10 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     coords |= {"layer": list(by_layer[0])}
     compared = xr.Dataset(labelled(values, COMPARED), coords=coords)
     limit = max(1e-3, 16 * float(noise.max()))  # rad of angles, share of lengths
-    reasons = [
+    reasons = (
         _describe_difference(compared.isel(layer=[index]), layer_planes, limit)
         for index, layer_planes in enumerate(planes)
-    ]
+    )
     why = next(filter(None, reasons), "")
     alike = f"All planes of {len(planes)} layers rotate alike: {_largest(compared)}."
     return compared.assign_attrs(verdict="different" if why else "same", why=why or alike)

@@ -69,10 +69,8 @@ class RotationProbe:
         Raises `BadArgument` if heads differ and `alike` is set.
         """
         length, edit = context or self.live.context, self.live.open_edit
-        planes = [
-            edited_planes(edit, layer, planes, length=length)
-            for layer, planes in enumerate(self.unedited_planes(context))
-        ]
+        layers = enumerate(self.unedited_planes(context))
+        planes = [edited_planes(edit, *layer, length=length) for layer in layers]
         if alike and any(layer.inv_freq.ndim == 2 for layer in planes):
             raise BadArgument(
                 "Under this edit heads of one layer rotate differently.",
@@ -130,9 +128,7 @@ class RotationProbe:
                     module[key] = value
                 planes = self.unedited_planes()
                 probes = probe_single_tokens(self.live, torch.tensor([0]))
-                rotated = [
-                    probe.vectors[..., planes[layer].first] for layer, probe in probes.items()
-                ]
+                rotated = (x.vectors[..., planes[n].first] for n, x in probes.items())
                 lengths.append(sum(float(x.abs().sum()) for x in rotated))
         finally:
             for module, key in rotary:
@@ -143,10 +139,7 @@ class RotationProbe:
 def edited_planes(
     edit: AttentionEdit | None, layer: int, planes: Planes, *, length: int
 ) -> Planes:
-    """`planes` of a layer under an edit in a call of `length` tokens.
-
-    The planes have a row for each head if heads differ.
-    """
+    """`planes` under an edit in a call of `length` tokens, one row per head if heads differ."""
     if edit is None:
         return planes
     inv_freq = edit.inv_freq(layer, planes, length=length)
@@ -162,10 +155,9 @@ def read_rotations(
     noise: float,
 ) -> dict[int, MeasuredRotation]:
     """Rotation of each layer, read from its queries and keys at these positions."""
+    counts = {layer: [len(w) for w in stated[layer]] for layer in probes}
     return {
-        layer: read_rotation(
-            probe.vectors, positions, noise=noise, counts=[len(w) for w in stated[layer]]
-        )
+        layer: read_rotation(probe.vectors, positions, noise=noise, counts=counts[layer])
         for layer, probe in probes.items()
     }
 
@@ -176,8 +168,8 @@ def _measure(live: LiveModel, context: int | None) -> list[LayerRotation]:
     stated = {layer: stated_inv_freq(live, layer) for layer in {0, *probes}}
     measured = read_rotations(probes, positions, stated=stated, noise=live.noise)
     name, tolerance = live.class_name, live.tolerance
-    _check_rotates(measured, stated[0], class_name=name, tolerance=tolerance)
-    _check_values(probes, class_name=name, tolerance=tolerance)
+    _check_rotates(measured, stated[0], name, tolerance)
+    _check_values(probes, name, tolerance)
     nothing = Planes(torch.zeros(0), 0, "none")
     unmeasured = MeasuredRotation(nothing, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
@@ -209,7 +201,6 @@ def _longest_position(live: LiveModel, context: int | None) -> int:
 def _check_rotates(
     measured: dict[int, MeasuredRotation],
     stated: list[Tensor],
-    *,
     class_name: str,
     tolerance: float,
 ) -> None:
@@ -235,7 +226,7 @@ def _check_rotates(
 
 
 def _check_values(
-    probes: Mapping[int, SingleTokenProbe], *, class_name: str, tolerance: float
+    probes: Mapping[int, SingleTokenProbe], class_name: str, tolerance: float
 ) -> None:
     """Refuse a model that rotates its values too: edits do not change values (DeepSeek V4)."""
     for layer, probe in probes.items():

@@ -20,11 +20,10 @@ from ropelens.rope.planes import Planes
 
 @dataclass(frozen=True)
 class SingleTokenProbe:
-    """Queries, keys and values of one layer for sequences of one token, in float64.
+    """Queries and keys (`vectors`) and values of one layer for sequences of one token.
 
-    `vectors` are the queries and keys of all heads, for each token. `values` are the values of
-    all key-value heads. Some models scale queries by their position (Ministral 3, Llama 4):
-    `vectors` are divided by this factor, which is `query_scale`.
+    Some models scale queries by their position (Ministral 3, Llama 4). `vectors` are divided by
+    this factor, `query_scale`.
     """
 
     vectors: Float[Tensor, "vector position coordinate"]

@@ -60,7 +60,8 @@ def frequencies(variant: Variant, shape: Shape) -> Rates:
 
 
 def _variant(parameters: dict[str, Any]) -> Variant:
-    return parse_variant(f"{parameters['rope_type'].removeprefix(OWN)}:{parameters.get('p')}")
+    name, value = parameters["rope_type"].removeprefix(OWN), parameters.get("p", "")
+    return parse_variant(f"{name}:{value}")
 
 
 def stated_shape(config: Any, parameters: dict[str, Any]) -> Shape:

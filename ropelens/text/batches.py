@@ -105,8 +105,8 @@ def number_sequences(
         or hides a token inside a sequence. `position_ids` begin anew with each document of a
         packed row. They may count hidden tokens or leave them out.
     documents
-        Number of the document of each row, or of each token [row, position]. Negative numbers
-        are padding.
+        Document numbers of the rows, or of the tokens [row, position]. Negative numbers are
+        padding.
     config
         Configuration of the model, or None.
 

@@ -32,7 +32,7 @@ def read_documents(paths: str | Path | Iterable[str | Path]) -> list[str]:
             files = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES)
         texts = [text for file in files for text in _read(file) if text.strip()]
         if not texts:
-            raise BadText(f"There is no text in {path}.")
+            raise BadText(f"{path} contains no text.")
         documents += texts
     return documents
 

@@ -1,4 +1,4 @@
-"""The text of a measurement: sequences of tokens, and what is known about them before a run.
+"""The text of a measurement: sequences of tokens, their groups, folds and known sinks.
 
 A sink is a key that takes attention regardless of its content. Some sinks are known by their
 place and token (`known_sinks`). Others are found because they take most of the attention of
@@ -49,8 +49,8 @@ class Text:
     lengths : integers [sequence], optional
         Number of tokens of each sequence. By default no sequence is padded.
     documents : integers [sequence] or [row, position], optional
-        Number of the document of each sequence, or of each token of packed rows (negative:
-        padding). Intervals resample documents. Without documents they describe this text only.
+        Document numbers of the sequences, or of the tokens of packed rows (negative: padding).
+        Intervals resample documents. Without documents they describe this text only.
     hidden : booleans [sequence, position], optional
         Tokens inside a sequence that a mask hides. They are not used as keys, rows or
         predictions.
@@ -188,7 +188,7 @@ class Text:
     def fold(self) -> Int[Tensor, " sequence"]:
         """Fold (0 or 1) of each sequence: groups alternate, ordered by their longest sequence.
 
-        The models of the budget are fitted to one fold and scored on the other.
+        Models of the budget are fitted to fold 0 and scored on fold 1, and vice versa.
         """
         count = int(self.group.max()) + 1
         zeros = self.lengths.new_zeros(count)
@@ -199,7 +199,7 @@ class Text:
 
     @cached_property
     def long(self) -> Bool[Tensor, " sequence"]:
-        """Long sequences, to which models are fitted. Short ones have no far offsets."""
+        """Long sequences, to which models are fitted. Short sequences lack far offsets."""
         ordered = self.lengths.sort(descending=True).values
         half = (2 * ordered.cumsum(0) < ordered.sum()).sum()
         return self.lengths >= LONG * ordered[half]
@@ -248,7 +248,7 @@ def _checked_lengths(
 def assign_groups(
     documents: Int[Tensor, " sequence"] | None, sequences: int
 ) -> Int[Tensor, " sequence"]:
-    """Group of each sequence: its document if there are 8 documents or more.
+    """Group of each sequence: the document if there are 8 documents or more.
 
     Otherwise a group is a stretch of neighbouring sequences.
     """

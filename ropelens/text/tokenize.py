@@ -35,7 +35,7 @@ TextInput = (
     | Integer[np.ndarray, "sequence position"]
     | Mapping[str, Any]
 )
-"""What public functions take as a text; see `read_text`."""
+"""Types that public functions accept as a text; see `read_text`."""
 IN_WORDS[TextInput] = (
     "a Text, such as rl.tokenize(documents, tokenizer, context=512); token ids [sequence, "
     "position]; a BatchEncoding; or a string"
@@ -77,13 +77,13 @@ def tokenize(
     Each sequence starts with the BOS of the tokenizer if there is one, which counts as one of
     the `context` tokens. (With bos="tokenizer", sequences start with BOS only if the tokenizer
     itself begins a text with it.) Sequences have no other special token. A document is
-    tokenized as a whole and then cut. Its last, shorter sequence is padded. A sequence of
+    tokenized as a whole and then cut. The last, shorter sequence is padded. A sequence of
     fewer than 2 tokens is dropped, because it has nothing to predict.
 
     `sequences=N` draws N sequences at random with `seed`, evenly from all documents, and keeps
     their order. If there are fewer, all are used, with a warning. A sequence that is shorter
     than an eighth of the first sequence of its document is drawn only if there are too few
-    longer ones.
+    longer sequences.
 
     Raises `BadText` for a text of fewer than `context` tokens in total and for a text that is
     the name of a file. Raises `BadArgument` for a context below 2 or a missing tokenizer.
@@ -131,7 +131,9 @@ def _sample(rows: list[NumberedRow], sequences: int, seed: int) -> list[Numbered
         )
     order = torch.randperm(len(rows), generator=generator_of(seed)).numpy()
     document = pd.Series([rows[index][1] for index in order])
-    turn = document.groupby(document).cumcount()  # all first ones come before the second ones
+    turn = document.groupby(
+        document
+    ).cumcount()  # first rows of all documents come before second rows
     drawn = order[turn.argsort(kind="stable")[:sequences]]
     return [rows[index] for index in sorted(drawn)]
 
@@ -148,12 +150,12 @@ def warn_beyond(context: int, maximum: int | None) -> None:
 def encode(text: str, tokenizer: Any, begin: Bos = "always") -> tuple[list[int], list[int]]:
     """Return the token that a sequence begins with (or no token), and the tokens of `text`.
 
-    Raises `BadArgument` if there is no tokenizer.
+    Raises `BadArgument` if `tokenizer` is None.
     """
     if tokenizer is None:
         raise BadArgument(
             "A text needs the tokenizer of the model.",
-            hint="its files in the folder of the model, tokenizer=, or token ids",
+            hint="tokenizer files in the folder of the model, tokenizer=, or token ids",
         )
     # verbose=False: no warning about documents longer than the maximum of the model.
     # split_special_tokens: a "<s>" inside a document is text, not a special token.

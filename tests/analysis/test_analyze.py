@@ -17,7 +17,7 @@ from tiny_checkpoints import save_tiny, tiny_llama
 from transformers import DbrxConfig, LlamaConfig
 
 import ropelens as rl
-from ropelens.analysis.analysis import write_answer
+from ropelens.analysis.analysis import Answer, write_answer
 from ropelens.analysis.plan import plan_analysis
 from ropelens.checkpoints.files import fingerprint
 from ropelens.profiles.measurement import sequences_at_once
@@ -124,7 +124,7 @@ def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path)
 
 
 def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: Path) -> None:
-    answer = rl.Answer("Why?", ["Because."], {"A caption.": rl.plot_norms(analysis.profile)})
+    answer = Answer("Why?", ["Because."], {"A caption.": rl.plot_norms(analysis.profile)})
     folder = write_answer(tmp_path / "why", analysis, answer).parent
     assert (folder.parent.name, folder.name) == ("why", "tiny")
     with pytest.raises(rl.RopelensError, match="holds the answer of an analysis: "):

@@ -38,7 +38,7 @@ def written(*folders: Path) -> Path:
     ended = CliRunner().invoke(app, ["claims", *inputs, "--out", out])
     assert (ended.exit_code, ended.stdout) == (0, f"{out}/index.html\n"), ended.output
     assert "null_high  q_value\n" in ended.stderr
-    assert "q_value: of claims with a q this low" in ended.stderr
+    assert "q_value: among claims" in ended.stderr
     assert "  band: planes between a layer's longest plane and" in ended.stderr
     return folders[-1]
 

@@ -153,7 +153,7 @@ def test_a_disk_that_runs_full(
     with full_disk(200_000):
         ended = ropelens(*analyze, out / "new")
     assert ended.problem.endswith(
-        f"the same command goes on from {out / 'new' / '.unfinished'}"
+        f"the same command continues from {out / 'new' / '.unfinished'}"
     )
     with full_disk(10_000):
         ended = ropelens(*analyze, out / "none")

@@ -105,7 +105,7 @@ def test_profiles_that_lack_numbers_are_refused(ropelens: Command, tmp_path: Pat
         save(few, folder / "profile.nc")
     for words, arguments in {
         "A profile lacks numbers": ("compare", *folders, "--out", tmp_path / "out"),
-        "lacks numbers that labels are made of": ("report", folders[0]),
+        "lacks numbers that labels are computed from": ("report", folders[0]),
     }.items():
         ended = ropelens(*arguments)
         assert (ended.code, words in ended.problem) == (1, True), ended.err

@@ -23,6 +23,7 @@ from ropelens.comparison.entries import ComparisonEntry as Entry
 from ropelens.comparison.measure import past_context, validation
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
+from ropelens.report import describe
 from ropelens.train.data import documents_of, sequences_of, train_tokenizer
 
 
@@ -279,5 +280,5 @@ def test_text_sampled_from_a_model_is_the_first_finding(tmp_path: Path) -> None:
     for folder, name in zip(folders, (profile.attrs["model"], "another"), strict=True):
         folder.mkdir()
         rl.save(profile.assign_attrs(model=name), folder / "profile.nc")
-    first, *_ = rl.describe(rl.compare(folders, cache=tmp_path))
+    first, *_ = describe(rl.compare(folders, cache=tmp_path))
     assert first.startswith("The text was sampled from bundled:rope. ")

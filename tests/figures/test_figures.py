@@ -27,14 +27,15 @@ from ropelens.figures.comparison import (
     plot_loss_change,
     plot_position_loss,
 )
-from ropelens.figures.edits import MEASURE_AXES
+from ropelens.figures.edits import MEASURE_AXES, plot_silenced
 from ropelens.figures.formats import number
 from ropelens.figures.head import kernel_arrays, pair_figure
 from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import kv_heads
-from ropelens.figures.planes import NORM_PANELS
+from ropelens.figures.planes import NORM_PANELS, plot_head_wavelengths
 from ropelens.figures.style import LABEL_ORDER, SIGNS, SYMBOLS
 from ropelens.figures.truncated_heads import plot_head_truncation
+from ropelens.report import describe
 from ropelens.report.words import idle_words
 
 SILENCED = ("what", "label", "tokens", "change", "low", "high")
@@ -43,7 +44,7 @@ Draw = Callable[[xr.Dataset, pd.DataFrame], go.Figure]
 AT = {"layer": 1, "head": 2}
 FAMILIES: dict[str, Draw] = {
     "head_map": lambda p, h: rl.plot_head_map(p, h, selected=(1, 2)),
-    "head_wavelengths": lambda p, h: rl.plot_head_wavelengths(p, h, selected=(1, 2)),
+    "head_wavelengths": lambda p, h: plot_head_wavelengths(p, h, selected=(1, 2)),
     "claim": lambda p, h: rl.plot_claim(p, h, selected=(1, 2)),
     "norms": lambda p, h: rl.plot_norms(p),
     "norms of a layer": lambda p, h: rl.plot_norms(p, layer=1),
@@ -188,7 +189,7 @@ OTHERS: dict[str, tuple[xr.Dataset, Callable[[xr.Dataset], go.Figure]]] = {
     "planes": (RUNS, plot_comparison_planes),
     "growth": (RUNS, plot_growth),
     "losses": (RUNS, lambda ds: plot_loss_change(ds, summarize_comparison(ds))),
-    "silenced": (RUNS, lambda _: rl.plot_silenced(pd.DataFrame(columns=SILENCED))),
+    "silenced": (RUNS, lambda _: plot_silenced(pd.DataFrame(columns=SILENCED))),
 }
 PLOTS = {name: (SMALL[0], lambda ds, f=f: f(ds, heads_of(ds))) for name, f in FAMILIES.items()}
 SWEPT = {
@@ -254,7 +255,7 @@ def test_layers_without_attention_are_grey():
     assert np.isfinite(grey.z).tolist() == [[True] * 3, [False] * 3, [True] * 3]
     assert grey.hovertemplate.startswith("layer %{y}: %{customdata}, no attention")
     assert "no attention" in [t.name for t in figure.select_traces("scatter")]
-    assert (rl.describe(heads)[0]).startswith("Of 3 heads, ")
+    assert (describe(heads)[0]).startswith("Of 3 heads, ")
     assert idle_words(profile) == "2 of 3 layers have no attention (layers 0 and 2)."
 
 
@@ -286,7 +287,7 @@ def test_layers_of_unequal_width():
 
 def test_heads_are_in_the_order_of_their_positional_fraction(measured):
     profile, heads = measured
-    figure = rl.plot_head_wavelengths(profile, heads, selected=(1, 2))
+    figure = plot_head_wavelengths(profile, heads, selected=(1, 2))
     (cells,) = figure.select_traces("heatmap")
     known = heads[heads["label"].isin(["positional", "mixed", "semantic"])]
     ordered = known.sort_values("positional_fraction", ascending=False, kind="stable")
@@ -315,7 +316,7 @@ def test_changes_have_intervals_by_kind_of_token():
         for what, label in (("a", "positional"), ("b", ""))
         for kind, change in (("all", 1.0), ("new", 3.0))
     ]
-    figure = rl.plot_silenced(pd.DataFrame(rows))
+    figure = plot_silenced(pd.DataFrame(rows))
     assert [note.text for note in figure.layout.annotations] == ["all", "new"]
     for trace, row in zip(figure.data, rows, strict=True):
         assert (trace.x[0], trace.y[0]) == (row["change"], row["what"])

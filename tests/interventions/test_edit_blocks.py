@@ -1,4 +1,4 @@
-"""Edits as blocks: nested, left by errors, under caches and observers, and what is refused."""
+"""Blocks of edits: nested, closed by errors, with caches and observers, and their errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ropelens.errors import BadArgument, UnsupportedModel
 
 
 def state(model: PreTrainedModel) -> list[object]:
-    """What an edit could leave behind."""
+    """Parts of a model that an edit could leave changed."""
     facts = [
         (vars(module).get("num_key_value_groups"), len(module._forward_pre_hooks))
         for module in model.modules()
@@ -39,7 +39,7 @@ class Stop(Exception):
 def test_an_error_at_the_attention_restores_the_model(
     llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ):
-    """While keys are expanded, a head each, and the module says so."""
+    """The error is raised while the module expects a key for every query head."""
     plain, before = logits(llama), state(llama)
     groups = []
 
@@ -80,7 +80,7 @@ def test_edits_nest_and_add_up(llama: LlamaForCausalLM):
 
 
 def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
-    """As frequencies: the inner edit's, while what was dropped stays dropped."""
+    """The inner attention factor replaces the outer factor. Dropped planes stay dropped."""
     plain = logits(llama)
     with rl.edit_rope(llama, "yarn:16"):
         once = logits(llama)
@@ -120,7 +120,7 @@ def test_blocks_hold_in_every_thread(llama: LlamaForCausalLM):
         assert torch.equal(pool.submit(logits, copy.deepcopy(llama)).result(), plain)
 
 
-def test_blocks_that_do_not_nest_leave_nothing_behind(llama: LlamaForCausalLM):
+def test_blocks_that_do_not_nest_restore_the_model(llama: LlamaForCausalLM):
     before, plain = state(llama), logits(llama)
     outer, inner = rl.edit_rope(llama, "nope"), rl.edit_rope(llama, "rope:500")
     outer.__enter__()
@@ -149,7 +149,7 @@ def edited(heads: str) -> Block:
 
 
 def silenced(to: str) -> Block:
-    reference = {"tokens": random_tokens(length=12)} if to == "mean" else {}
+    reference = {"text": random_tokens(length=12)} if to == "mean" else {}
     return lambda model: rl.silence_heads(model, "0.1,1.2", to=to, **reference)
 
 
@@ -160,7 +160,7 @@ def silenced(to: str) -> Block:
         (edited("*.1"), "llama_gqa", "sdpa", "static", 7),
         (edited("*.1"), "mistral_sliding", "eager", "static", 7),
         (edited("*.1"), "gemma3", "sdpa", "dynamic", 7),
-        # Without padding sdpa leaves out the mask, which says how much of a cache is empty.
+        # Without padding, sdpa has no mask that shows the empty part of a cache.
         (edited("*.*"), "llama_gqa", "sdpa", "static", 0),
         (edited("*.*"), "persimmon", "sdpa", "static", 0),
         (silenced("zero"), "llama_gqa", "eager", "static", 7),
@@ -172,7 +172,7 @@ def silenced(to: str) -> Block:
 def test_generation_with_a_cache(
     block: Block, name: str, implementation: str, cache: str, padding: int
 ):
-    """Token by token, with padding on the left, as without a cache."""
+    """Generation with a cache and left padding equals generation without a cache."""
     model = tiny(name)
     model.set_attn_implementation(implementation)
     ids = random_tokens(length=20)
@@ -185,12 +185,12 @@ def test_generation_with_a_cache(
         expected = model.generate(ids, **options, use_cache=False)
         cached = model.generate(ids, **options, cache_implementation=cache)
     assert torch.equal(cached.sequences, expected.sequences)
-    for own, true in zip(cached.logits, expected.logits, strict=True):
-        torch.testing.assert_close(own, true, rtol=1e-4, atol=1e-3)
+    for ours, true in zip(cached.logits, expected.logits, strict=True):
+        torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-3)
     assert (plain.logits[0] - expected.logits[0]).abs().max() > 1e-2
 
 
-# what is refused, before anything is edited
+# errors before the block opens
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Edits of a live model, held to models that were built that way and to dense attention."""
+"""Edits of a live model equal models that were built that way, and dense attention."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ LENGTH = 30
 
 
 def keep(model: PreTrainedModel, kept: Callable[[int], torch.Tensor]) -> PreTrainedModel:
-    """`model` whose own rotary modules turn only the planes `kept` of their count."""
+    """`model`, whose rotary modules rotate only the planes in `kept(count)`."""
     for name, buffer in model.named_buffers():
         if name.endswith("inv_freq"):
             buffer.mul_(kept(len(buffer)))
     return model
 
 
-# nothing edited
+# edits that change nothing
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -79,7 +79,7 @@ def test_a_function_chooses_planes():
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
-def test_stopped_planes_are_those_of_a_model_whose_own_stand_still(name: str):
+def test_stopped_planes_equal_a_model_with_frequency_zero(name: str):
     model = tiny(name)
     plain = logits(model)
 
@@ -99,7 +99,7 @@ def test_stopped_planes_are_those_of_a_model_whose_own_stand_still(name: str):
 
 @pytest.mark.parametrize("name", ["nanochat", "glm", "gpt_neox", "deepseek_v3", "cohere"])
 def test_rescaled_planes_keep_their_direction(name: str):
-    """Clockwise, in part of a head, paired either way: all of them at half their speed."""
+    """All planes rotate at half their frequency: clockwise, partial, with each pairing."""
     model = tiny(name)
     own = next(b for n, b in model.named_buffers() if n.endswith("rotary_emb.inv_freq"))
     expected = logits(keep(tiny(name), lambda count: torch.full((count,), 0.5)))
@@ -130,16 +130,16 @@ def test_gradients_pass_an_edit():
         torch.testing.assert_close(own.grad, expected.grad, rtol=1e-3, atol=1e-4)
 
 
-# one head, against dense attention: in the first layer, whose input no edit changes
+# one head of the first layer, whose input no edit changes, compared with dense attention
 
 
 def first_layer_scores(
     name: str, change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 ) -> torch.Tensor:
-    """Attention [head, row, key] of layer 0, with q~ and k~ of every head put through `change`.
+    """Attention [head, row, key] of layer 0, after `change` of the unrotated queries and keys.
 
-    They come as complex numbers [head, position, plane], each kv head once for every query
-    head; what rotates is rotated again.
+    `change` gets complex numbers [head, position, plane], with a key for every query head, and
+    the rotation. It returns rotated queries and keys.
     """
     model = tiny(name)
     calls, _ = attention_calls(model, random_tokens(sequences=1)[0])
@@ -160,18 +160,18 @@ def first_layer_scores(
 def observed(model: PreTrainedModel) -> torch.Tensor:
     call, _ = observed_calls(model, random_tokens(sequences=1))[0]
     weights = attention_map(call)[0].double()
-    return weights / weights.sum(-1, keepdim=True)  # of the keys, where a sink takes part
+    return weights / weights.sum(-1, keepdim=True)  # without the weight of a sink
 
 
 @pytest.mark.parametrize("heads", [[1], [2, 3]])
 @pytest.mark.parametrize("name", GROUPED)
 def test_one_plane_of_some_heads_stops(name: str, heads: list[int]):
-    """One of the heads that share a key-value head; and both, which need one key alone."""
+    """One of the heads that share a key-value head; and both, which still share one key."""
 
     def change(query, key, turned):
-        stands = turned.expand(query.shape).clone()
-        stands[heads, :, 1] = 1
-        return query * stands, key * stands
+        rotation = turned.expand(query.shape).clone()
+        rotation[heads, :, 1] = 1
+        return query * rotation, key * rotation
 
     model = tiny(name)
     plain, named = observed(model), ",".join(f"0.{head}" for head in heads)
@@ -200,7 +200,7 @@ def test_a_plane_adds_nothing(name: str):
 
 
 def test_a_rotation_that_depends_on_the_length():
-    """Past the trained context the model turns otherwise in every call; so does the edit."""
+    """Beyond the trained context, the model and the edit change their rotation in each call."""
     model = tiny("llama_dynamic", max_position_embeddings=16)
     inv_freq, _ = ROPE_INIT_FUNCTIONS["dynamic"](model.config, "cpu", seq_len=LENGTH)
     other = tiny("llama_gqa")
@@ -212,7 +212,7 @@ def test_a_rotation_that_depends_on_the_length():
         torch.testing.assert_close(logits(model, short), within, rtol=0, atol=1e-4)
 
 
-def test_an_indexer_is_told_to_turn_as_it_did():
+def test_an_indexer_ignores_the_edit_with_a_warning():
     sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
     sizes |= {"qk_nope_head_dim": 8, "index_n_heads": 2, "index_head_dim": 16, "n_group": 1}
     model = of_kind("deepseek_v32", first_k_dense_replace=2, num_key_value_heads=4, **sizes)

@@ -17,22 +17,23 @@ from ropelens.analysis.options import Options
 from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.interventions import truncate as module
-from ropelens.interventions.truncate import KEEP, edits_of, named_entries
+from ropelens.interventions.truncate import PlaneSweep, edits_of, named_entries
 from ropelens.interventions.truncation_table import summarize_truncation
+from ropelens.report import describe
 from ropelens.rope import select
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import Cut, Wavelengths, plan_cuts
+from ropelens.rope.select import Cut, Wavelengths
 
 TOKENS = torch.randint(2, 40, (6, 24), generator=torch.Generator().manual_seed(0))
 
 
-def turning(planes: int, base: float = 10_000.0) -> Wavelengths:
+def rotating_planes(planes: int, base: float = 10_000.0) -> Wavelengths:
     return dict(enumerate((2 * np.pi * base ** (np.arange(planes) / planes)).tolist()))
 
 
 def plan(layers: Sequence[Wavelengths], **changes: object) -> list[Cut]:
-    settings = {"keep": KEEP, "ends": ("slow", "fast"), "bands": 0, "controls": 3, "seed": 0}
-    return plan_cuts(layers, **settings | changes)
+    seed = changes.pop("seed", 0)
+    return PlaneSweep(**changes).cuts(layers, seed=seed)
 
 
 def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
@@ -43,7 +44,7 @@ def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
 
 
 def test_names_of_edits_give_the_share_that_really_rotates() -> None:
-    layers = [turning(4)] * 2
+    layers = [rotating_planes(4)] * 2
     cuts = plan(layers, keep=[1, 0.875, 0.8, 0.5, 0], controls=1)
     assert [cut.name(layers) for cut in cuts] == [
         *("none", "slow 0.75", "fast 0.75", "random 0.75 #0"),
@@ -54,11 +55,11 @@ def test_names_of_edits_give_the_share_that_really_rotates() -> None:
 
 
 def test_controls_have_the_size_of_the_edit_and_are_nested() -> None:
-    layers = [turning(16)] * 3
+    layers = [rotating_planes(16)] * 3
     cuts = plan(layers, seed=5)
     assert cuts == plan(layers, seed=5)
     assert cuts != plan(layers, seed=6)
-    for share in KEEP[1:-1]:
+    for share in PlaneSweep.keep[1:-1]:
         same = [cut for cut in cuts if cut.kept(layers) == share]
         assert [cut.kind for cut in same] == ["slow", "fast", "random", "random", "random"]
         assert {len(numbers) for cut in same for numbers in cut.stopped} == {16 * (1 - share)}
@@ -73,7 +74,7 @@ def test_controls_have_the_size_of_the_edit_and_are_nested() -> None:
 @pytest.mark.parametrize("planes", [2, 3, 4, 8])
 def test_controls_differ_from_the_sets_that_they_control(planes: int) -> None:
     """With few planes, a random set is often an end or the band, and must be drawn again."""
-    cuts = plan([turning(planes)] * 2, bands=planes, controls=20)
+    cuts = plan([rotating_planes(planes)] * 2, bands=planes, controls=20)
     sets = {kind: {cut.stopped for cut in of_kind(cuts, kind)} for kind in ("slow", "fast")}
     random = {cut.stopped for cut in of_kind(cuts, "random")}
     assert not random & (sets["slow"] | sets["fast"])
@@ -87,7 +88,7 @@ def test_controls_differ_from_the_sets_that_they_control(planes: int) -> None:
 
 @pytest.mark.parametrize("bands", [1, 3, 8, 16])
 def test_bands_divide_the_planes_in_order(bands: int) -> None:
-    cuts = plan([turning(16)] * 2, keep=[1], bands=bands, controls=2)
+    cuts = plan([rotating_planes(16)] * 2, keep=[1], bands=bands, controls=2)
     chosen = of_kind(cuts, "band")
     assert [n for cut in chosen for n in cut.stopped[0]] == list(range(16))
     sizes = [len(cut.stopped[0]) for cut in chosen]
@@ -101,7 +102,7 @@ def test_bands_divide_the_planes_in_order(bands: int) -> None:
 
 def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
     """Two bases as in Gemma 3, a layer without rotation, and a layer with fewer planes."""
-    layers = [turning(8), turning(8, 1e6), {}, turning(4)]
+    layers = [rotating_planes(8), rotating_planes(8, 1e6), {}, rotating_planes(4)]
     cuts = plan(layers, keep=[0.5], bands=4, controls=1)
     slow = of_kind(cuts, "slow")[0]
     assert slow.stopped == ((4, 5, 6, 7), (4, 5, 6, 7), (), (2, 3))
@@ -175,8 +176,8 @@ def test_planes_stop_only_in_the_named_heads() -> None:
     }
     evaluated = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])
     np.testing.assert_array_equal(sweep["loss"], evaluated["loss"])
-    assert rl.describe(sweep)[0].startswith("Within 24 tokens")
-    assert f", only in heads {heads}, of 2 bands" in rl.describe(sweep)[0]
+    assert describe(sweep)[0].startswith("Within 24 tokens")
+    assert f", only in heads {heads}, of 2 bands" in describe(sweep)[0]
 
 
 def test_equal_sets_are_measured_once(monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""TransformerLens models: the same numbers as transformers, or a clear refusal."""
+"""TransformerLens models give the same numbers as transformers, or a clear error."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LENGTHS = torch.tensor([40, 23, 31])
 FEW = {"surrogates": 1}  # each is drawn and measured alike
 TOKENS = random_tokens(sequences=3, length=40)
 
-# Families that differ in what the bridge must pass on: windows (of which Mistral's module
-# knows nothing, and Exaone's too much), soft-caps, sinks, rest, pairing, NoPE layers.
+# The bridge must pass on windows (Mistral's module has none, Exaone's module has one in every
+# layer), soft-caps, sinks, unrotated coordinates, pairing and NoPE layers.
 BRIDGED = (
     *("llama_gqa", "llama_yarn", "mistral_sliding", "exaone4", "gemma2", "gemma3"),
     *("gpt_oss", "phi", "cohere", "smollm3", "olmo2"),
@@ -39,7 +39,7 @@ SILENT = {
 
 
 def saved(name: str, folder: Path) -> tuple[torch.nn.Module, PreTrainedTokenizerFast]:
-    """A tiny model and a tokenizer as they come from disk, which is what a bridge wants."""
+    """A tiny model and a tokenizer, loaded from disk, because a bridge needs a path."""
     tiny(name).save_pretrained(folder)
     words = {"<pad>": 0, "<s>": 1, "</s>": 2} | {f"t{i}": i for i in range(3, 96)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
@@ -77,7 +77,7 @@ def test_a_bridge_gives_the_profile_of_the_model(name: str, tmp_path: Path):
     model.set_attn_implementation("eager")
     plain = rl.profile(model, rl.Text(TOKENS, lengths=LENGTHS), tokenizer=tokenizer, **FEW)
     rope = rl.measure_rope(model)
-    bridged = bridge(model, tokenizer)  # which changes the model
+    bridged = bridge(model, tokenizer)  # changes the model
     assert isinstance(as_live_model(bridged), BridgeModel)
     assert_same_profile(
         plain, rl.profile(bridged, rl.Text(TOKENS, lengths=LENGTHS), tokenizer=tokenizer, **FEW)
@@ -104,22 +104,22 @@ def changed(model: torch.nn.Module, name: str) -> Iterator[None]:
 
 @torch.no_grad()
 def outputs(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Logits by themselves, under each change and after all, on sequences of one length."""
-    said = lambda: getattr(found := model(TOKENS[:2]), "logits", found)  # noqa: E731
-    logits = {"before": said()}
+    """Logits without a change, under each change, and after all changes."""
+    run = lambda: getattr(result := model(TOKENS[:2]), "logits", result)  # noqa: E731
+    logits = {"before": run()}
     for name in (*EDITS, "zero", "mean", "resample"):
         with changed(model, name):
-            logits[name] = said()
+            logits[name] = run()
     with (
         rl.edit_rope(model, rl.stop(rl.Fastest(0.5))),
         rl.silence_heads(model, "0.*", to="mean", text=TOKENS),
     ):
-        logits["both"] = said()
-    return logits | {"after": said()}
+        logits["both"] = run()
+    return logits | {"after": run()}
 
 
 @pytest.mark.parametrize("name", EDITED)
-def test_edits_and_silence_do_the_same_to_a_bridge(name: str, tmp_path: Path):
+def test_edits_and_silence_change_a_bridge_in_the_same_way(name: str, tmp_path: Path):
     model, tokenizer = saved(name, tmp_path)
     model.set_attn_implementation("eager")
     expected, seen = outputs(model), rl.capture(model, TOKENS[0])
@@ -158,7 +158,7 @@ def test_blocks_on_a_bridge_nest_in_any_order(tmp_path: Path):
     for (call, planes), again in zip(outside, inside, strict=True):
         assert torch.equal(call.query, again.query)
         assert not planes.inv_freq.any()
-        assert call.output.abs().max() > 0.1  # as the heads made it
+        assert call.output.abs().max() > 0.1  # before heads are silenced
     assert not torch.equal(outside[0][0].query, plain[0])
     assert not cache["blocks.0.attn.hook_z"].any()
     torch.testing.assert_close(
@@ -166,7 +166,7 @@ def test_blocks_on_a_bridge_nest_in_any_order(tmp_path: Path):
     )
 
 
-def test_what_a_bridge_cannot_do_names_the_hook(tmp_path: Path):
+def test_errors_of_a_bridge_name_the_hook(tmp_path: Path):
     bridged = bridge(*saved("llama_gqa", tmp_path))
     with torch.no_grad():
         before = bridged(TOKENS)
@@ -186,8 +186,8 @@ def test_what_a_bridge_cannot_do_names_the_hook(tmp_path: Path):
         assert torch.equal(bridged(TOKENS), before)
 
 
-def test_given_positions_are_those_of_an_edit(tmp_path: Path):
-    """Positions 0, 2, 4, ...: what an edit turns back is what the model had turned."""
+def test_an_edit_uses_the_positions_of_the_call(tmp_path: Path):
+    """At positions 0, 2, 4, ..., an edit undoes exactly the rotation of the model."""
     model, tokenizer = saved("llama_gqa", tmp_path)
     model.set_attn_implementation("eager")
     apart = 2 * torch.arange(40)[None]

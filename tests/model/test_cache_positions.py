@@ -1,4 +1,4 @@
-"""Where tokens stand: an edit turns each key by the position at which the model turned it."""
+"""Positions of cached tokens: an edit uses the position at which the model rotated a key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNKNOWN = pytest.raises(UnsupportedModel, match="positions of the keys in this c
 
 
 def stopped(model: nn.Module) -> nn.Module:
-    """The model that `EDIT` describes."""
+    """A model whose buffers have the frequencies of `EDIT`."""
     other = copy.deepcopy(model)
     for name, buffer in other.named_buffers():
         if name.endswith("inv_freq") and "rotary_emb." in name:
@@ -33,7 +33,7 @@ def stopped(model: nn.Module) -> nn.Module:
 
 
 def on_a_grid() -> torch.Tensor:
-    """Six tokens of text, an image of 3 x 4 patches, and text behind it."""
+    """Positions of six tokens of text, an image of 3 x 4 patches, and six more tokens."""
     patches = torch.stack([torch.zeros(12), torch.arange(12) // 4, torch.arange(12) % 4]).long()
     rows = [torch.arange(6).expand(3, -1), 6 + patches, 10 + torch.arange(6).expand(3, -1)]
     return torch.cat(rows, dim=1)[:, None].expand(-1, 2, -1)
@@ -41,7 +41,7 @@ def on_a_grid() -> torch.Tensor:
 
 @torch.no_grad()
 def in_steps(model: nn.Module, positions: torch.Tensor, *, first: int = 20) -> torch.Tensor:
-    """Logits of a prompt and of what follows it, token by token, on its cache."""
+    """Logits of a prompt and the later tokens, which run one by one on a cache."""
     cache, logits = DynamicCache(), []
     for begin, end in [(0, first), *((n, n + 1) for n in range(first, 24))]:
         part = {"input_ids": TOKENS[:, begin:end], "position_ids": positions[..., begin:end]}
@@ -50,7 +50,7 @@ def in_steps(model: nn.Module, positions: torch.Tensor, *, first: int = 20) -> t
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_each_plane_turns_with_its_own_axis(kind: str) -> None:
+def test_each_plane_rotates_with_its_own_axis(kind: str) -> None:
     model = sighted(kind)
     expected = in_steps(stopped(model), on_a_grid())
     with rl.edit_rope(model, EDIT):
@@ -71,7 +71,7 @@ def test_text_on_three_axes_is_measured_and_images_are_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "cohere"])
-def test_keys_keep_the_positions_at_which_they_passed(name: str) -> None:
+def test_keys_keep_the_positions_at_which_they_were_added(name: str) -> None:
     model, apart = tiny(name), 3 * torch.arange(24)[None].expand(2, -1)
     expected = in_steps(stopped(model), apart)
     with rl.edit_rope(model, EDIT):
@@ -82,7 +82,7 @@ def test_keys_keep_the_positions_at_which_they_passed(name: str) -> None:
 def go_on(
     model: nn.Module, mask: Any, where: Any, *edits: Any, cropped: int = 0, inside: bool = False
 ) -> torch.Tensor:
-    """Logits of a token on a cache, filled before the block of `edits`, or `inside` it."""
+    """Logits of a token on a cache that was filled before or `inside` the block of `edits`."""
     cache = DynamicCache()
 
     def run(at: slice) -> torch.Tensor:
@@ -99,15 +99,15 @@ def go_on(
 
 
 def masked(hidden: slice) -> tuple[torch.Tensor, torch.Tensor]:
-    """A mask that hides these tokens of the first sequence, and positions of the others."""
+    """A mask that hides these tokens of the first sequence, and positions of visible tokens."""
     mask = torch.ones(2, 24, dtype=torch.long)
     mask[0, hidden] = 0
     return mask, (mask.cumsum(1) - 1).clamp(min=0)
 
 
 @torch.no_grad()
-def test_a_cropped_cache_of_keys_that_turned_otherwise_is_refused() -> None:
-    """Dynamic RoPE forgets the 24 tokens; the keys that they left do not."""
+def test_a_cropped_cache_of_keys_with_another_rotation_is_refused() -> None:
+    """Dynamic RoPE forgets the 24 tokens, but the cached keys keep their rotation."""
     model, cache = tiny("llama_dynamic", max_position_embeddings=16), DynamicCache()
     with rl.edit_rope(model, EDIT), rl.observe(model, lambda call, planes: None):
         model(TOKENS, past_key_values=cache)
@@ -116,8 +116,8 @@ def test_a_cropped_cache_of_keys_that_turned_otherwise_is_refused() -> None:
             model(TOKENS[:, 8:9], past_key_values=cache)
 
 
-def test_the_rows_that_are_asked_for_are_the_last_ones() -> None:
-    """As in Gemma 4's shared layers, where positions are those of all tokens."""
+def test_rows_are_the_last_tokens() -> None:
+    """In shared layers of Gemma 4, positions belong to all tokens, but only some are rows."""
     given, key = torch.tensor([[3, 4, 5, 9, 10, 11]]), torch.zeros(1, 2, 6, 8)
     rows, keys = positions(nn.Identity(), range(4, 6), 0, key, given, None)
     assert rows.tolist() == [[10, 11]]
@@ -126,7 +126,7 @@ def test_the_rows_that_are_asked_for_are_the_last_ones() -> None:
 
 @torch.no_grad()
 def test_each_of_two_caches_has_its_own_positions() -> None:
-    """As in classifier-free guidance: one prompt has hidden tokens that do not count."""
+    """As in classifier-free guidance: one prompt has hidden tokens without positions."""
     model, (mask, where) = tiny("llama_gqa"), masked(slice(8, 13))
 
     def last(model: nn.Module) -> torch.Tensor:
@@ -147,7 +147,7 @@ def test_each_of_two_caches_has_its_own_positions() -> None:
 
 @pytest.mark.parametrize("name", ["GraniteMoeHybrid", "Zaya", "Llama4", "Persimmon"])
 @torch.no_grad()
-def test_positions_that_attention_is_not_told_are_known(name: str) -> None:
+def test_positions_that_attention_does_not_receive_are_known(name: str) -> None:
     model, ids = families.tiny(f"{name}ForCausalLM"), TOKENS % 39
     where = torch.arange(24)[None] + (torch.arange(24) >= 12) * 57
     options = {"attention_mask": torch.ones_like(ids), "use_cache": False}
@@ -168,10 +168,10 @@ BEFORE = [
     ("mistral_sliding", NOTHING, COUNTED % 18, 0, False),
     ("qwen2_vl", LEFT, None, 0, True),
     ("qwen2_vl", NOTHING, on_a_grid(), 0, False),
-    # full layers beside sliding ones, which take the earlier of packed rows for padding
+    # with sliding layers, earlier sequences of packed rows look like padding
     *(("gemma3", NOTHING, where, 0, False) for where in (COUNTED % 12, on_a_grid()[1])),
 ]
-"""Hidden tokens, positions that count them or none, and whether the last one tells all."""
+"""Hidden tokens, positions, cropped tokens, and whether a new token reveals the positions."""
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -181,7 +181,7 @@ def test_a_cache_from_before_the_block_is_known_or_refused(
     name: str, hidden: slice, where: Any, cropped: int, known: bool, how: str, inside: bool
 ) -> None:
     sees, (mask, own) = name == "qwen2_vl", masked(hidden)
-    layers = 2 if name == "gemma3" else 1  # of which one has the same keys under an edit
+    layers = 2 if name == "gemma3" else 1  # one layer has the same keys under an edit
     model = sighted(name) if sees else tiny(name, num_hidden_layers=layers)
     if sees:
         text = model.config.text_config
@@ -195,7 +195,7 @@ def test_a_cache_from_before_the_block_is_known_or_refused(
         torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
 
 
-def test_a_mask_may_have_ones_for_keys_as_flash_attention_takes_it() -> None:
+def test_a_mask_may_have_a_value_for_each_key_as_in_flash_attention() -> None:
     attention, key = tiny("llama_gqa").model.layers[0].self_attn, torch.zeros(1, 2, 5, 16)
     told = torch.tensor([[2]]), torch.tensor([[0, 0, 1, 1, 1]])
     _, keys = positions(attention, range(4, 5), 0, key, *told)

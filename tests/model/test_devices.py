@@ -1,4 +1,4 @@
-"""Models that accelerate spreads and offloads, or that are quantized: the same numbers."""
+"""Models that accelerate offloads, or that are quantized, give the same numbers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 import ropelens as rl
 from ropelens.checkpoints.load import load, open_checkpoint
 from ropelens.checkpoints.load_options import Loading
-from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel
+from ropelens.errors import BadArgument, BadCheckpoint
 from ropelens.runtime.devices import device_of, devices_of, room_for_weights
 
 CPU = torch.device("cpu")
 MAP = {"model.embed_tokens": "disk", "model.layers.0": "cpu", "model.layers.1": "disk"}
 MAP |= {"model.norm": "cpu", "model.rotary_emb": "disk", "lm_head": "cpu"}
 BACKWARD = ["excerpt_answer", "excerpt_lead", "excerpt_score_gradient"]
-"""What takes a backward pass, which stops at weights that are not on a device."""
+"""Variables that need a backward pass, which is impossible through offloaded weights."""
 TOKENS = torch.arange(72).reshape(3, 24) * 7 % 40
 
 
 @pytest.fixture(scope="module")
 def plain() -> xr.Dataset:
-    """What the model gives that lies in memory as a whole."""
+    """Profile of the model in memory."""
     return rl.profile(tiny_llama().eval(), TOKENS, surrogates=0)
 
 
@@ -45,7 +45,7 @@ OFFLOADED: dict[str, Callable[[LlamaForCausalLM, Path], PreTrainedModel]] = {
 
 
 @pytest.mark.parametrize("how", OFFLOADED)
-def test_an_offloaded_model_is_measured_and_edited_as_it_is(
+def test_an_offloaded_model_is_measured_and_edited(
     how: str, plain: xr.Dataset, tmp_path: Path
 ) -> None:
     model = OFFLOADED[how](tiny_llama().eval(), tmp_path)
@@ -58,14 +58,7 @@ def test_an_offloaded_model_is_measured_and_edited_as_it_is(
         torch.testing.assert_close(model(TOKENS).logits, own(TOKENS).logits)
 
 
-def test_a_model_without_weights_is_refused() -> None:
-    with torch.device("meta"):
-        empty = tiny_llama()
-    with pytest.raises(UnsupportedModel, match="is on meta, where ropelens does not run"):
-        rl.profile(empty, TOKENS)
-
-
-def test_a_checkpoint_in_shards_is_spread_as_asked(
+def test_a_checkpoint_in_shards_is_placed_by_the_device_map(
     plain: xr.Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tiny_llama().save_pretrained(tmp_path, max_shard_size="20KB")
@@ -83,7 +76,7 @@ def test_a_checkpoint_in_shards_is_spread_as_asked(
     assert logging.getLogger("accelerate").level == logging.NOTSET
 
 
-def test_weights_leave_room_to_measure_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_leave_room_for_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 6 * 10**9)
     assert room_for_weights([torch.device("cuda", 1)]) == {1: 10**9, "cpu": 5_100_000_000}
     monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 10**8)
@@ -102,7 +95,7 @@ def test_weights_beyond_the_memory_are_not_read(
     load(tmp_path / "model", device="cpu")
 
 
-def test_weights_take_the_bytes_that_they_are_saved_or_read_in(tmp_path: Path) -> None:
+def test_weights_are_counted_in_the_dtype_of_the_file_or_the_option(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model")
     model = tiny_llama()
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -116,13 +109,13 @@ def test_weights_take_the_bytes_that_they_are_saved_or_read_in(tmp_path: Path) -
     assert open_checkpoint(folder, Loading()).weight_bytes == saved
 
 
-@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is there")
-def test_a_package_that_is_not_there_is_named() -> None:
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_a_missing_package_is_named() -> None:
     with pytest.raises(BadCheckpoint, match=r"requires bitsandbytes: `pip install"):
         load("bundled", quantize="bnb-nf4")
 
 
-@pytest.mark.filterwarnings("ignore")  # what torchao warns of
+@pytest.mark.filterwarnings("ignore")  # warnings of torchao
 def test_weights_of_eight_bits_give_nearly_the_same_numbers(plain: xr.Dataset, tmp_path: Path):
     pytest.importorskip("torchao")
     folder, saved = save_tiny(tmp_path / "model"), tmp_path / "saved"

@@ -1,4 +1,4 @@
-"""Hybrid models, where only some layers attend, and models that also see: as transformers."""
+"""Hybrid models, in which only some layers attend, and vision models, match transformers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENS = torch.randint(3, 39, (4, 24), generator=torch.Generator().manual_seed(0
 
 
 def attend_alike(model: PreTrainedModel, plain: PreTrainedModel) -> list[int]:
-    """The layers that attend, after their attention was compared with transformers' own."""
+    """Layers that attend, after a comparison of their attention with transformers."""
     seen = rl.capture(model, TOKENS[0])
     layers = sorted(set(seen["layer"].values.tolist()))
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_layers_that_do_not_attend_are_empty_in_all_results() -> None:
 
 
 @pytest.mark.parametrize("name", SEEING)
-def test_a_model_that_sees_is_loaded_and_measured_on_text(name: str, tmp_path: Path) -> None:
+def test_a_vision_model_is_loaded_and_measured_on_text(name: str, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path)
     sighted(name).save_pretrained(folder)
     loaded, tokenizer = rl.load(folder)

@@ -1,4 +1,4 @@
-"""`observe`: a function of one's own sees every attention call, and how its layer rotates."""
+"""`observe` calls a function with every attention call and the planes of its layer."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Seen = dict[int, tuple[AttentionCall, Planes]]
 
 
 def noting(seen: Seen) -> Callable[[AttentionCall, Planes], None]:
-    """A function that notes what it is shown, by layer."""
+    """A function that stores its arguments by layer."""
     return lambda call, planes: seen.update({call.layer: (call, planes)})
 
 
 @pytest.mark.parametrize("name", TEN)
-def test_the_planes_are_those_that_the_call_rotates_in(name: str):
-    """Against queries, keys and frequencies read from the model; no bit of its output moves."""
+def test_planes_match_the_rotation_of_the_call(name: str):
+    """Compare with queries, keys and frequencies of the model, whose output keeps every bit."""
     model, seen = tiny(name), {}
     plain, (true, _) = logits(model), attention_calls(model, random_tokens()[0])
     with rl.observe(model, noting(seen)):
@@ -48,10 +48,10 @@ def test_the_planes_are_those_that_the_call_rotates_in(name: str):
 
 
 @torch.no_grad()
-def test_a_step_on_a_cache_is_judged_behind_a_plain_pass(
+def test_a_step_on_a_cache_is_checked_after_a_plain_pass(
     llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ):
-    """Here of as many rows, by a model whose steps do otherwise."""
+    """The step has the same number of rows, and the model attends differently in steps."""
 
     def other(module, query, key, value, attention_mask, **kwargs):
         out, weights = eager_attention_forward(
@@ -69,7 +69,7 @@ def test_a_step_on_a_cache_is_judged_behind_a_plain_pass(
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["edit outside", "edit inside"])
-def test_the_edited_model_is_seen(inside: bool):
+def test_the_edited_model_is_observed(inside: bool):
     model, seen = tiny("llama_gqa"), {}
     edit = rl.edit_rope(model, rl.stop_slowest(0.5))
     outer, inner = rl.observe(model, noting(seen)), edit
@@ -82,12 +82,12 @@ def test_the_edited_model_is_seen(inside: bool):
     assert (planes.inv_freq[:4] > 0).all()
     with rl.observe(model, noting(seen)):
         logits(model)
-    plain, own = seen[0]
-    assert (own.inv_freq > 0).all()
+    plain, unedited = seen[0]
+    assert (unedited.inv_freq > 0).all()
     assert (call.query - plain.query).abs().max() > 0.1
 
 
-def test_heads_that_differ_have_each_their_frequencies():
+def test_heads_that_differ_have_their_own_frequencies():
     model, seen = tiny("llama_gqa"), {}
     edit = rl.stop(rl.PlaneNumbers([1, 5]), heads="0.2")
     with rl.edit_rope(model, edit), rl.observe(model, noting(seen)):
@@ -114,8 +114,8 @@ def test_a_rotation_that_depends_on_the_length():
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
-def test_padding_is_seen(name: str, side: str, implementation: str):
-    """A padded sequence attends as it does alone; the others are not told its beginning."""
+def test_padding_is_hidden(name: str, side: str, implementation: str):
+    """A padded sequence attends like the same sequence without padding."""
     model, seen, alone, length = tiny(name), {}, {}, 15
     model.set_attn_implementation(implementation)
     ids = random_tokens()
@@ -145,7 +145,7 @@ def test_padding_is_seen(name: str, side: str, implementation: str):
 )
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
 def test_generation(name: str, implementation: str, cache: str, padded: int, edited: bool):
-    """With a cache each step shows its new rows, which attend as without one."""
+    """With a cache, each step has only new rows, which attend as without a cache."""
     model = tiny(name)
     model.set_attn_implementation(implementation)
     mask = torch.ones_like(random_tokens())
@@ -173,13 +173,13 @@ def test_generation(name: str, implementation: str, cache: str, padded: int, edi
         real = slice(padded if rows > 1 else 0, None)
         seen, true = weights[:, :, real], true[:, :, -rows:][:, :, real]
         torch.testing.assert_close(seen, true[..., -keys:], rtol=1e-4, atol=1e-5)
-        assert float(true[..., :-keys].sum()) == 0, "what slid out of the cache is not seen"
+        assert float(true[..., :-keys].sum()) == 0, "keys that left the cache are not visible"
 
 
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @torch.no_grad()
-def test_a_part_that_is_padded_on_the_right_stands_behind_the_cache(kind: type[Cache]):
-    """Its last rows see nothing after the last token; where they stand the cache says."""
+def test_a_part_that_is_padded_on_the_right_continues_the_cache(kind: type[Cache]):
+    """The length of the cache gives the positions of the new rows, also of padding."""
     model, seen = tiny("llama_gqa"), {}
     cache = kind(config=model.config, max_cache_len=40) if kind is StaticCache else kind()
     ids, mask = random_tokens(), torch.ones(2, LENGTH, dtype=torch.long)
@@ -191,7 +191,7 @@ def test_a_part_that_is_padded_on_the_right_stands_behind_the_cache(kind: type[C
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_a_cache_of_keys_that_turned_otherwise_is_refused(kind: str):
+def test_a_cache_of_keys_with_another_rotation_is_refused(kind: str):
     """Both change past 16 tokens; longrope changes its buffer in place."""
     rope = tiny(f"llama_{kind}").config.rope_parameters
     rope = {**rope, "original_max_position_embeddings": 16}

@@ -1,4 +1,4 @@
-"""Models as people hold them: compiled, in parallel, with adapters."""
+"""Wrapped models: compiled, in parallel, with adapters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def compiled_in_place(model: PreTrainedModel) -> nn.Module:
 
 
 class LanguageModel:
-    """As nnsight and nnterp hold a model."""
+    """A wrapper that contains a model like the wrappers of nnsight and nnterp."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._module = model
@@ -39,20 +39,20 @@ WRAPPED: dict[str, Callable[[PreTrainedModel], nn.Module]] = {
 }
 
 
-def test_wrappers_of_wrappers_are_taken_off() -> None:
+def test_nested_wrappers_are_removed() -> None:
     model = tiny_llama()
     assert unwrapped(nn.DataParallel(torch.compile(model, backend="eager"))) is model  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings("ignore")  # what torch.compile warns of
+@pytest.mark.filterwarnings("ignore")  # warnings of torch.compile
 @pytest.mark.parametrize("name", WRAPPED)
-def test_what_wraps_a_model_is_measured_and_edited_as_the_model(name: str) -> None:
+def test_a_wrapper_is_measured_and_edited_like_its_model(name: str) -> None:
     plain, model = (tiny_llama().eval().requires_grad_(False) for _ in range(2))
     wrapped, tokens = WRAPPED[name](model), torch.randint(40, (3, 24))
     assert unwrapped(wrapped) is model
-    wrapped(tokens)  # what is compiled is traced without an observer
+    wrapped(tokens)  # traced without an observer
     expected = rl.profile(plain, tokens, surrogates=0)
-    for _ in range(2):  # and with one
+    for _ in range(2):
         found = rl.profile(wrapped, tokens, surrogates=0)
         xr.testing.assert_equal(found, expected)
     xr.testing.assert_equal(rl.measure_rope(wrapped), rl.measure_rope(plain))
@@ -68,13 +68,13 @@ def test_what_wraps_a_model_is_measured_and_edited_as_the_model(name: str) -> No
     assert rl.capture(wrapped, tokens[0], heads="0.0").sizes["head"] == 1
 
 
-def test_what_holds_no_module_is_answered_with_what_to_pass() -> None:
+def test_the_error_for_other_objects_states_what_to_pass() -> None:
     with pytest.raises(rl.BadArgument, match="the _module of an nnsight or nnterp model"):
         rl.measure_rope(object())  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings("ignore")  # what peft warns of
-def test_adapters_are_measured_with_the_model_that_they_stand_in() -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of peft
+def test_adapters_are_measured_with_their_model() -> None:
     peft = pytest.importorskip("peft")
     model, tokens = tiny_llama().eval(), torch.randint(40, (3, 24))
     plain = rl.profile(model, tokens, budget=False)

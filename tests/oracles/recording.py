@@ -1,7 +1,7 @@
-"""What every layer's attention was given: queries, keys, mask, and the weights it returned.
+"""Queries, keys, masks and attention weights of every layer, recorded from transformers.
 
-Taken where transformers' own `eager_attention_forward` is called, by replacing that function
-in the model's module while a sequence runs.
+The function `eager_attention_forward` in the module of the model is replaced while a sequence
+runs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sinks and a window": lambda i, j: (j <= i) & ((j < 2) | (i - j < 6)),
     "a choice": lambda i, j: (j <= i) & ((i + j) % 3 == 0) | (j == i // 2),
 }
-"""Whether row i sees key j: what is no interval that ends at the row's own key."""
+"""Whether row i sees key j, for masks that are not an interval up to the row's own key."""
 
 
 def with_mask(
     model: transformers.PreTrainedModel, sees: Callable[[Tensor, Tensor], Tensor]
 ) -> transformers.PreTrainedModel:
-    """`model`, whose attention is given this mask whatever it reads."""
+    """`model`, whose attention uses this mask for every input."""
 
     def give(_: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         rows, length = (options["input_ids"] if "input_ids" in options else arguments[0]).shape
@@ -47,11 +47,11 @@ def with_mask(
 
 @dataclass(frozen=True)
 class LayerRotation:
-    """The planes of one layer that turn.
+    """The planes of one layer that rotate.
 
     - pairs [plane, 2]: the two coordinates of each
-    - inv_freq [plane]: radians a token, as x + iy turns; negative if clockwise
-    - head_dim: coordinates of a head; those in no pair stay put
+    - inv_freq [plane]: radians per token; negative if clockwise
+    - head_dim: number of coordinates of a head, also of unrotated coordinates
     """
 
     pairs: NDArray[np.int64]
@@ -60,11 +60,11 @@ class LayerRotation:
 
     @property
     def rest(self) -> NDArray[np.int64]:
-        """The coordinates that RoPE leaves alone."""
+        """Coordinates that do not rotate."""
         return np.setdiff1d(np.arange(self.head_dim), self.pairs)
 
     def unrotate(self, x: Tensor) -> Tensor:
-        """`x` [head, position, coordinate] with the rotation of its position taken back.
+        """`x` [head, position, coordinate] without its rotation.
 
         The angle is rounded to float32, as transformers' rotary modules round it.
         """
@@ -78,13 +78,13 @@ class LayerRotation:
         return result
 
     def parts(self) -> list[NDArray[np.int64]]:
-        """Coordinates of every plane, then those that stay put (may be none)."""
+        """Coordinates of every plane, then the unrotated coordinates (possibly none)."""
         return [*self.pairs, self.rest]
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What one layer's attention was given for one sequence, and the weights it returned."""
+    """Inputs of the attention of one layer for one sequence, and the attention weights."""
 
     query: Tensor  # [head, position, coordinate], rotated
     key: Tensor  # [kv_head, position, coordinate], rotated
@@ -92,19 +92,19 @@ class AttentionCall:
     visible: Tensor  # [position, position], bool
     scale: float
     softcap: float | None
-    attention: Tensor  # [head, position, position]; rows below 1 where a learned sink is
+    attention: Tensor  # [head, position, position]; sums to less than 1 with a sink
 
 
 @contextmanager
 def recorded_attention(
     model: transformers.PreTrainedModel,
 ) -> Iterator[dict[int, dict[str, Any]]]:
-    """Note what the model's own `eager_attention_forward` is called with, by layer."""
+    """Record the arguments of the model's `eager_attention_forward`, by layer."""
     modelling = sys.modules[type(model).__module__]
     original: Callable[..., Any] = modelling.eager_attention_forward
     calls: dict[int, dict[str, Any]] = {}
 
-    def noted(module, query, key, value, attention_mask, **kwargs):
+    def recorded(module, query, key, value, attention_mask, **kwargs):
         assert module.layer_idx not in calls, "one call a layer"
         calls[module.layer_idx] = {
             "query": query,
@@ -116,7 +116,7 @@ def recorded_attention(
         }
         return original(module, query, key, value, attention_mask, **kwargs)
 
-    modelling.eager_attention_forward = noted
+    modelling.eager_attention_forward = recorded
     try:
         yield calls
     finally:

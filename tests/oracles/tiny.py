@@ -1,8 +1,8 @@
-"""Tiny random models, a row per family, with what is true of how each one rotates.
+"""Tiny random models, one row per family, with the true rotation of each family.
 
-The truth is stated by hand or read from the live model's own buffers (`inv_freq`), never
-measured: a rotation probe is tested against it. Weights have standard deviation 0.3. At
-transformers' own 0.02 attention is nearly uniform, and wrong code passes loose tolerances.
+The true rotation is written by hand or read from the buffers `inv_freq`. It is never measured,
+because rotation probes are tested against it. Weights have standard deviation 0.3. With the
+0.02 of transformers, attention is nearly uniform, and wrong code passes loose tolerances.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .recording import LayerRotation
 
 INITIAL_STD = 0.3
-WINDOW = 12  # tokens a sliding layer sees: shorter than any sequence worth testing
+WINDOW = 12  # tokens that a sliding layer sees, shorter than the tested sequences
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 COMMON: dict[str, Any] = {
@@ -33,16 +33,16 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Family:
-    """One model family: how to build it small, and what is true of its rotation.
+    """One model family: a small configuration, and the true rotation.
 
-    - architecture: transformers class; its config class has the same stem.
-    - config: keyword arguments over `COMMON`; the value `DROP` leaves one of those out.
+    - architecture: class of transformers.
+    - config: keyword arguments that extend `COMMON`; the value `DROP` removes an argument.
     - pairing: coordinates that share a plane, among the 2n from `first_rotated` on ("half"
-      f, f + n; "interleaved" 2f, 2f + 1); None for a model without RoPE.
+      f, f + n; "interleaved" 2f, 2f + 1); None if the model has no RoPE.
     - direction: 1 if a plane turns by +w_f per token as a complex number, -1 if by -w_f.
-    - unrotated: coordinates per head that stay put, of all layers or of each (in
-      `nope_layers` the whole head). Planes of `inv_freq` 0 count as two of them.
-    - head_norms: what the weights of query and key norms grow by, so that scores spread.
+    - unrotated: number of coordinates per head that do not rotate, for all layers or for each
+      layer (the whole head in `nope_layers`). A plane of `inv_freq` 0 counts as two.
+    - head_norms: added to the weights of query and key norms, so that scores spread.
     - supported: whether ropelens must measure it.
     """
 
@@ -57,7 +57,7 @@ class Family:
     supported: bool = True
 
     def unrotated_by_layer(self, layers: int) -> tuple[int, ...]:
-        """Coordinates per head left alone, for each of `layers` layers."""
+        """Number of unrotated coordinates per head, for each of `layers` layers."""
         if isinstance(self.unrotated, int):
             return (self.unrotated,) * layers
         return self.unrotated
@@ -149,8 +149,8 @@ FAMILIES: dict[str, Family] = {
         unrotated=(0, 24),
         head_norms=0.0,  # it divides no score by sqrt(head_dim)
     ),
-    # learned sinks take part of every row: less where there are more keys, so that even one
-    # token repeated has other hidden states at other positions from layer 1 on
+    # learned sinks take less of a row that has more keys, so that even a repeated token has
+    # different hidden states at different positions from layer 1 on
     "gpt_oss": Family(
         "GptOssForCausalLM",
         {**_HEAD, **_EXPERTS, **_LOCAL_GLOBAL, **_scaled("yarn", truncate=False, **_ORIGINAL)},
@@ -165,7 +165,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "starcoder2": Family("Starcoder2ForCausalLM", {"sliding_window": WINDOW}),
     "seed_oss": Family("SeedOssForCausalLM", _HEAD),
-    # clockwise: the one family whose rotate_half has its signs swapped
+    # clockwise: only this family has the opposite signs in rotate_half
     "nanochat": Family("NanoChatForCausalLM", direction=-1),
     # some layers without rotation
     "smollm3": Family(
@@ -221,13 +221,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "phi": Family("PhiForCausalLM", _partial(0.5), unrotated=8),
     "stablelm": Family("StableLmForCausalLM", _partial(0.25), unrotated=12),
-    # what must be refused: learned positions, ALiBi, no attention
+    # refused families: learned positions, ALiBi, no attention
     "gpt2": Family("GPT2LMHeadModel", **_NO_ROPE),
     "opt": Family("OPTForCausalLM", **_NO_ROPE),
     "bloom": Family("BloomForCausalLM", **_NO_ROPE),
     "bert": Family("BertForMaskedLM", **_NO_ROPE),
     "mamba": Family("MambaForCausalLM", **_NO_ROPE),
-    # what rotates, but does not pass through transformers' attention interface
+    # families that rotate without the attention interface of transformers
     "falcon": Family(
         "FalconForCausalLM",
         {"new_decoder_architecture": True, "num_kv_heads": 2, "num_key_value_heads": DROP},
@@ -242,9 +242,9 @@ TEN = (
     *("llama_gqa", "llama_yarn", "mistral_sliding", "gemma2", "gpt_oss"),
     *("nanochat", "smollm3", "cohere", "deepseek_v3", "gpt_neox"),
 )
-"""Families that stand for all: every mask, pairing, direction and way to leave coordinates."""
+"""Families that represent all: each mask, pairing, direction and kind of partial rotation."""
 not_as_configured = pytest.mark.filterwarnings("ignore:.*ropelens measures the model")
-"""Of a test whose model rotates otherwise than its configuration asks."""
+"""Mark of tests whose model does not rotate as its configuration asks."""
 UNSUPPORTED = tuple(name for name, family in FAMILIES.items() if not family.supported)
 
 
@@ -263,13 +263,13 @@ def tiny(name: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrain
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = model_class(built)
-    if name != "mamba":  # its state matrices are only stable as it starts them
+    if name != "mamba":  # other state matrices would not be stable
         spread_weights(model, seed=seed, head_norms=family.head_norms)
     return model.eval()
 
 
 def of_kind(kind: str, *, how: str = "eager", **config: Any) -> transformers.PreTrainedModel:
-    """One of the type `kind`, of the sizes in `COMMON` where `config` says no other."""
+    """A model of type `kind`, with the sizes in `COMMON` unless `config` has others."""
     sizes = COMMON | {"initializer_range": INITIAL_STD} | config
     built = transformers.CONFIG_MAPPING[kind](**sizes)
     with torch.random.fork_rng():
@@ -279,7 +279,7 @@ def of_kind(kind: str, *, how: str = "eager", **config: Any) -> transformers.Pre
 
 
 def sighted(kind: str) -> transformers.PreTrainedModel:
-    """One that reads images, whose planes turn with three positions of a token."""
+    """A vision model, whose planes rotate with three positions of a token."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
     text = COMMON | {"head_dim": 16, "rope_parameters": rope, "initializer_range": INITIAL_STD}
     text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -295,7 +295,7 @@ def sighted(kind: str) -> transformers.PreTrainedModel:
 
 @pytest.fixture
 def llama() -> transformers.LlamaForCausalLM:
-    """The usual one, which a test may change."""
+    """A tiny Llama, which a test may change."""
     return tiny("llama_gqa")
 
 
@@ -303,11 +303,11 @@ def llama() -> transformers.LlamaForCausalLM:
 def spread_weights(
     model: nn.Module, *, seed: int, std: float = INITIAL_STD, head_norms: float = 1.0
 ) -> None:
-    """Start every weight anew: matrices normal of `std`, vectors moved from where they are.
+    """Draw every matrix with standard deviation `std`, and add noise to every vector.
 
-    Vectors (biases and norms) move by 0.1, so that a norm applied to the wrong tensor shows.
-    Learned attention sinks lie near 4, a usual score at this size, so that they hold mass.
-    Weights of query and key norms grow by `head_norms`, or every score would stay near 0.
+    Vectors (biases and norms) get noise of 0.1, so that a norm on the wrong tensor shows.
+    Learned sinks are near 4, a usual score at this size, so that they get attention.
+    `head_norms` is added to the weights of query and key norms, so that scores are not near 0.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
@@ -323,9 +323,9 @@ def spread_weights(
 
 
 def rotations(model: transformers.PreTrainedModel, *, name: str) -> tuple[LayerRotation, ...]:
-    """What is true of each layer's planes: the table's row and the model's own `inv_freq`.
+    """True planes of each layer, from the row of the family and the `inv_freq` of the model.
 
-    For a checkpoint of the Llama layout, `name` "llama_gqa" serves.
+    Use the name "llama_gqa" for any checkpoint with the layout of Llama.
     """
     family, layers = FAMILIES[name], model.config.num_hidden_layers
     assert family.pairing is not None, f"{name} does not rotate"
@@ -344,17 +344,18 @@ def rotations(model: transformers.PreTrainedModel, *, name: str) -> tuple[LayerR
 
 
 def _stated_inv_freq(model: transformers.PreTrainedModel, *, layer: int) -> NDArray[np.float64]:
-    """The model's own buffer for this layer, with the zeros of a p-RoPE."""
+    """Buffer of the model for this layer, including the zeros of p-RoPE."""
     buffers = {name.rpartition(".")[2]: buffer for name, buffer in model.named_buffers()}
-    one_for_all = "inv_freq" in buffers
-    name = "inv_freq" if one_for_all else f"{model.config.layer_types[layer]}_inv_freq"
+    name = (
+        "inv_freq" if "inv_freq" in buffers else f"{model.config.layer_types[layer]}_inv_freq"
+    )
     return buffers[name].double().numpy()
 
 
 def random_tokens(
     seed: int = 0, *, sequences: int = 2, length: int = 30, vocabulary: int = 96
 ) -> Tensor:
-    """Random tokens [sequences, length] in [3, vocabulary), each sequence begun by BOS (1)."""
+    """Random tokens [sequences, length] in [3, vocabulary), after a BOS token (1)."""
     tokens = np.random.default_rng(seed).integers(3, vocabulary, size=(sequences, length))
     tokens[:, 0] = COMMON["bos_token_id"]
     return torch.from_numpy(tokens)
@@ -362,6 +363,6 @@ def random_tokens(
 
 @torch.no_grad()
 def logits(model: nn.Module, ids: Tensor | None = None, **inputs: Tensor) -> Tensor:
-    """Those of `ids`, or of the random tokens by default, without a cache."""
+    """Logits for `ids`, by default for the random tokens, without a cache."""
     ids = random_tokens() if ids is None else ids
     return model(input_ids=ids, **inputs, use_cache=False).logits

@@ -60,7 +60,7 @@ def test_a_profile_without_budget_has_the_same_sums_and_no_labels() -> None:
         ({"measures": []}, "No measure was given"),
         ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
         ({"edits": {"a": rl.stop(rl.PlaneNumbers([8]))}}, "The model has no plane for Pl"),
-        ({"measures": "copying", "distances": [1]}, "Distances of copies are 2 tokens"),
+        ({"measures": "copying", "distances": [1]}, "Distances of copies must be 2 tokens"),
     ],
 )
 def test_evaluate_refuses_bad_options(options: dict[str, object], line: str):

@@ -71,7 +71,7 @@ def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Pla
 
 
 def assert_same(first: Sums, other: Sums, case: Fitted, *, rtol: float) -> None:
-    """Check that profiles agree to `rtol` of the largest entry of each array, or of one bit."""
+    """Check that profiles agree to `rtol` of each largest entry (at least 1 bit)."""
     a, b = (summarize(sums, case.planes, case.fits) for sums in (first, other))
     for name in a.variables:
         x, y = a[name].values, b[name].values

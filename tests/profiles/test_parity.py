@@ -36,7 +36,7 @@ LONG = (150, 97, 128)  # beyond offset 64, bins have several offsets
 LONG_FAMILIES = ("mistral_sliding", "gpt_oss")
 
 NAMED = (5, 40, 41)
-"""Tokens that are sinks wherever they stand, beside BOS and position 0."""
+"""Tokens that are sinks at any position, in addition to BOS and position 0."""
 
 OF_LAYERS = [
     row
@@ -192,7 +192,7 @@ def test_float32_of_a_real_checkpoint(shared: Path):
     [("llama_gqa", ""), ("gpt_oss", ""), ("llama_gqa", "a choice"), ("llama_gqa", "a prefix")],
 )
 def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
-    """Fits to the sequences of each fold are scored on the other fold, on all rows."""
+    """Models are fitted to half of the sequences, and scored on all rows of the rest."""
     model, tokens = tiny(name, seed=3), random_tokens(sequences=6, length=30, vocabulary=12)
     model = with_mask(model, MASKS[mask]) if mask else model
     profile = rl.profile(model, tokens, surrogates=0)

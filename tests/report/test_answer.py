@@ -50,7 +50,7 @@ def test_a_page_of_an_analysis_is_not_replaced(page: Path):
     assert {path.name for path in page.parent.iterdir()} == names
     assert page.parent.name == "some--script-alert-1---script"
     before = page.read_bytes()
-    with pytest.raises(BadArgument, match="Only its script can draw") as caught:
+    with pytest.raises(BadArgument, match="Only the script that wrote") as caught:
         rewrite_page(page.parent)
     assert caught.value.parts["seen"] == f"Does {HOSTILE} run?"
     assert page.read_bytes() == before

@@ -12,7 +12,7 @@ from in_browser import Opened, fits
 from scipy import stats
 from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
 
-import ropelens as rl
+from ropelens.analysis.analysis import Answer
 from ropelens.comparison.table import summarize_comparison
 from ropelens.figures.comparison import (
     PLANE_PANELS,
@@ -217,7 +217,7 @@ def test_the_table_marks_unknown_numbers(comparison: xr.Dataset):
 
 def test_the_page_shows_all_and_does_no_harm(browser, tmp_path: Path):
     comparison = synthetic_comparison(groups=("rope", f"p-rope:{HOSTILE}", "nope"))
-    page = rl.Answer(f"{HOSTILE}?", [HOSTILE], {}).save(tmp_path / "out", comparison)
+    page = Answer(f"{HOSTILE}?", [HOSTILE], {}).save(tmp_path / "out", comparison)
     with Opened(browser, page) as opened:
         shown = opened.load(ready="html.ready")
         assert shown.locator(".plot .main-svg").count() >= 6

@@ -14,6 +14,7 @@ from synthetic_truncation import synthetic_truncation
 import ropelens as rl
 from ropelens.figures.formats import in_words, plural, ranges
 from ropelens.interventions.truncation_table import summarize_truncation
+from ropelens.report import describe
 from ropelens.report.render import write_sentence
 
 
@@ -26,20 +27,20 @@ def test_a_sweep_compares_both_ends_with_random_planes() -> None:
     sweep = synthetic_truncation()
     table = summarize_truncation(sweep).set_index("edit")
     random = table[(table["kind"] == "random") & (table["kept"] == 0.75)]["loss_change"]
-    short, ends, *_ = rl.describe(sweep)
+    short, ends, *_ = describe(sweep)
     numbers = [float(n) for n in re.findall(r"by ([+-][\d.]+)", ends.replace("−", "-"))]
     expected = [*table.loc[["slow 0.75", "fast 0.75"], "loss_change"], random.mean()]
     np.testing.assert_allclose(numbers, expected, atol=6e-4)
     fast = f"stopping the fastest 25% changes the loss by +{expected[1]:.3f} nats/token."
     begin = "Within 512 tokens, the slowest 50% of the planes can stop at almost no cost"
     assert short == f"{begin}; {fast}"
-    (slow,) = rl.describe(synthetic_truncation(bands=0, controls=0, ends=["slow"]))[:1]
+    (slow,) = describe(synthetic_truncation(bands=0, controls=0, ends=["slow"]))[:1]
     assert slow.startswith("Within 512 tokens, stopping the slowest 25%"), "no other end"
 
 
 def test_a_sweep_of_short_text_names_the_trained_context() -> None:
     sweep = synthetic_truncation().assign_attrs(trained_context=8192)
-    first, *others = (line for line in rl.describe(sweep) if "retrieves" not in line)
+    first, *others = (line for line in describe(sweep) if "retrieves" not in line)
     begin = "Within 512 tokens (the model was trained for 8,192; this result applies only to"
     assert first.startswith(f"{begin} the measured length), ")
     assert len(others) == 6
@@ -53,7 +54,7 @@ def test_what_costs_near_the_end_of_the_context_is_not_free() -> None:
     far = sweep["loss"] * 0 + sweep["loss"][0] + 0.34 * (sweep["kind"] == "slow")
     copies = xr.zeros_like(sweep["copy_loss"]) + 4.17 + 6.48 * (sweep["kind"] == "slow")
     sweep = sweep.assign(far_loss=far, copy_loss=copies)
-    short, *said = rl.describe(sweep)
+    short, *said = describe(sweep)
     cost = "+0.340 (+0.340 to +0.340) nats/token"
     stopped = "stopping the slowest 12.5% of the planes"
     assert f"even {stopped} costs {cost} near the end of the text; " in short
@@ -80,7 +81,7 @@ def test_a_sweep_states_the_change_for_each_class_of_tokens() -> None:
         class_tokens=(("sequence", "token_class"), weight),
         group=("sequence", np.arange(32) // 2),
     )
-    words = find(rl.describe(sweep), "changes the loss of digits tokens by")
+    words = find(describe(sweep), "changes the loss of digits tokens by")
     assert "capital" not in words  # the text has no such token
     heads = re.findall(r"the label of (\d+) heads? in their rows", words)
     assert list(map(int, heads)) == [sweep.sizes["head"], 0], "no head was tested on digits"
@@ -103,14 +104,14 @@ def test_planes_are_free_up_to_the_first_step_with_a_cost() -> None:
     for edit in (name for name in sweep["edit"].values if name.startswith("slow")):
         sweep["loss"].loc[{"edit": edit}] = loss + (0.001 if edit in slow else 0.5)
     sweep["loss"].loc[{"edit": "slow 0.25"}] = loss  # free again after a cost
-    words = find(rl.describe(sweep), "almost no cost (the interval")
+    words = find(describe(sweep), "almost no cost (the interval")
     assert "as long as 62.5% still rotate." in words
     sweep["loss"].loc[{"edit": "slow 0.875"}] = loss + 0.2
-    short = rl.describe(sweep)[0]
+    short = describe(sweep)[0]
     assert "slowest 12.5% of the planes costs +0.200 (+0.200 to +0.200) nats/token; " in short
     noise = np.random.default_rng(0).normal(-0.18, 0.5, loss.shape)
     sweep["loss"].loc[{"edit": "slow 0.875"}] += noise
-    short, *said = rl.describe(sweep)
+    short, *said = describe(sweep)
     assert "even stopping the slowest 12.5% of the planes may have a cost; " in short
     high = summarize_truncation(sweep).set_index("edit").loc["slow 0.875", "loss_change_high"]
     find(said, f"stopping the slowest 12.5% of the planes may cost up to +{high:.3f} nats")
@@ -118,14 +119,14 @@ def test_planes_are_free_up_to_the_first_step_with_a_cost() -> None:
     sweep = sweep.assign(far_loss=sweep["loss"].copy())
     sweep["far_loss"].loc[{"edit": "slow 0.875"}] = loss + 0.34
     costs = "the planes costs nothing; near the end of the text it costs +0.340"
-    assert costs in find(rl.describe(sweep), "costs nothing")
+    assert costs in find(describe(sweep), "costs nothing")
 
 
 def test_reach_has_a_sentence_for_each_variant() -> None:
     model, _ = rl.load("bundled")
     text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
     reach = rl.reach(model, text, heads="4.*", variants=["own", "nope"], draws=2)
-    own, nope = rl.describe(reach)
+    own, nope = describe(reach)
     of_model = reach.sel(variant="own", layer=4)
     near = of_model["found_share"].isel(run_distance=0)
     best = of_model.isel(head=int(near.argmax("head")))
@@ -146,7 +147,7 @@ def test_reach_has_a_sentence_for_each_variant() -> None:
 def test_heads_with_a_new_label_are_counted_with_their_interval() -> None:
     sweep = synthetic_truncation()
     row = summarize_truncation(sweep).set_index("edit").loc["fast 0.75"]
-    words = find(rl.describe(sweep), "heads have a new label")
+    words = find(describe(sweep), "heads have a new label")
     low, high = row["labels_changed_low"], row["labels_changed_high"]
     count, share = row["labels_changed"], row["labels_changed_share"]
     numbers = f"{count:.0f} heads have a new label ({share:.0%}; 95% interval {low:.0f} to "

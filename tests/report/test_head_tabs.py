@@ -15,6 +15,7 @@ from synthetic_truncation import synthetic_truncation
 
 import ropelens as rl
 from ropelens.errors import BadArgument
+from ropelens.figures.head import plot_reach
 
 LAYER, HEAD = 1, 3
 
@@ -89,7 +90,7 @@ def test_the_head_as_planes_stop(opened, sweep):
 def test_reach_is_that_of_the_figure(opened, reach):
     page = opened.at("#L0H2&tab=reach")
     of_head = reach.isel(layer=0, head=2)
-    figure = rl.plot_reach(reach, layer=0, head=2)
+    figure = plot_reach(reach, layer=0, head=2)
     for trace, expected in enumerate(figure.data):
         np.testing.assert_allclose(values(page, "plot-reach", "y", trace), expected.y)
     shares = of_head["found_share"].sel(variant="own").values
@@ -134,7 +135,7 @@ def test_a_reach_in_the_folder_of_a_profile_belongs_to_its_model(profile, reach,
 
 @pytest.mark.parametrize("place", [{}, {"layer": LAYER, "head": HEAD}])
 def test_each_variant_has_two_lines(reach: xr.Dataset, place: dict[str, int]) -> None:
-    figure = rl.plot_reach(reach, **place)
+    figure = plot_reach(reach, **place)
     for axis in [*figure.select_xaxes(), *figure.select_yaxes()]:
         assert re.search(r"\(.+\)$", axis.title.text)
     names = reach["variant"].values.tolist()

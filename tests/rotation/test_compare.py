@@ -1,4 +1,4 @@
-"""Two implementations of one model: told apart where one of them is wrong on purpose."""
+"""compare_rope finds the difference if one of two implementations is wrong on purpose."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def llama(**rope: object) -> nn.Module:
 def neighbours(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GPT-J's pairing, on weights made for Llama's."""
+    """The pairing of GPT-J, with weights for the pairing of Llama."""
     cos, sin = (x[:, None, :, : x.shape[-1] // 2].repeat_interleave(2, -1) for x in (cos, sin))
     swap = lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)  # noqa: E731
     return q * cos + swap(q) * sin, k * cos + swap(k) * sin
@@ -72,7 +72,7 @@ def test_a_wrong_configuration(one: dict, other: dict, why: str):
     assert why in found.attrs["why"]
 
 
-def test_a_plane_is_named_where_it_differs():
+def test_the_plane_that_differs_is_named():
     model, other = llama(), llama()
     other.model.rotary_emb.inv_freq[5] *= 1.01
     found = rl.compare_rope(model, other, context=64)
@@ -102,7 +102,7 @@ def test_a_plane_is_named_where_it_differs():
         ),
         (lambda q, k, cos, sin: (q, k), "Layer 0: planes rotate differently: the largest"),
     ],
-    ids=["interleaved", "clockwise", "queries alone", "not at all"],
+    ids=["interleaved", "clockwise", "only queries", "not at all"],
 )
 def test_a_wrong_implementation(turn: Callable, why: str, monkeypatch: pytest.MonkeyPatch):
     model, other = tiny("mistral_sliding"), llama()
@@ -117,7 +117,7 @@ def test_a_wrong_implementation(turn: Callable, why: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("name", "of"), [("llama_gqa", "weight"), ("qwen2", "bias")])
-def test_rows_in_another_order_keep_their_angles_and_are_found(name: str, of: str):
+def test_rows_in_another_order_are_found_although_angles_agree(name: str, of: str):
     one, other = (tiny(name).requires_grad_(False) for _ in range(2))
     for layer in other.model.layers:
         for part in (layer.self_attn.q_proj, layer.self_attn.k_proj):
@@ -131,7 +131,7 @@ def test_rows_in_another_order_keep_their_angles_and_are_found(name: str, of: st
     assert rl.compare_rope(one, one, context=64)["score_difference"].max() == 0
 
 
-def test_a_scale_that_stands_in_the_queries():
+def test_a_scale_inside_the_queries():
     one, other = llama(), llama()
     for layer in other.model.layers:
         layer.self_attn.q_proj.weight.data *= layer.self_attn.scaling
@@ -139,7 +139,7 @@ def test_a_scale_that_stands_in_the_queries():
     assert rl.compare_rope(one, other).attrs["verdict"] == "same"
 
 
-def test_what_cannot_be_compared():
+def test_models_that_cannot_be_compared():
     with pytest.raises(BadArgument, match="not two implementations of one model") as refused:
         rl.compare_rope(llama(), tiny("smollm3"))
     assert refused.value.parts["seen"] == "2 layers, heads of 16 and 4 layers, heads of 16"

@@ -1,4 +1,4 @@
-"""What a configuration asks for is held against the live model."""
+"""Warnings if a live model rotates differently from its configuration."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def test_a_share_of_planes_that_the_family_does_not_read() -> None:
 def test_a_key_that_the_family_does_not_read(name: str, value: Any, words: str) -> None:
     with pytest.warns(UserWarning, match=f"has a key that the model does not read: {words}"):
         rl.measure_rope(llama(**{name: value}))
-    neox = {"rotary_pct": 0.25, "rotary_emb_base": 500}  # which reads these
+    neox = {"rotary_pct": 0.25, "rotary_emb_base": 500}  # a family that reads these keys
     rl.measure_rope(tiny("gpt_neox", **neox))
     rl.measure_rope(tiny("deepseek_v3", rope_interleave=True))
 
 
-def test_a_base_beside_that_of_rope_parameters(tmp_path: Path) -> None:
-    """transformers drops it as it reads the file."""
+def test_a_base_that_differs_from_rope_parameters(tmp_path: Path) -> None:
+    """transformers drops this base when it reads the file."""
     llama().save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_theta": 5e5}))

@@ -16,7 +16,7 @@ from cli_runs import works_or_is_refused
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ropelens.analysis.analysis import Analysis, earlier_analysis, rewrite_page
+from ropelens.analysis.analysis import Analysis, earlier_results, rewrite_page
 from ropelens.errors import RopelensError
 from ropelens.report.index import write_index
 from ropelens.runtime.folder import output_folder, write_whole
@@ -102,7 +102,7 @@ def test_nothing_outside_a_received_folder_changes(
         for read in (
             lambda: rewrite_page(received),  # as `ropelens report` does
             lambda: check_out(received, "analysis"),
-            lambda: earlier_analysis(received, PRINT["fingerprint"]),
+            lambda: earlier_results(received, PRINT["fingerprint"]),
             lambda: write_index(tmp_path.parent),
         ):
             with works_or_is_refused():

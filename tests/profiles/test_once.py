@@ -1,0 +1,75 @@
+"""Each check, warning and probing run that concerns a text happens once in a public function."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+import torch
+from oracles.tiny import random_tokens, tiny
+
+import ropelens as rl
+from ropelens.profiles import measurement, model_text
+from ropelens.rotation import probe
+
+IDS = random_tokens(sequences=4, length=40)
+LENGTHS = torch.tensor([40, 40, 23, 31])
+MEASURED = {
+    "analyze": lambda model, text: rl.analyze(model, text, rl.Options(surrogates=2)),
+    "sweep": lambda model, text: rl.analyze(
+        model, text, rl.Options(surrogates=2), truncation={"keep": (0.5,), "controls": 0}
+    ),
+    "truncate": lambda model, text: rl.truncate(model, text, keep=[0.5], controls=0),
+    "evaluate": lambda model, text: rl.evaluate(model, text, edits={"half": "p-rope:0.5"}),
+    "reach": lambda model, text: rl.reach(model, text, copies=[48], draws=1),
+    "claims": lambda model, text: rl.test_claims(
+        rl.open(PROFILE[0]), model=model, text=text, draws=10
+    ),
+}
+PROFILE: list[object] = []
+TEXTS = {
+    "plain": lambda: IDS,
+    "padded": lambda: rl.Text(IDS, lengths=LENGTHS),
+    "packed": lambda: rl.Text(
+        IDS.reshape(2, 80), documents=torch.arange(4).repeat_interleave(40).reshape(2, 80)
+    ),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def saved_profile(tmp_path_factory: pytest.TempPathFactory) -> None:
+    profile = rl.profile(tiny("llama_gqa"), IDS, surrogates=2)
+    PROFILE[:] = [tmp_path_factory.mktemp("saved") / "profile.nc"]
+    rl.save(profile, PROFILE[0])
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("measure", MEASURED)
+def test_a_text_is_checked_once(measure: str, kind: str) -> None:
+    model, text = tiny("llama_gqa"), TEXTS[kind]()
+    calls: dict[str, mock.Mock] = {}
+
+    def count(module: object, name: str) -> mock.Mock:
+        calls[name] = mock.Mock(wraps=getattr(module, name))
+        return mock.patch.object(module, name, calls[name])
+
+    with (
+        count(measurement, "model_text"),
+        count(measurement, "attention_across"),
+        count(measurement, "count_length_mismatches"),
+        count(model_text, "check_padding"),
+        count(probe, "probe_single_tokens"),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        run: Callable[..., object] = MEASURED[measure]
+        run(model, text)
+    assert calls["model_text"].call_count == 1
+    assert calls["count_length_mismatches"].call_count == 1
+    assert calls["check_padding"].call_count == 1
+    assert calls["attention_across"].call_count == (kind == "packed")
+    assert calls["probe_single_tokens"].call_count == 1
+    messages = [str(warning.message) for warning in caught]
+    assert sum("in packed rows" in message for message in messages) == (kind == "packed")
