@@ -103,10 +103,11 @@ def observe(
     """Call `function(call, planes)` for every attention call of `model` in the block.
 
     `call` (`AttentionCall`) has the layer, the queries [batch, head, position, coordinate] and
-    keys after their rotation, the values, the scale, and the keys that each row sees. The
-    tensors belong to the model: clone them before you keep or change them. `planes` (`Planes`)
-    is the rotation of the layer, as `measure_rope` measures it. With a key-value cache, a call
-    has only the new rows, and all keys (`call.past`). The output of the model keeps every bit.
+    keys after their rotation, the values and the scale. `call.visibility.sees()` has the keys
+    that each row sees. The tensors belong to the model: clone them before you keep or change
+    them. `planes` (`Planes`) is the rotation of the layer, as `measure_rope` measures it. With
+    a key-value cache, a call has only the new rows, and all keys; `call.past` of these
+    come before the first row. The output of the model keeps every bit.
 
     Under `edit_rope` the function gets edited queries, keys and `planes`. If heads of the
     layer differ, `planes.inv_freq` has a row and `call.key` a head for each query head. Under
