@@ -168,8 +168,7 @@ def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(
     ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = ("analyze", model, "--text", text, "--out", out)
-    measure = f"{ANALYSIS}.measure_profile"
-    monkeypatch.setattr(measure, lambda *_, **__: torch.empty(2**50, dtype=torch.float64))
+    monkeypatch.setattr(MEASURE, lambda *_, **__: torch.empty(2**50, dtype=torch.float64))
     with unharmed(out):
         ended = ropelens(*args)
     assert ended.code == 1
