@@ -78,7 +78,7 @@ def judge(
             else:
                 why = claim.objection(*x)
                 drawn = claim.null.draw(x, random, draws)
-                null = np.array([claim.number(*one) for one in drawn])
+                null = np.array([claim.number(*sample) for sample in drawn])
                 low, high = claim.interval(*x) if claim.interval else _jackknife(claim, x)
     null = null[np.isfinite(null)]
     null_low, null_high = null_bounds(null)

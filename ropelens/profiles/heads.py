@@ -66,8 +66,8 @@ def resample_labels(
     draws = np.random.default_rng(seed % 2**64).multinomial(
         len(rows), np.full(len(rows), 1 / len(rows)), size=resamples
     )
-    weight, whole = draws * rows, rows / rows.sum()
-    weight = whole + spread * (weight / weight.sum(axis=1, keepdims=True) - whole)
+    weight, share = draws * rows, rows / rows.sum()
+    weight = share + spread * (weight / weight.sum(axis=1, keepdims=True) - share)
     gains = (profile[f"group_{name}"].values for name in GAINS)
     bits = attention_budget(*(np.einsum("rg,glh->rlh", weight, gain) for gain in gains))
     return label_heads(bits, rows=float(rows.sum()))

@@ -79,6 +79,8 @@ class Text:
         fields: dict[str, Any] = {name: vars(self)[name] for name in ("lengths", "hidden")}
         documents = None if self.documents is None else torch.as_tensor(self.documents).long()
         encoding: Any = self.ids
+        if self.hidden is not None:
+            fields["hidden"] = torch.as_tensor(self.hidden).bool()
         if isinstance(encoding, Mapping) or (documents is not None and documents.ndim == 2):
             if self.lengths is not None:
                 raise BadArgument(
@@ -87,7 +89,7 @@ class Text:
                     hint="an attention_mask, or negative documents for padding",
                 )
             if not isinstance(encoding, Mapping):
-                mask = {} if self.hidden is None else {"attention_mask": ~self.hidden}
+                mask = {} if self.hidden is None else {"attention_mask": ~fields["hidden"]}
                 encoding = {"input_ids": _checked_ids(self.ids), **mask}
             fields = dict(vars(split_batch(encoding, documents)))
             documents = fields["documents"]
@@ -129,11 +131,12 @@ class Text:
         return part
 
     def _select(self, sequences: slice | Sequence[int], width: int | None = None) -> Text:
-        width = int(self.lengths[sequences].max()) if width is None else width
+        lengths = self.lengths[sequences]
+        width = width or int(lengths.max() if lengths.numel() else 0)
         return replace(
             self,
             ids=self.ids[sequences, :width],
-            lengths=self.lengths[sequences],
+            lengths=lengths,
             documents=None if self.documents is None else self.documents[sequences],
             hidden=None if self.hidden is None else self.hidden[sequences, :width],
         )
@@ -221,6 +224,9 @@ class Text:
 
 def _checked_ids(ids: ArrayLike | None) -> Int[Tensor, "sequence position"]:
     ids = () if ids is None else ids
+    if isinstance(ids, str):
+        hint = "rl.tokenize(documents, tokenizer, context=512)"
+        raise BadArgument("A Text is built from token ids, not from a string.", hint=hint)
     ids = ids if isinstance(ids, Tensor) else torch.tensor(np.asarray(ids))
     if ids.is_floating_point() or ids.ndim != 2 or not len(ids) or len(ids[0]) < 2:
         raise BadArgument(

@@ -14,7 +14,7 @@ from tiny_checkpoints import save_tiny
 
 from ropelens.runtime.results import PAGE
 
-ANALYSIS = "ropelens.analysis.analyze"
+MEASURE = "ropelens.analysis.analyze.measure_profile"
 
 
 @pytest.fixture
@@ -167,13 +167,13 @@ def test_a_disk_that_runs_full(
 def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(
     ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args, measure = ("analyze", model, "--text", text, "--out", out), f"{ANALYSIS}.measure"
-    monkeypatch.setattr(measure, lambda *_, **__: torch.empty(2**50, dtype=torch.float64))
+    args = ("analyze", model, "--text", text, "--out", out)
+    monkeypatch.setattr(MEASURE, lambda *_, **__: torch.empty(2**50, dtype=torch.float64))
     with unharmed(out):
         ended = ropelens(*args)
     assert ended.code == 1
     assert "The measurement does not fit into memory; seen: context 64" in ended.problem
     assert "a smaller --context" in ended.problem
-    monkeypatch.setattr(measure, lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(MEASURE, lambda *_, **__: 1 / 0)
     with unharmed(out), pytest.raises(ZeroDivisionError):  # a bug shows its traceback
         ropelens(*args)

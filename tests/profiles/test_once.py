@@ -1,4 +1,4 @@
-"""Each check, warning and probing run that concerns a text happens once in a public function."""
+"""A public function checks a text, warns about it and probes the model once."""
 
 from __future__ import annotations
 

@@ -129,7 +129,9 @@ def test_a_reach_in_the_folder_of_a_profile_belongs_to_its_model(profile, reach,
     assert 'id="plot-reach"' in page
     assert "<code>ropelens moved<" in page
     rl.save(reach, tmp_path / "reach.nc")
-    with pytest.raises(BadArgument, match="and the profile beside it of toy"):
+    with pytest.raises(
+        BadArgument, match="but the profile in the same folder was measured on toy"
+    ):
         rl.open(tmp_path)
 
 

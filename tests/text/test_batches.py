@@ -185,7 +185,7 @@ def test_a_capture_is_of_the_tokens_that_the_mask_shows() -> None:
     with torch.no_grad():
         result = model(**held, output_attentions=True, use_cache=False)
     np.testing.assert_allclose(seen["attention"], result.attentions[1][0], 1e-4, 1e-5)
-    with pytest.raises(BadArgument, match="One sequence"):
+    with pytest.raises(BadArgument, match="A capture takes one sequence"):
         rl.capture(model, left_padded()["tokens"])
 
 

@@ -318,5 +318,35 @@ def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> No
         rl.analyze(bare, text, options)
     read = rl.analyze(bare, text, options, tokenizer=load(whole)[1])
     assert read.profile.attrs["tokens_sha256"]
-    with pytest.raises(BadArgument, match="not in the model's vocabulary"):
+    with pytest.raises(BadArgument, match="not in the vocabulary of the model"):
         rl.analyze(bare, torch.full((2, 9), 40), options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"ids": "Once upon"}, "not from a string"),
+        ({"ids": [[1.5, 2.0, 3.0]]}, "must be whole numbers"),
+        ({"ids": [[1, 2, 3]], "lengths": [4]}, "lengths must state"),
+        ({"ids": [[1, 2, 3]], "documents": [0, 1]}, "documents must have a value"),
+        ({"ids": [[1, 2, 3]], "hidden": [[0, 1]]}, "hidden must have a value"),
+        ({"ids": [[1, 2, 3]], "documents": [[0, 0, 1]], "lengths": [3]}, "only for plain"),
+    ],
+)
+def test_a_text_of_parts_that_do_not_fit_is_refused(arguments: dict, words: str) -> None:
+    with pytest.raises(BadArgument, match=words):
+        Text(**arguments)
+
+
+def test_a_text_is_built_from_lists_and_split_like_an_array() -> None:
+    text = Text([[1, 2, 3, 4], [5, 6, 7, 0]], lengths=[4, 3], hidden=[[0, 1, 0, 0], [0] * 4])
+    assert text.real.tolist() == [[True, False, True, True], [True, True, True, False]]
+    assert (text[1:].context, text[1:].hidden, text[[0]].ids.tolist()) == (
+        3,
+        None,
+        [[1, 2, 3, 4]],
+    )
+    with pytest.raises(BadArgument, match="must be whole numbers"):
+        text[:0]
+    packed = Text([[1, 2, 3, 4, 5, 6]], documents=[[0, 0, 0, 1, 1, 1]])
+    assert (packed.ids.tolist(), packed.document_count) == ([[1, 2, 3], [4, 5, 6]], 2)
