@@ -32,9 +32,8 @@ def attention_change(
     blocks = (blocks_of(call, slice(0, call.k.shape[1])) for call in calls)
     for pair in zip(*blocks, strict=True):
         divergence = attention_divergence(*pair)
-        position = pair[0].position[:, None].expand(*sets.shape[:2], -1)
-        weight = sets.gather(2, position.to(sets.device))
-        weight = weight * pair[0].weight[:, None].to(sets.device)
+        position = pair[0].position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
+        weight = sets.gather(2, position) * pair[0].weight[:, None].to(sets.device)
         moved = torch.einsum("bsr,bhr->sh", weight.to(divergence), divergence)
         total += moved.to("cpu", torch.float64)
     return total

@@ -55,7 +55,6 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
 
 
 def _row_values(statistic: Statistic, block: Block) -> Tensor:
-    """The values of a statistic on a block, checked to have every row."""
     values, keys = statistic.values(block), [len(block.keys)] * (statistic.over == "offsets")
     wanted = (*block.q.shape[:4], *keys)
     if values.shape[: len(wanted)] != wanted or values.ndim > 5:

@@ -39,9 +39,8 @@ class Visibility:
     @classmethod
     def from_mask(cls, mask: Bool[Tensor, "batch row key"], rows: range) -> Visibility:
         """The visibility that a mask states. Rows of padding, which see no key, are ignored."""
-        first = mask.byte().argmax(-1).cpu()
-        position = torch.arange(rows.start, rows.stop)[None]
-        interval = cls(position, first, range(mask.shape[2]))
+        first, position = mask.byte().argmax(-1).cpu(), torch.arange(rows.start, rows.stop)
+        interval = cls(position[None], first, range(mask.shape[2]))
         is_padding = ~mask.any(-1, keepdim=True)
         if not bool(((mask == interval.sees().to(mask.device)) | is_padding).all()):
             return replace(interval, mask=mask)
@@ -76,9 +75,7 @@ class Visibility:
 
     def flatten(self, batch: int) -> Visibility:
         """The rows of all `batch` sequences in one table."""
-        return self._map(
-            lambda table: table.expand(batch, *table.shape[1:]).flatten(0, 1)[None]
-        )
+        return self._map(lambda x: x.expand(batch, *x.shape[1:]).flatten(0, 1)[None])
 
     def block(self, rows: slice) -> Visibility:
         """Some consecutive rows, and the keys that they see.

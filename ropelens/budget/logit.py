@@ -164,7 +164,7 @@ def _fit_content(
     ridge: float,
     tolerance: Float[Tensor, " head"],
 ) -> Minimum:
-    """Fit B, or C if `start` ends with sigma. The blocks `few` give the curvature."""
+    """Fit B, or C if `start` ends with sigma. The rows in `few` give the curvature."""
     shape, size = blocks[0].q.shape[1:3], start.shape[1]
     first = blocks[0].planes.terms + len(SINKS)
     smooth = slice(first, first + blocks[0].call.key.shape[2])
@@ -245,7 +245,6 @@ def covariance(
 def _features(
     block: Block, key: Int[Tensor, "batch kv_head group row drawn"]
 ) -> Float[Tensor, "batch kv_head group row drawn first"]:
-    """The factors of beta and sigma at some keys of each row."""
     k = block.k_still[:, :, None, None].expand(*key.shape[:4], -1, -1)
     k = k.gather(-2, key[..., None].expand(*key.shape, k.shape[-1]))
     by_plane = block.planes.sum_coordinates(
@@ -311,7 +310,6 @@ def _look_up_keys(
     x: Float[Tensor, "kv_head group entry"],
     index: Int[Tensor, "shared shared_kv_head shared_group row key"],
 ) -> Float[Tensor, "shared kv_head group row key"]:
-    """The entry of `x` for each head, row and key."""
     index = index.expand(-1, *x.shape[:2], -1, -1)
     x = x.expand(len(index), *x.shape)
     return x.gather(-1, index.flatten(-2)).view(index.shape)

@@ -107,13 +107,11 @@ class OffsetRows:
     def _sum_over_offsets(
         self, kernel: Float[Tensor, "head offset"]
     ) -> Float[Tensor, "head row"]:
-        """Sum of a kernel over the offsets that each row sees."""
         if self.keys is not None:
             return kernel @ self.keys.to(kernel).mT
         return pad(kernel.cumsum(-1), (1, 0)).index_select(1, self.seen)
 
     def _sum_over_rows(self, rate: Float[Tensor, "head row"]) -> Float[Tensor, "head offset"]:
-        """Sum of `rate` over the rows that see each offset."""
         if self.keys is not None:
             return rate @ self.keys.to(rate)
         ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
@@ -217,8 +215,7 @@ def fit_offsets(
 
 
 def _for_all(evaluate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> LogZAndMoments:
-    """`evaluate` for all problems, because finished problems cost little here."""
-    return lambda point, _: evaluate(point)
+    return lambda point, _: evaluate(point)  # also finished problems, which cost little here
 
 
 def split_weights(
@@ -237,7 +234,6 @@ def split_weights(
 def _look_up(
     x: Float[Tensor, "head entry"], table: Int[Tensor, "shared row sink"]
 ) -> Float[Tensor, "head row sink"]:
-    """The entries of `x` that a table names, in common for all heads or by head."""
     if len(table) == 1:
         return x.index_select(1, table[0].flatten()).view(len(x), *table.shape[1:])
     return x.gather(1, table.flatten(1)).view(table.shape)
@@ -248,7 +244,6 @@ def _add_to(
     table: Int[Tensor, "shared row sink"],
     values: Float[Tensor, "head value"],
 ) -> Float[Tensor, "head entry"]:
-    """Add values to the entries of `into` that a table names."""
     if len(table) == 1:
         return into.index_add_(1, table[0].flatten(), values)
     return into.scatter_add_(1, table.flatten(1), values)

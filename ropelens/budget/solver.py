@@ -18,10 +18,7 @@ from torch.nn.functional import pad
 DECREASE = 1e-4  # least decrease by a step, as a share of the promised decrease (Armijo)
 SHORTEST_STEP = 1e-6  # shortest share of a step that is tried: rounding hides the gain of less
 SMOOTH = 3.0  # weight of squared steps between neighbours, relative to squared weights
-LONGEST_STEP = 8.0
-"""Largest change of a weight in one step. After a larger step, a fit in single precision cannot
-return to the minimum."""
-
+LONGEST_STEP = 8.0  # of a weight: a fit in single precision cannot return from a larger step
 ROUNDING = 4 * torch.finfo(torch.float32).eps  # relative increase that rounding may cause
 
 Divide = Callable[[Tensor, Tensor], Tensor]
