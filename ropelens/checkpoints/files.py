@@ -70,7 +70,7 @@ def locate(name: str, loading: Loading) -> Checkpoint:
     elif not (path.suffix == ".gguf" and path.is_file()):
         revision = f" at revision {loading.revision}" * bool(loading.revision)
         with explained(
-            f"There is no checkpoint called {name:.80}{revision}, and no folder here.",
+            f"No checkpoint and no folder is called {name:.80}{revision}.",
             "a folder or a GGUF file (pass text with --text); downloads from the Hub need the "
             "network, with HF_HUB_OFFLINE unset, and `hf auth login` for a gated model",
         ):
