@@ -8,9 +8,10 @@ import plotly.graph_objects as go
 import pytest
 from in_browser import Opened, fits
 
-from ropelens import plot_claim, plot_head_wavelengths, plot_norms
+from ropelens import plot_claim, plot_norms
 from ropelens.analysis.analysis import Analysis, Answer, rewrite_page, write_answer
 from ropelens.errors import BadArgument
+from ropelens.figures.planes import plot_head_wavelengths
 from ropelens.figures.style import new_figure
 
 HOSTILE = "<script>alert(1)</script>"
