@@ -29,6 +29,7 @@ from ropelens.config_facts import (
     stated_context,
     stated_number,
 )
+from ropelens.errors import public
 from ropelens.interventions.truncate import PlaneSweep
 from ropelens.interventions.truncation_table import wanted_measures
 from ropelens.model.as_live_model import Model, as_live_model
@@ -105,7 +106,7 @@ def plan_analysis(
     """
     if truncation is not None:
         truncation = {name: value for name, value in truncation.items() if value is not None}
-        wanted_measures(PlaneSweep(**truncation).measures)
+        wanted_measures(public(PlaneSweep)(**truncation).measures)
     messages: list[str] = []
     with collect_warnings(messages):
         names, documents = _documents(text, model)
