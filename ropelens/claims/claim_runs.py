@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -89,7 +88,7 @@ test_claims.__test__ = False  # type: ignore[attr-defined]  # or pytest collects
 def subsample(measurement: Measurement) -> Measurement:
     """A measurement of at most 4 sequences of the text, evenly spread."""
     text = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]
-    return replace(measurement, text=text, rows=rows_for("auto", text.context))
+    return measurement.with_text(text, rows=rows_for("auto", text.context))
 
 
 def _change_planes(

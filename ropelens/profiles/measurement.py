@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -133,6 +133,12 @@ class Measurement:
         return Batch(
             part, rows.zero_hidden(part.hidden), scored.zero_hidden(part.hidden), fitted
         )
+
+    def with_text(self, text: Text, *, rows: int | Literal["all"]) -> Measurement:
+        """The same model on another text; its rotation is not measured again."""
+        other = replace(self, text=text, rows=rows)
+        vars(other)["rotation"] = self.rotation
+        return other
 
     @cached_property
     def rotation(self) -> RotationProbe:

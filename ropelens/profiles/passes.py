@@ -83,12 +83,7 @@ def observing(
         yield
 
 
-def _in_chunks(
-    rows: Sequence[Rows],
-    context: int,
-    whole: Observer,
-    part: Observer,
-) -> Observer:
+def _in_chunks(rows: Sequence[Rows], context: int, whole: Observer, part: Observer) -> Observer:
     positions = torch.cat([batch_rows.position.flatten() for batch_rows in rows]).unique()
     earlier: dict[int, dict[str, Any]] = {}
 
@@ -233,14 +228,8 @@ def collect(
     sums = sums or no_sums()
     chosen = range(len(measurement.text)) if chosen is None else chosen
     for batch in measurement.batches(chosen[sums.sequences :]):
-        part, _ = sum_batch(
-            measurement.live,
-            batch,
-            planes,
-            statistics=statistics,
-            fits=fits or {},
-            progress=progress,
-        )
+        options: dict[str, Any] = {"statistics": statistics, "fits": fits or {}}
+        part, _ = sum_batch(measurement.live, batch, planes, progress=progress, **options)
         sums = sums + part
         save(sums)
     return sums
