@@ -7,8 +7,6 @@ in the band, their mean confidence, and the share of the remaining draws that gi
 label.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from pathlib import Path

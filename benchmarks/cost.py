@@ -21,8 +21,6 @@ and surrogates, and a plain forward pass of the same sequences. Each runs once.
 Takes about 4 minutes on 2 CPU cores (7 with --others or --large).
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import threading
@@ -286,7 +284,7 @@ class Peak:
         self.device = device
         self.bytes = 0
 
-    def __enter__(self) -> Peak:
+    def __enter__(self) -> "Peak":
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self._before = torch.cuda.memory_allocated(self.device)

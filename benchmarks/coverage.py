@@ -22,8 +22,6 @@ Takes a minute and a half of one CPU core with novels, 20 seconds without, and 6
 each profile.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

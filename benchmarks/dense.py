@@ -8,8 +8,6 @@ matrices of one head at a time. A profile has more statistics (the kernel, gains
 intervals), so this is a lower bound of the cost of its numbers.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

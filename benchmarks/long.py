@@ -10,8 +10,6 @@ logits. Peaks are above the memory that the process held before.
 On two threads 32,768 tokens take 5 minutes, and 131,072 tokens with 8 layers take 20 and more.
 """
 
-from __future__ import annotations
-
 import argparse
 
 import cost

@@ -18,8 +18,6 @@ dependencies, so it may need a separate environment:
     python benchmarks/peers.py --nnsight-python .venv-nnsight/bin/python
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import shlex

@@ -8,8 +8,6 @@ planes the vectors are the same for all tokens, so that a head looks back a fixe
 other planes each token has a code, so that a head matches tokens.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -130,7 +128,7 @@ class Planted:
         real, imaginary = self.random.normal(size=(2, *shape))
         return real + 1j * imaginary
 
-    def look(self, head: tuple[Any, Any], back: int, gain: float, planes: slice) -> Planted:
+    def look(self, head: tuple[Any, Any], back: int, gain: float, planes: slice) -> "Planted":
         """Heads whose score peaks `back` tokens back: each plane adds a cosine of `gain`."""
         self.q[*head, :, planes] += gain * np.exp(-1j * self.inv_freq[planes] * back)
         self.k[*head, :, planes] += 1
@@ -144,7 +142,7 @@ class Planted:
         *,
         back: int = 0,
         other: int = 0,
-    ) -> Planted:
+    ) -> "Planted":
         """Heads that search for the token with the same code, or with the code `other` later.
 
         The match is best at `back` tokens back. With `places`, the rotation is removed.
@@ -158,7 +156,9 @@ class Planted:
         self.k[*head, :, planes] += code * off
         return self
 
-    def turn(self, head: tuple[int, int], gain: float, plane: int, inv_freq: float) -> Planted:
+    def turn(
+        self, head: tuple[int, int], gain: float, plane: int, inv_freq: float
+    ) -> "Planted":
         """A cosine of another frequency, from vectors that rotate with their place."""
         turned = np.exp(1j * self.place * (inv_freq - self.inv_freq[plane]))
         self.q[*head, :, plane] += gain * turned

@@ -8,8 +8,6 @@ with one draw of their null in this share); and the smallest number of layers, d
 that shows the claim equally often.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 from pathlib import Path

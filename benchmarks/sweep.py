@@ -9,8 +9,6 @@ model too often.
 Takes about 2 minutes for the bundled checkpoint on one CPU core.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

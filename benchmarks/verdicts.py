@@ -7,8 +7,6 @@ differ in seed, size and initial scale. Frequencies have no meaning in them, so 
 in 1 of 40. Token 5 of their text is an apostrophe.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 

@@ -1,7 +1,5 @@
 """Means and intervals of numbers that were measured in clusters, such as documents."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

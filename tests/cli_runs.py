@@ -1,7 +1,5 @@
 """Running the command line in tests."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

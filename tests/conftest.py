@@ -1,7 +1,5 @@
 """Setup of all tests: checks of shapes, no network, real checkpoints and texts."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

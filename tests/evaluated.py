@@ -1,7 +1,5 @@
 """A small evaluation with three sequences and few needles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

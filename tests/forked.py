@@ -1,7 +1,5 @@
 """Processes as torchrun starts them, on a CPU."""
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import os

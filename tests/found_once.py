@@ -3,8 +3,6 @@
 Tests read many files, and look up each dataset once. The processes of `forked` do not use this.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from h5netcdf.core import BaseObject, Dimension

@@ -1,7 +1,5 @@
 """Opens pages in a real browser without a window, for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +34,7 @@ class Opened:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("dialog", lambda dialog: (self.dialogs.append("!"), dialog.dismiss()))
 
-    def __enter__(self) -> Opened:
+    def __enter__(self) -> "Opened":
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:

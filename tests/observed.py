@@ -1,7 +1,5 @@
 """Random vectors, and the attention calls of a model that observers receive."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """Modules that the processes of `forked` have imported, first of all ropelens."""
 
-from __future__ import annotations
-
 import gc
 import sys
 

@@ -1,7 +1,5 @@
 """Comparison of two measurements that should agree."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import xarray as xr

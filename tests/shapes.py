@@ -5,8 +5,6 @@ the same, and the values of arguments that are not arrays. Only the first call o
 checked, because a check takes longer than most functions.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A comparison with made-up numbers, without a model."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

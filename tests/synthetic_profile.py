@@ -4,8 +4,6 @@ Positional heads are in early layers and use short wavelengths. All numbers are 
 shares sum to one and bits to the total.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import xarray as xr

@@ -4,8 +4,6 @@ The cost of a set of planes is the sum of the costs of its planes. Fast planes c
 planes slower than the context cost little. All numbers are made up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

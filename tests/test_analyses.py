@@ -1,7 +1,5 @@
 """The scripts run as their docstrings describe, and use only the public API."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

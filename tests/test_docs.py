@@ -1,7 +1,5 @@
 """The examples of README and docs/ run unchanged, and links have targets."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

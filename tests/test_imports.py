@@ -1,7 +1,5 @@
 """No file of the package imports itself through others, not even inside a function."""
 
-from __future__ import annotations
-
 import ast
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path

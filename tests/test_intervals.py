@@ -1,7 +1,5 @@
 """Intervals of means, against scipy, a textbook's ratio estimator, and repeated draws."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

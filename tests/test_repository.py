@@ -1,7 +1,5 @@
 """Rules of the project that a test can check."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from itertools import chain

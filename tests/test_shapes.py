@@ -1,7 +1,5 @@
 """A call that violates its signature is refused, also after correct calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

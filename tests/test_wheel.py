@@ -1,7 +1,5 @@
 """A wheel has all files that the package needs outside its checkout, and is small."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A tiny checkpoint on disk, and functions that change it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

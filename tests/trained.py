@@ -1,7 +1,5 @@
 """A tiny model that tests can train, with a run, a study and a comparison."""
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

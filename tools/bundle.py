@@ -4,8 +4,6 @@ Each checkpoint gets a folder: half-precision safetensors, tokenizer, text sampl
 checkpoint, and a model card. Every number of the card is read from the run or measured here.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

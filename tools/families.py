@@ -18,8 +18,6 @@ Each class runs in a separate process. A class is supported if all of this holds
 Otherwise the row has the error message that a user reads.
 """
 
-from __future__ import annotations
-
 import inspect
 import multiprocessing
 import re

@@ -12,8 +12,6 @@ their numbers within --tolerance, because processors round differently. SHARED h
 checkpoints/stories260k, checkpoints/babyllama105 and corpora/tinystories.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -24,8 +24,6 @@ a pool of the most frequent tokens of the text. The size of the pool is log-unif
 limits of the stage. In a small pool words repeat often, and copying is learnt there first.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 python tools/reference.py
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sample text from a model, in documents of exactly one context."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Int64
 from torch import Tensor

@@ -6,8 +6,6 @@ Reads only reports/claims/models/claims.csv. kaleido draws with the Chrome or Ch
 finds, or that BROWSER_PATH names.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Analyses of models and answers of scripts, in memory and as result folders with a page."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -88,7 +86,7 @@ class Analysis:
         more += [scope(self.profile.attrs)]
         return [*filter(None, [*sweep[:4], first, *attention_sentences(self.profile), *more])]
 
-    def page(self, *, beside: Analysis | None = None) -> str:
+    def page(self, *, beside: "Analysis | None" = None) -> str:
         """The page as HTML; with `beside`, it also shows the heads of another analysis."""
         return render_page(
             self.profile,
@@ -99,7 +97,7 @@ class Analysis:
             None if beside is None else (beside.profile, beside.heads),
         )
 
-    def report(self, path: str | Path, *, beside: Analysis | None = None) -> Path:
+    def report(self, path: str | Path, *, beside: "Analysis | None" = None) -> Path:
         """Write only the page to the file `path`, completely or not at all; return `path`.
 
         With `beside`, an analysis of another model of any size, the page also shows the heads
@@ -168,7 +166,7 @@ class SavedResults:
     reach: xr.Dataset | None
 
     @classmethod
-    def read(cls, folder: Path) -> SavedResults:
+    def read(cls, folder: Path) -> "SavedResults":
         """Read the numbers; raises the errors of `open_analysis`."""
         record = read_record(folder)
         profile = open_profile(folder / "profile.nc")

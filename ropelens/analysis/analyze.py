@@ -1,7 +1,5 @@
 """Analysis of a model on text, from the arguments to an `Analysis`."""
 
-from __future__ import annotations
-
 import json
 import math
 import platform

@@ -1,7 +1,5 @@
 """Options of a measurement, for Python and for the commands."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection

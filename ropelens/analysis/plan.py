@@ -1,7 +1,5 @@
 """Plan of an analysis: the work and the memory, known before weights are read."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

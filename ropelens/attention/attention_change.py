@@ -1,7 +1,5 @@
 """The change of attention between two calls, summed over sets of rows."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor

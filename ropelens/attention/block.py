@@ -5,8 +5,6 @@ is computed when it is first read. At most one block of rows is in memory, and o
 triangle is computed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import cached_property
@@ -20,7 +18,7 @@ from ropelens.attention.offset_bins import bin_of, offset_edges
 from ropelens.attention.sampled_call import SampledCall
 
 
-def blocks_of(sampled: SampledCall, heads: slice | None = None) -> Iterator[Block]:
+def blocks_of(sampled: SampledCall, heads: slice | None = None) -> Iterator["Block"]:
     """All rows of a call, in blocks of about `BLOCK_ELEMENTS` scores but at least 16 rows.
 
     A block has some key-value heads. If `heads` are given, it has these heads and half of the

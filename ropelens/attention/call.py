@@ -1,7 +1,5 @@
 """One attention call as the model made it, and its attention as a whole matrix."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,7 +34,7 @@ class AttentionCall:
         """Number of keys before the key of the first row, for example from a cache."""
         return int(self.visibility.position[0, 0]) - self.visibility.keys.start
 
-    def of_rows(self, index: Int[Tensor, " some"]) -> AttentionCall:
+    def of_rows(self, index: Int[Tensor, " some"]) -> "AttentionCall":
         """The call of some rows, by their indices in `query`."""
         return replace(
             self,
@@ -45,7 +43,7 @@ class AttentionCall:
             visibility=self.visibility.rows(index[None]),
         )
 
-    def of_heads(self, heads: Int[Tensor, " head"]) -> AttentionCall:
+    def of_heads(self, heads: Int[Tensor, " head"]) -> "AttentionCall":
         """The call of some query heads, each with the key and value that it reads."""
         read = heads // (self.query.shape[1] // self.key.shape[1])
         sinks = self.sink_logits

@@ -1,7 +1,5 @@
 """Products that keep blocks of scores in fast memory; plain products take twice the time."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The vectors of one head by plane, and every term of its scores, as `capture` saves them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Bins of offsets, and a sample of the offsets of a long context."""
 
-from __future__ import annotations
-
 import math
 
 import torch

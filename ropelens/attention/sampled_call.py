@@ -1,7 +1,5 @@
 """An attention call, the sampled rows of it that statistics use, and its known sinks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -53,14 +51,14 @@ class SampledCall:
         self.sink_kind = self.sinks.unflatten(1, shape)
         self.buffers: dict[str, Tensor] = {}
 
-    def with_rows(self, rows: Rows) -> SampledCall:
+    def with_rows(self, rows: Rows) -> "SampledCall":
         """The same call with other rows."""
         other = SampledCall(self.call, rows, self.planes, sinks=self.sinks, tokens=self.tokens)
         if "k_still" in vars(self):
             other.k_still = self.k_still
         return other
 
-    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> SampledCall:
+    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> "SampledCall":
         """The rows of some of the sequences."""
         names = ("query", "key", "value", "output")
         parts: dict[str, Any] = {name: vars(self.call)[name][chosen] for name in names}

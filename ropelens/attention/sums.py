@@ -1,7 +1,5 @@
 """Sums over the attention of a layer, for one call and for a text, and the means of a text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +97,7 @@ class LayerSums:
         statistics: Sequence[Statistic],
         *,
         farthest: int,
-    ) -> LayerSums:
+    ) -> "LayerSums":
         """Sums of a batch of sequences."""
         edges = offset_edges(sampled.k.shape[2])
         by_offset = [row.name for row in statistics if row.over == "offsets"]
@@ -108,7 +106,7 @@ class LayerSums:
         weight = sampled.visibility.offset_weight(sampled.rows.weight)
         return cls(sampled.call.scale, farthest, offset_weight=weight, sums=pooled)
 
-    def __add__(self, other: LayerSums) -> LayerSums:
+    def __add__(self, other: "LayerSums") -> "LayerSums":
         """Sums over both texts. The longer context sets the bins."""
         return LayerSums(
             self.scale,
@@ -136,7 +134,7 @@ class Sums:
     layers: dict[int, LayerSums] = field(default_factory=dict)
     scores: dict[int, Float[Tensor, "group set head score"]] = field(default_factory=dict)
 
-    def __add__(self, other: Sums) -> Sums:
+    def __add__(self, other: "Sums") -> "Sums":
         return Sums(**_add(vars(self), vars(other)))
 
     @property

@@ -1,7 +1,5 @@
 """The keys that each row of an attention call sees: an interval of keys, or a mask."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -30,14 +28,14 @@ class Visibility:
     mask: Bool[Tensor, "_ row key"] | None = None
 
     @classmethod
-    def causal(cls, rows: range, *, window: int | None = None) -> Visibility:
+    def causal(cls, rows: range, *, window: int | None = None) -> "Visibility":
         """Rows that see all keys up to their own position, or only the last `window` keys."""
         position = torch.arange(rows.start, rows.stop)[None]
         first = (position - (window or rows.stop) + 1).clamp_min(0)
         return cls(position, first, range(rows.stop))
 
     @classmethod
-    def from_mask(cls, mask: Bool[Tensor, "batch row key"], rows: range) -> Visibility:
+    def from_mask(cls, mask: Bool[Tensor, "batch row key"], rows: range) -> "Visibility":
         """The visibility that a mask states. Rows of padding, which see no key, are ignored."""
         first, position = mask.byte().argmax(-1).cpu(), torch.arange(rows.start, rows.stop)
         interval = cls(position[None], first, range(mask.shape[2]))
@@ -48,11 +46,11 @@ class Visibility:
 
     # some of the rows
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Visibility:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Visibility":
         mask = None if self.mask is None else change(self.mask)
         return Visibility(change(self.position), change(self.first), self.keys, mask)
 
-    def rows(self, index: Int[Tensor, "_ some"]) -> Visibility:
+    def rows(self, index: Int[Tensor, "_ some"]) -> "Visibility":
         """The rows with these indices, which all sequences share or each sequence has."""
 
         def take(table: Tensor) -> Tensor:
@@ -65,19 +63,19 @@ class Visibility:
         """Indices of the rows at these positions."""
         return torch.searchsorted(self.position[0], position.contiguous())
 
-    def at(self, position: Int[Tensor, "_ some"]) -> Visibility:
+    def at(self, position: Int[Tensor, "_ some"]) -> "Visibility":
         """The rows at these positions."""
         return self.rows(self.index_of(position))
 
-    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> Visibility:
+    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> "Visibility":
         """The rows of some of the sequences."""
         return self._map(lambda table: table if len(table) == 1 else table[chosen])
 
-    def flatten(self, batch: int) -> Visibility:
+    def flatten(self, batch: int) -> "Visibility":
         """The rows of all `batch` sequences in one table."""
         return self._map(lambda x: x.expand(batch, *x.shape[1:]).flatten(0, 1)[None])
 
-    def block(self, rows: slice) -> Visibility:
+    def block(self, rows: slice) -> "Visibility":
         """Some consecutive rows, and the keys that they see.
 
         Start one key before the first key that any row sees, if there is one. This extra key
@@ -89,7 +87,7 @@ class Visibility:
         low, high = max(int(block.first.min()) - 1, 0), int(block.position.max()) + 1
         return replace(block, keys=range(low, high))
 
-    def append(self, later: Visibility) -> Visibility:
+    def append(self, later: "Visibility") -> "Visibility":
         """These rows, followed by rows of the next chunk of the same sequences.
 
         Raises `UnsupportedModel` for masks, which have another number of keys in each chunk.
@@ -114,7 +112,7 @@ class Visibility:
             return self.mask[:, :, (key - self.keys.start).to(self.mask.device)]
         return (key >= self.first[..., None]) & (key <= self.position[..., None])
 
-    def agrees(self, other: Visibility) -> bool:
+    def agrees(self, other: "Visibility") -> bool:
         """Whether the rows of two calls over the same tokens see the same keys."""
         if self.mask is None or other.mask is None:
             return self.mask is other.mask

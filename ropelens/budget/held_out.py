@@ -5,8 +5,6 @@ are scored on all sequences of the second fold, and the reverse, so more weights
 advantage. If a text has a single long sequence, its rows belong to the two folds in turn.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -98,7 +96,7 @@ class Sample:
     surrogate_rows: Rows
 
     @classmethod
-    def draw(cls, text: Text, *, seed: int) -> Sample:
+    def draw(cls, text: Text, *, seed: int) -> "Sample":
         """Draw sequences from many groups, and rows of the sequences."""
         if text.single_long_sequence:
             chosen = [int(text.lengths.argmax())]

@@ -1,7 +1,5 @@
 """The label of a head, from the bits of its attention budget. Figures use it without torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -19,8 +19,6 @@ for each bin of offsets. If the model has a soft-cap, c~ is the score before it.
 coordinates of a head are one more plane.
 """
 
-from __future__ import annotations
-
 import math
 from copy import copy
 from dataclasses import replace

@@ -5,8 +5,6 @@ sees consecutive offsets, so a running sum over the weights gives log Z of every
 grows with the context and not with its square.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,7 +49,7 @@ class OffsetRows:
         cls,
         sampled: SampledCall,
         offsets: tuple[Int[Tensor, " sample"], Int[Tensor, " sample"]] | None = None,
-    ) -> OffsetRows:
+    ) -> "OffsetRows":
         """The rows of all sequences in turn; without a mask, `sampled_offsets` may be given."""
         batch, sinks, context = len(sampled.sinks), sampled.sinks.cpu(), sampled.k.shape[2]
         visibility = sampled.visibility.flatten(batch)
@@ -86,7 +84,7 @@ class OffsetRows:
             keys=keys,
         )
 
-    def of_heads(self, heads: Int[Tensor, " head"]) -> OffsetRows:
+    def of_heads(self, heads: Int[Tensor, " head"]) -> "OffsetRows":
         """The tables of these heads."""
         if len(self.kind) == 1:
             return self

@@ -5,8 +5,6 @@ identity. All problems are evaluated together. A problem whose step was too long
 step in the next evaluation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ The score of the key at offset d is Re sum_f c_f exp(i w_f d), c_f = s q~_f conj
 draws have the same c_f, so one product with their phases at d gives the scores of all draws.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

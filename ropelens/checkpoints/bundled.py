@@ -5,8 +5,6 @@ tools/bundle.py writes these folders. A wheel does not contain the weights of ea
 Importing this file does not import torch.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from importlib.resources import files

@@ -4,8 +4,6 @@ transformers, tokenizers and safetensors read the files and report errors. ropel
 refuses pickles, weights outside the folder, and tokenizers that fail when they are used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -4,8 +4,6 @@ It refuses checkpoints that transformers accepts silently: checkpoints that lack
 transformers would replace with random numbers, and models that are not causal.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The commands build their options from the fields of `Loading`, so this file imports no torch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_type_hints
 

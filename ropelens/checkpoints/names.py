@@ -1,7 +1,5 @@
 """Short names of models, for folders and results."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

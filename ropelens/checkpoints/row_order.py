@@ -5,8 +5,6 @@ and j + size / 2. If a conversion permutes the rows twice or not at all, the mod
 its configuration states, but predicts badly.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

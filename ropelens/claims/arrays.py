@@ -1,7 +1,5 @@
 """Arrays of a profile on which claims are tested."""
 
-from __future__ import annotations
-
 import math
 import warnings
 
@@ -17,7 +15,7 @@ MASSIVE = 5 / math.sqrt(2)  # times the mean length: a plane with one value 5 ti
 BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(context / 3.657)
 
 
-def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, ...]]:
+def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
     """Arrays of `profile` by the names in `Claim.arrays`.
 
     Most of them have the layers that rotate as first axis, and the planes that rotate in all

@@ -4,8 +4,6 @@ For most of these claims, planes stop or drop out. The null is the same change o
 with the same number of planes, in the same heads.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

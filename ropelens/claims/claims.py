@@ -1,7 +1,5 @@
 """The table of published claims about RoPE."""
 
-from __future__ import annotations
-
 from ropelens.budget.labels import Thresholds
 from ropelens.claims import nulls, numbers
 from ropelens.claims.verdict import Claim

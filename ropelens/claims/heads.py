@@ -1,7 +1,5 @@
 """The table of heads: a label for each head, its confidence, and the verdict on wavelengths."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

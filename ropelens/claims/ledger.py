@@ -1,7 +1,5 @@
 """The ledger: the number, null and verdict of every claim."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Nulls of claims: arrays drawn again, so that only chance and geometry matter."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 docs/measures.md defines each number in its section about the ledger of claims.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

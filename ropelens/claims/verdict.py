@@ -4,8 +4,6 @@ A claim is a number of the model. The number is compared with draws of its null:
 number if only chance and geometry matter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

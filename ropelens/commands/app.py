@@ -1,7 +1,5 @@
 """The command line: the list of commands, and the short commands."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated

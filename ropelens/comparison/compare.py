@@ -1,7 +1,5 @@
 """Comparison of trained runs or analyses, as one dataset over `entry`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence

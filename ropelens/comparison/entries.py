@@ -1,7 +1,5 @@
 """Entries of a comparison: trained runs, or folders that `ropelens analyze` wrote."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measurement of one checkpoint for a comparison."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

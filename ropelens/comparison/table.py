@@ -1,7 +1,5 @@
 """Table of a comparison: a row per variant, with paired differences from the baseline."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of a comparison: losses, copying, planes, and changes during training."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

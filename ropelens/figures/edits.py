@@ -1,7 +1,5 @@
 """Figures of the cost of stopping planes, from either end or by bands, and silencing heads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 

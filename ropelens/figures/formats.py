@@ -4,8 +4,6 @@ Token strings come from a tokenizer file and cannot be trusted. `plotly_text` es
 which plotly interprets in labels, and "$...$", which notebooks with MathJax interpret.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from unicodedata import category

@@ -1,7 +1,5 @@
 """Figures of one head: planes, kernel, attention on an excerpt, one pair, and reach."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of all heads: the map, and the claim about wavelengths."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

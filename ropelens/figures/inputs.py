@@ -1,7 +1,5 @@
 """Profiles and tables of heads in the form that figures read."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 

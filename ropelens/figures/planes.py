@@ -1,7 +1,5 @@
 """Figures of planes: the wavelengths through which heads pick their keys, and norms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

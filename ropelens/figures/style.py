@@ -4,8 +4,6 @@ Any two label colours have a CIELAB distance of at least 22 for people with prot
 deuteranopia or tritanopia (simulated after Machado et al. 2009), and contrast with both pages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Figure of one head while planes stop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

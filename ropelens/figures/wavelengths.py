@@ -1,7 +1,5 @@
 """Logarithmic axis of wavelengths, with room for planes that do not rotate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ gradient of an answer with respect to the score. Softmax ignores a constant that
 scores of a row, so the gradient sums to 0 over the keys of a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial

@@ -7,8 +7,6 @@ An edit gives a new frequency or a gain to chosen planes of chosen heads. The ch
 edits are combined first, and queries and keys are rotated once.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -144,7 +142,7 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
         yield
 
 
-def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> ModelEdit:
+def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelEdit":
     """Check `edits`, and append them to the edits of the open blocks."""
     live = rotation.live
     rotation.layers()  # before the block, because this may raise an error

@@ -1,7 +1,5 @@
 """Passes of an evaluation: the model runs under each edit, on the text and on the tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -41,7 +39,9 @@ class TokenSplit:
     classes: Mapping[str, Int[Tensor, " id"]]
 
     @classmethod
-    def plan(cls, text: Text, trained: int | None, tokenizer: TokenNames | None) -> TokenSplit:
+    def plan(
+        cls, text: Text, trained: int | None, tokenizer: TokenNames | None
+    ) -> "TokenSplit":
         """Two bins per octave, with a further edge at the trained context."""
         context = text.context
         edges = {round(2 ** (half / 2)) for half in range(2 * context.bit_length() + 1)}
@@ -78,7 +78,7 @@ class EntrySums:
     change: Float[Tensor, "set layer head"]
     rows: Float[Tensor, " set"]
 
-    def __add__(self, other: EntrySums) -> EntrySums:
+    def __add__(self, other: "EntrySums") -> "EntrySums":
         losses = torch.cat([self.losses, other.losses])
         change, rows = self.change + other.change, self.rows + other.rows
         return EntrySums(self.sums + other.sums, losses, change, rows)

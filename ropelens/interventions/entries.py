@@ -1,7 +1,5 @@
 """Models that an evaluation compares: unmodified, edited, or with silenced heads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace

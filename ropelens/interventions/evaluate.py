@@ -1,7 +1,5 @@
 """Evaluation of edits: the same measures on the same tokens, without and under each edit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@ with rl.patch_planes(model, other_tokens, heads="2.3", of="key", planes=rl.Slowe
     model(tokens)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

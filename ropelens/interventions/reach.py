@@ -4,8 +4,6 @@ Random tokens are repeated. On the second copy, a head that acts on matches look
 after the first occurrence of the same token. For larger distances the keys are rotated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any

@@ -4,8 +4,6 @@ with rl.silence_heads(model, "2.3,4.*", to="mean", text=reference):
     model(tokens)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tasks for a model on random tokens and hidden needles: repeat, copy from afar, retrieve."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

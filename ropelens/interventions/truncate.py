@@ -5,8 +5,6 @@ comparison, the high frequencies. It matters *which* planes stop only if stoppin
 number of random planes has a different cost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

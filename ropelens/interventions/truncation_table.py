@@ -1,7 +1,5 @@
 """The table of a sweep of edits: one row for each edit, with changes and their intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

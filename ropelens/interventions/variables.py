@@ -1,7 +1,5 @@
 """The variables of evaluations and truncation sweeps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ropelens.attention.variables import table

@@ -1,7 +1,5 @@
 """The live model of each kind of model that public functions accept."""
 
-from __future__ import annotations
-
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn

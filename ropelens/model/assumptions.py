@@ -4,8 +4,6 @@ To support a family that breaks an assumption, change the function that checks i
 that relies on it. docs/families.md shows this table.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -6,8 +6,6 @@ change, so that the model takes the same branches, makes the same masks and comp
 bits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext

@@ -3,8 +3,6 @@
 TransformerLens itself is imported only to make a bridge.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field

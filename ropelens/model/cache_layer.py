@@ -1,7 +1,5 @@
 """A layer of a key-value cache that is allocated once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -5,8 +5,6 @@ and similar families), and some families (Llama 4, Persimmon) pass them no posit
 Therefore hooks record what rotary modules and attention modules receive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Context managers that change how a model runs: without dropout, or with less work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

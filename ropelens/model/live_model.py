@@ -1,7 +1,5 @@
 """A model as ropelens runs it: a public function creates it once and passes it on."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """Rows and keys that an attention mask hides."""
 
-from __future__ import annotations
-
 from typing import NoReturn
 
 import torch
@@ -12,7 +10,7 @@ from ropelens.attention.visibility import Visibility
 from ropelens.errors import UnsupportedModel
 
 
-def shown(mask: Tensor) -> Bool[Tensor, ...]:
+def shown(mask: Tensor) -> Bool[Tensor, "..."]:
     """Keys that a mask shows; a mask is boolean or is added to the scores."""
     return mask if mask.dtype == torch.bool else mask > -1
 

@@ -1,7 +1,5 @@
 """Residual of recomputed attention, and the component of the model that explains it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace

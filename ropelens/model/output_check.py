@@ -4,8 +4,6 @@ If ropelens misreads a model (its mask, scale, bias or shared keys), the recompu
 not match. Every kind of call is therefore compared once for each layer, on a few rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch

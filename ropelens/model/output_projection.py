@@ -1,7 +1,5 @@
 """Output projection of each layer, and the linear path from the heads to the logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Capture everything that some heads compute on one short sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable

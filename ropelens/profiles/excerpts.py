@@ -1,7 +1,5 @@
 """Excerpts of a profile: the attention, queries and keys of all heads on short sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

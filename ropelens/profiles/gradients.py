@@ -1,7 +1,5 @@
 """Gradients of an answer with respect to the scores of heads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

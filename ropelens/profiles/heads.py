@@ -1,7 +1,5 @@
 """Numbers of heads that follow from a profile: labels, fractions, wavelengths, resamples."""
 
-from __future__ import annotations
-
 import numpy as np
 import xarray as xr
 

@@ -1,7 +1,5 @@
 """Repeated random tokens: the induction score of each head, and the loss of the repeat."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

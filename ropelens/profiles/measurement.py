@@ -1,7 +1,5 @@
 """A measurement: a live model, the text that it reads, and the rows that are measured."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -75,7 +73,7 @@ class Measurement:
         rows: HowMany = "all",
         seed: int = 0,
         batch_size: int | None = None,
-    ) -> Measurement:
+    ) -> "Measurement":
         """Read and check the arguments of a public function once.
 
         `sinks` are the ids of tokens that are sinks. Raises what `model_text` raises.
@@ -134,7 +132,7 @@ class Measurement:
             part, rows.zero_hidden(part.hidden), scored.zero_hidden(part.hidden), fitted
         )
 
-    def with_text(self, text: Text, *, rows: int | Literal["all"]) -> Measurement:
+    def with_text(self, text: Text, *, rows: int | Literal["all"]) -> "Measurement":
         """The same model on another text; its rotation is not measured again."""
         other = replace(self, text=text, rows=rows)
         vars(other)["rotation"] = self.rotation

@@ -1,7 +1,5 @@
 """The table of measures: each variable of a profile, with its dims, unit and formula."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

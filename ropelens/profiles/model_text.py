@@ -1,7 +1,5 @@
 """The text of a measurement, checked once against the model that will read it."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ tokens are summed chunk by chunk. Queries are kept only for the measured rows. W
 chunk the cache has all keys, and each layer gets one call of these rows and all keys.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """A model and some tokens become a profile: labelled arrays that can be saved and shown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial, reduce
 from operator import add

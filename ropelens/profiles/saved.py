@@ -1,7 +1,5 @@
 """Opening of saved profiles, also of profiles that are older than some measures."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

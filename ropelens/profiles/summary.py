@@ -1,7 +1,5 @@
 """Running sums become labelled numbers, one row of the table of measures at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

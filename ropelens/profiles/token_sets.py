@@ -1,7 +1,5 @@
 """Sets of tokens by text, class or previous token, and the attention that they receive."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tables of the figures on each page, with the functions that draw them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Pages of claims: sentences, one row with a strip per claim, and models side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any

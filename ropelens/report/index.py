@@ -1,7 +1,5 @@
 """A gallery of the pages <analysis>/<model>/index.html, with one sentence for each."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

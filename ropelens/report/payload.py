@@ -1,7 +1,5 @@
 """Payload of the script of a page: figures, arrays of all heads, and excerpts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """Fill templates. Hostile text is escaped, and pages contain their scripts and arrays."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

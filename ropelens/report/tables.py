@@ -1,7 +1,5 @@
 """Tables of pages: columns with units and meanings, numbers as text, and facts of the run."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping

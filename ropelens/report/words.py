@@ -4,8 +4,6 @@ Each template has the sentences of one kind of result, and each of its macros is
 White space in a macro is only layout.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ If each plane of a query or key x~ is a complex number, RoPE multiplies it at po
 exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -80,7 +78,7 @@ class Planes:
         term[self.first] = term[self.second] = torch.arange(self.rotary_dim // 2)
         return term
 
-    def of_keys(self, kv_heads: int) -> Planes:
+    def of_keys(self, kv_heads: int) -> "Planes":
         """The planes of the keys. A key-value head has the planes of its first query head."""
         if self.inv_freq.ndim == 1:
             return self

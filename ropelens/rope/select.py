@@ -1,7 +1,5 @@
 """The planes and heads that an edit changes, and the planes that a truncation sweep stops."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Multiply it by exp(i (v - w) p) to get the vector that the model would have comp
 frequency v instead of w. With v = 0 the plane stops.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +30,7 @@ class TargetRotation:
         chosen: Bool[Tensor, "head frequency"],
         inv_freq: Float[Tensor, " frequency"] | None,
         gain: float | None,
-    ) -> TargetRotation:
+    ) -> "TargetRotation":
         """Change the frequency or the gain of the chosen planes. A gain of 0 stays 0."""
         new_inv_freq, new_gain = self.inv_freq, self.gain
         if inv_freq is not None:
@@ -41,7 +39,7 @@ class TargetRotation:
             new_gain = torch.where(chosen & (new_gain != 0), gain, new_gain)
         return TargetRotation(new_inv_freq, new_gain)
 
-    def shared(self, *, groups: int) -> TargetRotation | None:
+    def shared(self, *, groups: int) -> "TargetRotation | None":
         """One row for each of `groups` groups of heads; None if heads of a group differ."""
         parts = [x.unflatten(0, (groups, -1)) for x in (self.inv_freq, self.gain)]
         same = all((x == x[:, :1]).all() for x in parts)

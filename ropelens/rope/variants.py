@@ -5,8 +5,6 @@ If transformers knows a variant, the configuration states it in transformers' ow
 with the same order of operations as in transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

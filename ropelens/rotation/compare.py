@@ -1,7 +1,5 @@
 """The rotations of two implementations of one model, compared plane by plane."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ The two can differ: a patched rotary module may ignore the configuration, a cast
 frequencies, and a family may not read every key of the configuration.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Rotation of a model: measured, and shown for every attention call."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

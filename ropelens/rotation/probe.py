@@ -1,7 +1,5 @@
 """The rotation of each layer of a live model, measured and compared with the stated one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

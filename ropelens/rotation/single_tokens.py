@@ -4,8 +4,6 @@ A sequence of one token has the same hidden state at every position. The model r
 sequences at positions 0, 1, 2, 4, 8, ..., and each layer's attention call is recorded.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Frequencies that a live model states in its buffers, compared with the measured rotation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

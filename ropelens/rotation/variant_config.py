@@ -5,8 +5,6 @@ transformers builds and loads models with the rope types that only ropelens know
 this file must not import transformers.
 """
 
-from __future__ import annotations
-
 import copy
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar

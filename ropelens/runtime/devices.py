@@ -1,7 +1,5 @@
 """Devices on which a model runs, their free memory, and the memory that a pass needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

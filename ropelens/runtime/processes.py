@@ -3,8 +3,6 @@
 All processes run the same code. Each runs the model on one part and gets the whole result.
 """
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager

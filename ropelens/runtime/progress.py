@@ -1,7 +1,5 @@
 """Progress of long work on stderr: a bar on a terminal, one line per minute elsewhere."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys
@@ -44,7 +42,7 @@ class Stage:
     measured: int = 0
     seconds: float = 0.0
 
-    def rate(self, stages: tuple[Stage, ...]) -> float:
+    def rate(self, stages: tuple["Stage", ...]) -> float:
         """Seconds per unit, by the pace of all begun stages with this unit; NaN before."""
         begun = [stage for stage in stages if stage.measured]
         alike = [stage for stage in begun if stage.unit == self.unit] or begun

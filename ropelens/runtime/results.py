@@ -1,7 +1,5 @@
 """Writing and reading of result folders; numbers are stored as netCDF 4."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

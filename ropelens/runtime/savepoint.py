@@ -1,7 +1,5 @@
 """Saved progress: a long measurement saves its state each minute and continues from it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

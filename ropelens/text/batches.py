@@ -4,8 +4,6 @@ The scores of RoPE depend on the distance between two tokens. A sequence in a pa
 row therefore has the same numbers as the sequence by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

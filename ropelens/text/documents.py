@@ -1,7 +1,5 @@
 """Text files become documents."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Rows of the attention matrix that are measured: all rows, or an unbiased sample."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -43,14 +41,14 @@ class Rows:
     dense: bool
     hidden: Bool[Tensor, "batch token"] | None = None
 
-    def zero_hidden(self, hidden: Bool[Tensor, "batch token"] | None) -> Rows:
+    def zero_hidden(self, hidden: Bool[Tensor, "batch token"] | None) -> "Rows":
         """The same rows, with weight 0 for the rows of `hidden` tokens."""
         if hidden is None:
             return self
         weight = self.weight.masked_fill(hidden.gather(1, self.position), 0)
         return replace(self, weight=weight, hidden=hidden)
 
-    def every_other(self, first: int) -> Rows:
+    def every_other(self, first: int) -> "Rows":
         """Every second row of each sequence; an odd number gets a last row of weight 0."""
         even = self.position.shape[1] // 2 * 2
         position = torch.cat([self.position, self.position[:, even:]], dim=1)

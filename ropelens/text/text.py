@@ -8,8 +8,6 @@ Sequences of one document are alike, so intervals that resample single sequences
 narrow. Intervals therefore resample groups of sequences.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,11 +112,11 @@ class Text:
     def __repr__(self) -> str:
         return f"<Text of {len(self):,} sequences of up to {self.context:,} tokens>"
 
-    def __getitem__(self, sequences: slice | Sequence[int]) -> Text:
+    def __getitem__(self, sequences: slice | Sequence[int]) -> "Text":
         """Some of the sequences, as a text by themselves."""
         return replace(self._select(sequences), packed=None)
 
-    def part(self, sequences: slice | list[int], *, width: int | None = None) -> Text:
+    def part(self, sequences: slice | list[int], *, width: int | None = None) -> "Text":
         """Some of the sequences, with the groups, folds and sinks of the whole text.
 
         The part is as wide as its longest sequence, or `width` positions.
@@ -130,7 +128,7 @@ class Text:
         vars(part).update(whole)  # instead of the properties of the part by itself
         return part
 
-    def _select(self, sequences: slice | Sequence[int], width: int | None = None) -> Text:
+    def _select(self, sequences: slice | Sequence[int], width: int | None = None) -> "Text":
         lengths = self.lengths[sequences]
         width = width or int(lengths.max() if lengths.numel() else 0)
         return replace(

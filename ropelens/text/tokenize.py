@@ -1,7 +1,5 @@
 """Documents become token ids, and token ids the sequences of a `Text`."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterable, Mapping

@@ -5,8 +5,6 @@ data.json, the tokenizer, valid.npy, and the arrays that data.json lists as "sta
 are uint16 [sequence, position].
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

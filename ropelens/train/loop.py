@@ -5,8 +5,6 @@ zero. The settings and the text determine all numbers, so a resumed run ends wit
 weights, bit for bit.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import time

@@ -1,7 +1,5 @@
 """A training run: the same call starts, resumes and finishes it in its folder."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 The command builds its options from the fields of `Settings`, so this file imports no torch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -4,8 +4,6 @@ Runs with the same seed have the same initial weights and read the same tokens i
 order, so that variants can be compared in pairs.
 """
 
-from __future__ import annotations
-
 import itertools
 import tomllib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """One call measures a model: what it takes, what it gives, and how often it looks."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The change of attention by edits, against transformers' attention and torch's divergence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Laws of planes, and the sums of one attention call by brute force."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

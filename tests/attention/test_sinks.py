@@ -1,7 +1,5 @@
 """Sinks by position, by token, and by the attention that a key takes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The comparison with other libraries runs, and its sums are the sums of a profile."""
 
-from __future__ import annotations
-
 import cost
 import dense
 import numpy as np

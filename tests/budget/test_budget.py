@@ -1,7 +1,5 @@
 """The attention budget: offsets, bits from gains, and the rows that models are fitted to."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

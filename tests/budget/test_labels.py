@@ -1,7 +1,5 @@
 """Labels by the documented rules, offsets and bands of kernels, and the strongest planes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

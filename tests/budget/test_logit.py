@@ -1,7 +1,5 @@
 """The models of a row, against dense fits by scipy and against whole matrices."""
 
-from __future__ import annotations
-
 from functools import reduce
 
 import numpy as np

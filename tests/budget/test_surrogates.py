@@ -1,7 +1,5 @@
 """Surrogates that are built as edits, and the laws of the verdict."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The checkpoints that come with ropelens."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

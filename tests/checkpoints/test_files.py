@@ -1,7 +1,5 @@
 """Locating checkpoints, and refusing damaged checkpoints with one clear line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

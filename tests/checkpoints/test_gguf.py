@@ -1,7 +1,5 @@
 """Models in GGUF files: the bundled model, and SmolLM2, which `make smollm2` downloads."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

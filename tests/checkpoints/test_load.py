@@ -1,7 +1,5 @@
 """Loading of valid checkpoints, and refused arguments."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

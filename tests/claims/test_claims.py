@@ -1,7 +1,5 @@
 """The ledger of claims on planted models, on draws of nulls, and on random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Several checkpoints in one command: each is measured once, and all are compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

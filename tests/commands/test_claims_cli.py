@@ -1,7 +1,5 @@
 """`ropelens claims` on folders of results, and refused arguments."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files, tables and help of the commands."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """An error that a user can cause prints one clear line, and keeps earlier results."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Signals, pipes and terminals, and errors before slow imports."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

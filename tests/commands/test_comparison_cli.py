@@ -1,7 +1,5 @@
 """`ropelens compare` reads runs or analyses, and writes four files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

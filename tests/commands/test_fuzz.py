@@ -1,7 +1,5 @@
 """Random configs and arguments work, or end with one clear line."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Commands in several processes, as torchrun starts them, write one result."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The tables that `ropelens rope` prints."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`ropelens truncate`, and the page that `ropelens report` makes from its files."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Tests of comparisons: their text, their pairs, and the cache."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from unittest import mock

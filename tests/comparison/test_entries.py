@@ -1,7 +1,5 @@
 """Tests of the entries of a comparison: runs, studies, and refused folders."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import asdict, replace

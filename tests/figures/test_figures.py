@@ -1,7 +1,5 @@
 """Tests of the traces, values and axis titles of figures, without pixels."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Tests of the parts of all figures: token strings, wavelength axes and colours."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

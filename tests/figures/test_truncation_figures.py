@@ -1,7 +1,5 @@
 """Tests of the traces, values and marks of the figures of a sweep."""
 
-from __future__ import annotations
-
 import numpy as np
 import plotly.graph_objects as go
 import pytest

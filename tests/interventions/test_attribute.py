@@ -1,7 +1,5 @@
 """Attributions, compared with rescaled planes and with the law of integrated gradients."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

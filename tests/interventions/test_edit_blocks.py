@@ -1,7 +1,5 @@
 """Blocks of edits: nested, closed by errors, with caches and observers, and their errors."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Edits of a live model equal models that were built that way, and dense attention."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

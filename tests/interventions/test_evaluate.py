@@ -1,7 +1,5 @@
 """Evaluations of edits, compared with losses of transformers, profiles and laws."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Evaluations: choice of measures, number of model runs, families, long text."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

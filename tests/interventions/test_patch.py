@@ -1,7 +1,5 @@
 """Patches between prompts, compared with hooks at the projections and with the source."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path

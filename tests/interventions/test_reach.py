@@ -1,7 +1,5 @@
 """Reach of heads, compared with loops over the rows of a run and with real distances."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Silenced heads, compared with hooks at the output projection and with TransformerLens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Tests of needles, repeats and copies, also with a hand-built model that finds them."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of truncation: the planes that a sweep stops, and the measured changes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

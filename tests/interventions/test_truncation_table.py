@@ -1,7 +1,5 @@
 """The table of a sweep: one row per edit, with changes and their intervals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import xarray as xr

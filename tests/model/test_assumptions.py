@@ -1,7 +1,5 @@
 """Each assumption about a model fails in a small broken model, with the error of the table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

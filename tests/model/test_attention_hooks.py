@@ -1,7 +1,5 @@
 """Attention hooks change no bit of a model, and show the calls that the model computes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager

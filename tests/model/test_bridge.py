@@ -1,7 +1,5 @@
 """TransformerLens models give the same numbers as transformers, or a clear error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Positions of cached tokens: an edit uses the position at which the model rotated a key."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext
 from typing import Any

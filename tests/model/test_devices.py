@@ -1,7 +1,5 @@
 """Models that accelerate offloads, or that are quantized, give the same numbers."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Hybrid models, in which only some layers attend, and vision models, match transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import families

@@ -1,7 +1,5 @@
 """If the output does not match, the error names the component that the model changed."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`observe` calls a function with every attention call and the planes of its layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Wrapped models: compiled, in parallel, with adapters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

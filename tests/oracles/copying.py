@@ -7,8 +7,6 @@ token, and copies their token. The residual stream has three one-hot codes: the 
 previous token, and the answer.
 """
 
-from __future__ import annotations
-
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 

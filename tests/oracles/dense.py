@@ -5,8 +5,6 @@ sequence runs by itself and without padding, and the attention comes from transf
 code. The attention budget, which is fitted, is in `logit.py`.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Sequence

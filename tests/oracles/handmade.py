@@ -10,8 +10,6 @@ token. All tokens have the same length, so RMSNorm does not change them. Project
 code to the wanted query or key, with noise in every weight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

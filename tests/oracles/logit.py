@@ -4,8 +4,6 @@ All row x key x plane features of one head are in memory. No code is shared with
 test: A comes from transformers' eager attention (see `recording.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +33,7 @@ class HeadRows:
     offset: NDArray[np.int64]
     planes: Floats
 
-    def joined(self, other: HeadRows) -> HeadRows:
+    def joined(self, other: "HeadRows") -> "HeadRows":
         """The rows of two sequences of one length."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return HeadRows(*(np.concatenate(pair) for pair in pairs))

@@ -4,8 +4,6 @@ The function `eager_attention_forward` in the module of the model is replaced wh
 runs.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ because rotation probes are tested against it. Weights have standard deviation 0
 0.02 of transformers, attention is nearly uniform, and wrong code passes loose tolerances.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Tests of `capture` against the attention of the model and against laws."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sequences that run in chunks with a cache give the numbers of one pass."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

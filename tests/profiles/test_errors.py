@@ -1,7 +1,5 @@
 """Errors of measurements, restored models, and progress."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Results on a GPU equal the results on the CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Profiles and labels of heads that were built for known purposes."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 import torch

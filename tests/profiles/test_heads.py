@@ -1,7 +1,5 @@
 """Columns, confidence and claim of the table of heads, from profiles made by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 

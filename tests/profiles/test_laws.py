@@ -1,7 +1,5 @@
 """Laws of a profile: invariances of its numbers, and sums that add up."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A public function checks a text, warns about it and probes the model once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from unittest import mock

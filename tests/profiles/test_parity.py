@@ -1,7 +1,5 @@
 """All numbers of a profile, compared with dense float64 computations or transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path

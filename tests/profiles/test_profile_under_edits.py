@@ -1,7 +1,5 @@
 """Profiles under edits that differ between heads."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -8,8 +8,6 @@
 and `gzip -9 -n`. Do not write it again when the layout changes.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import warnings

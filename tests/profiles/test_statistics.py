@@ -1,7 +1,5 @@
 """User-defined statistics: the recipe of CONTRIBUTING, and rules for every row."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

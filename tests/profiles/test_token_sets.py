@@ -1,7 +1,5 @@
 """Choice of tokens by text or class, and attention on them against dense attention."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

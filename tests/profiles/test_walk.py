@@ -1,7 +1,5 @@
 """Only the first function receives the model; later functions receive the live model."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of an answer: a question, findings and figures in one harmless file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import plotly.graph_objects as go

@@ -1,7 +1,5 @@
 """A second model on a page, in a real browser."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

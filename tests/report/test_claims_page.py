@@ -1,7 +1,5 @@
 """Pages of claims for one model and several models, and the tab of an analysis."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures, sentences, table and page of a comparison."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

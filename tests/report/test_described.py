@@ -1,7 +1,5 @@
 """Numbers and layout of sentences, and words for lists and counts."""
 
-from __future__ import annotations
-
 import re
 
 import jinja2

@@ -1,7 +1,5 @@
 """Tabs of the chosen head with a sentence and a table of numbers, in a real browser."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Computations of the page: attention without planes, and pairs of tokens by plane."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import re

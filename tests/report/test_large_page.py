@@ -1,7 +1,5 @@
 """Speed and table of a page with a thousand heads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from in_browser import Opened, shown, values

@@ -1,7 +1,5 @@
 """The parts of a page: words, numbers, bytes, and how the file is written."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import html

@@ -1,7 +1,5 @@
 """The heads that a list names, and the number of planes in a fraction."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import LlamaConfig

@@ -1,7 +1,5 @@
 """Every row of the table of variants, against transformers, as an edit, and as a config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

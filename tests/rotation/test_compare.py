@@ -1,7 +1,5 @@
 """compare_rope finds the difference if one of two implementations is wrong on purpose."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Warnings if a live model rotates differently from its configuration."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

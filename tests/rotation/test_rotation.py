@@ -1,7 +1,5 @@
 """The rotation probe, compared with the known rotation of every family."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from functools import partial

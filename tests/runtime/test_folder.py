@@ -1,7 +1,5 @@
 """Results appear completely or not at all, even after an interruption."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

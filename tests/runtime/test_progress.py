@@ -1,7 +1,5 @@
 """Progress: a bar on a terminal, and plain lines in a log."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """A folder of results from other people cannot change files outside the folder."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

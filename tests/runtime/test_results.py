@@ -1,7 +1,5 @@
 """Saved profiles are read back unchanged, and other files are refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

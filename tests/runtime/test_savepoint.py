@@ -1,7 +1,5 @@
 """A stopped measurement continues from its saved progress, with the same numbers."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Padded and packed batches are measured as the same sequences alone."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

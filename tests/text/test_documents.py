@@ -1,7 +1,5 @@
 """Reading and cutting text: nothing lost, nothing counted twice, every refusal by its words."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import warnings

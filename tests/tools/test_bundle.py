@@ -1,7 +1,5 @@
 """A bundled checkpoint is made from a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """The table of model families is correct."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 

@@ -1,7 +1,5 @@
 """The sequences of the mixture are as its docstring describes."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Training compared with the same steps in plain torch."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs that are stopped and resumed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

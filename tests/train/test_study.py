@@ -1,7 +1,5 @@
 """Studies of variants and seeds, their paired runs, and refused studies."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Training of single runs, and refused runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
