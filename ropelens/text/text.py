@@ -89,12 +89,11 @@ class Text:
             if not isinstance(encoding, Mapping):
                 mask = {} if self.hidden is None else {"attention_mask": ~fields["hidden"]}
                 encoding = {"input_ids": _checked_ids(self.ids), **mask}
-            fields = dict(vars(split_batch(encoding, documents)))
+            fields = split_batch(encoding, documents)
             documents = fields["documents"]
-        ids = _checked_ids(fields.get("ids", self.ids))
-        lengths, hidden = fields["lengths"], fields["hidden"]
-        fields |= {"ids": ids, "lengths": _checked_lengths(lengths, ids)}
-        fields |= {"documents": documents}
+        ids, hidden = _checked_ids(fields.get("ids", self.ids)), fields["hidden"]
+        lengths = _checked_lengths(fields["lengths"], ids)
+        fields |= {"ids": ids, "lengths": lengths, "documents": documents}
         for name, shape in (("documents", ids.shape[:1]), ("hidden", ids.shape)):
             if fields[name] is not None and fields[name].shape != shape:
                 raise BadArgument(
@@ -154,11 +153,6 @@ class Text:
         for row, length in zip(ids, self.lengths.tolist(), strict=True):
             digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
         return digest.hexdigest()
-
-    @property
-    def document_count(self) -> int:
-        """Number of different documents; 0 if it is unknown."""
-        return 0 if self.documents is None else len(self.documents.unique())
 
     # which tokens count
 

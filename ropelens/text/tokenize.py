@@ -56,7 +56,7 @@ def read_text(
         longest = max(2, min(context, len(bos) + len(ids)))
         return tokenize(text, tokenizer, context=longest)
     if isinstance(text, Mapping):
-        return Text(**vars(split_batch(text, None, config)))
+        return Text(**split_batch(text, None, config))
     return Text(text)  # type: ignore[arg-type]  # arrays become tensors there
 
 
@@ -129,9 +129,7 @@ def _sample(rows: list[NumberedRow], sequences: int, seed: int) -> list[Numbered
         )
     order = torch.randperm(len(rows), generator=generator_of(seed)).numpy()
     document = pd.Series([rows[index][1] for index in order])
-    turn = document.groupby(
-        document
-    ).cumcount()  # first rows of all documents come before second rows
+    turn = document.groupby(document).cumcount()  # the first rows of all documents come first
     drawn = order[turn.argsort(kind="stable")[:sequences]]
     return [rows[index] for index in sorted(drawn)]
 
