@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.attention import fast_products
-from ropelens.attention.offset_bins import bin_of, offset_edges
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import bin_of, offset_edges
 
 
 def blocks_of(sampled: SampledCall, heads: slice | None = None) -> Iterator["Block"]:

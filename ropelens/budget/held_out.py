@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ropelens.attention.block import blocks_of
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.offset_bins import offset_edges
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import MODELS, SCORES, fit_models, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates

@@ -33,8 +33,8 @@ from torch.nn.functional import one_hot, pad
 from ropelens.attention.block import Block, blocks_of
 from ropelens.attention.fast_products import BLOCK_ELEMENTS, products, softmax
 from ropelens.attention.formulas import GAINS, information
-from ropelens.attention.offset_bins import offset_edges
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import offset_edges
 from ropelens.budget.offsets import OffsetRows, fit_offsets, split_weights
 from ropelens.budget.solver import Minimum, fit_log_linear
 from ropelens.text.rows import Rows

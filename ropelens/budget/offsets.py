@@ -5,6 +5,7 @@ sees consecutive offsets, so a running sum over the weights gives log Z of every
 grows with the context and not with its square.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,12 +15,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.attention.offset_bins import bin_of, offset_edges
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import bin_of, offset_edges
 from ropelens.budget.solver import LogZAndMoments, Minimum, fit_log_linear
 from ropelens.text.text import SINKS
 
 TOGETHER = 2**18  # weights of many heads that are fitted at once
+EVERY_OFFSET = 512  # longest context, in tokens, in which surrogates read every offset
+READ_OFFSETS = 128  # otherwise they read the offsets below it, then this number in two octaves
+
+
+def sampled_offsets(
+    context: int, *, generator: torch.Generator
+) -> tuple[Int[Tensor, " sample"], Int[Tensor, " sample"]]:
+    """One offset from each stretch of a long context, and the lengths of the stretches."""
+    edges = torch.arange(context + 1)
+    if context > EVERY_OFFSET:
+        steps = torch.arange(READ_OFFSETS * math.ceil(math.log2(context))) * 2 / READ_OFFSETS
+        edges = torch.cat([edges[:READ_OFFSETS], (READ_OFFSETS * 2**steps).long()])
+        edges = edges.clamp(max=context).unique()
+    size = edges.diff()
+    return edges[:-1] + (torch.rand(len(size), generator=generator) * size).long(), size
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.attention.attention_change import attention_change
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.offset_bins import sum_bins
-from ropelens.attention.sums import Sums, no_sums
+from ropelens.attention.sums import Sums, attention_change
+from ropelens.attention.visibility import sum_bins
 from ropelens.budget.held_out import LayerFit
 from ropelens.interventions.entries import NONE, Entry
 from ropelens.model.live_model import LiveModel
@@ -143,7 +142,7 @@ def _no_entry_sums(live: LiveModel, split: TokenSplit) -> EntrySums:
     change = torch.full((sets, live.layers, live.heads), torch.nan).double()
     change[:, live.attending] = 0
     losses = torch.zeros(0, len(split.edges) - 1 + sets, dtype=torch.float64)
-    return EntrySums(no_sums(), losses, change, torch.zeros(sets).double())
+    return EntrySums(Sums(), losses, change, torch.zeros(sets).double())
 
 
 def _sum_entry(

@@ -13,8 +13,8 @@ from oracles.tiny import not_as_configured, random_tokens, tiny
 
 import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget
-from ropelens.attention.offset_bins import offset_edges, sum_bins
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.budget.held_out import FOLD_ROWS, Sample, scored_rows
 from ropelens.budget.logit import gains
 from ropelens.budget.offsets import OffsetRows
