@@ -121,16 +121,11 @@ class LayerSums:
 
     @classmethod
     def of(
-        cls,
-        sums: SequenceSums,
-        sampled: SampledCall,
-        statistics: Sequence[Statistic],
-        *,
-        farthest: int,
+        cls, sums: SequenceSums, sampled: SampledCall, rows: Sequence[Statistic], farthest: int
     ) -> "LayerSums":
-        """Sums of a batch of sequences."""
+        """Sums of a batch of sequences. `rows` are the rows of the table of statistics."""
         edges = offset_edges(sampled.k.shape[2])
-        by_offset = [row.name for row in statistics if row.over == "offsets"]
+        by_offset = [row.name for row in rows if row.over == "offsets"]
         binned = {name: sum_bins(sums[name], edges) for name in by_offset}
         pooled = {name: x.sum(0) for name, x in (sums | binned).items()}
         weight = sampled.visibility.offset_weight(sampled.rows.weight)
@@ -138,12 +133,9 @@ class LayerSums:
 
     def __add__(self, other: "LayerSums") -> "LayerSums":
         """Sums over both texts. The longer context sets the bins."""
-        return LayerSums(
-            self.scale,
-            farthest=max(self.farthest, other.farthest),
-            offset_weight=_add(self.offset_weight, other.offset_weight),
-            sums=_add(self.sums, other.sums),
-        )
+        weight = _add(self.offset_weight, other.offset_weight)
+        farthest = max(self.farthest, other.farthest)
+        return LayerSums(self.scale, farthest, weight, sums=_add(self.sums, other.sums))
 
 
 @dataclass(frozen=True)
@@ -230,9 +222,8 @@ def by_layer(arrays: Mapping[int, Tensor], layers: int) -> Tensor:
 def _add(left: Any, right: Any) -> Any:
     """Sum of two values. The shorter array is filled up with 0, and dicts are merged."""
     if isinstance(left, dict):
-        return left | {
-            key: _add(left[key], x) if key in left else x for key, x in right.items()
-        }
+        both = {key: _add(x, right[key]) for key, x in left.items() if key in right}
+        return left | right | both
     if isinstance(left, Tensor):
         missing = left.shape[-1] - right.shape[-1]
         return pad(left, (0, max(-missing, 0))) + pad(right, (0, max(missing, 0)))

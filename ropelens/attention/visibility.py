@@ -47,8 +47,6 @@ class Visibility:
             return replace(interval, mask=mask)
         return replace(interval, first=first[:1]) if (first == first[0]).all() else interval
 
-    # some of the rows
-
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Visibility":
         mask = None if self.mask is None else change(self.mask)
         return Visibility(change(self.position), change(self.first), self.keys, mask)
@@ -105,8 +103,6 @@ class Visibility:
         first = torch.cat([x.first.expand(batch, -1) for x in (self, later)], dim=1)
         return Visibility(torch.cat([self.position, later.position], 1), first, later.keys)
 
-    # the keys of each row
-
     def sees(self, key: Int[Tensor, " some"] | None = None) -> Bool[Tensor, "_ row some"]:
         """Which of the keys at these positions, by default of all keys, each row sees."""
         if key is None:
@@ -157,8 +153,6 @@ class Visibility:
                 penalty = torch.where(seen, 0.0, fast_products.HIDDEN)[:, None, None]
                 penalties.append((slice(begin - low, end - low), penalty))
         return penalties
-
-    # offsets
 
     @property
     def farthest(self) -> int:

@@ -285,7 +285,7 @@ def sum_batch(
         rows = SampledCall(call, batch.rows, turning, sinks=sinks, tokens=text.ids)
         sums |= sum_attention(rows, [row for row in statistics if row.name not in sums])
         far = max(farthest[call.layer], call.visibility.farthest)
-        layers[call.layer] = LayerSums.of(sums, rows, statistics, farthest=far)
+        layers[call.layer] = LayerSums.of(sums, rows, statistics, far)
 
     rows = (batch.rows, batch.scored, *batch.fitted)
     with observing(live, text.ids, rows, see, see_part):
