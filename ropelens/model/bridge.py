@@ -61,9 +61,11 @@ class BridgeModel(LiveModel):
         inputs = self._inputs(hidden, positions)
         return self.bridge(tokens.to(self.device), **inputs, use_cache=False)
 
-    def logits(self, tokens: Tensor, **options: Any) -> Iterator[tuple[int, Tensor]]:
+    def logits(
+        self, tokens: Tensor, *, hidden: Tensor | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         """All logits in one piece, because the output head runs in the forward pass."""
-        yield 0, self.forward(tokens, hidden=options["hidden"])
+        yield 0, self.forward(tokens, hidden=hidden)
 
     @cached_property
     def _modules(self) -> list[Any]:
