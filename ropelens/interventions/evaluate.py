@@ -20,11 +20,10 @@ from ropelens.interventions.entries import Entry, Intervention, entries_of
 from ropelens.interventions.tasks import TRIALS, copies, needles
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
-from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.heads import head_values, resample_labels
 from ropelens.profiles.induction import Task, repeats
-from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import columns
 from ropelens.profiles.summary import bits_of, number_dims, plane_coordinates, summarize
 from ropelens.runtime.progress import ShowProgress
@@ -40,7 +39,7 @@ Edits = Mapping[str, Intervention | Sequence[Intervention]]
 
 @public
 def evaluate(
-    model: Model,
+    model: Measured,
     text: TextInput,
     *,
     tokenizer: TokenNames | None = None,
@@ -96,33 +95,7 @@ def evaluate(
     measurement = Measurement.of(
         model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
     )
-    return evaluate_edits(
-        measurement,
-        edits=edits or {},
-        controls=controls,
-        measures=measures,
-        prompt_lengths=prompt_lengths,
-        prompts=prompts,
-        distances=distances,
-        tokenizer=tokenizer,
-        progress=progress,
-    )
-
-
-def evaluate_edits(
-    measurement: Measurement,
-    *,
-    edits: Edits,
-    measures: str | Sequence[str],
-    controls: int = 0,
-    prompt_lengths: Sequence[int] | None = None,
-    prompts: int = TRIALS,
-    distances: Sequence[int] | None = None,
-    tokenizer: TokenNames | None = None,
-    progress: ShowProgress | None = None,
-) -> xr.Dataset:
-    """Return the evaluation of a measurement; `evaluate` explains the arguments."""
-    text, live, seed = measurement.text, measurement.live, measurement.seed
+    text, live, seed, edits = measurement.text, measurement.live, measurement.seed, edits or {}
     selected = wanted_measures(measures)
     live.check_observation_is_exact(text)
     entries = entries_of(

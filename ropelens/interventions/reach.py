@@ -21,8 +21,7 @@ from ropelens.intervals import paired_interval
 from ropelens.interventions.edit import stack_edits
 from ropelens.interventions.tasks import doublings
 from ropelens.interventions.variables import OWN_ROTATION
-from ropelens.model.as_live_model import Model
-from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
 from ropelens.runtime.progress import ShowProgress, Stage, silent
@@ -52,7 +51,7 @@ run_distance (run_distance) token: distance between the copies of a run
 
 @public
 def reach(
-    model: Model,
+    model: Measured,
     text: TextInput,
     *,
     tokenizer: Any = None,
@@ -89,30 +88,7 @@ def reach(
     that overlap or exceed the context, `UnsupportedModel` for a variant that the model family
     cannot express, and the errors of `profile`.
     """
-    return find_copies(
-        Measurement.of(model, text, tokenizer=tokenizer, seed=seed),
-        heads=heads,
-        variants=variants,
-        copied=copied,
-        copies=copies,
-        distances=distances,
-        draws=draws,
-        progress=progress,
-    )
-
-
-def find_copies(
-    measurement: Measurement,
-    *,
-    heads: str,
-    copies: Sequence[int] | None,
-    draws: int,
-    progress: ShowProgress | None,
-    copied: int = COPIED,
-    variants: Sequence[str] = (OWN_ROTATION,),
-    distances: Sequence[float] | np.ndarray = (),
-) -> xr.Dataset:
-    """Return the reach of heads in a measurement; `reach` explains the arguments."""
+    measurement = Measurement.of(model, text, tokenizer=tokenizer, seed=seed)
     live = measurement.live
     variants = variants or (OWN_ROTATION,)
     chosen = [mask.nonzero().flatten() for mask in live.heads_of(heads)]

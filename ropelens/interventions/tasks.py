@@ -17,7 +17,7 @@ from ropelens.profiles.induction import (
     whole_lengths,
 )
 from ropelens.profiles.measurement import TOKENS_PER_BATCH, Measurement
-from ropelens.profiles.passes import Progress, token_losses
+from ropelens.profiles.passes import Progress
 
 NEAREST = 8  # default of the shortest distance between copies, in tokens
 KEY = 2  # tokens of the key of a needle; the value has one token
@@ -51,7 +51,7 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
             tokens = repeated_tokens(text.first_token, distance, **options)
             live.forget_length()
             parts = _split_by_memory(tokens, live.device)
-            losses = [token_losses(live, part, whole_lengths(part)) for part in parts]
+            losses = [live.losses(part, whole_lengths(part)) for part in parts]
             by_distance.append(torch.cat(losses)[:, distance + 2 :].mean(1))
             progress(tokens.numel())
         return {"copy_loss": torch.stack(by_distance)}

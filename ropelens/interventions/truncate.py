@@ -19,12 +19,11 @@ from torch import Tensor
 from ropelens.attention.variables import labelled
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.interventions.edit import Edit, stop
-from ropelens.interventions.evaluate import evaluate_edits
+from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.truncation_table import ALL_MEASURES
 from ropelens.interventions.variables import SWEEP
-from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
-from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.rope.select import Cut, PlaneNumbers, Wavelengths, plan_cuts, rotating_planes
 from ropelens.runtime.progress import ShowProgress, opening, silent
 from ropelens.text.rows import HowMany
@@ -58,7 +57,7 @@ class PlaneSweep:
 
 @public
 def truncate(
-    model: Model,
+    model: Measured,
     text: TextInput,
     *,
     tokenizer: TokenNames | None = None,
@@ -103,17 +102,6 @@ def truncate(
     measurement = Measurement.of(
         model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
     )
-    return sweep_planes(measurement, sweep, tokenizer=tokenizer, progress=progress)
-
-
-def sweep_planes(
-    measurement: Measurement,
-    sweep: PlaneSweep,
-    *,
-    tokenizer: TokenNames | None = None,
-    progress: ShowProgress | None = None,
-) -> xr.Dataset:
-    """Return the truncation sweep of a measurement; `truncate` explains its results."""
     live = measurement.live
     with opening(progress or silent, "probing"):
         layers = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
@@ -123,8 +111,9 @@ def sweep_planes(
     # Cuts that stop the same planes are measured once, under the name of the first cut.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
     farthest = (min(measurement.live.context, measurement.text.context) - 1) // 2
-    evaluation = evaluate_edits(
+    evaluation = evaluate(
         measurement,
+        measurement.text,
         edits={names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"},
         measures=sweep.measures,
         distances=tuple(max(2, farthest >> halvings) for halvings in (6, 4, 2, 0)),

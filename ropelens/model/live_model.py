@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from ropelens.attention.call import AttentionCall
@@ -51,6 +52,9 @@ MASK_ELEMENTS = 2**25
 
 LARGEST_RESIDUAL = 1e-3
 """Largest relative error of rotated lengths and recomputed outputs accepted in float32."""
+
+LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+"""Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
 
 Recorded = TypeVar("Recorded")
 
@@ -178,6 +182,27 @@ class LiveModel:
             options |= {"past_key_values": past, "use_cache": True}
             for begin, logits in self._logits_in_pieces(part, options):
                 yield first + begin, logits
+
+    @torch.no_grad()
+    def losses(
+        self,
+        tokens: Int[Tensor, "sequence position"],
+        lengths: Int[Tensor, " sequence"],
+        hidden: Bool[Tensor, "sequence position"] | None = None,
+    ) -> Float[Tensor, "sequence position"]:
+        """Loss of the token at each position in nats; NaN at position 0 and in padding."""
+        losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
+        for first, logits in self.logits(tokens, hidden=hidden):
+            rows = max(1, LOSS_ELEMENTS[self.device.type] // logits.shape[-1])
+            for sequence, length in enumerate(lengths.tolist()):
+                last = min(length - 1, first + logits.shape[1])
+                for begin in range(first, last, rows):
+                    end = min(begin + rows, last)
+                    target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
+                    scores = logits[sequence, begin - first : end - first].float()
+                    loss = cross_entropy(scores, target, reduction="none")
+                    losses[sequence, begin + 1 : end + 1] = loss.double().cpu()
+        return losses
 
     def chunk_length(self, context: int) -> int | None:
         """Tokens of a chunk if sequences have `context` tokens; None if they run in one pass.

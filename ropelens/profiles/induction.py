@@ -13,7 +13,7 @@ from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import by_layer, sum_attention
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import STATISTICS
-from ropelens.profiles.passes import Progress, observer_of_chunks, token_losses
+from ropelens.profiles.passes import Progress, observer_of_chunks
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import Rows, generator_of
 
@@ -77,7 +77,7 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
         context = tokens.shape[1]
         chunk = live.chunk_length(context)
         with live.observe(observer_of_chunks(chunk, (rows,), context, see)):
-            losses = token_losses(live, tokens, whole)
+            losses = live.losses(tokens, whole)
         progress(tokens.numel())
         of_layers = by_layer(mass, live.layers)
         after, same = of_layers[..., length - 1], of_layers[..., length]

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from ropelens.budget.held_out import scored_rows
 from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import count_length_mismatches
+from ropelens.errors import IN_WORDS
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.model_text import attention_across, model_text
@@ -61,7 +62,7 @@ class Measurement:
     @classmethod
     def of(
         cls,
-        model: Model,
+        model: "Measured",
         text: TextInput,
         *,
         tokenizer: Any = None,
@@ -72,9 +73,12 @@ class Measurement:
     ) -> "Measurement":
         """Read and check the arguments of a public function once.
 
-        `sinks` are the ids of tokens that are sinks. Raises what `model_text` raises.
+        A measurement is returned unchanged: its own text and options count. `sinks` are the ids
+        of tokens that are sinks. Raises what `model_text` raises.
         """
-        live = as_live_model(model)
+        if isinstance(model, Measurement):
+            return model
+        live = as_live_model(model, tokenizer)
         text = model_text(live, text, tokenizer=tokenizer, sinks=sinks)
         across = 0.0 if text.packed is None else attention_across(live, text.packed)
         if different := count_length_mismatches(live.config, text.lengths):
@@ -143,6 +147,11 @@ class Measurement:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **({"attention_across_documents": self.across} if self.across else {}),
         }
+
+
+Measured = Model | Measurement
+"""What public functions measure; they pass a measurement on to each other."""
+IN_WORDS[Measured] = IN_WORDS[Model]
 
 
 def versions() -> dict[str, str]:

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.sampled_call import SampledCall
@@ -36,9 +35,6 @@ from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes
 from ropelens.runtime.processes import gather, shard
 from ropelens.text.rows import Rows
-
-LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
-"""Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
 
 OBSERVED = 1.6  # time per token with all statistics, compared with an unobserved token
 
@@ -88,28 +84,6 @@ def observer_of_chunks(
             whole(replace(call, **earlier.pop(call.layer)))
 
     return keep_rows
-
-
-@torch.no_grad()
-def token_losses(
-    live: LiveModel,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
-    hidden: Bool[Tensor, "sequence position"] | None = None,
-) -> Float[Tensor, "sequence position"]:
-    """Loss of the token at each position in nats; NaN at position 0 and in padding."""
-    losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
-    for first, logits in live.logits(tokens, hidden=hidden):
-        rows = max(1, LOSS_ELEMENTS[live.device.type] // logits.shape[-1])
-        for sequence, length in enumerate(lengths.tolist()):
-            last = min(length - 1, first + logits.shape[1])
-            for begin in range(first, last, rows):
-                end = min(begin + rows, last)
-                target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
-                scores = logits[sequence, begin - first : end - first].float()
-                loss = cross_entropy(scores, target, reduction="none")
-                losses[sequence, begin + 1 : end + 1] = loss.double().cpu()
-    return losses
 
 
 # the models of the budget
@@ -269,7 +243,7 @@ def sum_batch(
     rows = (batch.rows, batch.scored, *batch.fitted)
     observer = observer_of_chunks(chunk, rows, width, see, see_part)
     with live.observe(observer):
-        losses = token_losses(live, text.ids, text.lengths, text.hidden)
+        losses = live.losses(text.ids, text.lengths, text.hidden)
     losses.masked_fill_(~text.predicted, torch.nan)
     progress(tokens - share * calls)
     live.check_layers(set(layers))

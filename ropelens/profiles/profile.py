@@ -14,11 +14,10 @@ from ropelens.attention.variables import Statistic, labelled
 from ropelens.budget.held_out import Sample
 from ropelens.budget.surrogates import DRAWS
 from ropelens.errors import Count, Positive, Whole, public
-from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
 from ropelens.profiles.induction import repeats
-from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import AXES, MEASURES, STATISTICS, check_new
 from ropelens.profiles.passes import OBSERVED, collect, fit_cost, fit_layers
 from ropelens.profiles.summary import summarize
@@ -31,7 +30,7 @@ from ropelens.text.tokenize import TextInput
 
 @public
 def profile(
-    model: Model,
+    model: Measured,
     text: TextInput,
     *,
     tokenizer: TokenNames | None = None,
@@ -96,31 +95,8 @@ def profile(
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """
-    live = as_live_model(model, tokenizer)
     options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
-    measurement = Measurement.of(live, text, tokenizer=tokenizer, sinks=sinks, **options)
-    return measure_profile(
-        measurement,
-        tokenizer=tokenizer,
-        excerpts=excerpts,
-        statistics=statistics,
-        budget=budget,
-        surrogates=surrogates,
-        progress=progress,
-    )
-
-
-def measure_profile(
-    measurement: Measurement,
-    *,
-    tokenizer: TokenNames | None = None,
-    excerpts: Sequence[Int[Tensor, " position"]] = (),
-    statistics: Sequence[Statistic] = (),
-    budget: bool = True,
-    surrogates: int = DRAWS,
-    progress: ShowProgress | None = None,
-) -> xr.Dataset:
-    """Return the profile of a measurement; `profile` explains the arguments."""
+    measurement = Measurement.of(model, text, tokenizer=tokenizer, sinks=sinks, **options)
     live, show = measurement.live, progress or silent
     check_new(statistics)
     planes = measurement.rotation.planes(measurement.text.context)

@@ -29,7 +29,6 @@ from ropelens.attention.call import AttentionCall, attention_map, output_residua
 from ropelens.errors import UnsupportedModel
 from ropelens.model import live_model
 from ropelens.model.as_live_model import as_live_model
-from ropelens.profiles import passes
 from ropelens.runtime.progress import Advance, Stage, silent
 
 NO_SDPA = ("gemma2", "gpt_oss")
@@ -337,7 +336,7 @@ def test_losses_from_pieces_of_logits_equal_losses_from_all_logits(
     monkeypatch.setattr(live_model, "LOGITS_AT_ONCE", {"cpu": 3 * 96 * 7})
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits
-        found = passes.token_losses(as_live_model(model), tokens, lengths)
+        found = as_live_model(model).losses(tokens, lengths)
         pieces = [piece for _, piece in as_live_model(model).logits(tokens)]
         last = as_live_model(model).forward(tokens, last=1)[:, -1]
     assert len(pieces) == (1 if name == "llama4" else 6)
