@@ -26,7 +26,7 @@ from ropelens.analysis.plan import (
     this_command,
 )
 from ropelens.checkpoints.files import fingerprint
-from ropelens.claims.heads import classify_heads
+from ropelens.claims.tables import classify_heads
 from ropelens.errors import BadArgument, public
 from ropelens.interventions.truncate import truncate
 from ropelens.model.as_live_model import Model, as_live_model

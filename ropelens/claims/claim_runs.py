@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from ropelens.attention.sums import LayerMeans
 from ropelens.claims.claims import INDUCTION
-from ropelens.claims.ledger import ledger
+from ropelens.claims.tables import ledger
 from ropelens.errors import Positive, Whole, public
 from ropelens.interventions.edit import Edit, drop, stack_edits, stop
 from ropelens.interventions.evaluate import evaluate

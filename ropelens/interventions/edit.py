@@ -24,8 +24,8 @@ from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, ALL_PLANES, PlaneNumbers, Selection, Slowest
 from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.rope.variants import Variant, parse_variant
-from ropelens.rotation.configured import shape_of, sharpening
 from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.stated import shape_of, sharpening
 from ropelens.rotation.variant_config import frequencies
 
 

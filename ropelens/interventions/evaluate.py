@@ -15,8 +15,14 @@ from ropelens.budget.held_out import LayerFit
 from ropelens.budget.labels import label_heads
 from ropelens.budget.logit import SCORES
 from ropelens.errors import Count, Positive, Whole, public
-from ropelens.interventions.edit_passes import EntrySums, TokenSplit, run_entries
-from ropelens.interventions.entries import Entry, Intervention, entries_of
+from ropelens.interventions.entries import (
+    Entry,
+    EntrySums,
+    Intervention,
+    TokenSplit,
+    entries_of,
+    run_entries,
+)
 from ropelens.interventions.tasks import TRIALS, copies, needles
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED

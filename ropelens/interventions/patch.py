@@ -18,7 +18,7 @@ from ropelens.errors import BadArgument, public
 from ropelens.interventions.edit import place_edit, stop
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
-from ropelens.profiles.model_text import model_text
+from ropelens.profiles.measurement import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
 from ropelens.rope.turn import positions_by_plane, rotate_by

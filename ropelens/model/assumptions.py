@@ -45,7 +45,7 @@ ASSUMPTIONS = (
         "model.live_model:LiveModel.check_observation_is_exact",
         "{model} computes something else while it is observed."),
     Assumption("Queries and keys are finite",
-        "rotation.single_tokens:probe_single_tokens",
+        "rotation.probe:probe_single_tokens",
         "{model} has queries or keys that are NaN or infinite."),
     Assumption("Queries and keys change with their position",
         "rotation.probe:_check_rotates", "{model} does not rotate its queries."),
@@ -60,7 +60,7 @@ ASSUMPTIONS = (
         "rotation.probe:RotationProbe.attention_factor",
         "{model} scales its queries in more than one way: [1.0, 2.0]."),
     Assumption("To become a RoPE variant: the configuration states the base",
-        "rotation.configured:shape_of", "{model} does not state the base of its RoPE."),
+        "rotation.stated:shape_of", "{model} does not state the base of its RoPE."),
     Assumption("For the parts of heads in logits: the path from the heads to the logits "
         "is linear",
         "model.output_projection:logit_directions",

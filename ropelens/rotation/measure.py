@@ -15,8 +15,8 @@ from ropelens.attention.variables import labelled, stack, table
 from ropelens.errors import Positive, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.rotation.configured import configured_inv_freqs
 from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.stated import configured_inv_freqs
 
 ROTATION = table("""
 inv_freq (layer, frequency) rad/token: angular frequency, measured

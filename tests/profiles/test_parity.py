@@ -58,7 +58,7 @@ def measured(
     planes = RotationProbe(live).planes()
     text = Text(tokens, torch.tensor(lengths), bos=1, sink_ids=NAMED)
     surrogates, fits = options.pop("surrogates", None), {}
-    measurement = Measurement(live, text, **options)
+    measurement = Measurement(live, text, RotationProbe(live), **options)
     if surrogates:
         fits, _ = fit_layers(measurement, planes, surrogates=surrogates)
     return summarize(collect(measurement, planes, fits=fits), planes, fits)
