@@ -1,9 +1,8 @@
 """Hooks in the attention calls of a model.
 
 A model asks transformers for an attention function by the name in its config. While a block is
-open, the model gets a wrapper, which passes every call on to this function. The config does not
-change, so that the model takes the same branches, makes the same masks and computes the same
-bits.
+open, the model gets a wrapper around this function. The config does not change, so that the
+model takes the same branches, makes the same masks and computes the same bits.
 """
 
 import math
@@ -31,7 +30,6 @@ from ropelens.model.output_check import OutputCheck
 from ropelens.rope.planes import Planes
 
 Observer = Callable[[AttentionCall], None]
-
 AttentionInput = Literal["query", "key", "value"]
 
 InputPatch = Callable[[int, AttentionInput, Tensor, range, Tensor], Tensor]
@@ -83,12 +81,8 @@ class Hooks:
         return self.patches if self.edit is None else (*self.patches, self.edit)
 
 
-HooksChange = Callable[[Hooks], Hooks]
-
-_open_blocks: dict[int, list[HooksChange]] = {}
+_open_blocks: dict[int, list[Callable[[Hooks], Hooks]]] = {}
 """The changes of hooks that open blocks request, by module id."""
-
-_lock = Lock()
 
 
 def hooks_of(module: object) -> Hooks | None:
@@ -98,11 +92,8 @@ def hooks_of(module: object) -> Hooks | None:
 
 
 @contextmanager
-def hooked(modules: Iterable[object], change: HooksChange) -> Iterator[None]:
-    """Apply `change` to the hooks of `modules` while the block runs.
-
-    Blocks may be closed in any order.
-    """
+def hooked(modules: Iterable[object], change: Callable[[Hooks], Hooks]) -> Iterator[None]:
+    """Apply `change` to the hooks of `modules`. Blocks may be closed in any order."""
     ids = [id(module) for module in modules]
     for module in ids:
         _open_blocks.setdefault(module, []).append(change)
@@ -116,19 +107,14 @@ def hooked(modules: Iterable[object], change: HooksChange) -> Iterator[None]:
                 forget_positions(module)
 
 
-# wrappers of the attention functions of transformers
-
-
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     """The modules of `model` that may call an attention function, and `model` itself."""
     return [model, *(m for m in model.modules() if hasattr(m, "layer_idx") and m is not model)]
 
 
-_wrapping_blocks: set[object] = set()
-"""The open blocks of all models."""
-
-_wrappers = ExitStack()
-"""The wrappers, which are in place from the first open block to the last."""
+_lock = Lock()
+_wrapping_blocks: set[object] = set()  # the open blocks of all models
+_wrappers = ExitStack()  # in place from the first open block to the last
 
 
 @contextmanager
@@ -172,11 +158,8 @@ def _wrapped_functions() -> Iterator[None]:
 
 
 def _wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Function that a model gets instead of the attention function `run`."""
-
     def attend(module: nn.Module, *arguments: Any, **options: Any) -> Any:
-        hooks = hooks_of(module)
-        if hooks is None:
+        if (hooks := hooks_of(module)) is None:
             return run(module, *arguments, **options)
         return _call_with_hooks(module, *arguments, hooks=hooks, run=run, **options)
 
@@ -257,8 +240,7 @@ def silence_outputs(
     """The outputs of a layer after all `silences`; each of them receives the model's output."""
     silenced = output
     for silence in silences:
-        replacement = silence(layer, output, real, past=past)
-        if replacement is not None:
+        if (replacement := silence(layer, output, real, past=past)) is not None:
             heads, outputs = replacement
             silenced = torch.where(heads.to(output.device)[:, None], outputs, silenced)
     return silenced

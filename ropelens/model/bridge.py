@@ -16,13 +16,7 @@ from transformers import PreTrainedModel
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.visibility import Visibility
 from ropelens.errors import BadArgument, UnsupportedModel, explained
-from ropelens.model.attention_hooks import (
-    Hooks,
-    InputPatch,
-    hooked,
-    hooks_of,
-    silence_outputs,
-)
+from ropelens.model.attention_hooks import Hooks, hooked, hooks_of, silence_outputs
 from ropelens.model.live_model import LiveModel
 from ropelens.runtime.devices import device_of
 
@@ -39,8 +33,8 @@ _HOOKS = {
 class BridgeModel(LiveModel):
     """Live model of a `TransformerBridge`, observed and edited at its hooks.
 
-    A bridge reimplements attention step by step (eager, with every score in memory). The
-    numbers equal the numbers of transformers up to rounding, not to the bit.
+    A bridge computes attention step by step (eager, with every score in memory). Its numbers
+    equal the numbers of transformers up to rounding.
     """
 
     in_chunks = False
@@ -58,8 +52,8 @@ class BridgeModel(LiveModel):
         last: int = 0,
     ) -> Tensor:
         """Logits [sequence, position, token] of whole sequences; `last` has no effect."""
-        inputs = self._inputs(hidden, positions)
-        return self.bridge(tokens.to(self.device), **inputs, use_cache=False)
+        inputs = self._inputs(hidden, positions) | {"use_cache": False}
+        return self.bridge(tokens.to(self.device), **inputs)
 
     def logits(self, tokens: Tensor, **options: Any) -> Iterator[tuple[int, Tensor]]:
         """All logits in one piece, because the output head runs in the forward pass."""
@@ -105,7 +99,7 @@ class _CallParts:
         if isinstance(kwargs.get("position_ids"), Tensor):
             self.parts["position_ids"] = kwargs["position_ids"]
 
-    def collect(self, part: str, value: Tensor, hook: Any) -> Tensor | None:
+    def collect(self, part: Any, value: Tensor, hook: Any) -> Tensor | None:
         """Collect a part of the call, and return the value that replaces it."""
         hooks = hooks_of(self.live.bridge) or Hooks()
         if part == "output":
@@ -117,23 +111,20 @@ class _CallParts:
                 "hook_rot_k fires only for the keys of the new rows.",
                 hint="use_past_kv_cache=False, or the transformers model itself",
             )
-        if part != "scores":
+        if part != "scores" and hooks.changes:
+            x = value.transpose(1, 2)
+            index = torch.arange(x.shape[2], device=x.device)[None]  # no cache: rows are keys
+            positions = self.parts.get("position_ids", index)
             for change in hooks.changes:
-                value = self._changed(change, part, value)
+                x = change(self.layer, part, x, range(x.shape[2]), positions)
+            if x.shape[1] != value.shape[2]:
+                raise UnsupportedModel(
+                    "At hook_rot_k, a bridge has one key for all query heads of a group.",
+                    hint="an edit of whole groups, or the transformers model itself",
+                )
+            value = x.transpose(1, 2)
         self.parts[part] = value
         return value
-
-    def _changed(self, change: InputPatch, part: Any, value: Tensor) -> Tensor:
-        x = value.transpose(1, 2)
-        index = torch.arange(x.shape[2], device=x.device)[None]  # no cache: rows are keys
-        positions = self.parts.get("position_ids", index)
-        changed = change(self.layer, part, x, range(x.shape[2]), positions)
-        if changed.shape[1] != x.shape[1]:
-            raise UnsupportedModel(
-                "At hook_rot_k, a bridge has one key for all query heads of a group.",
-                hint="an edit of whole groups, or the transformers model itself",
-            )
-        return changed.transpose(1, 2)
 
     def _end(self, output: Tensor, hooks: Hooks) -> Tensor:
         """Observe the complete call, then silence its heads."""

@@ -96,12 +96,10 @@ def positions(
 
     `rows` are the keys of the rows, and `dropped_keys` counts the keys dropped before the first
     key. `position_ids` has the positions of all tokens that run; without any positions, tokens
-    count from 0. Keys in a cache keep the positions that they had when they were added. Keys
-    that were added before the block get consecutive positions. Raises `UnsupportedModel` if the
-    length of the cache contradicts this.
+    count from 0. Keys in a cache keep their positions. Keys that were added before the block
+    get consecutive positions. Raises `UnsupportedModel` if their number contradicts this.
     """
-    keys = key.shape[2]
-    recorded = _rotary_positions.get(id(module))
+    keys, recorded = key.shape[2], _rotary_positions.get(id(module))
     if position_ids is None or (recorded is not None and recorded.ndim == 3):
         position_ids = recorded
     if position_ids is None or position_ids.ndim == 1:
@@ -133,8 +131,7 @@ def _check_consecutive(
 ) -> None:
     """Raise `UnsupportedModel` unless the keys of the cache have consecutive positions.
 
-    The position of the first row must equal the number of keys before it, less the padding on
-    the left that the mask hides.
+    The first position must be the number of keys before it, less the padding on the left.
     """
     first = of_rows[:, 0] if of_rows.ndim == 2 else of_rows[:, 0].mT
     types = getattr(module.config, "layer_types", None)

@@ -31,8 +31,8 @@ from ropelens.model.attention_hooks import (
     hooks_of,
     wrapped_attention,
 )
-from ropelens.model.cache_layer import PreallocatedLayer
 from ropelens.model.forward_patches import (
+    PreallocatedLayer,
     cache_first_result,
     recomputed,
     skip_mlp_work,
@@ -61,8 +61,7 @@ class LiveModel:
     changes with the length of a batch (dynamic, longrope).
     """
 
-    in_chunks = True
-    """Whether `logits` can run the tokens in chunks, with a key-value cache."""
+    in_chunks = True  # whether `logits` can run the tokens in chunks, with a key-value cache
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -85,8 +84,6 @@ class LiveModel:
         self.depends_on_length = depends_on_length(self.config)
         self._output_check = OutputCheck(self.class_name)
         self._checked: set[tuple[int, bool]] = set()
-
-    # running
 
     def forward(
         self,
@@ -114,7 +111,6 @@ class LiveModel:
         hidden: Bool[Tensor, "sequence position"] | None,
         positions: Int[Tensor, "*axis sequence position"] | None = None,
     ) -> dict[str, Tensor]:
-        """Arguments of the model next to the tokens."""
         mask = None if hidden is None else (~hidden).long()
         inputs = {"position_ids": positions, "attention_mask": mask}
         return {name: x.to(self.device) for name, x in inputs.items() if x is not None}
@@ -157,9 +153,8 @@ class LiveModel:
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
         """All logits in pieces of about `at_once` numbers, each with its first position.
 
-        The layers run once, before the first piece. The output head of the model runs on each
-        piece. With `chunk`, this number of tokens runs at a time, with the earlier tokens in a
-        key-value cache.
+        The layers run once, and the output head of the model runs on each piece. With `chunk`,
+        this number of tokens runs at a time, with the earlier tokens in a key-value cache.
         """
         inputs: dict[str, Any] = self._inputs(hidden)
         if chunk is None:
@@ -197,8 +192,6 @@ class LiveModel:
                 logits = self.model(ids, **inputs, **options).logits
             yield begin, logits
 
-    # blocks
-
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` with every attention call while the block runs."""
         return self._hooked(
@@ -233,8 +226,7 @@ class LiveModel:
     @property
     def open_edit(self) -> AttentionEdit | None:
         """The edit that the open block applies to queries and keys."""
-        hooks = hooks_of(self._modules[0])
-        return None if hooks is None else hooks.edit
+        return (hooks_of(self._modules[0]) or Hooks()).edit
 
     @cached_property
     def _modules(self) -> list[Any]:

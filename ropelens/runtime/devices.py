@@ -70,9 +70,7 @@ def explain_full_memory(what: str, *, seen: str, hint: str) -> Iterator[None]:
         if not known and "can't allocate memory" not in str(error):
             raise
         raise BadArgument(
-            f"{what} does not fit into memory.",
-            seen=f"{seen}; {words_of(error)}",
-            hint=hint,
+            f"{what} does not fit into memory.", seen=f"{seen}; {words_of(error)}", hint=hint
         ) from error
 
 

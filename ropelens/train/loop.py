@@ -117,10 +117,7 @@ def fit_model(
 
 
 def save_checkpoint(
-    path: Path,
-    model: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
-    state: TrainingState,
+    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainingState
 ) -> None:
     """Replace the checkpoint at `path`; a killed process leaves the earlier file."""
     parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
