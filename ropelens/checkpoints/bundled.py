@@ -23,7 +23,6 @@ BUNDLED = {
     "rope-step-3000": "rope after 3,000 steps",
     "rope-step-5000": "rope after 5,000 steps",
 }
-"""Name and description of each checkpoint."""
 
 
 def bundled_path(name: str = "rope") -> Path:
@@ -44,7 +43,7 @@ def bundled_facts(name: str) -> dict[str, Any]:
     """bundle.json of a checkpoint (tokens, step, validation_loss in nats), and `what` it is."""
     folder = _folder(name)
     left_out = " (only in the repository)" * (not (folder / "model.safetensors").exists())
-    facts: dict[str, Any] = json.loads((folder / "bundle.json").read_text("utf-8"))
+    facts = json.loads((folder / "bundle.json").read_text("utf-8"))
     return facts | {"what": BUNDLED[name] + left_out}
 
 
@@ -64,10 +63,7 @@ def writer_of(path: Path) -> str:
 
 
 def check_text(model: str, text: Collection[object]) -> None:
-    """Raise BadText if `model` has no text, or if a path in `text` does not exist.
-
-    Only bundled checkpoints come with text.
-    """
+    """Raise BadText if `model` has no text, or if a path in `text` does not exist."""
     if not text and model.partition(":")[0] != "bundled":
         raise BadText(
             f"{model} needs a text.",

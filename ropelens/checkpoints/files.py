@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -119,14 +119,9 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """The auto class of transformers for models with this configuration.
-
-    Models for images and text are loaded as well; they are measured on text only.
-    """
-    if type(config) in AutoModelForCausalLM._model_mapping:
-        return AutoModelForCausalLM
-    takes_images = type(config) in AutoModelForImageTextToText._model_mapping
-    return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+    """The auto class of transformers for this configuration; it may also take images."""
+    classes = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    return next((c for c in classes if type(config) in c._model_mapping), classes[0])
 
 
 def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
@@ -177,17 +172,13 @@ def fingerprint(path: str | Path) -> str:
 @contextmanager
 def quiet_transformers(*, bars: bool = True) -> Iterator[None]:
     """Hide messages of libraries except errors, and show progress `bars` only on a terminal."""
-    before = logging.root.manager.disable
     bars = bars and sys.stderr is not None and sys.stderr.isatty()
-    hide_bars = transformers_logging.is_progress_bar_enabled() and not bars
-    logging.disable(logging.WARNING)
-    if hide_bars:
-        transformers_logging.disable_progress_bar()
-    gguf_bar, gguf.tqdm = gguf.tqdm, transformers_logging.tqdm  # obeys disable_progress_bar
-    try:
+    with ExitStack() as stack:
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)
+        if transformers_logging.is_progress_bar_enabled() and not bars:
+            stack.callback(transformers_logging.enable_progress_bar)
+            transformers_logging.disable_progress_bar()
+        stack.callback(setattr, gguf, "tqdm", gguf.tqdm)
+        gguf.tqdm = transformers_logging.tqdm  # obeys disable_progress_bar
         yield
-    finally:
-        gguf.tqdm = gguf_bar
-        logging.disable(before)
-        if hide_bars:
-            transformers_logging.enable_progress_bar()

@@ -54,11 +54,11 @@ def load(
     tokenizer is None if the checkpoint has no tokenizer; the model then takes only token ids.
     The model is in evaluation mode, and its weights do not require gradients.
 
-    The default `dtype` is float32 on every device, so that a measurement does not depend on
-    the machine. "auto" is bfloat16 on a GPU that supports it, and float32 elsewhere. The
-    `device` "auto" is CUDA if it is available. Instead of a device, `device_map="auto"`
-    spreads a large model over all GPUs, then main memory, then disk. `quantize` reads weights
-    in fewer bits: "int8" (torchao), "bnb-int8" or "bnb-nf4" (bitsandbytes).
+    The default `dtype` is float32, so that a measurement does not depend on the machine. "auto"
+    is bfloat16 on a GPU that supports it, and float32 elsewhere. The `device` "auto" is CUDA if
+    it is available. Instead of a device, `device_map="auto"` spreads a large model over all
+    GPUs, then main memory, then disk. `quantize` reads weights in fewer bits: "int8" (torchao),
+    "bnb-int8" or "bnb-nf4" (bitsandbytes).
 
     Raises BadCheckpoint if files or weights are missing or broken, UnsupportedModel if the
     model is not a causal language model, and BadArgument for other wrong arguments. Warns if
@@ -103,8 +103,7 @@ class Opened:
         if self.loading.dtype == "auto":
             on_gpu = self.devices[0].type == "cuda" and torch.cuda.is_bf16_supported(False)
             return torch.bfloat16 if on_gpu else torch.float32
-        dtype: torch.dtype = getattr(torch, self.loading.dtype)
-        return dtype
+        return getattr(torch, self.loading.dtype)
 
     def read(self) -> PreTrainedModel:
         """Read and check the model; raises the errors of `load`."""
@@ -165,15 +164,14 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
     with quiet_transformers():
         checkpoint = locate(str(name), loading)
         config, parameters = read_config(checkpoint.path, loading)
-        files = weight_files(checkpoint.path)
         return Opened(
             checkpoint=checkpoint,
             loading=loading,
             devices=devices,
             config=config,
-            tokenizer=read_tokenizer(checkpoint.path, loading),
             parameters=parameters,
-            file_bytes=sum(file.stat().st_size for file in files),
+            file_bytes=sum(file.stat().st_size for file in weight_files(checkpoint.path)),
+            tokenizer=read_tokenizer(checkpoint.path, loading),
         )
 
 
@@ -201,10 +199,7 @@ def _require_floats(files: Iterable[Path]) -> None:
 
 
 def _check_weights(name: str, weights: dict[str, set]) -> None:
-    """Raise BadCheckpoint if weights of the model are missing, and warn about unused tensors.
-
-    `weights` is the second result of from_pretrained(output_loading_info=True).
-    """
+    """Raise BadCheckpoint if the model lacks weights, and warn about unused tensors."""
     missing = weights["missing_keys"] | {name for name, *_ in weights["mismatched_keys"]}
     if missing:
         raise BadCheckpoint(
@@ -226,12 +221,10 @@ def _first_names(names: Iterable[str]) -> str:
 
 @torch.no_grad()
 def _check_causal(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModel if a token changes the logits of an earlier position.
+    """Raise UnsupportedModel if another last token changes the logits of earlier positions.
 
-    The model runs on two texts that differ in the last token, because the configurations of
-    some families do not state whether a model is causal. The change of earlier logits is
-    compared with the change of the last logits. Raises BadCheckpoint if the model does not run
-    or if its logits are not finite.
+    Some configurations do not state whether a model is causal. Raises BadCheckpoint if the
+    model does not run or if its logits are not finite.
     """
     length, vocabulary = 8, model.config.get_text_config().vocab_size
     tokens = torch.arange(length, device=device_of(model)) % vocabulary

@@ -11,9 +11,7 @@ import typer
 from ropelens.errors import BadArgument, check_value
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64", "auto"]
-
 Quantization = Literal["int8", "bnb-int8", "bnb-nf4"]
-"""Formats to which weights are quantized while they are read."""
 
 
 def option(metavar: str | None, words: str, *, name: str | None = None, **more: Any) -> Any:
@@ -39,10 +37,7 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading(Checked):
-    """The options of `load`, which documents them.
-
-    Raises `BadArgument` if both `device` and `device_map` are set.
-    """
+    """The options of `load`, which documents them."""
 
     dtype: Dtype = setting(
         "float32",

@@ -21,8 +21,7 @@ you?" the old man asked. "I am the son of the man who sold you this house," the 
 I have come to ask you for a favour." The old man thought about it for a while, and then he \
 asked the boy to come in and sit by the fire."""
 
-MARGIN = 0.1
-"""Nats per token by which another order must be better before it counts as right."""
+MARGIN = 0.1  # nats per token by which another order must be better to count as right
 
 
 @torch.no_grad()
