@@ -17,9 +17,7 @@ FIXED_BYTES = {"cpu": 150_000_000, "cuda": 2_500_000_000}
 
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 """Largest number of logits in memory, if the model can compute logits in parts."""
-
-LIBRARIES = 600_000_000
-"""Bytes of main memory that a process takes after it has imported torch and transformers."""
+LIBRARIES = 600_000_000  # bytes of main memory that torch and transformers take
 
 
 def device_named(name: str) -> torch.device:
@@ -55,9 +53,6 @@ def computes_on(module: nn.Module) -> torch.device | None:
         if isinstance(hook, AlignDevicesHook) and hook.offload:
             return torch.device(hook.execution_device)
     return next((weight.device for weight in module.parameters(recurse=False)), None)
-
-
-# memory
 
 
 @contextmanager
@@ -104,8 +99,8 @@ def pass_bytes(
 
     `width` is the size of one number in bytes, and `device` is "cpu" or "cuda". With `scores`,
     the model stores all scores of a layer and all logits at once, as eager attention does.
-    Without `logits`, the pass stops before the logits. The estimate is 1.0 to 1.4 times the
-    memory that `rl.profile` took (Llamas with hidden size 512, on a CPU).
+    Without `logits`, the pass stops before them. The estimate is 1.0 to 1.4 times the memory
+    that `rl.profile` took (Llamas with hidden size 512, on a CPU).
     """
     hidden = stated_number(config, "hidden_size", 1)
     heads = stated_number(config, "num_attention_heads", 1)

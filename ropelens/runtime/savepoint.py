@@ -27,7 +27,7 @@ UNFINISHED = ".unfinished"  # the folder of saved progress, in a folder of resul
 
 @dataclass
 class SavedStage:
-    """A measurement and its saved `state`. Without one, `state` is None."""
+    """A measurement and its saved `state`, or None."""
 
     path: Path | None = None
     key: str = ""

@@ -27,9 +27,7 @@ from ropelens.text.tokenize import pieces
 from ropelens.train.settings import Settings
 
 LEAST_VALID = 2  # validation sequences; an interval needs two
-DATA = "data.json"
-"""The file that describes the data. It is written last."""
-
+DATA = "data.json"  # the file that describes the data; it is written last
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS, EOS = "<s>", "</s>"
 
@@ -55,18 +53,16 @@ def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], names: Iterable[str], *, between: str
 ) -> str:
     """List the values of `names` that differ: "steps: 3, now 4" if `between` is ", now "."""
-    parts = [
+    return "; ".join(
         f"{name}: {str(first.get(name))[:100]}{between}{str(second.get(name))[:100]}"
         for name in names
         if first.get(name) != second.get(name)
-    ]
-    return "; ".join(parts)
+    )
 
 
 def require_same(before: Mapping[str, Any], after: Mapping[str, Any], *, what: str) -> None:
     """Raise BadArgument if a value of `after` differs from the recorded value in `before`."""
-    changed = differences(before, after, after, between=", now ")
-    if changed:
+    if changed := differences(before, after, after, between=", now "):
         raise BadArgument(
             f"{what} was made with other settings.",
             seen=changed,
@@ -205,9 +201,9 @@ def copy_tokenizer(data: Path, folder: Path) -> None:
 def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]:
     """The training sequences of each stage, uint16 [sequence, position].
 
-    Text has one stage with sequences of `context` tokens. Prepared tokens can have several
-    stages; the length of their sequences must divide `context`. A stage is cut to complete
-    steps of `batch` x `context` tokens. Raises `BadArgument` if a stage has no complete step.
+    Text has one stage. Prepared tokens can have several; the length of their sequences must
+    divide `context`. A stage is cut to complete steps of `batch` x `context` tokens. Raises
+    `BadArgument` if a stage has no complete step.
     """
     stages = []
     for name in read_json(data / DATA)["stages"]:
