@@ -20,16 +20,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from ropelens.checkpoints.files import (
-    Checkpoint,
-    auto_class,
-    locate,
-    quiet_transformers,
-    read_config,
-    read_tokenizer,
-    source_of,
-    weight_files,
-)
+from ropelens.checkpoints import files
 from ropelens.checkpoints.load_options import Dtype, Loading, Quantization
 from ropelens.checkpoints.row_order import row_order
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained, public
@@ -80,7 +71,7 @@ def load(
 class Opened:
     """A checkpoint whose weights are not read yet. `parameters` is the number of weights."""
 
-    checkpoint: Checkpoint
+    checkpoint: files.Checkpoint
     loading: Loading
     devices: list[torch.device]
     config: PreTrainedConfig
@@ -115,7 +106,7 @@ class Opened:
                 hint="dtype bfloat16, another device, or device_map auto",
             )
         quantized = _is_quantized(self.config)  # reading may change the configuration
-        with quiet_transformers():
+        with files.quiet_transformers():
             model = self._from_pretrained()
             if quantized and not _is_quantized(model.config):  # some stayed bfloat16
                 for parameter in model.parameters():
@@ -131,7 +122,7 @@ class Opened:
 
     def _from_pretrained(self) -> PreTrainedModel:
         loading, path = self.loading, self.checkpoint.path
-        options = source_of(path, loading)
+        options = files.source_of(path, loading)
         options["device_map"] = loading.device_map or {"": self.devices[0]}
         if path.is_dir():
             options["use_safetensors"] = True
@@ -139,10 +130,10 @@ class Opened:
             options["max_memory"] = room_for_weights(self.devices)
         with explained(f"transformers cannot load the model in {path}."):
             if not (path.is_file() or _is_quantized(self.config)):
-                _require_floats(weight_files(path))
+                _require_floats(files.weight_files(path))
             if loading.quantize is not None:
                 options["quantization_config"] = _quantization_config(loading.quantize)
-            model, weights = auto_class(self.config).from_pretrained(
+            model, weights = files.auto_class(self.config).from_pretrained(
                 config=self.config,
                 dtype=self.torch_dtype,
                 output_loading_info=True,
@@ -161,17 +152,17 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
     if loading.device_map is not None:
         gpus = range(torch.cuda.device_count())
         devices = [torch.device("cuda", gpu) for gpu in gpus] or [torch.device("cpu")]
-    with quiet_transformers():
-        checkpoint = locate(str(name), loading)
-        config, parameters = read_config(checkpoint.path, loading)
+    with files.quiet_transformers():
+        checkpoint = files.locate(str(name), loading)
+        config, parameters = files.read_config(checkpoint.path, loading)
         return Opened(
             checkpoint=checkpoint,
             loading=loading,
             devices=devices,
             config=config,
             parameters=parameters,
-            file_bytes=sum(file.stat().st_size for file in weight_files(checkpoint.path)),
-            tokenizer=read_tokenizer(checkpoint.path, loading),
+            file_bytes=sum(file.stat().st_size for file in files.weight_files(checkpoint.path)),
+            tokenizer=files.read_tokenizer(checkpoint.path, loading),
         )
 
 
@@ -188,9 +179,9 @@ def _quantization_config(name: Quantization) -> Any:
     return TorchAoConfig(Int8WeightOnlyConfig())
 
 
-def _require_floats(files: Iterable[Path]) -> None:
+def _require_floats(paths: Iterable[Path]) -> None:
     """Raise ValueError for integers, which transformers would use as weights."""
-    for file in files:
+    for file in paths:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 dtype = tensors.get_slice(name).get_dtype()

@@ -19,12 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from ropelens.attention.call import AttentionCall
-from ropelens.model.cache_positions import (
-    forget_positions,
-    positions,
-    positions_recorded,
-    row_keys,
-)
+from ropelens.model import cache_positions
 from ropelens.model.masks import only_hides_keys, real_rows, refuse_hidden_mask, visible_keys
 from ropelens.model.output_check import OutputCheck
 from ropelens.rope.planes import Planes
@@ -104,7 +99,7 @@ def hooked(modules: Iterable[object], change: Callable[[Hooks], Hooks]) -> Itera
             _open_blocks[module].remove(change)
             if not _open_blocks[module]:
                 del _open_blocks[module]
-                forget_positions(module)
+                cache_positions.forget_positions(module)
 
 
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
@@ -133,7 +128,7 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
             _wrappers.enter_context(_wrapped_functions())
         _wrapping_blocks.add(block)
     try:
-        with positions_recorded(model, attention_modules(model)):
+        with cache_positions.positions_recorded(model, attention_modules(model)):
             yield
     finally:
         with _lock:
@@ -179,12 +174,12 @@ def _call_with_hooks(
 ) -> tuple[Tensor, Tensor | None]:
     """One attention call: change its inputs, run it, observe it, and silence its heads."""
     layer: int = module.layer_idx  # type: ignore[assignment]
-    rows, dropped = row_keys(module, query.shape[2], key.shape[2])
+    rows, dropped = cache_positions.row_keys(module, query.shape[2], key.shape[2])
     key_heads = key.shape[1]
     tokens, all_tokens = (range(x + dropped, rows.stop + dropped) for x in (rows.start, 0))
     if hooks.changes:
-        ids = options.get("position_ids")
-        of_rows, of_keys = positions(module, rows, dropped, key, ids, attention_mask)
+        ids, mask = options.get("position_ids"), attention_mask
+        of_rows, of_keys = cache_positions.positions(module, rows, dropped, key, ids, mask)
         for change in hooks.changes:
             query = change(layer, "query", query, tokens, of_rows)
             key = change(layer, "key", key, all_tokens, of_keys)

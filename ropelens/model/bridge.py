@@ -6,7 +6,7 @@ TransformerLens itself is imported only to make a bridge.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class BridgeModel(LiveModel):
     def __init__(self, bridge: Any, tokenizer: Any = None) -> None:
         super().__init__(bridge.original_model, tokenizer)
         self.bridge = bridge
+        self._modules = [bridge]
 
     def forward(
         self,
@@ -58,10 +59,6 @@ class BridgeModel(LiveModel):
     def logits(self, tokens: Tensor, **options: Any) -> Iterator[tuple[int, Tensor]]:
         """All logits in one piece, because the output head runs in the forward pass."""
         yield 0, self.forward(tokens, hidden=options["hidden"])
-
-    @cached_property
-    def _modules(self) -> list[Any]:
-        return [self.bridge]
 
     @contextmanager
     def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -29,8 +30,8 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def recomputed(model: nn.Module) -> Iterator[None]:
-    """Store only the inputs of layers; a backward pass runs each layer again."""
-    with without_dropout(model), ExitStack() as stack:
+    """Enable gradients, and store only the inputs of layers; a backward pass runs them again."""
+    with torch.enable_grad(), without_dropout(model), ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 again = partial(checkpoint, module.forward, use_reentrant=False)

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +20,7 @@ from ropelens.config_facts import (
     stated_context,
 )
 from ropelens.errors import UnsupportedModel
+from ropelens.model import forward_patches
 from ropelens.model.attention_hooks import (
     AttentionEdit,
     HeadSilence,
@@ -30,13 +31,6 @@ from ropelens.model.attention_hooks import (
     hooked,
     hooks_of,
     wrapped_attention,
-)
-from ropelens.model.forward_patches import (
-    PreallocatedLayer,
-    cache_first_result,
-    recomputed,
-    skip_mlp_work,
-    without_dropout,
 )
 from ropelens.model.output_check import OutputCheck
 from ropelens.rope.select import heads_by_layer
@@ -82,6 +76,7 @@ class LiveModel:
         self.noise = torch.finfo(model.dtype).eps
         self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
         self.depends_on_length = depends_on_length(self.config)
+        self._modules: list[Any] = attention_modules(model)
         self._output_check = OutputCheck(self.class_name)
         self._checked: set[tuple[int, bool]] = set()
 
@@ -103,7 +98,7 @@ class LiveModel:
             # Pass indices, because Gemma 4 runs its last layers only on the requested rows if
             # it gets an integer.
             inputs["logits_to_keep"] = torch.arange(tokens.shape[1], device=self.device)[-last:]
-        with without_dropout(self.model):
+        with forward_patches.without_dropout(self.model):
             return self.model(tokens.to(self.device), **inputs, use_cache=False).logits
 
     def _inputs(
@@ -161,7 +156,7 @@ class LiveModel:
             yield from self._logits_in_pieces(tokens, at_once, inputs | {"use_cache": False})
             return
         past = DynamicCache()
-        layer: Any = partial(PreallocatedLayer, tokens.shape[1])
+        layer: Any = partial(forward_patches.PreallocatedLayer, tokens.shape[1])
         past.layer_class_to_replicate = layer
         for first in range(0, tokens.shape[1], chunk):
             part = tokens[:, first : first + chunk]
@@ -181,14 +176,14 @@ class LiveModel:
     ) -> Iterator[tuple[int, Tensor]]:
         """Logits of `tokens`, which follow the tokens in a cache among the `inputs`."""
         ids, context = tokens.to(self.device), tokens.shape[1]
-        hidden: list[Any] = []
+        once = partial(forward_patches.cache_first_result, self.model.base_model, list[Any]())
         at_once //= len(tokens) * self.vocabulary
         size = max(1, at_once) if self._takes_logits_to_keep else context
         for begin in range(0, context, size):
             piece = torch.arange(begin, min(begin + size, context), device=ids.device)
             options = {} if size >= context else {"logits_to_keep": piece}
             # Restore the model before the caller gets the piece and possibly stops.
-            with without_dropout(self.model), cache_first_result(self.model.base_model, hidden):
+            with forward_patches.without_dropout(self.model), once():
                 logits = self.model(ids, **inputs, **options).logits
             yield begin, logits
 
@@ -212,11 +207,9 @@ class LiveModel:
         """Replace outputs of heads by `silence`; the innermost block takes effect."""
         return self._hooked(lambda hooks: replace(hooks, silences=(*hooks.silences, silence)))
 
-    @contextmanager
-    def recomputed(self) -> Iterator[None]:
+    def recomputed(self) -> AbstractContextManager[None]:
         """Enable gradients in the block; a backward pass recomputes one layer at a time."""
-        with torch.enable_grad(), recomputed(self.model):
-            yield
+        return forward_patches.recomputed(self.model)
 
     def without_hooks(self) -> AbstractContextManager[None]:
         """Suspend every open edit, patch, silence and observer while the block runs."""
@@ -227,10 +220,6 @@ class LiveModel:
     def open_edit(self) -> AttentionEdit | None:
         """The edit that the open block applies to queries and keys."""
         return (hooks_of(self._modules[0]) or Hooks()).edit
-
-    @cached_property
-    def _modules(self) -> list[Any]:
-        return attention_modules(self.model)
 
     @contextmanager
     def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:
@@ -255,7 +244,7 @@ class LiveModel:
         if case in self._checked:
             return
         run = partial(self.forward, tokens, hidden=hidden, last=1)
-        with skip_mlp_work(self.model):
+        with forward_patches.skip_mlp_work(self.model):
             plain = run()
             observing: Any = {"observers": (lambda call: None,), "output_check": None}
             with self._hooked(lambda hooks: replace(hooks, **observing)):
