@@ -30,7 +30,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def recomputed(model: nn.Module) -> Iterator[None]:
-    """Enable gradients, and store only the inputs of layers; a backward pass runs them again."""
+    """Enable gradients and store only inputs of layers; a backward pass runs each layer again."""
     with torch.enable_grad(), without_dropout(model), ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
