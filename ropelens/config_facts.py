@@ -10,8 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:  # rooms without transformers read these facts
     from transformers import PreTrainedConfig
 
-WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}
-"""Layer types of transformers without attention (state spaces, convolutions, experts)."""
+WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}  # types of layers
 
 
 def layer_types(config: PreTrainedConfig) -> list[str]:

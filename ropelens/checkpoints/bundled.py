@@ -1,8 +1,7 @@
 """The checkpoints that come with ropelens, and the text that was sampled from them.
 
-Each is a folder with config, float16 safetensors, tokenizer, model card and sampled text.
-tools/bundle.py writes these folders. A wheel does not contain the weights of early steps.
-Importing this file does not import torch.
+tools/bundle.py writes their folders: config, float16 safetensors, tokenizer, model card and
+text. A wheel does not contain the weights of early steps. This file does not import torch.
 """
 
 import json
@@ -26,10 +25,7 @@ BUNDLED = {
 
 
 def bundled_path(name: str = "rope") -> Path:
-    """The folder of the bundled checkpoint `name`; do not write to it.
-
-    Raises BadArgument for an unknown name, or if the weights are not installed.
-    """
+    """The folder of the bundled checkpoint `name`; raises BadArgument if there is none."""
     folder = _folder(name)
     if name not in BUNDLED or not (folder / "model.safetensors").exists():
         raise BadArgument(
@@ -48,10 +44,7 @@ def bundled_facts(name: str) -> dict[str, Any]:
 
 
 def sample_path(name: str = "rope") -> Path:
-    """Text sampled from the bundled checkpoint `name`: .jsonl, one document in each line.
-
-    An early step has no text; it gets the text of the finished model "rope".
-    """
+    """Text sampled from the bundled checkpoint `name`, or from "rope" for an early step."""
     path = bundled_path(name) / "sample.jsonl"
     return path if path.exists() else bundled_path() / path.name
 

@@ -11,9 +11,8 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
@@ -45,8 +44,7 @@ TOKENIZER_FILES = (
 COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """Name of a checkpoint, its folder or GGUF file, and the commit if it is from the Hub."""
 
     name: str
@@ -57,8 +55,7 @@ class Checkpoint:
 def locate(name: str, loading: Loading) -> Checkpoint:
     """Find the checkpoint `name`, and download a Hub id that is not in the cache.
 
-    `name` is a local folder, a GGUF file or a folder with one, "bundled", "bundled:NAME" or a
-    Hub id. A local folder takes precedence over a Hub id. No pickle is downloaded.
+    A folder may contain one GGUF file. A local folder takes precedence over a Hub id.
     """
     prefix, _, bundled_name = name.partition(":")
     path = bundled_path(bundled_name or "rope") if prefix == "bundled" else Path(name)
@@ -158,8 +155,7 @@ def weight_files(folder: Path) -> list[Path]:
 def fingerprint(path: str | Path) -> str:
     """SHA-256 of a file or a checkpoint's weight files, in hex.
 
-    For several files, it is the SHA-256 of the list that `sha256sum FILE...` prints. Raises
-    BadCheckpoint if the folder has no weights.
+    For several files, it is the SHA-256 of the list that `sha256sum FILE...` prints.
     """
     files, listing = weight_files(Path(path)), ""
     for file in files:

@@ -12,13 +12,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
-from transformers import (
-    BitsAndBytesConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TorchAoConfig,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ropelens.checkpoints import files
 from ropelens.checkpoints.load_options import Dtype, Loading, Quantization
@@ -171,6 +165,8 @@ def _is_quantized(config: PreTrainedConfig) -> bool:
 
 
 def _quantization_config(name: Quantization) -> Any:
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+
     if name != "int8":
         bits = {"load_in_8bit": True} if name == "bnb-int8" else {"load_in_4bit": True}
         return BitsAndBytesConfig(**bits, bnb_4bit_quant_type="nf4")
@@ -214,8 +210,7 @@ def _first_names(names: Iterable[str]) -> str:
 def _check_causal(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel if another last token changes the logits of earlier positions.
 
-    Some configurations do not state whether a model is causal. Raises BadCheckpoint if the
-    model does not run or if its logits are not finite.
+    Some configurations do not state whether a model is causal.
     """
     length, vocabulary = 8, model.config.get_text_config().vocab_size
     tokens = torch.arange(length, device=device_of(model)) % vocabulary

@@ -1,7 +1,4 @@
-"""The options of `load`, by name.
-
-The commands build their options from the fields of `Loading`, so this file imports no torch.
-"""
+"""The options of `load`, which are also options of commands. This file imports no torch."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_type_hints

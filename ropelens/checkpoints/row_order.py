@@ -1,8 +1,7 @@
 """Check of the order of the rows of q_proj and k_proj after a conversion.
 
 Files of Meta and GGUF files pair the coordinates 2j and 2j + 1 of a head. transformers pairs j
-and j + size / 2. If a conversion permutes the rows twice or not at all, the model rotates as
-its configuration states, but predicts badly.
+and j + size / 2. If rows are permuted twice or not at all, the model predicts badly.
 """
 
 from typing import Any
@@ -29,8 +28,7 @@ def row_order(model: PreTrainedModel, tokenizer: Any) -> tuple[bool, str] | None
     """Compare losses on a short story; return whether the order is wrong, and a sentence.
 
     The two other orders apply the permutation from pairs to halves once more, or undo it.
-    Returns None if the model lacks `q_proj` and `k_proj` in floats, or if only a part of each
-    head rotates.
+    Returns None without `q_proj` and `k_proj` in floats, or if only a part of a head rotates.
     """
     config = model.config.get_text_config()
     queries = config.num_attention_heads

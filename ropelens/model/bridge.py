@@ -1,7 +1,4 @@
-"""TransformerLens models, observed and edited through the hooks of their bridge.
-
-TransformerLens itself is imported only to make a bridge.
-"""
+"""TransformerLens models, observed and edited through the hooks of their bridge."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -69,12 +66,9 @@ class BridgeModel(LiveModel):
                 calls = _CallParts(self, layer, block.attn.original_component)
                 hook = block.attn.register_forward_pre_hook(calls.begin, with_kwargs=True)
                 stack.callback(hook.remove)
-                names = {f"blocks.{layer}.attn.{name}": part for part, name in _HOOKS.items()}
-                functions = [
-                    (name, partial(calls.collect, part))
-                    for name, part in names.items()
-                    if name in self.bridge.hook_dict
-                ]
+                names = {part: f"blocks.{layer}.attn.{hook}" for part, hook in _HOOKS.items()}
+                known = [part for part, name in names.items() if name in self.bridge.hook_dict]
+                functions = [(names[part], partial(calls.collect, part)) for part in known]
                 stack.enter_context(self.bridge.hooks(fwd_hooks=functions))
             with hooked(self._modules, change):
                 yield
@@ -132,8 +126,7 @@ class _CallParts:
                 seen=f"layer {self.layer}: {missing[0]} did not fire",
                 hint="the transformers model itself (the default backend, hf)",
             )
-        heads = ("query", "key", "value")
-        query, key, value = (self.parts[part].transpose(1, 2) for part in heads)
+        query, key, value = (self.parts[x].transpose(1, 2) for x in ("query", "key", "value"))
         by_head = output.reshape(*self.parts["query"].shape[:3], -1)
         scores = self.parts["scores"]  # after the mask
         visible = scores[:, 0] > torch.finfo(scores.dtype).min / 2
@@ -163,8 +156,7 @@ class _CallParts:
 def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
     """A `TransformerBridge` around `model`, which it changes: eager attention, wrapped modules.
 
-    Raises `BadArgument` without a tokenizer, and `UnsupportedModel` for a family that
-    TransformerLens does not know.
+    Raises `BadArgument` without a tokenizer, and `UnsupportedModel` for an unknown family.
     """
     if tokenizer is None:
         raise BadArgument("TransformerLens needs a tokenizer, but this checkpoint has none.")

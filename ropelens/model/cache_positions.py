@@ -22,14 +22,11 @@ from ropelens.config_facts import slides
 from ropelens.errors import UnsupportedModel
 from ropelens.model.masks import shown
 
+# By the id of an attention module: positions [_, row *axis] in the last call of its rotary
+# module, cache of its last call, and positions of the tokens in each cache.
 _rotary_positions: dict[int, Tensor] = {}
-"""Positions [_, row *axis] of the last call of a rotary module, by the id of its attention."""
-
 _caches: dict[int, ref[Cache]] = {}
-"""Cache of the last call of an attention module, by the id of the module."""
-
 _cached_positions: dict[int, WeakKeyDictionary[object, Tensor]] = {}
-"""Positions of the tokens in each cache, by the id of an attention module."""
 
 
 def forget_positions(module: int) -> None:

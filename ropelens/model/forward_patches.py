@@ -30,7 +30,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def recomputed(model: nn.Module) -> Iterator[None]:
-    """Enable gradients and store only inputs of layers; a backward pass runs each layer again."""
+    """Enable gradients and store only inputs of layers; a backward pass runs layers again."""
     with torch.enable_grad(), without_dropout(model), ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
@@ -55,10 +55,7 @@ def cache_first_result(module: nn.Module, results: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def skip_mlp_work(model: PreTrainedModel) -> Iterator[None]:
-    """Give all tokens the first token's results of linear maps outside attention.
-
-    These maps take most of a pass.
-    """
+    """Give all tokens the results of the first token in linear maps outside attention."""
     attention = {part for m in attention_modules(model)[1:] for part in m.modules()}
     with ExitStack() as stack:
         for module in set(model.modules()) - attention:

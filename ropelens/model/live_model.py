@@ -12,13 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
+from ropelens import config_facts
 from ropelens.attention.call import AttentionCall
-from ropelens.config_facts import (
-    attending_layers,
-    depends_on_length,
-    layer_types,
-    stated_context,
-)
 from ropelens.errors import UnsupportedModel
 from ropelens.model import forward_patches
 from ropelens.model.attention_hooks import (
@@ -51,8 +46,7 @@ class LiveModel:
     the layers that attend. `bos` is the id of the first token, or None if the configuration
     names none. `trained` is the trained context in tokens, or None if it is not stated;
     `context` is the trained context or 1024. `noise` is the machine epsilon of the dtype, and
-    `tolerance` is the largest residual that is accepted. `depends_on_length` is set if RoPE
-    changes with the length of a batch (dynamic, longrope).
+    `tolerance` the largest residual. `depends_on_length` is set for dynamic and longrope.
     """
 
     in_chunks = True  # whether `logits` can run the tokens in chunks, with a key-value cache
@@ -63,20 +57,23 @@ class LiveModel:
         self.class_name = type(model).__name__
         self.layers: int = getattr(self.config, "num_hidden_layers", 0)
         self.heads: int = getattr(self.config, "num_attention_heads", 0)
-        self.layer_types = layer_types(self.config)
-        self.attending = attending_layers(self.config)
+        self.layer_types = config_facts.layer_types(self.config)
+        self.attending = config_facts.attending_layers(self.config)
         # Layers without attention keep a state instead of keys; "hybrid" layers keep both.
         stateless = not any(k.startswith("hybrid") for k in self.layer_types)
         self.in_chunks &= stateless and len(self.attending) == self.layers
         self.bos = self.config.to_dict().get("bos_token_id")
         self.vocabulary: int = self.config.vocab_size
-        self.trained = stated_context(model.config)
+        self.trained = config_facts.stated_context(model.config)
         self.context = self.trained or 1024
         self.device = device_of(model)  # the device of the tokens
         self.noise = torch.finfo(model.dtype).eps
         self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
-        self.depends_on_length = depends_on_length(self.config)
+        self.depends_on_length = config_facts.depends_on_length(self.config)
         self._modules: list[Any] = attention_modules(model)
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self._takes_logits_to_keep &= model.base_model is not model
         self._output_check = OutputCheck(self.class_name)
         self._checked: set[tuple[int, bool]] = set()
 
@@ -90,8 +87,7 @@ class LiveModel:
     ) -> Float[Tensor, "sequence some token"]:
         """Logits of whole sequences, without a cache.
 
-        `last=n` returns at least the logits of the final n positions. Positions are 0, 1, 2,
-        ... by default. A mask hides the tokens in `hidden`.
+        `last=n` returns at least the final n. Positions count from 0. A mask hides `hidden`.
         """
         inputs = self._inputs(hidden, positions)
         if last and self._takes_logits_to_keep:
@@ -165,12 +161,6 @@ class LiveModel:
             for begin, logits in self._logits_in_pieces(part, at_once, options):
                 yield first + begin, logits
 
-    @property
-    def _takes_logits_to_keep(self) -> bool:
-        """Whether the model can return the logits of only some positions."""
-        parameters = inspect.signature(self.model.forward).parameters
-        return "logits_to_keep" in parameters and self.model.base_model is not self.model
-
     def _logits_in_pieces(
         self, tokens: Tensor, at_once: int, inputs: dict[str, Any]
     ) -> Iterator[tuple[int, Tensor]]:
@@ -235,8 +225,7 @@ class LiveModel:
         """Raise `UnsupportedModel` unless logits are bit-identical while observed.
 
         The check runs once for each length, on the first 256 tokens and with a shortcut in
-        feed-forward layers. A model that does not repeat its own logits is not refused, because
-        some kernels are not deterministic.
+        feed-forward layers. A model that does not repeat its own logits is not refused.
         """
         tokens = tokens[:, :CHECKED_TOKENS]
         hidden = None if hidden is None else hidden[:, :CHECKED_TOKENS]

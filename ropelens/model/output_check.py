@@ -81,10 +81,7 @@ def recomputed_residual(call: AttentionCall) -> float:
 
 
 def find_cause(call: AttentionCall, *, real: Bool[Tensor, "batch row"], allowed: float) -> str:
-    """The change of one component with which the recomputed attention matches, or "".
-
-    One component at a time is left out or fitted.
-    """
+    """The change of one component with which the recomputed attention matches, or ""."""
     for cause, changed in _variants(call, real):
         if recomputed_residual(changed) <= allowed:
             return cause

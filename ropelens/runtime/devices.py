@@ -21,10 +21,7 @@ LIBRARIES = 600_000_000  # bytes of main memory that torch and transformers take
 
 
 def device_named(name: str) -> torch.device:
-    """The device called `name`; "auto" is CUDA if it is available, and the CPU otherwise.
-
-    Raises `BadArgument` if a small tensor cannot be put on the device.
-    """
+    """The device called `name`, CUDA or CPU for "auto"; raises `BadArgument` if it fails."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     what = f"The device {name!r} does not exist or does not work."

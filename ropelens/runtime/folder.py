@@ -18,8 +18,7 @@ def output_folder(path: str | Path) -> Iterator[Path]:
     After an error, a full disk or Ctrl-C in the block, `path` is unchanged. If `path` does not
     exist, one rename creates it with all files. If it exists, files with the same names are
     replaced one by one and other files stay. `run.json` is removed first and written last, so
-    a folder without `run.json` may contain files of two runs. Raises BadArgument if `path`
-    cannot be written to.
+    a folder without it may contain files of two runs.
     """
     folder = Path(path).absolute()  # the block may change the working directory
     with _scratch(folder) as results:

@@ -49,10 +49,7 @@ def shard(count: int) -> range:
 
 
 def gather(part: Part) -> list[Part]:
-    """Collect the `part` of every process that shares the measurement, in their order.
-
-    Raises `RopelensError` if one of the processes has ended.
-    """
+    """Collect the `part` of each process in order; raise `RopelensError` if one has ended."""
     if place()[1] == 1:
         return [part]
     with explained(

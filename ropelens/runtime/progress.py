@@ -50,9 +50,8 @@ class Stage:
 
 def seconds_of(stages: tuple[Stage, ...]) -> tuple[float, float]:
     """Seconds for the units that are done, and for the rest; NaN before the start."""
-    rates = [stage.rate(stages) for stage in stages]
-    done = sum(rate * stage.done for stage, rate in zip(stages, rates, strict=True))
-    total = sum(rate * stage.total for stage, rate in zip(stages, rates, strict=True))
+    done = sum(stage.rate(stages) * stage.done for stage in stages)
+    total = sum(stage.rate(stages) * stage.total for stage in stages)
     return done, total - done
 
 

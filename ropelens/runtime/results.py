@@ -24,11 +24,7 @@ KINDS = {
 }
 """Description of a result folder, by the `kind` in its run.json."""
 
-CONTENTS = "contents"
-"""Attribute of a netCDF file: the names of its variables, to notice a damaged file."""
-
-TRAINED = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
-"""Files of a model, a training run or a study."""
+CONTENTS = "contents"  # attribute of a file: the names of its variables, to notice damage
 
 
 def write_folder(
@@ -41,9 +37,8 @@ def write_folder(
     """Write the numbers of a result folder, then its page; return the path of the page.
 
     `record` becomes run.json. `results` maps names of files to contents. A dataset becomes
-    netCDF, and the name gives its kind ("profile.nc"). A table becomes CSV; a text that a
-    spreadsheet would run as a formula gets a "'" in front. Either all files are written or
-    none. Then `page` draws the page. Raises `BadArgument` as `check_out` does.
+    netCDF, and the name gives its kind ("profile.nc"). A table becomes CSV; formulas of
+    spreadsheets get a "'" in front. Either all files are written or none.
     """
     check_out(Path(folder), record["kind"])
     with output_folder(folder) as new:
@@ -103,7 +98,8 @@ def check_out(folder: Path, kind: str, *, parts: Iterable[str] = ()) -> None:
     if record not in KINDS:
         page = folder / PAGE
         by_ropelens = page.is_file() and b"ropelens</title>" in page.read_bytes()[:100_000]
-        others = (*TRAINED, RECORD, *[PAGE] * (not by_ropelens))
+        trained = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
+        others = (*trained, RECORD, *[PAGE] * (not by_ropelens))
         lost += [name for name in others if (folder / name).exists()]
     elif record != kind and {record, kind} != {"analysis", "truncation"}:
         lost.append(KINDS[record])
@@ -121,8 +117,7 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     The attribute `kind` names their contents. Numbers keep every bit. netCDF cannot store two
     kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
     """
-    named = {name: _printable(value) for name, value in results.attrs.items()}
-    written = results.assign_attrs(named)
+    written = results.assign_attrs({name: _printable(v) for name, v in results.attrs.items()})
     for name, variable in results.variables.items():
         if variable.dtype.kind in "OUT":
             texts = [_printable(str(text)) for text in variable.values.ravel()]

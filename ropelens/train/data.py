@@ -1,8 +1,7 @@
 """Training data: a folder with a tokenizer and tokenized text, both made once.
 
-The runs of a study share one folder. A single run has the folder inside its own. It contains
-data.json, the tokenizer, valid.npy, and the arrays that data.json lists as "stages". All arrays
-are uint16 [sequence, position].
+The runs of a study share one folder. It contains data.json, the tokenizer, valid.npy, and the
+arrays that data.json lists as "stages". All arrays are uint16 [sequence, position].
 """
 
 import itertools
@@ -92,9 +91,8 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Do
 def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str, Any]:
     """Create the data in `folder` from `texts` if needed; return the contents of data.json.
 
-    Only one process creates the data; other processes that need it wait. Raises
-    `BadText` for too little text, and `BadArgument` if the folder contains the data of other
-    text or another tokenizer.
+    Only one process creates the data, and others wait. Raises `BadText` for too little text,
+    and `BadArgument` if the folder contains the data of other text or another tokenizer.
     """
     facts: dict[str, Any] = {"vocabulary": settings.vocabulary, "context": settings.context}
     path = folder / DATA
@@ -145,8 +143,7 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer of at most `vocabulary` tokens, which adds BOS.
 
-    Any text can be encoded, and decoding gives the same text. The splitting into words is from
-    Radford et al. 2019 (GPT-2).
+    Text is split into words as in Radford et al. 2019 (GPT-2), and decoding restores it.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -226,15 +223,11 @@ def held_out_sequences(data: Path) -> np.ndarray:
 
 def spread(rows: np.ndarray, count: int) -> np.ndarray:
     """Select at most `count` rows at even distances, so that they cover all documents."""
-    indices = np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)
-    return rows[indices]
+    return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)]
 
 
 def documents_of(rows: np.ndarray, data: Path) -> np.ndarray:
-    """Index of the document in which each row begins: the number of EOS in earlier rows.
-
-    `rows` are sequences in the order of the stream, uint16 [sequence, context].
-    """
+    """Index of the document in which each of the `rows` begins; they follow each other."""
     eos = Tokenizer.from_file(str(data / TOKENIZER[0])).token_to_id(EOS)
     ends = (rows == eos).sum(axis=1)
     return np.cumsum(ends) - ends

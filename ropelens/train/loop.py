@@ -1,8 +1,7 @@
 """The training loop, in plain torch.
 
 It uses AdamW, gradient accumulation, gradient clipping, a linear warm-up and a cosine decay to
-zero. The settings and the text determine all numbers, so a resumed run ends with the same
-weights, bit for bit.
+zero. The settings and the text determine all numbers, also of a resumed run, bit for bit.
 """
 
 import io
@@ -27,9 +26,7 @@ from ropelens.runtime.progress import Stage, show_progress
 from ropelens.train.data import copy_tokenizer, held_out_sequences, log_line, training_stages
 from ropelens.train.settings import Settings
 
-CHECKPOINT = "checkpoint.pt"
-"""The file from which a run is resumed."""
-
+CHECKPOINT = "checkpoint.pt"  # the file from which a run is resumed
 CHECKPOINT_SECONDS = 60.0  # between two checkpoints
 
 TrainingState = tuple[int, list[dict[str, float]], Float[Tensor, ""]]
@@ -60,8 +57,7 @@ def fit_model(model: PreTrainedModel, settings: Settings, *, out: Path, data: Pa
     """Train `model` on the tokens in `data`, from the checkpoint in `out` if there is one.
 
     Writes metrics.csv, history/ with models of earlier steps, and a checkpoint every minute and
-    at the end. Raises `TrainingFailed` if the loss or a weight is NaN or infinite; such weights
-    are not written.
+    at the end, but no weights that are NaN or infinite: raises `TrainingFailed`.
     """
     if settings.compile:
         model.compile(dynamic=False)  # few shapes occur

@@ -1,29 +1,22 @@
 """Training runs, and studies of several variants of RoPE, sizes and seeds.
 
-The same call starts, resumes and finishes a run or a study in its folder. Runs of a study with
-the same seed have the same initial weights and read the same tokens in the same order, so that
-variants can be compared in pairs.
+Runs of a study with the same seed have the same initial weights and read the same tokens in the
+same order, so that variants can be compared in pairs.
 """
 
 import itertools
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from filelock import AcquireReturnProxy, FileLock, Timeout
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ropelens.errors import BadArgument, explained, public
 from ropelens.profiles.measurement import versions
@@ -42,8 +35,7 @@ from ropelens.train.data import (
 from ropelens.train.loop import CHECKPOINT, TrainingFailed, fit_model, write_model
 from ropelens.train.settings import Settings
 
-STUDY = "study.json"
-"""The file of a study's folder that contains its settings."""
+STUDY = "study.json"  # the file of a study's folder that contains its settings
 
 
 class Busy(BadArgument):
@@ -60,11 +52,11 @@ def train(
 ) -> Path:
     """Train a LLaMA-style model in the folder `out`, and return that folder.
 
-    The same call starts a run, resumes a stopped run from its checkpoint, or returns at once
-    if the run is finished. A resumed run has the same losses bit for bit on the same machine
-    with the same number of threads. A finished run contains config.json, model.safetensors
-    (float32), the tokenizer, metrics.csv, run.json and history/. `data` is the folder of the
-    tokenizer and the tokens, `out`/data by default. Without `text`, it must exist.
+    The same call resumes a stopped run from its checkpoint; the losses are the same bit for bit
+    on the same machine with the same number of threads. A finished run contains config.json,
+    model.safetensors (float32), the tokenizer, metrics.csv, run.json and history/. `data` is
+    the folder of the tokenizer and the tokens, `out`/data by default. Without `text`, it must
+    exist.
 
     Raises `BadText` if the text is missing, not UTF-8 or too short, `BadArgument` for an
     unknown variant or size or if `out` contains something else, `Busy` if another process
@@ -112,12 +104,11 @@ def train(
 
 
 def model_config(
-    settings: Settings, tokenizer: PreTrainedTokenizerBase | None = None
+    settings: Settings, tokenizer: PreTrainedTokenizerFast | None = None
 ) -> LlamaConfig:
-    """Configuration of the model, with the vocabulary of `tokenizer` if it is given.
+    """Configuration of the model; raises `BadArgument` for an unknown variant or size.
 
-    Embeddings are tied, so that most parameters of a small model are in its layers. Raises
-    `BadArgument` for an unknown variant or size.
+    Embeddings are tied, so that most parameters of a small model are in its layers.
     """
     shape = settings.shape
     config = LlamaConfig(
@@ -138,10 +129,7 @@ def model_config(
 
 
 def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
-    """Read the file `name` in `out`, which must contain `key`; {} if nothing has begun.
-
-    Raises `BadArgument` if `out` contains a model, another run or study, or other results.
-    """
+    """Read the file `name` in `out`; {} if nothing has begun. Refuses other folders."""
     record = read_json(out / name) if (out / name).exists() else {}
     others = (RECORD, STUDY, CHECKPOINT, "config.json", "tokenizer.json", "history")
     if key not in record and any((out / other).exists() for other in others):
@@ -152,15 +140,12 @@ def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
     return record
 
 
-@contextmanager
-def lock_run(out: Path) -> Iterator[None]:
+def lock_run(out: Path) -> AcquireReturnProxy:
     out.mkdir(parents=True, exist_ok=True)
     try:
-        lock = FileLock(out / ".lock").acquire(blocking=False)
+        return FileLock(out / ".lock").acquire(blocking=False)
     except Timeout as error:
         raise Busy(f"another process works on the run in {out}.") from error
-    with lock:
-        yield
 
 
 def runs_of(study: Mapping[str, Any]) -> dict[Path, Settings]:
@@ -204,11 +189,8 @@ def run_study(
 
     The file lists `variants` (the first is the baseline of comparisons), `seeds`, `sizes`, and
     the settings that all runs share. `text` and `valid` are files or folders. Instead of text,
-    `tokens` can be a folder with prepared tokens.
-
-    Finished runs are skipped, and stopped runs are resumed. A run on which another process
-    works is skipped as well, so several processes can share a study, for example one for each
-    GPU. If a run diverges, the other runs are still trained.
+    `tokens` can be a folder with prepared tokens. Stopped runs are resumed. Several processes
+    can share a study, for example one for each GPU. If a run diverges, the others are trained.
 
     Raises:
         BadArgument: `path` is not a study, or `out` contains another study.
@@ -224,8 +206,7 @@ def run_study(
         write_json(out / STUDY, study)
     require_same(read_settings(out, STUDY, key="variants"), study, what=f"the study in {out}")
     runs = runs_of(study)
-    diverged: list[str] = []
-    busy: list[str] = []
+    diverged, busy = list[str](), list[str]()
     for number, (folder, settings) in enumerate(runs.items(), start=1):
         log_line(f"run {number} of {len(runs)}: {folder}")
         try:
