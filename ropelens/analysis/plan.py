@@ -293,7 +293,7 @@ def _sequences(
     config = source.config.get_text_config()
     if not isinstance(documents, list):
         text = read_text(documents, config=config)
-        check_ids(text, vocabulary=config.vocab_size)
+        check_ids(text.ids, vocabulary=config.vocab_size)
         return replace(text, source=text.source or f"{len(text):,} sequences of tokens")
     maximum = stated_context(source.config)
     context = options.context
@@ -311,7 +311,7 @@ def _sequences(
             seed=options.seed,
             bos=options.bos,
         )
-    check_ids(text, vocabulary=config.vocab_size)
+    check_ids(text.ids, vocabulary=config.vocab_size)
     return text
 
 

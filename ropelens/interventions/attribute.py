@@ -127,7 +127,7 @@ def attribute_planes(
             facts["answer_without"] = answer_now()
     if check:
         attribution = values["attribution"]
-        checked, others = _checked_planes(rotation.unedited_planes(), attribution, check)
+        checked, others = _checked_planes(planes, attribution, check)
         answers = partial(_answers, checked, attribution.shape, answer_now)
         values["dropped"] = dropped = answers(_drop_block(rotation)) - facts["answer"]
         facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
@@ -222,7 +222,7 @@ def _checked_planes(
     check: int,
 ) -> tuple[Int[np.ndarray, " place"], Int[np.ndarray, " other"]]:
     """Flat indices of the planes to check, and of the random planes within this selection."""
-    count = [len(layer.inv_freq) for layer in planes]
+    count = [layer.inv_freq.shape[-1] for layer in planes]
     rotates = np.arange(attribution.shape[-1]) < np.array(count)[:, None, None]
     indices = np.flatnonzero(np.isfinite(attribution) & rotates)
     order = indices[np.argsort(-np.abs(attribution.flat[indices]), kind="stable")]

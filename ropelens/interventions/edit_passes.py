@@ -13,14 +13,14 @@ from ropelens.attention.attention_change import attention_change
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.offset_bins import sum_bins
 from ropelens.attention.sums import Sums, no_sums
-from ropelens.budget.held_out import LayerFit
+from ropelens.budget.held_out import LayerFit, Sample
 from ropelens.interventions.entries import NONE, Entry
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.induction import Task
 from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
-from ropelens.profiles.passes import OBSERVED, Progress, cost_of_fit, fit_layers, sum_batch
+from ropelens.profiles.passes import OBSERVED, Progress, fit_cost, fit_layers, sum_batch
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ShowProgress, Stage, silent
@@ -40,14 +40,18 @@ class TokenSplit:
 
     @classmethod
     def plan(
-        cls, text: Text, trained: int | None, tokenizer: TokenNames | None
+        cls,
+        ids: Int[Tensor, "sequence position"],
+        *,
+        context: int,
+        trained: int | None,
+        tokenizer: TokenNames | None,
     ) -> "TokenSplit":
         """Two bins per octave, with a further edge at the trained context."""
-        context = text.context
         edges = {round(2 ** (half / 2)) for half in range(2 * context.bit_length() + 1)}
         edges.add(trained or context)
         inner = [edge for edge in sorted(edges) if edge < context]
-        classes = {n: ids_of(text.ids, n, tokenizer) for n in CLASSES if tokenizer is not None}
+        classes = {n: ids_of(ids, n, tokenizer) for n in CLASSES if tokenizer is not None}
         return cls(torch.tensor([*inner, context]), classes)
 
     def sets(
@@ -98,7 +102,11 @@ def run_entries(
     """
     live, text = measurement.live, measurement.text
     stage = begin_stage(EntrySums)
-    nothing = _no_entry_sums(live, split)
+    sets = 1 + len(split.classes)
+    change = torch.full((sets, live.layers, live.heads), torch.nan).double()
+    change[:, live.attending] = 0  # layers without attention have NaN
+    losses = torch.zeros(0, len(split.edges) - 1 + sets, dtype=torch.float64)
+    nothing = EntrySums(no_sums(), losses, change, torch.zeros(sets).double())
     state = stage.state or [[], [nothing for _ in entries], [{} for _ in entries]]
     fits, sums, answers = state
     # Processes fit together, so a process that saved later than another one fits again.
@@ -110,15 +118,20 @@ def run_entries(
     tokens = len(entries) * int(text.real[unseen.start : unseen.stop].sum())
     tokens += sum(tasks[name].tokens for _, name in runs)
     layers = len(unfitted) * len(shard(len(live.attending)))
+    sample = Sample.draw(text, seed=measurement.seed)
+    parameters, terms = live.model.num_parameters(), max(x.terms for x in entries[0].planes)
+    cost = fit_cost(parameters, live.heads, terms, text.context, surrogates=0)
     stages = (
         Stage("trying edits", tokens, cost=OBSERVED if fits or unfitted else 1.0),
-        Stage("fitting budgets", layers, "layers", cost=cost_of_fit(measurement, 0)),
+        Stage("fitting budgets", layers, "layers", cost=cost),
     )
     with (progress or silent)(*stages) as step:
         for entry in unfitted:
             show = partial(step, stage=1)
-            with entry.open(live):
-                fit, _ = fit_layers(measurement, entry.planes, surrogates=0, progress=show)
+            with live.changed(entry.edit, entry.silences):
+                fit, _ = fit_layers(
+                    measurement, sample, entry.planes, surrogates=0, progress=show
+                )
             fits.append(fit)
             stage.save(state)
         for batch in measurement.batches(unseen):
@@ -128,22 +141,13 @@ def run_entries(
                 sums[number] += _sum_entry(live, batch, entry, split, fit, unedited, step)
             stage.save(state)
         for number, name in runs:
-            with entries[number].open(live):
+            with live.changed(entries[number].edit, entries[number].silences):
                 answers[number][name] = tasks[name].measure(step)
             stage.save(state)
     all_sums, all_answers = zip(*gather((sums, answers)), strict=True)
     sums = [reduce(add, parts) for parts in zip(*all_sums, strict=True)]
     answers = [reduce(dict.__or__, parts) for parts in zip(*all_answers, strict=True)]
     return fits, sums, answers
-
-
-def _no_entry_sums(live: LiveModel, split: TokenSplit) -> EntrySums:
-    """The sums over no sequences; layers without attention have NaN."""
-    sets = 1 + len(split.classes)
-    change = torch.full((sets, live.layers, live.heads), torch.nan).double()
-    change[:, live.attending] = 0
-    losses = torch.zeros(0, len(split.edges) - 1 + sets, dtype=torch.float64)
-    return EntrySums(no_sums(), losses, change, torch.zeros(sets).double())
 
 
 def _sum_entry(
@@ -174,7 +178,7 @@ def _sum_entry(
             before = unedited[call.layer]
             change[:, call.layer] = attention_change(before, call, batch.rows, sets)
 
-    with entry.open(live):
+    with live.changed(entry.edit, entry.silences):
         sums, losses = sum_batch(
             live,
             batch,

@@ -1,7 +1,7 @@
 """Models that an evaluation compares: unmodified, edited, or with silenced heads."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,9 @@ from ropelens.errors import BadArgument
 from ropelens.interventions.edit import Edit, ModelEdit, stack_edits
 from ropelens.interventions.silence import Silence
 from ropelens.model.attention_hooks import HeadSilence
-from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
-from ropelens.rotation.probe import RotationProbe, edited_planes
+from ropelens.rotation.probe import RotationProbe
 from ropelens.text.rows import generator_of
 
 NONE = "none"
@@ -39,16 +38,6 @@ class Entry:
     silences: Sequence[HeadSilence] = ()
     control_of: str = ""
 
-    @contextmanager
-    def open(self, live: LiveModel) -> Iterator[None]:
-        """Change the model to this entry while the block runs."""
-        with ExitStack() as blocks:
-            if self.edit is not None:
-                blocks.enter_context(live.edit(self.edit))
-            for silence in self.silences:
-                blocks.enter_context(live.silence(silence))
-            yield
-
 
 def entries_of(
     rotation: RotationProbe,
@@ -67,12 +56,12 @@ def entries_of(
         raise BadArgument(
             f'An edit cannot be called "{NONE}", the name of the unmodified model.'
         )
-    live, unedited = rotation.live, rotation.unedited_planes(context)
+    live, layers = rotation.live, rotation.layers(context)
 
     def entry(name: str, changes: Sequence[Intervention], control_of: str = "") -> Entry:
         silences = [change for change in changes if isinstance(change, Silence)]
         edit = stack_edits(rotation, [x for x in changes if not isinstance(x, Silence)])
-        planes = [edited_planes(edit, *layer, length=context) for layer in enumerate(unedited)]
+        planes = [edit.planes(n, x.planes, length=context) for n, x in enumerate(layers)]
         if any(silence.live.model is not live.model for silence in silences):
             raise BadArgument(f"{name} silences heads of another model.")
         outputs: list[HeadSilence] = []
@@ -87,31 +76,36 @@ def entries_of(
     for name, changes in edits.items():
         changes = [changes] if isinstance(changes, Edit | Silence | str) else changes
         entries.append(entry(name, changes))
-        for number, drawn in enumerate(random_heads(live, changes, controls, seed), start=1):
+        chosen = {
+            index: live.heads_of(change.heads)
+            for index, change in enumerate(changes)
+            if not isinstance(change, str) and change.heads != ALL_HEADS
+        }
+        controlled = random_heads(changes, chosen, controls, seed) if chosen else []
+        for number, drawn in enumerate(controlled, start=1):
             entries.append(entry(f"{name}, random {number}", drawn, name))
     return entries
 
 
 def random_heads(
-    live: LiveModel, changes: Sequence[Intervention], draws: int, seed: int
+    changes: Sequence[Intervention],
+    chosen: Mapping[int, Bool[Tensor, "layer head"]],
+    draws: int,
+    seed: int,
 ) -> list[list[Intervention]]:
     """`changes` with random other heads of the same layers, `draws` times.
 
-    All changes replace a given head by the same random head. Changes of all heads stay the
-    same. The list is shorter if fewer sets of heads exist.
+    `chosen` has the heads of the changes that name heads; other changes stay the same. All
+    changes replace a given head by the same random head. The list is shorter if fewer sets of
+    heads exist.
     """
-    by_change = {
-        index: live.heads_of(change.heads)
-        for index, change in enumerate(changes)
-        if not isinstance(change, str) and change.heads != ALL_HEADS
-    }
     sets: dict[tuple[str, ...], list[Intervention]] = {}
     generator = generator_of(seed)
-    for _ in range(1000 if by_change else 0):
+    for _ in range(1000):
         if len(sets) == draws:
             break
-        moved = _move_heads(torch.stack([*by_change.values()]), generator)
-        lists = dict(zip(by_change, map(_head_list, moved), strict=True))
+        moved = _move_heads(torch.stack([*chosen.values()]), generator)
+        lists = dict(zip(chosen, map(_head_list, moved), strict=True))
         drawn: list[Any] = [*changes]
         for index, heads in lists.items():
             drawn[index] = replace(drawn[index], heads=heads)

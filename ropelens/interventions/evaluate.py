@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,7 +124,7 @@ def evaluate_edits(
     """Return the evaluation of a measurement; `evaluate` explains the arguments."""
     text, live, seed = measurement.text, measurement.live, measurement.seed
     selected = wanted_measures(measures)
-    measurement.check_observation_is_exact()
+    live.check_observation_is_exact(text)
     entries = entries_of(
         measurement.rotation, edits, context=text.context, controls=controls, seed=seed
     )
@@ -134,7 +135,8 @@ def evaluate_edits(
         tasks["copying"] = copies(measurement, distances)
     if "retrieval" in selected:
         tasks["retrieval"] = needles(measurement, prompt_lengths, prompts)
-    split = TokenSplit.plan(text, live.trained, tokenizer)
+    facts: dict[str, Any] = {"context": text.context, "trained": live.trained}
+    split = TokenSplit.plan(text.ids, tokenizer=tokenizer, **facts)
     fits, sums, answers = run_entries(measurement, entries, selected, tasks, split, progress)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.errors import BadArgument, public
-from ropelens.interventions.edit import placed, stop
+from ropelens.interventions.edit import place_edit, stop
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.profiles.model_text import model_text
@@ -70,7 +70,7 @@ def patch_planes(
     live = as_live_model(model, tokenizer)
     rotation = RotationProbe(live)
     if of not in UNROTATED:
-        _, chosen = placed(rotation, stop(planes or PlaneNumbers(()), heads=heads))
+        _, chosen = place_edit(rotation, stop(planes or PlaneNumbers(()), heads=heads))
     elif planes is not None:
         raise BadArgument(
             f"The {of} of a head has no planes, because it does not rotate.", hint="no planes="

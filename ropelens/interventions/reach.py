@@ -22,12 +22,12 @@ from ropelens.interventions.edit import stack_edits
 from ropelens.interventions.tasks import doublings
 from ropelens.interventions.variables import OWN_ROTATION
 from ropelens.model.as_live_model import Model
-from ropelens.profiles.induction import forget_length
 from ropelens.profiles.measurement import Measurement
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
 from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.text.rows import generator_of
+from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
 
 COPIED = 48  # random tokens that are repeated, if the context is long enough
@@ -127,7 +127,8 @@ def find_copies(
         )
     beyond = np.array([float(d) for d in distances if d > run_distances[-1]])
     measurement.rotation.planes(alike=True)  # raises an error if heads of a layer differ
-    live.check_observation_is_exact(two_copies(measurement, run_distances[-1], copied, draw=0))
+    longest = two_copies(measurement, run_distances[-1], copied, draw=0)
+    live.check_observation_is_exact(Text(longest))
     total = len(variants) * draws * sum(1 + distance + copied for distance in run_distances)
     runs = []
     with (progress or silent)(Stage("running copies", total)) as step:
@@ -173,7 +174,7 @@ def _run_copies(
                 call = call.of_heads(chosen[call.layer])
                 return share_found(call, planes, copied, back, to)
 
-            forget_length(live)
+            live.forget_length()
             for layer, shares in live.record_calls(tokens, see).items():
                 heads: Any = (draw, layer, chosen[layer].numpy())
                 share[*heads, index] = shares[:, 0]
@@ -203,7 +204,7 @@ def two_copies(
     stream, between = text.ids.cpu()[:, 1:][text.real[:, 1:]], distance - copied
     begin = int(torch.randint(max(1, len(stream) - between), (), generator=generator))
     filler = stream[(begin + torch.arange(between)) % len(stream)]
-    first = torch.tensor([measurement.first_token])
+    first = torch.tensor([text.first_token])
     return torch.cat([first, once, filler, once])[None]
 
 

@@ -122,7 +122,7 @@ def sweep_planes(
     chosen = None if sweep.heads == "*" else live.heads_of(sweep.heads, rotating)
     # Cuts that stop the same planes are measured once, under the name of the first cut.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
-    farthest = (measurement.prompt_context - 1) // 2
+    farthest = (min(measurement.live.context, measurement.text.context) - 1) // 2
     evaluation = evaluate_edits(
         measurement,
         edits={names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"},

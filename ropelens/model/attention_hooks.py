@@ -45,10 +45,8 @@ class AttentionEdit(Protocol):
         self, layer: int, name: AttentionInput, x: Tensor, tokens: range, positions: Tensor, /
     ) -> Tensor: ...
 
-    def inv_freq(
-        self, layer: int, planes: Planes, *, length: int
-    ) -> Float[Tensor, "head frequency"]:
-        """Frequencies of each head under the edit, in rad/token; `planes` are unedited."""
+    def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
+        """Planes in a call of `length` tokens, with one row per head if heads differ."""
 
 
 HeadSilence = Callable[..., tuple[Bool[Tensor, " head"], Tensor] | None]

@@ -53,9 +53,11 @@ class BridgeModel(LiveModel):
         inputs = self._inputs(hidden, positions) | {"use_cache": False}
         return self.bridge(tokens.to(self.device), **inputs)
 
-    def logits(self, tokens: Tensor, **options: Any) -> Iterator[tuple[int, Tensor]]:
+    def logits(
+        self, tokens: Tensor, *, hidden: Tensor | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         """All logits in one piece, because the output head runs in the forward pass."""
-        yield 0, self.forward(tokens, hidden=options["hidden"])
+        yield 0, self.forward(tokens, hidden=hidden)
 
     @contextmanager
     def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -29,9 +29,15 @@ from ropelens.model.attention_hooks import (
 )
 from ropelens.model.output_check import OutputCheck
 from ropelens.rope.select import heads_by_layer
-from ropelens.runtime.devices import device_of
+from ropelens.runtime.devices import LOGITS_AT_ONCE, device_of
+from ropelens.text.text import Text
 
 CHECKED_TOKENS = 256  # length up to which observation is checked to change no logit
+ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
+
+MASK_ELEMENTS = 2**25
+"""Keys times rows of a chunk. The mask of a model takes about 40 bytes per element."""
+
 LARGEST_RESIDUAL = 1e-3
 """Largest relative error of rotated lengths and recomputed outputs accepted in float32."""
 
@@ -139,17 +145,16 @@ class LiveModel:
         tokens: Int[Tensor, "sequence position"],
         *,
         hidden: Bool[Tensor, "sequence position"] | None = None,
-        at_once: int,
-        chunk: int | None = None,
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
-        """All logits in pieces of about `at_once` numbers, each with its first position.
+        """All logits in pieces of about `LOGITS_AT_ONCE` numbers, with their first positions.
 
-        The layers run once, and the output head of the model runs on each piece. With `chunk`,
-        this number of tokens runs at a time, with the earlier tokens in a key-value cache.
+        The layers run once, and the output head of the model runs on each piece. Long sequences
+        run in chunks, with the earlier tokens in a key-value cache.
         """
         inputs: dict[str, Any] = self._inputs(hidden)
+        chunk = self.chunk_length(tokens.shape[1])
         if chunk is None:
-            yield from self._logits_in_pieces(tokens, at_once, inputs | {"use_cache": False})
+            yield from self._logits_in_pieces(tokens, inputs | {"use_cache": False})
             return
         past = DynamicCache()
         layer: Any = partial(forward_patches.PreallocatedLayer, tokens.shape[1])
@@ -158,16 +163,32 @@ class LiveModel:
             part = tokens[:, first : first + chunk]
             options = {name: mask[:, : first + chunk] for name, mask in inputs.items()}
             options |= {"past_key_values": past, "use_cache": True}
-            for begin, logits in self._logits_in_pieces(part, at_once, options):
+            for begin, logits in self._logits_in_pieces(part, options):
                 yield first + begin, logits
 
+    def chunk_length(self, context: int) -> int | None:
+        """Tokens of a chunk if sequences have `context` tokens; None if they run in one pass.
+
+        RoPE that changes with the length always runs in one pass, because a cache keeps the
+        rotation that its keys had when the sequence was shorter.
+        """
+        if context <= ONE_PASS or self.depends_on_length or not self.in_chunks:
+            return None
+        return max(1, min(ONE_PASS, MASK_ELEMENTS // context))
+
+    def forget_length(self) -> None:
+        """Run one token: dynamic RoPE keeps the rotation of the longest sequence until then."""
+        if self.depends_on_length:
+            with self.without_hooks(), torch.no_grad():  # one token cannot be resampled
+                self.forward(torch.zeros(1, 1, dtype=torch.long), last=1)
+
     def _logits_in_pieces(
-        self, tokens: Tensor, at_once: int, inputs: dict[str, Any]
+        self, tokens: Tensor, inputs: dict[str, Any]
     ) -> Iterator[tuple[int, Tensor]]:
         """Logits of `tokens`, which follow the tokens in a cache among the `inputs`."""
         ids, context = tokens.to(self.device), tokens.shape[1]
         once = partial(forward_patches.cache_first_result, self.model.base_model, list[Any]())
-        at_once //= len(tokens) * self.vocabulary
+        at_once = LOGITS_AT_ONCE[self.device.type] // (len(tokens) * self.vocabulary)
         size = max(1, at_once) if self._takes_logits_to_keep else context
         for begin in range(0, context, size):
             piece = torch.arange(begin, min(begin + size, context), device=ids.device)
@@ -197,6 +218,18 @@ class LiveModel:
         """Replace outputs of heads by `silence`; the innermost block takes effect."""
         return self._hooked(lambda hooks: replace(hooks, silences=(*hooks.silences, silence)))
 
+    @contextmanager
+    def changed(
+        self, edit: AttentionEdit | None, silences: Sequence[HeadSilence] = ()
+    ) -> Iterator[None]:
+        """Open `edit` (None: no block) and `silences` while the block runs."""
+        with ExitStack() as blocks:
+            if edit is not None:
+                blocks.enter_context(self.edit(edit))
+            for silence in silences:
+                blocks.enter_context(self.silence(silence))
+            yield
+
     def recomputed(self) -> AbstractContextManager[None]:
         """Enable gradients in the block; a backward pass recomputes one layer at a time."""
         return forward_patches.recomputed(self.model)
@@ -217,17 +250,17 @@ class LiveModel:
             yield
 
     @torch.no_grad()
-    def check_observation_is_exact(
-        self,
-        tokens: Int[Tensor, "1 position"],
-        hidden: Bool[Tensor, "1 position"] | None = None,
-    ) -> None:
+    def check_observation_is_exact(self, text: Text) -> None:
         """Raise `UnsupportedModel` unless logits are bit-identical while observed.
 
-        The check runs once for each length, on the first 256 tokens and with a shortcut in
-        feed-forward layers. A model that does not repeat its own logits is not refused.
+        The check runs once for each length, on the first 256 tokens of the longest sequence and
+        with a shortcut in feed-forward layers. A text that runs in chunks is not checked. A
+        model that does not repeat its own logits is not refused.
         """
-        tokens = tokens[:, :CHECKED_TOKENS]
+        if self.chunk_length(text.context) is not None:
+            return
+        longest = text[[int(text.lengths.argmax())]]
+        tokens, hidden = longest.ids[:, :CHECKED_TOKENS], longest.hidden
         hidden = None if hidden is None else hidden[:, :CHECKED_TOKENS]
         case = (tokens.shape[1], hidden is None)
         if case in self._checked:

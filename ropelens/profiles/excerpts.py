@@ -196,7 +196,7 @@ def check_excerpts(
                 hint="another prompt, or ropelens.capture for some of the heads",
             )
         text = Text(tokens[None])
-        check_ids(text, vocabulary=config.vocab_size)
+        check_ids(text.ids, vocabulary=config.vocab_size)
         checked.append(text.ids[0])
     return checked
 

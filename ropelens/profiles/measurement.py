@@ -3,15 +3,15 @@
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
-from ropelens.budget.held_out import Sample, scored_rows
+from ropelens.budget.held_out import scored_rows
 from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import count_length_mismatches
 from ropelens.model.as_live_model import Model, as_live_model
@@ -22,11 +22,6 @@ from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
 from ropelens.text.rows import HowMany, Rows, all_rows, rows_for, sample_rows
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
-
-ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
-
-MASK_ELEMENTS = 2**25
-"""Keys times rows of a chunk. The mask of a model takes about 40 bytes per element."""
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
@@ -57,6 +52,7 @@ class Measurement:
 
     live: LiveModel
     text: Text
+    rotation: RotationProbe
     rows: int | Literal["all"] = "all"
     seed: int = 0
     batch_size: int | None = None
@@ -88,13 +84,7 @@ class Measurement:
                 stacklevel=3,
             )
         rows = rows_for(rows, text.context)
-        return cls(live, text, rows, int(seed), batch_size, across)
-
-    def check_observation_is_exact(self) -> None:
-        """Check on the longest sequence that observation changes no bit; see `LiveModel`."""
-        if chunk_of(self.live, self.text.context) is None:
-            longest = self.text.part([int(self.text.lengths.argmax())])
-            self.live.check_observation_is_exact(longest.ids, longest.hidden)
+        return cls(live, text, RotationProbe(live), rows, int(seed), batch_size, across)
 
     def batches(self, chosen: Sequence[int] | None = None) -> Iterator[Batch]:
         """Yield the `chosen` sequences (default: all) in batches."""
@@ -132,32 +122,6 @@ class Measurement:
             part, rows.zero_hidden(part.hidden), scored.zero_hidden(part.hidden), fitted
         )
 
-    def with_text(self, text: Text, *, rows: int | Literal["all"]) -> "Measurement":
-        """The same model on another text; its rotation is not measured again."""
-        other = replace(self, text=text, rows=rows)
-        vars(other)["rotation"] = self.rotation
-        return other
-
-    @cached_property
-    def rotation(self) -> RotationProbe:
-        """Probe of the rotation of the live model."""
-        return RotationProbe(self.live)
-
-    @cached_property
-    def sample(self) -> Sample:
-        """The sequences and rows to which the models of the budget are fitted."""
-        return Sample.draw(self.text, seed=self.seed)
-
-    @property
-    def first_token(self) -> int:
-        """First token of the first sequence; prompts begin with it too."""
-        return int(self.text.ids[0, 0])
-
-    @property
-    def prompt_context(self) -> int:
-        """Tokens of a prompt: the trained context, or the context of a shorter text."""
-        return min(self.live.context, self.text.context)
-
     @property
     def facts(self) -> dict[str, str | int | float]:
         """The attributes of results: model, tokens, options and versions."""
@@ -179,17 +143,6 @@ class Measurement:
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **({"attention_across_documents": self.across} if self.across else {}),
         }
-
-
-def chunk_of(live: LiveModel, context: int) -> int | None:
-    """Tokens of a chunk if sequences have `context` tokens; None if they run in one pass.
-
-    RoPE that changes with the length always runs in one pass, because a cache keeps the
-    rotation that its keys had when the sequence was shorter.
-    """
-    if context <= ONE_PASS or live.depends_on_length or not live.in_chunks:
-        return None
-    return max(1, min(ONE_PASS, MASK_ELEMENTS // context))
 
 
 def versions() -> dict[str, str]:

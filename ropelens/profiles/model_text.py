@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.attention.call import AttentionCall, attention_map
@@ -27,14 +29,13 @@ def model_text(
     """
     tokenizer = live.tokenizer if tokenizer is None else tokenizer
     text = read_text(text, tokenizer=tokenizer, config=live.config, context=live.context)
-    check_ids(text, vocabulary=live.vocabulary)
-    check_padding(text, padding_ids(live.model))
+    check_ids(text.ids, vocabulary=live.vocabulary)
+    check_padding(text.ids.cpu(), text.lengths, padding_ids(live.model))
     return replace(text, bos=live.bos, sink_ids=tuple(sinks))
 
 
-def check_ids(text: Text, *, vocabulary: int) -> None:
+def check_ids(ids: Int[Tensor, "sequence position"], *, vocabulary: int) -> None:
     """Raise `BadArgument` for short sequences and for tokens outside the vocabulary."""
-    ids = text.ids
     if ids.shape[1] < 3:
         raise BadArgument("A text must have 3 tokens or more.", seen=f"{ids.shape[1]} tokens")
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
@@ -57,9 +58,13 @@ def padding_ids(model: PreTrainedModel) -> dict[int, int]:
     return {id: 1 if id == ids[0] else 2 for id in ids if id is not None}
 
 
-def check_padding(text: Text, padding: Mapping[int, int]) -> None:
+def check_padding(
+    ids: Int[Tensor, "sequence position"],
+    lengths: Int[Tensor, " sequence"],
+    padding: Mapping[int, int],
+) -> None:
     """Raise `BadArgument` if lengths count padding; `padding` is explained in `padding_ids`."""
-    ids, beyond = text.ids.cpu(), torch.arange(text.ids.shape[1]) >= text.lengths[:, None]
+    beyond = torch.arange(ids.shape[1]) >= lengths[:, None]
     if not beyond.any():
         return
     for id, copies in padding.items():

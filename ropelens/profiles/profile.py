@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ropelens.attention.variables import Statistic, labelled
+from ropelens.budget.held_out import Sample
 from ropelens.budget.surrogates import DRAWS
 from ropelens.errors import Count, Positive, Whole, public
 from ropelens.model.as_live_model import Model, as_live_model
@@ -19,7 +20,7 @@ from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerp
 from ropelens.profiles.induction import repeats
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import AXES, MEASURES, STATISTICS, check_new
-from ropelens.profiles.passes import OBSERVED, collect, cost_of_fit, fit_layers
+from ropelens.profiles.passes import OBSERVED, collect, fit_cost, fit_layers
 from ropelens.profiles.summary import summarize
 from ropelens.runtime.processes import gather, place, shard
 from ropelens.runtime.progress import ShowProgress, Stage, silent
@@ -123,18 +124,21 @@ def measure_profile(
     live, show = measurement.live, progress or silent
     check_new(statistics)
     planes = measurement.rotation.planes(measurement.text.context)
-    measurement.check_observation_is_exact()
+    live.check_observation_is_exact(measurement.text)
     repeated = repeats(measurement, planes)
     stage, measured = begin_stage(), [*STATISTICS, *statistics]
     fits, sums = stage.state or (None if budget else {}, None)
     # One process fits and sums in the same pass, so the sequences of the sample come first.
     together = budget and place()[1] == 1
-    first = measurement.sample.chosen if together else []
+    sample = Sample.draw(measurement.text, seed=measurement.seed)
+    first = sample.chosen if together else []
     chosen = [*first, *(n for n in shard(len(measurement.text)) if n not in first)]
     left = chosen[0 if sums is None else sums.sequences :]
     count = int(measurement.text.real[left].sum())
     share = len(shard(len(live.attending))) if fits is None else 0
-    fitting = Stage("fitting the budget", share, "layers", cost_of_fit(measurement, surrogates))
+    parameters, terms = live.model.num_parameters(), max(x.terms for x in planes)
+    cost = fit_cost(parameters, live.heads, terms, measurement.text.context, surrogates)
+    fitting = Stage("fitting the budget", share, "layers", cost)
     probing = Stage("probing", EXCERPTED + repeated.tokens)
     with show(Stage("measuring", count, cost=OBSERVED), probing, fitting) as step:
         read = read_excerpts(measurement, excerpts, planes, tokenizer)
@@ -143,6 +147,7 @@ def measure_profile(
         if fits is None:
             fits, sums = fit_layers(
                 measurement,
+                sample,
                 planes,
                 surrogates=surrogates,
                 progress=partial(step, stage=2),

@@ -27,20 +27,22 @@ Stated = tuple[Planes, Tensor | None]
 """Planes of a layer, and the frequencies that the model states for it."""
 
 
-def warn_of_configuration(live: LiveModel, layers: Sequence[Stated]) -> None:
+def warn_of_configuration(
+    config: PreTrainedConfig, layers: Sequence[Stated], class_name: str
+) -> None:
     """Warn if the configuration asks for other frequencies, or for a key that is not read.
 
     The frequencies that the configuration asks for are computed without the model.
     """
-    messages = _unused_keys(live.config, [planes for planes, _ in layers])
-    configured = configured_inv_freqs(live)
+    messages = _unused_keys(config, [planes for planes, _ in layers])
+    configured = configured_inv_freqs(config, layers=len(layers))
     for layer, ((planes, stated), inv_freq) in enumerate(zip(layers, configured, strict=True)):
         if stated is not None and inv_freq is not None:
             difference = _difference(stated.double(), inv_freq, planes.rotary_dim)
             if difference and not any(difference in earlier for earlier in messages):
                 messages.append(f"layer {layer}: {difference}; ropelens measures the model.")
     for message in messages:
-        warnings.warn(f"{live.class_name}, {message}", stacklevel=2)
+        warnings.warn(f"{class_name}, {message}", stacklevel=2)
 
 
 def _unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
@@ -70,17 +72,16 @@ def _unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
 
 
 def configured_inv_freqs(
-    live: LiveModel, *, length: int | None = None
+    config: PreTrainedConfig, *, layers: int, length: int | None = None
 ) -> list[Float[Tensor, " frequency"] | None]:
     """Frequencies (rad/token) of each layer that the configuration asks for.
 
     None if the configuration states none, or uses keys that only its family knows.
     """
-    config = live.config
     facts = config.to_dict()
     parameters, types = facts.get("rope_parameters") or {}, facts.get("layer_types") or [None]
     if {*(facts.get("layer_rope_theta") or ())} - {0, parameters.get("rope_theta")}:
-        return [None] * live.layers
+        return [None] * layers
 
     def inv_freq_of(layer_type: str | None) -> Float[Tensor, " frequency"] | None:
         layer_type = layer_type if isinstance(parameters.get(layer_type), dict) else None
@@ -96,7 +97,7 @@ def configured_inv_freqs(
         return None
 
     by_type = {layer_type: inv_freq_of(layer_type) for layer_type in types}
-    return [by_type[types[layer % len(types)]] for layer in range(live.layers)]
+    return [by_type[types[layer % len(types)]] for layer in range(layers)]
 
 
 def _difference(

@@ -62,7 +62,7 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     live = as_live_model(model)
     probe = RotationProbe(live)
     layers, edited = probe.layers(context), probe.planes(context, alike=True)
-    configured = configured_inv_freqs(live, length=context)
+    configured = configured_inv_freqs(live.config, layers=live.layers, length=context)
     planes, measured = [], []
     references: tuple[list[Tensor], list[Tensor]] = ([], [])
     for layer, now, asked in zip(layers, edited, configured, strict=True):

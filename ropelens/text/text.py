@@ -144,6 +144,11 @@ class Text:
         """Number of tokens of the longest sequence."""
         return int(self.lengths.max())
 
+    @property
+    def first_token(self) -> int:
+        """First token of the first sequence; prompts begin with it too."""
+        return int(self.ids[0, 0])
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of the tokens without padding.
