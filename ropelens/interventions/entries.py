@@ -1,4 +1,4 @@
-"""Models that an evaluation compares (unmodified, edited, with silenced heads), and their passes."""
+"""Models that an evaluation compares (unmodified, edited, silenced heads), and their passes."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
