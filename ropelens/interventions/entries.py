@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.attention.attention_change import attention_change
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.offset_bins import sum_bins
-from ropelens.attention.sums import Sums, no_sums
+from ropelens.attention.sums import Sums, attention_change
+from ropelens.attention.visibility import sum_bins
 from ropelens.budget.held_out import LayerFit, Sample
 from ropelens.errors import BadArgument
 from ropelens.interventions.edit import Edit, ModelEdit, stack_edits
@@ -232,7 +231,7 @@ def run_entries(
     change = torch.full((sets, live.layers, live.heads), torch.nan).double()
     change[:, live.attending] = 0  # layers without attention have NaN
     losses = torch.zeros(0, len(split.edges) - 1 + sets, dtype=torch.float64)
-    nothing = EntrySums(no_sums(), losses, change, torch.zeros(sets).double())
+    nothing = EntrySums(Sums(), losses, change, torch.zeros(sets).double())
     state = stage.state or [[], [nothing for _ in entries], [{} for _ in entries]]
     fits, sums, answers = state
     # Processes fit together, so a process that saved later than another one fits again.

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 import xarray as xr
 
-from ropelens.attention.offset_bins import sum_bins
 from ropelens.attention.sums import by_group, by_layer, mean_loss
 from ropelens.attention.variables import labelled
+from ropelens.attention.visibility import sum_bins
 from ropelens.budget.held_out import LayerFit
 from ropelens.budget.labels import label_heads
 from ropelens.budget.logit import SCORES

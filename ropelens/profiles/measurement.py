@@ -144,7 +144,7 @@ class Measurement:
             "trained_context": live.context,
             "rows": self.rows,
             "sequences": len(text),
-            "documents": text.document_count,
+            "documents": 0 if text.documents is None else len(text.documents.unique()),
             "tokens": int(text.real.sum()),
             "tokens_sha256": text.fingerprint,
             "versions": json.dumps(versions()),

@@ -22,7 +22,6 @@ from ropelens.attention.sums import (
     SequenceSums,
     Sums,
     by_group,
-    no_sums,
     sum_attention,
 )
 from ropelens.attention.variables import Statistic
@@ -136,7 +135,7 @@ def fit_layers(
             raise _AllFitted
 
     tokens, rows = sample.text.ids, (sample.rows, sample.surrogate_rows)
-    sums = no_sums()
+    sums = Sums()
     if statistics is not None:
         batch = measurement.batch(sample.chosen, width=tokens.shape[1], fitted=rows)
         given: dict[str, Any] = {"statistics": statistics, "fits": fits, "progress": summed}
@@ -175,7 +174,7 @@ def collect(
     `sums` has the sums of the first sequences if they are known. `save` is called after each
     batch. Memory depends on layers and context, not on the number of sequences.
     """
-    sums = sums or no_sums()
+    sums = sums or Sums()
     chosen = range(len(measurement.text)) if chosen is None else chosen
     for batch in measurement.batches(chosen[sums.sequences :]):
         options: dict[str, Any] = {"statistics": statistics, "fits": fits or {}}
@@ -238,7 +237,7 @@ def sum_batch(
         rows = SampledCall(call, batch.rows, turning, sinks=sinks, tokens=text.ids)
         sums |= sum_attention(rows, [row for row in statistics if row.name not in sums])
         far = max(farthest[call.layer], call.visibility.farthest)
-        layers[call.layer] = LayerSums.of(sums, rows, statistics, farthest=far)
+        layers[call.layer] = LayerSums.of(sums, rows, statistics, far)
 
     rows = (batch.rows, batch.scored, *batch.fitted)
     observer = observer_of_chunks(chunk, rows, width, see, see_part)

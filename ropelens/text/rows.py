@@ -94,11 +94,8 @@ def sample_rows(
 
 
 def generator_of(seed: int, *key: int) -> torch.Generator:
-    """Random generator for a seed, or for a seed and a `key` (the number of a sequence).
-
-    torch uses 32 bits of a seed, so seed and key are mixed into 32 bits.
-    """
+    """Random generator for a seed, or for a seed and a `key` (the number of a sequence)."""
     if not key:
         return torch.Generator().manual_seed(int(seed) % 2**63)
-    mixed = np.random.SeedSequence(int(seed) % 2**64, spawn_key=key)
+    mixed = np.random.SeedSequence(int(seed) % 2**64, spawn_key=key)  # torch uses 32 bits
     return torch.Generator().manual_seed(int(mixed.generate_state(1)[0]))

@@ -39,26 +39,13 @@ LONG = 0.75
 class Text:
     """Sequences of token ids, padded on the right.
 
-    Parameters
-    ----------
-    ids : integers [sequence, position]
-        Token ids, or a BatchEncoding. With `documents` [row, position] the ids are packed rows,
-        which are split into one sequence per document.
-    lengths : integers [sequence], optional
-        Number of tokens of each sequence. By default no sequence is padded.
-    documents : integers [sequence] or [row, position], optional
-        Document numbers of the sequences, or of the tokens of packed rows (negative: padding).
-        Intervals resample documents. Without documents they describe this text only.
-    hidden : booleans [sequence, position], optional
-        Tokens inside a sequence that a mask hides. They are not used as keys, rows or
-        predictions.
-
-    Attributes
-    ----------
-    source : str
-        A sentence about the origin of the text.
-    documents_sha256 : str
-        SHA-256 of the documents that the text was cut from, or "".
+    `ids` [sequence, position] are token ids, or a BatchEncoding. `lengths` [sequence] are the
+    numbers of tokens; by default no sequence is padded. `documents` [sequence] are the document
+    numbers, by which intervals resample. Without them intervals describe this text only. With
+    `documents` [row, position] the ids are packed rows, which are split into one sequence per
+    document (negative: padding). `hidden` [sequence, position] marks tokens inside a sequence
+    that a mask hides. They are not used as keys, rows or predictions. `source` is a sentence
+    about the origin of the text, and `documents_sha256` is the SHA-256 of its documents, or "".
 
     Raises `BadArgument` for values that do not fit each other.
     """
@@ -89,12 +76,11 @@ class Text:
             if not isinstance(encoding, Mapping):
                 mask = {} if self.hidden is None else {"attention_mask": ~fields["hidden"]}
                 encoding = {"input_ids": _checked_ids(self.ids), **mask}
-            fields = dict(vars(split_batch(encoding, documents)))
+            fields = split_batch(encoding, documents)
             documents = fields["documents"]
-        ids = _checked_ids(fields.get("ids", self.ids))
-        lengths, hidden = fields["lengths"], fields["hidden"]
-        fields |= {"ids": ids, "lengths": _checked_lengths(lengths, ids)}
-        fields |= {"documents": documents}
+        ids, hidden = _checked_ids(fields.get("ids", self.ids)), fields["hidden"]
+        lengths = _checked_lengths(fields["lengths"], ids)
+        fields |= {"ids": ids, "lengths": lengths, "documents": documents}
         for name, shape in (("documents", ids.shape[:1]), ("hidden", ids.shape)):
             if fields[name] is not None and fields[name].shape != shape:
                 raise BadArgument(
@@ -160,13 +146,6 @@ class Text:
             digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
         return digest.hexdigest()
 
-    @property
-    def document_count(self) -> int:
-        """Number of different documents; 0 if it is unknown."""
-        return 0 if self.documents is None else len(self.documents.unique())
-
-    # which tokens count
-
     @cached_property
     def real(self) -> Bool[Tensor, "sequence position"]:
         """Tokens that are neither padding nor hidden by a mask."""
@@ -182,8 +161,6 @@ class Text:
     def seen_before(self) -> Bool[Tensor, "sequence position"]:
         """Predicted tokens that occurred earlier in their sequence."""
         return seen_before(self.ids.cpu().where(self.real, -1)) & self.predicted
-
-    # how sequences are grouped
 
     @cached_property
     def group(self) -> Int[Tensor, " sequence"]:

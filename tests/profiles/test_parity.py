@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget
-from ropelens.attention.offset_bins import offset_edges
 from ropelens.attention.variables import Derived, Statistic
+from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import RIDGE
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.induction import REPEATS, repeated_tokens, repeats
