@@ -34,8 +34,7 @@ def claims_command(
     out: OutOption = Path("claims"),
     text: TextOption = None,
     quick: Annotated[
-        bool,
-        option(None, "Skip the claims that need more runs of the model.", name="--quick"),
+        bool, option(None, "Skip the claims that need more runs of the model.", name="--quick")
     ] = False,
     options: Options,
 ) -> None:

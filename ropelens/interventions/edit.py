@@ -15,13 +15,20 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Number, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, ALL_PLANES, PlaneNumbers, Selection, Slowest
+from ropelens.rope.select import (
+    ALL_HEADS,
+    ALL_PLANES,
+    HeadMask,
+    PlaneNumbers,
+    Selection,
+    Slowest,
+)
 from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.rope.variants import Variant, parse_variant
 from ropelens.rotation.probe import RotationProbe
@@ -60,7 +67,7 @@ class Edit:
     scale: float = 1.0
 
 
-PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]
+PlacedEdit = tuple[Edit, HeadMask]
 """An edit of a model, and the heads that it changes."""
 
 

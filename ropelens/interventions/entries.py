@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.attention.attention_change import attention_change
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.sums import Sums, attention_change
+from ropelens.attention.sums import Sums
 from ropelens.attention.visibility import sum_bins
 from ropelens.budget.held_out import LayerFit, Sample
 from ropelens.errors import BadArgument
@@ -27,12 +28,12 @@ from ropelens.profiles.measures import STATISTICS
 from ropelens.profiles.passes import OBSERVED, Progress, fit_cost, fit_layers, sum_batch
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS
+from ropelens.rope.select import ALL_HEADS, HeadMask
 from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.runtime.savepoint import begin_stage
-from ropelens.text.rows import generator_of
+from ropelens.text.rows import Ids, generator_of
 from ropelens.text.text import Text
 
 NONE = "none"
@@ -105,10 +106,7 @@ def entries_of(
 
 
 def random_heads(
-    changes: Sequence[Intervention],
-    chosen: Mapping[int, Bool[Tensor, "layer head"]],
-    draws: int,
-    seed: int,
+    changes: Sequence[Intervention], chosen: Mapping[int, HeadMask], draws: int, seed: int
 ) -> list[list[Intervention]]:
     """`changes` with random other heads of the same layers, `draws` times.
 
@@ -130,7 +128,7 @@ def random_heads(
     return [*sets.values()]
 
 
-def _head_list(heads: Bool[Tensor, "layer head"]) -> str:
+def _head_list(heads: HeadMask) -> str:
     return ",".join(f"{layer}.{head}" for layer, head in heads.nonzero().tolist())
 
 
@@ -165,12 +163,7 @@ class TokenSplit:
 
     @classmethod
     def plan(
-        cls,
-        ids: Int[Tensor, "sequence position"],
-        *,
-        context: int,
-        trained: int | None,
-        tokenizer: TokenNames | None,
+        cls, ids: Ids, *, context: int, trained: int | None, tokenizer: TokenNames | None
     ) -> "TokenSplit":
         """Two bins per octave, with a further edge at the trained context."""
         edges = {round(2 ** (half / 2)) for half in range(2 * context.bit_length() + 1)}
@@ -179,9 +172,7 @@ class TokenSplit:
         classes = {n: ids_of(ids, n, tokenizer) for n in CLASSES if tokenizer is not None}
         return cls(torch.tensor([*inner, context]), classes)
 
-    def sets(
-        self, ids: Int[Tensor, "sequence position"]
-    ) -> Bool[Tensor, "sequence set position"]:
+    def sets(self, ids: Ids) -> Bool[Tensor, "sequence set position"]:
         """All tokens, and the tokens of each class."""
         ids = ids.cpu()
         classes = [torch.isin(ids, class_ids) for class_ids in self.classes.values()]

@@ -20,7 +20,7 @@ from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.profiles.measurement import model_text
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
+from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, Selection
 from ropelens.rope.turn import positions_by_plane, rotate_by
 from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
@@ -106,7 +106,7 @@ class SourceVectors:
 
 
 def read_source(
-    rotation: RotationProbe, text: Text, chosen: Bool[Tensor, "layer head"], part: PatchedPart
+    rotation: RotationProbe, text: Text, chosen: HeadMask, part: PatchedPart
 ) -> SourceVectors:
     """Read the vectors of the layers with chosen heads in one pass, which changes nothing."""
     source = SourceVectors({}, {})
@@ -157,7 +157,7 @@ class PlanePatch:
     """A hook (see `InputPatch`) that puts vectors of the source at `pairs`."""
 
     rotation: RotationProbe
-    chosen: Bool[Tensor, "layer head"]
+    chosen: HeadMask
     select: Selection | None
     part: PatchedPart
     pairs: tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument
 from ropelens.interventions.variables import NEEDLES
-from ropelens.profiles.induction import (
-    REPEATS,
-    Task,
-    repeated_tokens,
-    whole_lengths,
-)
+from ropelens.profiles.induction import REPEATS, Task, repeated_tokens, whole_lengths
 from ropelens.profiles.measurement import TOKENS_PER_BATCH, Measurement
 from ropelens.profiles.passes import Progress
 

@@ -13,8 +13,6 @@ from typing import Literal
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Bool
-from torch import Tensor
 
 from ropelens.attention.variables import labelled
 from ropelens.errors import Count, Number, Positive, Whole, public
@@ -24,7 +22,14 @@ from ropelens.interventions.truncation_table import ALL_MEASURES
 from ropelens.interventions.variables import SWEEP
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measured, Measurement
-from ropelens.rope.select import Cut, PlaneNumbers, Wavelengths, plan_cuts, rotating_planes
+from ropelens.rope.select import (
+    Cut,
+    HeadMask,
+    PlaneNumbers,
+    Wavelengths,
+    plan_cuts,
+    rotating_planes,
+)
 from ropelens.runtime.progress import ShowProgress, opening, silent
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -143,7 +148,7 @@ def named_entries(
     return evaluation.assign_coords(labelled(values, SWEEP)).assign_attrs(kind="truncation")
 
 
-def edits_of(cut: Cut, chosen: Bool[Tensor, "layer head"] | None = None) -> list[Edit]:
+def edits_of(cut: Cut, chosen: HeadMask | None = None) -> list[Edit]:
     """Edits that make a cut: one edit for all layers that stop the same planes."""
 
     def heads_in(layer: int) -> list[str]:

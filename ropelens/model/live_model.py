@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
@@ -29,8 +29,9 @@ from ropelens.model.attention_hooks import (
     wrapped_attention,
 )
 from ropelens.model.output_check import OutputCheck
-from ropelens.rope.select import heads_by_layer
+from ropelens.rope.select import HeadMask, heads_by_layer
 from ropelens.runtime.devices import LOGITS_AT_ONCE, device_of
+from ropelens.text.rows import Ids, Lengths, TokenMask
 from ropelens.text.text import Text
 
 CHECKED_TOKENS = 256  # length up to which observation is checked to change no logit
@@ -89,10 +90,10 @@ class LiveModel:
 
     def forward(
         self,
-        tokens: Int[Tensor, "sequence position"],
+        tokens: Ids,
         positions: Int[Tensor, "*axis sequence position"] | None = None,
         *,
-        hidden: Bool[Tensor, "sequence position"] | None = None,
+        hidden: TokenMask | None = None,
         last: int = 0,
     ) -> Float[Tensor, "sequence some token"]:
         """Logits of whole sequences, without a cache.
@@ -109,7 +110,7 @@ class LiveModel:
 
     def _inputs(
         self,
-        hidden: Bool[Tensor, "sequence position"] | None,
+        hidden: TokenMask | None,
         positions: Int[Tensor, "*axis sequence position"] | None = None,
     ) -> dict[str, Tensor]:
         mask = None if hidden is None else (~hidden).long()
@@ -119,11 +120,11 @@ class LiveModel:
     @torch.no_grad()
     def record_calls(
         self,
-        tokens: Int[Tensor, "sequence position"],
+        tokens: Ids,
         record: Callable[[AttentionCall], Recorded],
         positions: Int[Tensor, "*axis sequence position"] | None = None,
         *,
-        hidden: Bool[Tensor, "sequence position"] | None = None,
+        hidden: TokenMask | None = None,
     ) -> dict[int, Recorded]:
         """Results of `record` for the attention call of each layer, on short sequences.
 
@@ -145,10 +146,7 @@ class LiveModel:
         return {layer: results[layer] for layer in sorted(results)}
 
     def logits(
-        self,
-        tokens: Int[Tensor, "sequence position"],
-        *,
-        hidden: Bool[Tensor, "sequence position"] | None = None,
+        self, tokens: Ids, *, hidden: TokenMask | None = None
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
         """All logits in pieces of about `LOGITS_AT_ONCE` numbers, with their first positions.
 
@@ -172,10 +170,7 @@ class LiveModel:
 
     @torch.no_grad()
     def losses(
-        self,
-        tokens: Int[Tensor, "sequence position"],
-        lengths: Int[Tensor, " sequence"],
-        hidden: Bool[Tensor, "sequence position"] | None = None,
+        self, tokens: Ids, lengths: Lengths, hidden: TokenMask | None = None
     ) -> Float[Tensor, "sequence position"]:
         """Loss of the token at each position in nats; NaN at position 0 and in padding."""
         losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
@@ -304,9 +299,7 @@ class LiveModel:
                 )
         self._checked.add(case)
 
-    def heads_of(
-        self, heads: str, turning: Sequence[int] | None = None
-    ) -> Bool[Tensor, "layer head"]:
+    def heads_of(self, heads: str, turning: Sequence[int] | None = None) -> HeadMask:
         """Heads in a list such as "1.3,2.*", from the layers that attend or are `turning`."""
         among, doing = (self.attending, "attend") if turning is None else (turning, "rotate")
         return heads_by_layer(heads, shape=(self.layers, self.heads), among=among, doing=doing)

@@ -15,7 +15,7 @@ from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import STATISTICS
 from ropelens.profiles.passes import Progress, observer_of_chunks
 from ropelens.rope.planes import Planes
-from ropelens.text.rows import Rows, generator_of
+from ropelens.text.rows import Ids, Lengths, Rows, generator_of
 
 REPEATED_TOKENS = 64  # random tokens that are repeated, if both copies fit in the context
 REPEATS = 8  # sequences of repeated random tokens that are averaged
@@ -92,5 +92,5 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
     return Task(tokens.numel(), measure)
 
 
-def whole_lengths(tokens: Int[Tensor, "sequence position"]) -> Int[Tensor, " sequence"]:
+def whole_lengths(tokens: Ids) -> Lengths:
     return torch.full(tokens.shape[:1], tokens.shape[1])

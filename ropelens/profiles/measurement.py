@@ -10,8 +10,6 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.attention.call import AttentionCall, attention_map
@@ -24,7 +22,7 @@ from ropelens.model.live_model import LiveModel
 from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
 from ropelens.text.batches import PackedRow
-from ropelens.text.rows import HowMany, Rows, all_rows, rows_for, sample_rows
+from ropelens.text.rows import HowMany, Ids, Lengths, Rows, all_rows, rows_for, sample_rows
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput, read_text
 
@@ -202,7 +200,7 @@ def model_text(
     return replace(text, bos=live.bos, sink_ids=tuple(sinks))
 
 
-def check_ids(ids: Int[Tensor, "sequence position"], *, vocabulary: int) -> None:
+def check_ids(ids: Ids, *, vocabulary: int) -> None:
     """Raise `BadArgument` for short sequences and for tokens outside the vocabulary."""
     if ids.shape[1] < 3:
         raise BadArgument("A text must have 3 tokens or more.", seen=f"{ids.shape[1]} tokens")
@@ -226,11 +224,7 @@ def padding_ids(model: PreTrainedModel) -> dict[int, int]:
     return {id: 1 if id == ids[0] else 2 for id in ids if id is not None}
 
 
-def check_padding(
-    ids: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
-    padding: Mapping[int, int],
-) -> None:
+def check_padding(ids: Ids, lengths: Lengths, padding: Mapping[int, int]) -> None:
     """Raise `BadArgument` if lengths count padding; `padding` is explained in `padding_ids`."""
     beyond = torch.arange(ids.shape[1]) >= lengths[:, None]
     if not beyond.any():

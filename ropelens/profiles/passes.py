@@ -17,13 +17,7 @@ from torch import Tensor
 
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.sampled_call import SampledCall
-from ropelens.attention.sums import (
-    LayerSums,
-    SequenceSums,
-    Sums,
-    by_group,
-    sum_attention,
-)
+from ropelens.attention.sums import LayerSums, SequenceSums, Sums, by_group, sum_attention
 from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import FOLD_ROWS, LayerFit, Sample, add_found_sinks
 from ropelens.errors import UnsupportedModel
