@@ -16,6 +16,8 @@ from ropelens.rope.planes import Planes
 
 ALL_HEADS = "*.*"
 
+HeadMask = Bool[Tensor, "layer head"]
+
 Selection = Callable[[Planes], Bool[Tensor, " frequency"]]
 """Selects planes of a layer, as the model without edits rotates them, fastest first.
 
@@ -71,7 +73,7 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
 
 def heads_by_layer(
     heads: str, *, shape: tuple[int, int], among: Sequence[int], doing: str
-) -> Bool[Tensor, "layer head"]:
+) -> HeadMask:
     """The heads, of `shape` (layer, head), in a list such as "3.5,4.*,12-29.0".
 
     Raises `BadArgument` if an item of the list matches no head in the layers `among`, which are

@@ -14,6 +14,10 @@ from ropelens.errors import Positive
 ALL_ROWS = 2048  # longest context, in tokens, for which "auto" means all rows
 SAMPLED_ROWS = 512  # rows of each sequence that "auto" means for a longer context
 
+Ids = Int[Tensor, "sequence position"]
+TokenMask = Bool[Tensor, "sequence position"]
+Lengths = Int[Tensor, " sequence"]
+
 HowMany = Positive | Literal["auto", "all"]
 """Rows of each sequence that are measured: a number, all, or a number set by the context."""
 

@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from ropelens.errors import BadArgument
 from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.text.batches import PackedRow, split_batch
+from ropelens.text.rows import Ids, Lengths, TokenMask
 
 GROUPS = 64  # largest number of groups; neighbouring documents share one if there are more
 BLOCKS = 16  # largest number of stretches of neighbours that a text of few documents forms
@@ -50,10 +51,10 @@ class Text:
     Raises `BadArgument` for values that do not fit each other.
     """
 
-    ids: Int[Tensor, "sequence position"]
-    lengths: Int[Tensor, " sequence"] = None  # type: ignore[assignment]
+    ids: Ids
+    lengths: Lengths = None  # type: ignore[assignment]
     documents: Int[Tensor, " sequence"] | None = None
-    hidden: Bool[Tensor, "sequence position"] | None = None
+    hidden: TokenMask | None = None
     source: str = field(default="", kw_only=True)
     documents_sha256: str = field(default="", kw_only=True)
     packed: PackedRow | None = field(default=None, kw_only=True, repr=False)
@@ -130,6 +131,11 @@ class Text:
         """Number of tokens of the longest sequence."""
         return int(self.lengths.max())
 
+    @property
+    def first_token(self) -> int:
+        """First token of the first sequence; prompts begin with it too."""
+        return int(self.ids[0, 0])
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of the tokens without padding.
@@ -142,18 +148,18 @@ class Text:
         return digest.hexdigest()
 
     @cached_property
-    def real(self) -> Bool[Tensor, "sequence position"]:
+    def real(self) -> TokenMask:
         """Tokens that are neither padding nor hidden by a mask."""
         within = torch.arange(self.ids.shape[1]) < self.lengths[:, None]
         return within if self.hidden is None else within & ~self.hidden
 
     @cached_property
-    def predicted(self) -> Bool[Tensor, "sequence position"]:
+    def predicted(self) -> TokenMask:
         """Real tokens that directly follow a real token."""
         return self.real & pad(self.real, (1, -1))
 
     @cached_property
-    def seen_before(self) -> Bool[Tensor, "sequence position"]:
+    def seen_before(self) -> TokenMask:
         """Predicted tokens that occurred earlier in their sequence."""
         return seen_before(self.ids.cpu().where(self.real, -1)) & self.predicted
 
@@ -197,7 +203,7 @@ class Text:
         return sinks.masked_fill(~self.real[:, None], 0)
 
 
-def _checked_ids(ids: ArrayLike | None) -> Int[Tensor, "sequence position"]:
+def _checked_ids(ids: ArrayLike | None) -> Ids:
     ids = () if ids is None else ids
     if isinstance(ids, str):
         hint = "rl.tokenize(documents, tokenizer, context=512)"
@@ -211,9 +217,7 @@ def _checked_ids(ids: ArrayLike | None) -> Int[Tensor, "sequence position"]:
     return ids.long()
 
 
-def _checked_lengths(
-    lengths: ArrayLike | None, ids: Int[Tensor, "sequence position"]
-) -> Int[Tensor, " sequence"]:
+def _checked_lengths(lengths: ArrayLike | None, ids: Ids) -> Int[Tensor, " sequence"]:
     if lengths is None:
         return torch.full(ids.shape[:1], ids.shape[1])
     lengths = torch.as_tensor(lengths).long().cpu()
@@ -241,7 +245,7 @@ def assign_groups(
     return torch.arange(sequences) * blocks // sequences
 
 
-def seen_before(tokens: Int[Tensor, "sequence position"]) -> Bool[Tensor, "sequence position"]:
+def seen_before(tokens: Ids) -> TokenMask:
     """Tokens that occurred earlier in their sequence."""
     ordered, order = tokens.sort(dim=1, stable=True)
     again = torch.zeros_like(ordered, dtype=torch.bool)
@@ -250,7 +254,7 @@ def seen_before(tokens: Int[Tensor, "sequence position"]) -> Bool[Tensor, "seque
 
 
 def known_sinks(
-    ids: Int[Tensor, "sequence position"], *, bos: int | None, named: Iterable[int] = ()
+    ids: Ids, *, bos: int | None, named: Iterable[int] = ()
 ) -> Int[Tensor, "sequence 1 position"]:
     """Kind of sink of each key by its place and token (see `SINKS`), or 0.
 
