@@ -105,7 +105,7 @@ def _run_in_child(copy: Path, tests: Sequence[str], log: Path) -> None:
     code = 1
     try:
         sys.stdout = sys.stderr = log.open("w")
-        for number in (1, 2):  # of processes that a test starts
+        for number in (1, 2):  # tests may start processes
             os.dup2(sys.stdout.fileno(), number)
         sys.dont_write_bytecode = True  # or the next mutant of this file could run as this one
         sys.path.insert(0, str(copy.parent))
@@ -121,7 +121,7 @@ def _run_in_child(copy: Path, tests: Sequence[str], log: Path) -> None:
 
 
 def try_mutants(mutants: list[Mutant], package: Path, out: Path) -> dict[str, str]:
-    """Outcome of each mutant by name. Known results are read from `out`, and new ones saved."""
+    """Outcome of each mutant by name. Known results are read from `out`, and new results are saved."""
     results: dict[str, dict[str, str]] = json.loads(out.read_text()) if out.exists() else {}
     limits: dict[tuple[str, ...], float] = {}
     with tempfile.TemporaryDirectory() as folder:
