@@ -121,7 +121,7 @@ def _run_in_child(copy: Path, tests: Sequence[str], log: Path) -> None:
 
 
 def try_mutants(mutants: list[Mutant], package: Path, out: Path) -> dict[str, str]:
-    """Outcome of each mutant by name. Known results are read from `out`, and new results are saved."""
+    """Outcome of each mutant by name; `out` has the known results, and gets the new results."""
     results: dict[str, dict[str, str]] = json.loads(out.read_text()) if out.exists() else {}
     limits: dict[tuple[str, ...], float] = {}
     with tempfile.TemporaryDirectory() as folder:
