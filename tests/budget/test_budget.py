@@ -87,6 +87,12 @@ def test_log_z_and_masses_by_brute_force(seed: int, context: int, window: int, b
     torch.testing.assert_close(masses, expected)
     torch.testing.assert_close(curvature, expected - squares)
     torch.testing.assert_close(total, norm)
+    only_sinks = weights.clone()
+    only_sinks[:, 3:] = 0  # then P is S
+    of_sinks = table.sink_log_z_and_moments(only_sinks[:, :3])
+    of_all = table.log_z_and_moments(only_sinks)
+    torch.testing.assert_close(of_sinks[0], of_all[0])
+    torch.testing.assert_close(of_sinks[1], of_all[1][:, :3])
 
 
 # gains into bits
