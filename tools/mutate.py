@@ -69,6 +69,8 @@ EQUIVALENT = {
         "No two wavelengths differ by exactly 0.1 %.",
     "rope/select.py: kept_planes: round(p, 12) -> round(p, 13)":
         "Shares of planes have far fewer than 12 digits.",
+    "rope/variants.py: Shape: 0 -> 1":
+        "Dynamic NTK changes nothing for lengths up to the trained context.",
     "budget/surrogates.py: module: 32 -> 33":
         "The number of rows in a block only affects the speed.",
     "budget/offsets.py: log_z_and_moments: (1, 0) -> (1, 1)":
@@ -76,6 +78,11 @@ EQUIVALENT = {
     "budget/surrogates.py: draw_surrogates: sink <= Thresholds.sink * total -> "
     "sink < Thresholds.sink * total":
         "Two measured numbers are never exactly equal.",
+    "claims/numbers.py: _uneven: _shares(length).mean(0) -> _shares(length).sum(0)":
+        "The standard deviation is compared with the mean, which grows by the same factor.",
+    "claims/numbers.py: slow_half_of_all: count.sum(0, keepdims=True) -> "
+    "count.mean(0, keepdims=True)":
+        "Shares do not change if all counts are divided by the number of layers.",
 }
 # fmt: on
 """The reason why a mutant cannot be killed, by its name."""

@@ -44,7 +44,8 @@ class Fitted:
     ) -> Sums:
         """Sums over some of the sequences, with the fits to all sequences."""
         text = self.text.part(slice(None), width=width or self.text.ids.shape[1])
-        measurement = Measurement(as_live_model(self.model), text, **options)
+        live = as_live_model(self.model)
+        measurement = Measurement(live, text, RotationProbe(live), **options)
         chosen = range(*part.indices(len(text)))
         return collect(measurement, self.planes, fits=self.fits, chosen=chosen)
 
