@@ -89,9 +89,9 @@ def profile(
     attention, convolutions, experts) are NaN, and `layer_type` names their type.
 
     Under an edit that makes the heads of a layer rotate differently, each head is measured
-    with its own rotation. `head_wavelength` (layer, head, frequency) then gives the wavelengths
-    of each head, and `wavelength` is the wavelength of the fastest head. If heads that share a
-    key rotate differently, each query head of the layer has its own `kv_head`.
+    with its own rotation. `head_wavelength` then gives the wavelengths of each head, and
+    `wavelength` is the wavelength of the fastest head. If heads that share a key rotate
+    differently, each query head of the layer has its own `kv_head`.
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """
@@ -121,31 +121,18 @@ def profile(
         step(EXCERPTED, stage=1)
         answers = repeated.measure(partial(step, stage=1))
         if fits is None:
-            fits, sums = fit_layers(
-                measurement,
-                sample,
-                planes,
-                surrogates=surrogates,
-                progress=partial(step, stage=2),
-                statistics=measured if together else None,
-                summed=step,
-            )
+            options = {"surrogates": surrogates, "progress": partial(step, stage=2)}
+            options |= {"statistics": measured, "summed": step} if together else {}
+            fits, sums = fit_layers(measurement, sample, planes, **options)
             stage.save([fits, sums])
-        sums = collect(
-            measurement,
-            planes,
-            statistics=measured,
-            fits=fits,
-            chosen=chosen,
-            progress=step,
-            sums=sums,
-            save=lambda sums: stage.save([fits, sums]),
-        )
+        options = {"statistics": measured, "fits": fits, "chosen": chosen, "sums": sums}
+        options |= {"progress": step, "save": lambda sums: stage.save([fits, sums])}
+        sums = collect(measurement, planes, **options)
     dataset = summarize(reduce(add, gather(sums)), planes, fits, extra=statistics)
     scores = {name: x.numpy() for name, x in answers.items() if not name.endswith("loss")}
-    dataset = dataset.assign(labelled(scores, MEASURES))
     sharp = dataset.get("total_bits", -dataset["entropy_bits"]).values
-    dataset = dataset.assign(excerpt_variables(read, sharp)).set_coords("excerpt_token")
+    variables = labelled(scores, MEASURES) | excerpt_variables(read, sharp)
+    dataset = dataset.assign(variables).set_coords("excerpt_token")
     if len(live.attending) < live.layers:
         kinds = {"layer_type": np.array(live.layer_types, dtype=object)}
         dataset = dataset.assign_coords(labelled(kinds, AXES))

@@ -1,7 +1,6 @@
 """The rotations of two implementations of one model, compared plane by plane."""
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -40,14 +39,13 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     - `angle` (implementation, layer, frequency, position), rad from -pi to pi: rotation of
       queries and keys since position 0. NaN in planes without length.
     - `difference` (layer, frequency, position), rad from 0 to pi: between the two angles.
-    - `residual` (implementation, layer): change with position that the angle does not explain
-      (of lengths, of heads or keys with other angles, outside the planes), relative to the
-      mean length. For `other` it includes a different scale of queries.
+    - `residual` (implementation, layer): change with position that the angle does not explain,
+      relative to the mean length. For `other` it includes a different scale of queries.
     - `strength_ratio` (layer): root mean square of the scores of tokens at one position, of
       `other` relative to `one` (with the scale and YaRN's attention factor).
     - `score_difference` (layer, frequency): difference between the contributions of the plane
-      to these scores, each relative to their root mean square. If rows of q and k have another
-      order, only this variable shows it.
+      to these scores, each relative to their root mean square. Only this variable shows that
+      rows of q and k have another order.
     - attributes `verdict` ("same", "different") and `why`, a sentence.
 
     The verdict is "same" if angles differ by at most 1e-3 rad plus the rounding of an angle in
@@ -69,16 +67,9 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     measured = read_rotations(by_layer[0], positions, stated=stated, noise=lives[0].noise)
     planes = [rotation.planes for rotation in measured.values()]
     noise = torch.tensor([live.noise for live in lives])
-    pairs = zip(*probes, planes, strict=True)
-    layers = [_compare_layer(*pair, noise=noise) for pair in pairs]
-    angle, difference, residual, ratio, score_difference = zip(*layers, strict=True)
-    values: dict[str, Any] = {
-        "angle": stack(angle).swapaxes(0, 1),
-        "difference": stack(difference),
-        "residual": stack(residual).T,
-        "strength_ratio": list(map(float, ratio)),
-        "score_difference": stack(score_difference),
-    }
+    layers = [_compare_layer(*pair, noise) for pair in zip(*probes, planes, strict=True)]
+    values = {name: stack(layer[name] for layer in layers) for name in layers[0]}
+    values |= {"angle": values["angle"].swapaxes(0, 1), "residual": values["residual"].T}
     coords = {"implementation": ["one", "other"], "position": positions.numpy()}
     coords |= {"layer": list(by_layer[0])}
     compared = xr.Dataset(labelled(values, COMPARED), coords=coords)
@@ -93,13 +84,9 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
 
 
 def _compare_layer(
-    one: SingleTokenProbe,
-    other: SingleTokenProbe,
-    planes: Planes,
-    *,
-    noise: Float[Tensor, " 2"],
-) -> tuple[Tensor, ...]:
-    """Variables of `compare_rope` for one layer, in the order of its docstring."""
+    one: SingleTokenProbe, other: SingleTokenProbe, planes: Planes, noise: Float[Tensor, " 2"]
+) -> dict[str, Tensor]:
+    """Variables of `compare_rope` for one layer."""
     x = torch.stack([one.vectors, other.vectors])
     z = torch.complex(x[..., planes.first], x[..., planes.second])
     turned = (z * z[:, :, :1].conj()).sum(1, keepdim=True).angle()
@@ -125,7 +112,13 @@ def _compare_layer(
     size = products.sum(-1).square().mean((1, 2, 3)).sqrt().clamp(min=1e-30)
     parts = products[..., planes.first] + products[..., planes.second]
     score_difference = (parts[0] / size[0] - parts[1] / size[1]).square().mean((0, 1, 2)).sqrt()
-    return angle, difference, residual, size[1] / size[0], score_difference
+    return {
+        "angle": angle,
+        "difference": difference,
+        "residual": residual,
+        "strength_ratio": size[1] / size[0],
+        "score_difference": score_difference,
+    }
 
 
 def _describe_difference(compared: xr.Dataset, planes: Planes, limit: float) -> str:

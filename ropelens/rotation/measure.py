@@ -43,21 +43,18 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     Returns a dataset over `layer` and `frequency`. Coordinates that RoPE does not rotate are
     the last frequency, with inv_freq 0. Layers that do not attend are NaN.
 
-    - `inv_freq`: rad/token, measured; negative in planes that rotate backward.
-    - `wavelength`: tokens; infinite in planes that do not rotate.
+    - `inv_freq`, rad/token, and `wavelength`, tokens: measured; `inv_freq` is negative in
+      planes that rotate backward.
     - `inv_freq_stated`, `inv_freq_configured`: rad/token, from the buffer of the model and
       from its configuration; NaN if unknown.
     - `residual`: change of a plane's length between positions, relative to the mean length.
-    - `pairing`: "half", "interleaved" or "none".
-    - `rotary_dim`: number of coordinates in planes. `layer_type`: type in the config.
-    - `query_scale`, over `position`: factor by which queries are longer than at position 0
-      (Ministral 3, Llama 4).
+    - `pairing`: "half", "interleaved" or "none". `rotary_dim`: number of coordinates in
+      planes. `layer_type`: type in the config.
+    - `query_scale`, over `position`: length of queries relative to position 0 (Llama 4).
 
-    Warns if the model does not rotate as its configuration asks.
-
-    Raises `UnsupportedModel` if queries do not rotate, if they do not rotate as the model
-    states, or if a layer hides its attention; and `BadArgument` if an edit makes heads of a
-    layer differ.
+    Warns if the model does not rotate as its configuration asks. Raises `UnsupportedModel` if
+    queries do not rotate, if they do not rotate as the model states, or if a layer hides its
+    attention; and `BadArgument` if an edit makes heads of a layer differ.
     """
     live = as_live_model(model)
     probe = RotationProbe(live)

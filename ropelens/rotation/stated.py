@@ -104,16 +104,12 @@ def _whole_turns(
     return turns if ((difference - 2 * math.pi * turns).abs() <= allowed).all() else None
 
 
-Stated = tuple[Planes, Tensor | None]
-"""Planes of a layer, and the frequencies that the model states for it."""
-
-
 def warn_of_configuration(
-    config: PreTrainedConfig, layers: Sequence[Stated], class_name: str
+    config: PreTrainedConfig, layers: Sequence[tuple[Planes, Tensor | None]], class_name: str
 ) -> None:
     """Warn if the configuration asks for other frequencies, or for a key that is not read.
 
-    The frequencies that the configuration asks for are computed without the model.
+    `layers` are the planes of each layer, and the frequencies that the model states for it.
     """
     messages = _unused_keys(config, [planes for planes, _ in layers])
     configured = configured_inv_freqs(config, layers=len(layers))
