@@ -62,16 +62,14 @@ def read_excerpts(
 
     scale = np.full(live.layers, np.nan)
     recorded = [live.record_calls(piece[None], read_call) for piece in pieces]
-    attention, query, key = (
-        stack(
-            by_layer({n: x[part] for n, x in layers.items()}, live.layers)
-            for layers in recorded
-        )
+    parts = [
+        [by_layer({n: x[part] for n, x in layers.items()}, live.layers) for layers in recorded]
         for part in range(3)
-    )
+    ]
+    attention, query, key = map(stack, parts)
     for length in {len(piece) for piece in pieces}:
-        short = zip(measurement.rotation.planes(length), planes, strict=True)
-        if not all(torch.equal(one.inv_freq, whole.inv_freq) for one, whole in short):
+        pairs = zip(measurement.rotation.planes(length), planes, strict=True)
+        if not all(torch.equal(short.inv_freq, whole.inv_freq) for short, whole in pairs):
             query[:] = np.nan
     speeds = [p.inv_freq.nan_to_num().abs().expand(live.heads, -1) for p in planes]
     as_layer = np.stack([(speed == speed.amax(0)).all(-1).numpy() for speed in speeds])
@@ -107,7 +105,7 @@ def _next_tokens(
     if any(weight.is_meta for weight in live.model.parameters()):
         return {}
     answers, leads, gradients = [], [], []
-    all_heads = torch.ones(live.layers, live.heads, dtype=torch.bool)
+    heads = torch.ones(live.layers, live.heads, dtype=torch.bool)
 
     def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
         (first, second), tokens = logits[-1].topk(2)
@@ -115,9 +113,8 @@ def _next_tokens(
         return first - second
 
     for piece in pieces:
-        text = Text(piece[None])
         try:
-            value, calls = differentiate(live, text, Number(lead, last=1), all_heads)
+            value, calls = differentiate(live, Text(piece[None]), Number(lead, last=1), heads)
         except RuntimeError:
             return {}
         leads.append(value)
@@ -184,8 +181,7 @@ def check_excerpts(
     config: PreTrainedConfig, excerpts: Iterable[Tensor]
 ) -> list[Int[Tensor, " position"]]:
     """Return sequences to look into. Raise `BadArgument` for unknown tokens and long texts."""
-    config = config.get_text_config()
-    checked = []
+    config, checked = config.get_text_config(), []
     for tokens in excerpts:
         if not 3 <= len(tokens) <= _longest(config):
             raise BadArgument(
@@ -212,7 +208,6 @@ def excerpt_variables(
     query = excerpts["query_still"]
     order = np.argsort(-np.nan_to_num(sharp, nan=-np.inf), axis=None, kind="stable")
     room = max(EXCERPT_NUMBERS, NUMBERS_A_HEAD * sharp.size)
-    others = order[max(room // query[:, 0, 0].size, 1) :]
-    layer, head = np.unravel_index(others, sharp.shape)
+    layer, head = np.unravel_index(order[max(room // query[:, 0, 0].size, 1) :], sharp.shape)
     query[:, layer, head] = np.nan
-    return labelled({f"excerpt_{name}": of for name, of in excerpts.items()}, AXES)
+    return labelled({f"excerpt_{name}": x for name, x in excerpts.items()}, AXES)

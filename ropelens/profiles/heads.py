@@ -24,7 +24,7 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
     positional = label == "positional"
     peaked = positional & (profile["offset_weight"].values >= Thresholds.offset)
-    layer, head = (np.asarray(index) for index in np.indices(label.shape))
+    layer, head = np.indices(label.shape)
 
     def select(heads: np.ndarray, name: str) -> np.ndarray:
         return np.where(heads, profile[name].values, np.nan)
@@ -60,10 +60,9 @@ def resample_labels(
     A seed draws the same groups in all profiles with the same number of groups. `spread`
     multiplies the difference between a resample and the whole text.
     """
-    rows = profile["group_scored"].values
-    draws = np.random.default_rng(seed % 2**64).multinomial(
-        len(rows), np.full(len(rows), 1 / len(rows)), size=resamples
-    )
+    rows, random = profile["group_scored"].values, np.random.default_rng(seed % 2**64)
+    evenly = np.full(len(rows), 1 / len(rows))
+    draws = random.multinomial(len(rows), evenly, size=resamples)
     weight, share = draws * rows, rows / rows.sum()
     weight = share + spread * (weight / weight.sum(axis=1, keepdims=True) - share)
     gains = (profile[f"group_{name}"].values for name in GAINS)

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput, read_text
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
+ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
 
 _version = cache(version)  # which parses a file
 
@@ -117,16 +118,13 @@ class Measurement:
         The rows of a sequence do not depend on its batch.
         """
         part = self.text.part(list(chosen), width=width)
-        lengths = part.lengths
-        drawn: dict[str, Any] = {"seed": self.seed, "numbers": chosen}
-        if self.rows == "all" or self.rows >= int(lengths.max()) - 1:
-            rows = all_rows(lengths)
+        sample = partial(sample_rows, part.lengths, seed=self.seed, numbers=chosen)
+        if self.rows == "all" or self.rows >= part.context - 1:
+            rows = all_rows(part.lengths)
         else:
-            rows = sample_rows(lengths, count=self.rows, **drawn)
-        scored = sample_rows(lengths, count=scored_rows(self.text), **drawn)
-        return Batch(
-            part, rows.zero_hidden(part.hidden), scored.zero_hidden(part.hidden), fitted
-        )
+            rows = sample(count=self.rows)
+        scored = sample(count=scored_rows(self.text)).zero_hidden(part.hidden)
+        return Batch(part, rows.zero_hidden(part.hidden), scored, fitted)
 
     @property
     def facts(self) -> dict[str, str | int | float]:
@@ -183,9 +181,6 @@ def sequences_at_once(
     return size
 
 
-ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
-
-
 def model_text(
     live: LiveModel, text: TextInput, *, tokenizer: Any = None, sinks: Iterable[int] = ()
 ) -> Text:
@@ -205,10 +200,8 @@ def check_ids(ids: Ids, *, vocabulary: int) -> None:
     if ids.shape[1] < 3:
         raise BadArgument("A text must have 3 tokens or more.", seen=f"{ids.shape[1]} tokens")
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
-        raise BadArgument(
-            "Some tokens are not in the vocabulary of the model.",
-            seen=f"ids {int(ids.min())} to {int(ids.max())}, vocabulary {vocabulary}",
-        )
+        seen = f"ids {int(ids.min())} to {int(ids.max())}, vocabulary {vocabulary}"
+        raise BadArgument("Some tokens are not in the vocabulary of the model.", seen=seen)
 
 
 def padding_ids(model: PreTrainedModel) -> dict[int, int]:
@@ -216,8 +209,7 @@ def padding_ids(model: PreTrainedModel) -> dict[int, int]:
 
     If no other id is padding, an end-of-text token is, and one copy may begin a text.
     """
-    ids = []
-    config = model.config.get_text_config()
+    ids, config = [], model.config.get_text_config()
     for facts in (config.to_dict(), (model.generation_config or config).to_dict()):
         end = facts.get("eos_token_id")
         ids += [facts.get("pad_token_id"), *(end if isinstance(end, list) else [end])]

@@ -187,10 +187,8 @@ class RotationProbe:
         rotary = [(m, key) for m in modules for key in m if key.endswith("attention_scaling")]
         factors = {float(module[key]) for module, key in rotary} or {1.0}
         if len(factors) > 1:
-            raise UnsupportedModel(
-                f"{self.live.class_name} scales its queries in more than one way: "
-                f"{sorted(factors)}."
-            )
+            ways = f"{self.live.class_name} scales its queries in more than one way"
+            raise UnsupportedModel(f"{ways}: {sorted(factors)}.")
         (factor,), lengths = factors, []
         try:
             for value in (factor, 2 * factor):
@@ -238,8 +236,7 @@ def _measure(live: LiveModel, context: int | None) -> list[LayerRotation]:
     unmeasured = MeasuredRotation(nothing, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
     layers = [LayerRotation(unmeasured, None, nothing, scales)] * live.layers
-    facts: dict[str, Any] = {"class_name": name, "noise": live.noise}
-    facts["longest"] = int(positions[-1])
+    facts: Any = {"class_name": name, "noise": live.noise, "longest": longest}
     for layer, rotation in measured.items():
         scale = dict(zip(scales, probes[layer].query_scale.tolist(), strict=True))
         matched = match_stated(rotation, stated[layer], layer=layer, **facts)
@@ -267,16 +264,12 @@ def _check_rotates(
                 f"layer {layer}: the lengths of its planes change with position (residual "
                 f"{rotation.residual:.2g}; a rotation keeps them to {tolerance:.0e})"
             )
-    stops_all = any(len(w) and not w.any() for w in stated)
     still = all(rotation.planes.pairing == "none" for rotation in measured.values())
-    if still and not stops_all:
+    if still and not any(len(w) and not w.any() for w in stated):
         seen = "queries and keys are the same at every position (residual 0)"
     if seen:
-        raise UnsupportedModel(
-            what,
-            seen=seen,
-            hint="a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM",
-        )
+        hint = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
+        raise UnsupportedModel(what, seen=seen, hint=hint)
 
 
 def _check_values(

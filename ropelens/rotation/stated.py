@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import torch
 from accelerate.utils import align_module_device
@@ -219,8 +218,7 @@ def sharpening(live: LiveModel) -> float:
 
     Modules with latent keys multiply their scale by this factor when they are built.
     """
-    module: Any
-    for module in live.model.modules():
-        if hasattr(module, "scaling") and hasattr(module, "qk_head_dim"):
-            return float(module.scaling * math.sqrt(module.qk_head_dim))
+    for module in map(vars, live.model.modules()):
+        if {"scaling", "qk_head_dim"} <= {*module}:
+            return float(module["scaling"] * math.sqrt(module["qk_head_dim"]))
     return 1.0
