@@ -1,5 +1,6 @@
 """Capture everything that some heads compute on one short sequence."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -138,12 +139,11 @@ def capture(
       final norm, with its scale frozen, onto the unembedding of the answer. The sum over keys
       is the direct effect of the head on the logit (Elhage et al. 2021, "A Mathematical
       Framework for Transformer Circuits"), before logits are scaled or capped.
-    - coordinates `inv_freq` (rad/token), `wavelength` (tokens), both (head, frequency), and
-      `scale` (head).
+    - coordinates `inv_freq` and `wavelength` (head, frequency), and `scale` (head).
 
-    Raises `BadText` for a text of fewer than 3 tokens or the name of a file. Raises
-    `UnsupportedModel` if a gate follows the heads (with `values`) or a norm follows the output
-    projection (with `logits_of`), and what `profile` raises.
+    Raises `BadText` for a text of fewer than 3 tokens or the name of a file, and
+    `UnsupportedModel` if a gate follows the heads (with `values`), a norm follows the output
+    projection (with `logits_of`), or `profile` refuses the model.
     """
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
@@ -203,12 +203,11 @@ def _fill(
             weight = weight_of(projections[call.layer], live.model.dtype)
             weight = weight.unflatten(1, (live.heads, -1))
         for place, (layer, head) in enumerate(places):
-            if layer != call.layer:
-                continue
-            into = {name: array[place] for name, array in arrays.items()}
-            of_head = replace(planes[layer], inv_freq=inv_freq[head])
-            options["projection"] = weight[:, head] if projections else None
-            write_head(call, head, of_head, into, **options)
+            if layer == call.layer:
+                into = {name: array[place] for name, array in arrays.items()}
+                of_head = replace(planes[layer], inv_freq=inv_freq[head])
+                options["projection"] = weight[:, head] if projections else None
+                write_head(call, head, of_head, into, **options)
 
     live.record_calls(text.ids, see, hidden=text.hidden)
 
@@ -225,10 +224,9 @@ def write_head(
 ) -> None:
     """Write the vectors of one query head by plane, and all terms of its scores, to `into`.
 
-    The call has one sequence. `into` has arrays of NaN, [query or key, frequency, ...] or
-    [query, key], by name. A layer with fewer planes than others fills the first frequencies.
-    With the output `projection`, also write the length of v W_O, which the head adds to the
-    residual stream for each key, and the component of A v W_O in each direction of `toward`.
+    The call has one sequence. `into` has the arrays of the head, filled with NaN, by name. With
+    the output `projection`, also write the lengths of v, v W_O and A v W_O, and the component
+    of A v W_O in each direction of `toward`.
     """
     call = call.of_heads(torch.tensor([head]))
     attention, terms = attention_map(call)[0, 0], planes.terms
@@ -266,14 +264,10 @@ def write_head(
 def _concatenate(captures: Sequence[xr.Dataset]) -> xr.Dataset:
     """Concatenate captures along `prompt`, padded to the longest."""
     tokens = ("query_token", "key_token")
-    together = xr.concat(
-        [one.reset_coords(tokens) for one in captures],
-        pd.RangeIndex(len(captures), name="prompt"),
-        coords="different",
-        compat="equals",
-        join="outer",
-        combine_attrs="drop_conflicts",
-    )
+    options: Any = {"coords": "different", "compat": "equals", "join": "outer"}
+    prompts = pd.RangeIndex(len(captures), name="prompt")
+    parts = [part.reset_coords(tokens) for part in captures]
+    together = xr.concat(parts, prompts, combine_attrs="drop_conflicts", **options)
     names = {name: together[name].fillna("") for name in tokens}
     return together.assign(names).set_coords(tokens)
 
@@ -296,7 +290,7 @@ def _allocate(
 ) -> dict[str, Tensor]:
     """Arrays of NaN for the variables, head first. Raise `BadArgument` above `max_bytes`."""
     shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
-    total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
+    total = sum(map(math.prod, shapes.values())) * dtype.itemsize
     if total > max_bytes:
         raise BadArgument(
             f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed.",

@@ -41,10 +41,9 @@ def read_excerpts(
 ) -> dict[str, np.ndarray]:
     """Attention, queries and keys of all heads on the `given` or on chosen sequences.
 
-    The arrays are [excerpt, layer, ...]. Queries and keys have no rotation: first come the real
-    parts of the `planes`, then the imaginary parts, then the coordinates that do not rotate,
-    and NaN fills the rest. Queries are NaN if an excerpt rotates differently from the whole
-    text (RoPE that changes with the length), or a head differently from its layer (an edit).
+    The arrays are the excerpt variables of `AXES`; NaN fills the rest. Queries are NaN if an
+    excerpt rotates differently from the whole text (RoPE that changes with the length), or a
+    head differently from its layer (an edit).
     """
     live = measurement.live
     pieces = check_excerpts(live.config, given) or chosen_excerpts(measurement)
@@ -142,9 +141,9 @@ def _still(
 def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     """Pieces of the text on which the heads choose their keys most sharply, sharpest first.
 
-    `CANDIDATES` pieces are drawn with the seed. Each begins with the token that all sequences
-    begin with. The pieces with the most bits are chosen: the divergence of the attention from
-    even attention, without the first key, summed over heads and averaged over queries.
+    Each of `CANDIDATES` random pieces begins with the token that all sequences begin with. Bits
+    are the divergence of the attention from even attention, without the first key, summed over
+    heads and averaged over queries.
     """
     config, text = measurement.live.config, measurement.text
     first = text.ids[:, 0]

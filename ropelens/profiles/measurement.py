@@ -77,7 +77,7 @@ class Measurement:
         """Read and check the arguments of a public function once.
 
         A measurement is returned unchanged: its own text and options count. `sinks` are the ids
-        of tokens that are sinks. Raises what `model_text` raises.
+        of tokens that are sinks. Raises the errors of `model_text`.
         """
         if isinstance(model, Measurement):
             return model
@@ -129,8 +129,7 @@ class Measurement:
     @property
     def facts(self) -> dict[str, str | int | float]:
         """The attributes of results: model, tokens, options and versions."""
-        live, text = self.live, self.text
-        config = live.model.config
+        live, text, config = self.live, self.text, self.live.model.config
         return {
             "model": short_name(str(config.name_or_path)) or live.class_name,
             "revision": str(config.to_dict().get("_commit_hash") or ""),

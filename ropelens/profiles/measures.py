@@ -1,7 +1,6 @@
 """The table of measures: each variable of a profile, with its dims, unit and formula."""
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import xarray as xr
 
 from ropelens.attention import formulas
 from ropelens.attention.variables import Derived, Fitted, Statistic, Variable, labelled, table
-from ropelens.errors import BadArgument
 from ropelens.runtime.results import open_results
 
 BY_HEAD = ("layer", "head")
@@ -137,15 +135,6 @@ layer_type (layer): type of the layer in the configuration
 """)
 """The coordinates of a profile, and the variables of the excerpts of its text."""
 # fmt: on
-
-
-def check_new(statistics: Sequence[Variable]) -> None:
-    """Raise `BadArgument` if a statistic has the name of another variable."""
-    names = {row.name for row in MEASURES}
-    for row in statistics:
-        if row.name in names:
-            raise BadArgument(f"There is a variable {row.name!r} already.")
-        names.add(row.name)
 
 
 def columns(place: str) -> list[str]:

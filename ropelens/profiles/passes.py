@@ -31,9 +31,6 @@ from ropelens.text.rows import Rows
 
 OBSERVED = 1.6  # time per token with all statistics, compared with an unobserved token
 
-FIT_OPERATIONS = 116.0
-"""Operations per attention cell and plane weight, for the fits and 40 surrogates of a layer."""
-
 Progress = Callable[[int], None]
 """Called with the number of tokens that were processed since the last call."""
 
@@ -83,8 +80,8 @@ def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: 
     """Approximate number of tokens that pass the model in the time of the fits of a layer."""
     # Half of the rows of both folds is visible; small operations cost as much as 4,000 tokens.
     cells = heads * FOLD_ROWS * (context + 4_000)
-    share = (1 + surrogates / 40) / 2  # 40 surrogates take half of the time
-    return FIT_OPERATIONS * share * cells * terms / parameters
+    # 116 operations per cell and plane weight, of which 40 surrogates take half
+    return 116.0 * ((1 + surrogates / 40) / 2) * cells * terms / parameters
 
 
 def fit_layers(

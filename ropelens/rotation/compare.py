@@ -1,6 +1,7 @@
 """The rotations of two implementations of one model, compared plane by plane."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,11 +35,10 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     `context`, by default the trained context of `one`.
 
     Returns a dataset over `implementation` ("one", "other"), `layer`, `frequency` (the planes
-    of `one`) and `position`:
+    of `one`) and `position`. Each variable has `long_name` and `units`.
 
-    - `angle` (implementation, layer, frequency, position), rad from -pi to pi: rotation of
-      queries and keys since position 0. NaN in planes without length.
-    - `difference` (layer, frequency, position), rad from 0 to pi: between the two angles.
+    - `angle` (implementation, layer, frequency, position) is from -pi to pi, and NaN in planes
+      without length. `difference` (layer, frequency, position) is from 0 to pi.
     - `residual` (implementation, layer): change with position that the angle does not explain,
       relative to the mean length. For `other` it includes a different scale of queries.
     - `strength_ratio` (layer): root mean square of the scores of tokens at one position, of
@@ -68,8 +68,14 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     planes = [rotation.planes for rotation in measured.values()]
     noise = torch.tensor([live.noise for live in lives])
     layers = [_compare_layer(*pair, noise) for pair in zip(*probes, planes, strict=True)]
-    values = {name: stack(layer[name] for layer in layers) for name in layers[0]}
-    values |= {"angle": values["angle"].swapaxes(0, 1), "residual": values["residual"].T}
+    angle, difference, residual, ratio, score_difference = zip(*layers, strict=True)
+    values: dict[str, Any] = {
+        "angle": stack(angle).swapaxes(0, 1),
+        "difference": stack(difference),
+        "residual": stack(residual).T,
+        "strength_ratio": list(map(float, ratio)),
+        "score_difference": stack(score_difference),
+    }
     coords = {"implementation": ["one", "other"], "position": positions.numpy()}
     coords |= {"layer": list(by_layer[0])}
     compared = xr.Dataset(labelled(values, COMPARED), coords=coords)
@@ -85,8 +91,8 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
 
 def _compare_layer(
     one: SingleTokenProbe, other: SingleTokenProbe, planes: Planes, noise: Float[Tensor, " 2"]
-) -> dict[str, Tensor]:
-    """Variables of `compare_rope` for one layer."""
+) -> tuple[Tensor, ...]:
+    """Variables of `compare_rope` for one layer, in the order of its docstring."""
     x = torch.stack([one.vectors, other.vectors])
     z = torch.complex(x[..., planes.first], x[..., planes.second])
     turned = (z * z[:, :, :1].conj()).sum(1, keepdim=True).angle()
@@ -112,13 +118,7 @@ def _compare_layer(
     size = products.sum(-1).square().mean((1, 2, 3)).sqrt().clamp(min=1e-30)
     parts = products[..., planes.first] + products[..., planes.second]
     score_difference = (parts[0] / size[0] - parts[1] / size[1]).square().mean((0, 1, 2)).sqrt()
-    return {
-        "angle": angle,
-        "difference": difference,
-        "residual": residual,
-        "strength_ratio": size[1] / size[0],
-        "score_difference": score_difference,
-    }
+    return angle, difference, residual, size[1] / size[0], score_difference
 
 
 def _describe_difference(compared: xr.Dataset, planes: Planes, limit: float) -> str:

@@ -48,8 +48,7 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     - `inv_freq_stated`, `inv_freq_configured`: rad/token, from the buffer of the model and
       from its configuration; NaN if unknown.
     - `residual`: change of a plane's length between positions, relative to the mean length.
-    - `pairing`: "half", "interleaved" or "none". `rotary_dim`: number of coordinates in
-      planes. `layer_type`: type in the config.
+    - `pairing`: "half", "interleaved" or "none". `rotary_dim`: coordinates in planes.
     - `query_scale`, over `position`: length of queries relative to position 0 (Llama 4).
 
     Warns if the model does not rotate as its configuration asks. Raises `UnsupportedModel` if

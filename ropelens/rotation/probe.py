@@ -230,8 +230,7 @@ def _measure(live: LiveModel, context: int | None) -> list[LayerRotation]:
     stated = {layer: stated_inv_freq(live, layer) for layer in {0, *probes}}
     measured = read_rotations(probes, positions, stated=stated, noise=live.noise)
     name, tolerance = live.class_name, live.tolerance
-    _check_rotates(measured, stated[0], name, tolerance)
-    _check_values(probes, name, tolerance)
+    _check_rotation(measured, probes, stated[0], name, tolerance)
     nothing = Planes(torch.zeros(0), 0, "none")
     unmeasured = MeasuredRotation(nothing, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
@@ -249,13 +248,17 @@ def _measure(live: LiveModel, context: int | None) -> list[LayerRotation]:
     return layers
 
 
-def _check_rotates(
+def _check_rotation(
     measured: dict[int, MeasuredRotation],
+    probes: Mapping[int, SingleTokenProbe],
     stated: list[Tensor],
     class_name: str,
     tolerance: float,
 ) -> None:
-    """Refuse a model whose queries do not change, or change by anything but a rotation."""
+    """Refuse a model whose queries do not rotate, or whose values change with position too.
+
+    Edits do not change values, but DeepSeek V4 rotates them.
+    """
     seen, what = "", f"{class_name} does not rotate its queries."
     for layer, rotation in reversed(measured.items()):
         if not rotation.residual <= tolerance:
@@ -270,12 +273,6 @@ def _check_rotates(
     if seen:
         hint = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
         raise UnsupportedModel(what, seen=seen, hint=hint)
-
-
-def _check_values(
-    probes: Mapping[int, SingleTokenProbe], class_name: str, tolerance: float
-) -> None:
-    """Refuse a model that rotates its values too: edits do not change values (DeepSeek V4)."""
     for layer, probe in probes.items():
         change = (probe.values - probe.values[:, :1]).square().mean().sqrt()
         if change > tolerance * probe.values.square().mean().sqrt():
