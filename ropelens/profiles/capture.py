@@ -1,6 +1,5 @@
 """Capture everything that some heads compute on one short sequence."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -28,13 +27,8 @@ from ropelens.text.tokenize import encode, prompt_tokens, warn_beyond
 
 LARGEST = 2**31  # default limit on the memory of a capture, in bytes
 
-Prompt = (
-    Text
-    | str
-    | Integer[Tensor, " position"]
-    | Integer[Tensor, "1 position"]
-    | Mapping[str, Any]
-)
+OneSequence = Integer[Tensor, " position"] | Integer[Tensor, "1 position"]
+Prompt = Text | str | OneSequence | Mapping[str, Any]
 """A string, its token ids, a BatchEncoding of one sequence, or a `Text` of one sequence."""
 
 Token = str | Whole
@@ -290,7 +284,7 @@ def _allocate(
 ) -> dict[str, Tensor]:
     """Arrays of NaN for the variables, head first. Raise `BadArgument` above `max_bytes`."""
     shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
-    total = sum(map(math.prod, shapes.values())) * dtype.itemsize
+    total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
     if total > max_bytes:
         raise BadArgument(
             f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed.",

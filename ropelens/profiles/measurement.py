@@ -34,10 +34,9 @@ _version = cache(version)  # which parses a file
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that run together, the rows that are measured, and the rows of the budget.
+    """Sequences that run together, and the rows that are measured.
 
-    Models of the budget are scored on the rows `scored`. In the batch of a sample they are
-    fitted to the rows `fitted`.
+    Budgets are scored on the rows `scored` and, in the batch of a sample, fitted to `fitted`.
     """
 
     text: Text
@@ -169,10 +168,7 @@ def sequences_at_once(
     free: int,
     scores: bool = False,
 ) -> int:
-    """Sequences that run together: `TOKENS_PER_BATCH` tokens, or fewer if memory is short.
-
-    A batch takes at most half of the `free` bytes; see `pass_bytes`.
-    """
+    """Sequences per batch: `TOKENS_PER_BATCH` tokens, or fewer to fit half of `free` bytes."""
     size = max(1, min(sequences, TOKENS_PER_BATCH[device] // context))
     kind: Any = {"context": context, "width": width, "device": device, "scores": scores}
     while size > 1 and free < 2 * pass_bytes(config, sequences=size, **kind):

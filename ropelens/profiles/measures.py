@@ -164,10 +164,8 @@ def complete_profile(profile: xr.Dataset, path: str | Path) -> xr.Dataset:
     One warning names these measures.
     """
     rows = missing_measures(profile)
-    if not rows:
-        return profile
-    names = ", ".join(row.name for row in rows)
-    warnings.warn(f"{path} was saved before ropelens measured {names}: NaN", stacklevel=3)
+    if names := ", ".join(row.name for row in rows):
+        warnings.warn(f"{path} was saved before ropelens measured {names}: NaN", stacklevel=3)
     shapes = {row.name: [profile.sizes.get(dim, 1) for dim in row.saved_dims] for row in rows}
     values = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
     return profile.assign(labelled(values, rows))

@@ -153,8 +153,7 @@ def collect(
 ) -> Sums:
     """Sum the statistics of every layer over the `chosen` sequences (default: all).
 
-    `sums` has the sums of the first sequences if they are known. `save` is called after each
-    batch. Memory depends on layers and context, not on the number of sequences.
+    `sums` are the sums of the first sequences, if known. `save` is called after each batch.
     """
     sums = sums or Sums()
     chosen = range(len(measurement.text)) if chosen is None else chosen
@@ -178,9 +177,8 @@ def sum_batch(
 ) -> tuple[Sums, Float[Tensor, "sequence position"]]:
     """Run one pass over a batch; return the sums of its statistics and the loss of each token.
 
-    `planes` are the planes of each layer. `fits` are the models of the budget; they are scored
-    on the rows of each set in `sets` (default: all rows). `also` receives the call of each
-    layer first.
+    `fits` are the models of the budget; they are scored on the rows of each set in `sets`
+    (default: all rows). `also` receives the call of each layer first.
     """
     text, width = batch.text, batch.text.ids.shape[1]
     chunk = live.chunk_length(width)

@@ -118,11 +118,7 @@ class RotationProbe:
     _last_inv_freq: dict[int, Tensor] = field(default_factory=dict)
 
     def layers(self, context: int | None = None) -> list[LayerRotation]:
-        """Rotation of each layer without edits; see `measure_rope`.
-
-        RoPE that changes with the length is measured at `context` tokens, or within the
-        trained context.
-        """
+        """Rotation of each layer without edits; `measure_rope` explains `context`."""
         live = self.live
         key = context if live.depends_on_length else None
         if key not in self._layers:
@@ -180,8 +176,7 @@ class RotationProbe:
     def attention_factor(self) -> float | None:
         """Factor by which the rotary modules lengthen queries and keys (YaRN, LongRoPE).
 
-        None if a later normalization cancels the factor (NanoChat, Llama 4). This is tested by
-        doubling the factor.
+        None if a later normalization cancels even twice the factor (NanoChat, Llama 4).
         """
         modules = map(vars, self.live.model.modules())
         rotary = [(m, key) for m in modules for key in m if key.endswith("attention_scaling")]
@@ -241,8 +236,7 @@ def _measure(live: LiveModel, context: int | None) -> list[LayerRotation]:
         matched = match_stated(rotation, stated[layer], layer=layer, **facts)
         layers[layer] = LayerRotation(*matched, scale)
     if any("mrope_section" in vars(module) for module in live.model.modules()):
-        axes = find_axes(live, [layer.planes for layer in layers], positions)
-        for layer, axis in axes.items():
+        for layer, axis in find_axes(live, [x.planes for x in layers], positions).items():
             planes = replace(layers[layer].planes, axis=axis)
             layers[layer] = replace(layers[layer], planes=planes)
     return layers

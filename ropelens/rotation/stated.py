@@ -35,12 +35,11 @@ def stated_inv_freq(live: LiveModel, layer: int) -> list[Tensor]:
     types = live.config.to_dict().get("layer_types")
     names = ["inv_freq"] if types is None else [f"{types[layer]}_inv_freq", "inv_freq"]
     stated = []
-    for name in names:
-        for module in live.model.modules():
-            if name in module._buffers:
-                with align_module_device(module):
-                    # cloned, because longrope changes the buffer in place
-                    stated.append(module.get_buffer(name).float().cpu().clone())
+    for name, module in product(names, live.model.modules()):
+        if name in module._buffers:
+            with align_module_device(module):
+                # cloned, because longrope changes the buffer in place
+                stated.append(module.get_buffer(name).float().cpu().clone())
     return stated
 
 
@@ -97,9 +96,8 @@ def _whole_turns(
         return None
     difference = (stated[:count].double() - planes.inv_freq.double()).nan_to_num(0)
     turns = (difference / (2 * math.pi)).round()
-    allowed = 32 * torch.where(
-        resolution.isfinite(), resolution * stated[:count].abs(), noise / longest
-    )
+    relative = resolution * stated[:count].abs()
+    allowed = 32 * torch.where(resolution.isfinite(), relative, noise / longest)
     return turns if ((difference - 2 * math.pi * turns).abs() <= allowed).all() else None
 
 
@@ -142,9 +140,8 @@ def _unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
     rotates = zip(facts.get("no_rope_layers") or (), layers, strict=False)
     if any(not configured and planes.rotary_dim for configured, planes in rotates):
         unused.append("no_rope_layers, but these layers rotate")
-    return [
-        f"the configuration has a key that the model does not read: {key}" for key in unused
-    ]
+    fault = "the configuration has a key that the model does not read"
+    return [f"{fault}: {key}" for key in unused]
 
 
 def configured_inv_freqs(
