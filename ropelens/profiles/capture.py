@@ -25,8 +25,6 @@ from ropelens.text.documents import check_document
 from ropelens.text.text import Text
 from ropelens.text.tokenize import encode, prompt_tokens, warn_beyond
 
-LARGEST = 2**31  # default limit on the memory of a capture, in bytes
-
 OneSequence = Integer[Tensor, " position"] | Integer[Tensor, "1 position"]
 Prompt = Text | str | OneSequence | Mapping[str, Any]
 """A string, its token ids, a BatchEncoding of one sequence, or a `Text` of one sequence."""
@@ -82,7 +80,7 @@ def capture(
     runner_up: Count | None = None,
     values: bool = False,
     logits_of: Sequence[Token] = (),
-    max_bytes: Count = LARGEST,
+    max_bytes: Count = 2**31,
 ) -> xr.Dataset:
     """Capture what some heads compute on one sequence, by plane and by pair of tokens.
 
@@ -188,8 +186,7 @@ def _fill(
     projections = output_projections(live) if "write_norm" in arrays else {}
     options: dict[str, Any] = {"runner_up": runner_up}
     if answers:
-        directions = logit_directions(live, projections, text.ids, answers, text.hidden)
-        options["toward"] = directions
+        options["toward"] = logit_directions(live, projections, text.ids, answers, text.hidden)
 
     def see(call: AttentionCall) -> None:
         inv_freq = planes[call.layer].inv_freq.expand(live.heads, -1)

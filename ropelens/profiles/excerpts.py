@@ -23,7 +23,6 @@ from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 
 COUNT, LENGTH = 3, 40  # default number of excerpts, and of tokens of an excerpt
-
 LONGEST_EXCERPT = 256
 CANDIDATES = 16  # pieces of the text from which excerpts are chosen
 EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose and to read them

@@ -51,10 +51,9 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
     the earlier occurrence. `first_loss` and `repeat_loss` (nats/token) exclude the first token
     of either copy, which cannot be predicted.
     """
-    live, seed = measurement.live, measurement.seed
+    live, text, seed = measurement.live, measurement.text, measurement.seed
     length = max(2, min(REPEATED_TOKENS, (live.context - 1) // 2))
-    first = measurement.text.first_token
-    tokens = repeated_tokens(first, length, vocabulary=live.vocabulary, seed=seed)
+    tokens = repeated_tokens(text.first_token, length, vocabulary=live.vocabulary, seed=seed)
     second = torch.arange(length + 1, 2 * length + 1).expand(len(tokens), -1)
     weight, whole = torch.full(second.shape, 1 / length), whole_lengths(tokens)
     by_offset = [row for row in STATISTICS if row.name == "offset_mass"]

@@ -83,8 +83,7 @@ def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
     fastest = [torch.atleast_2d(layer.term_inv_freq.abs()).amax(0) for layer in planes]
     wavelengths = (2 * math.pi / inv_freq.double() for inv_freq in fastest)
     values = {"inv_freq": stack(fastest), "wavelength": stack(wavelengths)}
-    heads = [len(layer.inv_freq) for layer in planes if layer.inv_freq.ndim == 2]
-    if heads:
+    if heads := [len(layer.inv_freq) for layer in planes if layer.inv_freq.ndim == 2]:
         expanded = (layer.wavelength.expand(heads[0], -1) for layer in planes)
         values["head_wavelength"] = stack(expanded)
     return labelled(values, AXES)
