@@ -65,21 +65,18 @@ def plot_truncation(
     `table` is `summarize_truncation(truncation)`, if you already have it.
     """
     table = summarize_truncation(truncation) if table is None else table
+    what, wanted = ("bands", ["band"]) if by == "band" else ("planes from an end", END_LOOKS)
+    kinds = [kind for kind in wanted if (table["kind"] == kind).any()]
+    faults = [] if kinds else [f"stopped no {what}"]
     if by == "class":
         classes = class_changes(truncation)
-        missing: list[str] = ["classes of tokens"] * classes.empty
+        faults[:0] = ["did not measure classes of tokens"] * classes.empty
     else:
         missing = [name for name in measures if table[MEASURE_AXES[name].column].isna().all()]
-    kinds = (
-        ["band"] if by == "band" else [end for end in END_LOOKS if (table["kind"] == end).any()]
-    )
-    if missing or not table["kind"].isin(kinds).any():
-        raise BadArgument(
-            f"The sweep did not measure {missing[0]}."
-            if missing
-            else f"The sweep stopped no {'bands' if by == 'band' else 'planes from an end'}.",
-            hint="truncate(model, text, ends=..., bands=..., measures=..., tokenizer=...)",
-        )
+        faults[:0] = [f"did not measure {name}" for name in missing]
+    if faults:
+        hint = "truncate(model, text, ends=..., bands=..., measures=..., tokenizer=...)"
+        raise BadArgument(f"The sweep {faults[0]}.", hint=hint)
     if by == "class":
         return _classes_figure(classes, kinds)
     chosen = [MEASURE_AXES[name] for name in measures]
@@ -107,17 +104,15 @@ def _ends_figure(
             _add_draws(figure, draws, measure, x=draws["kept"], line=line, **place)
             words, color, symbol = END_LOOKS[end]
             rows = pd.concat([unmodified, of_end]).sort_values("kept", ascending=False)
-            look: dict[str, Any] = {"mode": "lines+markers", "cliponaxis": False}
-            look["marker"] = {"color": color, "symbol": symbol, "size": 7}
-            look["line"] = {"color": color, "width": 2}
-            legend = {"name": words, "legendgroup": end, "showlegend": row == 1}
-            data = _change_trace(rows, measure) | {"x": rows["kept"]}
-            figure.add_scatter(**data, **look, **legend, **place)
+            marker = {"color": color, "symbol": symbol, "size": 7}
+            look = {"mode": "lines+markers", "cliponaxis": False, "marker": marker}
+            look |= {"line": {"color": color, "width": 2}, "name": words, "legendgroup": end}
+            data = _change_trace(rows, measure) | {"x": rows["kept"], "showlegend": row == 1}
+            figure.add_scatter(**data, **look, **place)
         figure.update_yaxes(title_text=measure.title, row=row, col=1)
     figure.update_yaxes(zeroline=True, nticks=6)
     figure.update_xaxes(**KEPT_AXIS, showticklabels=False)
-    last = {"showticklabels": True, "title_text": KEPT_TITLE}
-    figure.update_xaxes(**last, row=len(measures))
+    figure.update_xaxes(showticklabels=True, title_text=KEPT_TITLE, row=len(measures))
     for column, end in enumerate(ends, start=1):
         _mark_shares(figure, truncation, end, column=column)
     return figure
@@ -168,11 +163,11 @@ def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
             rows, (words, color, symbol) = table[table["kind"] == end], END_LOOKS[end]
             share = min(rows["kept"], key=lambda value: abs(value - QUARTER))
             name = f"{words.split()[0]} {100 * (1 - share):.3g}% of planes stopped"
-            look: dict[str, Any] = {"mode": "markers", "name": name, "legendgroup": end}
-            look |= {"marker": {"color": color, "symbol": symbol, "size": 9}}
-            look |= {"showlegend": panel == 1, "cliponaxis": False}
+            marker = {"color": color, "symbol": symbol, "size": 9}
+            look = {"mode": "markers", "name": name, "legendgroup": end, "marker": marker}
             rows = rows[rows["kept"] == share]
             data = _change_trace(rows, measure) | {"x": rows["token_class"]}
+            data |= {"showlegend": panel == 1, "cliponaxis": False}
             figure.add_scatter(**data, **look, row=panel, col=1)
         figure.update_yaxes(title_text=measure.title, zeroline=True, nticks=5, row=panel)
     style.set_x(figure, {}, "class of token (name)")
@@ -182,9 +177,8 @@ def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
 def _with_words_above(title: str, *, height: int, **panels: Any) -> go.Figure:
     """Return a figure with room for a legend and the words of marks above its panels."""
     legend = {"y": 1 - 40 / height, "yref": "container", "yanchor": "top"}
-    return style.new_figure(title, height=height, **panels).update_layout(
-        margin_t=110, legend=legend
-    )
+    figure = style.new_figure(title, height=height, **panels)
+    return figure.update_layout(margin_t=110, legend=legend)
 
 
 def _change_trace(rows: pd.DataFrame, measure: Axis) -> dict[str, Any]:
@@ -213,16 +207,10 @@ def _edit_hover(row: dict, measure: Axis) -> str:
 
 
 def _add_draws(
-    figure: go.Figure,
-    draws: pd.DataFrame,
-    measure: Axis,
-    *,
-    x: Any,
-    line: dict[str, Any],
-    **place: int,
+    figure: go.Figure, draws: pd.DataFrame, measure: Axis, *, x: Any, line: dict, **place: int
 ) -> None:
     """Draw random sets of planes: a cross at `x` per draw, and the dashed `line` of means."""
-    if not len(draws):
+    if draws.empty:
         return
     figure.add_scatter(**MEAN_OF_DRAWS | line, **place)
     cross = {"color": style.MUTED, "size": 5, "symbol": "x"}
@@ -234,13 +222,9 @@ def _add_draws(
 def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:
     """Mark the trained context in a column, with words above the first panel."""
     wavelength = truncation["wavelength"].transpose("layer", "frequency").values
-    layer = wavelength[
-        np.isfinite(wavelength).sum(axis=1).argmax()
-    ]  # with most rotating planes
-    turning, trained = (
-        layer[np.isfinite(layer)],
-        int(truncation.attrs.get("trained_context", 0)),
-    )
+    rotates, trained = np.isfinite(wavelength), int(truncation.attrs.get("trained_context", 0))
+    most = rotates.sum(axis=1).argmax()  # the layer with most rotating planes
+    turning = wavelength[most][rotates[most]]
     if len(turning) < 2 or not turning[0] <= trained <= turning[-1]:
         return
     index = np.interp(np.log(trained), np.log(turning), np.arange(len(turning)))
@@ -250,7 +234,7 @@ def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
     place = {"xref": trace.xaxis, "yref": f"{trace.yaxis} domain"}
     place |= {"yanchor": "bottom", "xanchor": side, "align": side}
     words = f"wavelength = trained<br>context ({trained:,} tokens)"
-    style.mark(figure, x, words, name="context", panels={"col": column}, **place)
+    style.mark(figure, x, words, col=column, **place)
 
 
 @public
@@ -260,23 +244,22 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     Columns of `table`: `what` (the heads), `label` (their label; "" is drawn grey), `tokens`
     (the kind), `change`, `low` and `high`.
     """
-    kinds, sets = list(dict.fromkeys(table["tokens"])), list(dict.fromkeys(table["what"]))
-    panels: dict[str, Any] = {"rows": 1, "cols": max(1, len(kinds)), "shared_yaxes": True}
+    kinds, sets = table["tokens"].unique().tolist(), table["what"].unique().tolist()
     titles = [kind.replace(" ", "<br>") for kind in kinds]  # lines that fit on a phone
+    panels: dict[str, Any] = {"cols": max(1, len(kinds)), "shared_yaxes": True}
     panels |= {"subplot_titles": titles, "horizontal_spacing": 0.03}
     title = "Change of loss if heads are silenced"
     figure = style.new_figure(title, height=130 + 34 * len(sets), **panels)
     for row in table.to_dict("records"):
         color = style.COLORS.get(row["label"], style.MUTED)
         change, low, high = row["change"], row["low"], row["high"]
-        marker = {"color": color, "size": 9}
-        marker["symbol"] = style.SYMBOLS.get(row["label"], "line-ns-open")
+        symbol = style.SYMBOLS.get(row["label"], "line-ns-open")
         hover = f"{row['tokens']}<br>%{{y}}<br>%{{x:+.4f}} nats/token ({low:+.4f} to "
-        hover += f"{high:+.4f})<extra></extra>"
-        bars = style.interval_bars([change], [low], [high], color=color)
-        look = {"mode": "markers", "marker": marker, "showlegend": False, "error_x": bars}
-        panel = {"row": 1, "col": kinds.index(row["tokens"]) + 1}
-        figure.add_scatter(x=[change], y=[row["what"]], **look, hovertemplate=hover, **panel)
+        look = {"mode": "markers", "marker": {"color": color, "size": 9, "symbol": symbol}}
+        data = {"x": [change], "y": [row["what"]], "showlegend": False}
+        data["error_x"] = style.interval_bars([change], [low], [high], color=color)
+        look["hovertemplate"] = f"{hover}{high:+.4f})<extra></extra>"
+        figure.add_scatter(**data, **look, row=1, col=kinds.index(row["tokens"]) + 1)
     figure.update_annotations(font_size=12)
     figure.update_xaxes(zeroline=True, nticks=5, rangemode="tozero")
     figure.update_xaxes(title_text="change (nats/token)", col=1 + len(kinds) // 2)

@@ -46,15 +46,15 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     figure = style.stacked(title, 3, height=460, row_heights=[0.4, 0.34, 0.26])
     for row, (unit, names) in enumerate(SELECTIVITY_PANELS.items(), start=1):
         for name, side in names.items():
-            data = {"x": places, "y": profile[name].isel(indices, missing_dims="ignore").values}
-            data |= {"customdata": wavelength[layer]}
+            y = profile[name].isel(indices, missing_dims="ignore").values
+            data = {"x": places, "y": y, "customdata": wavelength[layer]}
             meta = {"x": "wavelength_position", "y": name, "customdata": "wavelength"}
             marked = name == "selectivity_keys" or len(places) <= MAX_MARKED_PLANES
             look = LINES[side] | {"mode": "lines+markers" if marked else "lines", "meta": meta}
-            legend = {"name": side, "legendgroup": side, "showlegend": row < 3}
+            look |= {"name": side, "legendgroup": side, "showlegend": row < 3}
             hover = f"{side} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens"
-            hover += "<extra></extra>"
-            figure.add_scatter(**data, **look, **legend, hovertemplate=hover, row=row, col=1)
+            look["hovertemplate"] = f"{hover}<extra></extra>"
+            figure.add_scatter(**data, **look, row=row, col=1)
         figure.update_yaxes(title_text=unit, nticks=5, row=row)
     figure.update_yaxes(zeroline=True, row=1)
     figure.update_yaxes(rangemode="tozero", row=2)
@@ -138,9 +138,10 @@ def plot_attention(
     title = f"Attention of layer {layer}, head {head} on an excerpt"
     figure = style.new_figure(title, height=640)
     # The colour bar is in the empty half above the diagonal.
-    corner = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "orientation": "h"}
-    named_bar = {"text": "attention (% of row)", "side": "top", "font": {"size": 11}}
-    ticked = {"tickvals": [0, 0.5, 1], "tickformat": ".0%", "thickness": 10, "len": 0.42}
+    bar = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "orientation": "h"}
+    bar |= {"tickvals": [0, 0.5, 1], "tickformat": ".0%", "thickness": 10, "len": 0.42}
+    bar["title"] = {"text": "attention (% of row)", "side": "top", "font": {"size": 11}}
+    gap = 1 if len(named) <= MAX_TOKENS_WITH_GAPS else 0
     figure.add_heatmap(
         x=keys,
         y=keys,
@@ -148,13 +149,13 @@ def plot_attention(
         zmin=0,
         zmax=1,
         colorscale=[[place**2, color] for place, color in get_colorscale(style.SEQUENTIAL)],
-        colorbar=corner | ticked | {"title": named_bar},
+        colorbar=bar,
         meta={"z": "attention"},
         # Texts of a cell: [query token, key token].
         customdata=np.stack(np.meshgrid(named, named, indexing="ij"), axis=-1),
         hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>",
-        xgap=1 if len(named) <= MAX_TOKENS_WITH_GAPS else 0,
-        ygap=1 if len(named) <= MAX_TOKENS_WITH_GAPS else 0,
+        xgap=gap,
+        ygap=gap,
     )
     axis = {"tickfont": {"size": 10}, "showgrid": False, "ticks": ""}
     axis |= {"tickvals": keys, "ticktext": ticks}
@@ -167,15 +168,13 @@ def plot_attention(
 def pair_figure(profile: xr.Dataset) -> go.Figure:
     """Panels without data, which the script of a page fills for a pair of query and key.
 
-    The upper panel shows the push of each plane in nats: its contribution to the score of the
-    key, minus its contribution to other keys. The lower panel shows the
-    score by the distance of query and key; a circle marks their true distance.
+    The upper panel shows the push of each plane in nats. The lower panel shows the score by the
+    distance of query and key; a circle marks their true distance.
     """
     panels = {"rows": 2, "cols": 1, "vertical_spacing": 0.2, "row_heights": [0.5, 0.5]}
     figure = style.new_figure("One query, one key", height=380, **panels)
     hover = "%{y:+.2f} nats<br>wavelength %{customdata[0]:.3~s} tokens%{customdata[1]}"
-    hover += "<extra></extra>"
-    figure.add_bar(x=[], y=[], hovertemplate=hover, meta={"role": "push"})
+    figure.add_bar(x=[], y=[], hovertemplate=f"{hover}<extra></extra>", meta={"role": "push"})
     hover = "%{x} tokens back: %{y:.2f} nats<extra></extra>"
     line = {"mode": "lines", "line": {"width": 1.2}, "hovertemplate": hover}
     figure.add_scatter(x=[], y=[], meta={"role": "score"}, **line, row=2, col=1)
@@ -192,20 +191,14 @@ def pair_figure(profile: xr.Dataset) -> go.Figure:
 
 
 def farthest_distance(profile: xr.Dataset, layer: int) -> int:
-    """Largest distance to which a page moves keys, in tokens.
-
-    It is the end of the context, but at most 1,023 tokens, or the end of a sliding window.
-    """
+    """Largest distance of keys on a page: to the context, 1,023 tokens or a sliding window."""
     context = int(profile.attrs["context"])
     limit = max(profile.sizes["excerpt_key"], min(context, MAX_DISTANCE)) - 1
-    visible = context
-    if "farthest_offset" in profile:  # NaN for a layer without attention
-        visible = int(np.nan_to_num(profile["farthest_offset"].values[layer], nan=context))
-    return min(limit, visible) if visible < context - 1 else limit
+    visible = profile["farthest_offset"].values[layer]  # NaN for a layer without attention
+    return min(limit, int(visible)) if visible < context - 1 else limit
 
 
 def excerpt_tokens(profile: xr.Dataset, excerpt: int) -> list[str]:
-    """Token strings of an excerpt."""
     length = int(profile["excerpt_length"][excerpt])
     return profile["excerpt_token"].values[excerpt, :length].astype(str).tolist()
 

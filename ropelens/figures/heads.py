@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
+from plotly.colors import hex_to_rgb
 
 from ropelens.claims.arrays import claim_numbers
 from ropelens.claims.numbers import correlations
@@ -85,14 +86,14 @@ def plot_head_map(
 def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndarray) -> None:
     """Draw the heads with this label; `z` is NaN for other heads."""
     layers, count = z.shape
-    color = style.COLORS[label]
+    rgb = ",".join(map(str, hex_to_rgb(style.COLORS[label])))
     figure.add_heatmap(
         z=z,
         **texts,
         name=label,
         zmin=0,
         zmax=2.0,  # bits from which the colour is full
-        colorscale=[[0, style.faded(color, 0.2)], [1, style.faded(color, 1)]],
+        colorscale=[[0, f"rgba({rgb},0.2)"], [1, f"rgba({rgb},1)"]],
         showscale=False,
         showlegend=False,
         texttemplate="%{text}" if count <= MAX_HEADS_WITH_SIGNS else None,

@@ -45,10 +45,8 @@ def set_wavelengths(figure: go.Figure, wavelength: np.ndarray) -> None:
     known = positions[np.isfinite(positions)]
     known = known if known.size else NO_PLANES
     turning = positions[np.isfinite(wavelength)]
-    powers: range | tuple[()] = ()
-    if turning.size:
-        low, high = np.log10(turning.min()), np.log10(turning.max())
-        powers = range(int(np.ceil(low)), int(high) + 1)
+    low, high = np.log10([turning.min(), turning.max()]) if turning.size else (1.0, 0.0)
+    powers = range(int(np.ceil(low)), int(high) + 1)
     ticks = {float(10**power): short_count(10**power) for power in powers}
     if (endless := positions[np.isinf(wavelength)]).size:
         ticks[float(np.exp(np.log(endless).mean()))] = "∞"
@@ -65,7 +63,7 @@ def mark_context(
     turning = turning[np.isfinite(turning)]
     if turning.size and turning.min() < context < turning.max():
         place = {"y": 0, "yanchor": "top"} if below else {"yanchor": "bottom"}
-        mark(figure, context, "context", name="context", color=color, **place)
+        mark(figure, context, "context", color=color, **place)
 
 
 def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -124,5 +122,5 @@ def mark_trained(figure: go.Figure, dataset: xr.Dataset) -> None:
     low, high = 10.0 ** np.array(figure.layout.xaxis.range)
     context = int(dataset.attrs.get("trained_context", 0))
     if low < context < high:
-        place: dict[str, Any] = {"xanchor": "right", "yanchor": "bottom"}
-        mark(figure, context, f"trained context<br>{context:,} tokens", name="context", **place)
+        words = f"trained context<br>{context:,} tokens"
+        mark(figure, context, words, xanchor="right", yanchor="bottom")
