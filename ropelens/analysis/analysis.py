@@ -24,15 +24,9 @@ from ropelens.errors import BadArgument, explained, public, words_of
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.saved import complete_profile, open_profile
+from ropelens.report import words
 from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
 from ropelens.report.tables import about
-from ropelens.report.words import (
-    attention_sentences,
-    comparison_sentences,
-    heads_sentences,
-    scope,
-    sweep_sentences,
-)
 from ropelens.runtime.folder import file_name, write_whole
 from ropelens.runtime.results import open_results, read_record, write_folder, write_page
 from ropelens.runtime.savepoint import UNFINISHED
@@ -81,28 +75,23 @@ class Analysis:
         """Sentences about the sweep, the labels, the verdict of the claim and the scope."""
         sweep = []
         if self.truncation is not None:
-            sweep = sweep_sentences(self.truncation, self.truncation_table)
-        first, *more = heads_sentences(self.heads)
-        more += [scope(self.profile.attrs)]
-        return [*filter(None, [*sweep[:4], first, *attention_sentences(self.profile), *more])]
+            sweep = words.sweep_sentences(self.truncation, self.truncation_table)
+        first, *more = words.heads_sentences(self.heads)
+        attention = words.attention_sentences(self.profile)
+        limits = words.scope(self.profile.attrs)
+        return [*filter(None, [*sweep[:4], first, *attention, *more, limits])]
 
     def page(self, *, beside: "Analysis | None" = None) -> str:
         """The page as HTML; with `beside`, it also shows the heads of another analysis."""
-        return render_page(
-            self.profile,
-            self.heads,
-            self.truncation,
-            self.truncation_table,
-            self.reach,
-            None if beside is None else (beside.profile, beside.heads),
-        )
+        other = None if beside is None else (beside.profile, beside.heads)
+        sweep = self.truncation, self.truncation_table
+        return render_page(self.profile, self.heads, *sweep, self.reach, other)
 
     def report(self, path: str | Path, *, beside: "Analysis | None" = None) -> Path:
         """Write only the page to the file `path`, completely or not at all; return `path`.
 
-        With `beside`, an analysis of another model of any size, the page also shows the heads
-        of that model next to the selected head: with the same planes stopped, and on the
-        excerpts that both models read.
+        With `beside`, the page also shows the heads of that analysis next to the selected head:
+        with the same planes stopped, and on the excerpts that both models read.
         """
         return write_whole(path, self.page(beside=beside))
 
@@ -114,11 +103,11 @@ class Analysis:
         written or none; then the page is drawn. Raises `BadArgument` for a folder that cannot
         be written to, or that holds a model or results of another kind.
         """
-        weights, joined = self.provenance.get("model", {}).get("fingerprint"), self
-        if earlier := earlier_results(Path(folder), weights):
-            sweep = earlier.truncation if self.truncation is None else self.truncation
-            reach = earlier.reach if self.reach is None else self.reach
-            joined = replace(self, truncation=sweep, reach=reach)
+        weights = self.provenance.get("model", {}).get("fingerprint")
+        earlier = earlier_results(Path(folder), weights) or {}
+        lacking = [name for name in ("truncation", "reach") if getattr(self, name) is None]
+        added: dict[str, Any] = {name: earlier.get(name) for name in lacking}
+        joined = replace(self, **added)
         kind = "analysis" if joined.truncation is None else "truncation"
         record = self.provenance | {"kind": kind, "findings": joined.findings}
         unfinished = Path(folder) / UNFINISHED
@@ -155,63 +144,48 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
     return open_analysis(path)
 
 
-@dataclass(frozen=True, eq=False)
-class SavedResults:
-    """Numbers of an analysis in `folder`, before the labels of the heads are computed."""
-
-    folder: Path
-    profile: xr.Dataset
-    provenance: dict[str, Any]
-    truncation: xr.Dataset | None
-    reach: xr.Dataset | None
-
-    @classmethod
-    def read(cls, folder: Path) -> "SavedResults":
-        """Read the numbers; raises the errors of `open_analysis`."""
-        record = read_record(folder)
-        profile = open_profile(folder / "profile.nc")
-        profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
-        sweep = reach = None
-        if (file := folder / "reach.nc").exists():
-            reach = open_results(file, "reach")
-            model, other = (results.attrs.get("model") for results in (profile, reach))
-            if model != other:
-                raise BadArgument(
-                    f"{file} was measured on {other}, but the profile in the same folder was "
-                    f"measured on {model}.",
-                    hint=f"move {file} away, or measure it again",
-                )
-        if record.get("kind") == "truncation":
-            sweep = open_results(folder / "truncation.nc", "truncation")
-        return cls(folder, profile, record, sweep, reach)
-
-    def classify(self) -> Analysis:
-        """The analysis, with labels that are computed from the profile."""
-        what = f"{self.folder / 'profile.nc'} lacks numbers that labels are computed from."
-        with explained(what, "measure again", error=BadArgument):
-            heads = classify_heads(self.profile, seed=self.profile.attrs["seed"])
-        return Analysis(
-            self.profile, heads, self.provenance, truncation=self.truncation, reach=self.reach
-        )
+def _read_numbers(folder: Path) -> dict[str, Any]:
+    """Arguments of `Analysis` without the heads; raises the errors of `open_analysis`."""
+    record = read_record(folder)
+    profile = open_profile(folder / "profile.nc")
+    profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
+    sweep = reach = None
+    if (file := folder / "reach.nc").exists():
+        reach = open_results(file, "reach")
+        model, other = (results.attrs.get("model") for results in (profile, reach))
+        if model != other:
+            raise BadArgument(
+                f"{file} was measured on {other}, but the profile in the same folder was "
+                f"measured on {model}.",
+                hint=f"move {file} away, or measure it again",
+            )
+    if record.get("kind") == "truncation":
+        sweep = open_results(folder / "truncation.nc", "truncation")
+    return {"profile": profile, "provenance": record, "truncation": sweep, "reach": reach}
 
 
-def open_analysis(folder: str | Path) -> Analysis:
+def open_analysis(folder: str | Path, numbers: Mapping[str, Any] | None = None) -> Analysis:
     """Read an analysis that `Analysis.save` or `ropelens analyze` wrote.
 
     Labels and their confidence are computed again from the profile. If the folder has a
-    reach.nc, it becomes a tab of the page. Raises `BadArgument` for files that are missing or
-    damaged, or have another kind, and for a reach of another model.
+    reach.nc, it becomes a tab of the page. `numbers` are its `earlier_results`, if they were
+    read before. Raises `BadArgument` for files that are missing or damaged, or have another
+    kind, and for a reach of another model.
     """
-    return SavedResults.read(Path(folder)).classify()
+    numbers, file = numbers or _read_numbers(Path(folder)), Path(folder) / "profile.nc"
+    what = f"{file} lacks numbers that labels are computed from."
+    with explained(what, "measure again", error=BadArgument):
+        heads = classify_heads(numbers["profile"], seed=numbers["profile"].attrs["seed"])
+    return Analysis(heads=heads, **numbers)
 
 
-def earlier_results(folder: Path, weights: str | None) -> SavedResults | None:
+def earlier_results(folder: Path, weights: str | None) -> dict[str, Any] | None:
     """Results in `folder` that were measured on these weights; None if missing or damaged."""
     record = read_record(folder)
     same = weights is not None and record.get("model", {}).get("fingerprint") == weights
     with contextlib.suppress(BadArgument):  # damaged results are replaced
         if same and record["kind"] in ("analysis", "truncation"):
-            return SavedResults.read(folder)
+            return _read_numbers(folder)
     return None
 
 
@@ -261,10 +235,10 @@ class Answer:
         )
         table, facts = summarize_comparison(comparison), comparison.attrs
         entries = comparison["entry"].values.tolist()
-        findings = [*comparison_sentences(comparison, table), *filter(None, [scope(facts)])]
+        findings = [*words.comparison_sentences(comparison, table), words.scope(facts)]
         record: dict[str, Any] = facts | {
             "kind": "comparison",
-            "findings": findings,
+            "findings": [*filter(None, findings)],
             "model": {"name": str(facts["model"])},
             "entries": entries,
             "versions": json.loads(facts["versions"]),
@@ -288,23 +262,19 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
     folder = Path(folder) / (file_name(str(attrs["model"])).strip(".-") or "model")
     folder.parent.mkdir(parents=True, exist_ok=True)
     facts = {n: attrs[n] for n in ("revision", "backend", "text", "command", "warnings")}
-    findings = [*answer.findings, *filter(None, [scope(attrs)])]
+    findings = [*filter(None, [*answer.findings, words.scope(attrs)])]
+    record = {"kind": "answer", "question": answer.question, "findings": findings}
     more = {
         name: result.assign_attrs(facts) if isinstance(result, xr.Dataset) else result
         for name, result in answer.more.items()
     }
+    shown = {"question": answer.question, "findings": answer.findings}
+    shown |= about(analysis.profile, analysis.heads)
     return write_folder(
         folder,
-        record=analysis.provenance
-        | {"kind": "answer", "question": answer.question, "findings": findings},
+        record=analysis.provenance | record,
         results=analysis.results | more,
-        page=lambda: render_figures(
-            "answer.html",
-            answer.figures,
-            question=answer.question,
-            findings=answer.findings,
-            **about(analysis.profile, analysis.heads),
-        ),
+        page=lambda: render_figures("answer.html", answer.figures, **shown),
     )
 
 
@@ -347,8 +317,7 @@ def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:
     In addition to the files of `Answer.save`, `folder` gets heads.csv with a first column
     `checkpoint`.
     """
-    heads = pd.concat(
-        {name: open_analysis(folder / name).heads for name in names}, names=["checkpoint", None]
-    )
+    tables = {name: open_analysis(folder / name).heads for name in names}
+    heads = pd.concat(tables, names=["checkpoint", None])
     comparison = compare([folder / name for name in names], cache=folder)  # writes no cache
     return Answer(more={"heads.csv": heads.reset_index("checkpoint")}).save(folder, comparison)

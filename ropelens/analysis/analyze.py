@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from ropelens.analysis.analysis import Analysis, check_sweep, earlier_results
+from ropelens.analysis.analysis import Analysis, check_sweep, earlier_results, open_analysis
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import (
     Plan,
@@ -87,7 +87,7 @@ def analyze(
     return replace(analysis, model=shown)
 
 
-def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -> Analysis:
+def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Analysis:
     """Return the analysis that `analyze` returns for the arguments of the plan.
 
     The results will be saved in `folder`. While a checkpoint is measured, the progress is saved
@@ -96,32 +96,21 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
     """
     begin, source, options = time.perf_counter(), plan.source, plan.options
     if folder is not None and plan.truncation is not None:
-        check_sweep(Path(folder), plan.arguments)
+        check_sweep(folder, plan.arguments)
+    weights = revision = sweep = earlier = None
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("rows", "seed")}
     with collect_warnings(plan.warnings):
         with opening(progress, "loading"):
             if isinstance(source, LiveModel):
-                live, weights, revision = source, None, None
+                live = source
             else:
                 live = as_live_model(source.read(), source.tokenizer)
                 weights = fingerprint(source.checkpoint.path)
                 revision = source.checkpoint.revision
-        loaded = time.perf_counter()
-        shown: Any = live.model
-        explain_memory = explain_full_memory(
-            "The measurement",
-            seen=f"context {plan.text.ids.shape[1]:,}",
-            hint="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
-        )
+        loaded, shown = time.perf_counter(), live.model
         display: dict[str, Any] = {"tokenizer": source.tokenizer, "progress": progress}
-        with explain_memory, _saved_in(folder, plan, weights):
-            measurement = Measurement.of(
-                live,
-                plan.text,
-                rows=options.rows,
-                seed=options.seed,
-                batch_size=plan.batch_size,
-            )
-            sweep = earlier = None
+        with _explain_memory(plan), _saved_in(folder, plan, weights):
+            measurement = Measurement.of(live, plan.text, batch_size=plan.batch_size, **how)
             if plan.truncation is not None:
                 sweep = sweep_planes(measurement, PlaneSweep(**plan.truncation), **display)
                 earlier = _joined_by_sweep(folder, weights, plan.text.documents_sha256)
@@ -130,21 +119,13 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
                 live = as_live_model(shown, source.tokenizer)
                 measurement = replace(measurement, live=live)
             if earlier is None:
-                profile = measure_profile(
-                    measurement,
-                    excerpts=plan.excerpts,
-                    statistics=plan.statistics,
-                    surrogates=options.surrogates,
-                    **display,
-                )
+                display |= {"excerpts": plan.excerpts, "statistics": plan.statistics}
+                profile = measure_profile(measurement, surrogates=options.surrogates, **display)
                 with opening(progress, "labelling"):
                     heads = classify_heads(profile, seed=options.seed)
-    facts = {
-        "backend": options.backend,
-        "text": plan.text.source,
-        "command": this_command(),
-        "warnings": "\n".join(plan.warnings),
-    } | ({} if revision is None else {"revision": revision})
+    facts = {} if revision is None else {"revision": revision}
+    facts |= {"backend": options.backend, "text": plan.text.source, "command": this_command()}
+    facts |= {"warnings": "\n".join(plan.warnings)}
     if sweep is not None:
         sweep.attrs |= facts | {"arguments": json.dumps(plan.arguments)}
     measured: dict[str, Any] = {"model": shown, "tokenizer": source.tokenizer}
@@ -158,27 +139,29 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
     return Analysis(profile, heads, record, **measured)
 
 
-def _joined_by_sweep(
-    folder: str | Path | None, weights: str | None, text: str
-) -> Analysis | None:
+def _explain_memory(plan: Plan) -> AbstractContextManager[None]:
+    hint = "a smaller --context, fewer --rows, --dtype bfloat16, or another --device"
+    seen = f"context {plan.text.ids.shape[1]:,}"
+    return explain_full_memory("The measurement", seen=seen, hint=hint)
+
+
+def _joined_by_sweep(folder: Path | None, weights: str | None, text: str) -> Analysis | None:
     """The analysis in `folder` that a sweep joins, or None; the same for all processes.
 
     If a sweep measured the profile itself, the profile is measured again.
     """
-    results = None if folder is None else earlier_results(Path(folder), weights)
     analysis = None
-    if results is not None:
-        same_text = results.provenance.get("text", {}).get("fingerprint") == text != ""
-        datasets = [data for data in (results.profile, results.truncation) if data is not None]
-        commands = [data.attrs.get("command") for data in datasets]
-        if same_text and len(set(commands)) == len(commands):
+    if folder is not None and (results := earlier_results(folder, weights)):
+        same_text = results["provenance"].get("text", {}).get("fingerprint") == text != ""
+        command, sweep = results["profile"].attrs.get("command"), results["truncation"]
+        if same_text and (sweep is None or sweep.attrs.get("command") != command):
             with suppress(BadArgument):  # a damaged profile is measured again
-                analysis = results.classify()
+                analysis = open_analysis(folder, results)
     return analysis if all(gather(analysis is not None)) else None
 
 
 def _saved_in(
-    folder: str | Path | None, plan: Plan, weights: str | None
+    folder: Path | None, plan: Plan, weights: str | None
 ) -> AbstractContextManager[None]:
     """Save the progress in `folder`, with every setting that affects the numbers as the key."""
     if folder is None or isinstance(plan.source, LiveModel):
@@ -192,7 +175,7 @@ def _saved_in(
         "device": ", ".join(map(str, plan.source.devices)),
         "versions": versions(),
     }
-    return savepoint(Path(folder) / UNFINISHED, key)
+    return savepoint(folder / UNFINISHED, key)
 
 
 def _record(

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,7 @@ def plan_analysis(
     tokenizer: Any = None,
     truncation: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Return the plan that `analyze` runs for the same arguments.
-
-    Raises the same errors as `analyze` does before it starts to run.
-    """
+    """Return the plan that `analyze` runs for the same arguments; raises the same errors."""
     if truncation is not None:
         truncation = {name: value for name, value in truncation.items() if value is not None}
         wanted_measures(public(PlaneSweep)(**truncation).measures)
@@ -122,27 +120,23 @@ def plan_analysis(
         if writers := {writer_of(Path(path)) for path in paths} - {""}:
             origin = f"{sequences.source}, sampled from {', '.join(writers)}"
             sequences = replace(sequences, source=origin)
-        prompts = options.prompts or ()
-        excerpts = [prompt_tokens(prompt, tokenizer, options.bos) for prompt in prompts]
+        prompts = [prompt_tokens(p, tokenizer, options.bos) for p in options.prompts or ()]
         batch_size, facts = options.batch_size, dict[str, str]()
         if isinstance(source, Opened):
             batch_size, facts = _sizes(source, sequences, options)
         if truncation is not None:
             facts["sweep"] = _describe_sweep(PlaneSweep(**truncation), config)
+    excerpts = check_excerpts(config, prompts)
+    searched = [attention_on(sequences, w, tokenizer) for w in options.attention_on or ()]
+    arguments = names | asdict(options) | dict(truncation or {})
     return Plan(
         source=source,
         text=sequences,
         options=options,
         truncation=truncation,
-        excerpts=check_excerpts(config, excerpts),
-        statistics=[
-            statistic
-            for tokens in options.attention_on or ()
-            for statistic in attention_on(sequences, tokens, tokenizer)
-        ],
-        arguments=json.loads(
-            json.dumps(names | asdict(options) | dict(truncation or {}), default=str)
-        ),
+        excerpts=excerpts,
+        statistics=list(chain(*searched)),
+        arguments=json.loads(json.dumps(arguments, default=str)),
         batch_size=batch_size,
         facts=facts,
         warnings=messages,
@@ -171,21 +165,19 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     bytes_used = source.weight_bytes + largest + LIBRARIES * (devices[0].type == "cpu")
     memory = f"about {bytes_used / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
     if largest > left:
-        warnings.warn(
-            f"memory may not suffice: {memory}; a smaller --context, --batch-size 1 or "
-            "--dtype bfloat16 reduces it",
-            stacklevel=3,
-        )
+        remedy = "a smaller --context, --batch-size 1 or --dtype bfloat16 reduces it"
+        warnings.warn(f"memory may not suffice: {memory}; {remedy}", stacklevel=3)
     shape, rows = config.get_text_config(), rows_for(options.rows, longest)
     heads = stated_number(config, "num_attention_heads", 0)
     layers = len(attending_layers(config))
-    sizes = (source.parameters, heads, _head_dim(config) // 2, longest)
+    sizes = source.parameters, heads, _head_dim(config) // 2, longest
     fits = layers * fit_cost(*sizes, options.surrogates)
-    quantized = "" if options.quantize is None else f"{options.quantize}, computed in "
+    precision = str(dtype).removeprefix("torch.")
+    if options.quantize is not None:
+        precision = f"{options.quantize}, computed in {precision}"
     facts = {
         "model": f"{short_name(source.checkpoint.name)}, {shape.num_hidden_layers} layers x "
-        f"{heads} heads, {source.parameters:,} parameters in {quantized}"
-        + str(dtype).removeprefix("torch."),
+        f"{heads} heads, {source.parameters:,} parameters in {precision}",
         "tokens": f"{text.lengths.sum():,} tokens ({count:,} sequences of up to {longest:,})",
         "rows": "all rows" if rows == "all" else f"{rows:,} rows of each sequence",
         "batch": f"{size:,} sequence{'s' * (size > 1)} at a time, "
@@ -259,11 +251,7 @@ def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
 def _documents(
     text: TextSource | None, model: str | Path | Model
 ) -> tuple[dict[str, Any], list[str] | Text | Tensor | Mapping[str, Any]]:
-    """Names of model and text for run.json, and the documents (or the given tokens).
-
-    The name of a model in memory is its class. The name of a document that was given as a `str`
-    is its length.
-    """
+    """Names of model and text for run.json, and the documents (or the given tokens)."""
     name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
     tokens = (Text, Tensor, Mapping)
     parts: list[Any] = [text] if isinstance(text, (Path, str, *tokens)) else list(text or ())
@@ -296,21 +284,14 @@ def _sequences(
         check_ids(text, vocabulary=config.vocab_size)
         return replace(text, source=text.source or f"{len(text):,} sequences of tokens")
     maximum = stated_context(source.config)
-    context = options.context
-    if context is None:
-        context = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
+    usual = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
+    context = usual if options.context is None else options.context
     warn_beyond(context, maximum)
     with warnings.catch_warnings():
         if options.sequences is None:  # no warning about fewer sequences than the default
             warnings.filterwarnings("ignore", message=".*were asked for")
-        text = tokenize(
-            documents,
-            source.tokenizer,
-            context=context,
-            sequences=options.sequences or 64,
-            seed=options.seed,
-            bos=options.bos,
-        )
+        cut = {"context": context, "sequences": options.sequences or 64, "seed": options.seed}
+        text = tokenize(documents, source.tokenizer, bos=options.bos, **cut)
     check_ids(text, vocabulary=config.vocab_size)
     return text
 

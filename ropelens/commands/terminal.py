@@ -135,7 +135,7 @@ def run_analysis(
     ) -> None:
         from ropelens.analysis.analysis import write_answer
         from ropelens.analysis.analyze import analyze  # slow: imports torch
-        from ropelens.report.index import write_index
+        from ropelens.report import write_index
 
         options = replace(options, rows=rows)
         analysis = analyze(model, text, options, truncation=truncation)

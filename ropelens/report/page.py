@@ -1,9 +1,11 @@
-"""Offline pages of profiles and comparisons."""
+"""Offline pages of profiles and comparisons, and the gallery of all pages."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -13,17 +15,19 @@ from ropelens.budget.labels import Thresholds
 from ropelens.claims.ledger import ledger
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, public
+from ropelens.figures.formats import plural
 from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import head_table, idle_layers
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report import catalog, tables, words
-from ropelens.report.catalog import bare, card, draw
+from ropelens.report.catalog import bare, card, draw, draw_profile
 from ropelens.report.claims import GLYPHS, claims_sentences, ledger_rows
 from ropelens.report.payload import beside_payload, build_payload, page_templates
 from ropelens.report.render import page_words, render, write_sentence
 from ropelens.report.tables import about, about_comparison, model_name, short_facts
-from ropelens.runtime.folder import write_whole
+from ropelens.runtime.folder import file_name, write_whole
+from ropelens.runtime.results import read_record
 
 SCRIPTS = ["arrays", "inside", "figures", "live", "pair", "tabs", "lists", "choice"]
 
@@ -65,10 +69,10 @@ def render_page(
             _check_results(results, kind, profile)
     if truncation is not None and table is None:
         table = summarize_truncation(truncation)
-    selected = first_head(heads)
-    figures = draw(catalog.PROFILE_FIGURES, profile, heads, selected)
-    figures |= draw(catalog.HEAD_SWEEP_FIGURES, truncation, selected)
-    figures |= draw(catalog.REACH_FIGURES, reach)
+    selected = layer, head = first_head(heads)
+    figures = draw_profile(profile, heads, selected)
+    figures |= draw([catalog.HEAD_SWEEP_FIGURE], truncation, layer=layer, head=head)
+    figures |= draw([catalog.REACH_FIGURE], reach)
     other = {} if beside is None else _beside(profile, *beside, figures)
     measured: dict[str, Any] = {"truncation": truncation, "reach": reach}
     payload = build_payload(profile, heads, figures, selected=selected, **measured)
@@ -113,7 +117,7 @@ def _sweep_section(
     truncation: xr.Dataset, table: pd.DataFrame | None, payload: dict[str, Any]
 ) -> dict[str, Any]:
     """Section of a sweep for the template. Adds its figures to the `payload`."""
-    figures = draw(catalog.SWEEP_FIGURES, truncation, table)
+    figures = draw(catalog.SWEEP_FIGURES, truncation, table=table)
     payload["figures"] |= {row.name: bare(figure) for row, figure in figures.items()}
     return {
         "sentences": words.sweep_sentences(truncation, table),
@@ -130,9 +134,7 @@ def first_head(heads: pd.DataFrame) -> tuple[int, int]:
 
 def _check_results(results: xr.Dataset, kind: str, profile: xr.Dataset) -> None:
     """Raise `BadArgument` if the results have another kind or another number of heads."""
-    expected, sizes = (
-        tuple(data.sizes.get(name) for name in ("layer", "head")) for data in (profile, results)
-    )
+    expected, sizes = ((d.sizes.get("layer"), d.sizes.get("head")) for d in (profile, results))
     actual = results.attrs.get("kind")
     if actual != kind or (None not in sizes and sizes != expected):
         raise BadArgument(
@@ -150,10 +152,7 @@ def _beside(
     if name == model_name(profile):
         name += f" at {revision}" if revision else " (compared)"
     tokens = {data.attrs.get("tokens_sha256") for data in (profile, other)}
-    place = first_head(heads)
-    payload = beside_payload(
-        other, heads, page_profile=profile, figures=figures, selected=place
-    )
+    payload = beside_payload(other, heads, profile, figures, selected=first_head(heads))
     return {
         "name": name,
         "facts": short_facts(other),
@@ -170,7 +169,7 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame | None = None)
     table = summarize_comparison(comparison) if table is None else table
     captions = {
         page_words()["figures"][row.name]["explain"].format(**comparison.attrs): figure
-        for row, figure in draw(catalog.COMPARISON_FIGURES, comparison, table).items()
+        for row, figure in draw(catalog.COMPARISON_FIGURES, comparison, table=table).items()
     }
     return render_figures(
         "comparison.html",
@@ -197,3 +196,29 @@ def render_figures(template: str, figures: Mapping[str, go.Figure], **values: ob
         ],
         **values,
     )
+
+
+@public
+def write_index(folder: str | Path) -> Path:
+    """Write `folder`/index.html, a gallery of every `folder`/<analysis>/<model>/index.html.
+
+    The model and the sentence come from the run.json in the folder of the page. Without it, the
+    gallery shows only the name of the folder. Large models come first.
+    """
+    folder = Path(folder)
+    analyses: dict[str, list[dict[str, Any]]] = {}
+    pages = sorted(page for page in folder.glob("*/*/index.html") if page.is_file())
+    for page in pages:
+        record = read_record(page.parent)
+        first = (record.get("findings") or [""])[0]
+        model, name = record.get("model", {}).get("name"), page.parent.name
+        entry = {
+            "model": name if file_name(str(model)) == name else model or name,
+            "link": quote(page.relative_to(folder).as_posix()),
+            "finding": re.split(r"(?<=\.) (?=[A-Z])", first)[0],
+            "heads": sum(record.get("labels", {}).values()),
+        }
+        analyses.setdefault(page.parent.parent.name, []).append(entry)
+        analyses[page.parent.parent.name].sort(key=lambda entry: -entry["heads"])
+    text = render("index.html", analyses=analyses, facts=[plural(len(pages), "page")])
+    return write_whole(folder / "index.html", text)

@@ -47,9 +47,7 @@ def build_payload(
         "colors": style.COLORS,
         "symbols": style.SYMBOLS,
         "labelOrder": list(style.LABEL_ORDER),
-        "farthest": [
-            farthest_distance(profile, layer) for layer in range(profile.sizes["layer"])
-        ],
+        "farthest": [farthest_distance(profile, n) for n in range(profile.sizes["layer"])],
         "templates": page_templates(),
     }
     more: dict[str, np.ndarray] = {}
@@ -104,10 +102,8 @@ def packed_head_arrays(profile: xr.Dataset) -> dict[str, dict]:
     arrays = {}
     for name in PLANE_ARRAYS:
         dims = ("layer", "kv_head" if name.startswith("k_") else "head")
-        values = profile[name].transpose(*dims, "frequency").values
-        arrays[name] = packed(values, dims=dims)
-    for name, kernel in kernel_arrays(profile).items():
-        arrays[name] = packed(kernel, dims=HEAD_DIMS)
+        arrays[name] = packed(profile[name].transpose(*dims, "frequency").values, dims=dims)
+    arrays |= {name: packed(v, dims=HEAD_DIMS) for name, v in kernel_arrays(profile).items()}
     wavelength = profile["wavelength"].values
     arrays["wavelength"] = packed(wavelength, dims=("layer",))
     arrays["wavelength_position"] = packed(wavelength_positions(wavelength), dims=("layer",))
@@ -122,27 +118,25 @@ def page_templates() -> dict[str, dict]:
 def beside_payload(
     profile: xr.Dataset,
     heads: pd.DataFrame,
-    *,
     page_profile: xr.Dataset,
-    figures: dict[PageFigure, go.Figure],
+    page_figures: Mapping[PageFigure, go.Figure],
+    *,
     selected: tuple[int, int],
 ) -> dict[str, Any]:
     """Payload of a model that is compared with the model of the page.
 
-    Changes the axes in `figures` of the page so that both models have the same ranges.
+    Changes the axes in `page_figures` so that both models have the same ranges.
     `excerptOf[excerpt]` is the excerpt of this model with the same text, or -1.
     """
     rows = [row for row in PROFILE_FIGURES if row.name in SIDE_BY_SIDE]
-    drawn = draw(rows, profile, heads, selected)
+    drawn = draw(rows, profile, layer=selected[0], head=selected[1])
     for row in rows:
         if row.name != "attention":  # its axes are tokens
-            share_x_ranges(figures[row], drawn[row])
+            share_x_ranges(page_figures[row], drawn[row])
     same = same_text(tokens_of(page_profile), tokens_of(profile))
-    shown = sorted({number for number in same if number >= 0}) or [0]
-    return {
-        **model_payload(profile.isel(excerpt=shown), heads, drawn),
-        "excerptOf": [shown.index(number) if number >= 0 else -1 for number in same],
-    }
+    shown = sorted({*same} - {-1}) or [0]
+    payload = model_payload(profile.isel(excerpt=shown), heads, drawn)
+    return payload | {"excerptOf": [shown.index(n) if n >= 0 else -1 for n in same]}
 
 
 def share_x_ranges(*figures: go.Figure) -> None:
@@ -167,11 +161,8 @@ def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[i
     def texts(tokens: list[str]) -> set[str]:
         return {"".join(part).strip() for part in (tokens, tokens[1:])} - {""}
 
-    known = [texts(tokens) for tokens in others]
-    return [
-        next((i for i, text in enumerate(known) if text & texts(tokens)), -1)
-        for tokens in shown
-    ]
+    known = [*enumerate(map(texts, others))]
+    return [next((i for i, text in known if text & texts(tokens)), -1) for tokens in shown]
 
 
 def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
@@ -222,12 +213,11 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
             scores = np.where(causal, scale[layer] * q @ k.T, -np.inf)
             miss = np.abs(softmax(scores, axis=-1) - weights[layer, head]).max()
             live[layer, head] = miss <= LARGEST_MISS
-        visible = [visible_token(token) for token in tokens]
-        ticks = [plotly_text(visible_token(token, longest=12)) for token in tokens]
-        words = {"tokens": visible, "names": [*map(plotly_text, visible)], "ticks": ticks}
-        excerpts.append(
-            words | {"query": query, "key": key, "lead": _lead(excerpt, causal, known)}
-        )
+        words: dict[str, Any] = {"tokens": [visible_token(token) for token in tokens]}
+        words["names"] = [plotly_text(token) for token in words["tokens"]]
+        words["ticks"] = [plotly_text(visible_token(token, longest=12)) for token in tokens]
+        words |= {"query": query, "key": key, "lead": _lead(excerpt, causal, known)}
+        excerpts.append(words)
         measured.append(weights.swapaxes(-1, -2)[..., causal.T])
     given = [np.nan_to_num(weights[~live]).clip(0, 1) for weights in measured]
     steps, root = (255, 2) if sum(cells.size for cells in given) <= FINE_CELLS else (100, 1)

@@ -140,11 +140,12 @@ def write_sentence(template: str, macro: str, /, **record: object) -> str:
 
 
 def write_sentences(
-    template: str, records: Mapping[str, dict[str, Any] | None]
+    template: str, records: Mapping[str, dict[str, Any] | None], **more: object
 ) -> dict[str, str]:
-    """Sentences of all records that are not None, by the names of their macros."""
+    """Sentences by the names of their macros, without records that are None or have no rows."""
+    known = {macro: record for macro, record in records.items() if record}
     return {
-        macro: write_sentence(template, macro, **record)
-        for macro, record in records.items()
-        if record
+        macro: write_sentence(template, macro, **record, **more)
+        for macro, record in known.items()
+        if record.get("rows", True)
     }

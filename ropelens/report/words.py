@@ -5,7 +5,7 @@ White space in a macro is only layout.
 """
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,13 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
     """
     if isinstance(results, pd.DataFrame):
         return heads_sentences(results)
-    by_kind: dict[object, Callable[..., list[str]]] = {
-        "truncation": sweep_sentences,
-        "reach": reach_sentences,
-        "comparison": comparison_sentences,
-    }
-    if describe_kind := by_kind.get(results.attrs.get("kind")):
-        return describe_kind(results)
+    match results.attrs.get("kind"):
+        case "truncation":
+            return sweep_sentences(results)
+        case "reach":
+            return reach_sentences(results)
+        case "comparison":
+            return comparison_sentences(results)
     sentences = [*heads_sentences(classify_heads(results)), *attention_sentences(results)]
     return [*sentences, *filter(None, [idle_words(results)])]
 
@@ -87,11 +87,10 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
     for label in ("positional", "semantic"):
         rows = heads[(heads["label"] == label) & heads["top_share"].notna()]
         if len(rows):
-            top = rows["top_wavelength"].astype(float)
-            record: Record = {"label": label, "heads": len(rows)}
-            record |= {"low": top.min(), "high": top.max()}
-            record["median"] = top.quantile(0.5, interpolation="lower")
-            record["share"] = float(rows["top_share"].median())
+            wavelengths = rows["top_wavelength"].astype(float)
+            low, median, high = wavelengths.quantile([0, 0.5, 1], interpolation="lower")
+            record: Record = {"label": label, "heads": len(rows), "median": median}
+            record |= {"low": low, "high": high, "share": float(rows["top_share"].median())}
             groups.append(record | {"planes": int(rows["planes_to_half"].median())})
     records = {
         "headline": {"heads": len(heads), "counts": [pair for pair in counts if pair[1]]},
@@ -105,9 +104,9 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
 def attention_sentences(profile: xr.Dataset) -> list[str]:
     """Sentences that name the head with most attention on each searched set of tokens."""
     sentences = []
-    for name in (str(name) for name in profile if str(name).startswith("attention_on_")):
+    for name in map(str, profile):
         control_name = name.replace("attention", "control", 1)
-        if control_name in profile:
+        if name.startswith("attention_on_") and control_name in profile:
             attention, control = profile[name].values, profile[control_name].values
             place = np.unravel_index(np.nanargmax(attention - control), attention.shape)
             record = {"attention": float(attention[place]), "control": float(control[place])}
@@ -161,31 +160,26 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> lis
     rows = _sweep_records(summarize_truncation(sweep) if table is None else table)
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
     setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*")
-    ends, free = _quarters(rows, "loss_change"), _free(rows)
-    records: dict[str, Record] = {}
+    ends, free, classes = _quarters(rows, "loss_change"), _free(rows), class_changes(sweep)
+    records: dict[str, Record | None] = {}
     if free and (fast := [row for row in ends if row["kind"] == "fast"]):
         records["short"] = {"free": free, "fast": fast[0]}
-    if ends:
-        records["ends"] = {"rows": ends}
-    if far := _quarters(rows, "far_loss_change"):
-        records["far"] = {"rows": far}
+    records |= {"ends": {"rows": ends}, "far": {"rows": _quarters(rows, "far_loss_change")}}
     if copies := _quarters(rows, "copy_loss_change"):
         distance = int(sweep["copy_distance"][-1])
         records["copies"] = {"rows": copies, "distance": distance, "plain": rows[0]}
-    if free:
-        records["free"] = free
+    records["free"] = free
     if bands := [r for r in rows if r["kind"] == "band" and r["loss_change"] is not None]:
         most = max(bands, key=lambda row: row["loss_change"])
         records["bands"] = {"count": len(bands), "most": most}
-    if labels := _quarters(rows, "labels_changed"):
-        records["labels"] = {"rows": labels}
+    records["labels"] = {"rows": _quarters(rows, "labels_changed")}
     if rows[0]["retrieval"] is not None:
         records["retrieval"] = {"share": rows[0]["retrieval"], "chance": CHANCE}
-    if ends and len(classes := class_changes(sweep)):
+    if len(classes):
         by_edit = {edit: rows.to_dict("records") for edit, rows in classes.groupby("edit")}
         of_ends = [row | {"classes": by_edit[row["edit"]]} for row in ends]
         records["classes"] = {"rows": of_ends}
-    return [write_sentence("truncation", n, setup=setup, **r) for n, r in records.items()]
+    return [*write_sentences("truncation", records, setup=setup).values()]
 
 
 def _sweep_records(table: pd.DataFrame) -> list[Record]:
@@ -207,21 +201,17 @@ def _sweep_records(table: pd.DataFrame) -> list[Record]:
 
 def _quarters(rows: Sequence[Record], column: str) -> list[Record]:
     """For each end, the measured entry that stops the share nearest to a quarter."""
-    by_end = (
-        [row for row in rows if row["kind"] == end and row[column] is not None]
-        for end in END_NAMES
-    )
+    known = [row for row in rows if row[column] is not None]
+    by_end = ([row for row in known if row["kind"] == end] for end in END_NAMES)
     return [min(same, key=lambda row: abs(row["kept"] - QUARTER)) for same in by_end if same]
 
 
 def _free(rows: Sequence[Record]) -> Record | None:
     """First step from the slow end, and the last one of the steps before the first cost."""
     slow = [r for r in rows if r["kind"] == "slow" and r["loss_change_high"] is not None]
-    if not slow:
-        return None
     slow.sort(key=lambda row: -row["kept"])
-    free = [*itertools.takewhile(_is_free, slow)]
-    return {"last": free[-1] if free else None, "least": slow[0], "limit": FREE}
+    free = [None, *itertools.takewhile(_is_free, slow)]
+    return {"last": free[-1], "least": slow[0], "limit": FREE} if slow else None
 
 
 def _is_free(row: Record) -> bool:
@@ -246,6 +236,8 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
         best = variant.isel(layer=layer, head=head)
         error = 100 * abs(best["foretold_share"] - best["found_share"]).max().item()
         numbers = {
+            "variant": name,
+            "own": OWN_ROTATION,
             "copied": reach.attrs.get("copied", ""),
             "distances": reach["run_distance"].values.tolist(),
             **{end: best[f"found_{end}"].values.tolist() for end in ("share", "low", "high")},
@@ -255,9 +247,7 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
             "beyond": [far.min(), far.max()] if len(far) else None,
             "extrapolated": float(best["extrapolated_share"].sel(distance=far).mean()),
         }
-        sentences.append(
-            write_sentence("reach", "copies", variant=name, own=OWN_ROTATION, **numbers)
-        )
+        sentences.append(write_sentence("reach", "copies", **numbers))
     return sentences
 
 
@@ -299,12 +289,11 @@ def comparison_sentences(
         }
     records["previous_token"] = {"rows": rows}
     fastest = comparison["wavelength"].min(("layer", "frequency"))
-    still = [
-        name for name in table["group"] if not np.isfinite(group_entries(fastest, name)).any()
-    ]
+    turns = fastest < np.inf  # False for NaN as well
+    still = [group for group in table["group"] if not group_entries(turns, group).any()]
     records["without_rotation"] = {"groups": still} if still else None
-    runs = attrs.get("unfinished")
-    records["unfinished"] = {"runs": runs} if runs else None
+    if runs := attrs.get("unfinished"):
+        records["unfinished"] = {"runs": runs}
     lead, added = (str(attrs.get(name, "")) for name in ("lead", "findings"))
     sentences = write_sentences("comparison", records).values()
     return [*filter(None, [lead]), *sentences, *added.splitlines()]
