@@ -91,21 +91,18 @@ def _measure_runs(
     checkpoints = [run.checkpoints() for run in runs]
     total, grown = len(runs) + sum(map(len, checkpoints)), []
     with show(Stage("comparing", total, "checkpoints")) as advance:
-        finished = [measured(run, run.folder, "final", advance=advance) for run in runs]
+        measured = partial(measured, advance=advance)
+        finished = [measured(run, run.folder, "final") for run in runs]
         for run, models in zip(runs, checkpoints, strict=True):
-            steps = [
-                measured(run, folder, f"step-{step:06d}", advance=advance)
-                for step, folder in models.items()
-            ]
+            steps = [measured(run, path, f"step-{n:06d}") for n, path in models.items()]
             over = xr.Variable("step", list(models))
             grown.append(xr.concat(steps, over, combine_attrs="override"))
     growth, dataset = _join_entries(grown, runs), _join_entries(finished, runs)
     dataset = dataset.assign({f"growth_{n}": v for n, v in growth.data_vars.items()})
     per_step = np.array([run.tokens_per_step for run in runs])
-    weights = [str(key_of(measured)["weights"]) for measured in finished]
     dataset = dataset.assign_coords(
         tokens_seen=(("entry", "step"), per_step[:, None] * dataset["step"].values),
-        fingerprint=("entry", weights),
+        fingerprint=("entry", [str(key_of(of_run)["weights"]) for of_run in finished]),
     )
     dataset.attrs = {
         "context": runs[0].context,
@@ -144,10 +141,9 @@ def _measure_or_read(
     # Either all processes use the cached file, or none does.
     if not all(gather(key_of(dataset).items() >= key.items())):
         if not weights:
-            raise BadArgument(
-                f"{folder} has no weights, and {file} has no results for these settings.",
-                hint="the settings of the earlier comparison, or the folder with its weights",
-            )
+            hint = "the settings of the earlier comparison, or the folder with its weights"
+            what = f"{folder} has no weights, and {file} has no results for these settings."
+            raise BadArgument(what, hint=hint)
         model, _ = load(folder, device=device)
         dataset = measure(run, model, final=name == "final", **how)
         dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key))
@@ -159,7 +155,7 @@ def _measure_or_read(
 
 def key_of(measured: xr.Dataset) -> dict[str, Any]:
     """Weights, text and settings of a cached measurement; {} for other datasets."""
-    return dict(json.loads(measured.attrs.get("key", "{}")))
+    return json.loads(measured.attrs.get("key", "{}"))
 
 
 def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
@@ -168,13 +164,12 @@ def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
     losses = ["group_loss", "group_predicted"]  # for pairs of models on the same tokens
     heads = [head_measures(p).merge(p[losses].rename(group="sequence_group")) for p in profiles]
     dataset = _join_entries(heads, entries)
-    documents = [int(p.attrs["documents"]) for p in profiles]
-    dataset.attrs = {"documents": min(documents)}
+    dataset.attrs = {"documents": min(int(p.attrs["documents"]) for p in profiles)}
     return dataset.assign_coords(
         model=("entry", [str(p.attrs["model"]) for p in profiles]),
         text=("entry", [str(p.attrs["tokens_sha256"]) for p in profiles]),
         source=("entry", [str(p.attrs.get("text", "")) for p in profiles]),
-        documents=("entry", documents),
+        documents=("entry", [int(p.attrs["documents"]) for p in profiles]),
         trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
     )
 
@@ -199,18 +194,17 @@ def _join_entries(
     datasets: Sequence[xr.Dataset], entries: Sequence[ComparisonEntry]
 ) -> xr.Dataset:
     """Concatenate datasets over `entry`, with NaN and "" for missing numbers and labels."""
-    names = np.array([entry.name for entry in entries], dtype=object)
     dims = ("layer", "head", "kv_head", "frequency", "sequence_group")  # sizes may differ
     numbered = [
         data.assign_coords({d: np.arange(data.sizes[d]) for d in dims if d in data.sizes})
         for data in datasets
     ]
-    over = xr.Variable("entry", names)
-    joined = xr.concat(numbered, over, join="outer", combine_attrs="override")
-    joined["label"] = joined["label"].fillna("")
-    texts = {
+    columns: dict[str, Any] = {
         name: ("entry", np.array([getattr(entry, name) for entry in entries], dtype=object))
-        for name in ("group", "variant", "size")
+        for name in ("name", "group", "variant", "size")
     }
-    seeds = [entry.seed for entry in entries]
-    return joined.assign_coords({"entry": names, **texts, "seed": ("entry", seeds)})
+    names = columns.pop("name")
+    joined = xr.concat(numbered, xr.Variable(*names), join="outer", combine_attrs="override")
+    joined["label"] = joined["label"].fillna("")
+    seeds = "entry", [entry.seed for entry in entries]
+    return joined.assign_coords({"entry": names, **columns, "seed": seeds})

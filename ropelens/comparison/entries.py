@@ -14,10 +14,8 @@ from ropelens.train.run import STUDY
 from ropelens.train.settings import Size, size_name
 from ropelens.train.study import runs_of
 
-SHARED_SETTINGS = (
-    *("context", "vocabulary", "valid_sha256", "text_sha256", "tokenizer_sha256"),
-    *("steps", "precision"),
-)
+TEXT_SETTINGS = ("valid_sha256", "text_sha256", "tokenizer_sha256")
+SHARED_SETTINGS = ("context", "vocabulary", *TEXT_SETTINGS, "steps", "precision")
 """Settings that must be equal in all runs, so that their losses can be compared."""
 
 SHARED_WITHIN_SIZE = ("size", "learning_rate", "warmup_steps")
@@ -64,11 +62,8 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[ComparisonEntry], li
                 unfinished.append(str(run))
             else:
                 records[folder] = record
-    if unfinished:
-        warnings.warn(
-            f"unfinished runs are left out: {', '.join(unfinished)}",
-            stacklevel=3,  # the line that called `compare`
-        )
+    if unfinished:  # the warning names the line that called `compare`
+        warnings.warn(f"unfinished runs are left out: {', '.join(unfinished)}", stacklevel=3)
     trained = [folder for folder, record in records.items() if "finished" in record]
     profiles = [folder for folder in records if (folder / "profile.nc").exists()]
     others = [folder for folder in records if folder not in (trained or profiles)]
@@ -103,16 +98,8 @@ def _runs(records: dict[Path, dict[str, Any]]) -> list[ComparisonEntry]:
                     seen=differ or f"both runs are {name}",
                     hint="compare the folders that ropelens analyze writes for the same text",
                 )
-        runs[name] = ComparisonEntry(
-            name=name,
-            group=group,
-            folder=folder,
-            size=size,
-            variant=variant,
-            seed=seed,
-            data=(folder / record["data"]).resolve(),
-            context=settings["context"],
-            steps=settings["steps"],
-            tokens_per_step=record["tokens"] // settings["steps"],
-        )
+        same = {key: settings[key] for key in ("variant", "seed", "context", "steps")}
+        data, per_step = folder / record["data"], record["tokens"] // settings["steps"]
+        facts = same | {"size": size, "data": data.resolve(), "tokens_per_step": per_step}
+        runs[name] = ComparisonEntry(name, group, folder, **facts)
     return list(runs.values())

@@ -34,17 +34,15 @@ def measure(
     measured = profile(model, fewer, seed=seed, surrogates=0)
     longer = on(past_context(run, sequences=max(2, sequences // per_long)), "loss")
     tasks = on(text, "induction", "retrieval")
-    of_tasks = {name: tasks[name] for name in ("first_loss", "repeat_loss", "retrieval")}
-    dataset = head_measures(measured, final=final).assign(
-        of_tasks | {"position_loss": longer["position_loss"]}
-    )
+    added = {name: tasks[name] for name in ("first_loss", "repeat_loss", "retrieval")}
+    added["position_loss"] = longer["position_loss"]
+    dataset = head_measures(measured, final=final).assign(added)
     if not final:
         return dataset.drop_vars(("inv_freq", "wavelength"))
     losses = on(text, "loss").reset_coords("group")
     longest = TIMES_CONTEXT * run.context
-    away = {"prompt_lengths": doublings(SHORTEST_PROMPT, longest)}
-    away["distances"] = doublings(NEAREST, longest // 2)
-    far = on(text, "copying", "retrieval", **away)
+    lengths, distances = doublings(SHORTEST_PROMPT, longest), doublings(NEAREST, longest // 2)
+    far = on(text, "copying", "retrieval", prompt_lengths=lengths, distances=distances)
     return dataset.assign(
         loss=losses["mean_loss"],
         loss_se=losses["mean_loss_se"],
@@ -72,9 +70,9 @@ def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
 def validation(run: ComparisonEntry, *, sequences: int) -> Text:
     """Sequences from the whole validation text of `run`, evenly spread."""
     held_out = held_out_sequences(run.data)
-    documents = documents_of(held_out, run.data)
+    documents = spread(documents_of(held_out, run.data), sequences)
     tokens = torch.from_numpy(spread(held_out, sequences).astype(np.int64))
-    return Text(tokens, documents=torch.from_numpy(spread(documents, sequences)))
+    return Text(tokens, documents=torch.from_numpy(documents))
 
 
 def past_context(run: ComparisonEntry, *, sequences: int) -> Text:

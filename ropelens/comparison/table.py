@@ -44,7 +44,7 @@ def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
     if parts is None:
         over, parts = "sequences", comparison.get("sequence_loss")
         together = comparison.get("sequence_group")
-    interval = _mean_change(pairs, parts, group, weight=weight, together=together)
+    interval = _mean_change(pairs, parts, group, weight, together)
     return {
         **dict(zip(("loss_change", "low", "high"), interval, strict=True)),
         "over": "seeds" if len(pairs) > 1 else over if np.isfinite(interval[1]) else "",
@@ -57,15 +57,13 @@ def _mean_change(
     pairs: Float[np.ndarray, " pair"],
     parts: xr.DataArray | None,
     group: str,
-    *,
-    weight: xr.DataArray | None = None,
-    together: xr.DataArray | None = None,
+    *weights: xr.DataArray | None,
 ) -> tuple[float, float, float]:
     """Mean change of the `pairs`, and the bounds of its interval.
 
     The interval of a single pair is over its `parts` [entry, part], if known: sequences, groups
-    of sequences, or trials, which both entries share. `weight` is the weight of a part in the
-    mean. Parts with the same number in `together` are drawn together.
+    of sequences, or trials, which both entries share. `weights` are the weight of a part in the
+    mean, and a number that parts share if they are drawn together.
     """
     if not len(pairs):
         return np.nan, np.nan, np.nan
@@ -77,7 +75,7 @@ def _mean_change(
         return paired_interval(pairs)
     of_parts = (
         None if array is None else array.sel(entry=change["entry"]).values[known]
-        for array in (weight, together)
+        for array in weights
     )
     return paired_interval(change.values[known], *of_parts)
 
@@ -117,31 +115,25 @@ def repeat_gain(comparison: xr.Dataset, prefix: str = "") -> xr.DataArray:
 
 def _heads(entries: xr.Dataset) -> dict[str, float]:
     """Number of heads by role and label, and their wavelengths, as means over the entries."""
-    count = entries.sizes["entry"]
+    count, labels = entries.sizes["entry"], entries["label"]
     previous = entries["previous_token"] >= 0.5  # threshold of a previous-token head
-    heads = ("layer", "head")
-    wavelengths = {
-        f"{label}_wavelength": float(
-            entries["mean_wavelength"].where(entries["label"] == label).median(heads).mean()
-        )
-        for label in ("positional", "semantic")
+    columns = {
+        "previous_token_heads": previous.sum() / count,
+        "previous_token_layer_0": previous.isel(layer=0).sum() / count,
+        "induction": best_head(entries["trial_induction"]).mean(),
+        **{label: (labels == label).sum() / count for label in LABELS},
     }
-    return {
-        "previous_token_heads": float(previous.sum() / count),
-        "previous_token_layer_0": float(previous.isel(layer=0).sum() / count),
-        "induction": float(best_head(entries["trial_induction"]).mean()),
-        **{label: float((entries["label"] == label).sum() / count) for label in LABELS},
-        **wavelengths,
-    }
+    for label in ("positional", "semantic"):
+        wavelengths = entries["mean_wavelength"].where(labels == label)
+        columns[f"{label}_wavelength"] = wavelengths.median(("layer", "head")).mean()
+    return {name: float(value) for name, value in columns.items()}
 
 
 def group_names(comparison: xr.Dataset | xr.DataArray) -> list[str]:
-    """Groups of the entries, in order."""
     return list(dict.fromkeys(comparison["group"].values.tolist()))
 
 
 def group_entries(comparison: Compared, group: str) -> Compared:
-    """Entries of one group, as a part of a comparison or a variable."""
     return comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
 
 
