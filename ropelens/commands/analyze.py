@@ -184,10 +184,10 @@ def truncate_command(
     check_text(model, text or ())
     with opening(show_progress, "starting"):  # importing torch takes seconds
         from ropelens.analysis.plan import plan_analysis
-    sweep = {name: getattr(options, name) for name in Sweep.__annotations__}
-    end = sweep.pop("end")
-    sweep["ends"] = ["slow", "fast"] if end is None else [end]
-    plain = Options(**{name: getattr(options, name) for name in Options.__dataclass_fields__})
+    values = vars(options)
+    sweep = {name: values[name] for name in Sweep.__annotations__ if name != "end"}
+    sweep["ends"] = ["slow", "fast"] if options.end is None else [options.end]
+    plain = Options(**{name: values[name] for name in Options.__dataclass_fields__})
     with opening(show_progress, "reading"):
         planned = plan_analysis(model, text, plain, truncation=sweep)
     if plan:

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -90,15 +90,10 @@ def compare_command(
     from ropelens.comparison.compare import compare
     from ropelens.runtime.processes import processes, shared
 
+    how: dict[str, Any] = {"seed": options.seed, "device": options.device}
+    how |= {"sequences": sequences, "progress": show_progress}
     with shared():
-        comparison = compare(
-            paths,
-            cache=out / "measured",
-            sequences=sequences,
-            seed=options.seed,
-            device=options.device,
-            progress=show_progress,
-        )
+        comparison = compare(paths, cache=out / "measured", **how)
     if processes().is_main_process:
         Answer().save(out, comparison)
         finish(out)

@@ -97,15 +97,10 @@ def _table(rope: xr.Dataset) -> str:
     stated = planes["inv_freq_stated"]
     planes["difference"] = (planes["inv_freq"] / stated - 1).where(stated != 0)
     planes.insert(0, "plane", [str(n) if 2 * n < rotary_dim else "rest" for n in planes.index])
-    rows = planes.to_string(
-        index=False,
-        na_rep="",
-        header=["plane", "rad/token", "wavelength", "stated", "configured", "off by"],
-        formatters=[
-            *(str, "{:.9g}".format, "{:,.2f}".format),
-            *("{:.9g}".format, "{:.9g}".format, "{:.1e}".format),
-        ],
-    )
+    header = ["plane", "rad/token", "wavelength", "stated", "configured", "off by"]
+    forms = ("{}", "{:.9g}", "{:,.2f}", "{:.9g}", "{:.9g}", "{:.1e}")
+    formatters = [form.format for form in forms]
+    rows = planes.to_string(index=False, na_rep="", header=header, formatters=formatters)
     rotation = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
     rotation = rotation if rotary_dim else "no rotation"
     title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "

@@ -55,10 +55,7 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("default", module=r"ropelens\.")
     for library in ("TRANSFORMERS", "HF_HUB"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    for logger in (
-        "torchao",
-        "torch.utils._pytree",
-    ):  # optional imports of transformers
+    for logger in ("torchao", "torch.utils._pytree"):  # optional imports of transformers
         logging.getLogger(logger).setLevel(logging.ERROR)
     for stream in (sys.stdout, sys.stderr):  # for characters that the encoding lacks
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
@@ -86,12 +83,8 @@ def let_first_process_print() -> None:
 
 
 def catch_signals() -> list[int]:
-    """Let SIGTERM and SIGHUP stop a run as Ctrl-C does. The list collects received signals.
-
-    The list is needed because some libraries convert Ctrl-C to their own errors, for example
-    transformers while it imports.
-    """
-    received: list[int] = []
+    """Let SIGTERM and SIGHUP stop a run as Ctrl-C does. The list collects received signals."""
+    received: list[int] = []  # some libraries convert Ctrl-C to their own errors
 
     def stop(number: int, _: object) -> None:
         received.append(number)
@@ -122,9 +115,9 @@ def run_analysis(
     """Run a script that answers one question about a model and a text.
 
     MODEL, --text, --context and --sequences of the command line, with `rows` and `truncation`
-    as for `analyze`, give an `Analysis`. The function `answer` computes the answer from it.
-    The answer is written to reports/SCRIPT/MODEL next to the script's folder, with an index of
-    all reports. Prints the path of the page. --help prints the docstring of the script.
+    as for `analyze`, give an `Analysis`, from which `answer` computes the answer. It is written
+    to reports/SCRIPT/MODEL next to the script's folder, with an index of all reports. Prints
+    the path of the page. --help prints the docstring of the script.
     """
     script = Path(str(sys.modules[answer.__module__].__file__)).resolve()
     reports = script.parents[1] / "reports"
@@ -137,8 +130,7 @@ def run_analysis(
         from ropelens.analysis.analyze import analyze  # slow: imports torch
         from ropelens.report import write_index
 
-        options = replace(options, rows=rows)
-        analysis = analyze(model, text, options, truncation=truncation)
+        analysis = analyze(model, text, replace(options, rows=rows), truncation=truncation)
         page = write_answer(reports / script.stem, analysis, answer(analysis))
         write_index(reports)
         print_path(page)

@@ -62,9 +62,8 @@ def train_command(
         for option in run.command.params:
             source = run.get_parameter_source(str(option.name))
             if option.name not in WITH_STUDY and getattr(source, "name", "") == "COMMANDLINE":
-                raise typer.BadParameter(
-                    f"{option.opts[0]} cannot be used together with --study. Set it in the file"
-                )
+                fault = f"{option.opts[0]} cannot be used together with --study"
+                raise typer.BadParameter(f"{fault}. Set it in the file")
         from ropelens.train.study import run_study
 
         print_path(run_study(study, out=out, text=text, valid=valid, tokens=tokens))

@@ -194,7 +194,8 @@ def farthest_distance(profile: xr.Dataset, layer: int) -> int:
     """Largest distance of keys on a page: to the context, 1,023 tokens or a sliding window."""
     context = int(profile.attrs["context"])
     limit = max(profile.sizes["excerpt_key"], min(context, MAX_DISTANCE)) - 1
-    visible = profile["farthest_offset"].values[layer]  # NaN for a layer without attention
+    offsets = profile.get("farthest_offset")  # NaN for a layer without attention
+    visible = context if offsets is None else offsets.values[layer]
     return min(limit, int(visible)) if visible < context - 1 else limit
 
 
