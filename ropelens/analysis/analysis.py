@@ -165,12 +165,10 @@ def _read_numbers(folder: Path) -> dict[str, Any]:
 
 
 def open_analysis(folder: str | Path, numbers: Mapping[str, Any] | None = None) -> Analysis:
-    """Read an analysis that `Analysis.save` or `ropelens analyze` wrote.
+    """Read an analysis that `Analysis.save` wrote; labels are computed again.
 
-    Labels and their confidence are computed again from the profile. If the folder has a
-    reach.nc, it becomes a tab of the page. `numbers` are its `earlier_results`, if they were
-    read before. Raises `BadArgument` for files that are missing or damaged, or have another
-    kind, and for a reach of another model.
+    `numbers` are its `earlier_results`, if they were read before. Raises `BadArgument` for
+    files that are missing, damaged or of another kind, and for a reach of another model.
     """
     numbers, file = numbers or _read_numbers(Path(folder)), Path(folder) / "profile.nc"
     what = f"{file} lacks numbers that labels are computed from."
@@ -211,8 +209,7 @@ class Answer:
     """Answer of a script to one question about one model, or about several models.
 
     `findings` are sentences with numbers, the most important sentence first. `figures` maps
-    captions of one or two sentences to figures, in order. `more` maps names of files to further
-    results ("reach.nc", "truncation.csv").
+    captions to figures. `more` maps names of files to further results ("reach.nc").
     """
 
     question: str = QUESTION
@@ -255,8 +252,7 @@ class Answer:
 def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path:
     """Write the answer of a script about one model; return the page.
 
-    A folder in `folder`, named after the model, gets index.html, run.json, and the numbers of
-    `analysis` and `answer`. The page is drawn last.
+    A folder in `folder`, named after the model, gets the page and all numbers.
     """
     attrs = analysis.profile.attrs
     folder = Path(folder) / (file_name(str(attrs["model"])).strip(".-") or "model")
@@ -282,8 +278,7 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
     """Draw the page of a result folder again from its numbers; return the page.
 
     `beside` is the folder of another analysis, whose heads the page shows as well. Raises
-    `BadArgument` for numbers that are missing or damaged, and for the folder of an answer. The
-    earlier page is then kept.
+    `BadArgument`, and keeps the page, for damaged numbers and for the folder of an answer.
     """
     folder, record = Path(folder), read_record(folder)
     kind = record.get("kind")
@@ -312,11 +307,7 @@ def is_measured(folder: Path, plan: Plan) -> bool:
 
 
 def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:
-    """Compare the analyses in the folders `names` of `folder`; return the page.
-
-    In addition to the files of `Answer.save`, `folder` gets heads.csv with a first column
-    `checkpoint`.
-    """
+    """Compare the analyses `names` in `folder`, with a table of all heads; return the page."""
     tables = {name: open_analysis(folder / name).heads for name in names}
     heads = pd.concat(tables, names=["checkpoint", None])
     comparison = compare([folder / name for name in names], cache=folder)  # writes no cache

@@ -90,9 +90,9 @@ def analyze(
 def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Analysis:
     """Return the analysis that `analyze` returns for the arguments of the plan.
 
-    The results will be saved in `folder`. While a checkpoint is measured, the progress is saved
-    there once a minute, so that the same command continues after a kill. A sweep joins an
-    analysis of the same weights and text in `folder`, whose profile is not measured again.
+    While a checkpoint is measured, the progress is saved in `folder` once a minute, so that the
+    same command continues after a kill. A sweep joins an analysis of the same weights and text
+    in `folder`, whose profile is not measured again.
     """
     begin, source, options = time.perf_counter(), plan.source, plan.options
     if folder is not None and plan.truncation is not None:

@@ -72,8 +72,8 @@ class Plan:
     """Plan to measure `source` on `text`.
 
     `excerpts` are the prompts as tokens. `statistics` are the statistics for `attention_on`.
-    `arguments` are the arguments of `analyze` as JSON values. If the model is a checkpoint,
-    `facts` describe the work in words. `warnings` collects the texts of all warnings.
+    `arguments` are the arguments of `analyze` as JSON values. `facts` describe the work on a
+    checkpoint in words. `warnings` collects the texts of all warnings.
     """
 
     source: Opened | LiveModel

@@ -175,11 +175,10 @@ def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
 
 
 def partners(entries: Sequence[ComparisonEntry], texts: Sequence[str] = ()) -> list[int]:
-    """Index of the baseline entry that each entry is paired with.
+    """Index of the baseline entry with which each entry is paired, or `NO_PARTNER`.
 
     Paired entries have the same size and seed, or the same text if `texts` are given. Entries
-    of the baseline are paired with themselves; entries without a pair get `NO_PARTNER`. Each
-    size has a baseline.
+    of the baseline, which each size has, are paired with themselves.
     """
     first = entries[0]
     baselines = {entry.group for entry in entries if entry.variant == first.variant != ""}

@@ -47,9 +47,8 @@ class ComparisonEntry:
 def find_entries(paths: Sequence[str | Path]) -> tuple[list[ComparisonEntry], list[str]]:
     """Find the runs, finished runs of studies, or analyses in `paths`, in order.
 
-    Also returns the names of unfinished runs of studies ("tiny/nope/seed-2") and warns about
-    them. Raises `BadArgument` for other folders, runs together with analyses, runs with
-    different text, and fewer than two entries.
+    Also returns the names of unfinished runs of studies and warns about them. Raises
+    `BadArgument` for fewer than two entries, and for folders that cannot be compared.
     """
     records: dict[Path, dict[str, Any]] = {}
     unfinished: list[str] = []

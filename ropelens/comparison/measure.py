@@ -76,10 +76,9 @@ def validation(run: ComparisonEntry, *, sequences: int) -> Text:
 
 
 def past_context(run: ComparisonEntry, *, sequences: int) -> Text:
-    """Validation text in sequences of `TIMES_CONTEXT` trained contexts.
+    """Validation text in sequences of up to `TIMES_CONTEXT` trained contexts.
 
-    A sequence is BOS and the text of consecutive sequences. It is shorter if there is too
-    little text.
+    A sequence is BOS and the text of consecutive sequences.
     """
     held_out = held_out_sequences(run.data)
     documents = documents_of(held_out, run.data)

@@ -61,9 +61,8 @@ def _mean_change(
 ) -> tuple[float, float, float]:
     """Mean change of the `pairs`, and the bounds of its interval.
 
-    The interval of a single pair is over its `parts` [entry, part], if known: sequences, groups
-    of sequences, or trials, which both entries share. `weights` are the weight of a part in the
-    mean, and a number that parts share if they are drawn together.
+    The interval of a single pair is over its `parts` [entry, part], if known (sequences, groups
+    or trials). `weights` are the weight of each part, and a number of parts drawn together.
     """
     if not len(pairs):
         return np.nan, np.nan, np.nan

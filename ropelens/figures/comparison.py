@@ -119,10 +119,7 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
 
 
 def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
-    """Loss by position (nats/token), up to four times the trained context.
-
-    The lower panel shows differences from the baseline. Whiskers show the range over seeds.
-    """
+    """Loss by position (nats/token), and differences from the baseline. Whiskers: seeds."""
     start = np.maximum(comparison["position_start"].values.astype(float), 1)
     middle = np.sqrt(start * (comparison["position_stop"].values - 1).clip(1))
     losses = comparison["position_loss"].transpose("entry", ...)
@@ -139,10 +136,7 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
 
 
 def plot_copying(comparison: xr.Dataset) -> go.Figure:
-    """Loss of copied random tokens by distance, and needles found by length of the prompt.
-
-    The dotted line is a guess. Whiskers show the range over seeds.
-    """
+    """Loss of copied random tokens by distance, and needles found. A guess is dotted."""
     units = "loss of copied tokens<br>(nats/token)", "needles found<br>(share)"
     measured = comparison["copy_loss"], comparison["far_retrieval"]
     panels = {n: partial(group_entries, v) for n, v in zip(units, measured, strict=True)}
@@ -205,8 +199,8 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
 def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.ndarray]:
     """Wavelength at which each plane is drawn (tokens), and whether it rotates [frequency].
 
-    The wavelength is the median over layers. A plane that does not rotate gets the wavelength
-    from the first entry that has the same planes and rotates this plane, else NaN.
+    It is the median over layers. A plane that does not rotate gets its wavelength in the first
+    entry that has the same planes and rotates this plane, else NaN.
     """
     wavelength = comparison["wavelength"].median("layer").transpose("entry", "frequency").values
     exists = ~np.isnan(wavelength)
@@ -236,10 +230,7 @@ GROWTH: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
 
 
 def plot_growth(comparison: xr.Dataset) -> go.Figure:
-    """Losses, counts of heads, scores of the best heads, and retrieval by training step.
-
-    The dotted line is the share of needles that guessing finds.
-    """
+    """Losses, heads and retrieval by training step. The dotted line is a guess at needles."""
     measured = {unit: measure(comparison) for unit, measure in GROWTH.items()}
     known = {unit: values for unit, values in measured.items() if values.notnull().any()}
     panels = {unit: partial(group_entries, values) for unit, values in known.items()}

@@ -241,8 +241,8 @@ def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
 def plot_silenced(table: pd.DataFrame) -> go.Figure:
     """Change of loss (nats/token) with 95 % intervals, by silenced heads and kind of token.
 
-    Columns of `table`: `what` (the heads), `label` (their label; "" is drawn grey), `tokens`
-    (the kind), `change`, `low` and `high`.
+    Columns of `table`: `what` (the heads), `label` (or ""), `tokens`, `change`, `low` and
+    `high`.
     """
     kinds, sets = table["tokens"].unique().tolist(), table["what"].unique().tolist()
     titles = [kind.replace(" ", "<br>") for kind in kinds]  # lines that fit on a phone

@@ -26,10 +26,7 @@ def number(value: float, form: str = ".2f") -> str:
 
 
 def signed(value: float, form: str = "+.3f") -> str:
-    """Return `value` in the format `form`; `NO_NUMBER` if it is not finite.
-
-    A number that `form` would round to 0 is shown by its first digit that is not 0.
-    """
+    """Return `value` in the format `form`; a tiny number by its first digit that is not 0."""
     if not math.isfinite(value):
         return NO_NUMBER
     if abs(value) >= ROUNDED_AWAY or value == 0:
@@ -41,10 +38,7 @@ def signed(value: float, form: str = "+.3f") -> str:
 
 
 def change_and_interval(value: float, low: float, high: float) -> tuple[str, str]:
-    """Return a change and its interval as text; `NO_NUMBER` for a missing interval.
-
-    All three numbers have three decimals, or are `signed` if those decimals would all be 0.
-    """
+    """Return a change and its interval with three decimals, or `signed` if all would be 0."""
     known = [abs(v) for v in (value, low, high) if math.isfinite(v)]
     coarse = max(known, default=0) >= ROUNDED_AWAY
     texts = [

@@ -166,11 +166,7 @@ def plot_attention(
 
 
 def pair_figure(profile: xr.Dataset) -> go.Figure:
-    """Panels without data, which the script of a page fills for a pair of query and key.
-
-    The upper panel shows the push of each plane in nats. The lower panel shows the score by the
-    distance of query and key; a circle marks their true distance.
-    """
+    """Panels of pushes and scores without data, which the script fills for a pair."""
     panels = {"rows": 2, "cols": 1, "vertical_spacing": 0.2, "row_heights": [0.5, 0.5]}
     figure = style.new_figure("One query, one key", height=380, **panels)
     hover = "%{y:+.2f} nats<br>wavelength %{customdata[0]:.3~s} tokens%{customdata[1]}"
@@ -211,8 +207,7 @@ def plot_reach(
     """Share of copies that a head finds by distance, or the mean over measured heads.
 
     Circles show `found_share`, which is measured on copies at the distance. Dotted lines show
-    `extrapolated_share`, from turning the keys of the farthest run to larger distances. Trace
-    `meta` names the array of `reach_arrays` that y shows.
+    `extrapolated_share`. Trace `meta` names the array of `reach_arrays` that y shows.
     """
     indices = {name: n for name, n in (("layer", layer), ("head", head)) if n is not None}
     averaged = [name for name in ("layer", "head") if name not in indices]

@@ -15,8 +15,7 @@ from ropelens.figures.style import LABEL_ORDER
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     """Return `heads`, or the default classification of `profile` if `heads` is None.
 
-    Raises `BadArgument` if the table does not fit the profile: no rows, an unknown label, or a
-    repeated or unknown head.
+    Raises `BadArgument` for a table with other heads, or with unknown labels.
     """
     if heads is None:
         # Imported here, because figures of a saved table need neither the bootstrap nor scipy.

@@ -32,9 +32,9 @@ def plot_head_wavelengths(
 ) -> go.Figure:
     """Push of each wavelength toward the keys that heads pick: means by label, and every head.
 
-    The push is the positive part of `selectivity_keys` (without sinks), in percent of the
-    head's total. In the lower panel, the most positional head is at the top; diffuse heads and
-    sinks have no row. The head `selected` (layer, head) gets a frame.
+    The push is the positive part of `selectivity_keys` (without sinks), in percent of the head.
+    The most positional head is at the top; diffuse heads and sinks have no row. The head
+    `selected` (layer, head) gets a frame.
     """
     heads = head_table(profile, heads)
     order = by_position(heads)
@@ -87,11 +87,7 @@ def _add_label_lines(
     shares: Float[np.ndarray, "layer head frequency"],
     heads: pd.DataFrame,
 ) -> None:
-    """Draw the mean share of each label's heads in the first panel.
-
-    Each head is drawn at the wavelengths of its layer. A line breaks before each plane that
-    does not rotate, because no wavelength lies between such planes.
-    """
+    """Draw the mean share of each label's heads. Planes that do not rotate break a line."""
     places = np.log(wavelength_positions(wavelength))
     for label in style.LABEL_ORDER[:3]:
         rows = heads[heads["label"] == label]

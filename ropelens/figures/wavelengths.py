@@ -16,11 +16,10 @@ NO_PLANES = np.array([1.0, 10.0])  # range of an axis without planes, in tokens
 
 
 def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
-    """Position of each plane on the axis [layer, frequency], in tokens.
+    """Position of each plane on the axis [layer, frequency], in tokens: its finite wavelength.
 
-    A plane with a finite wavelength is at this wavelength. Planes that do not rotate follow
-    after a gap, at most one usual step apart, and fill at most a third of the width of the
-    other planes. NaN (the layer lacks the plane) stays NaN.
+    Planes that do not rotate follow after a gap, at most one usual step apart, and fill at most
+    a third of the width of the other planes. NaN (the layer lacks the plane) stays NaN.
     """
     finite = np.log(np.where(np.isfinite(wavelength), wavelength, np.nan))
     endless = np.isinf(wavelength)
@@ -69,8 +68,7 @@ def mark_context(
 def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Start and end of each plane on the axis, in tokens, two arrays [layer, frequency].
 
-    Neighbours meet at their geometric mean, and the outermost planes are symmetric. The gap
-    between planes that rotate and planes that do not rotate belongs to no plane.
+    Neighbours meet at their geometric mean. The gap before planes that do not rotate is empty.
     """
     place = np.log(wavelength_positions(wavelength))
     low, high = np.full_like(place, np.nan), np.full_like(place, np.nan)
@@ -89,8 +87,7 @@ def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Columns for the planes of all layers: edges [column + 1] and planes [layer, column].
 
-    If layers differ (Gemma 3 has two bases), a plane covers several columns. -1 marks a column
-    in which the layer has no plane.
+    If layers differ, a plane covers several columns. -1 marks a column without a plane.
     """
     low, high = plane_borders(wavelength)
     borders = np.log(np.concatenate([low[np.isfinite(low)], high[np.isfinite(high)]]))
@@ -103,10 +100,7 @@ def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) -> dict[str, Any]:
-    """Heat map keywords for `values` [row, frequency] of `layers`, on `common_columns`.
-
-    If a layer has no plane in a column, z is NaN and the text is "".
-    """
+    """Heat map keywords for `values` [row, frequency] of `layers`. Gaps have NaN and ""."""
     edges, planes = common_columns(wavelength)
     rows = planes[layers]
     moved = np.take_along_axis(values, np.maximum(rows, 0), axis=1)

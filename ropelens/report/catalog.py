@@ -20,9 +20,9 @@ from ropelens.report.render import page_words
 class PageFigure:
     """A figure on a page. The words around it are in templates/words.toml.
 
-    `draw` draws the results of the page. `known` returns False if they have no data for it.
-    `section` is the place on the page of a profile: "all" heads, the chosen "head" or the
-    "model". `layout` updates the layout of the figure.
+    `draw` draws the results of the page. `known` returns False if they have no data for it. On
+    the page of a profile, `section` is its place: "all" heads, the chosen "head" or the
+    "model".
     """
 
     name: str

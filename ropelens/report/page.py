@@ -202,8 +202,8 @@ def render_figures(template: str, figures: Mapping[str, go.Figure], **values: ob
 def write_index(folder: str | Path) -> Path:
     """Write `folder`/index.html, a gallery of every `folder`/<analysis>/<model>/index.html.
 
-    The model and the sentence come from the run.json in the folder of the page. Without it, the
-    gallery shows only the name of the folder. Large models come first.
+    The model and the sentence come from the run.json of a page, if it has one. Large models
+    come first.
     """
     folder = Path(folder)
     analyses: dict[str, list[dict[str, Any]]] = {}

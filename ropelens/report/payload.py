@@ -168,7 +168,7 @@ def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[i
 def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
     """Quantize queries or keys [layer, head, position, coordinate], and return JSON as well.
 
-    The JSON contains only the heads in `known`. `place[layer][head]` is the index of a head in
+    The JSON contains the heads in `known`: `place[layer][head]` is the index of a head in
     `steps` [place, coordinate, position], and `step[place]` is the size of one step.
     """
     values = np.nan_to_num(values)
@@ -183,11 +183,10 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     """Excerpts for the script, and the rotation of each layer.
 
     `live[layer][head]` is True if the script can compute the attention of a head from its
-    queries and keys, with an error of at most `LARGEST_MISS`. This fails if the profile does
-    not have them, or if a soft-cap, a window or a learned sink changes the weights. The script
-    then gets the weights: one byte for each visible pair, ordered by key, which compresses
-    best. A byte is `steps` times the square root of the weight, which keeps the digits of small
-    weights, or whole percents if there are many weights.
+    queries and keys, with an error of at most `LARGEST_MISS`. Otherwise (without queries, or
+    with a soft-cap, a window or a sink) it gets a byte for each visible weight, ordered by key.
+    A byte is `steps` times the square root of the weight, or whole percents if there are many
+    weights.
     """
     planes, scale = (np.nan_to_num(profile[f"excerpt_{n}"].values) for n in ("planes", "scale"))
     planes = planes.astype(int)
@@ -236,8 +235,7 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
 def _lead(excerpt: xr.Dataset, causal: np.ndarray, known: np.ndarray) -> dict[str, Any] | None:
     """The two likeliest next tokens of an excerpt, the lead of the first, and its gradients.
 
-    The gradients are with respect to the scores of the `known` heads in `causal` cells. A
-    byte n means `largest` times ((n - 127) / 127) squared, with the sign of n - 127.
+    A byte n means `largest` times ((n - 127) / 127) squared, with the sign of n - 127.
     """
     nats = float(excerpt.get("excerpt_lead", np.nan))
     if not np.isfinite(nats):  # no gradient, or logits that overflow

@@ -62,8 +62,7 @@ def packed_plotly() -> str:
 def packed_payload(value: object) -> str:
     """Compress `value` as JSON, a zero byte, and the bytes of its arrays.
 
-    The JSON has the index of the first byte of each array. This takes 10 % less space than
-    base64 inside the JSON. Raises `ValueError` if a number is NaN.
+    The JSON has the index of the first byte of each array. Raises `ValueError` for NaN.
     """
     arrays = bytearray()
 
@@ -85,8 +84,8 @@ def packed_bytes(data: bytes, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> str:
 def packed(values: np.ndarray, *, dims: tuple[str, ...] = ()) -> dict[str, object]:
     """Array for the payload. Bytes and short integers keep their dtype, others become float32.
 
-    The lowest bytes of all numbers come first, then the next bytes, because similar bytes
-    compress well. The script indexes the leading dimensions `dims` to find one head.
+    The lowest bytes of all numbers come first, because similar bytes compress well. The script
+    indexes the leading dimensions `dims` to find one head.
     """
     dtype = np.dtype({"u1": "u1", "i2": "<i2"}.get(values.dtype.str[1:], "<f4"))
     data = np.ascontiguousarray(values, dtype=dtype)
@@ -107,10 +106,7 @@ def content_policy(*scripts: str) -> str:
 def render(
     template: str, *, scripts: Sequence[str] = (), payload: object = None, **values: object
 ) -> str:
-    """Render a page from `template` with `values`, plotly, `scripts` (files) and their payload.
-
-    All scripts run in one function, so they define no global names.
-    """
+    """Render a page from `template` with `values`, `scripts` (files) and their payload."""
     parts = "\n".join(map(asset, scripts))
     script = Markup(f'"use strict";\n(async () => {{\n{parts}\n}})();')
     run = (asset(PLOTLY), asset("unpack.js"), script) if scripts else ()

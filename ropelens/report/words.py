@@ -37,8 +37,7 @@ CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
 def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
     """Describe results in sentences with numbers. The most important sentence comes first.
 
-    `results` is a profile, its table of heads, or the result of `truncate`, `reach` or
-    `compare`.
+    `results` is a profile, a table of heads, or a result of `truncate`, `reach` or `compare`.
     """
     if isinstance(results, pd.DataFrame):
         return heads_sentences(results)
@@ -69,10 +68,7 @@ def label_counts(heads: pd.DataFrame) -> dict[str, int]:
 
 
 def head_words(heads: pd.DataFrame) -> dict[str, str]:
-    """Sentences about a table of heads that apply to it, by the names of their macros.
-
-    A table that was read from a file has no sentence about the claim.
-    """
+    """Sentences about a table of heads by their macros. A table from a file has no claim."""
     counts = sorted(label_counts(heads).items(), key=lambda pair: -pair[1])
     positional = heads[heads["label"] == "positional"]
     offsets = positional["offset"].dropna().astype(int).value_counts().sort_index()
@@ -152,10 +148,9 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
 
 
 def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> list[str]:
-    """Sentences about a sweep of stopped planes; `table` is its `summarize_truncation`.
+    """Sentences about a sweep, first on the cost of the slowest and the fastest planes.
 
-    The first sentence compares the cost of the slowest and the fastest planes. Sentences about
-    a quarter of the planes, bands, labels, retrieval and classes of tokens follow.
+    `table` is `summarize_truncation(sweep)`.
     """
     rows = _sweep_records(summarize_truncation(sweep) if table is None else table)
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
@@ -183,10 +178,7 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> lis
 
 
 def _sweep_records(table: pd.DataFrame) -> list[Record]:
-    """Rows of the summary with their end, share and wavelengths; None replaces NaN.
-
-    `control` is the mean loss change of the random sets that an entry is compared with.
-    """
+    """Rows of the summary with end, share, wavelengths and control; None replaces NaN."""
     records = []
     for row in table.to_dict("records"):
         low, high = (short_count(row[f"wavelength_{end}"]) for end in ("low", "high"))
