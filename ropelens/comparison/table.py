@@ -87,7 +87,7 @@ def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
     hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth"))
     gain = repeat_gain(comparison)
     measured = {
-        "loss_past_context": (loss_past_context(comparison, "position_loss"), None),
+        "loss_past_context": (loss_past_context(comparison), None),
         "repeat_gain": (gain.mean("trial"), gain),
         "retrieval": (hit.mean("retrieval_trial"), hit),
     }
@@ -100,10 +100,10 @@ def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
     return columns
 
 
-def loss_past_context(comparison: xr.Dataset, name: str) -> xr.DataArray:
-    """Mean loss of the tokens past the trained context, from the bins of variable `name`."""
+def loss_past_context(comparison: xr.Dataset, prefix: str = "") -> xr.DataArray:
+    """Mean loss of the tokens past the trained context (nats/token)."""
     beyond = comparison["position_start"] >= int(comparison.attrs["context"])
-    past = comparison[name].where(beyond, drop=True)
+    past = comparison[prefix + "position_loss"].where(beyond, drop=True)
     return past.weighted(past["position_stop"] - past["position_start"]).mean("position_bin")
 
 

@@ -10,13 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.comparison.table import (
-    group_entries,
-    group_names,
-    loss_past_context,
-    paired_changes,
-    repeat_gain,
-)
+from ropelens.comparison import table as tables
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, short_count
 from ropelens.figures.wavelengths import AXIS_TITLE, NO_PLANES, mark_trained
@@ -41,7 +35,7 @@ class Look(NamedTuple):
 
 def group_looks(comparison: xr.Dataset) -> dict[str, Look]:
     """Look of each group. The baseline is first, and its line is grey and wide."""
-    first, *rest = group_names(comparison)
+    first, *rest = tables.group_names(comparison)
     baseline = Look("circle", {"color": style.MUTED, "dash": "solid", "width": 5})
     return {first: baseline} | variant_looks(rest)
 
@@ -100,7 +94,7 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     for row in rows.to_dict("records"):
         symbol, line = group_looks(comparison)[row["group"]]
         color, mean, low, high = line["color"], row["loss_change"], row["low"], row["high"]
-        pairs = paired_changes(comparison["loss"], row["group"]).values
+        pairs = tables.paired_changes(comparison["loss"], row["group"]).values
         ring = {"size": 13, "symbol": "circle-open", "color": color, "line_width": 1.5}
         hover = "one pair: %{x:+.4f} nats/token<extra></extra>"
         name, points = plotly_text(row["group"]), {"mode": "markers", "marker": ring}
@@ -125,8 +119,8 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
     losses = comparison["position_loss"].transpose("entry", ...)
     losses = losses.assign_coords({losses.dims[1]: middle})
     change = f"difference from {plotly_text(comparison.attrs['baseline'])}<br>(nats/token)"
-    panels = {"loss (nats/token)": partial(group_entries, losses)}
-    panels[change] = partial(paired_changes, losses)
+    panels = {"loss (nats/token)": partial(tables.group_entries, losses)}
+    panels[change] = partial(tables.paired_changes, losses)
     title, hover = "Loss by position in the text", "position %{x:.0f}: %{y:.3f} nats/token"
     figure = _line_panels(title, comparison, panels, hover)
     figure.update_yaxes(exponentformat="none", zeroline=True, zerolinecolor=style.MUTED, row=2)
@@ -139,7 +133,7 @@ def plot_copying(comparison: xr.Dataset) -> go.Figure:
     """Loss of copied random tokens by distance, and needles found. A guess is dotted."""
     units = "loss of copied tokens<br>(nats/token)", "needles found<br>(share)"
     measured = comparison["copy_loss"], comparison["far_retrieval"]
-    panels = {n: partial(group_entries, v) for n, v in zip(units, measured, strict=True)}
+    panels = {n: partial(tables.group_entries, v) for n, v in zip(units, measured, strict=True)}
     title, hover = "Copying and retrieval by distance", "%{x:,} tokens: %{y:.3g}"
     figure = _line_panels(title, comparison, panels, hover)
     figure.update_yaxes(rangemode="tozero")
@@ -172,7 +166,7 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     places = {group: plane_places(comparison, group) for group in group_looks(comparison)}
 
     def values_of_group(name: str, group: str) -> xr.DataArray:
-        entries = group_entries(comparison[name], group)
+        entries = tables.group_entries(comparison[name], group)
         return _averaged(entries.assign_coords(frequency=places[group][0]))
 
     panels = {unit: partial(values_of_group, name) for unit, name in PLANE_PANELS.items()}
@@ -219,8 +213,8 @@ def _count(entries: xr.Dataset, label: str) -> xr.DataArray:
 
 GROWTH: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
     "loss<br>(nats/token)": lambda e: e["growth_loss"],
-    "loss past context<br>(nats/token)": lambda e: loss_past_context(e, "growth_position_loss"),
-    "gain of repeats<br>(nats/token)": lambda e: repeat_gain(e, "growth_"),
+    "loss past context<br>(nats/token)": lambda e: tables.loss_past_context(e, "growth_"),
+    "gain of repeats<br>(nats/token)": lambda e: tables.repeat_gain(e, "growth_"),
     "positional<br>heads (count)": lambda e: _count(e, "positional"),
     "semantic<br>heads (count)": lambda e: _count(e, "semantic"),
     "previous-token<br>head (0 to 1)": lambda e: e["growth_previous_token"].max(HEADS),
@@ -233,7 +227,7 @@ def plot_growth(comparison: xr.Dataset) -> go.Figure:
     """Losses, heads and retrieval by training step. The dotted line is a guess at needles."""
     measured = {unit: measure(comparison) for unit, measure in GROWTH.items()}
     known = {unit: values for unit, values in measured.items() if values.notnull().any()}
-    panels = {unit: partial(group_entries, values) for unit, values in known.items()}
+    panels = {unit: partial(tables.group_entries, values) for unit, values in known.items()}
     size = {"height": 130 * len(panels) + 170, "spacing": 0.02}
     title, hover = "Changes during training", "step %{x:,}: %{y:.3g}"
     figure = _line_panels(title, comparison, panels, hover, **size)

@@ -11,17 +11,10 @@ from plotly.colors import hex_to_rgb
 
 from ropelens.claims.arrays import claim_numbers
 from ropelens.claims.numbers import correlations
-from ropelens.errors import Count, public
-from ropelens.figures import style
+from ropelens.errors import public
+from ropelens.figures import inputs, style
 from ropelens.figures.formats import number, short_count
-from ropelens.figures.inputs import (
-    head_grid,
-    head_table,
-    hover_lines,
-    idle_layers,
-    numbers,
-    row_of,
-)
+from ropelens.figures.inputs import Selected
 
 MAX_HEADS_WITH_SIGNS = 24  # cells of wider layers show no sign or offset
 IDLE = "no attention"  # layers of a hybrid model
@@ -29,10 +22,7 @@ IDLE = "no attention"  # layers of a hybrid model
 
 @public
 def plot_head_map(
-    profile: xr.Dataset,
-    heads: pd.DataFrame | None = None,
-    *,
-    selected: tuple[Count, Count] | None = None,
+    profile: xr.Dataset, heads: pd.DataFrame | None = None, *, selected: Selected = None
 ) -> go.Figure:
     """Map of layers and heads, coloured by label. Stronger colours mean more `total_bits`.
 
@@ -40,12 +30,12 @@ def plot_head_map(
     NaN. Colours are full from 2 bits on. Cells show the offset of a positional head (tokens) or
     the sign of the label. The head `selected` (layer, head) gets a frame.
     """
-    heads = head_table(profile, heads)
+    heads = inputs.head_table(profile, heads)
     layers, count = profile.sizes["layer"], profile.sizes["head"]
-    bits = head_grid(profile, heads, numbers(heads, "total_bits")).astype(float)
-    labels = head_grid(profile, heads, heads["label"])
-    hovers = head_grid(profile, heads, hover_lines(heads))
-    offset = head_grid(profile, heads, numbers(heads, "offset")).astype(float)
+    bits = inputs.head_grid(profile, heads, inputs.numbers(heads, "total_bits")).astype(float)
+    labels = inputs.head_grid(profile, heads, heads["label"])
+    hovers = inputs.head_grid(profile, heads, inputs.hover_lines(heads))
+    offset = inputs.head_grid(profile, heads, inputs.numbers(heads, "offset")).astype(float)
     # Cells have 13 to 40 pixels; title, legend and axis need 130.
     height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
     figure = style.new_figure("Heads by layer: label and strength", height=height)
@@ -55,7 +45,7 @@ def plot_head_map(
         texts = {"text": np.where(here, signs, ""), "customdata": np.where(here, hovers, "")}
         _add_cells(figure, label, z=np.where(here, bits, np.nan), **texts)
     colors = {k: v for k, v in style.COLORS.items() if (heads["label"] == k).any()}
-    if idle := idle_layers(profile):
+    if idle := inputs.idle_layers(profile):
         colors[IDLE] = style.MUTED
         z = np.full((layers, count), np.nan)
         z[idle] = 1.0
@@ -106,14 +96,10 @@ def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndar
 
 
 def _add_points(
-    figure: go.Figure,
-    heads: pd.DataFrame,
-    x: np.ndarray,
-    y: np.ndarray,
-    selected: tuple[int, int] | None,
+    figure: go.Figure, heads: pd.DataFrame, x: np.ndarray, y: np.ndarray, selected: Selected
 ) -> None:
     """Draw a point per head, whose area grows with its bits, and a ring at `selected`."""
-    hovers, bits = hover_lines(heads), heads["total_bits"].to_numpy(float).clip(min=0)
+    hovers, bits = inputs.hover_lines(heads), heads["total_bits"].to_numpy(float).clip(min=0)
     largest = np.nanmax(bits, initial=0) or 1.0
     crowd = 1.0 if len(heads) <= 200 else 0.75
     sizes = np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
@@ -123,22 +109,20 @@ def _add_points(
         if rows.any():
             marker = {"color": style.COLORS[label], "size": sizes[rows], "opacity": 0.85}
             marker |= {"symbol": style.SYMBOLS[label], "line_width": 1}
-            hover = {"text": hovers[rows], "hovertemplate": style.TEXT_ONLY}
-            hover["customdata"] = heads.loc[rows, ["layer", "head"]].to_numpy(int)
-            figure.add_scatter(x=x[rows], y=y[rows], name=label, marker=marker, **look, **hover)
+            data = {"x": x[rows], "y": y[rows], "text": hovers[rows], "name": label}
+            data["customdata"] = heads.loc[rows, ["layer", "head"]].to_numpy(int)
+            figure.add_scatter(**data, marker=marker, hovertemplate=style.TEXT_ONLY, **look)
     if selected is not None:
-        row = [row_of(heads, selected)]
+        row = [inputs.row_of(heads, selected)]
         ring = {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}}
         look |= {"hoverinfo": "skip", "showlegend": False, "meta": {"role": "selected"}}
         figure.add_scatter(x=x[row], y=y[row], marker=ring, **look)
 
 
-BIT_PARTS = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
-
-
 def bit_shares(heads: pd.DataFrame) -> np.ndarray:
-    """Share [row, part] of each of `BIT_PARTS` in their sum; NaN if the sum is 0."""
-    bits = heads[list(BIT_PARTS)].to_numpy(float).clip(min=0)
+    """Share [row, part] of sinks, position, content and interaction; NaN if their sum is 0."""
+    parts = ["sink_bits", "position_bits", "content_bits", "interaction_bits"]
+    bits = heads[parts].to_numpy(float).clip(min=0)
     total = bits.sum(1, keepdims=True)
     return np.divide(bits, total, out=np.full_like(bits, np.nan), where=total > 0)
 
@@ -148,10 +132,7 @@ CLAIM_PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spaci
 
 @public
 def plot_claim(
-    profile: xr.Dataset,
-    heads: pd.DataFrame | None = None,
-    *,
-    selected: tuple[Count, Count] | None = None,
+    profile: xr.Dataset, heads: pd.DataFrame | None = None, *, selected: Selected = None
 ) -> go.Figure:
     """Share of each head's bits that the offset explains, by the head's mean wavelength.
 
@@ -161,7 +142,7 @@ def plot_claim(
     model and in the surrogates, which have their frequencies in a random order. The head
     `selected` (layer, head) gets a ring.
     """
-    heads = head_table(profile, heads)
+    heads = inputs.head_table(profile, heads)
     drawn = claim_numbers(profile)
     indices = heads["layer"].to_numpy(int), heads["head"].to_numpy(int)
     y, x = (of_draws[0][indices] for of_draws in drawn)

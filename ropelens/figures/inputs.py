@@ -7,9 +7,12 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, Count
 from ropelens.figures.formats import number, short_count
 from ropelens.figures.style import LABEL_ORDER
+
+Selected = tuple[Count, Count] | None
+"""The head (layer, head) that a figure marks."""
 
 
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
@@ -18,8 +21,7 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     Raises `BadArgument` for a table with other heads, or with unknown labels.
     """
     if heads is None:
-        # Imported here, because figures of a saved table need neither the bootstrap nor scipy.
-        from ropelens.claims.heads import classify_heads
+        from ropelens.claims.heads import classify_heads  # slow: imports scipy
 
         return classify_heads(profile)
     inside = set(np.ndindex(profile.sizes["layer"], profile.sizes["head"]))

@@ -9,15 +9,9 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ropelens.errors import Count, public
-from ropelens.figures import style
+from ropelens.figures import style, wavelengths
 from ropelens.figures.formats import short_count
-from ropelens.figures.inputs import head_table, numbers, row_of
-from ropelens.figures.wavelengths import (
-    mark_context,
-    plane_map,
-    set_wavelengths,
-    wavelength_positions,
-)
+from ropelens.figures.inputs import Selected, head_table, numbers, row_of
 
 MEANS_HEIGHT = 150  # pixels of the panel of means; title, legend and axis need the same
 MAX_ROW_NAMES = 40
@@ -25,10 +19,7 @@ MAX_ROW_NAMES = 40
 
 @public
 def plot_head_wavelengths(
-    profile: xr.Dataset,
-    heads: pd.DataFrame | None = None,
-    *,
-    selected: tuple[Count, Count] | None = None,
+    profile: xr.Dataset, heads: pd.DataFrame | None = None, *, selected: Selected = None
 ) -> go.Figure:
     """Push of each wavelength toward the keys that heads pick: means by label, and every head.
 
@@ -45,12 +36,11 @@ def plot_head_wavelengths(
     total = push.sum("frequency")
     shares = 100 * (push / total.where(total > 0)).values
     wavelength = profile["wavelength"].values
-    cells = plane_map(wavelength, shares[layer, head].astype(np.float32), layer)
-    edges = cells["x"]
-    below = int(np.clip(13 * len(order), 120, 560))
+    cells = wavelengths.plane_map(wavelength, shares[layer, head].astype(np.float32), layer)
+    edges, below = cells["x"], int(np.clip(13 * len(order), 120, 560))
     panels: dict[str, Any] = {"spacing": 0.03, "row_heights": [MEANS_HEIGHT, below]}
-    panels["height"] = 2 * MEANS_HEIGHT + below
-    figure = style.stacked("Push toward keys by wavelength", 2, **panels)
+    height, title = 2 * MEANS_HEIGHT + below, "Push toward keys by wavelength"
+    figure = style.stacked(title, 2, height=height, **panels)
     _add_label_lines(figure, wavelength, shares, heads)
     bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
     bar |= {"len": below / (MEANS_HEIGHT + below), "y": 0, "yanchor": "bottom"}
@@ -64,14 +54,14 @@ def plot_head_wavelengths(
         marker = {"color": style.COLORS[label], "symbol": style.SYMBOLS[label], "size": 7}
         x = np.full(len(of_label), 10 ** (np.log10(edges[0]) - 0.015 * breadth))
         figure.add_scatter(x=x, y=of_label, marker=marker, **silent, row=2, col=1)
-    set_wavelengths(figure, wavelength)
+    wavelengths.set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10([edges[0], edges[-1]]) - [0.03 * breadth, 0])
     figure.update_yaxes(title_text="mean<br>share (%)", rangemode="tozero", nticks=4, row=1)
     shown = names[:: -(-len(order) // MAX_ROW_NAMES)] if len(order) else names
     axis = {"title_text": "head (layer, head)", "type": "category", "showgrid": False}
     axis |= {"range": [len(order) - 0.4, -0.6], "categoryarray": names}
     figure.update_yaxes(**axis, tickvals=shown, tickfont_size=11, row=2)
-    mark_context(figure, profile)
+    wavelengths.mark_context(figure, profile)
     if selected is not None:
         here = np.flatnonzero(order == row_of(heads, selected))
         y = float(here[0]) if here.size else -2.0
@@ -88,7 +78,7 @@ def _add_label_lines(
     heads: pd.DataFrame,
 ) -> None:
     """Draw the mean share of each label's heads. Planes that do not rotate break a line."""
-    places = np.log(wavelength_positions(wavelength))
+    places = np.log(wavelengths.wavelength_positions(wavelength))
     for label in style.LABEL_ORDER[:3]:
         rows = heads[heads["label"] == label]
         if len(rows) < 2:
@@ -133,24 +123,21 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     scope = "mean over heads" if layer is None else f"heads of layer {layer}"
     rows, wavelength = profile.sizes[what], profile["wavelength"].values
     panels = [*NORM_PANELS.items()][: 2 + bool(profile["v_norm"].notnull().any())]
-    figure = style.stacked(
-        f"Norms by wavelength, {scope}",
-        len(panels),
-        height=170 + len(panels) * int(np.clip(rows * 30, 120, max(220, rows * 9))),
-        spacing=0.1 if rows <= 16 else 0.05,
-    )
+    height = 170 + len(panels) * int(np.clip(rows * 30, 120, max(220, rows * 9)))
+    size = {"height": height, "spacing": 0.1 if rows <= 16 else 0.05}
+    figure = style.stacked(f"Norms by wavelength, {scope}", len(panels), **size)
     for row, (side, name) in enumerate(panels, start=1):
         dim = "head" if side == "query" else "kv_head"
         values = profile[name].transpose("layer", dim, "frequency")
         norms = (values.mean(dim) if layer is None else values[layer]).values
         layers = np.arange(len(norms)) if layer is None else np.full(len(norms), layer)
-        cells = plane_map(wavelength, norms, layers)
+        cells = wavelengths.plane_map(wavelength, norms, layers)
         bottom, top = figure.layout[f"yaxis{row}"].domain
         bar = {"thickness": 10, "nticks": 4, "len": top - bottom, "yanchor": "top", "y": top}
-        look: dict[str, Any] = {"colorscale": style.SEQUENTIAL, "name": f"{side} norm"}
-        look |= {"zmin": 0, "zmax": float(np.nanmax(cells["z"], initial=0)), "colorbar": bar}
+        most = float(np.nanmax(cells["z"], initial=0))
+        look = {"colorscale": style.SEQUENTIAL, "zmin": 0, "zmax": most, "colorbar": bar}
         hover = f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>{side} norm %{{z:.3f}}"
-        look["hovertemplate"] = f"{hover}<extra></extra>"
+        look |= {"name": f"{side} norm", "hovertemplate": f"{hover}<extra></extra>"}
         figure.add_heatmap(**cells, y=np.arange(len(norms)), **look, row=row, col=1)
         # An annotation, because the title of a colour bar would widen the margin.
         place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
@@ -158,8 +145,8 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
         figure.add_annotation(place | words, yref=f"y{row} domain".replace("y1", "y"))
         of_row = what if layer is None or side == "query" else "key-value head"
         figure.update_yaxes(**style.index_axis(len(norms), of_row), row=row)
-    set_wavelengths(figure, wavelength)
+    wavelengths.set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10(figure.data[0].x[[0, -1]]), showgrid=False)
-    mark_context(figure, profile, color="#ffffff", below=True)
+    wavelengths.mark_context(figure, profile, color="#ffffff", below=True)
     drawn = np.concatenate([trace.z.ravel() for trace in figure.data])
     return style.note_missing(figure, drawn, "no queries and keys were measured")
