@@ -16,7 +16,9 @@ from ropelens.analysis.options import (
     TextOption,
     with_options,
 )
+from ropelens.checkpoints.bundled import check_text, sample_path
 from ropelens.checkpoints.load_options import option, setting
+from ropelens.checkpoints.names import name_checkpoints
 from ropelens.commands.terminal import finish, print_message
 from ropelens.runtime.progress import opening, show_progress
 
@@ -63,8 +65,6 @@ def analyze_command(
       ropelens analyze ./my-llama --text book.txt --plan
       ropelens analyze runs/rope/history/* --text book.txt --out out
     """
-    from ropelens.checkpoints.bundled import check_text, sample_path
-    from ropelens.checkpoints.names import name_checkpoints
     from ropelens.runtime.results import check_out
 
     checkpoints = name_checkpoints(models or ["bundled"])
@@ -174,7 +174,6 @@ def truncate_command(
       ropelens truncate --measures loss
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
-    from ropelens.checkpoints.bundled import check_text
     from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
     from ropelens.runtime.results import check_out
 

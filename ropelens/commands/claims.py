@@ -11,6 +11,7 @@ import typer
 
 from ropelens.analysis.options import Options, OutOption, TextOption, with_options
 from ropelens.checkpoints.load_options import option
+from ropelens.checkpoints.names import name_checkpoints
 from ropelens.commands.terminal import finish
 from ropelens.errors import BadArgument
 from ropelens.runtime.progress import opening, show_progress
@@ -52,7 +53,6 @@ def claims_command(
       ropelens claims analyzed/llama analyzed/qwen --out out
       ropelens claims ./my-llama --text book.txt --out out
     """
-    from ropelens.checkpoints.names import name_checkpoints
     from ropelens.runtime.results import PAGE, check_out
 
     places = name_checkpoints(models or ["bundled"])

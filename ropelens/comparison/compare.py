@@ -13,8 +13,7 @@ import xarray as xr
 
 from ropelens.checkpoints.files import fingerprint
 from ropelens.checkpoints.load import load
-from ropelens.comparison.entries import ComparisonEntry, find_entries
-from ropelens.comparison.measure import head_measures, measure
+from ropelens.comparison.entries import ComparisonEntry, find_entries, head_measures, measure
 from ropelens.comparison.table import NO_PARTNER
 from ropelens.errors import BadArgument, Count, Positive, explained, public
 from ropelens.profiles.measurement import versions
