@@ -197,11 +197,8 @@ def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
         before = json.loads(sweep.attrs["arguments"])
         changes = differences(before, arguments, before | arguments, between=", now ")
     if changes:
-        raise BadArgument(
-            f"{folder} has a sweep with other options, which this sweep would replace.",
-            seen=changes[:300],
-            hint="another folder, or the same options",
-        )
+        what = f"{folder} has a sweep with other options, which this sweep would replace."
+        raise BadArgument(what, seen=changes[:300], hint="another folder, or the same options")
 
 
 @dataclass(frozen=True)
@@ -224,12 +221,8 @@ class Answer:
         page is drawn last. It starts with the sentence `lead` and the sentences that follow
         from the numbers, and then has the `findings`.
         """
-        comparison = comparison.assign_attrs(
-            question=self.question,
-            command=this_command(),
-            lead=lead,
-            findings="\n".join(self.findings),
-        )
+        said = {"question": self.question, "command": this_command(), "lead": lead}
+        comparison = comparison.assign_attrs(said, findings="\n".join(self.findings))
         table, facts = summarize_comparison(comparison), comparison.attrs
         entries = comparison["entry"].values.tolist()
         findings = [*words.comparison_sentences(comparison, table), words.scope(facts)]
@@ -281,13 +274,10 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
     `BadArgument`, and keeps the page, for damaged numbers and for the folder of an answer.
     """
     folder, record = Path(folder), read_record(folder)
-    kind = record.get("kind")
+    kind, question, command = (record.get(name) for name in ("kind", "question", "command"))
     if kind == "answer":
-        raise BadArgument(
-            f"Only the script that wrote {folder} can draw its page.",
-            seen=str(record.get("question")),
-            hint=str(record.get("command")),
-        )
+        what = f"Only the script that wrote {folder} can draw its page."
+        raise BadArgument(what, seen=str(question), hint=str(command))
     if kind == "comparison" and beside is None:
         comparison = open_results(folder / "comparison.nc", "comparison")
         return write_page(folder, lambda: render_comparison(comparison))

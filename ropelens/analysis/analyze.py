@@ -18,13 +18,7 @@ import xarray as xr
 
 from ropelens.analysis.analysis import Analysis, check_sweep, earlier_results, open_analysis
 from ropelens.analysis.options import Options
-from ropelens.analysis.plan import (
-    Plan,
-    TextSource,
-    collect_warnings,
-    plan_analysis,
-    this_command,
-)
+from ropelens.analysis.plan import Plan, TextSource, keep_warnings, plan_analysis, this_command
 from ropelens.checkpoints.files import fingerprint
 from ropelens.claims.heads import classify_heads
 from ropelens.errors import BadArgument, public
@@ -41,10 +35,8 @@ from ropelens.runtime.savepoint import UNFINISHED, savepoint
 
 DEFAULT = Options()
 
-RECORDED = (
-    *("command", "seed", "context", "sequences", "documents", "tokens", "rows", "dtype"),
-    *("loss", "loss_se", "created"),
-)
+TEXT_FACTS = ("context", "sequences", "documents", "tokens", "rows")
+RECORDED = ("command", "seed", *TEXT_FACTS, "dtype", "loss", "loss_se", "created")
 """Attributes of a profile that are also in run.json."""
 
 
@@ -99,7 +91,7 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
         check_sweep(folder, plan.arguments)
     weights = revision = sweep = earlier = None
     how: dict[str, Any] = {name: getattr(options, name) for name in ("rows", "seed")}
-    with collect_warnings(plan.warnings):
+    with keep_warnings(plan.warnings):
         with opening(progress, "loading"):
             if isinstance(source, LiveModel):
                 live = source
@@ -185,12 +177,8 @@ def _record(
     attrs, peak = profile.attrs, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     record = {name: _known(attrs[name]) for name in RECORDED} | {
         "arguments": plan.arguments,
-        "model": {
-            "name": attrs["model"],
-            "revision": attrs["revision"],
-            "class": live.class_name,
-            "fingerprint": weights,
-        },
+        "model": {"name": attrs["model"], "revision": attrs["revision"]}
+        | {"class": live.class_name, "fingerprint": weights},
         "text": {"source": attrs["text"], "fingerprint": plan.text.documents_sha256 or None},
         "labels": heads["label"].value_counts().to_dict(),
         "thresholds": heads.attrs["thresholds"],

@@ -16,18 +16,13 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ropelens import config_facts
 from ropelens.analysis.options import Options
 from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import fitted_sequences
 from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
 from ropelens.checkpoints.load import Opened, open_checkpoint
 from ropelens.checkpoints.names import short_name
-from ropelens.config_facts import (
-    attending_layers,
-    rope_parameters,
-    stated_context,
-    stated_number,
-)
 from ropelens.errors import public
 from ropelens.interventions.truncate import PlaneSweep
 from ropelens.interventions.truncation_table import wanted_measures
@@ -52,17 +47,13 @@ from ropelens.text.tokenize import (
     warn_beyond,
 )
 
-LONGEST_DEFAULT_CONTEXT = 2048
-
-LONG_SWEEP: dict[str, Any] = {
+DEFAULT_CONTEXT = 2048
+LONG_SWEEP: dict[str, Any] = {  # defaults for longer text
     "keep": (1, 0.75, 0.5, 0.25, 0),
     "controls": 1,
     "measures": ("loss", "induction", "change", "copying"),
 }
-"""Defaults of a sweep of text that is longer than `LONGEST_DEFAULT_CONTEXT`."""
-
-OPERATIONS = {"cpu": 8e14, "cuda": 1e17}
-"""Largest number of floating-point operations of a sweep by default: about two hours."""
+OPERATIONS = {"cpu": 8e14, "cuda": 1e17}  # of a sweep by default: about two hours
 
 TextSource = Path | str | Sequence[Path | str] | Text | Tensor | Mapping[str, Any]
 
@@ -104,7 +95,7 @@ def plan_analysis(
         truncation = {name: value for name, value in truncation.items() if value is not None}
         wanted_measures(public(PlaneSweep)(**truncation).measures)
     messages: list[str] = []
-    with collect_warnings(messages):
+    with keep_warnings(messages):
         names, documents = _documents(text, model)
         source: Opened | LiveModel
         if not isinstance(model, (str, Path)):
@@ -168,8 +159,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
         remedy = "a smaller --context, --batch-size 1 or --dtype bfloat16 reduces it"
         warnings.warn(f"memory may not suffice: {memory}; {remedy}", stacklevel=3)
     shape, rows = config.get_text_config(), rows_for(options.rows, longest)
-    heads = stated_number(config, "num_attention_heads", 0)
-    layers = len(attending_layers(config))
+    heads = config_facts.stated_number(config, "num_attention_heads", 0)
+    layers = len(config_facts.attending_layers(config))
     sizes = source.parameters, heads, _head_dim(config) // 2, longest
     fits = layers * fit_cost(*sizes, options.surrogates)
     precision = str(dtype).removeprefix("torch.")
@@ -190,9 +181,9 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
 
 
 def _head_dim(config: PreTrainedConfig) -> int:
-    heads = stated_number(config, "num_attention_heads", 1)
+    heads = config_facts.stated_number(config, "num_attention_heads", 1)
     width = config.get_text_config().hidden_size
-    return stated_number(config, "head_dim", width // max(1, heads))
+    return config_facts.stated_number(config, "head_dim", width // max(1, heads))
 
 
 def _fit_sweep(
@@ -205,15 +196,15 @@ def _fit_sweep(
 
     The context is halved until memory, time and the text suffice.
     """
-    context = options.context or stated_context(source.config) or LONGEST_DEFAULT_CONTEXT
-    if context <= LONGEST_DEFAULT_CONTEXT:
+    context = options.context or config_facts.stated_context(source.config) or DEFAULT_CONTEXT
+    if context <= DEFAULT_CONTEXT:
         return truncation, replace(options, context=context)
     if isinstance(source, Opened):
         parameters, device = source.parameters, source.devices[0]
     else:
         parameters, device = source.model.num_parameters(), source.device
     config, sizes = source.config, ("hidden_size", "num_hidden_layers")
-    scores = math.prod(stated_number(config, size, 1) for size in sizes)
+    scores = math.prod(config_facts.stated_number(config, size, 1) for size in sizes)
 
     def fits(context: int) -> bool:
         """Check the cost of 11 edits, each on 2 sequences or more and 8 farthest copies."""
@@ -226,25 +217,27 @@ def _fit_sweep(
     if options.context is None:
         pieces = [encode(text[:PIECE], source.tokenizer)[1] for text in documents]
         text_tokens = sum(map(len, pieces))
-        while context > LONGEST_DEFAULT_CONTEXT and not fits(context):
-            context = max(context // 2, LONGEST_DEFAULT_CONTEXT)
+        while context > DEFAULT_CONTEXT and not fits(context):
+            context = max(context // 2, DEFAULT_CONTEXT)
     count = options.sequences or max(2, 2**14 // context)
     return {**LONG_SWEEP, **truncation}, replace(options, context=context, sequences=count)
 
 
 def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
     """The work of a sweep. Raises the errors of `truncate`, as far as the config suffices."""
-    parts = [rope.get("partial_rotary_factor") or 1 for rope in rope_parameters(config)]
+    parts = [
+        rope.get("partial_rotary_factor") or 1 for rope in config_facts.rope_parameters(config)
+    ]
     planes = min(int(_head_dim(config) * min(parts, default=1)) // 2, 512)
     cuts = sweep.cuts([{plane: 1.0 / (1 + plane) for plane in range(planes)}], seed=0)
     edits = len({cut.stopped for cut in cuts}) - 1
     names = ("num_hidden_layers", "num_attention_heads")
-    layers, heads = (stated_number(config, name, 0) for name in names)
+    layers, heads = (config_facts.stated_number(config, name, 0) for name in names)
     if layers and heads and sweep.heads != "*":
-        rotating = attending_layers(config, turning=True)
+        rotating = config_facts.attending_layers(config, turning=True)
         heads_by_layer(sweep.heads, shape=(layers, heads), among=rotating, doing="rotate")
     measures = ", ".join(sorted(wanted_measures(sweep.measures)))
-    trained = stated_context(config) or "?"
+    trained = config_facts.stated_context(config) or "?"
     return f"about {edits} edits ({measures}), trained for {trained} tokens"
 
 
@@ -283,8 +276,8 @@ def _sequences(
         text = read_text(documents, config=config)
         check_ids(text, vocabulary=config.vocab_size)
         return replace(text, source=text.source or f"{len(text):,} sequences of tokens")
-    maximum = stated_context(source.config)
-    usual = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
+    maximum = config_facts.stated_context(source.config)
+    usual = min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     context = usual if options.context is None else options.context
     warn_beyond(context, maximum)
     with warnings.catch_warnings():
@@ -303,7 +296,7 @@ def this_command() -> str:
 
 
 @contextmanager
-def collect_warnings(messages: list[str]) -> Iterator[None]:
+def keep_warnings(messages: list[str]) -> Iterator[None]:
     """Append the text of every warning in the block to `messages`, and show the warning."""
     with warnings.catch_warnings():  # restores `showwarning`
         show = warnings.showwarning

@@ -29,8 +29,7 @@ PlanOption = Annotated[
     bool, option(None, "Print the planned run and its memory; do not run it.", name="--plan")
 ]
 
-NOT_IN_SWEEPS = {"prompts", "attention_on", "backend"}
-"""Options of `analyze` that `truncate` does not have."""
+NOT_IN_SWEEPS = {"prompts", "attention_on", "backend"}  # not options of `truncate`
 
 
 @with_options(Options)

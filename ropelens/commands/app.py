@@ -16,11 +16,8 @@ from ropelens.commands.terminal import finish, print_path, run_app
 from ropelens.runtime.progress import show_progress
 from ropelens.train.settings import Settings
 
-WITH_STUDY = ("study", "text", "valid", "tokens", "out")
-"""Options that can be used together with --study."""
-
-ONLY_IN_STUDIES = {"decay", "history_every", "compile"}
-"""Settings that only a study file can set."""
+WITH_STUDY = ("study", "text", "valid", "tokens", "out")  # options together with --study
+ONLY_IN_STUDIES = {"decay", "history_every", "compile"}  # settings in a study file
 
 app = typer.Typer(
     name="ropelens", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -178,11 +175,9 @@ def train_command(
     text, valid = text or [], valid or []
     if study is not None:
         for parameter in run.command.params:
-            source = run.get_parameter_source(str(parameter.name))
-            if (
-                parameter.name not in WITH_STUDY
-                and getattr(source, "name", "") == "COMMANDLINE"
-            ):
+            name = str(parameter.name)
+            source = getattr(run.get_parameter_source(name), "name", "")
+            if name not in WITH_STUDY and source == "COMMANDLINE":
                 fault = f"{parameter.opts[0]} cannot be used together with --study"
                 raise typer.BadParameter(f"{fault}. Set it in the file")
         from ropelens.train.study import run_study

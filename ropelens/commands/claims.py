@@ -99,9 +99,8 @@ def _read_ledgers(
         ledgers[name] = read_ledger(place) if kinds[name] == "claims" else (None, {name: {}})
     names = [name for _, entries in ledgers.values() for name in entries]
     if len(set(names)) < len(names):
-        raise BadArgument(
-            "A ledger has each model once.", seen=", ".join(names), hint="each name only once"
-        )
+        what, seen = "A ledger has each model once.", ", ".join(names)
+        raise BadArgument(what, seen=seen, hint="each name only once")
     return ledgers
 
 

@@ -15,11 +15,8 @@ from ropelens.checkpoints.load_options import Loading, option
 if TYPE_CHECKING:
     import xarray as xr
 
-SAME_FREQUENCY = 1e-3
-"""Largest relative difference of measured frequencies between layers that share a table."""
-
-WIDTH = 80
-"""Characters in a line."""
+SAME_FREQUENCY = 1e-3  # relative difference between layers that share a table
+WIDTH = 80  # characters in a line
 
 
 @with_options(Loading)

@@ -28,10 +28,7 @@ from ropelens.train.study import runs_of
 TEXT_SETTINGS = ("valid_sha256", "text_sha256", "tokenizer_sha256")
 SHARED_SETTINGS = ("context", "vocabulary", *TEXT_SETTINGS, "steps", "precision")
 """Settings that must be equal in all runs, so that their losses can be compared."""
-
 SHARED_WITHIN_SIZE = ("size", "learning_rate", "warmup_steps")
-"""Settings that must also be equal in runs of the same size."""
-
 TIMES_CONTEXT = 4  # length of long texts, in trained contexts
 
 

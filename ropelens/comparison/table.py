@@ -24,17 +24,10 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
 
 def _summary_row(comparison: xr.Dataset, group: str) -> dict[str, object]:
     entries = group_entries(comparison, group)
-    first = entries.isel(entry=0)
-    return {
-        "group": group,
-        "variant": str(first["variant"].item()),
-        "size": str(first["size"].item()),
-        "entries": entries.sizes["entry"],
-        "loss": float(entries["loss"].mean()),
-        **_loss_change(comparison, group),
-        **_behaviour(comparison, group),
-        **_heads(entries),
-    }
+    texts = {name: str(entries[name][0].item()) for name in ("variant", "size")}
+    row = {"group": group, **texts, "entries": entries.sizes["entry"]}
+    row |= {"loss": float(entries["loss"].mean()), **_loss_change(comparison, group)}
+    return {**row, **_behaviour(comparison, group), **_heads(entries)}
 
 
 def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
@@ -45,12 +38,9 @@ def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
         over, parts = "sequences", comparison.get("sequence_loss")
         together = comparison.get("sequence_group")
     interval = _mean_change(pairs, parts, group, weight, together)
-    return {
-        **dict(zip(("loss_change", "low", "high"), interval, strict=True)),
-        "over": "seeds" if len(pairs) > 1 else over if np.isfinite(interval[1]) else "",
-        "pairs": len(pairs),
-        "worse": int((pairs > 0).sum()),
-    }
+    over = "seeds" if len(pairs) > 1 else over if np.isfinite(interval[1]) else ""
+    change = dict(zip(("loss_change", "low", "high"), interval, strict=True))
+    return change | {"over": over, "pairs": len(pairs), "worse": int((pairs > 0).sum())}
 
 
 def _mean_change(
@@ -72,10 +62,8 @@ def _mean_change(
     known = change.notnull().values  # analyses of less text have fewer parts
     if not known.any():
         return paired_interval(pairs)
-    of_parts = (
-        None if array is None else array.sel(entry=change["entry"]).values[known]
-        for array in weights
-    )
+    entry = change["entry"]
+    of_parts = [None if w is None else w.sel(entry=entry).values[known] for w in weights]
     return paired_interval(change.values[known], *of_parts)
 
 

@@ -49,20 +49,17 @@ def plot_head_map(
         colors[IDLE] = style.MUTED
         z = np.full((layers, count), np.nan)
         z[idle] = 1.0
-        scale = [[0, style.SHADE], [1, style.SHADE]]
-        look: dict[str, Any] = {"colorscale": scale, "showscale": False}
+        look: dict[str, Any] = {"colorscale": [[0, style.SHADE], [1, style.SHADE]]}
         if "layer_type" in profile.coords:
             look["customdata"] = np.tile(profile["layer_type"].values[:, None], (1, count))
-        hover = f"layer %{{y}}: %{{customdata}}, {IDLE}<extra></extra>"
-        figure.add_heatmap(z=z, **look, name=IDLE, meta={"role": "idle"}, hovertemplate=hover)
+        look["hovertemplate"] = f"layer %{{y}}: %{{customdata}}, {IDLE}<extra></extra>"
+        figure.add_heatmap(z=z, **look, name=IDLE, meta={"role": "idle"}, showscale=False)
     for name, color in colors.items():  # legend entries, which heat maps do not have
         look = {"mode": "markers", "marker": {"color": color, "symbol": "square", "size": 11}}
         figure.add_scatter(x=[None], y=[None], name=name, hoverinfo="skip", **look)
     # The room at both ends of an axis is for the stroke of the frame.
-    across, down = (
-        style.index_axis(cells, what, most=16, room=max(0.05, 0.006 * cells))
-        for cells, what in ((count, "head"), (layers, "layer"))
-    )
+    across = style.index_axis(count, "head", most=16, room=max(0.05, 0.006 * count))
+    down = style.index_axis(layers, "layer", most=16, room=max(0.05, 0.006 * layers))
     figure.update_xaxes(**across | {"range": across["range"][::-1]}, constrain="domain")
     figure.update_yaxes(**down)
     if selected is not None:

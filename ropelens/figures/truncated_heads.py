@@ -60,7 +60,7 @@ def kinds_of(truncation: xr.Dataset) -> list[str]:
 
 
 def _steps(truncation: xr.Dataset, kind: str) -> dict[float, np.ndarray]:
-    """Entries of the unmodified model and the steps of a kind, by share that rotates."""
+    """Entries of the unmodified model and the steps of a kind, by rotating share."""
     steps, share = truncation["kind"].isin(["none", kind]).values, truncation["kept"].values
     shares = np.unique(share[steps])[::-1]
     return {value: np.flatnonzero(steps & (share == value)) for value in shares}
@@ -81,7 +81,7 @@ def head_steps(truncation: xr.Dataset) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for kind in kinds_of(truncation):
         steps = _steps(truncation, kind).values()
-        for name in {*HEAD_PANELS} & {*truncation}:
+        for name in (name for name in HEAD_PANELS if name in truncation):
             values = truncation[name].transpose("layer", "head", "edit").values
             means = [values[..., entries].mean(-1) for entries in steps]
             arrays[f"{name}_{kind}"] = np.stack(means, axis=-1)

@@ -10,7 +10,6 @@ from ropelens.figures.formats import short_count
 from ropelens.figures.style import MUTED, log_axis, mark, set_x
 
 AXIS_TITLE = "wavelength (tokens, log scale)"
-
 LONE_HALF_WIDTH = 0.35  # half width of a plane without neighbours, in log tokens
 NO_PLANES = np.array([1.0, 10.0])  # range of an axis without planes, in tokens
 
@@ -29,9 +28,8 @@ def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
     usual = float(np.median(apart)) if apart.size else float(np.log(2))
     longest = float(np.nanmax(finite)) if np.isfinite(finite).any() else 0.0
     most = int(endless.sum(-1).max())
-    step = usual
-    if apart.size and most:
-        step = min(usual, (longest - float(np.nanmin(finite))) / (3 * most))
+    few = not (apart.size and most)
+    step = usual if few else min(usual, (longest - float(np.nanmin(finite))) / (3 * most))
     gap = usual / 2 + 0.5 + max(step / 2, LONE_HALF_WIDTH)
     # cumsum numbers the planes of a layer that do not rotate: 1, 2, 3, ...
     beyond = longest + gap + step * (np.cumsum(endless, axis=-1) - 1)

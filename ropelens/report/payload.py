@@ -57,10 +57,8 @@ def build_payload(
         payload["sweep"] = {kind: rotating_shares(truncation, kind).tolist() for kind in kinds}
     if reach is not None:
         more |= reach_arrays(reach)
-        payload["reach"] = {
-            "variants": reach["variant"].values.tolist(),
-            "distances": reach["run_distance"].values.tolist(),
-        }
+        sizes = {"variants": "variant", "distances": "run_distance"}
+        payload["reach"] = {name: reach[dim].values.tolist() for name, dim in sizes.items()}
     payload["arrays"] |= {name: packed(values, dims=HEAD_DIMS) for name, values in more.items()}
     return payload
 
@@ -222,14 +220,10 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     steps, root = (255, 2) if sum(cells.size for cells in given) <= FINE_CELLS else (100, 1)
     for payload, cells in zip(excerpts, given, strict=True):
         payload["attention"] = packed(np.round(steps * cells ** (1 / root)).astype(np.uint8))
-    return {
-        "excerpts": excerpts,
-        "coding": [steps, root],
-        "live": live.tolist(),
-        "planes": planes.tolist(),
-        "frequencies": np.nan_to_num(inv_freq).tolist(),
-        "scale": scale.tolist(),
-    }
+    arrays = {"live": live, "planes": planes, "scale": scale}
+    arrays["frequencies"] = np.nan_to_num(inv_freq)
+    by_name = {name: array.tolist() for name, array in arrays.items()}
+    return {"excerpts": excerpts, "coding": [steps, root], **by_name}
 
 
 def _lead(excerpt: xr.Dataset, causal: np.ndarray, known: np.ndarray) -> dict[str, Any] | None:

@@ -19,8 +19,7 @@ from markupsafe import Markup
 from ropelens.figures import formats
 
 TEMPLATES = Path(__file__).parent / "templates"
-PLOTLY = "plotly/plotly-cartesian.min.js"
-"""plotly.js with the traces that pages use. Pages contain it and work without a network."""
+PLOTLY = "plotly/plotly-cartesian.min.js"  # in pages, which work without a network
 
 
 @functools.cache
@@ -36,8 +35,8 @@ def environment(folder: str = "") -> jinja2.Environment:
     filters = ("number", "signed", "short_count", "mean_count", "plural", "in_words", "ranges")
     templates.filters |= {name: getattr(formats, name) for name in filters}
     templates.filters["percent"] = lambda share: f"{100 * share:.3g}%"
-    numbers = {"NOTHING": formats.NO_NUMBER, "nan": math.nan}
-    templates.globals |= numbers | {"change_and_interval": formats.change_and_interval}
+    templates.globals |= {"NOTHING": formats.NO_NUMBER, "nan": math.nan}
+    templates.globals["change_and_interval"] = formats.change_and_interval
     return templates
 
 
@@ -97,10 +96,8 @@ def content_policy(*scripts: str) -> str:
     """Content security policy of a page that runs only these scripts and loads nothing."""
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     run = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    return (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
-        f"form-action 'none'; script-src {run}"
-    )
+    images = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
+    return f"default-src 'none'; {images}; form-action 'none'; script-src {run}"
 
 
 def render(
@@ -110,22 +107,16 @@ def render(
     parts = "\n".join(map(asset, scripts))
     script = Markup(f'"use strict";\n(async () => {{\n{parts}\n}})();')
     run = (asset(PLOTLY), asset("unpack.js"), script) if scripts else ()
-    return (
-        environment()
-        .get_template(template)
-        .render(
-            policy=content_policy(*run),
-            plotly=packed_plotly(),
-            unpack=asset("unpack.js"),
-            script=script,
-            style=asset("page.css"),
-            payload=packed_payload(payload) if scripts else "",
-            **values,
-        )
+    page = environment().get_template(template)
+    return page.render(
+        policy=content_policy(*run),
+        plotly=packed_plotly(),
+        unpack=asset("unpack.js"),
+        script=script,
+        style=asset("page.css"),
+        payload=packed_payload(payload) if scripts else "",
+        **values,
     )
-
-
-# ---- sentences
 
 
 def write_sentence(template: str, macro: str, /, **record: object) -> str:
@@ -139,9 +130,5 @@ def write_sentences(
     template: str, records: Mapping[str, dict[str, Any] | None], **more: object
 ) -> dict[str, str]:
     """Sentences by the names of their macros, without records that are None or have no rows."""
-    known = {macro: record for macro, record in records.items() if record}
-    return {
-        macro: write_sentence(template, macro, **record, **more)
-        for macro, record in known.items()
-        if record.get("rows", True)
-    }
+    known = {n: record for n, record in records.items() if record and record.get("rows", True)}
+    return {n: write_sentence(template, n, **record, **more) for n, record in known.items()}

@@ -91,8 +91,6 @@ def comparison_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-# ---- facts of the run: the line below the title, and the list at the end of a page
-
 OF_RUN = {
     **dict.fromkeys(("model", "revision", "dtype", "text"), "{}"),
     **dict.fromkeys(("tokens", "sequences", "documents"), "{:,}"),

@@ -29,8 +29,7 @@ CHANCE = 1 / NEEDLES  # share of needles found by a guess among the values in th
 DOUBT = 0.8  # other text may change a label with a lower confidence
 FREE = 0.01  # nats/token: a step is called free if its interval ends below this
 END_NAMES = {"slow": "slowest", "fast": "fastest"}
-CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
-"""The kind of random sets that an entry is compared with."""
+CONTROL = {"slow": "random", "fast": "random", "band": "band control"}  # kinds of random sets
 
 
 @public
@@ -50,9 +49,6 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
             return comparison_sentences(results)
     sentences = [*heads_sentences(classify_heads(results)), *attention_sentences(results)]
     return [*sentences, *filter(None, [idle_words(results)])]
-
-
-# ---- a profile and its heads
 
 
 def heads_sentences(heads: pd.DataFrame) -> list[str]:
@@ -144,9 +140,6 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     return [*filter(None, warnings), *write_sentences("profile", weak).values()]
 
 
-# ---- a sweep
-
-
 def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> list[str]:
     """Sentences about a sweep, first on the cost of the slowest and the fastest planes.
 
@@ -212,9 +205,6 @@ def _is_free(row: Record) -> bool:
     return high < FREE and (row["far_loss"] is None or (far is not None and far < FREE))
 
 
-# ---- the reach of heads
-
-
 def reach_sentences(reach: xr.Dataset) -> list[str]:
     """One sentence for each variant about the heads that find copies, and the best head."""
     measured = reach["found_share"].notnull().any(("variant", "run_distance"))
@@ -241,9 +231,6 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
         }
         sentences.append(write_sentence("reach", "copies", **numbers))
     return sentences
-
-
-# ---- a comparison
 
 
 def comparison_sentences(
