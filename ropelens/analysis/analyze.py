@@ -52,21 +52,14 @@ def analyze(
 ) -> Analysis:
     """Measure the profile of a model on text, and the labels of its heads.
 
-    Parameters
-    ----------
-    model
-        A name for `ropelens.load`, a transformers model, or a `TransformerBridge`.
-    text
-        A `Path` of a file or folder (see `read_documents`), a document (`str`), or a list of
-        paths and documents; or tokens: a `Text`, a BatchEncoding, or a tensor [sequence,
-        position]. By default, a bundled checkpoint reads text that was sampled from it.
-    tokenizer
-        Tokenizer of a model in memory, or a replacement for the tokenizer of a checkpoint.
-    truncation
-        Requests a sweep on the same sequences and rows, with the same seed: the arguments
-        heads, keep, ends, bands, controls and measures of `ropelens.truncate`.
-    progress
-        Shows the stages; see `show_progress`.
+    - `model`: a name for `ropelens.load`, a transformers model, or a `TransformerBridge`.
+    - `text`: a `Path` of a file or folder (see `read_documents`), a document (`str`), or a list
+      of paths and documents; or tokens: a `Text`, a BatchEncoding, or a tensor [sequence,
+      position]. By default, a bundled checkpoint reads text that was sampled from it.
+    - `tokenizer`: for a model in memory, or a replacement for the tokenizer of a checkpoint.
+    - `truncation`: requests a sweep on the same sequences and rows, with the same seed: the
+      arguments heads, keep, ends, bands, controls and measures of `ropelens.truncate`.
+    - `progress`: shows the stages; see `show_progress`.
 
     Raises `BadText` and `BadCheckpoint` for files that cannot be read, and the errors of
     `ropelens.load`, `profile` and `truncate`.

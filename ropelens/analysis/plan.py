@@ -55,7 +55,9 @@ LONG_SWEEP: dict[str, Any] = {  # defaults for longer text
 }
 OPERATIONS = {"cpu": 8e14, "cuda": 1e17}  # of a sweep by default: about two hours
 
-TextSource = Path | str | Sequence[Path | str] | Text | Tensor | Mapping[str, Any]
+Tokens = Text | Tensor | Mapping[str, Any]
+TextSource = Path | str | Sequence[Path | str] | Tokens
+Source = Opened | LiveModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class Plan:
     checkpoint in words. `warnings` collects the texts of all warnings.
     """
 
-    source: Opened | LiveModel
+    source: Source
     text: Text
     options: Options
     truncation: Mapping[str, Any] | None
@@ -97,7 +99,7 @@ def plan_analysis(
     messages: list[str] = []
     with keep_warnings(messages):
         names, documents = _documents(text, model)
-        source: Opened | LiveModel
+        source: Source
         if not isinstance(model, (str, Path)):
             source = as_live_model(model, tokenizer)
         else:
@@ -140,12 +142,9 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     (count, context), longest = text.ids.shape, text.context
     free = sum(map(free_bytes, devices))
     left = free - source.weight_bytes
-    batch: dict[str, Any] = {
-        "context": context,
-        "width": dtype.itemsize,
-        "device": devices[0].type,
-        "scores": options.backend == "transformer-lens",  # it keeps all scores of a layer
-    }
+    keeps_scores = options.backend == "transformer-lens"  # all scores of a layer
+    batch: dict[str, Any] = {"context": context, "width": dtype.itemsize}
+    batch |= {"device": devices[0].type, "scores": keeps_scores}
     size = options.batch_size or sequences_at_once(
         config, sequences=count, free=left // len(devices), **batch
     )
@@ -187,10 +186,7 @@ def _head_dim(config: PreTrainedConfig) -> int:
 
 
 def _fit_sweep(
-    truncation: Mapping[str, Any],
-    options: Options,
-    source: Opened | LiveModel,
-    documents: Sequence[str],
+    truncation: Mapping[str, Any], options: Options, source: Source, documents: list[str]
 ) -> tuple[Mapping[str, Any], Options]:
     """Arguments of a sweep and options of its text, which is as long as the trained context.
 
@@ -225,9 +221,8 @@ def _fit_sweep(
 
 def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
     """The work of a sweep. Raises the errors of `truncate`, as far as the config suffices."""
-    parts = [
-        rope.get("partial_rotary_factor") or 1 for rope in config_facts.rope_parameters(config)
-    ]
+    ropes = config_facts.rope_parameters(config)
+    parts = [rope.get("partial_rotary_factor") or 1 for rope in ropes]
     planes = min(int(_head_dim(config) * min(parts, default=1)) // 2, 512)
     cuts = sweep.cuts([{plane: 1.0 / (1 + plane) for plane in range(planes)}], seed=0)
     edits = len({cut.stopped for cut in cuts}) - 1
@@ -243,7 +238,7 @@ def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
 
 def _documents(
     text: TextSource | None, model: str | Path | Model
-) -> tuple[dict[str, Any], list[str] | Text | Tensor | Mapping[str, Any]]:
+) -> tuple[dict[str, Any], list[str] | Tokens]:
     """Names of model and text for run.json, and the documents (or the given tokens)."""
     name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
     tokens = (Text, Tensor, Mapping)
@@ -265,11 +260,7 @@ def _documents(
     return {"model": name, "text": names}, documents
 
 
-def _sequences(
-    documents: list[str] | Text | Tensor | Mapping[str, Any],
-    source: Opened | LiveModel,
-    options: Options,
-) -> Text:
+def _sequences(documents: list[str] | Tokens, source: Source, options: Options) -> Text:
     """The documents as tokens, cut to the context; given tokens are not cut."""
     config = source.config.get_text_config()
     if not isinstance(documents, list):

@@ -142,21 +142,14 @@ def plot_attention(
     bar |= {"tickvals": [0, 0.5, 1], "tickformat": ".0%", "thickness": 10, "len": 0.42}
     bar["title"] = {"text": "attention (% of row)", "side": "top", "font": {"size": 11}}
     gap = 1 if len(named) <= MAX_TOKENS_WITH_GAPS else 0
-    figure.add_heatmap(
-        x=keys,
-        y=keys,
-        z=np.where(keys[None] <= keys[:, None], weights, np.nan),
-        zmin=0,
-        zmax=1,
-        colorscale=[[place**2, color] for place, color in get_colorscale(style.SEQUENTIAL)],
-        colorbar=bar,
-        meta={"z": "attention"},
-        # Texts of a cell: [query token, key token].
-        customdata=np.stack(np.meshgrid(named, named, indexing="ij"), axis=-1),
-        hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>",
-        xgap=gap,
-        ygap=gap,
-    )
+    colors = [[place**2, color] for place, color in get_colorscale(style.SEQUENTIAL)]
+    look = {"colorscale": colors, "colorbar": bar, "xgap": gap, "ygap": gap}
+    data = {"x": keys, "y": keys, "z": np.where(keys[None] <= keys[:, None], weights, np.nan)}
+    # Texts of a cell: [query token, key token].
+    data["customdata"] = np.stack(np.meshgrid(named, named, indexing="ij"), axis=-1)
+    hover = "%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>"
+    look |= {"zmin": 0, "zmax": 1, "meta": {"z": "attention"}, "hovertemplate": hover}
+    figure.add_heatmap(**data, **look)
     axis = {"tickfont": {"size": 10}, "showgrid": False, "ticks": ""}
     axis |= {"tickvals": keys, "ticktext": ticks}
     figure.update_xaxes(title_text="key (token)", tickangle=-90, **axis)

@@ -18,6 +18,7 @@ from ropelens.figures.inputs import Selected
 
 MAX_HEADS_WITH_SIGNS = 24  # cells of wider layers show no sign or offset
 IDLE = "no attention"  # layers of a hybrid model
+FULL_COLOR = 2.0  # bits from which the colour of a cell is full
 
 
 @public
@@ -74,22 +75,15 @@ def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndar
     """Draw the heads with this label; `z` is NaN for other heads."""
     layers, count = z.shape
     rgb = ",".join(map(str, hex_to_rgb(style.COLORS[label])))
-    figure.add_heatmap(
-        z=z,
-        **texts,
-        name=label,
-        zmin=0,
-        zmax=2.0,  # bits from which the colour is full
-        colorscale=[[0, f"rgba({rgb},0.2)"], [1, f"rgba({rgb},1)"]],
-        showscale=False,
-        showlegend=False,
-        texttemplate="%{text}" if count <= MAX_HEADS_WITH_SIGNS else None,
-        # The colour of diffuse cells is close to the colour of the page, light or dark.
-        textfont_color=style.MUTED if label == "diffuse" else style.INK["light"],
-        hovertemplate="%{customdata}<extra></extra>",
-        xgap=2 if count <= MAX_HEADS_WITH_SIGNS else 1,
-        ygap=2 if layers <= MAX_HEADS_WITH_SIGNS else 1,
-    )
+    # The colour of diffuse cells is close to the colour of the page, light or dark.
+    ink = style.MUTED if label == "diffuse" else style.INK["light"]
+    look: dict[str, Any] = {"colorscale": [[0, f"rgba({rgb},0.2)"], [1, f"rgba({rgb},1)"]]}
+    look |= {"zmin": 0, "zmax": FULL_COLOR, "showscale": False, "showlegend": False}
+    look |= {"texttemplate": "%{text}"} if count <= MAX_HEADS_WITH_SIGNS else {}
+    look |= {"textfont_color": ink, "hovertemplate": "%{customdata}<extra></extra>"}
+    gaps = {"xgap": 2 if count <= MAX_HEADS_WITH_SIGNS else 1}
+    gaps |= {"ygap": 2 if layers <= MAX_HEADS_WITH_SIGNS else 1}
+    figure.add_heatmap(z=z, **texts, **look, **gaps, name=label)
 
 
 def _add_points(

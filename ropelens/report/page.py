@@ -119,11 +119,9 @@ def _sweep_section(
     """Section of a sweep for the template. Adds its figures to the `payload`."""
     figures = draw(catalog.SWEEP_FIGURES, truncation, table=table)
     payload["figures"] |= {row.name: bare(figure) for row, figure in figures.items()}
-    return {
-        "sentences": words.sweep_sentences(truncation, table),
-        "text": str(truncation.attrs.get("text", "")),
-        "cards": [card(row, figure) for row, figure in figures.items()],
-    }
+    cards = [card(row, figure) for row, figure in figures.items()]
+    section = {"cards": cards, "text": str(truncation.attrs.get("text", ""))}
+    return section | {"sentences": words.sweep_sentences(truncation, table)}
 
 
 def first_head(heads: pd.DataFrame) -> tuple[int, int]:
@@ -152,13 +150,10 @@ def _beside(
     if name == model_name(profile):
         name += f" at {revision}" if revision else " (compared)"
     tokens = {data.attrs.get("tokens_sha256") for data in (profile, other)}
+    same_tokens = len(tokens) == 1 and None not in tokens
     payload = beside_payload(other, heads, profile, figures, selected=first_head(heads))
-    return {
-        "name": name,
-        "facts": short_facts(other),
-        "same_tokens": len(tokens) == 1 and None not in tokens,
-        "payload": {"name": name} | payload,
-    }
+    section = {"name": name, "facts": short_facts(other), "same_tokens": same_tokens}
+    return section | {"payload": {"name": name} | payload}
 
 
 QUESTION = "How do these models differ in their use of RoPE's frequencies?"
