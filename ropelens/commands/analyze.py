@@ -76,33 +76,36 @@ def analyze_command(
     if several and not text:
         text = [sample_path(first.partition(":")[2] or "rope")]  # one text for all models
     with opening(show_progress, "starting"):  # importing torch takes seconds
-        from ropelens.analysis.analysis import is_measured, write_checkpoints
+        from ropelens.analysis.analysis import write_checkpoints
         from ropelens.analysis.plan import plan_analysis
-        from ropelens.runtime.processes import gather, processes, shared
+        from ropelens.runtime.processes import processes
     with opening(show_progress, "reading"):  # find errors before the first measurement
         plans = {name: plan_analysis(c, text, options) for name, c in checkpoints.items()}
     if plan:
         typer.echo("\n".join(map(str, plans.values())))
         return
     for name, planned in plans.items():
-        folder = out / name if several else out
-        with shared():  # the first process decides, because disks of processes may differ
-            measured = gather(several and is_measured(folder, planned))[0]
-        if measured:
-            print_message(f"{name} is measured already", by="")
-        else:
-            _measure_and_save(planned, folder)
+        _measure_and_save(planned, out / name if several else out, once=several)
     if several and processes().is_main_process:
         with opening(show_progress, "writing"):
             write_checkpoints(out, list(checkpoints))
     finish(out)
 
 
-def _measure_and_save(plan: Plan, folder: Path) -> None:
-    """Run the plan in all processes that torchrun started, and save in the first process."""
-    from ropelens.analysis.analyze import run_plan
-    from ropelens.runtime.processes import processes, shared
+def _measure_and_save(plan: Plan, folder: Path, *, once: bool = False) -> None:
+    """Run the plan in all processes that torchrun started, and save in the first process.
 
+    If `once`, results of the same plan in `folder` are not measured again.
+    """
+    from ropelens.analysis.analysis import is_measured
+    from ropelens.analysis.analyze import run_plan
+    from ropelens.runtime.processes import gather, processes, shared
+
+    with shared():  # the first process decides, because disks of processes may differ
+        measured = gather(once and is_measured(folder, plan))[0]
+    if measured:
+        print_message(f"{folder.name} is measured already", by="")
+        return
     print_message(f"plan: {', '.join(plan.facts.values())}")
     with shared():
         analysis = run_plan(plan, folder=folder, progress=show_progress)

@@ -139,10 +139,8 @@ def paired_changes(values: xr.Dataset | xr.DataArray, group: str = "") -> Any:
     if isinstance(values, xr.Dataset) and "edit" in values.coords and not group:
         return changes_of_edits(values)
     if isinstance(values, xr.Dataset) or "partner" not in values.coords:
-        raise BadArgument(
-            "These results have no pairs.",
-            hint="results of evaluate or truncate, or a variable of a comparison and a group",
-        )
+        hint = "results of evaluate or truncate, or a variable of a comparison and a group"
+        raise BadArgument("These results have no pairs.", hint=hint)
     partner = values["partner"].values
     paired = (partner != NO_PARTNER) & (partner != np.arange(len(partner)))
     entries = np.flatnonzero((values["group"].values == group) & paired)

@@ -13,7 +13,7 @@ import xarray as xr
 from ropelens.comparison import table as tables
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, short_count
-from ropelens.figures.wavelengths import AXIS_TITLE, NO_PLANES, mark_trained
+from ropelens.figures.planes import AXIS_TITLE, NO_PLANES, mark_trained
 from ropelens.interventions.truncation_table import best_head
 from ropelens.interventions.variables import NEEDLES
 

@@ -11,8 +11,8 @@ import xarray as xr
 from ropelens.errors import BadArgument, public
 from ropelens.figures import style
 from ropelens.figures.formats import NO_NUMBER, number, short_count
+from ropelens.figures.planes import mark_trained, plane_borders, set_wavelengths
 from ropelens.figures.truncated_heads import END_LOOKS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
-from ropelens.figures.wavelengths import mark_trained, plane_borders, set_wavelengths
 from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
 
 
@@ -140,10 +140,8 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Axis) ->
     span = dict(zip(bands["band"], spans, strict=True))
     means = draws.groupby("band")[measure.column].mean()
     middles = [float(np.sqrt(span[band].prod())) for band in draws["band"]]
-    line = {
-        "x": [place for band in means.index for place in (*span[band], None)],
-        "y": [value for mean in means for value in (mean, mean, None)],
-    }
+    ends_of_lines = [place for band in means.index for place in (*span[band], None)]
+    line = {"x": ends_of_lines, "y": [y for mean in means for y in (mean, mean, None)]}
     _add_draws(figure, draws, measure, x=middles, line=line)
     figure.update_yaxes(title_text=measure.title, zeroline=True)
     set_wavelengths(figure, truncation["wavelength"].values)
@@ -200,10 +198,8 @@ def _edit_hover(row: dict, measure: Axis) -> str:
     if row["kind"] == "none":
         return f"<b>unmodified</b><br>{value}"
     span = f"{short_count(row['wavelength_low'])} to {short_count(row['wavelength_high'])}"
-    return (
-        f"<b>{row['edit']}</b>: {100 * row['kept']:.3g}% of the planes rotate<br>"
-        f"stopped: {row['planes']}, wavelengths {span} tokens<br>{value}"
-    )
+    title = f"<b>{row['edit']}</b>: {100 * row['kept']:.3g}% of the planes rotate"
+    return f"{title}<br>stopped: {row['planes']}, wavelengths {span} tokens<br>{value}"
 
 
 def _add_draws(

@@ -13,7 +13,7 @@ from ropelens.figures import style
 from ropelens.figures.comparison import variant_looks
 from ropelens.figures.formats import plotly_text, short_count, visible_token
 from ropelens.figures.inputs import kv_heads
-from ropelens.figures.wavelengths import mark_context, set_wavelengths, wavelength_positions
+from ropelens.figures.planes import mark_context, set_wavelengths, wavelength_positions
 from ropelens.interventions.variables import OWN_ROTATION
 
 SELECTIVITY_PANELS = {

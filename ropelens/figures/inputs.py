@@ -62,10 +62,8 @@ def idle_layers(profile: xr.Dataset) -> list[int]:
 
 def kv_heads(profile: xr.Dataset) -> np.ndarray:
     """Key-value head of each query head [layer, head]. NaN marks heads that a layer lacks."""
-    queries, keys = (
-        profile[name].notnull().any("frequency").sum(dim).values
-        for name, dim in (("q_norm", "head"), ("k_norm", "kv_head"))
-    )
+    queries = profile["q_norm"].notnull().any("frequency").sum("head").values
+    keys = profile["k_norm"].notnull().any("frequency").sum("kv_head").values
     group = np.maximum(queries // np.maximum(keys, 1), 1)
     shared = np.arange(profile.sizes["head"])[None] // group[:, None]
     return np.minimum(shared, profile.sizes["kv_head"] - 1)

@@ -14,8 +14,8 @@ from ropelens.figures.formats import plotly_text, visible_token
 from ropelens.figures.head import excerpt_tokens, farthest_distance, kernel_arrays, reach_arrays
 from ropelens.figures.heads import bit_shares
 from ropelens.figures.inputs import kv_heads, numbers
+from ropelens.figures.planes import wavelength_positions
 from ropelens.figures.truncated_heads import head_steps, kinds_of, rotating_shares
-from ropelens.figures.wavelengths import wavelength_positions
 from ropelens.report.catalog import PROFILE_FIGURES, SIDE_BY_SIDE, PageFigure, bare, draw
 from ropelens.report.render import packed
 from ropelens.report.tables import head_columns, model_name
