@@ -39,9 +39,8 @@ class Analysis:
     """Result of `ropelens.analyze`: the numbers of a model and their provenance.
 
     `profile`, `heads`, `truncation` and `reach` are the results of `ropelens.profile`,
-    `classify_heads`, `truncate` and `reach`; `truncation` and `reach` may be None. `provenance`
-    is the contents of run.json without `kind` and `findings`. `model`, `tokenizer` and `text`
-    are None in an analysis that was read from a folder.
+    `classify_heads`, `truncate` and `reach`. `provenance` is the contents of run.json without
+    `kind` and `findings`. An analysis from a folder has no `model`, `tokenizer` and `text`.
     """
 
     profile: xr.Dataset
@@ -96,12 +95,11 @@ class Analysis:
         return write_whole(path, self.page(beside=beside))
 
     def save(self, folder: str | Path) -> Path:
-        """Write index.html, profile.nc, heads.csv and run.json to `folder`; return the page.
+        """Write the page, `results` and run.json to `folder`; return the page.
 
-        A sweep is written to truncation.nc and truncation.csv. If `folder` already has a sweep
-        or a reach of the same weights, it is kept and shown on the page. Either all numbers are
-        written or none; then the page is drawn. Raises `BadArgument` for a folder that cannot
-        be written to, or that holds a model or results of another kind.
+        If `folder` already has a sweep or a reach of the same weights, it is kept and shown on
+        the page. Either all numbers are written or none; then the page is drawn. Raises
+        `BadArgument` for a folder that cannot be written to, or that holds something else.
         """
         weights = self.provenance.get("model", {}).get("fingerprint")
         earlier = earlier_results(Path(folder), weights) or {}
@@ -131,9 +129,8 @@ class Analysis:
 def open(path: str | Path) -> Analysis | xr.Dataset:
     """Read results: a folder of `ropelens analyze` or `compare`, or a .nc file.
 
-    Returns the `Analysis` or the dataset of the comparison in a folder, or the dataset that
-    `save` wrote to a file. Raises `BadArgument` for files that are missing or damaged, or
-    have another kind.
+    Returns the `Analysis` or comparison in a folder, or the dataset that `save` wrote to a
+    file. Raises `BadArgument` for files that are missing, damaged or of another kind.
     """
     if not Path(path).is_dir():
         results = open_results(path)
@@ -217,9 +214,8 @@ class Answer:
     def save(self, folder: str | Path, comparison: xr.Dataset, *, lead: str = "") -> Path:
         """Write the result of `compare` and its table to `folder`; return the page.
 
-        `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`; the
-        page is drawn last. It starts with the sentence `lead` and the sentences that follow
-        from the numbers, and then has the `findings`.
+        `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`. The page
+        has the sentence `lead`, sentences about the numbers, and then the `findings`.
         """
         said = {"question": self.question, "command": this_command(), "lead": lead}
         comparison = comparison.assign_attrs(said, findings="\n".join(self.findings))

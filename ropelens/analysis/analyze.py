@@ -94,7 +94,12 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
                 revision = source.checkpoint.revision
         loaded, shown = time.perf_counter(), live.model
         display: dict[str, Any] = {"tokenizer": source.tokenizer, "progress": progress}
-        with _explain_memory(plan), _saved_in(folder, plan, weights):
+        explain_memory = explain_full_memory(
+            "The measurement",
+            seen=f"context {plan.text.ids.shape[1]:,}",
+            hint="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
+        )
+        with explain_memory, _saved_in(folder, plan, weights):
             measurement = Measurement.of(live, plan.text, batch_size=plan.batch_size, **how)
             if plan.truncation is not None:
                 sweep = sweep_planes(measurement, PlaneSweep(**plan.truncation), **display)
@@ -122,12 +127,6 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
     record = _record(profile, heads, plan, live, weights)
     record["seconds"] = {name: round(seconds, 3) for name, seconds in times.items()}
     return Analysis(profile, heads, record, **measured)
-
-
-def _explain_memory(plan: Plan) -> AbstractContextManager[None]:
-    hint = "a smaller --context, fewer --rows, --dtype bfloat16, or another --device"
-    seen = f"context {plan.text.ids.shape[1]:,}"
-    return explain_full_memory("The measurement", seen=seen, hint=hint)
 
 
 def _joined_by_sweep(folder: Path | None, weights: str | None, text: str) -> Analysis | None:

@@ -48,11 +48,8 @@ from ropelens.text.tokenize import (
 )
 
 DEFAULT_CONTEXT = 2048
-LONG_SWEEP: dict[str, Any] = {  # defaults for longer text
-    "keep": (1, 0.75, 0.5, 0.25, 0),
-    "controls": 1,
-    "measures": ("loss", "induction", "change", "copying"),
-}
+LONG_SWEEP: dict[str, Any] = {"keep": (1, 0.75, 0.5, 0.25, 0), "controls": 1}
+LONG_SWEEP |= {"measures": ("loss", "induction", "change", "copying")}  # for longer text
 OPERATIONS = {"cpu": 8e14, "cuda": 1e17}  # of a sweep by default: about two hours
 
 Tokens = Text | Tensor | Mapping[str, Any]

@@ -105,7 +105,6 @@ def _read_ledgers(
 
 
 def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
-    """Print the table, and write it with its page and run.json."""
     from ropelens.analysis.plan import this_command
     from ropelens.figures.formats import signed
     from ropelens.profiles.measurement import versions

@@ -84,7 +84,6 @@ def _alike(rope: xr.Dataset) -> bool:
 
 
 def _table(rope: xr.Dataset) -> str:
-    """Format the planes of layers that rotate alike: a title, and one row per plane."""
     from ropelens.figures.formats import ranges
 
     names = ["inv_freq", "wavelength", "inv_freq_stated", "inv_freq_configured"]
@@ -99,10 +98,10 @@ def _table(rope: xr.Dataset) -> str:
     formatters = [form.format for form in forms]
     rows = planes.to_string(index=False, na_rep="", header=header, formatters=formatters)
     rotation = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
-    rotation = rotation if rotary_dim else "no rotation"
     title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "
     if rope["residual"].isnull().all():
         return f"{title}no attention ({first['layer_type'].item()})\n"
+    rotation = rotation if rotary_dim else "no rotation"
     title += f"{rotation} (residual {rope['residual'].max():.1e})"
     scale = first["query_scale"]
     growth = scale[abs(scale - 1) > 0]  # NaN without attention

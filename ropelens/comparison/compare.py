@@ -41,8 +41,7 @@ def compare(
     `paths` are runs and studies of `ropelens train`, whose checkpoints are measured on their
     validation text, or folders that `ropelens analyze` wrote. The group of the first entry (a
     variant of RoPE with all its seeds) is the baseline. The folder `cache` gets a file for each
-    checkpoint, so that a stopped comparison can continue without the measured weights. `device`
-    and `progress` are as in `ropelens.analyze`.
+    checkpoint, so that a stopped comparison can continue without the measured weights.
 
     Number of sequences of validation text, as a part of `sequences`:
 
@@ -52,11 +51,10 @@ def compare(
     | early checkpoint | 1/32 | 1/64 | 1/32 |
 
     Returns a dataset over `entry` (coordinates group, variant, size, seed) with the heads and
-    planes of a profile, `label` and `loss`. For runs, it also has the `fingerprint` of the
-    weights, the losses, copying and retrieval of `evaluate` up to four times the trained
-    context, and the results of every checkpoint over (entry, step) in variables that start with
-    "growth_". Intervals draw the documents or stretches in `sequence_group`. NaN and the label
-    "" mark layers, heads, planes and steps that an entry does not have.
+    planes of a profile, `label` and `loss`. Runs also have the `fingerprint` of the weights,
+    losses, copying and retrieval up to four times the trained context, and results over
+    (entry, step) in variables that start with "growth_". Intervals draw the documents or
+    stretches in `sequence_group`. NaN and "" mark what an entry does not have.
 
     Raises `BadArgument` for the paths that `find_entries` refuses, and for an unusable device.
     """

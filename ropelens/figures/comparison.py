@@ -20,6 +20,11 @@ from ropelens.interventions.variables import NEEDLES
 KNOWN_VARIANTS = ("p-rope-0.75", "p-rope-0.25", "p-rope-0.5", "p-rope-reversed-0.75", "nope")
 VARIANT_SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon")
 DASHES = ("solid", "dash", "dot")
+PLANE_PANELS = {
+    "query norm<br>(model units)": "q_norm",
+    "key norm<br>(model units)": "k_norm",
+    "selectivity on keys<br>(nats)": "selectivity_keys",
+}
 HEADS = ("layer", "head")
 AVERAGED = {*HEADS, "kv_head", "trial", "retrieval_length", "depth"}
 Panels = Mapping[str, Callable[[str], xr.DataArray]]
@@ -149,13 +154,6 @@ def _set_tokens(figure: go.Figure, comparison: xr.Dataset, longest: int, title: 
     style.set_x(figure, style.log_axis({power: f"{power:,}" for power in powers}), title)
     context = int(comparison.attrs["context"])
     style.mark(figure, context, "trained context ", xanchor="right")
-
-
-PLANE_PANELS = {
-    "query norm<br>(model units)": "q_norm",
-    "key norm<br>(model units)": "k_norm",
-    "selectivity on keys<br>(nats)": "selectivity_keys",
-}
 
 
 def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:

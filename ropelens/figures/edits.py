@@ -52,15 +52,13 @@ def plot_truncation(
 ) -> go.Figure:
     """Effect of stopping planes, by the share that still rotates, by band, or by token class.
 
-    by="share": change of each of `measures` from the unmodified model, with the 95 % interval
-    of the paired difference. Grey crosses are draws of equally many random planes, and the
-    dashed line is their mean. The dotted line is the plane whose wavelength is the trained
-    context. Source: p-RoPE in both directions, Barbero et al. 2024 (arXiv 2410.06205).
-
-    by="band": change of the first of `measures` if one band of wavelengths stops.
-
-    by="class": change of loss, attention and labels of each class of tokens, with the share of
-    planes stopped that is nearest to a quarter.
+    - "share": change of each of `measures` from the unmodified model, with the 95 % interval of
+      the paired difference. Grey crosses are draws of equally many random planes, and the
+      dashed line is their mean. The dotted line is the plane whose wavelength is the trained
+      context. Source: p-RoPE in both directions, Barbero et al. 2024 (arXiv 2410.06205).
+    - "band": change of the first of `measures` if one band of wavelengths stops.
+    - "class": change of loss, attention and labels of each class of tokens, with the share of
+      planes stopped that is nearest to a quarter.
 
     `table` is `summarize_truncation(truncation)`, if you already have it.
     """
@@ -88,7 +86,6 @@ def plot_truncation(
 def _ends_figure(
     truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[Axis]
 ) -> go.Figure:
-    """Panels with a column per end and a row per measure."""
     title = "Effect of stopping planes from either end"
     panels: dict[str, Any] = {"rows": len(measures), "cols": len(ends), "shared_yaxes": True}
     panels |= {"horizontal_spacing": 0.04, "vertical_spacing": 0.08}
@@ -119,7 +116,6 @@ def _ends_figure(
 
 
 def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Axis) -> go.Figure:
-    """Bars of the change at the wavelengths of each band."""
     bands = table[table["kind"] == "band"]
     figure = _with_words_above("Effect of stopping one band of wavelengths", height=400)
     wavelength = truncation["wavelength"].transpose("layer", "frequency").values
@@ -190,7 +186,6 @@ def _change_trace(rows: pd.DataFrame, measure: Axis) -> dict[str, Any]:
 
 
 def _edit_hover(row: dict, measure: Axis) -> str:
-    """Hover text: the stopped planes, and the change with its interval."""
     names = (measure.column, f"{measure.column}_low", f"{measure.column}_high")
     value, low, high = (number(row.get(name, np.nan), "+.3f") for name in names)
     if low != NO_NUMBER:

@@ -1,8 +1,4 @@
-"""Numbers and token strings in the form that figures, pages and sentences show.
-
-Token strings come from a tokenizer file and cannot be trusted. `plotly_text` escapes HTML,
-which plotly interprets in labels, and "$...$", which notebooks with MathJax interpret.
-"""
+"""Numbers and token strings in the form that figures, pages and sentences show."""
 
 import math
 from collections.abc import Sequence
@@ -70,13 +66,12 @@ def visible_token(token: str, *, longest: int = 24) -> str:
         VISIBLE.get(char) or (f"\\u{ord(char):04x}" if category(char) in INVISIBLE else char)
         for char in token
     )
-    if not shown:
-        return "∅"
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    shown = shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    return shown or "∅"
 
 
 def plotly_text(text: str) -> str:
-    """Escape `text` so that plotly shows it literally in labels, ticks and hover texts."""
+    """Escape HTML and "$...$" (MathJax) in `text`, which may come from a tokenizer file."""
     return text.translate(ENTITIES)
 
 

@@ -22,6 +22,9 @@ SELECTIVITY_PANELS = {
     "coherence<br>(0 to 1)": {"q_coherence": "query", "k_coherence": "key"},
 }
 MAX_MARKED_PLANES = 32  # markers of more planes overlap and are slow
+MAX_TOKENS_WITH_GAPS = 32  # gaps between the cells of more tokens would cover too much
+MAX_DISTANCE = 1024  # of a moved key (tokens)
+MEASURED = {"line": {"width": 2, "shape": "hvh"}, "fill": "tozeroy", "fillcolor": style.SHADE}
 FILLED = {"marker": {"size": 4}, "fill": "tozeroy", "fillcolor": style.SHADE}
 LINES: dict[str, dict[str, Any]] = {
     "on keys": FILLED | {"line": {"width": 1.5, "shape": "hvh"}},
@@ -63,9 +66,6 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     mark_context(figure, profile)
     drawn = [trace.y for trace in figure.data]
     return style.note_missing(figure, drawn, "no plane of this head was measured")
-
-
-MEASURED = {"line": {"width": 2, "shape": "hvh"}, "fill": "tozeroy", "fillcolor": style.SHADE}
 
 
 @public
@@ -113,10 +113,6 @@ def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
         share = softmax(np.where(known, score + np.log(width), -np.inf), axis=-1)
     predicted = np.where(known, total * share / width, np.nan)
     return {"kernel_measured": measured, "kernel_predicted": predicted}
-
-
-MAX_TOKENS_WITH_GAPS = 32  # gaps between the cells of more tokens would cover too much
-MAX_DISTANCE = 1024  # of a moved key (tokens)
 
 
 @public

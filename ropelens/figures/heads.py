@@ -19,6 +19,7 @@ from ropelens.figures.inputs import Selected
 MAX_HEADS_WITH_SIGNS = 24  # cells of wider layers show no sign or offset
 IDLE = "no attention"  # layers of a hybrid model
 FULL_COLOR = 2.0  # bits from which the colour of a cell is full
+CLAIM_PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spacing": 0.2}
 
 
 @public
@@ -118,9 +119,6 @@ def bit_shares(heads: pd.DataFrame) -> np.ndarray:
     return np.divide(bits, total, out=np.full_like(bits, np.nan), where=total > 0)
 
 
-CLAIM_PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spacing": 0.2}
-
-
 @public
 def plot_claim(
     profile: xr.Dataset, heads: pd.DataFrame | None = None, *, selected: Selected = None
@@ -164,7 +162,6 @@ def plot_claim(
 
 
 def claim_title(claim: dict | None) -> str:
-    """Title with the numbers of the claim."""
     if not claim:
         return "Share explained by the offset, by mean wavelength"
     if not math.isfinite(claim["rank_correlation"]):

@@ -11,8 +11,7 @@ from ropelens.errors import BadArgument, Count
 from ropelens.figures.formats import number, short_count
 from ropelens.figures.style import LABEL_ORDER
 
-Selected = tuple[Count, Count] | None
-"""The head (layer, head) that a figure marks."""
+Selected = tuple[Count, Count] | None  # the head (layer, head) that a figure marks
 
 
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
@@ -70,7 +69,6 @@ def kv_heads(profile: xr.Dataset) -> np.ndarray:
 
 
 def hover_lines(heads: pd.DataFrame) -> np.ndarray:
-    """Hover text of each row of the table: the head, its label and its bits."""
     return np.array([_head_hover(row) for row in heads.to_dict("records")], dtype=object)
 
 

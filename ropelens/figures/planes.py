@@ -18,6 +18,7 @@ LONE_HALF_WIDTH = 0.35  # half width of a plane without neighbours, in log token
 NO_PLANES = np.array([1.0, 10.0])  # range of an axis without planes, in tokens
 MEANS_HEIGHT = 150  # pixels of the panel of means; title, legend and axis need the same
 MAX_ROW_NAMES = 40
+NORM_PANELS = {"query": "q_norm", "key": "k_norm", "value": "v_norm"}
 
 
 def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
@@ -214,9 +215,6 @@ def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
     known = np.isfinite(fraction) & ~heads["label"].isin(style.EXCLUDED_LABELS).to_numpy()
     order = np.argsort(-fraction, kind="stable")
     return order[known[order]]
-
-
-NORM_PANELS = {"query": "q_norm", "key": "k_norm", "value": "v_norm"}
 
 
 @public

@@ -45,7 +45,6 @@ TEXT_ONLY = "%{text}<extra></extra>"  # `hovertemplate` that shows the trace's `
 
 
 def template(theme: Theme) -> go.layout.Template:
-    """plotly template of every figure on a light or a dark page."""
     ink, soft, grid, paper = INK[theme], SOFT[theme], GRID[theme], PAPER[theme]
     clear, words = "rgba(0,0,0,0)", {"color": ink, "size": 12}
     lines = {"gridcolor": grid, "linecolor": soft, "ticklen": 4}

@@ -81,7 +81,6 @@ def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
 
 
 def ledger_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of one model for the template, in the order of `VERDICTS`."""
     order = np.argsort(table["verdict"].map(VERDICTS.index), kind="stable")
     return [_ledger_row(row) for row in table.iloc[order].to_dict("records")]
 

@@ -30,6 +30,7 @@ from ropelens.runtime.folder import file_name, write_whole
 from ropelens.runtime.results import read_record
 
 SCRIPTS = ["arrays", "inside", "figures", "live", "pair", "tabs", "lists", "choice"]
+QUESTION = "How do these models differ in their use of RoPE's frequencies?"
 
 
 @public
@@ -44,9 +45,8 @@ def write_report(
     """Write the page of `profile` to the file `path` and return the path.
 
     `heads` is the result of `classify_heads`; None uses its defaults. `truncation` and `reach`
-    are results of `truncate` and `reach` for the same model, which add tabs and a section. If
-    writing fails, an earlier page stays unchanged. Raises `BadArgument` for results of another
-    model or kind.
+    are results for the same model, which add tabs and a section. If writing fails, an earlier
+    page stays unchanged. Raises `BadArgument` for results of another model or kind.
     """
     heads = head_table(profile, heads)
     return write_whole(Path(path), render_page(profile, heads, truncation, reach=reach))
@@ -64,11 +64,8 @@ def render_page(
 
     `beside` is the profile and the heads of another model, which the page compares.
     """
-    for results, kind in ((truncation, "truncation"), (reach, "reach")):
-        if results is not None:
-            _check_results(results, kind, profile)
-    if truncation is not None and table is None:
-        table = summarize_truncation(truncation)
+    _check_results(truncation, "truncation", profile)
+    _check_results(reach, "reach", profile)
     selected = layer, head = first_head(heads)
     figures = draw_profile(profile, heads, selected)
     figures |= draw([catalog.HEAD_SWEEP_FIGURE], truncation, layer=layer, head=head)
@@ -117,6 +114,7 @@ def _sweep_section(
     truncation: xr.Dataset, table: pd.DataFrame | None, payload: dict[str, Any]
 ) -> dict[str, Any]:
     """Section of a sweep for the template. Adds its figures to the `payload`."""
+    table = summarize_truncation(truncation) if table is None else table
     figures = draw(catalog.SWEEP_FIGURES, truncation, table=table)
     payload["figures"] |= {row.name: bare(figure) for row, figure in figures.items()}
     cards = [card(row, figure) for row, figure in figures.items()]
@@ -130,8 +128,10 @@ def first_head(heads: pd.DataFrame) -> tuple[int, int]:
     return int(row["layer"]), int(row["head"])
 
 
-def _check_results(results: xr.Dataset, kind: str, profile: xr.Dataset) -> None:
+def _check_results(results: xr.Dataset | None, kind: str, profile: xr.Dataset) -> None:
     """Raise `BadArgument` if the results have another kind or another number of heads."""
+    if results is None:
+        return
     expected, sizes = ((d.sizes.get("layer"), d.sizes.get("head")) for d in (profile, results))
     actual = results.attrs.get("kind")
     if actual != kind or (None not in sizes and sizes != expected):
@@ -154,9 +154,6 @@ def _beside(
     payload = beside_payload(other, heads, profile, figures, selected=first_head(heads))
     section = {"name": name, "facts": short_facts(other), "same_tokens": same_tokens}
     return section | {"payload": {"name": name} | payload}
-
-
-QUESTION = "How do these models differ in their use of RoPE's frequencies?"
 
 
 def render_comparison(comparison: xr.Dataset, table: pd.DataFrame | None = None) -> str:

@@ -84,7 +84,6 @@ def model_payload(
 
 
 def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[str, Any]:
-    """JSON of a figure with the layout of the page."""
     layout = {"margin_t": 24, "showlegend": row.name not in ("map", "claim")}
     if row.section == "head":  # the script fills heat maps and reports missing data
         notes = [note for note in figure.layout.annotations if note.name != style.NO_DATA]
@@ -96,7 +95,6 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
 
 
 def packed_head_arrays(profile: xr.Dataset) -> dict[str, dict]:
-    """Arrays of all heads by name."""
     arrays = {}
     for name in PLANE_ARRAYS:
         dims = ("layer", "kv_head" if name.startswith("k_") else "head")
@@ -109,7 +107,6 @@ def packed_head_arrays(profile: xr.Dataset) -> dict[str, dict]:
 
 
 def page_templates() -> dict[str, dict]:
-    """plotly templates of light and dark pages."""
     return {theme: style.template(theme).to_plotly_json() for theme in get_args(style.Theme)}
 
 

@@ -54,7 +54,6 @@ def page_words() -> dict[str, Any]:
 
 @functools.cache
 def packed_plotly() -> str:
-    """plotly.js, compressed."""
     return packed_bytes(asset(PLOTLY).encode())
 
 

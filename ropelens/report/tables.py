@@ -30,19 +30,22 @@ class Column:
     write: Write = formats.number
 
 
-WRITTEN: dict[str, Write] = {
-    "short": formats.short_count,
-    "mean": formats.mean_count,
-    "text": str,
-}
+FORMS: dict[str, Any] = {"short": formats.short_count, "mean": formats.mean_count, "text": str}
 """Formats of templates/words.toml that are not format codes of Python."""
+OF_RUN = {
+    **dict.fromkeys(("model", "revision", "dtype", "text"), "{}"),
+    **dict.fromkeys(("tokens", "sequences", "documents"), "{:,}"),
+    "context": "{} tokens",
+    "rows": "{} of each sequence",
+    "seed": "{}",
+}
 
 
 def columns_of(table: str) -> tuple[Column, ...]:
     """Columns of a table in templates/words.toml."""
     known, columns = {"needles": NEEDLES, "chance": f"{CHANCE:.3g}"}, []
     for name, title, unit, form, meaning in page_words()["columns"][table]:
-        write = WRITTEN.get(form, partial(formats.number, form=form))
+        write = FORMS.get(form, partial(formats.number, form=form))
         columns.append(Column(name, title, unit, meaning.format(**known), write))
     return tuple(columns)
 
@@ -64,7 +67,6 @@ def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, 
 
 
 def head_rows(heads: pd.DataFrame, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
-    """Layer, head, label and cells of each head."""
     written = [map(column.write, numbers(heads, column.name)) for column in columns]
     places = heads[["layer", "head", "label"]].to_dict("records")
     return [place | {"cells": texts} for place, *texts in zip(places, *written, strict=True)]
@@ -79,7 +81,6 @@ def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
 
 
 def comparison_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Name and cells of each group, in the order of the table."""
     rows, columns = [], comparison_columns(table)
     for row in table.to_dict("records"):
         change = formats.change_and_interval(row["loss_change"], row["low"], row["high"])
@@ -89,15 +90,6 @@ def comparison_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
         cells = [column.write(row[column.name]) for column in columns]
         rows.append({"name": str(row["group"]), "cells": cells})
     return rows
-
-
-OF_RUN = {
-    **dict.fromkeys(("model", "revision", "dtype", "text"), "{}"),
-    **dict.fromkeys(("tokens", "sequences", "documents"), "{:,}"),
-    "context": "{} tokens",
-    "rows": "{} of each sequence",
-    "seed": "{}",
-}
 
 
 def about(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
@@ -121,7 +113,6 @@ def model_name(profile: xr.Dataset) -> str:
 
 
 def short_facts(profile: xr.Dataset) -> list[str]:
-    """Facts below the title: size, text and loss."""
     attrs = profile.attrs
     context, trained = (int(attrs[name]) for name in ("context", "trained_context"))
     return [

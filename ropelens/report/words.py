@@ -1,8 +1,4 @@
-"""Sentences about results. This module computes the numbers for templates/sentences.
-
-Each template has the sentences of one kind of result, and each of its macros is one sentence.
-White space in a macro is only layout.
-"""
+"""Sentences about results: the numbers for templates/sentences, where a macro is a sentence."""
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
@@ -254,18 +250,16 @@ def comparison_sentences(
         losses = {"baseline": baseline, "changes": changes, "of_one_seed": of_one_seed}
         records["losses"] = losses
     else:
-        of_runs = "context" in attrs
-        records["unpaired_losses"] = {"baseline": baseline, "rows": rows, "of_runs": of_runs}
+        unpaired = {"baseline": baseline, "rows": rows, "of_runs": "context" in attrs}
+        records["unpaired_losses"] = unpaired
     if "loss_past_context" in table and table["loss_past_context"].notna().any():
         past = _changes_by_group(table, "loss_past_context")
         records["past_context"] = {"rows": rows, "changes": past}
     if "repeat_gain" in table:
-        records["repeats"] = {
-            "rows": rows,
-            "chance": CHANCE,
-            "gain_changes": _changes_by_group(table, "repeat_gain"),
-            "retrieval_changes": _changes_by_group(table, "retrieval"),
-        }
+        repeats: Record = {"rows": rows, "chance": CHANCE}
+        repeats["gain_changes"] = _changes_by_group(table, "repeat_gain")
+        repeats["retrieval_changes"] = _changes_by_group(table, "retrieval")
+        records["repeats"] = repeats
     records["previous_token"] = {"rows": rows}
     fastest = comparison["wavelength"].min(("layer", "frequency"))
     turns = fastest < np.inf  # False for NaN as well
