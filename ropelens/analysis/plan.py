@@ -54,7 +54,7 @@ OPERATIONS = {"cpu": 8e14, "cuda": 1e17}  # of a sweep by default: about two hou
 
 Tokens = Text | Tensor | Mapping[str, Any]
 TextSource = Path | str | Sequence[Path | str] | Tokens
-Source = Opened | LiveModel
+ModelSource = Opened | LiveModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Plan:
     checkpoint in words. `warnings` collects the texts of all warnings.
     """
 
-    source: Source
+    source: ModelSource
     text: Text
     options: Options
     truncation: Mapping[str, Any] | None
@@ -96,7 +96,7 @@ def plan_analysis(
     messages: list[str] = []
     with keep_warnings(messages):
         names, documents = _documents(text, model)
-        source: Source
+        source: ModelSource
         if not isinstance(model, (str, Path)):
             source = as_live_model(model, tokenizer)
         else:
@@ -183,7 +183,7 @@ def _head_dim(config: PreTrainedConfig) -> int:
 
 
 def _fit_sweep(
-    truncation: Mapping[str, Any], options: Options, source: Source, documents: list[str]
+    truncation: Mapping[str, Any], options: Options, source: ModelSource, documents: list[str]
 ) -> tuple[Mapping[str, Any], Options]:
     """Arguments of a sweep and options of its text, which is as long as the trained context.
 
@@ -257,7 +257,7 @@ def _documents(
     return {"model": name, "text": names}, documents
 
 
-def _sequences(documents: list[str] | Tokens, source: Source, options: Options) -> Text:
+def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Options) -> Text:
     """The documents as tokens, cut to the context; given tokens are not cut."""
     config = source.config.get_text_config()
     if not isinstance(documents, list):

@@ -32,8 +32,8 @@ class PageFigure:
     layout: dict[str, Any] = field(default_factory=dict)
 
 
-AXES = ("xaxis3", "yaxis", "yaxis2", "yaxis3")
-FIXED_MARGINS = {f"{axis}_automargin": False for axis in AXES}  # automatic ones are slow
+FIXED_AXES = ("xaxis3", "yaxis", "yaxis2", "yaxis3")
+FIXED_MARGINS = {f"{axis}_automargin": False for axis in FIXED_AXES}  # automatic ones are slow
 
 # fmt: off
 PROFILE_FIGURES = (
