@@ -29,8 +29,7 @@ from ropelens.interventions.truncation_table import wanted_measures
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpts import check_excerpts
-from ropelens.profiles.measurement import sequences_at_once
-from ropelens.profiles.model_text import check_ids
+from ropelens.profiles.measurement import check_ids, sequences_at_once
 from ropelens.profiles.passes import fit_cost
 from ropelens.profiles.token_sets import attention_on
 from ropelens.rope.select import heads_by_layer
@@ -262,7 +261,7 @@ def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Opti
     config = source.config.get_text_config()
     if not isinstance(documents, list):
         text = read_text(documents, config=config)
-        check_ids(text, vocabulary=config.vocab_size)
+        check_ids(text.ids, vocabulary=config.vocab_size)
         return replace(text, source=text.source or f"{len(text):,} sequences of tokens")
     maximum = config_facts.stated_context(source.config)
     usual = min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
@@ -273,7 +272,7 @@ def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Opti
             warnings.filterwarnings("ignore", message=".*were asked for")
         cut = {"context": context, "sequences": options.sequences or 64, "seed": options.seed}
         text = tokenize(documents, source.tokenizer, bos=options.bos, **cut)
-    check_ids(text, vocabulary=config.vocab_size)
+    check_ids(text.ids, vocabulary=config.vocab_size)
     return text
 
 

@@ -1,4 +1,4 @@
-"""One attention call as the model made it, and its attention as a whole matrix."""
+"""One attention call as the model made it, its attention matrix, and every term of a head."""
 
 from dataclasses import dataclass, replace
 

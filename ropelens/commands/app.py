@@ -67,8 +67,7 @@ def compare_command(
     *,
     out: OutOption = Path("compared"),
     sequences: Annotated[
-        int,
-        option("N", "Validation sequences for the loss of each run.", min=2, max=10000000),
+        int, option("N", "Validation sequences for the loss of each run.", min=2, max=10000000)
     ] = 512,
     options: Options,
 ) -> None:
@@ -180,7 +179,7 @@ def train_command(
             if name not in WITH_STUDY and source == "COMMANDLINE":
                 fault = f"{parameter.opts[0]} cannot be used together with --study"
                 raise typer.BadParameter(f"{fault}. Set it in the file")
-        from ropelens.train.study import run_study
+        from ropelens.train.run import run_study
 
         print_path(run_study(study, out=out, text=text, valid=valid, tokens=tokens))
     elif bool(text) == (tokens is not None):

@@ -21,9 +21,8 @@ from ropelens.profiles.profile import profile
 from ropelens.runtime.results import RECORD
 from ropelens.text.text import Text
 from ropelens.train.data import differences, documents_of, held_out_sequences, read_json, spread
-from ropelens.train.run import STUDY
+from ropelens.train.run import STUDY, runs_of
 from ropelens.train.settings import Size, size_name
-from ropelens.train.study import runs_of
 
 TEXT_SETTINGS = ("valid_sha256", "text_sha256", "tokenizer_sha256")
 SHARED_SETTINGS = ("context", "vocabulary", *TEXT_SETTINGS, "steps", "precision")

@@ -20,7 +20,7 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     Raises `BadArgument` for a table with other heads, or with unknown labels.
     """
     if heads is None:
-        from ropelens.claims.heads import classify_heads  # slow: imports scipy
+        from ropelens.claims.tables import classify_heads  # slow: imports scipy
 
         return classify_heads(profile)
     inside = set(np.ndindex(profile.sizes["layer"], profile.sizes["head"]))

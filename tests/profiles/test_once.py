@@ -9,7 +9,7 @@ import torch
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
-from ropelens.profiles import measurement, model_text
+from ropelens.profiles import measurement
 from ropelens.rotation import probe
 
 IDS = random_tokens(sequences=4, length=40)
@@ -57,7 +57,7 @@ def test_a_text_is_checked_once(measure: str, kind: str) -> None:
         count(measurement, "model_text"),
         count(measurement, "attention_across"),
         count(measurement, "count_length_mismatches"),
-        count(model_text, "check_padding"),
+        count(measurement, "check_padding"),
         count(probe, "probe_single_tokens"),
         warnings.catch_warnings(record=True) as caught,
     ):

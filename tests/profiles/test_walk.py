@@ -1,5 +1,6 @@
-"""Only the first function receives the model; later functions receive the live model."""
+"""Few functions receive the live model or the Text while a measurement runs."""
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,45 +10,73 @@ import pytest
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
+from ropelens.model.live_model import LiveModel
 
 PACKAGE = str(Path(rl.__file__).parent)
-TOKENS = random_tokens(sequences=3, length=20)
+OWN_FILES = ("model/live_model.py", "text/text.py")
+TEXT = rl.Text(random_tokens(sequences=8, length=20), documents=range(8))
 
 
-def visits(model: object, call: Callable[[], object]) -> list[tuple[str, str]]:
-    """Functions of ropelens that receive or return the bare model, in order."""
-    places: list[tuple[str, str]] = []
+def contains(value: object, kind: type, *, depth: int = 2) -> bool:
+    """Whether `value` is of this kind, or a dataclass or a list that contains one."""
+    if isinstance(value, kind) or depth == 0:
+        return isinstance(value, kind)
+    parts: list[object] = []
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    elif isinstance(value, list | tuple) and len(value) < 20:
+        parts = [*value]
+    return any(contains(part, kind, depth=depth - 1) for part in parts)
 
-    def record(frame: FrameType, event: str, result: object) -> None:
+
+def receivers(kind: type, call: Callable[[], object]) -> set[str]:
+    """Functions of ropelens with such an argument, without the methods of its own class.
+
+    A function within a function counts as a part of that function.
+    """
+    names: set[str] = set()
+
+    def record(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if not code.co_filename.startswith(PACKAGE):
+        file = code.co_filename
+        if event != "call" or not file.startswith(PACKAGE) or file.endswith(OWN_FILES):
             return
-        if event == "return" and result is model:
-            places.append((code.co_qualname, "return"))
-        if event == "call":
-            given = frame.f_locals.items()
-            places.extend((code.co_qualname, name) for name, value in given if value is model)
+        name = f"{file}.{code.co_qualname.partition('.<locals>')[0]}"
+        if name in names:
+            return
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if any(contains(frame.f_locals.get(argument), kind) for argument in arguments):
+            names.add(name)
 
     sys.setprofile(record)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return places
+    return names
 
 
-@pytest.mark.parametrize(
-    ("measure", "few"),
-    [
-        (rl.truncate, {"keep": [0.5], "controls": 0}),
-        (rl.analyze, {}),
-        (rl.reach, {"copies": [48]}),
-    ],
-)
-def test_few_functions_receive_the_model(
-    measure: Callable[..., object], few: dict[str, object]
+def profile(model: object) -> object:
+    return rl.profile(model, TEXT, surrogates=2)
+
+
+def truncate(model: object) -> object:
+    return rl.truncate(model, TEXT, keep=[0.5], controls=1)
+
+
+@pytest.mark.parametrize("measure", [profile, truncate])
+@pytest.mark.parametrize("kind", [LiveModel, rl.Text])
+def test_few_functions_receive_the_model_or_the_text(
+    measure: Callable[[object], object], kind: type
 ) -> None:
     model = tiny("llama_gqa")
-    places = visits(model, lambda: measure(model, TOKENS, **few))
-    assert 5 < len(set(places)) < 25
-    assert places.count(("as_live_model", "model")) == 1
+    names = receivers(kind, lambda: measure(model))
+    assert 15 < len(names) <= 25, sorted(names)
+
+
+@pytest.mark.parametrize("kind", [LiveModel, rl.Text])
+def test_few_functions_receive_them_while_claims_are_tested(kind: type) -> None:
+    model = tiny("llama_gqa")
+    profile = rl.profile(model, TEXT, surrogates=2)
+    names = receivers(kind, lambda: rl.test_claims(profile, model=model, text=TEXT, draws=10))
+    assert 15 < len(names) <= 25, sorted(names)
