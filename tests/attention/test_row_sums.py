@@ -24,9 +24,6 @@ few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)
 
 
-# planes
-
-
 @st.composite
 def any_planes(draw: st.DrawFn) -> Planes:
     count, offset, rest = (
@@ -68,9 +65,6 @@ def test_terms_add_up_to_the_score_and_lengths_bound_them(planes: Planes, seed: 
     torch.testing.assert_close(terms.sum(-1), (q * k).sum(-1))
     bound = planes.norms(q) * planes.norms(k)
     assert (terms.abs() <= bound * (1 + 1e-12)).all(), "Cauchy-Schwarz"
-
-
-# sums over rows, by brute force
 
 
 @st.composite
@@ -180,9 +174,6 @@ def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
             torch.testing.assert_close(
                 ours.reshape(value.shape), value, rtol=1e-9, atol=1e-9, msg=f"{name}: {ours}"
             )
-
-
-# tricks
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])

@@ -27,9 +27,6 @@ few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)
 
 
-# offsets and their bins
-
-
 @few
 @given(context=st.integers(1, 5000))
 def test_bins_are_exact_then_eight_an_octave(context: int):
@@ -88,9 +85,6 @@ def test_log_z_and_masses_by_brute_force(seed: int, context: int, window: int, b
     torch.testing.assert_close(total, norm)
 
 
-# gains into bits
-
-
 @few
 @given(
     gains=st.lists(
@@ -124,9 +118,6 @@ def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expec
     bits = attention_budget(*(np.array([gain]) for gain in gains))
     assert list(bits) == ["total", "sink", "position", "content", "interaction"]
     np.testing.assert_allclose(np.concatenate(list(bits.values())), expected)
-
-
-# the text for fits and the text for scores
 
 
 def drawn(
@@ -249,9 +240,6 @@ def test_groups_are_documents_or_stretches_of_one_text():
     with pytest.raises(BadArgument, match="a value for every sequence") as refused:
         Text(torch.zeros(3, 4).long(), documents=[0, 1])
     assert refused.value.parts["seen"] == "shape (2,) for ids (3, 4)"
-
-
-# a profile
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])

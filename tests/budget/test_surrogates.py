@@ -164,9 +164,6 @@ def test_an_offset_is_drawn_from_each_stretch(context: int):
     assert (48 * (size[128:] - 1) <= first[128:]).all(), "64 an octave"
 
 
-# the verdict
-
-
 def heads_of(
     rho_of_draws: list[float], *, layers: int = 4, heads: int = 6
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -26,9 +26,6 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny(tmp_path / "model")
 
 
-# checkpoints of the Hub
-
-
 def cached(folder: Path, hub: Path) -> None:
     """Copy `folder` into a Hub cache as the main revision of acme/tiny."""
     repository = hub / "models--acme--tiny"
@@ -62,9 +59,6 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert fetched == [files[:2]]
 
 
-# unknown names
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -83,9 +77,6 @@ def test_an_unknown_name_is_refused(
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in caught.value.line
-
-
-# files in a folder
 
 
 def truncate(folder: Path, size: int) -> None:
@@ -216,9 +207,6 @@ def test_a_tokenizer_config_of_wrong_types_is_refused(folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "x"}))
     with pytest.raises(BadCheckpoint, match=r"tokenizer in .* cannot be read"):
         load(folder)  # it fails only when it is used
-
-
-# fingerprints
 
 
 def sha256(data: bytes) -> str:

@@ -81,9 +81,6 @@ def test_causal_families_pass_the_check_of_causality(tmp_path: Path, family: str
     assert model.config.model_type.startswith(family)
 
 
-# impossible arguments
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -112,16 +109,10 @@ def test_cuda_is_used_if_it_is_available(folder: Path) -> None:
         load(folder, device="cuda:99")
 
 
-# warnings
-
-
 def test_tensors_that_the_model_does_not_use_are_named(folder: Path) -> None:
     edit_config(folder, num_hidden_layers=1)
     with pytest.warns(UserWarning, match=r"does not use 9 tensors .*: model\.layers\.1\."):
         load(folder)
-
-
-# names and formats
 
 
 def test_the_bundled_checkpoint_goes_by_its_name() -> None:

@@ -27,9 +27,6 @@ def state(model: PreTrainedModel) -> list[object]:
     return [facts, model.config._attn_implementation, buffers]
 
 
-# opening and closing
-
-
 class Stop(Exception):
     """Raised by a test's own code."""
 
@@ -137,8 +134,6 @@ def test_heads_one_by_one_are_all_heads(llama: LlamaForCausalLM):
         assert torch.equal(logits(llama), whole)
 
 
-# caches
-
 Block = Callable[[PreTrainedModel], AbstractContextManager[None]]
 
 
@@ -186,9 +181,6 @@ def test_generation_with_a_cache(
     for ours, true in zip(cached.logits, expected.logits, strict=True):
         torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-3)
     assert (plain.logits[0] - expected.logits[0]).abs().max() > 1e-2
-
-
-# errors before the block opens
 
 
 @pytest.mark.parametrize(

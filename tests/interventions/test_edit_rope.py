@@ -36,9 +36,6 @@ def keep(model: PreTrainedModel, kept: Callable[[int], torch.Tensor]) -> PreTrai
     return model
 
 
-# edits that change nothing
-
-
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_an_edit_of_nothing_leaves_every_bit(name: str):
     model = tiny(name)
@@ -71,9 +68,6 @@ def test_a_function_chooses_planes():
     plain = rl.measure_rope(model)["inv_freq"]
     assert 0 < int(chosen.sum()) < chosen.size
     assert (chosen == (plain < 0.02)).all()
-
-
-# against models that are built that way
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -192,9 +186,6 @@ def test_a_plane_adds_nothing(name: str):
     with rl.edit_rope(model, rl.drop(rl.PlaneNumbers((1,)), heads="0.1")):
         edited = observed(model)
     torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
-
-
-# RoPE that depends on the length
 
 
 def test_a_rotation_that_depends_on_the_length():

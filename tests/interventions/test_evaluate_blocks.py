@@ -151,9 +151,6 @@ def test_families(family: str):
     )
 
 
-# long text
-
-
 def test_a_context_past_the_trained_context():
     context = 13
     model = tiny("llama_gqa", max_position_embeddings=context)
@@ -177,9 +174,6 @@ def test_a_rotation_that_remembers_its_longest_sequence():
     )
     for name in ("loss", "retrieval_hit"):
         np.testing.assert_array_equal(*results[name])
-
-
-# standard errors
 
 
 def test_standard_errors_match_the_jackknife_over_documents():

@@ -79,9 +79,6 @@ def mean(x: torch.Tensor) -> torch.Tensor:
     return x.mean((0, 1)).expand_as(x)
 
 
-# hooks at the output projection
-
-
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_against_hooks(name: str):
     """Single query heads in two layers, some with a common key-value head."""
@@ -155,9 +152,6 @@ def test_a_resample_comes_from_another_sequence(llama: LlamaForCausalLM, sequenc
     assert not torch.allclose(expected, before, atol=1e-2)
 
 
-# padding and generation
-
-
 @pytest.mark.parametrize(("implementation", "side"), [("eager", "left"), ("sdpa", "right")])
 def test_padding(llama: LlamaForCausalLM, side: str, implementation: str):
     """Means leave out padding tokens, regardless of their ids."""
@@ -184,9 +178,6 @@ def test_the_mean_of_a_batch_in_generation(llama: LlamaForCausalLM):
         llama.generate(tokens(), max_new_tokens=3, do_sample=False, use_cache=False)
         with pytest.raises(BadArgument, match="1 tokens after 20 in the cache"):
             llama.generate(tokens(), max_new_tokens=3, do_sample=False)
-
-
-# blocks
 
 
 EDIT = rl.stop(rl.PlaneNumbers([1, 2]), heads="0.1,1.3")
@@ -241,9 +232,6 @@ def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
         logits(llama, torch.tensor([[999]]))
     assert llama.config._attn_implementation == before
     assert torch.equal(logits(llama), plain)
-
-
-# errors
 
 
 def test_text_is_only_for_means(llama: LlamaForCausalLM):

@@ -38,9 +38,6 @@ def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
     return [cut for cut in cuts if cut.kind == kind]
 
 
-# Choice of planes
-
-
 def test_names_of_edits_give_the_share_that_really_rotates() -> None:
     layers = [rotating_planes(4)] * 2
     cuts = plan(layers, keep=[1, 0.875, 0.8, 0.5, 0], controls=1)
@@ -148,9 +145,6 @@ def test_arguments_that_cannot_be_swept_are_refused(changes: dict, words: str) -
             rl.truncate(tiny("smollm3"), TOKENS, heads=heads)
     with pytest.raises(BadArgument, match=r"has no head '3.0' that rotates"):
         plan_analysis(tiny("smollm3"), TOKENS, Options(), truncation={"heads": "3.0"})
-
-
-# Measurements
 
 
 def test_copies_go_as_far_back_as_the_context_allows() -> None:

@@ -51,9 +51,6 @@ def nothing_stays_wrapped() -> Iterator[None]:
     assert type(ALL_ATTENTION_FUNCTIONS) is AttentionInterface
 
 
-# observing changes no bit
-
-
 @pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
 def test_outputs_are_bit_identical(name: str, implementation: str):
     model = tiny(name)
@@ -200,9 +197,6 @@ def test_a_model_that_changes_when_it_is_observed_is_refused(llama: LlamaForCaus
     assert set(stages) <= {"reading", "loading", "probing"}
 
 
-# calls contain the values that the model computes
-
-
 @pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
 def test_calls_give_the_attention_of_the_model(name: str, implementation: str):
     """Against the weights that transformers' eager attention returns."""
@@ -263,9 +257,6 @@ def test_a_window_without_a_mask_is_read(monkeypatch: pytest.MonkeyPatch):
     rl.capture(model, tokens()[0])
 
 
-# opening and closing
-
-
 class Stop(Exception):
     """Raised by a test's own code."""
 
@@ -302,9 +293,6 @@ def test_two_models_at_once_have_separate_hooks(llama: LlamaForCausalLM, shared:
         assert (len(ours), len(theirs)) == (2, 0)
         assert torch.equal(logits(other, tokens()), plain)
         assert (len(ours), len(theirs)) == (2, 2)
-
-
-# masks that are refused
 
 
 @pytest.mark.parametrize("how", ["a bias", "by head"])

@@ -38,9 +38,6 @@ def assert_contributions_are_scores(seen: xr.Dataset) -> None:
     assert float(abs(total - seen["score"]).max()) < 1e-5 * scale
 
 
-# the attention, queries and keys of the model
-
-
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_against_the_model(name: str):
     model = tiny(name)
@@ -274,9 +271,6 @@ def test_logits_in_bfloat16_are_rounded_logits_in_float32():
     np.testing.assert_allclose(rounded["attention"].sum("key"), 1, rtol=1e-6)
 
 
-# under edits and silences
-
-
 def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
     """Two heads with a common key-value head rotate differently, and so do their keys."""
     edits = (
@@ -314,9 +308,6 @@ def test_a_rotation_that_depends_on_the_length():
         stated = model.model.rotary_emb.inv_freq
         np.testing.assert_allclose(seen["inv_freq"][0], stated, rtol=1e-6)
         assert_contributions_are_scores(seen)
-
-
-# contents of the result
 
 
 def test_variables_have_names_and_units_and_can_be_saved(tmp_path: Path):
@@ -385,9 +376,6 @@ def test_memory_is_checked_first(llama: LlamaForCausalLM):
     )
     assert refused.value.parts["seen"] == "8 heads, 20 tokens, 8 frequencies"
     assert refused.value.parts["try"].endswith(f"max_bytes={needed}")
-
-
-# errors
 
 
 def test_a_text_of_too_few_or_too_many_tokens(tmp_path: Path):

@@ -113,9 +113,6 @@ def test_an_error_inside_the_model_restores_it(measure: str, monkeypatch: pytest
     assert model.config._attn_implementation == configured
 
 
-# progress
-
-
 def test_progress_moves_by_layer_within_a_batch():
     done: list[int] = []
     lengths = torch.tensor([40, 20, 3])

@@ -56,9 +56,6 @@ def one_group(*heads: Gains) -> xr.Dataset:
     return profile_of([(10.0, list(heads))])
 
 
-# columns
-
-
 def test_columns_of_two_heads():
     profile = one_group((3.0, 0.5, 2.5, 1.0, 2.8), (1.0, 0.0, 0.2, 0.8, 0.9))
     profile["selectivity_keys"][0, 1] = [-1.0, 3.0]
@@ -135,9 +132,6 @@ def test_layers_with_fewer_heads_or_planes():
     assert heads["planes_to_half"].tolist() == [1, 1, 1]
 
 
-# confidence
-
-
 def test_confidence_of_two_groups_by_hand():
     """A resample has the first group twice (1/4), both groups (1/2) or the second twice."""
     much: Gains = (9.0, 0.0, 0.0, 9.0, 9.0)
@@ -193,9 +187,6 @@ def test_labels_of_a_resample_are_labels_of_the_drawn_groups():
 def test_confidence_of_one_sequence_is_unknown():
     heads = classify_heads(one_group(POSITIONAL, SEMANTIC))
     assert heads["confidence"].isna().all()
-
-
-# the claim
 
 
 def test_the_claim_depends_only_on_profile_and_seed():

@@ -171,9 +171,6 @@ def test_batches_change_nothing_if_rope_depends_on_the_length(name: str):
     assert_same(first, again.collect(), again, rtol=1e-6)
 
 
-# sampled rows
-
-
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(
     lengths=st.lists(st.integers(2, 90), min_size=1, max_size=5),

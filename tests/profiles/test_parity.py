@@ -108,9 +108,6 @@ def assert_profile_agrees(
     assert profile.attrs["rows_measured"] == true["rows"]
 
 
-# dense oracle
-
-
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_every_family(name: str):
     model = tiny(name).double()
@@ -182,9 +179,6 @@ def test_float32_of_a_real_checkpoint(shared: Path):
     assert_profile_agrees(profile, true, rtol=1e-5)
 
 
-# budget compared with scipy
-
-
 @pytest.mark.parametrize(
     ("name", "mask"),
     [("llama_gqa", ""), ("gpt_oss", ""), ("llama_gqa", "a choice"), ("llama_gqa", "a prefix")],
@@ -225,9 +219,6 @@ def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
             np.testing.assert_allclose(
                 ours, halves, atol=0.02 * total.mean(), err_msg=gain_name
             )
-
-
-# transformers
 
 
 @torch.no_grad()

@@ -105,9 +105,6 @@ def test_statistics_that_are_refused(statistics: list[Statistic], says: str, see
     assert seen in str(refused.value.parts.get("seen", ""))
 
 
-# all rows
-
-
 def test_a_profile_has_the_variable_of_every_row():
     tokens = random_tokens(sequences=3, length=12)
     profile = rl.profile(tiny("llama_gqa"), tokens, surrogates=2)

@@ -43,9 +43,6 @@ def rotating(planes: Planes) -> tuple[np.ndarray, np.ndarray]:
     return pairs[inv_freq != 0], inv_freq[inv_freq != 0]
 
 
-# every family
-
-
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_measured_rotation_is_the_rotation_of_the_model(name: str):
     model = tiny(name)
@@ -103,9 +100,6 @@ def test_every_dtype(name: str, dtype: torch.dtype):
         rounding = max(torch.finfo(dtype).eps, 2**-23)  # angles are always float32
         np.testing.assert_allclose(measured, true.inv_freq, rtol=4 * rounding)
         np.testing.assert_array_equal(rotating(layer.planes)[1], true.inv_freq)
-
-
-# long wavelengths and long contexts
 
 
 def test_the_model_runs_once():
@@ -224,9 +218,6 @@ def test_queries_that_grow_with_their_row():
         np.testing.assert_allclose(scale, (length / length[0])[[1, 16, 64]], rtol=1e-5)
 
 
-# planes that do not rotate
-
-
 @not_as_configured
 @pytest.mark.parametrize("name", ["llama_gqa", "nanochat"])
 def test_the_fastest_planes_may_be_stopped(name: str):
@@ -236,9 +227,6 @@ def test_the_fastest_planes_may_be_stopped(name: str):
         pairs, used = rotating(layer.planes)
         np.testing.assert_array_equal(pairs, true.pairs)
         np.testing.assert_array_equal(used, true.inv_freq)
-
-
-# models whose buffers do not state their rotation
 
 
 class Table(nn.Module):
@@ -290,8 +278,6 @@ def test_a_model_that_states_something_else_is_refused(name: str, change):
     assert refused.value.what == f"{type(model).__name__} does not rotate as it states."
     assert f"layer 0: {planes} planes, the fastest at 1 rad" in refused.value.parts["seen"]
 
-
-# families that must be refused
 
 SILENT = r"0 of 2 layers showed their queries and keys; the first that did not is layer 0"
 CHANGES = r"layer 0: the lengths of its planes change with position \(residual 0\.\d+; "

@@ -46,9 +46,6 @@ def rows(text: Text) -> list[list[int]]:
     return [row[:length] for row, length in pairs]
 
 
-# Reading.
-
-
 def test_files_and_folders_in_order(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("second\n")
     (tmp_path / "a.md").write_text("first\n\n")
@@ -113,9 +110,6 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: str) -> None:
     for word in [*words, str(path)]:
         assert word in str(caught.value)
     assert "\n" not in caught.value.line
-
-
-# Cutting.
 
 
 def test_documents_are_cut_each_with_bos_and_a_padded_tail() -> None:
@@ -272,9 +266,6 @@ def test_special_tokens_that_somebody_wrote_are_text() -> None:
         assert begins.tolist() == [0]
 
 
-# What never ends, or ends late.
-
-
 def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole() -> None:
     tokenizer = load("bundled")[1]
     text = "Once upon  a time, there   was a well-known fox;\n\n it ran.  " * 40
@@ -300,9 +291,6 @@ def test_no_more_than_a_million_characters_are_tokenized_at_once() -> None:
     _, ids = encode("ab " * 1_000_000, Letters())
     assert (sum(lengths), len(ids)) == (3_000_000, 10 * len(lengths))
     assert max(lengths) <= 1_000_000
-
-
-# No tokenizer.
 
 
 def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> None:
