@@ -1,5 +1,6 @@
 """Tests of `capture` against the attention of the model and against laws."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +50,8 @@ def test_against_the_model(name: str):
     )
     assert_contributions_are_scores(seen)
     calls, _ = attention_calls(model, tokens())
-    for layer, (call, turning) in enumerate(
-        zip(calls, rotations(model, name=name), strict=True)
-    ):
+    rotation = rotations(model, name=name)
+    for layer, (call, turning) in enumerate(zip(calls, rotation, strict=True)):
         group = len(call.query) // len(call.key)
         key = call.key.repeat_interleave(group, dim=0)
         score = (call.scale * call.query @ key.mT).masked_fill(~call.visible, torch.nan)
@@ -59,12 +59,10 @@ def test_against_the_model(name: str):
         atol = 1e-5 * float(score.nan_to_num().abs().max())
         np.testing.assert_allclose(of_layer["score"], score, rtol=0, atol=atol)
         # Only rotating entries: some planes, and the last term, may have no rotation.
-        rotating = np.flatnonzero((of_layer["inv_freq"] != 0) & of_layer["inv_freq"].notnull())[
-            : len(turning.inv_freq)
-        ]
-        np.testing.assert_allclose(
-            of_layer["inv_freq"][0, rotating], turning.inv_freq, rtol=1e-6
-        )
+        inv_freq = of_layer["inv_freq"]
+        rotating = np.flatnonzero((inv_freq != 0) & inv_freq.notnull())
+        rotating = rotating[: len(turning.inv_freq)]
+        np.testing.assert_allclose(inv_freq[0, rotating], turning.inv_freq, rtol=1e-6)
         for side, x in (("q", call.query), ("k", key)):
             still = turning.unrotate(x)[..., torch.from_numpy(turning.pairs)].numpy()
             vectors, norm = of_layer[f"{side}_still"].values, of_layer[f"{side}_norm"].values
@@ -134,6 +132,7 @@ def test_contrasts_leave_out_common_terms_of_a_row():
 
 def test_chosen_heads_equal_a_capture_of_all_heads(llama: LlamaForCausalLM):
     all_heads = rl.capture(llama, tokens())
+    assert all_heads["key_token"].values.tolist() == [f"#{token}" for token in tokens()]
     chosen = rl.capture(llama, tokens()[None], heads="1.1,0.3")
     assert chosen["head"].values.tolist() == ["0.3", "1.1"]
     assert chosen["layer"].values.tolist() == [0, 1]
@@ -145,14 +144,12 @@ def test_chosen_heads_equal_a_capture_of_all_heads(llama: LlamaForCausalLM):
 
 def test_lengths_of_values(llama: LlamaForCausalLM):
     """Each head has the values of its key-value head."""
-    result = []
-    hook = llama.model.layers[1].self_attn.v_proj.register_forward_hook(
-        lambda _, __, out: result.append(out[0].unflatten(-1, (2, -1)).norm(dim=-1).T)
-    )
-    seen = rl.capture(llama, tokens(), heads="1.*", values=True)
-    hook.remove()
-    expected = result[-1].repeat_interleave(2, dim=0)
-    np.testing.assert_allclose(seen["value_norm"], expected, rtol=1e-5)
+    values = []
+    projection = llama.model.layers[1].self_attn.v_proj
+    with projection.register_forward_hook(lambda _, __, out: values.append(out[0])):
+        seen = rl.capture(llama, tokens(), heads="1.*", values=True)
+    norms = values[-1].unflatten(-1, (2, -1)).norm(dim=-1).T.repeat_interleave(2, dim=0)
+    np.testing.assert_allclose(seen["value_norm"], norms, rtol=1e-5)
     assert "value_norm" not in rl.capture(llama, tokens(), heads="1.*")
 
 
@@ -160,18 +157,14 @@ def test_lengths_of_values(llama: LlamaForCausalLM):
 def running(model: PreTrainedModel, ids: torch.Tensor, modules: dict[str, torch.nn.Module]):
     """Run the model, and return the inputs and outputs of `modules` and the logits."""
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-    hooks = [
-        module.register_forward_hook(
-            lambda _, x, y, name=name: seen.update(
-                {name: (x[0][0], y[0].reshape(x[0].shape[1], -1))}
-            )
-        )
-        for name, module in modules.items()
-    ]
-    logits = model(ids[None], use_cache=False).logits[0]
-    for hook in hooks:
-        hook.remove()
-    return seen, logits
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+
+            def note(_: object, x: tuple, y: torch.Tensor, name: str = name) -> None:
+                seen[name] = x[0][0], y[0].reshape(x[0].shape[1], -1)
+
+            hooks.enter_context(module.register_forward_hook(note))
+        return seen, model(ids[None], use_cache=False).logits[0]
 
 
 OUTPUTS = {"gpt_neox": "dense", "phi": "dense"}
@@ -193,10 +186,8 @@ def test_written_outputs_match_the_output_projection(name: str):
         bias = modules[module].bias if modules[module].bias is not None else 0
         torch.testing.assert_close(sum(written) + bias, given[module][1], rtol=1e-4, atol=1e-5)
         of_layer = seen.isel(head=seen["layer"] == layer)
-        for head, by_hand in enumerate(written):
-            np.testing.assert_allclose(
-                of_layer["written_norm"][head], by_hand.norm(dim=-1), rtol=1e-5
-            )
+        norms = torch.stack(written).norm(dim=-1)
+        np.testing.assert_allclose(of_layer["written_norm"], norms, rtol=1e-5)
         np.testing.assert_allclose(  # the first row sees only its own key
             of_layer["attention"][:, 0, 0] * of_layer["write_norm"][:, 0],
             of_layer["written_norm"][:, 0],
@@ -241,22 +232,18 @@ def test_heads_of_a_bridge_write_the_same(tmp_path: Path):
         np.testing.assert_allclose(seen[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_norm_before_the_stream_is_refused():
-    with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
-        rl.capture(tiny("gemma2"), tokens(), logits_of=[7])
-    with pytest.raises(IndexError, match="index 99 is out of bounds"):
-        rl.capture(tiny("llama_gqa"), tokens(), runner_up=99)
-    with pytest.raises(BadArgument, match="96 is not one token of the model"):
-        rl.capture(tiny("llama_gqa"), tokens(), logits_of=[96])
-
-
 @pytest.mark.filterwarnings("ignore")  # warnings of peft
-def test_a_factor_before_the_stream_and_an_adapter_on_the_heads_are_refused():
+def test_heads_and_answers_that_cannot_be_captured_are_refused(llama: LlamaForCausalLM):
+    """A norm or a factor before the stream, unknown tokens, and an adapter on the heads."""
+    with pytest.raises(IndexError, match="index 99 is out of bounds"):
+        rl.capture(llama, tokens(), runner_up=99)
+    with pytest.raises(BadArgument, match="96 is not one token of the model"):
+        rl.capture(llama, tokens(), logits_of=[96])
+    llama.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
+    for model in (tiny("gemma2"), llama):
+        with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
+            rl.capture(model, tokens(), logits_of=[7])
     peft = pytest.importorskip("peft")
-    model = tiny("llama_gqa")
-    model.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
-    with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
-        rl.capture(model, tokens(), logits_of=[7])
     config = peft.LoraConfig(target_modules=["o_proj"], r=4, init_lora_weights=False)
     adapted = peft.get_peft_model(tiny("llama_gqa"), config).eval()
     with pytest.raises(UnsupportedModel, match="passes the outputs of its heads to no linear"):
@@ -286,11 +273,10 @@ def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
     assert_contributions_are_scores(seen)
     stopped = seen["inv_freq"] == 0
     assert np.argwhere(stopped.values).tolist() == [[1, 1], [1, 2]]
-    first = {"head": slice(0, 4)}  # the input of the first layer does not change
-    np.testing.assert_allclose(
-        seen["k_still"][:4], plain["k_still"][:4], rtol=0, atol=1e-4
-    )  # a stopped plane equals the plane without rotation
-    changed = abs(seen - plain)["attention"].isel(first).max(["query", "key"]) > 1e-3
+    # The input of the first layer does not change, and keys are compared without rotation.
+    first, before = (x.isel(head=slice(0, 4)) for x in (seen, plain))
+    np.testing.assert_allclose(first["k_still"], before["k_still"], rtol=0, atol=1e-4)
+    changed = abs(first - before)["attention"].max(["query", "key"]) > 1e-3
     assert changed.values.tolist() == [True, True, False, False]
     assert float(abs(seen["contribution"]).sel(head="1.3", frequency=0).max()) == 0
     xr.testing.assert_identical(
@@ -331,14 +317,18 @@ def test_variables_have_names_and_units_and_can_be_saved(tmp_path: Path):
         assert again["score"].attrs == seen["score"].attrs
 
 
-def test_an_answer_is_a_text_or_an_integer_of_any_type(tmp_path: Path):
+def test_answers_of_any_type_and_texts_of_any_length(tmp_path: Path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
     capture = rl.capture(model, torch.arange(3, 9), logits_of=[np.int64(7)])
     xr.testing.assert_equal(capture, rl.capture(model, torch.arange(3, 9), logits_of=[7]))
-    with pytest.raises(BadArgument, match="'ab' is not one token of the model"):
-        rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="ab")
     text = rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="b")
     assert [answer.strip() for answer in text["answer"].values] == ["b"]
+    with pytest.raises(BadArgument, match="'ab' is not one token of the model"):
+        rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="ab")
+    with pytest.raises(BadArgument, match="3 tokens or more"):
+        rl.capture(model, "a", tokenizer=tokenizer)
+    with pytest.warns(UserWarning, match="beyond the 64 tokens that the model was made for"):
+        rl.capture(model, 70 * "a", tokenizer=tokenizer, heads="0.0")
 
 
 def test_several_prompts_equal_separate_captures(llama: LlamaForCausalLM, tmp_path: Path):
@@ -360,11 +350,6 @@ def test_several_prompts_equal_separate_captures(llama: LlamaForCausalLM, tmp_pa
         rl.capture(llama, [])
 
 
-def test_tokens_without_a_tokenizer_are_numbers(llama: LlamaForCausalLM):
-    seen = rl.capture(llama, tokens(length=5), heads="0.0")
-    assert seen["key_token"].values.tolist() == [f"#{token}" for token in tokens(length=5)]
-
-
 def test_memory_is_checked_first(llama: LlamaForCausalLM):
     seen = rl.capture(llama, tokens()).variables.values()
     needed = sum(x.nbytes for x in seen if x.dtype == "f4")
@@ -376,11 +361,3 @@ def test_memory_is_checked_first(llama: LlamaForCausalLM):
     )
     assert refused.value.parts["seen"] == "8 heads, 20 tokens, 8 frequencies"
     assert refused.value.parts["try"].endswith(f"max_bytes={needed}")
-
-
-def test_a_text_of_too_few_or_too_many_tokens(tmp_path: Path):
-    model, tokenizer = rl.load(save_tiny(tmp_path))
-    with pytest.raises(BadArgument, match="3 tokens or more"):
-        rl.capture(model, "a", tokenizer=tokenizer)
-    with pytest.warns(UserWarning, match="beyond the 64 tokens that the model was made for"):
-        rl.capture(model, 70 * "a", tokenizer=tokenizer, heads="0.0")

@@ -1,7 +1,5 @@
 """Sequences that run in chunks with a cache give the numbers of one pass."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 import xarray as xr
@@ -29,25 +27,16 @@ LENGTHS = torch.tensor([80, 61, 80])
 def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset, list[int]]:
     """A profile, and the number of earlier tokens in every call of the first pass."""
     model, past, progress = tiny(family), [], []
+    options = {"rows": rows, "surrogates": 2, "batch_size": len(TOKENS)}
+    edits = [rl.stop(rl.PlaneNumbers([1]), heads=heads)] if heads else []
 
     def see(call: AttentionCall) -> None:
         if len(call.query) == 2:
             past.append(call.past)
 
-    edit = (
-        rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads=heads))
-        if heads
-        else nullcontext()
-    )
-    with edit, as_live_model(model).observe(see):
-        result = rl.profile(
-            model,
-            rl.Text(TOKENS, lengths=LENGTHS),
-            rows=rows,
-            surrogates=2,
-            batch_size=len(TOKENS),
-            progress=token_progress(progress.append),
-        )
+    with rl.edit_rope(model, *edits), as_live_model(model).observe(see):
+        text, shown = rl.Text(TOKENS, lengths=LENGTHS), token_progress(progress.append)
+        result = rl.profile(model, text, progress=shown, **options)
     assert sum(progress) == LENGTHS.sum()
     return result, past
 
@@ -74,23 +63,15 @@ def test_chunks_give_the_numbers_of_one_pass(
 
 
 def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, sizes = tiny("gemma2"), set()
+    model, sizes, text = tiny("gemma2"), set(), rl.Text(TOKENS, lengths=LENGTHS)
+    edits = {"head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"), "none turns": "nope"}
+    options = {"edits": edits, "rows": 16, "prompt_lengths": [60], "distances": [30]}
+    options["measures"] = (*DEFAULT_MEASURES, "copying")
 
     def evaluate() -> xr.Dataset:
         sizes.clear()
         with as_live_model(model).observe(lambda call: sizes.add(call.query.shape[2])):
-            return rl.evaluate(
-                model,
-                rl.Text(TOKENS, lengths=LENGTHS),
-                edits={
-                    "one head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"),
-                    "none turns": "nope",
-                },
-                measures=(*DEFAULT_MEASURES, "copying"),
-                rows=16,
-                prompt_lengths=[60],
-                distances=[30],
-            )
+            return rl.evaluate(model, text, **options)
 
     expected = evaluate()
     assert max(sizes - {1 + 2 * 64}) == 80  # without the repeated tokens

@@ -38,10 +38,8 @@ def test_profile_refuses_bad_texts(tokens: Any, options: dict[str, Any], line: s
 
 
 def test_a_profile_without_budget_has_the_same_sums_and_no_labels() -> None:
-    sums, full = (
-        rl.profile(tiny("llama_gqa"), TOKENS, budget=budget, surrogates=0)
-        for budget in (False, True)
-    )
+    options = ({"budget": False}, {"surrogates": 0})
+    sums, full = (rl.profile(tiny("llama_gqa"), TOKENS, **each) for each in options)
     for name in ("q_norm", "selectivity", "offset_mass", "induction"):
         np.testing.assert_array_equal(sums[name], full[name])
     assert "total_bits" not in sums
@@ -115,11 +113,9 @@ def test_an_error_inside_the_model_restores_it(measure: str, monkeypatch: pytest
 
 def test_progress_moves_by_layer_within_a_batch():
     done: list[int] = []
-    lengths = torch.tensor([40, 20, 3])
     options = {"edits": {"a": "nope"}, "measures": "loss", "rows": 9, "batch_size": 2}
-    evaluate(
-        tiny("llama_gqa"), lengths=lengths, progress=token_progress(done.append), **options
-    )
+    options |= {"lengths": torch.tensor([40, 20, 3]), "progress": token_progress(done.append)}
+    evaluate(tiny("llama_gqa"), **options)
     by_layer = [20, 20, 20]  # after each of two layers, and after the head
     assert done == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
@@ -18,11 +19,14 @@ def test_profile_on_cuda_equals_cpu(family: str, rows: int | str) -> None:
     tokens = random_tokens(sequences=3, length=80)
     here = rl.profile(tiny(family), tokens, rows=rows)
     there = rl.profile(tiny(family).to("cuda"), tokens, rows=rows)
-    for name in ("q_norm", "k_norm", "selectivity", "offset_mass", "sink_mass", "total_bits"):
-        scale = float(np.nanmax(np.abs(here[name].values)))
-        np.testing.assert_allclose(
-            there[name].values, here[name].values, atol=1e-3 * scale, err_msg=name
-        )
+    names = ["q_norm", "k_norm", "selectivity", "offset_mass", "sink_mass", "total_bits"]
+    assert_near(there[names], here[names])
+
+
+def assert_near(there: xr.Dataset, here: xr.Dataset) -> None:
+    for name, expected in here.data_vars.items():
+        atol = 1e-3 * float(np.nanmax(np.abs(expected)))
+        np.testing.assert_allclose(there[name], expected, atol=atol, err_msg=str(name))
 
 
 def test_bfloat16_on_cuda_measures_and_stays_finite() -> None:
@@ -46,8 +50,4 @@ def test_captures_and_silences_on_cuda_equal_cpu(family: str) -> None:
         ):
             results.append(rl.capture(model, tokens[0], values=True))
     here, there = results
-    for name in here.data_vars:
-        scale = float(np.nanmax(np.abs(here[name].values)))
-        np.testing.assert_allclose(
-            there[name].values, here[name].values, atol=1e-3 * scale, err_msg=name
-        )
+    assert_near(there, here)
