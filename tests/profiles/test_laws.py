@@ -204,10 +204,8 @@ def test_sampled_rows_agree_with_all_rows():
     """The mean over 24 seeds agrees within its standard error."""
     model = tiny("gemma2").double()
     tokens = random_tokens(sequences=4, length=60)
-    of_all, planes = (
-        Measurement.of(model, rl.Text(tokens, lengths=[60, 44, 60, 23])),
-        planes_of(model),
-    )
+    of_all = Measurement.of(model, rl.Text(tokens, lengths=[60, 44, 60, 23]))
+    planes = planes_of(model)
 
     def measured(**options: int) -> xr.Dataset:
         return summarize(collect(replace(of_all, **options), planes), planes)

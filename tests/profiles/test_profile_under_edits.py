@@ -80,9 +80,8 @@ def test_attention_and_selectivity_match_a_capture():
     np.testing.assert_allclose(measured["selectivity"], selectivity, rtol=0, atol=1e-5)
     still = seen["q_still"].values[..., 0] + 1j * seen["q_still"].values[..., 1]
     expected = np.abs(still.mean(1)).reshape(*shape, -1)
-    mean = (measured["q_coherence"].fillna(0) * measured["q_norm"]).transpose(
-        "layer", "head", ...
-    )
+    mean = measured["q_coherence"].fillna(0) * measured["q_norm"]
+    mean = mean.transpose("layer", "head", ...)
     np.testing.assert_allclose(mean, expected, rtol=1e-4, atol=1e-5)
 
 
