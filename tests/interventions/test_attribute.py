@@ -41,14 +41,10 @@ def test_an_attribution_is_the_slope_along_a_plane(name: str) -> None:
     for place in np.argsort(-np.abs(turning), axis=None)[:3]:
         layer, head, plane = map(int, np.unravel_index(place, turning.shape))
         inv_freq = rotations[layer].planes.inv_freq.abs()
+        place_of = {"select": PlaneNumbers((plane,)), "heads": f"{layer}.{head}"}
         ends = []
         for size in (1.01, 0.99):
-            edit = rl.rescale(
-                inv_freq,
-                attention_factor=math.sqrt(size),
-                select=PlaneNumbers((plane,)),
-                heads=f"{layer}.{head}",
-            )
+            edit = rl.rescale(inv_freq, attention_factor=math.sqrt(size), **place_of)
             with rl.edit_rope(model, edit):
                 ends.append(loss_of(model))
         slope = (ends[0] - ends[1]) / 0.02
@@ -180,27 +176,26 @@ def test_dropped_and_patched_planes_match_edits() -> None:
     assert (result["patched"].notnull() == result["dropped"].notnull()).all()
     place = abs(result["attribution"]).argmax(...)
     layer, head, plane = (int(place[dim]) for dim in ("layer", "head", "frequency"))
-    edit = rl.drop(PlaneNumbers((plane,)), heads=f"{layer}.{head}")
-    with rl.edit_rope(model, edit), torch.no_grad():
-        logits = model(TOKENS).logits[0, -1]
-    changed = float(logits[3] - logits[5]) - result.attrs["answer"]
-    assert float(result["dropped"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
-    options = {"planes": PlaneNumbers((plane,)), "heads": f"{layer}.{head}"}
-    with rl.patch_planes(model, other, **options), torch.no_grad():
-        logits = model(TOKENS).logits[0, -1]
-    changed = float(logits[3] - logits[5]) - result.attrs["answer"]
-    assert float(result["patched"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
+    planes, heads = PlaneNumbers((plane,)), f"{layer}.{head}"
+    for name, block in (
+        ("dropped", rl.edit_rope(model, rl.drop(planes, heads=heads))),
+        ("patched", rl.patch_planes(model, other, planes=planes, heads=heads)),
+    ):
+        with block, torch.no_grad():
+            logits = model(TOKENS).logits[0, -1]
+        changed = float(logits[3] - logits[5]) - result.attrs["answer"]
+        assert float(result[name][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
     assert np.isnan(result["attribution"].sel(layer=0)).all()
     assert {"rank_correlation", "worst"} <= set(result.attrs)
 
 
 def test_invalid_answers_are_refused() -> None:
     model = tiny("llama_gqa")
-    with pytest.raises(BadArgument, match="99999 is not one token"):
-        rl.attribute_planes(model, TOKENS, 99_999)
-    with pytest.raises(BadArgument, match="needs the tokenizer"):
-        rl.attribute_planes(model, TOKENS, "a")
-    with pytest.raises(BadArgument, match="one number"):
-        rl.attribute_planes(model, TOKENS, lambda logits: logits[-1])
-    with pytest.raises(BadArgument, match="that depends on the logits"):
-        rl.attribute_planes(model, TOKENS, lambda logits: torch.tensor(1.0))
+    for answer, words in (
+        (99_999, "99999 is not one token"),
+        ("a", "needs the tokenizer"),
+        (lambda logits: logits[-1], "one number"),
+        (lambda logits: torch.tensor(1.0), "that depends on the logits"),
+    ):
+        with pytest.raises(BadArgument, match=words):
+            rl.attribute_planes(model, TOKENS, answer)

@@ -43,10 +43,8 @@ def test_an_error_at_the_attention_restores_the_model(
         raise Stop
 
     eager = "transformers.models.llama.modeling_llama.eager_attention_forward"
-    with (
-        monkeypatch.context() as patch,
-        rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([3]), heads="*.1")),
-    ):
+    edit = rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([3]), heads="*.1"))
+    with monkeypatch.context() as patch, edit:
         patch.setattr(eager, fail)
         with pytest.raises(Stop):
             logits(llama)
@@ -68,10 +66,11 @@ def test_edits_nest_and_add_up(llama: LlamaForCausalLM):
     assert torch.equal(logits(llama), plain)
     with rl.edit_rope(llama, rl.stop_slowest(0.5)):
         assert torch.equal(logits(llama), both)
-    with rl.edit_rope(
-        llama, rl.stop(rl.PlaneNumbers([4, 6])), rl.stop(rl.PlaneNumbers([5, 7]))
-    ):
-        assert torch.equal(logits(llama), both)
+    separate = [rl.stop(rl.PlaneNumbers(numbers)) for numbers in ([4, 6], [5, 7])]
+    by_heads = rl.stop_slowest(0.5, heads="0.*, 1.0,1.1 ,1.2,*.3")
+    for edits in (separate, [by_heads]):
+        with rl.edit_rope(llama, *edits):
+            assert torch.equal(logits(llama), both)
 
 
 def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
@@ -125,13 +124,6 @@ def test_blocks_that_do_not_nest_restore_the_model(llama: LlamaForCausalLM):
         block.__exit__(None, None, None)
     assert state(llama) == before
     assert torch.equal(logits(llama), plain)
-
-
-def test_heads_one_by_one_are_all_heads(llama: LlamaForCausalLM):
-    with rl.edit_rope(llama, rl.stop_slowest(0.5)):
-        whole = logits(llama)
-    with rl.edit_rope(llama, rl.stop_slowest(0.5, heads="0.*, 1.0,1.1 ,1.2,*.3")):
-        assert torch.equal(logits(llama), whole)
 
 
 Block = Callable[[PreTrainedModel], AbstractContextManager[None]]

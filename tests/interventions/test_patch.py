@@ -136,9 +136,8 @@ def test_every_sequence_of_a_batch_is_patched(llama: LlamaForCausalLM, part: Any
             for n in ([0, 1, 2], [0], [1], [2])
         )
     torch.testing.assert_close(together, torch.cat(separate), rtol=1e-5, atol=1e-5)
-    several = rl.patch_planes(llama, batch, heads="*.1")
-    with pytest.raises(BadArgument, match="one sequence"), several:
-        pass
+    with pytest.raises(BadArgument, match="one sequence"):
+        rl.patch_planes(llama, batch, heads="*.1").__enter__()
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -165,10 +164,8 @@ def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path: Path) -> None:
         itself = wrapped(given)
     assert torch.equal(itself, wrapped(given))
     if part == "key":
-        with (
-            rl.patch_planes(wrapped, tokens(1) % 28, heads="1.2", of=part),
-            pytest.raises(UnsupportedModel, match="one key for all"),
-        ):
+        one_head = rl.patch_planes(wrapped, tokens(1) % 28, heads="1.2", of=part)
+        with one_head, pytest.raises(UnsupportedModel, match="one key for all"):
             wrapped(given)
 
 
@@ -186,8 +183,8 @@ def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path: Path) -> None:
 def test_missing_heads_planes_and_positions_are_refused(
     llama: LlamaForCausalLM, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(BadArgument, match=message), rl.patch_planes(llama, tokens(), **options):
-        pass
+    with pytest.raises(BadArgument, match=message):
+        rl.patch_planes(llama, tokens(), **options).__enter__()
 
 
 def test_caches_with_keys_of_another_rotation_are_refused() -> None:
@@ -196,10 +193,8 @@ def test_caches_with_keys_of_another_rotation_are_refused() -> None:
     model = tiny("llama_dynamic", rope_parameters=rope, max_position_embeddings=16)
     with torch.no_grad():
         cache = model(tokens(length=18), use_cache=True).past_key_values
-        with (
-            rl.patch_planes(model, tokens(1), heads="0.*", of="key"),
-            pytest.raises(UnsupportedModel, match="rotation of the keys in this cache"),
-        ):
+        patch = rl.patch_planes(model, tokens(1), heads="0.*", of="key")
+        with patch, pytest.raises(UnsupportedModel, match="rotation of the keys in this cache"):
             model(tokens(2, length=4), past_key_values=cache)
 
 
