@@ -50,10 +50,8 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str) -> None:
     for head, row in np.ndindex(len(scores), COPIED - 1):
         i, right = near.shape[1] - COPIED + row, 2 + row
         best = max(scores[head, i, j] for j in range(1, i) if visible[i, j] and j != right)
-        turned = real[head, i + farther - distance, right]
-        expected[head] += (
-            np.array([scores[head, i, right], scores[head, i, right], turned]) > best
-        )
+        turned, near_score = real[head, i + farther - distance, right], scores[head, i, right]
+        expected[head] += np.array([near_score, near_score, turned]) > best
     np.testing.assert_allclose(wins, expected / (COPIED - 1), atol=1e-9)
     assert expected.any()
 
@@ -93,19 +91,18 @@ def test_the_induction_head_finds_copies() -> None:
     text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
     reach = rl.reach(model, text, heads="4.4,2.0", variants=("own", "nope"))
     one_head = reach.sel(layer=4, head=4)
-    assert (one_head["found_share"].sel(variant="own", run_distance=[48, 96]) > 0.5).all()
-    assert (
-        one_head["found_low"].sel(variant="own") <= one_head["found_share"].sel(variant="own")
-    ).all()
+    own, nope = (one_head.sel(variant=name) for name in ("own", "nope"))
+    assert (own["found_share"].sel(run_distance=[48, 96]) > 0.5).all()
+    assert (own["found_low"] <= own["found_share"]).all()
     assert (reach["found_share"].sel(layer=2, head=0) < 0.1).all()
-    assert (one_head["found_share"].sel(variant="nope") < 0.1).all()
+    assert (nope["found_share"] < 0.1).all()
     assert reach["found_share"].sel(layer=0).isnull().all()
-    far = one_head["extrapolated_share"].sel(variant="own")
+    far = own["extrapolated_share"]
     assert (far["distance"] > reach["run_distance"].max()).all()
-    assert (far[-8:] < one_head["found_share"].sel(variant="own").max()).all()
-    foretold = one_head["foretold_share"].sel(variant="own").values
+    assert (far[-8:] < own["found_share"].max()).all()
+    foretold = own["foretold_share"].values
     assert math.isnan(foretold[0])
-    assert (abs(foretold[1:] - one_head["found_share"].sel(variant="own")[1:]) < 0.3).all()
+    assert (abs(foretold[1:] - own["found_share"][1:]) < 0.3).all()
 
 
 def test_copies_must_be_in_the_context() -> None:

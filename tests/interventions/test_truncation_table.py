@@ -15,14 +15,11 @@ def test_the_summary_has_a_row_for_each_edit(sweep: xr.Dataset) -> None:
     none = table.iloc[0]
     for name in ("loss", "repeat_loss", "retrieval"):
         assert (none[f"{name}_change"], none[f"{name}_change_low"]) == (0, 0)
-    weight = sweep["predicted_tokens"].values
-    np.testing.assert_allclose(
-        table["loss"], np.average(sweep["loss"].values, axis=1, weights=weight)
-    )
+    loss = np.average(sweep["loss"], axis=1, weights=sweep["predicted_tokens"])
+    np.testing.assert_allclose(table["loss"], loss)
     np.testing.assert_allclose(table["loss_change"], table["loss"] - none["loss"], atol=1e-12)
-    np.testing.assert_allclose(
-        table["retrieval"], sweep["retrieval"].mean(["retrieval_length", "depth"])
-    )
+    retrieval = sweep["retrieval"].mean(["retrieval_length", "depth"])
+    np.testing.assert_allclose(table["retrieval"], retrieval)
     per_trial = sweep["retrieval_hit"].mean(["retrieval_length", "depth"])
     expected = stats.ttest_1samp((per_trial[8] - per_trial[0]).values, 0).confidence_interval()
     row = table.iloc[8]
