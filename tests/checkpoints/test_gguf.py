@@ -114,6 +114,7 @@ def test_a_quantized_file_is_the_model_except_for_rounding(
     assert not row_order(model, tokenizer)[0]
 
 
+@pytest.mark.slow  # it takes 12 seconds; the files of the bundled model are smaller
 @needs_smollm2
 def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     orders: list[tuple[bool, str]] = []

@@ -59,8 +59,8 @@ def test_each_plane_rotates_with_its_own_axis(kind: str) -> None:
 
 def test_text_on_three_axes_is_measured_and_images_are_not() -> None:
     model, places = sighted("qwen2_vl"), torch.arange(24).expand(3, 2, -1)
-    measured = rl.profile(model, {"input_ids": TOKENS, "position_ids": places}, surrogates=0)
-    alone = rl.profile(model, TOKENS, surrogates=0)
+    measured = rl.profile(model, {"input_ids": TOKENS, "position_ids": places}, budget=False)
+    alone = rl.profile(model, TOKENS, budget=False)
     np.testing.assert_array_equal(measured["selectivity"], alone["selectivity"])
     image = {"input_ids": TOKENS, "position_ids": on_a_grid()}
     for measure in (rl.profile, rl.evaluate):

@@ -47,7 +47,7 @@ def visits(model: object, call: Callable[[], object]) -> list[tuple[str, str]]:
 def test_few_functions_receive_the_model(
     measure: Callable[..., object], few: dict[str, object]
 ) -> None:
-    model = tiny("llama_gqa")
+    model = tiny("llama_gqa", num_hidden_layers=1)
     places = visits(model, lambda: measure(model, TOKENS, **few))
     assert 5 < len(set(places)) < 25
     assert places.count(("as_live_model", "model")) == 1
