@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 from in_browser import Opened, broken, idle, values, view
 from oracles.tiny import random_tokens, tiny
@@ -270,13 +269,12 @@ def test_no_key_leaves_a_sliding_window():
     assert farthest_distance(full, 0) == 39
 
 
-def test_planes_that_do_not_rotate_do_not_count(browser, measured, tmp_path):
+def test_planes_that_do_not_rotate_do_not_count(browser, tmp_path):
     """p counts only rotating planes, and a layer without rotation has no plane to stop."""
     edits = [rl.stop(rl.Fastest(0.25), heads="2.*"), rl.stop_slowest(1, heads="0.*")]
-    with rl.edit_rope(measured.model, *edits):
-        tokens = prompt_tokens(PROMPTS[0], measured.tokenizer)
-        text = torch.stack([tokens, tokens.flip(0)])
-        profile = rl.profile(measured.model, text, excerpts=[tokens], surrogates=0)
+    model, text = tiny("llama_gqa", num_hidden_layers=3, head_dim=32), random_tokens(length=12)
+    with rl.edit_rope(model, *edits):
+        profile = rl.profile(model, text, excerpts=[text[0]], surrogates=0)
     with Opened(browser, rl.write_report(profile, tmp_path / "page.html")) as opened:
         page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention")
         assert page.get_attribute("#live-p", "max") == "12"
