@@ -22,7 +22,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         code = code.replace('analyze("bundled")', f'analyze("bundled", options={small})')
         code = code.replace("rl.Options(context=128, sequences=12)", small)
         code = code.replace("rl.Options(", "rl.Options(surrogates=2, ")
-        code = code.replace("rl.profile(model, ", "rl.profile(model, surrogates=2, text=")
+        code = code.replace("rl.profile(model, ", "rl.profile(model, budget=False, text=")
         code = code.replace("rl.reach(model, ", "rl.reach(model, copies=[48], text=")
         code = code.replace("range(16)", "range(2)")
         exec(compile(code, page.name, "exec"), names)
