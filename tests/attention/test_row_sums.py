@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observed import normal
+from measured import normal
 from torch import Tensor
 
 from ropelens.attention import fast_products

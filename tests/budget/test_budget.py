@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observed import normal, observed_calls
+from measured import normal, observed_calls
 from oracles.handmade import call_of
 from oracles.tiny import not_as_configured, random_tokens, tiny
 

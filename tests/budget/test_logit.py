@@ -5,7 +5,7 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
-from observed import observed_calls
+from measured import observed_calls
 from oracles.logit import HeadRows, gain, head_rows, information
 from oracles.recording import attention_calls
 from oracles.tiny import random_tokens, rotations, tiny

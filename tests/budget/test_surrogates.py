@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from observed import normal, observed_calls
+from measured import normal, observed_calls
 from oracles.handmade import call_of
 from oracles.tiny import random_tokens, tiny
 from scipy import stats

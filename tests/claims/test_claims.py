@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from evaluated import token_progress
+from measured import token_progress
 from planted import MODELS, Letters, row_of
 from synthetic_profile import synthetic_profile
 from transformers import LlamaConfig, LlamaForCausalLM

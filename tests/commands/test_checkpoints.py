@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from cli_runs import NAMES, Command
-from same import assert_same
+from measured import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 
 import ropelens as rl

@@ -10,9 +10,9 @@ import pytest
 import torch
 from cli_runs import MAIN, PAGELESS_MAIN, without_page
 from forked import forked, together
+from measured import assert_same
 from oracles.tiny import tiny
 from safetensors.torch import load_file
-from same import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 from trained import OPTIONS as RECIPE
 from trained import metrics, train

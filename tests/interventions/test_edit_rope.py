@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from observed import observed_calls
+from measured import observed_calls
 from oracles.recording import attention_calls
 from oracles.tiny import (
     SUPPORTED,

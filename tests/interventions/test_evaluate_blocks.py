@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from evaluated import evaluate, tokens
+from measured import evaluate, tokens
 from oracles.copying import copying
 from oracles.tiny import random_tokens, tiny
 from torch import nn

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from observed import observed_calls
+from measured import observed_calls
 from oracles.tiny import FAMILIES as TINY
 from oracles.tiny import logits, random_tokens, tiny
 from tiny_checkpoints import save_tiny

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from observed import observed_calls
+from measured import observed_calls
 from oracles.recording import attention_calls
 from oracles.tiny import FAMILIES, SUPPORTED, TEN, WINDOW, logits, of_kind, tiny
 from oracles.tiny import random_tokens as tokens

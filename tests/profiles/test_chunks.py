@@ -3,9 +3,8 @@
 import pytest
 import torch
 import xarray as xr
-from evaluated import token_progress
+from measured import assert_alike, token_progress
 from oracles.tiny import random_tokens, tiny
-from same import assert_alike
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb

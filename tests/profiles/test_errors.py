@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from evaluated import evaluate, token_progress
+from measured import evaluate, token_progress
 from oracles.tiny import logits, tiny
 
 import ropelens as rl

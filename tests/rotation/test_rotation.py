@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from observed import observed_calls
+from measured import observed_calls
 from oracles.tiny import (
     FAMILIES,
     SUPPORTED,

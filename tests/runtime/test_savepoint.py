@@ -8,8 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import xarray as xr
-from evaluated import token_progress
-from same import assert_same
+from measured import assert_same, token_progress
 from tiny_checkpoints import tiny_llama
 
 import ropelens as rl
