@@ -219,11 +219,7 @@ def gated(module: Any, *inputs: Any, **options: Any) -> Any:
 CAUSES: list[tuple[str, Attend, str]] = [
     ("mistral_sliding", causal, "it matches if rows see all keys up to their own position"),
     ("llama_gqa", every_key, "it matches if rows see all keys, also later keys"),
-    (
-        "gemma2",
-        with_options(softcap=lambda cap: None),
-        "it matches if the soft-cap is left out",
-    ),
+    ("gemma2", with_options(softcap=lambda _: None), "it matches if the soft-cap is left out"),
     ("gpt_oss", without_sinks, "it matches if the sink logits are left out"),
     (
         "granite",
@@ -251,11 +247,7 @@ def test_the_changed_component_is_named(
         model.model.layers[0].self_attn.scaling = 0.1
     file = sys.modules[type(model).__module__]
     plain = file.eager_attention_forward
-    monkeypatch.setattr(
-        file,
-        "eager_attention_forward",
-        lambda *inputs, **options: attend(*inputs, attend=plain, **options),
-    )
+    monkeypatch.setattr(file, "eager_attention_forward", partial(attend, attend=plain))
     with pytest.raises(UnsupportedModel, match="attends in a way") as refused:
         rl.capture(model, TOKENS[0])
     seen = refused.value.parts["seen"]

@@ -114,12 +114,16 @@ def test_a_cropped_cache_of_keys_with_another_rotation_is_refused() -> None:
             model(TOKENS[:, 8:9], past_key_values=cache)
 
 
-def test_rows_are_the_last_tokens() -> None:
-    """In shared layers of Gemma 4, positions belong to all tokens, but only some are rows."""
+def test_rows_are_the_last_tokens_and_a_mask_may_have_a_value_for_each_key() -> None:
+    """Gemma 4 has layers in which only some tokens are rows. Flash attention has such masks."""
     given, key = torch.tensor([[3, 4, 5, 9, 10, 11]]), torch.zeros(1, 2, 6, 8)
     rows, keys = positions(nn.Identity(), range(4, 6), 0, key, given, None)
     assert rows.tolist() == [[10, 11]]
     assert torch.equal(keys, given)
+    attention, key = tiny("llama_gqa").model.layers[0].self_attn, torch.zeros(1, 2, 5, 16)
+    told = torch.tensor([[2]]), torch.tensor([[0, 0, 1, 1, 1]])
+    _, keys = positions(attention, range(4, 5), 0, key, *told)
+    assert keys.tolist() == [[-2, -1, 0, 1, 2]]
 
 
 @torch.no_grad()
@@ -191,10 +195,3 @@ def test_a_cache_from_before_the_block_is_known_or_refused(
     with nullcontext() if inside or known else UNKNOWN:
         edited = go_on(model, mask, where, EDIT, cropped=cropped, inside=inside)
         torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
-
-
-def test_a_mask_may_have_a_value_for_each_key_as_in_flash_attention() -> None:
-    attention, key = tiny("llama_gqa").model.layers[0].self_attn, torch.zeros(1, 2, 5, 16)
-    told = torch.tensor([[2]]), torch.tensor([[0, 0, 1, 1, 1]])
-    _, keys = positions(attention, range(4, 5), 0, key, *told)
-    assert keys.tolist() == [[-2, -1, 0, 1, 2]]

@@ -70,11 +70,8 @@ def test_layers_that_do_not_attend_are_empty_in_all_results() -> None:
     swept = rl.truncate(model, TOKENS, keep=[1, 0.5], controls=0, measures=["change", "labels"])
     assert swept["attention_change"][:, [0, 2]].isnull().all()
     assert (swept["attention_change"][1:, [1, 3]] > 0).all()
-    reached = (
-        rl.reach(model, TOKENS, copies=[48])["found_share"]
-        .notnull()
-        .any(("variant", "run_distance"))
-    )
+    found_share = rl.reach(model, TOKENS, copies=[48])["found_share"]
+    reached = found_share.notnull().any(("variant", "run_distance"))
     assert reached.all("head").values.tolist() == [False, True, False, True]
     edits = {"dropped": rl.drop(rl.Slowest(1.0)), "nope": "nope"}
     losses = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])["mean_loss"].values

@@ -132,9 +132,8 @@ def test_padding_is_hidden(name: str, side: str, implementation: str):
         torch.testing.assert_close(weights, expected, rtol=0, atol=1e-5)
     with rl.observe(model, noting(alone)):
         logits(model, ids[:1])
-    torch.testing.assert_close(
-        attention_map(seen[1][0])[0], attention_map(alone[1][0])[0], rtol=0, atol=1e-5
-    )
+    first, by_itself = (attention_map(calls[1][0])[0] for calls in (seen, alone))
+    torch.testing.assert_close(first, by_itself, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("padded", "edited"), [(0, False), (7, True)])
@@ -194,9 +193,7 @@ def test_a_cache_of_keys_with_another_rotation_is_refused(kind: str):
     rope = tiny(f"llama_{kind}").config.rope_parameters
     rope = {**rope, "original_max_position_embeddings": 16}
     model = tiny("llama_gqa", max_position_embeddings=16, rope_parameters=rope)
-    with (
-        rl.observe(model, noting({})),
-        pytest.raises(UnsupportedModel, match="rotation of the keys in this cache") as refused,
-    ):
+    words = "rotation of the keys in this cache"
+    with rl.observe(model, noting({})), pytest.raises(UnsupportedModel, match=words) as refused:
         model.generate(random_tokens(length=14), max_new_tokens=8, do_sample=False)
     assert refused.value.parts["try"] == "call the model with use_cache=False"
