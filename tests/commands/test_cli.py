@@ -75,9 +75,7 @@ def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path)
     assert sorted(path.name for path in analyzed.iterdir()) == list(NAMES)
     assert (analyzed / "heads.csv").read_text().startswith(COLUMNS)
     heads = pd.read_csv(analyzed / "heads.csv")
-    assert list(zip(heads["layer"], heads["head"], strict=True)) == [
-        (layer, head) for layer in range(2) for head in range(4)
-    ]
+    assert heads[["layer", "head"]].to_numpy().tolist() == [[n // 4, n % 4] for n in range(8)]
     assert set(heads["label"]) <= {"diffuse", "sink", "positional", "mixed", "semantic"}
     assert heads["confidence"].between(0, 1).all()
     assert heads["offset_low"].notna().equals(heads["label"] == "positional")
@@ -111,12 +109,8 @@ def test_run_json_is_enough_to_repeat_the_run(
     ropelens: Command, analyzed: Path, model: Path
 ) -> None:
     record = json.loads((analyzed / "run.json").read_text())
-    assert record["model"] == {
-        "name": "tiny llama",
-        "revision": "",
-        "class": "LlamaForCausalLM",
-        "fingerprint": fingerprint(model),
-    }
+    facts = {"name": "tiny llama", "revision": "", "class": "LlamaForCausalLM"}
+    assert record["model"] == facts | {"fingerprint": fingerprint(model)}
     assert len(record["text"]["fingerprint"]) == 64
     assert (record["seed"], record["arguments"]["rows"]) == (3, "auto")
     assert record["versions"].keys() >= {"ropelens", "torch", "transformers"}
@@ -202,18 +196,14 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
     ("command", "options"),
     [
         ("", "analyze rope report train"),
+        ("analyze", "--out --text --prompt --attention-on --context --sequences --rows --plan"),
         (
             "analyze",
-            "--out --text --prompt --attention-on "
-            "--context --sequences --rows --batch-size --surrogates --plan --seed --device "
-            "--device-map --quantize --dtype --revision --backend "
-            "--trust-remote-code",
+            "--batch-size --surrogates --seed --device --device-map --quantize --dtype",
         ),
-        (
-            "truncate",
-            "[MODEL] --out --text --keep --end --bands --controls --measures "
-            "--context --sequences --rows --seed --device --dtype --revision",
-        ),
+        ("analyze", "--dtype --revision --backend --trust-remote-code"),
+        ("truncate", "[MODEL] --out --text --keep --end --bands --controls --measures --seed"),
+        ("truncate", "--context --sequences --rows --device --dtype --revision"),
         ("rope", "[MODEL] --context --variant --verbose --device"),
         ("compare", "DIR... --out --sequences --seed --device"),
         ("report", "DIR --beside"),

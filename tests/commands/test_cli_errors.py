@@ -30,23 +30,18 @@ def in_latin_1(model: Path, text: Path) -> None:
     text.write_bytes("naïve".encode("latin-1"))
 
 
-@pytest.mark.parametrize(
-    ("damage", "options", "words"),
-    [
-        (cut, (), "SafetensorError"),
-        (in_latin_1, (), "cannot be read as text in UTF-8"),
-        (lambda *_: None, ("--device", "toaster"), "The device 'toaster' does not exist"),
-    ],
-)
+DAMAGES: dict[str, tuple[Callable[[Path, Path], object], tuple[str, ...]]] = {
+    "The device 'toaster' does not exist": (lambda *_: None, ("--device", "toaster")),
+    "cannot be read as text in UTF-8": (in_latin_1, ()),
+    "SafetensorError": (cut, ()),
+}
+
+
+@pytest.mark.parametrize("words", DAMAGES)
 def test_one_line_states_the_error(
-    ropelens: Command,
-    model: Path,
-    text: Path,
-    out: Path,
-    damage: Callable[[Path, Path], None],
-    options: tuple[str, ...],
-    words: str,
+    ropelens: Command, model: Path, text: Path, out: Path, words: str
 ) -> None:
+    damage, options = DAMAGES[words]
     damage(model, text)
     with unharmed(out):
         ended = ropelens("analyze", model, "--text", text, "--out", out, *options)

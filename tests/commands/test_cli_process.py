@@ -80,10 +80,8 @@ def test_a_signal_while_a_page_is_drawn(
     ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The numbers are saved, but the page is missing."""
-    monkeypatch.setattr(
-        "ropelens.analysis.analysis.render_page",
-        lambda *_: os.kill(os.getpid(), signal.SIGTERM),
-    )
+    stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    monkeypatch.setattr("ropelens.analysis.analysis.render_page", stop)
     ended = ropelens("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
     assert (ended.code, ended.out) == (143, "")
     assert ended.err.splitlines(keepends=True)[-1] == STOPPED

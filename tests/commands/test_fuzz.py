@@ -50,15 +50,11 @@ CONFIG = (
     *("sliding_window", "layer_types", "text_config", "is_encoder_decoder", "bos_token_id"),
     *("transformers_weights", "partial_rotary_factor", "attention_bias", "attribute_map"),
 )
+ROPE_TYPES = st.sampled_from(["default", "linear", "dynamic", "yarn", "llama3"])
+ROPE_NAMES = ("rope_theta", "factor", "original_max_position_embeddings")
 ROPE = st.fixed_dictionaries(
-    {
-        "rope_type": st.sampled_from(["default", "linear", "dynamic", "yarn", "llama3"])
-        | SCALARS
-    },
-    optional={
-        name: st.floats(-2, 1e6) | SCALARS
-        for name in ("rope_theta", "factor", "original_max_position_embeddings")
-    },
+    {"rope_type": ROPE_TYPES | SCALARS},
+    optional=dict.fromkeys(ROPE_NAMES, st.floats(-2, 1e6) | SCALARS),
 )
 CHANGES = st.dictionaries(st.sampled_from(CONFIG), VALUES, min_size=1, max_size=2)
 

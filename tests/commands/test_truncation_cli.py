@@ -29,16 +29,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny llama", num_hidden_layers=1)
+
+
 @pytest.fixture
-def swept(
-    ropelens: Command,
-    model: Path,
-    text: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
-) -> Path:
+def swept(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> Path:
     """A copy of a sweep with FEW, which runs once."""
-    first = tmp_path_factory.getbasetemp() / "swept"
+    first = text.parent / "swept"
     if not first.exists():
         assert ropelens("truncate", model, "--text", text, *FEW, "--out", first).code == 0
     return Path(shutil.copytree(first, tmp_path / "swept"))
@@ -55,10 +54,9 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
     assert tuple(sorted(path.name for path in out.iterdir())) == FILES
     table = pd.read_csv(out / "truncation.csv", keep_default_na=False)
     assert table.columns.tolist() == list(COLUMNS)
-    assert table["edit"].tolist() == [
-        *("none", "slow 0.75", "fast 0.75", "random 0.75 #0"),
-        *("band 0", "band 0 control #0", "band 1", "band 1 control #0"),
-    ]
+    edits = ["none", "slow 0.75", "fast 0.75", "random 0.75 #0"]
+    edits += ["band 0", "band 0 control #0", "band 1", "band 1 control #0"]
+    assert table["edit"].tolist() == edits
     change = table["loss_change"].astype(float)
     assert abs(change[1]) < 0.01 < 0.2 < change[2]
     sweep = rl.open(out / "truncation.nc")
@@ -91,13 +89,9 @@ def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept
     assert (swept / "index.html").read_bytes() == page
 
 
+@pytest.mark.usefixtures("pageless")
 def test_a_sweep_joins_an_analysis_and_stays_when_the_analysis_is_repeated(
-    ropelens: Command,
-    model: Path,
-    text: Path,
-    tmp_path: Path,
-    pageless: None,
-    monkeypatch: pytest.MonkeyPatch,
+    ropelens: Command, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, other = tmp_path / "out", tmp_path / "other.txt"
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out", out)

@@ -126,15 +126,11 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset):
         "positional heads (count)": (nope["growth_label"].values == "positional").sum((2, 3)),
         "previous-token head (0 to 1)": nope["growth_previous_token"].values.max((2, 3)),
         "induction head (0 to 1)": best.values,
-        "gain of repeats (nats/token)": (
-            nope["growth_first_loss"] - nope["growth_repeat_loss"]
-        ).values,
-        "retrieval (share)": nope["growth_retrieval"].values,
-        "loss past context (nats/token)": np.average(
-            by_bin[..., 5:], weights=[32, 64], axis=-1
-        ),
+        "gain of repeats (nats/token)": nope["growth_first_loss"] - nope["growth_repeat_loss"],
+        "retrieval (share)": nope["growth_retrieval"],
+        "loss past context (nats/token)": by_bin[..., 5:] @ [1 / 3, 2 / 3],
     }.items():
-        by_entry = values.reshape(2, len(STEPS), -1).mean(2)
+        by_entry = np.reshape(values, (2, len(STEPS), -1)).mean(2)
         line = lines(figure, unit)["nope"]
         np.testing.assert_allclose(line.y, by_entry.mean(0))
         np.testing.assert_allclose(line.error_y.array, by_entry.max(0) - by_entry.mean(0))
@@ -198,7 +194,7 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset):
     assert [row["cells"][index] for row in table_rows(table)] == ["1", "0", "0.5"]
 
 
-def test_findings_name_missing_runs(comparison: xr.Dataset):
+def test_findings_name_runs_that_are_not_finished(comparison: xr.Dataset):
     assert "not finished" not in " ".join(findings(comparison))
     fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
     words = " ".join(findings(fewer))
@@ -288,7 +284,5 @@ def test_shows_every_figure_and_does_no_harm(browser, page: Path):
             legend = legends.nth(number).bounding_box()
             plot = legends.nth(number).locator("xpath=ancestor::*[@class='main-svg'][1]")
             around = plot.bounding_box()
-            assert legend is not None
-            assert around is not None
             assert around["y"] <= legend["y"]
             assert legend["y"] + legend["height"] <= around["y"] + around["height"]

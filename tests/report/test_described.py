@@ -136,10 +136,8 @@ def test_reach_has_a_sentence_for_each_variant() -> None:
     assert f"from the measured share by at most {error:.0f} percentage points." in own
     far = best["extrapolated_share"].sel(distance=slice(100_000, None)).mean()
     assert f"finds {far:.0%} of copies 100,000 to 1,000,000 tokens back" in own
-    assert nope.endswith(
-        "and rotation nope: none of the 5 heads that were run finds half of the copies 48 "
-        "tokens back."
-    )
+    end = "none of the 5 heads that were run finds half of the copies 48 tokens back."
+    assert nope.endswith(f"and rotation nope: {end}")
 
 
 def test_heads_with_a_new_label_are_counted_with_their_interval() -> None:

@@ -82,10 +82,8 @@ def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured):
     odds = float(np.log(seen["attention"][9, 4] / seen["attention"][9, 2]))
     assert sum(pushes) == pytest.approx(odds, abs=1e-2)
     assert page.locator("#dials svg").count() == 16
-    score = float(seen["score"][9, 4])
-    assert f"Score at distance 5: {score:+.2f}".replace("-", "−") in page.inner_text(
-        "#pair-score"
-    )
+    words = f"Score at distance 5: {float(seen['score'][9, 4]):+.2f}".replace("-", "−")
+    assert words in page.inner_text("#pair-score")
     away = values(page, "plot-pair", "y", trace=1)
     still = seen["q_still"].values[9] @ [1, 1j], seen["k_still"].values[4] @ [1, 1j]
     product = float(seen["scale"]) * still[0] * still[1].conj()
@@ -299,10 +297,8 @@ def test_a_pair_under_the_pointer_is_described_and_a_click_opens_it(opened, meas
     large = scaled > 1
     np.testing.assert_allclose(np.array(tall)[large], scaled[large], atol=0.1)
     words = page.inner_text("#pair-words").replace("−", "-")
-    push = (
-        r"this key, compared with the other keys, is ([+-][\d.]+) nats. The largest pushes are "
-    )
-    push += r"([+-][\d.]+) from wavelength [\d.,]+"
+    push = r"this key, compared with the other keys, is ([+-][\d.]+) nats. The largest pushes"
+    push += r" are ([+-][\d.]+) from wavelength [\d.,]+"
     total, largest = map(float, re.search(push, words).groups())
     assert total == pytest.approx(pushes.sum(), abs=0.01)
     assert largest == pytest.approx(pushes[np.abs(pushes).argmax()], abs=0.01)

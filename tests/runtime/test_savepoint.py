@@ -32,9 +32,8 @@ def measure(**options: object) -> xr.Dataset:
 
 
 def evaluate(**options: object) -> xr.Dataset:
-    return rl.evaluate(
-        MODEL, TOKENS, edits=EDITS, prompt_lengths=[40], rows=10, batch_size=2, **options
-    )
+    few = {"edits": EDITS, "prompt_lengths": [40], "rows": 10, "batch_size": 2}
+    return rl.evaluate(MODEL, TOKENS, **few, **options)
 
 
 @pytest.fixture(scope="module")
