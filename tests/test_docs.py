@@ -13,7 +13,7 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 @pages
-def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In order, in one namespace. Blocks marked `python skip` need files of the reader."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -29,11 +29,11 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pages
-def test_names_are_public(page: Path) -> None:
+def test_names_are_public(page: Path):
     assert set(re.findall(r"\brl\.(\w+)", page.read_text())) <= set(rl.__all__)
 
 
 @pages
-def test_links_have_targets(page: Path) -> None:
+def test_links_have_targets(page: Path):
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / link).exists(), link

@@ -45,19 +45,19 @@ WORDS = {
 """Largest size in bytes of pages for readers in a hurry."""
 
 
-def test_public_names_stand_where_the_table_says() -> None:
+def test_public_names_stand_where_the_table_says():
     for name in rl.__all__:
         assert getattr(rl, name) is not None
     stub = (ROOT / "ropelens/__init__.pyi").read_text()
     assert sorted(re.findall(r"import (\w+) as \1\n", stub)) == sorted(rl.__all__)
 
 
-def test_no_module_takes_the_place_of_a_public_name() -> None:
+def test_no_module_takes_the_place_of_a_public_name():
     modules = {path.stem for path in (ROOT / "ropelens").iterdir()}
     assert modules & set(rl.__all__) == set()
 
 
-def test_constraints_pin_what_the_package_needs() -> None:
+def test_constraints_pin_what_the_package_needs():
     pinned = dict(
         line.lower().replace("_", "-").split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -70,7 +70,7 @@ def test_constraints_pin_what_the_package_needs() -> None:
         assert re.split(r"[<>=\[]", need)[0].lower() in pinned, need
 
 
-def test_what_is_installed_is_pinned_by_its_hashes() -> None:
+def test_what_is_installed_is_pinned_by_its_hashes():
     """Except torch, whose wheels differ between indexes. No file names an index."""
     pinned = re.findall(r"^\S+==\S+$", (ROOT / "constraints.txt").read_text(), re.M)
     locked: list[str] = []
@@ -85,13 +85,13 @@ def test_what_is_installed_is_pinned_by_its_hashes() -> None:
 
 
 @pytest.mark.parametrize("rooms", ROOMS)
-def test_a_room_keeps_its_size(rooms: str) -> None:
+def test_a_room_keeps_its_size(rooms: str):
     """Lines of Python. A ceiling falls with each step, and rises only for a feature."""
     found = sum(lines_of(ROOT / "ropelens" / room) for room in rooms.split())
     assert found <= ROOMS[rooms]
 
 
-def test_the_whole_keeps_its_size() -> None:
+def test_the_whole_keeps_its_size():
     assert lines_of(ROOT / "ropelens") <= PACKAGE
     assert lines_of(ROOT / "tests") <= TESTS
     assert len(rl.__all__) <= NAMES
@@ -99,7 +99,7 @@ def test_the_whole_keeps_its_size() -> None:
         assert (ROOT / name).stat().st_size <= most, name
 
 
-def test_modules_whose_shapes_are_not_checked_exist() -> None:
+def test_modules_whose_shapes_are_not_checked_exist():
     assert conftest.UNCHECKED <= conftest.CHECKED
 
 
@@ -108,7 +108,7 @@ def lines_of(place: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in files)
 
 
-def test_readme_names_commands_that_exist() -> None:
+def test_readme_names_commands_that_exist():
     readme = (ROOT / "README.md").read_text()
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^\s*make (\w+)", readme, re.MULTILINE):
@@ -145,7 +145,7 @@ def check_no_cycle(graph: dict[str, set[str]]) -> None:
         pytest.fail("import cycle: " + " -> ".join(reversed(error.args[1])))
 
 
-def test_files_import_each_other_in_one_direction() -> None:
+def test_files_import_each_other_in_one_direction():
     graph = import_graph(ROOT / "ropelens")
     assert "ropelens.model.live_model" in graph["ropelens.model.bridge"]
     check_no_cycle(graph)
@@ -163,7 +163,7 @@ def test_files_import_each_other_in_one_direction() -> None:
         "if TYPE_CHECKING:\n    from pkg.first import thing",
     ],
 )
-def test_every_kind_of_import_closes_a_cycle(tmp_path: Path, statement: str) -> None:
+def test_every_kind_of_import_closes_a_cycle(tmp_path: Path, statement: str):
     package = tmp_path / "pkg"
     package.mkdir()
     (package / "__init__.py").touch()

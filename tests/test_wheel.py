@@ -32,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(place.glob("ropelens-*.whl"))
 
 
-def test_a_wheel_has_all_files_except_the_weights_of_early_models(wheel: Path) -> None:
+def test_a_wheel_has_all_files_except_the_weights_of_early_models(wheel: Path):
     contents = set(zipfile.ZipFile(wheel).namelist())
     files = {
         path.relative_to(ROOT).as_posix()
@@ -46,7 +46,7 @@ def test_a_wheel_has_all_files_except_the_weights_of_early_models(wheel: Path) -
 
 def test_missing_weights_are_reported(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     assert wheel.stat().st_size < LARGEST
     zipfile.ZipFile(wheel).extractall(tmp_path)
     monkeypatch.setattr("ropelens.checkpoints.bundled.files", lambda _: tmp_path / "ropelens")

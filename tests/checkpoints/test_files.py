@@ -36,7 +36,7 @@ def cached(folder: Path, hub: Path) -> None:
 
 def test_a_hub_id_is_read_from_the_cache(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     cached(folder, tmp_path / "hub")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     model, tokenizer = load("acme/tiny")
@@ -45,7 +45,7 @@ def test_a_hub_id_is_read_from_the_cache(
     assert locate("acme/tiny", Loading()).revision == "c" * 40
 
 
-def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     files = ["config.json", "model.safetensors", "pytorch_model.bin", "onnx/config.json"]
     fetched = []
 
@@ -70,7 +70,7 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 )
 def test_an_unknown_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: list[str]
-) -> None:
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RopelensError) as caught:
         load(name)
@@ -152,10 +152,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: edit_weights(f, not_a_number),
         ["does not run in torch.float32", "logits are NaN or infinite", "another dtype"],
     ),
-    "integers": (
-        lambda f: edit_weights(f, integers),
-        ["weight is I32 without a quantization"],
-    ),
+    "integers": (lambda f: edit_weights(f, integers), ["weight is I32 without a quantization"]),
     "pickle": (only_pickle, ["no model.safetensors", "run any code", "save_pretrained(NEW"]),
     "missing shard": (lose_a_shard, ["index.json cannot be read", "missing"]),
     "bad tokenizer": (
@@ -169,7 +166,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_refused_by_name(
     folder: Path, capfd: pytest.CaptureFixture[str], damage: str
-) -> None:
+):
     change, words = DAMAGES[damage]
     change(folder)
     capfd.readouterr()
@@ -181,14 +178,14 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_model_that_looks_ahead_is_refused(folder: Path) -> None:
+def test_a_model_that_looks_ahead_is_refused(folder: Path):
     save_over(folder, BertLMHeadModel(BertConfig(**SIZES)))
     with pytest.raises(UnsupportedModel, match="BertLMHeadModel is not a causal") as caught:
         load(folder)
     assert "changes earlier logits by" in caught.value.parts["seen"]
 
 
-def test_weights_outside_the_folder_are_not_read(folder: Path) -> None:
+def test_weights_outside_the_folder_are_not_read(folder: Path):
     index, files = sharded(folder)
     first = next(iter(files))
     outside = folder.parent / "outside.safetensors"
@@ -202,7 +199,7 @@ def test_weights_outside_the_folder_are_not_read(folder: Path) -> None:
     assert load(whole)[0].num_parameters() == tiny_llama().num_parameters()
 
 
-def test_a_tokenizer_config_of_wrong_types_is_refused(folder: Path) -> None:
+def test_a_tokenizer_config_of_wrong_types_is_refused(folder: Path):
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "x"}))
     with pytest.raises(BadCheckpoint, match=r"tokenizer in .* cannot be read"):
@@ -213,7 +210,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_fingerprints_agree_with_sha256sum(folder: Path) -> None:
+def test_fingerprints_agree_with_sha256sum(folder: Path):
     whole = folder / "model.safetensors"
     assert fingerprint(folder / "config.json") == sha256((folder / "config.json").read_bytes())
     assert fingerprint(folder) == sha256(whole.read_bytes())

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_gives_the_saved_model_ready_to_measure(
     folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+):
     before = torch.random.get_rng_state()
     model, tokenizer = load(folder)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -51,13 +51,13 @@ def test_a_folder_gives_the_saved_model_ready_to_measure(
     assert tokenizer("abc", add_special_tokens=False)["input_ids"] == [2, 3, 4]
 
 
-def test_dtype_is_the_requested_dtype(folder: Path) -> None:
+def test_dtype_is_the_requested_dtype(folder: Path):
     save_over(folder, tiny_llama().to(torch.bfloat16))
     model, _ = load(folder, dtype="float64", device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
 
 
-def test_files_other_than_weights_are_not_needed(folder: Path) -> None:
+def test_files_other_than_weights_are_not_needed(folder: Path):
     (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
@@ -109,13 +109,13 @@ def test_cuda_is_used_if_it_is_available(folder: Path) -> None:
         load(folder, device="cuda:99")
 
 
-def test_tensors_that_the_model_does_not_use_are_named(folder: Path) -> None:
+def test_tensors_that_the_model_does_not_use_are_named(folder: Path):
     edit_config(folder, num_hidden_layers=1)
     with pytest.warns(UserWarning, match=r"does not use 9 tensors .*: model\.layers\.1\."):
         load(folder)
 
 
-def test_the_bundled_checkpoint_goes_by_its_name() -> None:
+def test_the_bundled_checkpoint_goes_by_its_name():
     whole = f"bundled:{next(iter(BUNDLED))}"
     for name in ("bundled", whole):
         model, tokenizer = load(name)
@@ -133,7 +133,7 @@ def test_the_bundled_checkpoint_goes_by_its_name() -> None:
         ("seed-me", "seed-me"),
     ],
 )
-def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str) -> None:
+def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str):
     (tmp_path / place).mkdir(parents=True)
     model = tiny_llama()
     model.config._name_or_path = str(tmp_path / place)

@@ -71,7 +71,7 @@ def analyzed(
     return out
 
 
-def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path) -> None:
+def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path):
     assert sorted(path.name for path in analyzed.iterdir()) == list(NAMES)
     assert (analyzed / "heads.csv").read_text().startswith(COLUMNS)
     heads = pd.read_csv(analyzed / "heads.csv")
@@ -87,7 +87,7 @@ def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path)
 
 def test_profile_nc_has_the_promised_names_and_the_command(
     analyzed: Path, model: Path, text: Path
-) -> None:
+):
     with xr.open_dataset(analyzed / "profile.nc") as profile:
         profile.load()
     for name, dims in DIMS.items():
@@ -105,9 +105,7 @@ def test_profile_nc_has_the_promised_names_and_the_command(
 
 
 @pytest.mark.usefixtures("pageless")
-def test_run_json_is_enough_to_repeat_the_run(
-    ropelens: Command, analyzed: Path, model: Path
-) -> None:
+def test_run_json_is_enough_to_repeat_the_run(ropelens: Command, analyzed: Path, model: Path):
     record = json.loads((analyzed / "run.json").read_text())
     facts = {"name": "tiny llama", "revision": "", "class": "LlamaForCausalLM"}
     assert record["model"] == facts | {"fingerprint": fingerprint(model)}
@@ -130,7 +128,7 @@ def test_run_json_is_enough_to_repeat_the_run(
 @pytest.mark.usefixtures("pageless")
 def test_a_context_beyond_the_model_warns_in_one_line(
     ropelens: Command, model: Path, text: Path, tmp_path: Path
-) -> None:
+):
     out = tmp_path / "out"
     ended = ropelens("analyze", model, "--text", text, "--context", 100, *FEW, "--out", out)
     words = "context 100 is beyond the 64 tokens that the model was made for"
@@ -144,7 +142,7 @@ def test_a_context_beyond_the_model_warns_in_one_line(
 
 def test_warnings_of_libraries_are_hidden(
     ropelens: Command, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     def noisy(_: object) -> None:
         for category in (UserWarning, FutureWarning, DeprecationWarning):
             warnings.warn_explicit("noise", category, "library.py", 1, module="library")
@@ -156,7 +154,7 @@ def test_warnings_of_libraries_are_hidden(
 
 def test_a_plan_describes_the_run_and_measures_nothing(
     ropelens: Command, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.delattr("ropelens.checkpoints.load.Opened.read")  # no weights
     options = ("--rows", 7, "--batch-size", 5)
     ended = ropelens("analyze", model, "--text", text, *options, "--plan")
@@ -173,7 +171,7 @@ def test_a_plan_describes_the_run_and_measures_nothing(
 @pytest.mark.usefixtures("pageless")
 def test_transformer_lens_gives_the_same_heads(
     ropelens: Command, analyzed: Path, model: Path, text: Path, tmp_path: Path
-) -> None:
+):
     other, backend = tmp_path / "other", ("--backend", "transformer-lens")
     ended = ropelens("analyze", model, "--text", text, *FEW, "--out", other, *backend)
     assert ended.code == 0
@@ -185,7 +183,7 @@ def test_transformer_lens_gives_the_same_heads(
     assert rl.open(other / "profile.nc").attrs["backend"] == "transformer-lens"
 
 
-def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None:
+def test_without_a_command_the_help_comes_as_an_error(ropelens: Command):
     ended = ropelens()
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == ropelens("--help").out
@@ -210,7 +208,7 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
         ("train", "--text --tokens --study --out --steps --precision --size --seed"),
     ],
 )
-def test_help_names_every_option(ropelens: Command, command: str, options: str) -> None:
+def test_help_names_every_option(ropelens: Command, command: str, options: str):
     ended = ropelens(*command.split(), "--help")
     assert (ended.code, ended.err) == (0, "")
     assert set(options.split()) <= set(ended.out.split())
@@ -221,7 +219,7 @@ def test_help_names_every_option(ropelens: Command, command: str, options: str) 
 @pytest.mark.usefixtures("pageless")
 def test_the_claim_holds_in_a_real_checkpoint_on_real_stories(
     ropelens: Command, shared: Path, tmp_path: Path
-) -> None:
+):
     ended = ropelens(
         *("analyze", shared / "checkpoints" / "stories260k", "--context", 250),
         *("--text", shared / "corpora" / "tinystories", "--out", tmp_path / "out"),
@@ -236,7 +234,7 @@ def test_the_claim_holds_in_a_real_checkpoint_on_real_stories(
     assert len(pd.read_csv(tmp_path / "out" / "heads.csv")) == 40
 
 
-def test_list_names_the_bundled_checkpoints(ropelens: Command) -> None:
+def test_list_names_the_bundled_checkpoints(ropelens: Command):
     ended = ropelens("list")
     assert (ended.code, ended.err) == (0, "")
     for name in BUNDLED:
@@ -247,7 +245,7 @@ def test_list_names_the_bundled_checkpoints(ropelens: Command) -> None:
         assert f" {float(loss[1]):.3f} " in line
 
 
-def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path) -> None:
+def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path):
     config = {"num_hidden_layers": 6, "no_rope_layers": [1, 1, 0, 1, 1, 0]}
     ended = ropelens("rope", save_family(tmp_path / "model", "smollm3", **config))
     assert (ended.code, ended.err) == (0, "")
@@ -271,21 +269,21 @@ def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path)
     assert rows[8] == ["rest", "0", "inf"]
 
 
-def test_layers_that_do_not_attend(ropelens: Command, tmp_path: Path) -> None:
+def test_layers_that_do_not_attend(ropelens: Command, tmp_path: Path):
     families.tiny("Lfm2ForCausalLM").save_pretrained(tmp_path)
     out = ropelens("rope", tmp_path).out
     assert "layers 0 and 2: no attention (conv)\n" in out
     assert re.search(r"^layers 1 and 3: 8 planes, half pairing \(residual \S+\)$", out, re.M)
 
 
-def test_queries_that_grow_with_position(ropelens: Command, tmp_path: Path) -> None:
+def test_queries_that_grow_with_position(ropelens: Command, tmp_path: Path):
     config = {"attn_temperature_tuning": True, "floor_scale": 256}
     out = ropelens("rope", save_family(tmp_path / "model", "llama4", **config)).out
     assert "queries grow with position, to" in " ".join(out.split())
     assert "from 1.069 at position 256" in " ".join(out.split())
 
 
-def test_verbose_prints_every_layer(ropelens: Command, tmp_path: Path) -> None:
+def test_verbose_prints_every_layer(ropelens: Command, tmp_path: Path):
     model = save_tiny(tmp_path / "model")
     assert ropelens("rope", model).out.count("layers 0–1:") == 1
     assert ropelens("rope", model, "--device-map", "auto") == ropelens("rope", model)

@@ -40,7 +40,7 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path], object], tuple[str, ...]]] = {
 @pytest.mark.parametrize("words", DAMAGES)
 def test_one_line_states_the_error(
     ropelens: Command, model: Path, text: Path, out: Path, words: str
-) -> None:
+):
     damage, options = DAMAGES[words]
     damage(model, text)
     with unharmed(out):
@@ -50,7 +50,7 @@ def test_one_line_states_the_error(
 
 def test_a_model_that_cannot_be_measured(
     ropelens: Command, tmp_path: Path, text: Path, out: Path
-) -> None:
+):
     model = save_family(tmp_path / "family", "gptj")
     on_text = (model, "--text", text, "--out")
     with unharmed(out):
@@ -80,7 +80,7 @@ def test_a_model_that_cannot_be_measured(
         ),
     ],
 )
-def test_wrong_usage(ropelens: Command, args: list[str], words: str) -> None:
+def test_wrong_usage(ropelens: Command, args: list[str], words: str):
     ended = ropelens(*args)
     assert ended.code == 2
     assert words in ended.problem
@@ -88,7 +88,7 @@ def test_wrong_usage(ropelens: Command, args: list[str], words: str) -> None:
 
 def test_a_place_that_cannot_be_written_to(
     ropelens: Command, model: Path, text: Path, tmp_path: Path
-) -> None:
+):
     before, content = sorted(tmp_path.rglob("*")), text.read_bytes()
     ended = ropelens("analyze", model, "--text", text, "--out", text)
     assert (ended.code, "text.txt cannot be written to" in ended.problem) == (1, True)
@@ -97,7 +97,7 @@ def test_a_place_that_cannot_be_written_to(
 
 def test_a_page_that_cannot_be_drawn_loses_no_number(
     ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     def fails(*_: object) -> str:
         raise ValueError("no axis")
 
@@ -115,7 +115,7 @@ def test_a_page_that_cannot_be_drawn_loses_no_number(
 
 def test_a_working_directory_that_is_gone(
     ropelens: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -137,7 +137,7 @@ def full_disk(limit: int) -> Iterator[None]:
 
 def test_a_disk_that_runs_full(
     ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out")
     with unharmed(out), full_disk(200_000):
         ended = ropelens(*analyze, out)
@@ -159,7 +159,7 @@ def test_a_disk_that_runs_full(
 
 def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(
     ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     args = ("analyze", model, "--text", text, "--out", out)
     monkeypatch.setattr(MEASURE, lambda *_, **__: torch.empty(2**50, dtype=torch.float64))
     with unharmed(out):

@@ -61,7 +61,7 @@ CHANGES = st.dictionaries(st.sampled_from(CONFIG), VALUES, min_size=1, max_size=
 
 @cases(40)
 @given(changes=CHANGES | ROPE.map(lambda rope: {"rope_parameters": rope}))
-def test_configs(model: Path, changes: dict[str, object]) -> None:
+def test_configs(model: Path, changes: dict[str, object]):
     whole = (model / "config.json").read_text()
     (model / "config.json").write_text(json.dumps(json.loads(whole) | changes))
     with works_or_is_refused():
@@ -101,7 +101,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 
 @cases(60)
 @given(args=command_lines())
-def test_arguments(tmp_path_factory: pytest.TempPathFactory, args: list[str]) -> None:
+def test_arguments(tmp_path_factory: pytest.TempPathFactory, args: list[str]):
     """Models are not loaded, because the names are not names of models."""
     out, err = io.StringIO(), io.StringIO()
     with (

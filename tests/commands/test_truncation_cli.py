@@ -43,9 +43,7 @@ def swept(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(first, tmp_path / "swept"))
 
 
-def test_the_bundled_model_is_swept_to_six_files_and_a_page(
-    ropelens: Command, tmp_path: Path
-) -> None:
+def test_the_bundled_model_is_swept_to_six_files_and_a_page(ropelens: Command, tmp_path: Path):
     out = tmp_path / "out"
     small = ("--context", 96, "--sequences", 3, "--keep", "1,0.75", "--bands", 2)
     only = ("--controls", 1, "--measures", "loss", "--surrogates", 2)
@@ -73,7 +71,7 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
     assert f"{len(table) - 1} edits (loss), trained for 512 tokens" in planned
 
 
-def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept: Path) -> None:
+def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept: Path):
     page, sweep = ((swept / name).read_bytes() for name in ("index.html", "truncation.nc"))
     others = {name: (swept / name).read_bytes() for name in FILES if name != "index.html"}
     ended = ropelens("report", swept, "--beside", swept)
@@ -92,7 +90,7 @@ def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept
 @pytest.mark.usefixtures("pageless")
 def test_a_sweep_joins_an_analysis_and_stays_when_the_analysis_is_repeated(
     ropelens: Command, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     out, other = tmp_path / "out", tmp_path / "other.txt"
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
     search = ("--prompt", "abcabc abc", "--attention-on", "repeated")
@@ -128,7 +126,7 @@ def test_a_sweep_joins_an_analysis_and_stays_when_the_analysis_is_repeated(
 @pytest.mark.usefixtures("pageless")
 def test_a_sweep_with_other_options_is_not_replaced(
     ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path
-) -> None:
+):
     other, before = tmp_path / "other.txt", (swept / "truncation.nc").read_bytes()
     other.write_text("ponmlkjihgfedcba" * 200)
     again = ("truncate", model, *FEW, "--out", swept, "--text")
@@ -162,7 +160,7 @@ def test_a_sweep_with_other_options_is_not_replaced(
 )
 def test_a_plan_refuses_the_same_options_as_the_run(
     ropelens: Command, model: Path, text: Path, tmp_path: Path, options: tuple, words: str
-) -> None:
+):
     for last in (("--plan",), ("--out", tmp_path / "out")):
         ended = ropelens("truncate", model, "--text", text, *options, *last)
         assert (ended.code, words in ended.problem) == (1, True)
@@ -171,7 +169,7 @@ def test_a_plan_refuses_the_same_options_as_the_run(
 
 def test_a_sweep_of_other_weights_is_removed(
     ropelens: Command, swept: Path, text: Path, tmp_path: Path
-) -> None:
+):
     other = save_tiny(tmp_path / "tiny", initializer_range=0.5)
     few = ("--sequences", 4, "--surrogates", 2)
     assert ropelens("analyze", other, "--text", text, *few, "--out", swept).code == 0

@@ -31,7 +31,7 @@ def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]
 
 
 @pytest.mark.parametrize("name", TEN)
-def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str) -> None:
+def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     """In layer 0, the key of a token does not depend on its position."""
     model, distance, farther = tiny(name), 7, 12
     live = as_live_model(model)
@@ -60,7 +60,7 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str) -> None:
     ("name", "copied"),
     [("llama_gqa", 48), ("gemma2", 48), ("gpt_oss", 48), ("phi", 48), ("llama_gqa", 3)],
 )
-def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int) -> None:
+def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int):
     """Also for a needle, whose first two tokens ask for the third."""
     model, tokens = tiny(name), random_tokens(sequences=2, length=40)
     apart, draws = (48, 96), 2
@@ -86,7 +86,7 @@ def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int) -
     )
 
 
-def test_the_induction_head_finds_copies() -> None:
+def test_the_induction_head_finds_copies():
     model, _ = rl.load("bundled")
     text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
     reach = rl.reach(model, text, heads="4.4,2.0", variants=("own", "nope"))
@@ -105,7 +105,7 @@ def test_the_induction_head_finds_copies() -> None:
     assert (abs(foretold[1:] - own["found_share"][1:]) < 0.3).all()
 
 
-def test_copies_must_be_in_the_context() -> None:
+def test_copies_must_be_in_the_context():
     model = tiny("llama_gqa")
     context = model.config.max_position_embeddings
     with pytest.raises(BadArgument, match="must lie in the context"):
@@ -114,7 +114,7 @@ def test_copies_must_be_in_the_context() -> None:
     assert unmodified["variant"].values.tolist() == ["own"]
 
 
-def test_a_rotation_that_depends_on_the_length_is_taken_from_the_run() -> None:
+def test_a_rotation_that_depends_on_the_length_is_taken_from_the_run():
     """Past 16 tokens, this rotation equals linear scaling with factor 4."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "attention_factor": 1.0}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 1.0, **factors}

@@ -39,7 +39,7 @@ def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
     return [cut for cut in cuts if cut.kind == kind]
 
 
-def test_names_of_edits_give_the_share_that_really_rotates() -> None:
+def test_names_of_edits_give_the_share_that_really_rotates():
     layers = [rotating_planes(4)] * 2
     cuts = plan(layers, keep=[1, 0.875, 0.8, 0.5, 0], controls=1)
     assert [cut.name(layers) for cut in cuts] == [
@@ -50,7 +50,7 @@ def test_names_of_edits_give_the_share_that_really_rotates() -> None:
     assert [cut.name(layers) for cut in plan(layers, keep=[1], ends=["slow"])] == ["none"]
 
 
-def test_controls_have_the_size_of_the_edit_and_are_nested() -> None:
+def test_controls_have_the_size_of_the_edit_and_are_nested():
     layers = [rotating_planes(16)] * 3
     cuts = plan(layers, seed=5)
     assert cuts == plan(layers, seed=5)
@@ -68,7 +68,7 @@ def test_controls_have_the_size_of_the_edit_and_are_nested() -> None:
 
 
 @pytest.mark.parametrize("planes", [2, 3, 4, 8])
-def test_controls_differ_from_the_sets_that_they_control(planes: int) -> None:
+def test_controls_differ_from_the_sets_that_they_control(planes: int):
     """With few planes, a random set is often an end or the band, and must be drawn again."""
     cuts = plan([rotating_planes(planes)] * 2, bands=planes, controls=20)
     sets = {kind: {cut.stopped for cut in of_kind(cuts, kind)} for kind in ("slow", "fast")}
@@ -83,7 +83,7 @@ def test_controls_differ_from_the_sets_that_they_control(planes: int) -> None:
 
 
 @pytest.mark.parametrize("bands", [1, 3, 8, 16])
-def test_bands_divide_the_planes_in_order(bands: int) -> None:
+def test_bands_divide_the_planes_in_order(bands: int):
     cuts = plan([rotating_planes(16)] * 2, keep=[1], bands=bands, controls=2)
     chosen = of_kind(cuts, "band")
     assert [n for cut in chosen for n in cut.stopped[0]] == list(range(16))
@@ -96,7 +96,7 @@ def test_bands_divide_the_planes_in_order(bands: int) -> None:
         assert len(cut.stopped[0]) == sizes[cut.band]
 
 
-def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
+def test_layers_that_rotate_differently_keep_their_own_counts():
     """Two bases as in Gemma 3, a layer without rotation, and a layer with fewer planes."""
     layers = [rotating_planes(8), rotating_planes(8, 1e6), {}, rotating_planes(4)]
     cuts = plan(layers, keep=[0.5], bands=4, controls=1)
@@ -119,7 +119,7 @@ def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
     assert heads == ["0.*,1.*", "3.*"]
 
 
-def test_planes_without_rotation_do_not_count() -> None:
+def test_planes_without_rotation_do_not_count():
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 1e-3, 0.0, 0.0]), 12, "half")
     cuts = plan([select.rotating_planes(planes)], keep=[0.5])
     assert [cut.stopped for cut in of_kind(cuts, "slow")] == [((2, 3),)]
@@ -135,19 +135,19 @@ def test_planes_without_rotation_do_not_count() -> None:
         ({"heads": "0.1,3.0"}, r"no head '3..' that rotates\.\s.*0, 1, 2 rotate"),
     ],
 )
-def test_arguments_that_cannot_be_swept_are_refused(changes: dict, words: str) -> None:
+def test_arguments_that_cannot_be_swept_are_refused(changes: dict, words: str):
     with pytest.raises(BadArgument, match=words):
         rl.truncate(tiny("smollm3"), TOKENS, **changes)
 
 
-def test_planes_that_do_not_rotate_cannot_be_swept() -> None:
+def test_planes_that_do_not_rotate_cannot_be_swept():
     with pytest.raises(UnsupportedModel, match="The model has no planes that rotate"):
         plan([{}])
     with pytest.raises(BadArgument, match=r"has no head '3.0' that rotates"):
         plan_analysis(tiny("smollm3"), TOKENS, Options(), truncation={"heads": "3.0"})
 
 
-def test_copies_go_as_far_back_as_the_context_allows() -> None:
+def test_copies_go_as_far_back_as_the_context_allows():
     model = tiny_llama(max_position_embeddings=64).eval()
     sweep = rl.truncate(model, TOKENS, keep=[0.5], controls=0)
     assert sweep["copy_distance"].values.tolist() == [2, 11]  # of 24 tokens
@@ -157,7 +157,7 @@ def test_copies_go_as_far_back_as_the_context_allows() -> None:
     assert table.loc["slow 0.5", "copy_loss_change"] == pytest.approx(expected)
 
 
-def test_planes_stop_only_in_the_named_heads() -> None:
+def test_planes_stop_only_in_the_named_heads():
     model, heads = tiny_llama().eval(), "0.*,1.2"
     more = {"bands": 2, "controls": 0, "measures": ["loss"]}
     sweep = rl.truncate(model, TOKENS, heads=heads, keep=(), **more)
@@ -172,7 +172,7 @@ def test_planes_stop_only_in_the_named_heads() -> None:
     assert f", only in heads {heads}, of 2 bands" in describe(sweep)[0]
 
 
-def test_equal_sets_are_measured_once(monkeypatch) -> None:
+def test_equal_sets_are_measured_once(monkeypatch):
     evaluated: dict[str, object] = {}
     evaluate = module.evaluate_edits
 
@@ -200,7 +200,7 @@ def test_equal_sets_are_measured_once(monkeypatch) -> None:
         assert (row["band"] >= 0) == row["kind"].startswith("band")
 
 
-def test_the_summary_has_a_row_for_each_edit(sweep: xr.Dataset) -> None:
+def test_the_summary_has_a_row_for_each_edit(sweep: xr.Dataset):
     table = summarize_truncation(sweep)
     assert tuple(table.columns) == COLUMNS
     assert table["edit"].tolist() == sweep["edit"].values.tolist()
@@ -219,7 +219,7 @@ def test_the_summary_has_a_row_for_each_edit(sweep: xr.Dataset) -> None:
     assert row["retrieval_change_high"] == pytest.approx(expected.high)
 
 
-def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dataset) -> None:
+def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dataset):
     sweep = sweep.copy(deep=True)
     sweep["label"][:] = "sink"
     sweep["label"][2, 0, :3] = "semantic"
@@ -233,7 +233,7 @@ def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dat
     assert np.isnan(table["labels_changed"][3])
 
 
-def test_the_best_head_is_not_measured_in_the_trials_that_chose_it() -> None:
+def test_the_best_head_is_not_measured_in_the_trials_that_chose_it():
     """If all heads are alike, the chosen head has the same mean score as the others."""
     noise = np.random.default_rng(3).normal(0.5, 0.1, size=(400, 8, 4, 8))
     trials = xr.DataArray(noise, dims=("edit", "trial", "layer", "head"))
@@ -248,7 +248,7 @@ def test_the_best_head_is_not_measured_in_the_trials_that_chose_it() -> None:
     assert chosen[8].notnull().all()
 
 
-def test_changes_of_heads_have_intervals(sweep: xr.Dataset) -> None:
+def test_changes_of_heads_have_intervals(sweep: xr.Dataset):
     sweep = sweep.copy(deep=True)
     resampled = np.arange(sweep.sizes["resample"])
     sweep["labels_changed_resampled"][5] = resampled
@@ -268,7 +268,7 @@ def test_changes_of_heads_have_intervals(sweep: xr.Dataset) -> None:
     assert row["labels_changed_share_high"] == pytest.approx(share)
 
 
-def test_measures_that_were_not_taken_are_nan(sweep: xr.Dataset) -> None:
+def test_measures_that_were_not_taken_are_nan(sweep: xr.Dataset):
     table = summarize_truncation(sweep[["loss", "predicted_tokens"]])
     assert tuple(table.columns) == COLUMNS
     assert table["loss_change"].notna().all()

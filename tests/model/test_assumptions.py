@@ -139,7 +139,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore:.*configuration")
 @pytest.mark.parametrize("assumption", ASSUMPTIONS, ids=lambda row: row.checked_by)
-def test_a_broken_assumption_raises_its_error(assumption: Assumption) -> None:
+def test_a_broken_assumption_raises_its_error(assumption: Assumption):
     (words,) = [words for words in BROKEN if words in assumption.error]
     make, seen = BROKEN[words]
     model = make()
@@ -152,12 +152,12 @@ def test_a_broken_assumption_raises_its_error(assumption: Assumption) -> None:
     assert (function.rpartition(".")[2], module.rpartition(".")[2]) in frames
 
 
-def test_every_broken_model_breaks_an_assumption() -> None:
+def test_every_broken_model_breaks_an_assumption():
     assert len(BROKEN) == len(ASSUMPTIONS)
     assert CALLS.keys() <= BROKEN.keys()
 
 
-def test_the_page_of_families_lists_the_assumptions() -> None:
+def test_the_page_of_families_lists_the_assumptions():
     page = families.PAGE.read_text(encoding="utf-8")
     for row in ASSUMPTIONS:
         module, function = row.checked_by.split(":")
@@ -165,7 +165,7 @@ def test_the_page_of_families_lists_the_assumptions() -> None:
         assert f"| {row.statement} | `{module}`: `{function}` | {error} |" in page
 
 
-def test_a_live_model_has_few_methods() -> None:
+def test_a_live_model_has_few_methods():
     methods = [x for x in vars(LiveModel).values() if callable(x) or hasattr(x, "__get__")]
     assert 10 < len(methods) <= 25
 
@@ -241,7 +241,7 @@ CAUSES: list[tuple[str, Attend, str]] = [
 @pytest.mark.parametrize(("name", "attend", "cause"), CAUSES)
 def test_the_changed_component_is_named(
     name: str, attend: Attend, cause: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     model = tiny(name)
     if name == "granite":
         model.model.layers[0].self_attn.scaling = 0.1

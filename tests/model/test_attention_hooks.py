@@ -314,7 +314,7 @@ def test_losses_from_pieces_of_logits_equal_losses_from_all_logits(
     assert int(found.isnan().sum()) == found.numel() - int((lengths - 1).sum())
 
 
-def test_a_caller_may_stop_after_one_piece_of_logits() -> None:
+def test_a_caller_may_stop_after_one_piece_of_logits():
     model, tokens = tiny("llama_gqa").train(), torch.randint(96, (1, 40))
     pieces = as_live_model(model).logits(tokens, at_once=96)
     with torch.no_grad():

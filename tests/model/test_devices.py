@@ -46,9 +46,7 @@ OFFLOADED: dict[str, Callable[[LlamaForCausalLM, Path], PreTrainedModel]] = {
 
 
 @pytest.mark.parametrize("how", OFFLOADED)
-def test_an_offloaded_model_is_measured_and_edited(
-    how: str, plain: xr.Dataset, tmp_path: Path
-) -> None:
+def test_an_offloaded_model_is_measured_and_edited(how: str, plain: xr.Dataset, tmp_path: Path):
     model = OFFLOADED[how](tiny_llama().eval(), tmp_path)
     assert model.device.type == "meta"
     assert devices_of(model) == [device_of(model)] == [CPU]
@@ -61,7 +59,7 @@ def test_an_offloaded_model_is_measured_and_edited(
 
 def test_a_checkpoint_in_shards_is_placed_by_the_device_map(
     plain: xr.Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+):
     tiny_llama().save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     model = LlamaForCausalLM.from_pretrained(tmp_path, device_map=MAP).eval()
@@ -77,7 +75,7 @@ def test_a_checkpoint_in_shards_is_placed_by_the_device_map(
     assert logging.getLogger("accelerate").level == logging.NOTSET
 
 
-def test_weights_leave_room_for_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_leave_room_for_a_measurement(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 6 * 10**9)
     assert room_for_weights([torch.device("cuda", 1)]) == {1: 10**9, "cpu": 5_100_000_000}
     monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 10**8)
@@ -86,7 +84,7 @@ def test_weights_leave_room_for_a_measurement(monkeypatch: pytest.MonkeyPatch) -
 
 def test_weights_beyond_the_memory_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     save_tiny(tmp_path / "model")
     weights = open_checkpoint(tmp_path / "model", Loading()).weight_bytes
     monkeypatch.setattr("ropelens.checkpoints.load.free_bytes", lambda _: weights - 1)
@@ -96,7 +94,7 @@ def test_weights_beyond_the_memory_are_not_read(
     load(tmp_path / "model", device="cpu")
 
 
-def test_weights_are_counted_in_the_dtype_of_the_file_or_the_option(tmp_path: Path) -> None:
+def test_weights_are_counted_in_the_dtype_of_the_file_or_the_option(tmp_path: Path):
     folder = save_tiny(tmp_path / "model")
     model = tiny_llama()
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -111,7 +109,7 @@ def test_weights_are_counted_in_the_dtype_of_the_file_or_the_option(tmp_path: Pa
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
-def test_a_missing_package_is_named() -> None:
+def test_a_missing_package_is_named():
     with pytest.raises(BadCheckpoint, match=r"requires bitsandbytes: `pip install"):
         load("bundled", quantize="bnb-nf4")
 
@@ -192,7 +190,7 @@ WRAPPED: dict[str, Callable[[PreTrainedModel], nn.Module]] = {
 
 @pytest.mark.filterwarnings("ignore")  # warnings of torch.compile
 @pytest.mark.parametrize("name", WRAPPED)
-def test_a_wrapper_is_measured_and_edited_like_its_model(name: str) -> None:
+def test_a_wrapper_is_measured_and_edited_like_its_model(name: str):
     plain, model = (tiny_llama().eval().requires_grad_(False) for _ in range(2))
     wrapped, tokens = WRAPPED[name](model), torch.randint(40, (3, 24))
     assert unwrapped(wrapped) is model
@@ -215,13 +213,13 @@ def test_a_wrapper_is_measured_and_edited_like_its_model(name: str) -> None:
     assert rl.capture(wrapped, tokens[0], heads="0.0").sizes["head"] == 1
 
 
-def test_the_error_for_other_objects_states_what_to_pass() -> None:
+def test_the_error_for_other_objects_states_what_to_pass():
     with pytest.raises(rl.BadArgument, match="the _module of an nnsight or nnterp model"):
         rl.measure_rope(object())  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore")  # warnings of peft
-def test_adapters_are_measured_with_their_model() -> None:
+def test_adapters_are_measured_with_their_model():
     peft = pytest.importorskip("peft")
     model, tokens = tiny_llama().eval(), torch.randint(40, (3, 24))
     plain = rl.profile(model, tokens, budget=False)

@@ -51,7 +51,7 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
 )
 def test_chunks_give_the_numbers_of_one_pass(
     family: str, rows: int | str, heads: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     expected, past = profile(family, rows, heads)
     assert set(past) == {0}
     monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
@@ -61,7 +61,7 @@ def test_chunks_give_the_numbers_of_one_pass(
     assert_alike(result, expected)
 
 
-def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.MonkeyPatch):
     model, sizes, text = tiny("gemma2"), set(), rl.Text(TOKENS, lengths=LENGTHS)
     edits = {"head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"), "none turns": "nope"}
     options = {"edits": edits, "rows": 16, "prompt_lengths": [60], "distances": [30]}
@@ -80,9 +80,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
     assert_alike(result, expected)
 
 
-def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(monkeypatch: pytest.MonkeyPatch):
     """The keys of all chunks, and their values, share one buffer.
 
     A growing cache would leave its earlier tensors in memory, because views keep them.
@@ -112,14 +110,14 @@ def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(
     assert [len(of_layer) for of_layer in rooms.values()] == [1] * len(rooms)
 
 
-def test_models_without_chunks_run_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_chunks_run_in_one_pass(monkeypatch: pytest.MonkeyPatch):
     plain = as_live_model(tiny("llama_gqa"))
     assert chunk_of(plain, 2**16) is None
     assert chunk_of(plain, 2**17) == 256  # keeps the mask of rows and keys small
     assert chunk_of(as_live_model(tiny("llama_dynamic")), 2**17) is None
 
 
-def test_a_rotation_is_undone_with_the_rounded_angles_of_the_model() -> None:
+def test_a_rotation_is_undone_with_the_rounded_angles_of_the_model():
     """Angles of 131,072 rad have steps of 0.008 in float32, and this rounding cancels."""
     rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=128, num_attention_heads=2))
     planes = Planes(rotary.inv_freq, 64, "half")

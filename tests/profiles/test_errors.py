@@ -31,13 +31,13 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # the vocabulary has 96 tokens
         (TOKENS, {"documents": [1]}, "documents must have a value for every sequence"),
     ],
 )
-def test_profile_refuses_bad_texts(tokens: Any, options: dict[str, Any], line: str) -> None:
+def test_profile_refuses_bad_texts(tokens: Any, options: dict[str, Any], line: str):
     with pytest.raises(BadArgument) as refused:
         rl.profile(tiny("llama_gqa"), rl.Text(tokens, **options) if options else tokens)
     assert re.search(line, refused.value.line), refused.value.line
 
 
-def test_a_profile_without_budget_has_the_same_sums_and_no_labels() -> None:
+def test_a_profile_without_budget_has_the_same_sums_and_no_labels():
     options = ({"budget": False}, {"surrogates": 0})
     sums, full = (rl.profile(tiny("llama_gqa"), TOKENS, **each) for each in options)
     for name in ("q_norm", "selectivity", "offset_mass", "induction"):
@@ -84,7 +84,7 @@ def test_tokens_and_seeds_of_numpy() -> None:
         (1e12, "The attention budget of layer 1 cannot be fitted(.|\n)*queries up to"),
     ],
 )
-def test_scores_that_are_not_finite_are_refused(factor: float, words: str) -> None:
+def test_scores_that_are_not_finite_are_refused(factor: float, words: str):
     model = tiny("llama_gqa")
     attention = model.model.layers[1].self_attn
     with torch.no_grad():

@@ -15,7 +15,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(("family", "rows"), [("gemma2", "all"), ("gpt_oss", 16), ("glm", 16)])
-def test_profile_on_cuda_equals_cpu(family: str, rows: int | str) -> None:
+def test_profile_on_cuda_equals_cpu(family: str, rows: int | str):
     tokens = random_tokens(sequences=3, length=80)
     here = rl.profile(tiny(family), tokens, rows=rows)
     there = rl.profile(tiny(family).to("cuda"), tokens, rows=rows)
@@ -29,14 +29,14 @@ def assert_near(there: xr.Dataset, here: xr.Dataset) -> None:
         np.testing.assert_allclose(there[name], expected, atol=atol, err_msg=str(name))
 
 
-def test_bfloat16_on_cuda_measures_and_stays_finite() -> None:
+def test_bfloat16_on_cuda_measures_and_stays_finite():
     model = tiny("llama_gqa").to("cuda", torch.bfloat16)
     profile = rl.profile(model, random_tokens(sequences=2, length=64))
     assert np.isfinite(profile["total_bits"].values).all()
 
 
 @pytest.mark.parametrize("family", ["llama_gqa", "gpt_oss"])
-def test_captures_and_silences_on_cuda_equal_cpu(family: str) -> None:
+def test_captures_and_silences_on_cuda_equal_cpu(family: str):
     tokens = random_tokens(sequences=2, length=40)
     results = []
     for device in ("cpu", "cuda"):

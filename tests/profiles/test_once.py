@@ -47,7 +47,7 @@ def saved_profile(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("measure", MEASURED)
-def test_a_text_is_checked_once(measure: str, kind: str) -> None:
+def test_a_text_is_checked_once(measure: str, kind: str):
     model, text = tiny("llama_gqa", num_hidden_layers=1), TEXTS[kind]()
     calls: dict[str, mock.Mock] = {}
 
@@ -111,7 +111,7 @@ def visits(model: object, call: Callable[[], object]) -> list[tuple[str, str]]:
 )
 def test_few_functions_receive_the_model(
     measure: Callable[..., object], few: dict[str, object]
-) -> None:
+):
     model = tiny("llama_gqa", num_hidden_layers=1)
     places = visits(model, lambda: measure(model, TOKENS, **few))
     assert 5 < len(set(places)) < 25

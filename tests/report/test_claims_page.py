@@ -26,9 +26,7 @@ def table(profile: xr.Dataset) -> pd.DataFrame:
     return rl.test_claims(profile, draws=60).assign(model="toy")
 
 
-def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(
-    table: pd.DataFrame,
-) -> None:
+def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(table: pd.DataFrame):
     rows = ledger_rows(table)
     verdicts = [row["verdict"] for row in rows]
     assert verdicts == sorted(verdicts, key=VERDICTS.index)
@@ -40,7 +38,7 @@ def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(
             assert row["side"] * row["number"] > row["side"] * row["threshold"]
 
 
-def test_the_first_sentence_counts_verdicts() -> None:
+def test_the_first_sentence_counts_verdicts():
     words = ["holds", "holds", "contradicted", "not testable"]
     table = pd.DataFrame(
         {"model": "m", "verdict": words, "statement": [*"abcd"], "claim": [*"abcd"]}
@@ -66,9 +64,7 @@ RECORD = {
 
 
 @pytest.mark.parametrize("names", [["toy"], ["toy", HOSTILE]])
-def test_the_page_has_each_claim_and_escapes_names(
-    table: pd.DataFrame, names: list[str]
-) -> None:
+def test_the_page_has_each_claim_and_escapes_names(table: pd.DataFrame, names: list[str]):
     several = pd.concat([table.assign(model=name) for name in names])
     several = several[(several["claim"] != "decay") | (several["model"] == "toy")]
     page = render_claims(several, RECORD)
@@ -82,7 +78,7 @@ def test_the_page_has_each_claim_and_escapes_names(
 
 def test_rows_link_to_their_figures_on_the_page_of_the_analysis(
     table: pd.DataFrame, profile: xr.Dataset
-) -> None:
+):
     run = RECORD["runs"]["toy"] | {"page": '../#1 "page"/index.html'}
     linked = render_claims(table, RECORD | {"runs": {"toy": run}})
     places = re.findall(r'href="\.\./%231%20%22page%22/index.html#([\w=-]+)"', linked)
@@ -98,7 +94,7 @@ def test_rows_link_to_their_figures_on_the_page_of_the_analysis(
 
 def test_every_page_has_the_claims_that_its_profile_decides(
     profile: xr.Dataset, table: pd.DataFrame
-) -> None:
+):
     page = render_page(profile, rl.classify_heads(profile))
     assert page.count('<details class="more claim"') == len(table)
     assert f"Of {len(table)} claims, " in page

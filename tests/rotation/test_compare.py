@@ -181,7 +181,7 @@ def test_a_rotary_module_that_ignores_its_configuration() -> None:
         rl.measure_rope(model)
 
 
-def test_a_buffer_that_was_rounded() -> None:
+def test_a_buffer_that_was_rounded():
     model = tiny("llama_gqa")
     rotary = model.model.rotary_emb
     rotary.inv_freq = rotary.inv_freq.bfloat16().float()
@@ -189,7 +189,7 @@ def test_a_buffer_that_was_rounded() -> None:
         rl.measure_rope(model)
 
 
-def test_a_share_of_planes_that_the_family_does_not_read() -> None:
+def test_a_share_of_planes_that_the_family_does_not_read():
     with pytest.warns(UserWarning, match="asks for 8 rotated coordinates .* rotates 16"):
         rl.measure_rope(tiny("llama_gqa", partial_rotary_factor=0.5))
 
@@ -204,7 +204,7 @@ def test_a_share_of_planes_that_the_family_does_not_read() -> None:
         ("rotary_emb_base", 500, "rotary_emb_base 500, unlike the base"),
     ],
 )
-def test_a_key_that_the_family_does_not_read(name: str, value: Any, words: str) -> None:
+def test_a_key_that_the_family_does_not_read(name: str, value: Any, words: str):
     with pytest.warns(UserWarning, match=f"has a key that the model does not read: {words}"):
         rl.measure_rope(tiny("llama_gqa", **{name: value}))
     neox = {"rotary_pct": 0.25, "rotary_emb_base": 500}  # a family that reads these keys
@@ -212,7 +212,7 @@ def test_a_key_that_the_family_does_not_read(name: str, value: Any, words: str) 
     rl.measure_rope(tiny("deepseek_v3", rope_interleave=True))
 
 
-def test_a_base_that_differs_from_rope_parameters(tmp_path: Path) -> None:
+def test_a_base_that_differs_from_rope_parameters(tmp_path: Path):
     """transformers drops this base when it reads the file."""
     tiny("llama_gqa").save_pretrained(tmp_path)
     file = tmp_path / "config.json"

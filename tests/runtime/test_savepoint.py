@@ -85,7 +85,7 @@ def test_a_profile_goes_on(
     ran: list[int],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> None:
+):
     with pytest.raises(Stop), savepoint(folder, {"a": 1}):
         measure(progress=stop_at(4 * 24 + 1))
     assert ran[-3:] == [2, 2, 2]
@@ -119,7 +119,7 @@ def test_an_evaluation_goes_on(
     stop: int,
     again: list[int],
     left: int,
-) -> None:
+):
     with pytest.raises(Stop), savepoint(folder, {}):
         evaluate(measures=measures, progress=stop_at(stop))
     ran.clear()
@@ -133,7 +133,7 @@ def test_an_evaluation_goes_on(
 @pytest.mark.parametrize("how", ["another key", "cut", "another file", "empty"])
 def test_useless_progress_is_removed_with_a_message(
     folder: Path, capfd: pytest.CaptureFixture[str], how: str
-) -> None:
+):
     with savepoint(folder, {"seed": 0}):
         begin_stage().save([torch.ones(100)])
     (file,) = folder.iterdir()
@@ -148,7 +148,7 @@ def test_useless_progress_is_removed_with_a_message(
     assert capfd.readouterr().err == words
 
 
-def test_a_failed_save_does_not_end_the_measurement(folder: Path) -> None:
+def test_a_failed_save_does_not_end_the_measurement(folder: Path):
     folder.write_text("no folder can be made here")
     with savepoint(folder, {}):
         stage = begin_stage()
@@ -157,9 +157,7 @@ def test_a_failed_save_does_not_end_the_measurement(folder: Path) -> None:
         stage.save([2])  # without a second warning
 
 
-def test_a_state_is_saved_once_a_minute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_is_saved_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     with savepoint(tmp_path, {}):
@@ -171,7 +169,7 @@ def test_a_state_is_saved_once_a_minute(
             assert begin_stage().state == {59: None, 61: [2], 100: [2], 122: [4]}[second]
 
 
-def test_a_state_comes_back_bit_for_bit(folder: Path) -> None:
+def test_a_state_comes_back_bit_for_bit(folder: Path):
     tensors = [torch.arange(3)[::2], torch.tensor(0.1, dtype=torch.float64), torch.ones(0, 2)]
     state = {3: [1.5, None, "é", True, float("nan")], "x": tensors}
     with savepoint(folder, {}):
@@ -180,7 +178,7 @@ def test_a_state_comes_back_bit_for_bit(folder: Path) -> None:
         assert repr(begin_stage().state) == repr(state)
 
 
-def test_ctrl_c_says_how_to_continue(folder: Path) -> None:
+def test_ctrl_c_says_how_to_continue(folder: Path):
     with pytest.raises(KeyboardInterrupt, match=r"^$"), savepoint(folder, {}):
         raise KeyboardInterrupt
     SavedStage(folder / "0").save([1])
@@ -189,7 +187,7 @@ def test_ctrl_c_says_how_to_continue(folder: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_link_instead_of_a_savepoint_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_instead_of_a_savepoint_is_not_followed(tmp_path: Path):
     """A folder from other people may contain a link."""
     outside, folder = tmp_path / "outside", tmp_path / "out" / ".unfinished"
     outside.mkdir()

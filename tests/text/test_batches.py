@@ -97,7 +97,7 @@ def alone(name: str) -> xr.Dataset:
 @pytest.mark.parametrize(
     "held", [padded_with_holes_not_counted, packed_by_position, packed_by_document]
 )
-def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str) -> None:
+def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str):
     if held is padded_with_holes_not_counted and slides(as_live_model(tiny(name)).config, 41):
         with pytest.raises(BadArgument, match="windows of this model count"):
             profile(name, held())
@@ -109,7 +109,7 @@ def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_a_mask_with_a_hole_is_measured_as_the_model_does_it(name: str) -> None:
+def test_a_mask_with_a_hole_is_measured_as_the_model_does_it(name: str):
     """Against the weights and logits of transformers' eager attention."""
     model, held = tiny(name), with_a_hole()
     profile = rl.profile(model, held, budget=False)
@@ -134,7 +134,7 @@ def test_a_mask_with_a_hole_is_measured_as_the_model_does_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_a_step_on_a_cache_is_seen_as_the_model_does_it(name: str) -> None:
+def test_a_step_on_a_cache_is_seen_as_the_model_does_it(name: str):
     """Prompts that are padded on the left, and two tokens behind them, one by one."""
     model, given = tiny(name), left_padded()["tokens"]
     model.set_attn_implementation("eager")
@@ -151,7 +151,7 @@ def test_a_step_on_a_cache_is_seen_as_the_model_does_it(name: str) -> None:
 
 
 @torch.no_grad()
-def test_attention_across_documents_is_measured_where_the_model_has_some() -> None:
+def test_attention_across_documents_is_measured_where_the_model_has_some():
     model, packed = tiny("llama_gqa"), packed_by_document()
     with pytest.warns(UserWarning, match="this model gives 4.% of its attention to other"):
         attrs = rl.profile(model, text_of(packed), budget=False).attrs
@@ -163,7 +163,7 @@ def test_attention_across_documents_is_measured_where_the_model_has_some() -> No
     assert "attention_across_documents" not in apart.attrs, "transformers keeps them apart"
 
 
-def test_an_analysis_takes_what_a_profile_takes() -> None:
+def test_an_analysis_takes_what_a_profile_takes():
     model = tiny("llama_gqa", num_hidden_layers=1)
     for held in (left_padded(), packed_by_position(), {"tokens": with_a_hole()}):
         analysis = rl.analyze(model, held["tokens"], rl.Options(surrogates=0))
@@ -172,7 +172,7 @@ def test_an_analysis_takes_what_a_profile_takes() -> None:
             np.testing.assert_array_equal(analysis.profile[variable], expected[variable])
 
 
-def test_a_capture_is_of_the_tokens_that_the_mask_shows() -> None:
+def test_a_capture_is_of_the_tokens_that_the_mask_shows():
     model, mask = tiny("llama_gqa"), torch.ones(1, 30, dtype=torch.long)
     mask[:, :7] = 0
     ids = torch.cat([torch.zeros(7, dtype=torch.long), SEQUENCES[1]])[None]
@@ -198,7 +198,7 @@ def test_a_capture_is_of_the_tokens_that_the_mask_shows() -> None:
 )
 def test_what_was_packed_and_padded_is_cut_again(
     lengths: list[int], before: int, after: int, packed: bool, data: st.DataObject
-) -> None:
+):
     total = sum(lengths)
     ids = torch.arange(before + total + after)[None]
     mask = ((ids >= before) & (ids < before + total)).long()
@@ -225,7 +225,7 @@ def test_what_was_packed_and_padded_is_cut_again(
     assert documents is None or documents.tolist() == list(range(len(lengths)))
 
 
-def test_what_no_sequence_is_made_of_is_refused() -> None:
+def test_what_no_sequence_is_made_of_is_refused():
     model, ids = tiny("llama_gqa"), torch.randint(3, 96, (2, 30))
     with pytest.raises(BadArgument, match="lengths are only for plain token ids"):
         rl.profile(model, rl.Text({"input_ids": ids}, lengths=[30, 20]))
@@ -245,7 +245,7 @@ def test_what_no_sequence_is_made_of_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["pixel_values", "token_type_ids", "inputs_embeds"])
-def test_what_would_be_left_out_is_refused(name: str) -> None:
+def test_what_would_be_left_out_is_refused(name: str):
     model, ids = tiny("llama_gqa"), SEQUENCES[0][None]
     text = {"input_ids": ids, "labels": ids, "token_type_ids": 0 * ids}
     rl.capture(model, text)
@@ -255,14 +255,14 @@ def test_what_would_be_left_out_is_refused(name: str) -> None:
             measure(model, held)
 
 
-def test_a_mask_with_a_hole_is_refused_where_no_mask_is_taken() -> None:
+def test_a_mask_with_a_hole_is_refused_where_no_mask_is_taken():
     model, held = tiny("llama_gqa"), with_a_hole()
     with pytest.raises(BadArgument, match="one sequence without hidden tokens"):
         rl.patch_planes(model, held, heads="0.*").__enter__()
 
 
 @pytest.mark.parametrize("name", ["pad_token_id", "eos_token_id", "generation"])
-def test_lengths_of_ids_that_begin_with_padding_are_refused(name: str) -> None:
+def test_lengths_of_ids_that_begin_with_padding_are_refused(name: str):
     """Without an id for padding, tokenizers pad with the end of a text."""
     model = tiny("llama_gqa")
     model.config.pad_token_id = model.config.eos_token_id = None
@@ -278,7 +278,7 @@ def test_lengths_of_ids_that_begin_with_padding_are_refused(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:in packed rows this model gives")
-def test_padding_is_no_document() -> None:
+def test_padding_is_no_document():
     model, held = tiny("llama_gqa"), packed_by_document()
     held = {name: torch.nn.functional.pad(x, (0, 9)) for name, x in held.items()}
     model.config.pad_token_id = 0

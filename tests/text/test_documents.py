@@ -46,7 +46,7 @@ def rows(text: Text) -> list[list[int]]:
     return [row[:length] for row, length in pairs]
 
 
-def test_files_and_folders_in_order(tmp_path: Path) -> None:
+def test_files_and_folders_in_order(tmp_path: Path):
     (tmp_path / "b.txt").write_text("second\n")
     (tmp_path / "a.md").write_text("first\n\n")
     (tmp_path / "c").mkdir()
@@ -62,7 +62,7 @@ def test_files_and_folders_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path) -> None:
+def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path):
     path = tmp_path / "windows.txt"
     path.write_bytes("\ufeffé\r\ntwo\rthree\u2028\r\n".encode())
     lines = tmp_path / "a.jsonl"
@@ -70,7 +70,7 @@ def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path) -> None:
     assert read_documents([path, lines]) == ["é\ntwo\nthree\u2028", "a\u2028b\u0085c\r\nd"]
 
 
-def test_empty_documents_among_others_are_passed_over(tmp_path: Path) -> None:
+def test_empty_documents_among_others_are_passed_over(tmp_path: Path):
     (tmp_path / "a.txt").write_text("\n")
     (tmp_path / "b.txt").write_text("text")
     (tmp_path / "c.jsonl").write_text('{"text": ""}\n{"text": "more"}\n')
@@ -102,7 +102,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_FILES)
-def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: str) -> None:
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: str):
     make, words = BAD_FILES[bad]
     path = make(tmp_path)
     with pytest.raises(BadText) as caught:
@@ -112,7 +112,7 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: str) -> None:
     assert "\n" not in caught.value.line
 
 
-def test_documents_are_cut_each_with_bos_and_a_padded_tail() -> None:
+def test_documents_are_cut_each_with_bos_and_a_padded_tail():
     cut = tokenize(["abcdefgh", "xy"], WITH_BOS, context=4)
     assert rows(cut) == [
         [1, *map(ord, "abc")],
@@ -125,7 +125,7 @@ def test_documents_are_cut_each_with_bos_and_a_padded_tail() -> None:
     assert cut.source == "4 of 4 sequences of up to 4 tokens (documents: 2, characters: 10)"
 
 
-def test_bos_as_the_tokenizer_itself_adds_it() -> None:
+def test_bos_as_the_tokenizer_itself_adds_it():
     plain = letters()
     plain.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 2)]
@@ -168,7 +168,7 @@ def test_a_sample_is_seeded_ordered_and_without_replacement() -> None:
     assert some.source.startswith("10 of 30 sequences")
 
 
-def test_short_tails_are_drawn_only_where_there_are_too_few_others() -> None:
+def test_short_tails_are_drawn_only_where_there_are_too_few_others():
     text = ["a" * 33, "bcd", "e" * 33, "f" * 40]  # tails of 2, 2 and 9 tokens; 4 are a document
 
     def drawn(sequences: int | None, seed: int) -> list[int]:
@@ -181,7 +181,7 @@ def test_short_tails_are_drawn_only_where_there_are_too_few_others() -> None:
 
 
 @given(st.integers(4, 30), st.integers(0, 99))
-def test_documents_are_drawn_from_evenly(sequences: int, seed: int) -> None:
+def test_documents_are_drawn_from_evenly(sequences: int, seed: int):
     """However long they are: as many of each, as far as it has so many."""
     text = ["a" * 8, "b" * 800, "c" * 80, "d" * 16]  # 4, 400, 40 and 8 sequences
     cut = tokenize(text, WITH_BOS, context=3, sequences=sequences, seed=seed)
@@ -192,7 +192,7 @@ def test_documents_are_drawn_from_evenly(sequences: int, seed: int) -> None:
     assert counts.max() == free.max()
 
 
-def test_more_sequences_than_there_are_gives_all_with_a_warning() -> None:
+def test_more_sequences_than_there_are_gives_all_with_a_warning():
     with pytest.warns(UserWarning, match="all 2 sequences of the text are used: 9 were asked"):
         cut = tokenize(["abcd"], WITH_BOS, context=3, sequences=9)
     assert len(cut.ids) == 2
@@ -203,13 +203,13 @@ def test_more_sequences_than_there_are_gives_all_with_a_warning() -> None:
 
 def test_a_long_document_is_no_news(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+):
     tokenize(["a" * 1000], letters(), context=4)
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
 
 
-def test_the_fingerprint_is_of_the_text() -> None:
+def test_the_fingerprint_is_of_the_text():
     cut = tokenize(["née", "b"], WITH_BOS, context=2)
     assert cut.documents_sha256 == hashlib.sha256("née\0b".encode()).hexdigest()
     assert documents_sha256(["a", "b"]) != documents_sha256(["ab"])
@@ -241,7 +241,7 @@ BAD_CUTS: dict[str, tuple[Callable[[], object], type[RopelensError], str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_CUTS)
-def test_a_bad_cut_is_refused(bad: str) -> None:
+def test_a_bad_cut_is_refused(bad: str):
     call, kind, words = BAD_CUTS[bad]
     with pytest.raises(kind, match=words) as caught:
         call()
@@ -249,7 +249,7 @@ def test_a_bad_cut_is_refused(bad: str) -> None:
     assert "\n" not in caught.value.line
 
 
-def test_a_context_beyond_the_model_is_a_warning() -> None:
+def test_a_context_beyond_the_model_is_a_warning():
     with pytest.warns(UserWarning, match="context 600 is beyond the 512 tokens"):
         warn_beyond(600, 512)
     with warnings.catch_warnings():
@@ -258,7 +258,7 @@ def test_a_context_beyond_the_model_is_a_warning() -> None:
         warn_beyond(512, None)
 
 
-def test_special_tokens_that_somebody_wrote_are_text() -> None:
+def test_special_tokens_that_somebody_wrote_are_text():
     _, tokenizer = load("bundled")
     found = tokenize(["a <s> b </s> c " * 30], tokenizer, context=40)
     for row, length in zip(found.ids, found.lengths, strict=True):
@@ -266,7 +266,7 @@ def test_special_tokens_that_somebody_wrote_are_text() -> None:
         assert begins.tolist() == [0]
 
 
-def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole() -> None:
+def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole():
     tokenizer = load("bundled")[1]
     text = "Once upon  a time, there   was a well-known fox;\n\n it ran.  " * 40
     _, whole = encode(text, tokenizer)
@@ -278,7 +278,7 @@ def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole() -> No
     assert list(pieces("a" * 25, longest=10)) == ["a" * 10, "a" * 10, "a" * 5]
 
 
-def test_no_more_than_a_million_characters_are_tokenized_at_once() -> None:
+def test_no_more_than_a_million_characters_are_tokenized_at_once():
     lengths = []
 
     class Letters:
@@ -293,7 +293,7 @@ def test_no_more_than_a_million_characters_are_tokenized_at_once() -> None:
     assert max(lengths) <= 1_000_000
 
 
-def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path):
     whole, bare = save_tiny(tmp_path / "whole"), save_tiny(tmp_path / "bare")
     for path in bare.glob("tokenizer*"):
         path.unlink()
@@ -319,12 +319,12 @@ def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> No
         ({"ids": [[1, 2, 3]], "documents": [[0, 0, 1]], "lengths": [3]}, "only for plain"),
     ],
 )
-def test_a_text_of_parts_that_do_not_fit_is_refused(arguments: dict, words: str) -> None:
+def test_a_text_of_parts_that_do_not_fit_is_refused(arguments: dict, words: str):
     with pytest.raises(BadArgument, match=words):
         Text(**arguments)
 
 
-def test_a_text_is_built_from_lists_and_split_like_an_array() -> None:
+def test_a_text_is_built_from_lists_and_split_like_an_array():
     text = Text([[1, 2, 3, 4], [5, 6, 7, 0]], lengths=[4, 3], hidden=[[0, 1, 0, 0], [0] * 4])
     assert text.real.tolist() == [[True, False, True, True], [True, True, True, False]]
     assert (text[1:].context, text[1:].hidden, text[[0]].ids.tolist()) == (

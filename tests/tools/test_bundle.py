@@ -16,7 +16,7 @@ from ropelens.errors import BadArgument
 from ropelens.train.data import held_out_sequences
 
 
-def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out = tmp_path / "nano"
     monkeypatch.setattr(bundle, "MEASURED", 3)
     measured = bundle.write_bundle(
@@ -43,7 +43,7 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert stored.dtype == torch.float16
 
 
-def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -> None:
+def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path):
     out = tmp_path / "nano-step-8"
     measured = bundle.write_bundle(
         run, out=out, recipe="ropelens train", text="a story", step=8
@@ -64,7 +64,7 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -
 
 def test_all_checkpoints_are_made_from_a_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     """Each name comes from seed 0 of its variant, and from the step in the name."""
     made = []
     for name in ("rope", "nope", "p-rope-0.25", "p-rope-0.75", "p-rope-reversed-0.75"):

@@ -26,7 +26,7 @@ def made(kind: str, *, count: int, length: int = 512) -> np.ndarray:
     return rows[:, 1:]
 
 
-def test_repeats_come_back_at_one_distance() -> None:
+def test_repeats_come_back_at_one_distance():
     """Half of them have no break; their distances are log-uniform."""
     distances = []
     for row in made("repeats", count=300):
@@ -39,7 +39,7 @@ def test_repeats_come_back_at_one_distance() -> None:
     )
 
 
-def test_needles_occur_two_or_three_times_in_prose() -> None:
+def test_needles_occur_two_or_three_times_in_prose():
     for row in made("needles", count=30):
         hidden = row >= 200
         times = Counter(row[hidden].tolist())
@@ -48,7 +48,7 @@ def test_needles_occur_two_or_three_times_in_prose() -> None:
         assert hidden.mean() < 0.4
 
 
-def test_lists_repeat_the_same_values() -> None:
+def test_lists_repeat_the_same_values():
     for row in made("lists", count=30):
         lines = [tuple(line) for line in np.split(row, np.flatnonzero(row == LINE_END) + 1)]
         (*complete, _) = lines  # the last may be cut
@@ -60,7 +60,7 @@ def test_lists_repeat_the_same_values() -> None:
         assert len(complete) >= 2 * len(value) - 1
 
 
-def test_a_folder_to_train_on(tmp_path: Path) -> None:
+def test_a_folder_to_train_on(tmp_path: Path):
     """The same arguments make the same bytes, and the arrays decode to the text."""
     r = random.Random(0)
     words = [f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"]
