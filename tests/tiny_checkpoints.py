@@ -31,8 +31,8 @@ def save_tiny(folder: Path, **changes: object) -> Path:
     return folder
 
 
-def edit_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
+def edit_config(folder: Path, name: str = "config.json", **changes: object) -> None:
+    path = folder / name
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 

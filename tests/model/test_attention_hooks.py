@@ -72,20 +72,6 @@ def test_calls_give_the_attention_of_the_model_and_outputs_keep_every_bit(
         np.testing.assert_array_equal(call.visibility.first[0], true.visible.int().argmax(1))
 
 
-def test_padding_masks_reach_the_model(llama: LlamaForCausalLM):
-    """A name without a mask function of its own would silently lose padding."""
-    ids, mask = tokens(), torch.ones_like(tokens())
-    mask[0, :7] = 0
-    for implementation in ("eager", "sdpa"):
-        llama.set_attn_implementation(implementation)
-        with torch.no_grad():
-            plain = llama(ids, attention_mask=mask).logits
-            with as_live_model(llama).observe(lambda call: None):
-                observed = llama(ids, attention_mask=mask, use_cache=False).logits
-        assert torch.equal(plain, observed)
-        assert not torch.allclose(plain, logits(llama, ids), atol=1e-3)
-
-
 @pytest.mark.parametrize("name", ["phi", "gpt_neox"])
 def test_a_model_in_training_is_measured_without_dropout(name: str):
     """Afterwards each module has the training flag that it had before."""

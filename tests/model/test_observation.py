@@ -122,8 +122,10 @@ def test_padding_is_hidden(name: str, side: str, implementation: str):
     mask[1] = 0
     mask[1, real] = 1
     inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    plain = logits(model, **inputs)
+    assert not torch.allclose(plain, logits(model), atol=1e-3)
     with rl.observe(model, noting(seen)):
-        logits(model, **inputs)
+        assert torch.equal(logits(model, **inputs), plain)
     with rl.observe(model, noting(alone)):
         logits(model, ids[1:, real])
     for layer in range(2):

@@ -21,19 +21,16 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # the vocabulary has 96 tokens
 
 
 @pytest.mark.parametrize(
-    ("tokens", "options", "line"),
+    ("tokens", "line"),
     [
-        (TOKENS[:, :2], {}, "A text must have 3 tokens or more"),
-        (TOKENS[0], {}, r"profile: text must be a Text.* token ids .sequence, position."),
-        (TOKENS + 90, {}, "not in the vocabulary of the model.*ids 93 to 116"),
-        (TOKENS, {"lengths": [12]}, "lengths must state the number of tokens"),
-        (TOKENS, {"lengths": [12, 13]}, "lengths .12, 13. for ids of shape"),
-        (TOKENS, {"documents": [1]}, "documents must have a value for every sequence"),
+        (TOKENS[:, :2], "A text must have 3 tokens or more"),
+        (TOKENS[0], r"profile: text must be a Text.* token ids .sequence, position."),
+        (TOKENS + 90, "not in the vocabulary of the model.*ids 93 to 116"),
     ],
 )
-def test_profile_refuses_bad_texts(tokens: Any, options: dict[str, Any], line: str):
+def test_profile_refuses_bad_texts(tokens: torch.Tensor, line: str):
     with pytest.raises(BadArgument) as refused:
-        rl.profile(tiny("llama_gqa"), rl.Text(tokens, **options) if options else tokens)
+        rl.profile(tiny("llama_gqa"), tokens)
     assert re.search(line, refused.value.line), refused.value.line
 
 

@@ -141,13 +141,6 @@ def test_a_model_that_scales_its_types_of_layers_differently():
         logits(model)
 
 
-def test_a_model_that_does_not_state_its_base():
-    model = plain("llama_gqa")
-    model.config.rope_parameters = {"rope_type": "default"}
-    with pytest.raises(UnsupportedModel, match="does not state the base of its RoPE"):
-        rl.edit_rope(model, "linear:2").__enter__()
-
-
 @pytest.mark.parametrize("spelled", ["p-rope:0.5", "partial:0.5", "p-rope-reversed:0.5"])
 def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
     folder = save_family(tmp_path / "model", "llama_gqa")

@@ -1,6 +1,5 @@
 """Differences between two implementations, and between a model and its configuration."""
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.tiny import tiny
-from tiny_checkpoints import save_tiny
+from tiny_checkpoints import edit_config, save_tiny
 from torch import nn
 from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
@@ -215,8 +214,7 @@ def test_a_key_that_the_family_does_not_read(name: str, value: Any, words: str):
 def test_a_base_that_differs_from_rope_parameters(tmp_path: Path):
     """transformers drops this base when it reads the file."""
     tiny("llama_gqa").save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_theta": 5e5}))
+    edit_config(tmp_path, rope_theta=5e5)
     model = LlamaForCausalLM.from_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="rope_theta 500000, unlike the base"):
         rl.measure_rope(model)

@@ -313,8 +313,12 @@ def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path):
     [
         ({"ids": "Once upon"}, "not from a string"),
         ({"ids": [[1.5, 2.0, 3.0]]}, "must be whole numbers"),
-        ({"ids": [[1, 2, 3]], "lengths": [4]}, "lengths must state"),
-        ({"ids": [[1, 2, 3]], "documents": [0, 1]}, "documents must have a value"),
+        ({"ids": [[1, 2, 3]], "lengths": [4]}, r"lengths .4. for ids of shape"),
+        ({"ids": [[1, 2, 3]] * 2, "lengths": [3]}, "lengths must state the number of tokens"),
+        (
+            {"ids": [[1, 2, 3]], "documents": [0, 1]},
+            r"documents must have a value(.|\n)*shape \(2,\) for ids \(1, 3\)",
+        ),
         ({"ids": [[1, 2, 3]], "hidden": [[0, 1]]}, "hidden must have a value"),
         ({"ids": [[1, 2, 3]], "documents": [[0, 0, 1]], "lengths": [3]}, "only for plain"),
     ],
