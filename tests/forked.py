@@ -56,9 +56,8 @@ def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[
         for process in processes:
             process.kill()
         assert None not in codes, f"some hang: {codes}"
-        return subprocess.CompletedProcess(
-            [code, *args], max(codes, key=abs), out.read_text(), err.read_text()
-        )
+        ended = max(codes, key=abs), out.read_text(), err.read_text()
+        return subprocess.CompletedProcess([code, *args], *ended)
 
 
 def _run(code: str, args: list[str], environment: dict[str, str], out: Path, err: Path) -> None:

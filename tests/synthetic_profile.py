@@ -260,9 +260,8 @@ def _turned(still: np.ndarray, turns: np.ndarray) -> np.ndarray:
 
 
 def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:
-    total, sink, position, content = (
-        data[f"{name}_bits"][1] for name in ("total", "sink", "position", "content")
-    )
+    names = ("total", "sink", "position", "content")
+    total, sink, position, content = (data[f"{name}_bits"][1] for name in names)
     gains = {
         "total": total,
         "sink_gain": sink,

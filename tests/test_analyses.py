@@ -205,9 +205,8 @@ def test_induction_needs_previous_token_heads():
     causal = script_named("causal")
     options = rl.Options(context=64, sequences=4, surrogates=0)
     sentence, rows = causal.without_previous(rl.analyze("bundled", options=options))
-    match = re.search(
-        r"3\.4\) takes .* 4\.4, from (\S+) to (\S+); .* leave it at (\S+) ", sentence
-    )
+    words = r"3\.4\) takes .* 4\.4, from (\S+) to (\S+); .* leave it at (\S+) "
+    match = re.search(words, sentence)
     assert match is not None
     before, after, random = map(float, match.groups())
     assert before > 0.6
@@ -252,9 +251,8 @@ def test_costs_of_copying_are_given_by_seed_and_minus_random_heads():
     assert "without a role, silent: more (+0.500, +0.500 to +0.500)" in copies
     assert copies.endswith("minus random heads: more (+2.500, +2.252 to +2.748).")
     assert needles.count("unresolved (+0.000, +0.000 to +0.000)") == 3
-    assert (
-        copying.what_it_costs(pd.DataFrame(rows)[lambda table: table["what"] == "none"]) == []
-    )
+    plain = pd.DataFrame(rows)[lambda table: table["what"] == "none"]
+    assert copying.what_it_costs(plain) == []
 
 
 @names

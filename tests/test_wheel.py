@@ -22,9 +22,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(
-        ROOT / "ropelens", source / "ropelens", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "ropelens", source / "ropelens", ignore=ignore)
     build = f"from setuptools.build_meta import build_wheel; build_wheel({str(place)!r})"
     command = [sys.executable, "-c", build]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True)

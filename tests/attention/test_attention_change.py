@@ -52,9 +52,8 @@ def expected(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:
 
 def measured(model: PreTrainedModel, edit: Edit) -> np.ndarray:
     edits = {"e": edit}
-    found = rl.evaluate(
-        model, rl.Text(tokens(), lengths=LENGTHS), edits=edits, measures="change"
-    )
+    text = rl.Text(tokens(), lengths=LENGTHS)
+    found = rl.evaluate(model, text, edits=edits, measures="change")
     assert not found.attention_change.sel(edit="none").any()
     return found.attention_change.sel(edit="e").values
 

@@ -128,9 +128,8 @@ def test_attention_of_equal_keys_is_the_attention_of_model_s():
     offset, size = sampled_offsets(context, generator=torch.Generator().manual_seed(0))
     table = OffsetRows.of(rows, (offset, size))
     wave = torch.tensor([1.0, 0.0]).repeat(len(offset), 1, 2)
-    masses, information, push = _attend_by_draw(
-        rows, table, 0, offset, size, torch.zeros(1, 2), wave
-    )
+    phases = torch.zeros(1, 2), wave
+    masses, information, push = _attend_by_draw(rows, table, 0, offset, size, *phases)
     weights = pad(sigma.double(), (0, masses.shape[1] - 3))[None]
     log_norm, expected, _ = table.log_z_and_moments(weights)
     assert_close(masses.double(), expected, rtol=1e-4, atol=1e-6)
@@ -142,9 +141,8 @@ def test_attention_of_equal_keys_is_the_attention_of_model_s():
 def test_a_sharp_head_is_fitted_in_single_precision():
     """After a full first step of Newton, single precision cannot return to the minimum."""
     rows, planes = all_rows(torch.tensor([300])), Planes(torch.zeros(1), 2, "half")
-    rows, _ = normalize_weights(
-        SampledCall(call_of(*torch.zeros(2, 1, 1, 300, 2)), rows, planes)
-    )
+    call = call_of(*torch.zeros(2, 1, 1, 300, 2))
+    rows, _ = normalize_weights(SampledCall(call, rows, planes))
     table = OffsetRows.of(rows)
     weights = torch.zeros(1, 3 + 300 + len(offset_edges(300)) - 1).double()
     weights[0, 3 + 5] = 12
@@ -194,9 +192,7 @@ def test_bounds_equal_an_exact_test():
             assert np.isnan([low, high]).all()
             continue
         below = Fraction(int((null < low).sum()) + 1, draws + 1)  # ranks that "holds" takes
-        assert below <= Fraction(1, 40) < below + Fraction(1, draws + 1), (
-            "the largest such share"
-        )
+        assert below <= Fraction(1, 40) < below + Fraction(1, draws + 1), "the largest"
         assert low + high == draws - 1, "both tails alike"
 
 

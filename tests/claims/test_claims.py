@@ -259,9 +259,8 @@ def random_tokens(seed: int = 0) -> torch.Tensor:
 
 
 def random_profile(seed: int) -> xr.Dataset:
-    return rl.profile(
-        random_model(seed), rl.Text(random_tokens(seed), documents=list(range(16)))
-    )
+    text = rl.Text(random_tokens(seed), documents=list(range(16)))
+    return rl.profile(random_model(seed), text)
 
 
 @pytest.mark.parametrize("seed", [0, 4])
@@ -275,9 +274,8 @@ def test_claims_of_edits_on_few_planes_have_numbers_and_state_what_they_need():
     profile = rl.profile(model, tokens, surrogates=2)
     arguments = {"model": model, "text": tokens, "tokenizer": Letters()}
     steps: list[int] = []
-    table = rl.test_claims(
-        profile, draws=50, progress=token_progress(steps.append), **arguments
-    )
+    arguments["progress"] = token_progress(steps.append)
+    table = rl.test_claims(profile, draws=50, **arguments)
     rows = table.set_index("claim")
     assert sum(steps) > 30 * 4 * tokens.shape[1]  # dozens of edits on four sequences
     assert table["claim"].tolist() == [claim.name for claim in CLAIMS]

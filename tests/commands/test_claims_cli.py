@@ -63,9 +63,8 @@ def test_saved_analyses_become_a_ledger_and_ledgers_one(ledger: Path, tmp_path: 
 def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(ledger: Path, tmp_path: Path):
     first, second = (ledger.parent / name for name in ("one", "two"))
     assert "would replace" in error_line("claims", first, "--out", first)
-    words = error_line(
-        "claims", ledger, first, "--text", first / "run.json", "--out", tmp_path / "out"
-    )
+    text = ("--text", first / "run.json")
+    words = error_line("claims", ledger, first, *text, "--out", tmp_path / "out")
     assert words == "Saved results are not measured again; try: without --text"
     for more in ([ledger, first], [second, ledger]):
         words = error_line("claims", *more, "--out", tmp_path / "out")

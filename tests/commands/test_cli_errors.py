@@ -145,9 +145,8 @@ def test_a_disk_that_runs_full(
     monkeypatch.setattr("ropelens.runtime.savepoint.SECONDS", 0)
     with full_disk(200_000):
         ended = ropelens(*analyze, out / "new")
-    assert ended.problem.endswith(
-        f"the same command continues from {out / 'new' / '.unfinished'}"
-    )
+    place = out / "new" / ".unfinished"
+    assert ended.problem.endswith(f"the same command continues from {place}")
     with full_disk(10_000):
         ended = ropelens(*analyze, out / "none")
         size = ("--size", "1x16x1x1", "--context", 16, "--vocabulary", 258, "--steps", 1)

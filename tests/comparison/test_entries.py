@@ -29,18 +29,15 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path):
     shutil.rmtree(run_folder(copy, "p-rope:0.5", 0))
     with pytest.warns(UserWarning, match=r"left out: .*p-rope-0.5/seed-0, .*nope/seed-1"):
         entries, left_out = find_entries([copy])
-    assert [e.name for e in entries] == [
-        *("rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1")
-    ]
+    names = ["rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1"]
+    assert [e.name for e in entries] == names
     assert left_out == ["nano/p-rope-0.5/seed-0", "nano/nope/seed-1"]
     with pytest.raises(BadArgument, match=r"seed-1 cannot be compared with"):
         find_entries([unfinished, run_folder(copy, "rope", 0)])
 
 
 def test_folders_that_cannot_be_compared_are_refused(study: Path, tmp_path: Path):
-    rope, again = (
-        run_folder(folder, "rope", 0) for folder in (study, copy_of(study, tmp_path))
-    )
+    rope, again = (run_folder(x, "rope", 0) for x in (study, copy_of(study, tmp_path)))
     cases = {
         "both runs are rope seed 0": [rope, again],
         "cannot be compared with": [study, tmp_path],

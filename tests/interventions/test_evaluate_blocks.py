@@ -138,9 +138,8 @@ def test_families(family: str):
     assert np.isfinite(results.loss).all()
     with rl.edit_rope(model, rl.stop_slowest(0.5)):
         profile = rl.profile(model, tokens(), surrogates=0, rows=7)
-    np.testing.assert_allclose(
-        results.total_bits.sel(edit="half"), profile["total_bits"], rtol=1e-4, atol=1e-6
-    )
+    bits = results.total_bits.sel(edit="half")
+    np.testing.assert_allclose(bits, profile["total_bits"], rtol=1e-4, atol=1e-6)
 
 
 def test_a_context_past_the_trained_context():

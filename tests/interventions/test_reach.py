@@ -81,9 +81,8 @@ def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int):
                 shares[draw, layer, head, n] += hit / (copied - 1)
     found_share = reach["found_share"].isel(variant=0)
     assert found_share.notnull().any()
-    np.testing.assert_allclose(
-        found_share, np.where(found_share.isnull(), np.nan, shares.mean(0)), atol=1e-6
-    )
+    expected = np.where(found_share.isnull(), np.nan, shares.mean(0))
+    np.testing.assert_allclose(found_share, expected, atol=1e-6)
 
 
 def test_the_induction_head_finds_copies():

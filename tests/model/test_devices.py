@@ -134,9 +134,8 @@ def test_weights_of_eight_bits_give_nearly_the_same_numbers(plain: xr.Dataset, t
         np.testing.assert_allclose(written["write_norm"][head], norms, rtol=1e-5)
     model.save_pretrained(saved)
     again, _ = load(saved)
-    xr.testing.assert_allclose(
-        rl.profile(again, TOKENS, surrogates=0).drop_attrs(), found.drop_attrs()
-    )
+    again_profile = rl.profile(again, TOKENS, surrogates=0).drop_attrs()
+    xr.testing.assert_allclose(again_profile, found.drop_attrs())
 
 
 @pytest.mark.gpu
@@ -231,8 +230,7 @@ def test_adapters_are_measured_with_their_model():
     merged = adapted.merge_and_unload()
     again = rl.profile(merged, tokens, budget=False)
     xr.testing.assert_allclose(found["q_norm"], again["q_norm"], rtol=1e-4)
-    tuned = peft.get_peft_model(
-        tiny_llama(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    )
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    tuned = peft.get_peft_model(tiny_llama(), prompts)
     with pytest.raises(rl.UnsupportedModel, match=r"trained tokens(.|\n)*get_base_model\(\)"):
         rl.profile(tuned, tokens)

@@ -52,9 +52,8 @@ def test_a_step_on_a_cache_is_checked_after_a_plain_pass(
     """The step has the same number of rows, and the model attends differently in steps."""
 
     def other(module, query, key, value, attention_mask, **kwargs):
-        out, weights = eager_attention_forward(
-            module, query, key, value, attention_mask, **kwargs
-        )
+        inputs = (module, query, key, value, attention_mask)
+        out, weights = eager_attention_forward(*inputs, **kwargs)
         return out * (1.1 if key.shape[2] > query.shape[2] else 1.0), weights
 
     monkeypatch.setattr(f"{LlamaAttention.__module__}.eager_attention_forward", other)

@@ -45,9 +45,8 @@ def test_against_the_model(name: str):
     seen = rl.capture(model, tokens(), values=True)
     layers = model.config.num_hidden_layers
     assert seen["head"].values.tolist() == [f"{x}.{y}" for x in range(layers) for y in range(4)]
-    np.testing.assert_allclose(
-        seen["attention"], true_attention(model, tokens()), rtol=0, atol=1e-5
-    )
+    attention = true_attention(model, tokens())
+    np.testing.assert_allclose(seen["attention"], attention, rtol=0, atol=1e-5)
     assert_contributions_are_scores(seen)
     calls, _ = attention_calls(model, tokens())
     rotation = rotations(model, name=name)
@@ -68,12 +67,10 @@ def test_against_the_model(name: str):
             vectors, norm = of_layer[f"{side}_still"].values, of_layer[f"{side}_norm"].values
             atol = 1e-4 * float(x.abs().max())
             np.testing.assert_allclose(vectors[:, :, rotating], still, rtol=1e-3, atol=atol)
-            np.testing.assert_allclose(
-                np.sqrt((norm**2).sum(-1, where=~np.isnan(norm))), x.norm(dim=-1), rtol=1e-4
-            )
-            np.testing.assert_allclose(
-                norm[:, :, rotating], np.linalg.norm(still, axis=-1), rtol=1e-3, atol=atol
-            )
+            length = np.sqrt((norm**2).sum(-1, where=~np.isnan(norm)))
+            np.testing.assert_allclose(length, x.norm(dim=-1), rtol=1e-4)
+            length = np.linalg.norm(still, axis=-1)
+            np.testing.assert_allclose(norm[:, :, rotating], length, rtol=1e-3, atol=atol)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "nanochat", "cohere", "gemma2", "deepseek_v3"])
@@ -279,9 +276,8 @@ def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
     changed = abs(first - before)["attention"].max(["query", "key"]) > 1e-3
     assert changed.values.tolist() == [True, True, False, False]
     assert float(abs(seen["contribution"]).sel(head="1.3", frequency=0).max()) == 0
-    xr.testing.assert_identical(
-        rl.capture(llama, tokens()).drop_attrs(deep=False), plain.drop_attrs(deep=False)
-    )
+    again = rl.capture(llama, tokens()).drop_attrs(deep=False)
+    xr.testing.assert_identical(again, plain.drop_attrs(deep=False))
 
 
 def test_a_rotation_that_depends_on_the_length():
@@ -298,9 +294,8 @@ def test_a_rotation_that_depends_on_the_length():
 
 def test_variables_have_names_and_units_and_can_be_saved(tmp_path: Path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
-    seen = rl.capture(
-        model, "aabca", tokenizer=tokenizer, heads="1.*", values=True, logits_of=["b"]
-    )
+    options = {"heads": "1.*", "values": True, "logits_of": ["b"]}
+    seen = rl.capture(model, "aabca", tokenizer=tokenizer, **options)
     assert [text.strip() for text in seen["answer"].values] == ["b"]
     for name, variable in seen.variables.items():
         assert variable.attrs["long_name"], name
@@ -356,8 +351,7 @@ def test_memory_is_checked_first(llama: LlamaForCausalLM):
     rl.capture(llama, tokens(), max_bytes=needed)
     with pytest.raises(BadArgument) as refused:
         rl.capture(llama, tokens(), max_bytes=needed - 1)
-    assert refused.value.what == (
-        f"This capture takes {needed:,} bytes, more than the {needed - 1:,} allowed."
-    )
+    words = f"This capture takes {needed:,} bytes, more than the {needed - 1:,} allowed."
+    assert refused.value.what == words
     assert refused.value.parts["seen"] == "8 heads, 20 tokens, 8 frequencies"
     assert refused.value.parts["try"].endswith(f"max_bytes={needed}")

@@ -96,9 +96,7 @@ def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(monkeypatch: pytest.Mo
             earlier.clear()
             rooms[call.layer] = set()
         alive.append(sum(not storage.expired() for storage in earlier))
-        earlier += [
-            StorageWeakRef(part.untyped_storage()) for part in (call.query, call.output)
-        ]
+        earlier += [StorageWeakRef(x.untyped_storage()) for x in (call.query, call.output)]
         room = [part.untyped_storage().data_ptr() for part in (call.key, call.value)]
         rooms[call.layer].add((room[0], room[1]))
 

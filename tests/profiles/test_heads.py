@@ -87,9 +87,8 @@ def test_too_few_rows_label_no_head():
     assert heads[["confidence", "offset"]].isna().all(axis=None)
     assert heads.attrs["claim"]["verdict"] == "not testable"
     assert heads_sentences(heads)[0].startswith("Of 2 heads, 2 are untested. ")
-    assert cautions(profile, heads)[0].startswith(
-        "Heads are untested, because 99 rows of attention are"
-    )
+    words = "Heads are untested, because 99 rows of attention are"
+    assert cautions(profile, heads)[0].startswith(words)
 
 
 def test_a_head_has_an_offset_only_if_one_offset_stands_out():

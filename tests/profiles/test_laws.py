@@ -195,9 +195,8 @@ def test_weights_of_sampled_rows_stand_for_all_rows(
     for sequence in range(len(lengths)):
         part = slice(sequence, sequence + 1)
         single = sample_rows(length[part], count=count, seed=seed, numbers=numbers[part])
-        assert torch.equal(
-            single.position[single.weight > 0], rows.position[part][rows.weight[part] > 0]
-        )
+        positions = rows.position[part][rows.weight[part] > 0]
+        assert torch.equal(single.position[single.weight > 0], positions)
 
 
 def test_sampled_rows_agree_with_all_rows():
@@ -232,9 +231,8 @@ def test_sampled_rows_agree_with_all_rows():
 def test_the_sampled_rows_do_not_change_the_budget():
     """The models of the budget have separate samples of rows for fitting and scoring."""
     tokens = random_tokens(sequences=4, length=40)
-    total, few = (
-        rl.profile(tiny("llama_gqa"), tokens, rows=rows, surrogates=0) for rows in ("all", 3)
-    )
+    model = tiny("llama_gqa")
+    total, few = (rl.profile(model, tokens, rows=n, surrogates=0) for n in ("all", 3))
     for name in ("total_bits", "position_bits", "group_both_gain", "offset"):
         np.testing.assert_array_equal(total[name], few[name], err_msg=name)
     assert (total["selectivity"] != few["selectivity"]).any()

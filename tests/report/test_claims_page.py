@@ -40,9 +40,8 @@ def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(table:
 
 def test_the_first_sentence_counts_verdicts():
     words = ["holds", "holds", "contradicted", "not testable"]
-    table = pd.DataFrame(
-        {"model": "m", "verdict": words, "statement": [*"abcd"], "claim": [*"abcd"]}
-    )
+    texts = {"statement": [*"abcd"], "claim": [*"abcd"]}
+    table = pd.DataFrame({"model": "m", "verdict": words} | texts)
     assert claims_sentences(table) == [
         "Of 4 claims, 2 hold, 1 is contradicted and 1 is not testable.",
         "Contradicted: c.",

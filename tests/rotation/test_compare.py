@@ -78,9 +78,8 @@ def test_the_plane_that_differs_is_named():
     found = rl.compare_rope(model, other, context=64)
     w = 10_000 ** (-5 / 8)
     difference = found["difference"].isel(layer=1)
-    np.testing.assert_allclose(
-        difference.sel(frequency=5), 0.01 * w * found["position"], atol=1e-5
-    )
+    change = difference.sel(frequency=5)
+    np.testing.assert_allclose(change, 0.01 * w * found["position"], atol=1e-5)
     assert float(difference.drop_isel(frequency=5).max()) < 1e-5
     assert f"is {0.01 * w * 63:.2g} rad (layer 0, plane 5, position 63)" in found.attrs["why"]
 
@@ -158,9 +157,8 @@ def test_a_bridge_of_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         angle = torch.atan2(embeddings[1], embeddings[0]) / 2
         return [angle.cos(), angle.sin()]
 
-    monkeypatch.setattr(
-        f"{TL}.PositionEmbeddingsAttentionBridge._apply_position_embedding_hooks", linear
-    )
+    name = f"{TL}.PositionEmbeddingsAttentionBridge._apply_position_embedding_hooks"
+    monkeypatch.setattr(name, linear)
     found = rl.compare_rope(model, other)
     assert found.attrs["verdict"] == "different"
     assert found.attrs["why"].startswith("Layer 0: planes rotate differently: the largest")

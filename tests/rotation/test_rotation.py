@@ -72,9 +72,8 @@ def test_the_dataset_contains_the_measured_rotation(name: str):
         inv_freq = row["inv_freq"].values
         rotates = np.nan_to_num(inv_freq) > 0
         np.testing.assert_allclose(inv_freq[rotates], np.abs(true.inv_freq), rtol=1e-6)
-        np.testing.assert_allclose(
-            row["wavelength"].values[rotates], 2 * math.pi / inv_freq[rotates], rtol=1e-12
-        )
+        wavelength = row["wavelength"].values[rotates]
+        np.testing.assert_allclose(wavelength, 2 * math.pi / inv_freq[rotates], rtol=1e-12)
         still = ~rotates & ~np.isnan(inv_freq)
         assert np.isinf(row["wavelength"].values[still]).all()
         stated = row["inv_freq_stated"].values[rotates]
@@ -332,9 +331,6 @@ def test_sequences_that_rotate_differently_by_themselves_are_counted():
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             rl.evaluate(model, rl.Text(tokens, lengths=lengths), edits={}, measures=["loss"])
-        words = [
-            str(one.message) for one in warned if "the longest one (40" in str(one.message)
-        ]
-        assert [word.startswith(f"{count} of 3 sequences") for word in words] == [True] * (
-            count > 0
-        )
+        words = [str(x.message) for x in warned if "the longest one (40" in str(x.message)]
+        assert len(words) == (count > 0)
+        assert all(word.startswith(f"{count} of 3 sequences") for word in words)

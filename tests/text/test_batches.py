@@ -217,9 +217,8 @@ def test_what_was_packed_and_padded_is_cut_again(
     assert torch.equal(number, (numbers + (place >= 0)) * mask)
     for n, part in enumerate(parts):
         expected = [token in masked for token in part.tolist()]
-        assert (
-            [False] * len(part) if hidden is None else hidden[n, : len(part)].tolist()
-        ) == expected
+        masked_here = [False] * len(part) if hidden is None else hidden[n, : len(part)].tolist()
+        assert masked_here == expected
         real = ~torch.tensor(expected)
         assert torch.equal(tokens[n, : len(part)][real], part[real])
     assert documents is None or documents.tolist() == list(range(len(lengths)))

@@ -50,9 +50,8 @@ def test_files_and_folders_in_order(tmp_path: Path):
     (tmp_path / "b.txt").write_text("second\n")
     (tmp_path / "a.md").write_text("first\n\n")
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "d.jsonl").write_text(
-        '{"text": "third\\n", "id": 3}\n\n{"text": "fourth"}\n'
-    )
+    lines = '{"text": "third\\n", "id": 3}\n\n{"text": "fourth"}\n'
+    (tmp_path / "c" / "d.jsonl").write_text(lines)
     (tmp_path / "e.py").write_text("not text")
     (tmp_path / "z").write_text("any name will do")
     assert read_documents([tmp_path]) == ["first", "second", "third\n", "fourth"]

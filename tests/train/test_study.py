@@ -49,9 +49,8 @@ def test_one_seed_starts_from_the_same_weights(study: Path):
         for run in ("rope/seed-0", "rope/seed-1", "nope/seed-0")
     )
     assert all(torch.equal(rope[name], nope[name]) for name in rope)
-    assert not torch.equal(
-        rope["model.embed_tokens.weight"], other["model.embed_tokens.weight"]
-    )
+    name = "model.embed_tokens.weight"
+    assert not torch.equal(rope[name], other[name])
 
 
 @pytest.mark.parametrize(("name", "turning"), [("rope", 8), ("p-rope-0.5", 4), ("nope", 0)])
@@ -144,6 +143,6 @@ def test_files_that_are_not_a_study(text: str | None, message: str, tmp_path: Pa
 
 def test_all_variants_of_a_seed_come_before_the_next():
     runs = runs_of({"variants": ["rope", "longrope:4/1,2/3,4"], "seeds": [0, 1]})
-    assert [folder.as_posix() for folder in runs] == [
-        f"tiny/{name}/seed-{seed}" for seed in (0, 1) for name in ("rope", "longrope-4-1-2-3-4")
-    ]
+    names = ("rope", "longrope-4-1-2-3-4")
+    expected = [f"tiny/{name}/seed-{seed}" for seed in (0, 1) for name in names]
+    assert [folder.as_posix() for folder in runs] == expected
