@@ -271,10 +271,8 @@ def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:
     }
     spread = rng.gamma(60, 1 / 60, (groups, *total.shape))
     named = {f"group_{name}": (("group", *HEAD), x * spread) for name, x in gains.items()}
-    return named | {
-        "group_rows": ("group", np.full(groups, 2044)),
-        "group_scored": ("group", np.full(groups, 256)),
-    }
+    rows = {"group_rows": ("group", np.full(groups, 2044))}
+    return named | rows | {"group_scored": ("group", np.full(groups, 256))}
 
 
 def _surrogates(data: dict, wavelength: np.ndarray, rng: np.random.Generator) -> dict:

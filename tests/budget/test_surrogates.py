@@ -53,15 +53,11 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
         group = call.query.shape[1] // call.key.shape[1]
         for draw, order in enumerate(orders):
             frequency = planes.inv_freq.float()[order]
-            targets = [
-                TargetRotation(f, torch.ones_like(f))
-                for f in (frequency.repeat_interleave(group, 0), frequency)
-            ]
-            positions, parts = torch.arange(40)[None], (call.query, call.key)
-            q, k = (
-                rotate_to(x, positions, planes, target)
-                for x, target in zip(parts, targets, strict=True)
-            )
+            frequencies = (frequency.repeat_interleave(group, 0), frequency)
+            targets = [TargetRotation(f, torch.ones_like(f)) for f in frequencies]
+            pairs = zip((call.query, call.key), targets, strict=True)
+            positions = torch.arange(40)[None]
+            q, k = (rotate_to(x, positions, planes, target) for x, target in pairs)
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
             of_turned = SampledCall(turned, rows, planes, sinks=sinks)
             scores = score_models(of_turned, fit_models(of_turned)).sum((0, 1))
@@ -99,10 +95,8 @@ def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.Mon
     """Compare with the same heads, read at every offset."""
     context, places = 1200, torch.arange(1200)
     planes = Planes(2.0 ** -torch.arange(0, 16, 2), 16, "half")
-    q, k = (
-        unrotate(normal(2, 4, context, 16, seed=s) + normal(4, 1, 16, seed=9), -places, planes)
-        for s in (1, 2)
-    )
+    q, k = (normal(2, 4, context, 16, seed=s) + normal(4, 1, 16, seed=9) for s in (1, 2))
+    q, k = (unrotate(x, -places, planes) for x in (q, k))
     sinks = torch.zeros(2, 4, context, dtype=torch.long)
     sinks[..., ::200], sinks[:, 1, 300], sinks[..., 0] = 2, 3, 1
     rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)

@@ -115,56 +115,40 @@ def t5() -> T5ForConditionalGeneration:
     return T5ForConditionalGeneration(T5Config(num_layers=1, num_heads=4, **sizes))
 
 
+# fmt: off
 DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
-    "no config": (
-        lambda f: (f / "config.json").unlink(),
-        ["transformers cannot read", "a folder with config.json"],
-    ),
-    "unknown model type": (
-        lambda f: edit_config(f, model_type="yeti"),
-        ["has model type `yeti`", "a newer transformers"],
-    ),
+    "no config": (lambda f: (f / "config.json").unlink(),
+        ["transformers cannot read", "a folder with config.json"]),
+    "unknown model type": (lambda f: edit_config(f, model_type="yeti"),
+        ["has model type `yeti`", "a newer transformers"]),
     "code of its own": (
         lambda f: edit_config(f, model_type="yeti", auto_map={"AutoConfig": "yeti.Yeti"}),
-        ["contains custom code", "trust_remote_code=True"],
-    ),
+        ["contains custom code", "trust_remote_code=True"]),
     "unknown rope type": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "yeti", "rope_theta": 1e4}),
-        ["does not know 'yeti'; a rope_type is default, linear"],
-    ),
-    "layers without end": (
-        lambda f: edit_config(f, num_hidden_layers=10**30),
-        ["impossible num_hidden_layers"],
-    ),
-    "truncated": (
-        lambda f: truncate(f, 30_000),
-        ["cannot load the model in", "SafetensorError"],
-    ),
+        ["does not know 'yeti'; a rope_type is default, linear"]),
+    "layers without end": (lambda f: edit_config(f, num_hidden_layers=10**30),
+        ["impossible num_hidden_layers"]),
+    "truncated": (lambda f: truncate(f, 30_000),
+        ["cannot load the model in", "SafetensorError"]),
     "missing tensor": (
         lambda f: edit_weights(f, lambda w: w.pop("model.layers.0.self_attn.q_proj.weight")),
-        ["lacks weights of LlamaForCausalLM", "1 missing", "self_attn.q_proj", "random"],
-    ),
-    "mismatched": (
-        lambda f: edit_config(f, intermediate_size=64),
-        ["6 missing or with another shape", "layers.0.mlp.down_proj"],
-    ),
-    "NaN": (
-        lambda f: edit_weights(f, not_a_number),
-        ["does not run in torch.float32", "logits are NaN or infinite", "another dtype"],
-    ),
+        ["lacks weights of LlamaForCausalLM", "1 missing", "self_attn.q_proj", "random"]),
+    "mismatched": (lambda f: edit_config(f, intermediate_size=64),
+        ["6 missing or with another shape", "layers.0.mlp.down_proj"]),
+    "NaN": (lambda f: edit_weights(f, not_a_number),
+        ["does not run in torch.float32", "logits are NaN or infinite", "another dtype"]),
     "integers": (lambda f: edit_weights(f, integers), ["weight is I32 without a quantization"]),
     "pickle": (only_pickle, ["no model.safetensors", "run any code", "save_pretrained(NEW"]),
     "missing shard": (lose_a_shard, ["index.json cannot be read", "missing"]),
     "tokenizer config": (  # it fails only when it is used
         lambda f: edit_config(f, "tokenizer_config.json", model_max_length="x"),
-        ["tokenizer in", "cannot be read"],
-    ),
-    "bad tokenizer": (
-        lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'),
-        ["tokenizer in", "cannot be read"],
-    ),
+        ["tokenizer in", "cannot be read"]),
+    "bad tokenizer": (lambda f: (f / "tokenizer.json").write_text('{"version": "1.0"}'),
+        ["tokenizer in", "cannot be read"]),
     "T5": (lambda f: save_over(f, t5()), ["Unrecognized configuration class"]),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

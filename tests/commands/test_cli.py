@@ -220,10 +220,9 @@ def test_help_names_every_option(ropelens: Command, command: str, options: str):
 def test_the_claim_holds_in_a_real_checkpoint_on_real_stories(
     ropelens: Command, shared: Path, tmp_path: Path
 ):
-    ended = ropelens(
-        *("analyze", shared / "checkpoints" / "stories260k", "--context", 250),
-        *("--text", shared / "corpora" / "tinystories", "--out", tmp_path / "out"),
-    )
+    texts = ("--context", 250, "--text", shared / "corpora" / "tinystories")
+    model = shared / "checkpoints" / "stories260k"
+    ended = ropelens("analyze", model, *texts, "--out", tmp_path / "out")
     assert ended.code == 0
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     claim = record["claim"]

@@ -131,10 +131,8 @@ def test_heads_and_planes_match_a_profile(comparison: xr.Dataset, study: Path):
 def test_pairs_have_the_same_seed(comparison: xr.Dataset):
     assert comparison["partner"].values.tolist() == [0, 0, 0, 3, 3, 3]
     table = summarize_comparison(comparison).set_index("group")
-    losses = {
-        group: comparison["loss"].values[comparison["group"].values == group]
-        for group in VARIANTS
-    }
+    groups, loss = comparison["group"].values, comparison["loss"].values
+    losses = {group: loss[groups == group] for group in VARIANTS}
     for group in VARIANTS[1:]:
         change = losses[group] - losses["rope"]
         row = table.loc[group]

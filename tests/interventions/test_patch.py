@@ -131,9 +131,10 @@ def test_every_sequence_of_a_batch_is_patched(llama: LlamaForCausalLM, part: Any
     mask[1, 12:] = 0
     where = (mask.cumsum(1) - 1).clamp(min=0)
     with rl.patch_planes(llama, tokens(1), heads="*.1", of=part):
+        parts = [slice(None), *(slice(n, n + 1) for n in range(3))]
         together, *separate = (
             logits(llama, batch[n], attention_mask=mask[n], position_ids=where[n])
-            for n in ([0, 1, 2], [0], [1], [2])
+            for n in parts
         )
     torch.testing.assert_close(together, torch.cat(separate), rtol=1e-5, atol=1e-5)
     with pytest.raises(BadArgument, match="one sequence"):

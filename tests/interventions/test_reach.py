@@ -119,9 +119,7 @@ def test_a_rotation_that_depends_on_the_length_is_taken_from_the_run():
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 1.0, **factors}
     long = {**rope, "original_max_position_embeddings": 16}
     linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
-    reach, expected = (
-        rl.reach(tiny("llama_gqa", rope_parameters=rope), TOKENS, copied=6, copies=(24, 48))
-        for rope in (long, linear)
-    )
+    models = [tiny("llama_gqa", rope_parameters=parameters) for parameters in (long, linear)]
+    reach, expected = (rl.reach(x, TOKENS, copied=6, copies=(24, 48)) for x in models)
     xr.testing.assert_equal(reach, expected)
     assert reach["foretold_share"].sel(run_distance=48).any()

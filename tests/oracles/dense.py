@@ -109,9 +109,10 @@ def dense(
         calls, logits = attention_calls(model, row[:length])
         is_sink = torch.from_numpy(own[:length].copy())
         for layer, (call, rotation) in enumerate(zip(calls, rotations, strict=True)):
+            sizes = {"context": context}
             heads = [
-                row_sums(call, rotation, is_sink, context=context, head=head)
-                for head in range(len(call.query))
+                row_sums(call, rotation, is_sink, head=n, **sizes)
+                for n in range(len(call.query))
             ]
             of_rows = {name: torch.stack([one[name] for one in heads]) for name in heads[0]}
             for name, x in (token_sums(call, rotation) | of_rows).items():

@@ -80,10 +80,8 @@ def test_selectivity_is_in_the_planes_with_weights(built):
     for head, truth in enumerate(expected):
         if truth.label == "diffuse":
             continue
-        total, keys, sink = (
-            profile[name].values[0, head].clip(min=0)
-            for name in ("selectivity", "selectivity_keys", "selectivity_sink")
-        )
+        names = ("selectivity", "selectivity_keys", "selectivity_sink")
+        total, keys, sink = (profile[name].values[0, head].clip(min=0) for name in names)
         planes = written[truth.label]
         assert total[planes | (of_sink & (truth.sink > 0))].sum() > 0.9 * total.sum(), truth
         if truth.label != "sink":

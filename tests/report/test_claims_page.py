@@ -42,10 +42,8 @@ def test_the_first_sentence_counts_verdicts():
     words = ["holds", "holds", "contradicted", "not testable"]
     texts = {"statement": [*"abcd"], "claim": [*"abcd"]}
     table = pd.DataFrame({"model": "m", "verdict": words} | texts)
-    assert claims_sentences(table) == [
-        "Of 4 claims, 2 hold, 1 is contradicted and 1 is not testable.",
-        "Contradicted: c.",
-    ]
+    counts = "Of 4 claims, 2 hold, 1 is contradicted and 1 is not testable."
+    assert claims_sentences(table) == [counts, "Contradicted: c."]
     both = pd.concat([table.assign(model="none", verdict="unresolved"), table])
     assert claims_sentences(both)[0] == "Of 4 claims, 2 hold in m and none in none."
     quick = pd.concat([table, table[:3].assign(model="q")])

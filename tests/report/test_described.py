@@ -75,10 +75,9 @@ def test_a_sweep_states_the_change_for_each_class_of_tokens():
     slow = sweep.get_index("edit").get_loc("slow 0.75")
     label[{"token_class": 1, "layer": 0, "edit": slow}] = "semantic"
     values = {"class_loss": loss, "class_change": change, "class_label": label}
-    sweep = sweep.assign(values).assign_coords(
-        class_tokens=(("sequence", "token_class"), weight),
-        group=("sequence", np.arange(32) // 2),
-    )
+    groups = {"group": ("sequence", np.arange(32) // 2)}
+    groups["class_tokens"] = (("sequence", "token_class"), weight)
+    sweep = sweep.assign(values).assign_coords(groups)
     words = find(describe(sweep), "changes the loss of digits tokens by")
     assert "capital" not in words  # the text has no such token
     heads = re.findall(r"the label of (\d+) heads? in their rows", words)

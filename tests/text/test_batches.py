@@ -65,10 +65,8 @@ def packed_by_document() -> dict[str, Any]:
 def with_a_hole() -> dict[str, Any]:
     mask = torch.ones(2, 40, dtype=torch.long)
     mask[0, 10:14] = mask[1, :5] = mask[1, 23] = 0
-    return {
-        "input_ids": torch.stack([SEQUENCES[0], SEQUENCES[0].flip(0)]),
-        "attention_mask": mask,
-    }
+    ids = torch.stack([SEQUENCES[0], SEQUENCES[0].flip(0)])
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 def padded_with_holes_not_counted() -> dict[str, Any]:

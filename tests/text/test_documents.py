@@ -55,10 +55,8 @@ def test_files_and_folders_in_order(tmp_path: Path):
     (tmp_path / "e.py").write_text("not text")
     (tmp_path / "z").write_text("any name will do")
     assert read_documents([tmp_path]) == ["first", "second", "third\n", "fourth"]
-    assert read_documents([tmp_path / "z", str(tmp_path / "a.md")]) == [
-        "any name will do",
-        "first",
-    ]
+    chosen = [tmp_path / "z", str(tmp_path / "a.md")]
+    assert read_documents(chosen) == ["any name will do", "first"]
 
 
 def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path):
@@ -84,20 +82,18 @@ def write(name: str, data: bytes) -> Callable[[Path], Path]:
     return make
 
 
+# fmt: off
 BAD_FILES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "missing": (lambda f: f / "no.txt", ["no.txt cannot be read", "No such file", "*.txt"]),
     "empty": (write("a.txt", b""), ["contains no text"]),
     "empty folder": (lambda f: f, ["contains no text"]),
-    "Latin-1": (
-        write("a.txt", b"caf\xe9 au lait"),
-        ["cannot be read as text in UTF-8", "byte 0xe9 in position 3", "iconv"],
-    ),
-    "jsonl malformed": (
-        write("a.jsonl", b'{"text": "good"}\n\n{"text": bad}\n'),
-        ["Line 3 of", "a.jsonl holds no text: '{\"text\": bad}'.", "JSONDecodeError"],
-    ),
+    "Latin-1": (write("a.txt", b"caf\xe9 au lait"),
+        ["cannot be read as text in UTF-8", "byte 0xe9 in position 3", "iconv"]),
+    "jsonl malformed": (write("a.jsonl", b'{"text": "good"}\n\n{"text": bad}\n'),
+        ["Line 3 of", "a.jsonl holds no text: '{\"text\": bad}'.", "JSONDecodeError"]),
     "jsonl a number": (write("a.jsonl", b'{"text": 3}\n'), ["Line 1 of", "holds no text"]),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("bad", BAD_FILES)
@@ -214,29 +210,19 @@ def test_the_fingerprint_is_of_the_text():
     assert documents_sha256(["a", "b"]) != documents_sha256(["ab"])
 
 
+# fmt: off
 BAD_CUTS: dict[str, tuple[Callable[[], object], type[RopelensError], str]] = {
-    "short": (
-        lambda: tokenize(["abc", "de"], WITH_BOS, context=8),
-        BadText,
-        r"shorter than one context of 8 tokens[\s\S]*7 tokens \(documents: 2\)",
-    ),
+    "short": (lambda: tokenize(["abc", "de"], WITH_BOS, context=8), BadText,
+        r"shorter than one context of 8 tokens[\s\S]*7 tokens \(documents: 2\)"),
     "no documents": (lambda: tokenize([], WITH_BOS, context=2), BadText, "0 tokens"),
-    "context 1": (
-        lambda: tokenize(["abc"], WITH_BOS, context=1),
-        BadArgument,
-        "context must be a whole number, 2 or more",
-    ),
-    "a context in words": (
-        lambda: tokenize(["abc"], WITH_BOS, context="64"),
-        BadArgument,
-        "tokenize: context must be a whole number, 2 or more",
-    ),
-    "no tokenizer": (
-        lambda: tokenize(["abc"], None, context=2),
-        BadArgument,
-        "needs the tokenizer of the model",
-    ),
+    "context 1": (lambda: tokenize(["abc"], WITH_BOS, context=1), BadArgument,
+        "context must be a whole number, 2 or more"),
+    "a context in words": (lambda: tokenize(["abc"], WITH_BOS, context="64"), BadArgument,
+        "tokenize: context must be a whole number, 2 or more"),
+    "no tokenizer": (lambda: tokenize(["abc"], None, context=2), BadArgument,
+        "needs the tokenizer of the model"),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("bad", BAD_CUTS)
