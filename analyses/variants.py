@@ -30,7 +30,7 @@ import ropelens as rl
 from ropelens.analysis.analysis import Answer
 from ropelens.commands.terminal import run_script
 from ropelens.report import write_index
-from ropelens.train.study import run_study
+from ropelens.train.run import run_study
 
 HERE = Path(__file__).parent
 REPORTS = HERE.parent / "reports"

@@ -126,7 +126,7 @@ def cost_of_profile(live: LiveModel, text: rl.Text) -> dict[str, float]:
     """Processor time of a profile and of its parts, in seconds: each runs once."""
     model = live.model
     measurement = Measurement.of(live, text)
-    planes = RotationProbe(live).unedited_planes(text.context)
+    planes = RotationProbe(live).planes(text.context)
     ways: dict[str, Callable[[], object]] = {
         "plain forward": lambda: [model(ids, use_cache=False) for ids in text.ids.split(1)],
         "fits and 40 surrogates": lambda: fit_layers(measurement, planes, surrogates=40),
@@ -146,7 +146,7 @@ def parts_of_a_profile(device: torch.device) -> Table:
     live, context = as_live_model(model), 512
     text = rl.tokenize(rl.read_documents([SAMPLE]), tokenizer, context=context)
     measurement = Measurement.of(live, text)
-    planes = RotationProbe(live).unedited_planes(context)
+    planes = RotationProbe(live).planes(context)
 
     def fit(surrogates: int) -> list[LayerFit]:
         return fit_layers(measurement, planes, surrogates=surrogates)[0]
@@ -203,7 +203,7 @@ def ways_of(
 ) -> dict[str, Callable[[], object]]:
     """The plain pass, and measuring each number of `rows`."""
     live = as_live_model(model)
-    planes = RotationProbe(live).unedited_planes(ids.shape[1])
+    planes = RotationProbe(live).planes(ids.shape[1])
 
     def measured(count: int | str) -> Callable[[], object]:
         measurement = Measurement.of(live, ids, rows=count)

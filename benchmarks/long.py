@@ -15,7 +15,7 @@ import argparse
 import cost
 import torch
 
-from ropelens.profiles.measurement import ONE_PASS
+from ropelens.model.live_model import ONE_PASS
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ import numpy as np
 import ropelens as rl
 from ropelens.claims.arrays import claim_arrays
 from ropelens.claims.claims import CLAIMS
-from ropelens.claims.ledger import ledger
 from ropelens.claims.nulls import FREQUENCIES, OFFSETS
+from ropelens.claims.tables import ledger
 from ropelens.claims.verdict import Claim, judge
 
 DRAWS, OFTEN = 120, 0.8

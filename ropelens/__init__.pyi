@@ -21,7 +21,7 @@ from .rope.planes import Planes as Planes
 from .profiles.profile import profile as profile
 from .attention.variables import Statistic as Statistic
 from .profiles.token_sets import attention_on as attention_on
-from .claims.heads import classify_heads as classify_heads
+from .claims.tables import classify_heads as classify_heads
 from .claims.claim_runs import test_claims as test_claims
 from .interventions.reach import reach as reach
 from .interventions.evaluate import evaluate as evaluate

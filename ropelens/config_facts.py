@@ -10,11 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:  # rooms without transformers read these facts
     from transformers import PreTrainedConfig
 
-WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}
-"""Layer types of transformers without attention (state spaces, convolutions, experts)."""
-
-LENGTH_DEPENDENT = {"dynamic", "longrope"}
-"""Types of RoPE that change with the length of a batch."""
+WITHOUT_ATTENTION = {"linear_attention", "conv", "moe", "mlp"}  # types of layers
 
 
 def layer_types(config: PreTrainedConfig) -> list[str]:
@@ -49,15 +45,16 @@ def rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
 
 
 def depends_on_length(config: PreTrainedConfig) -> bool:
-    """Whether RoPE changes with the length of a batch (dynamic, longrope)."""
-    return any(part.get("rope_type") in LENGTH_DEPENDENT for part in rope_parameters(config))
+    """Whether RoPE changes with the length of a batch."""
+    types = [part.get("rope_type") for part in rope_parameters(config)]
+    return "dynamic" in types or "longrope" in types
 
 
 def changes_with_position(config: PreTrainedConfig) -> bool:
     """Whether RoPE changes with the length, or the length of queries with the position."""
-    scaled = getattr(config, "attn_temperature_tuning", False)
-    scaled = scaled or any(part.get("llama_4_scaling_beta") for part in rope_parameters(config))
-    return bool(scaled) or depends_on_length(config)
+    scales = [part.get("llama_4_scaling_beta") for part in rope_parameters(config)]
+    scales.append(getattr(config, "attn_temperature_tuning", False))
+    return any(scales) or depends_on_length(config)
 
 
 def trained_length(config: PreTrainedConfig) -> int:
@@ -87,6 +84,5 @@ def stated_number(config: PreTrainedConfig, name: str, otherwise: int) -> int:
 
 def slides(config: Any, past: int) -> bool:
     """Whether a cache of `past` keys may have dropped the keys before a window."""
-    names = ("sliding_window", "attention_chunk_size")
-    widths = [getattr(config, name, None) for name in names]
+    widths = [getattr(config, n, None) for n in ("sliding_window", "attention_chunk_size")]
     return any(past + 1 >= width for width in widths if width is not None)

@@ -54,8 +54,7 @@ def paired_interval(
     """The weighted mean of paired differences, and the ends of its 95 % interval.
 
     The interval uses Student's t with one degree of freedom fewer than clusters, and is NaN for
-    one cluster. It equals `scipy.stats.ttest_1samp` if every pair is a cluster and all weights
-    are equal.
+    one cluster. It equals `scipy.stats.ttest_1samp` if pairs are clusters with equal weights.
     """
     mean, error, count = mean_and_error(change, weight, group)
     half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * error if count > 1 else math.nan

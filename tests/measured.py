@@ -29,7 +29,7 @@ def observed_calls(
 ) -> list[tuple[AttentionCall, Planes]]:
     """Attention call and planes of every layer, on a batch."""
     live = as_live_model(model)
-    planes = RotationProbe(live).unedited_planes(tokens.shape[1])
+    planes = RotationProbe(live).planes(tokens.shape[1])
     calls: dict[int, AttentionCall] = {}
     with torch.no_grad(), live.observe(lambda call: calls.update({call.layer: call})):
         live.forward(tokens)

@@ -13,7 +13,7 @@ BEFORE = {"torch", "transformers", "transformer_lens"} & {*sys.modules}
 
 import ropelens.analysis.analyze  # noqa: E402
 import ropelens.commands.app  # noqa: E402
-import ropelens.train.study  # noqa: E402, F401
+import ropelens.train.run  # noqa: E402, F401
 
 gc.freeze()
 gc.enable()

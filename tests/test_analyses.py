@@ -48,7 +48,7 @@ def test_uses_the_public_api_only(script: Path):
         "intervals import paired_interval",
         "report import describe",
         "report import write_index",
-        "train.study import run_study",
+        "train.run import run_study",
     }
     allowed = {"import ropelens as rl", *(f"from ropelens.{name}" for name in for_scripts)}
     assert {*re.findall(r"^\s*((?:import|from) ropelens.*)", code, re.M)} <= allowed

@@ -14,8 +14,8 @@ from filelock import FileLock
 import ropelens as rl
 from ropelens.comparison.entries import ComparisonEntry, find_entries
 from ropelens.train import run as runs
+from ropelens.train.run import run_study
 from ropelens.train.settings import SIZES, Settings, Size
-from ropelens.train.study import run_study
 
 NANO = Size(
     layers=2,
@@ -38,12 +38,11 @@ def train(
     out: Path,
     valid: Sequence[Path] = (),
     data: Path | None = None,
-    checkpoint_seconds: float = 60.0,
     **options: Any,
 ) -> Path:
     """Train a run in `out`; `options` are fields of its settings."""
     files = {"text": text, "valid": valid, "data": data, "out": out}
-    return runs.train(Settings(**options), **files, checkpoint_seconds=checkpoint_seconds)
+    return runs.train(Settings(**options), **files)
 
 
 VARIANTS = ("rope", "p-rope:0.5", "nope")

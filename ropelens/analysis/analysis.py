@@ -17,13 +17,13 @@ from torch import nn
 from ropelens.analysis.plan import Plan, this_command
 from ropelens.checkpoints.files import fingerprint
 from ropelens.checkpoints.load import Opened
-from ropelens.claims.heads import classify_heads
+from ropelens.claims.tables import classify_heads
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, explained, public, words_of
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.profiles.measurement import versions
-from ropelens.profiles.saved import complete_profile, open_profile
+from ropelens.profiles.measures import complete_profile, open_profile
 from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
 from ropelens.report.tables import about
 from ropelens.report.words import (

@@ -26,14 +26,15 @@ from ropelens.analysis.plan import (
     this_command,
 )
 from ropelens.checkpoints.files import fingerprint
-from ropelens.claims.heads import classify_heads
+from ropelens.claims.tables import classify_heads
 from ropelens.errors import BadArgument, public
-from ropelens.interventions.truncate import PlaneSweep, sweep_planes
+from ropelens.interventions.truncate import truncate
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.bridge import bridge
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import Measurement, versions
-from ropelens.profiles.profile import measure_profile
+from ropelens.profiles.profile import profile as measure
+from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.processes import gather
 from ropelens.runtime.progress import ShowProgress, opening, silent
@@ -123,15 +124,16 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
             )
             sweep = earlier = None
             if plan.truncation is not None:
-                sweep = sweep_planes(measurement, PlaneSweep(**plan.truncation), **display)
+                sweep = truncate(measurement, plan.text, **plan.truncation, **display)
                 earlier = _joined_by_sweep(folder, weights, plan.text.documents_sha256)
             if options.backend == "transformer-lens" and weights is not None:
                 shown = bridge(live.model, source.tokenizer)
                 live = as_live_model(shown, source.tokenizer)
-                measurement = replace(measurement, live=live)
+                measurement = replace(measurement, live=live, rotation=RotationProbe(live))
             if earlier is None:
-                profile = measure_profile(
+                profile = measure(
                     measurement,
+                    plan.text,
                     excerpts=plan.excerpts,
                     statistics=plan.statistics,
                     surrogates=options.surrogates,

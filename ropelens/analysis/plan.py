@@ -33,8 +33,7 @@ from ropelens.interventions.truncation_table import wanted_measures
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpts import check_excerpts
-from ropelens.profiles.measurement import sequences_at_once
-from ropelens.profiles.model_text import check_ids
+from ropelens.profiles.measurement import check_ids, sequences_at_once
 from ropelens.profiles.passes import fit_cost
 from ropelens.profiles.token_sets import attention_on
 from ropelens.rope.select import heads_by_layer
@@ -293,7 +292,7 @@ def _sequences(
     config = source.config.get_text_config()
     if not isinstance(documents, list):
         text = read_text(documents, config=config)
-        check_ids(text, vocabulary=config.vocab_size)
+        check_ids(text.ids, vocabulary=config.vocab_size)
         return replace(text, source=text.source or f"{len(text):,} sequences of tokens")
     maximum = stated_context(source.config)
     context = options.context
@@ -311,7 +310,7 @@ def _sequences(
             seed=options.seed,
             bos=options.bos,
         )
-    check_ids(text, vocabulary=config.vocab_size)
+    check_ids(text.ids, vocabulary=config.vocab_size)
     return text
 
 

@@ -1,4 +1,4 @@
-"""The change of attention between two calls, summed over sets of rows."""
+"""Change of the attention of a layer between two calls."""
 
 import torch
 from jaxtyping import Bool, Float

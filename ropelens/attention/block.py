@@ -14,8 +14,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.attention import fast_products
-from ropelens.attention.offset_bins import bin_of, offset_edges
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import bin_of, offset_edges
+
+ByKey = Float[Tensor, "batch kv_head group row key"]
+ByRow = Float[Tensor, "batch kv_head group row"]
 
 
 def blocks_of(sampled: SampledCall, heads: slice | None = None) -> Iterator["Block"]:
@@ -80,24 +83,22 @@ class Block:
         """k~ of the keys."""
         return self.sampled.k_still[:, self.heads, self.columns]
 
-    # attention
-
     @cached_property
-    def scores(self) -> Float[Tensor, "batch kv_head group row key"]:
+    def scores(self) -> ByKey:
         """L_ij = s q_i k_j after a soft-cap; about `HIDDEN` if row i does not see key j."""
         return self._scores(self.buffer("scores"))
 
-    def _scores(self, out: Float[Tensor, "batch kv_head group row key"]) -> Tensor:
+    def _scores(self, out: ByKey) -> ByKey:
         k = self.sampled.k_scaled[:, self.heads, self.columns]  # s k
         return self.hide(self.call.squash(fast_products.products(self.q, k, out=out)))
 
     @property
-    def attention(self) -> Float[Tensor, "batch kv_head group row key"]:
+    def attention(self) -> ByKey:
         """A_i: the softmax of L_i over the keys that row i sees."""
         return self._softmax[0]
 
     @property
-    def log_norm(self) -> Float[Tensor, "batch kv_head group row"]:
+    def log_norm(self) -> ByRow:
         """log sum_j exp(L_ij)."""
         return self._softmax[1]
 
@@ -117,16 +118,12 @@ class Block:
             scores = torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1)
         return scores.log_softmax(-1)
 
-    # means over keys
-
-    def expect(
-        self, values: Float[Tensor, "batch kv_head group row key"]
-    ) -> Float[Tensor, "batch kv_head group row"]:
+    def expect(self, values: ByKey) -> ByRow:
         """sum_j A_ij x_ij for `values` x."""
         return torch.linalg.vecdot(self.attention, values)
 
     @property
-    def expected_score(self) -> Float[Tensor, "batch kv_head group row"]:
+    def expected_score(self) -> ByRow:
         """sum_j A_ij L_ij, which is s q_i (A K)_i without a soft-cap."""
         if self.call.softcap is None:
             return self.call.scale * torch.linalg.vecdot(self.q, self.attended_key)
@@ -152,8 +149,6 @@ class Block:
         """Number of keys that each row sees."""
         return self.visibility.count[:, None, None].to(self.q)
 
-    # sinks
-
     @cached_property
     def sinks(self) -> Int[Tensor, " sink"]:
         """The columns of the block in which some head has a sink."""
@@ -178,16 +173,12 @@ class Block:
         seen = self.visibility.sees(self.sinks.cpu() + self.keys.start).to(self.k.device)
         return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
 
-    # visibility and offsets
-
     @property
     def visible(self) -> Bool[Tensor, "shared row key"]:
         """Which keys each row sees."""
         return self.visibility.sees().to(self.k.device)
 
-    def hide(
-        self, scores: Float[Tensor, "batch kv_head group row key"]
-    ) -> Float[Tensor, "batch kv_head group row key"]:
+    def hide(self, scores: ByKey) -> ByKey:
         """`scores`, changed in place: a row gets weight 0 for keys that it does not see."""
         for columns, penalty in self._penalties:
             scores[..., columns] += penalty
@@ -207,9 +198,7 @@ class Block:
         """The bin of the offset of each sink."""
         return bin_of(self.offset[..., self.sinks], offset_edges(self.call.key.shape[2]))
 
-    def by_offset(
-        self, values: Float[Tensor, "batch kv_head group row key"]
-    ) -> Float[Tensor, "batch kv_head group row offset"]:
+    def by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group row offset"]:
         """The value of the key at each offset. Hidden keys have the value 0."""
         column = self.offset[:, None, None].expand_as(values)
         result = torch.gather(values, -1, column, out=self.buffer("by offset"))
@@ -218,22 +207,18 @@ class Block:
             result *= offset <= self.self_column[:, None, None, :, None]
         return result
 
-    def sum_by_offset(
-        self, values: Float[Tensor, "batch kv_head group row key"]
-    ) -> Float[Tensor, "batch kv_head group offset"]:
+    def sum_by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset. Sets values of the first key to 0."""
         consecutive = self.sampled.rows.dense and self.visibility.mask is None
         offset = None if consecutive else self.offset
         return fast_products.sum_by_offset(values, self.weight, offset)
 
-    def weigh(
-        self, by_row: Float[Tensor, "batch kv_head group row"]
-    ) -> Float[Tensor, "kv_head group"]:
+    def weigh(self, by_row: ByRow) -> Float[Tensor, "kv_head group"]:
         """Weighted sum over the rows of all sequences, in float64."""
         weighted = by_row * self.weight[:, None, None]
         return weighted.sum(-1).to("cpu", torch.float64).sum(0)
 
-    def buffer(self, name: str) -> Float[Tensor, "batch kv_head group row key"]:
+    def buffer(self, name: str) -> ByKey:
         """A matrix of this block, in memory that all blocks share: fresh pages cost more."""
         shape = (*self.q.shape[:4], len(self.keys))
         size, buffers = math.prod(shape), self.sampled.buffers

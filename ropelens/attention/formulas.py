@@ -38,9 +38,6 @@ model was not fitted, a gain may be negative."""
 SEEN_BY = 0.05  # least share of the rows that must see an offset of a head's kernel
 
 
-# Per plane
-
-
 def q_norm(call: SampledCall) -> Float[Tensor, "batch head row term"]:
     """|q_f|."""
     return call.planes.norms(call.q)
@@ -81,9 +78,6 @@ def predicted_kernel(layer: LayerMeans) -> Float[Tensor, "head bin"]:
     return layer.scale * layer.planes.moved_scores(products, layer.edges[:-1])
 
 
-# Sinks
-
-
 def sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     """A0 = sum_j A_ij over sinks."""
     return block.sink_attention.sum(-1)
@@ -115,9 +109,6 @@ def selectivity_sink(layer: LayerMeans) -> Float[Tensor, "head term"]:
     return layer.planes.sum_coordinates(on_sinks)
 
 
-# The attention budget of a head
-
-
 def information(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     """KL(A_i || U_i): the logarithm of the number of keys, minus the entropy of A_i."""
     scores = block.scores  # read before A, which would overwrite them
@@ -146,9 +137,6 @@ def attention_budget(
         "content": content - sink,
         "interaction": total - both,
     }
-
-
-# Labels
 
 
 def describe_kernel(
@@ -198,9 +186,6 @@ def describe_wavelengths(
     }
 
 
-# Other scores
-
-
 def offset_mass(block: Block) -> Float[Tensor, "batch kv_head group row key"]:
     """A_ij, which is summed by offset."""
     return block.attention
@@ -230,9 +215,6 @@ def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     return (by_head[..., None] - block.log_norm).sigmoid()
 
 
-# Capture
-
-
 def contrasts(
     contribution: Float[Tensor, "term query key"],
     attention: Float[Tensor, "query key"],
@@ -257,9 +239,6 @@ def contrasts(
 
     ones = attention.new_ones(attention.shape)
     return contribution - sum_over_others(terms) / sum_over_others(ones)
-
-
-# Evaluation
 
 
 def attention_divergence(before: Block, after: Block) -> Float[Tensor, "batch head row"]:

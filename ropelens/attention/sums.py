@@ -10,13 +10,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.attention.block import Block, blocks_of
-from ropelens.attention.offset_bins import offset_edges, sum_bins
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.variables import Statistic, stack
+from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.errors import BadArgument
 from ropelens.intervals import mean_and_error
 from ropelens.rope.planes import Planes
 from ropelens.text.text import GROUPS
+
+ZERO = torch.zeros(GROUPS, dtype=torch.float64)  # of each group; never changed in place
 
 SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 """Sums over the tokens or rows of each sequence, by the names of the statistics, in float64."""
@@ -91,16 +93,11 @@ class LayerSums:
 
     @classmethod
     def of(
-        cls,
-        sums: SequenceSums,
-        sampled: SampledCall,
-        statistics: Sequence[Statistic],
-        *,
-        farthest: int,
+        cls, sums: SequenceSums, sampled: SampledCall, rows: Sequence[Statistic], farthest: int
     ) -> "LayerSums":
-        """Sums of a batch of sequences."""
+        """Sums of a batch of sequences. `rows` are the rows of the table of statistics."""
         edges = offset_edges(sampled.k.shape[2])
-        by_offset = [row.name for row in statistics if row.over == "offsets"]
+        by_offset = [row.name for row in rows if row.over == "offsets"]
         binned = {name: sum_bins(sums[name], edges) for name in by_offset}
         pooled = {name: x.sum(0) for name, x in (sums | binned).items()}
         weight = sampled.visibility.offset_weight(sampled.rows.weight)
@@ -108,12 +105,9 @@ class LayerSums:
 
     def __add__(self, other: "LayerSums") -> "LayerSums":
         """Sums over both texts. The longer context sets the bins."""
-        return LayerSums(
-            self.scale,
-            farthest=max(self.farthest, other.farthest),
-            offset_weight=_add(self.offset_weight, other.offset_weight),
-            sums=_add(self.sums, other.sums),
-        )
+        weight = _add(self.offset_weight, other.offset_weight)
+        farthest = max(self.farthest, other.farthest)
+        return LayerSums(self.scale, farthest, weight, sums=_add(self.sums, other.sums))
 
 
 @dataclass(frozen=True)
@@ -126,9 +120,9 @@ class Sums:
     scores of the budget's models by layer.
     """
 
-    row_weight: Float[Tensor, "group position"]
-    group_loss: Float[Tensor, " group"]
-    group_predicted: Float[Tensor, " group"]
+    row_weight: Float[Tensor, "group position"] = ZERO[:, None][:, :0]
+    group_loss: Float[Tensor, " group"] = ZERO
+    group_predicted: Float[Tensor, " group"] = ZERO
     tokens: int = 0
     sequences: int = 0
     layers: dict[int, LayerSums] = field(default_factory=dict)
@@ -182,12 +176,6 @@ def mean_loss(
     return mean, error
 
 
-def no_sums() -> Sums:
-    """Sums over no sequences."""
-    zero = torch.zeros(GROUPS, dtype=torch.float64)
-    return Sums(zero.new_zeros(GROUPS, 0), group_loss=zero, group_predicted=zero)
-
-
 def by_group(
     values: Shaped[Tensor, " batch *value"], group: Int[Tensor, " batch"]
 ) -> Float[Tensor, " group *value"]:
@@ -206,9 +194,8 @@ def by_layer(arrays: Mapping[int, Tensor], layers: int) -> Tensor:
 def _add(left: Any, right: Any) -> Any:
     """Sum of two values. The shorter array is filled up with 0, and dicts are merged."""
     if isinstance(left, dict):
-        return left | {
-            key: _add(left[key], x) if key in left else x for key, x in right.items()
-        }
+        both = {key: _add(x, right[key]) for key, x in left.items() if key in right}
+        return left | right | both
     if isinstance(left, Tensor):
         missing = left.shape[-1] - right.shape[-1]
         return pad(left, (0, max(-missing, 0))) + pad(right, (0, max(missing, 0)))

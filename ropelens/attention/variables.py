@@ -49,23 +49,16 @@ class Variable:
         """The dims in the dataset."""
         return self.dims
 
-    @property
-    def attrs(self) -> dict[str, str]:
-        """The attributes of the saved variable."""
-        return {"long_name": self.long_name, "units": self.units}
-
 
 @dataclass(frozen=True)
 class Statistic(Variable):
     """A mean over rows or tokens of the attention of a layer.
 
-    `values` returns the numbers that are averaged `over` an axis:
-
-    - "rows": takes a `Block` of rows and returns [batch, kv_head, group, row], possibly with
-      one more axis.
-    - "offsets": takes a `Block` and returns a value for every key of every row [..., row, key].
-      The values are summed by offset, without position 0, because a sink has no offset.
-    - "tokens": takes the `SampledCall` and returns [batch, head or kv_head, position, value].
+    `values` returns the numbers that are averaged. `over` "rows", it takes a `Block` of rows
+    and returns [batch, kv_head, group, row], possibly with one more axis. Over "offsets", it
+    takes a `Block` and returns a value for every key [..., row, key]. The values are summed by
+    offset, without position 0, because a sink has no offset. Over "tokens", it takes the
+    `SampledCall` and returns [batch, head or kv_head, position, value].
 
     `dims` are the dims of the mean, "layer" first. With "coordinate" instead of "frequency",
     the values are parts of q k by coordinate: the mean is multiplied by the scale of the
@@ -115,11 +108,12 @@ def labelled(
     values: Mapping[str, ArrayLike], rows: Iterable[Variable]
 ) -> dict[str, xr.Variable]:
     """Arrays as variables, with the dims, unit and long name of the row with the same name."""
-    by_name = {row.name: row for row in rows}
-    return {
-        name: xr.Variable(by_name[name].saved_dims, array, by_name[name].attrs)
-        for name, array in values.items()
-    }
+    by_name, variables = {row.name: row for row in rows}, {}
+    for name, array in values.items():
+        row = by_name[name]
+        attrs = {"long_name": row.long_name, "units": row.units}
+        variables[name] = xr.Variable(row.saved_dims, array, attrs)
+    return variables
 
 
 def stack(arrays: Iterable[Tensor]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The keys that each row of an attention call sees: an interval of keys, or a mask."""
+"""The keys that each row of an attention call sees, their offsets, and bins of offsets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,6 +9,9 @@ from torch import Tensor
 
 from ropelens.attention import fast_products
 from ropelens.errors import UnsupportedModel
+
+EXACT_OFFSETS = 64
+BINS_PER_OCTAVE = 8
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,6 @@ class Visibility:
         if not bool(((mask == interval.sees().to(mask.device)) | is_padding).all()):
             return replace(interval, mask=mask)
         return replace(interval, first=first[:1]) if (first == first[0]).all() else interval
-
-    # some of the rows
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Visibility":
         mask = None if self.mask is None else change(self.mask)
@@ -102,8 +103,6 @@ class Visibility:
         first = torch.cat([x.first.expand(batch, -1) for x in (self, later)], dim=1)
         return Visibility(torch.cat([self.position, later.position], 1), first, later.keys)
 
-    # the keys of each row
-
     def sees(self, key: Int[Tensor, " some"] | None = None) -> Bool[Tensor, "_ row some"]:
         """Which of the keys at these positions, by default of all keys, each row sees."""
         if key is None:
@@ -155,8 +154,6 @@ class Visibility:
                 penalties.append((slice(begin - low, end - low), penalty))
         return penalties
 
-    # offsets
-
     @property
     def farthest(self) -> int:
         """The farthest offset that any row sees."""
@@ -198,3 +195,29 @@ class Visibility:
             keys = slice(nearest, None)
             by_offset.index_add_(0, offset[..., keys].flatten(), seen[..., keys].flatten())
         return total
+
+
+def offset_edges(context: int) -> Int[Tensor, " edge"]:
+    """Edges of the offset bins, in tokens. Bin b holds offsets edges[b] to edges[b + 1] - 1.
+
+    Below 64 each bin has one offset; an octave above has 8 bins. A longer context only appends
+    edges, so results of different contexts can be added.
+    """
+    edges = list(range(EXACT_OFFSETS + 1))
+    step = EXACT_OFFSETS // BINS_PER_OCTAVE
+    while edges[-1] < context:
+        octave = (edges[-1] // EXACT_OFFSETS).bit_length() - 1
+        edges.append(edges[-1] + (step << octave))
+    return torch.tensor(edges)
+
+
+def sum_bins(mass: torch.Tensor, edges: Int[Tensor, " edge"]) -> torch.Tensor:
+    """Sum of `mass` [..., offset] over the offsets of each bin: [..., bin]."""
+    bins = bin_of(torch.arange(mass.shape[-1], device=mass.device), edges)
+    sums = mass.new_zeros(*mass.shape[:-1], len(edges) - 1)
+    return sums.index_add_(-1, bins, mass)
+
+
+def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
+    """The bin of each offset."""
+    return torch.bucketize(offset.contiguous(), edges.to(offset.device), right=True) - 1

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ropelens.attention.block import blocks_of
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.offset_bins import offset_edges
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import MODELS, SCORES, fit_models, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
@@ -59,10 +59,7 @@ class LayerFit:
     surrogates: dict[str, Float[Tensor, "draw head"]]
 
     def score(
-        self,
-        sampled: SampledCall,
-        text: Text,
-        sets: Bool[Tensor, "batch set position"] | None = None,
+        self, sampled: SampledCall, text: Text, sets: Bool[Tensor, "batch set position"] | None
     ) -> Float[Tensor, "group set head score"]:
         """`SCORES` of each group and set, by models that were fitted to the opposite fold."""
         context, longest = sampled.k.shape[2], self.found_sinks.shape[1]
@@ -124,10 +121,9 @@ class Sample:
         compared = sampled.of_sequences(slice(len(self.surrogate_rows.length)))
         compared = compared.with_rows(self.surrogate_rows)
         drawn = draw_surrogates(compared, draws=surrogates, seed=seed)
-        folds = [
-            fit_models(_rows_of_fold(sampled, self.text, fold)[1], fold=fold) for fold in (0, 1)
-        ]
-        weights = torch.stack(folds, dim=1).float()
+        folds = [_rows_of_fold(sampled, self.text, fold)[1] for fold in (0, 1)]
+        fitted = [fit_models(rows, fold=fold) for fold, rows in enumerate(folds)]
+        weights = torch.stack(fitted, dim=1).float()
         return LayerFit(weights, planes.terms, found_sinks, drawn)
 
 

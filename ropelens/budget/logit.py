@@ -30,11 +30,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from ropelens.attention.block import Block, blocks_of
+from ropelens.attention.block import Block, ByKey, blocks_of
 from ropelens.attention.fast_products import BLOCK_ELEMENTS, products, softmax
 from ropelens.attention.formulas import GAINS, information
-from ropelens.attention.offset_bins import offset_edges
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import offset_edges
 from ropelens.budget.offsets import OffsetRows, fit_offsets, split_weights
 from ropelens.budget.solver import Minimum, fit_log_linear
 from ropelens.text.rows import Rows
@@ -52,9 +52,10 @@ CURVATURE_KEYS = 64  # keys of such a row
 CURVATURE_EVALUATIONS = (0, 8, 24)  # evaluations of a fit that compute this curvature
 
 
-def log_weights(
-    block: Block, weights: Float[Tensor, "kv_head group variable"], *, content: bool = True
-) -> Float[Tensor, "batch kv_head group row key"]:
+ByVariable = Float[Tensor, "kv_head group variable"]
+
+
+def log_weights(block: Block, weights: ByVariable, *, content: bool = True) -> ByKey:
     """log P_i(j) + log Z_i of every key. `weights` of S and C end before kappa and tau."""
     beta, sigma, kappa, tau = split_weights(
         weights.to(block.q), block.planes.terms, block.call.key.shape[2]
@@ -76,10 +77,7 @@ def log_weights(
 
 
 def sufficient_statistics(
-    block: Block,
-    attention: Float[Tensor, "batch kv_head group row key"],
-    *,
-    offsets: bool = True,
+    block: Block, attention: ByKey, *, offsets: bool = True
 ) -> Float[Tensor, "kv_head group sum"]:
     """The sums that the weights multiply in the log-likelihood of any attention, in float64.
 
@@ -158,9 +156,7 @@ def _fit_content(
     few: list[Block],
     observed: Float[Tensor, "head variable"],
     start: Float[Tensor, "head _"],
-    *,
-    ridge: float,
-    tolerance: Float[Tensor, " head"],
+    **options: Any,
 ) -> Minimum:
     """Fit B, or C if `start` ends with sigma. The rows in `few` give the curvature."""
     shape, size = blocks[0].q.shape[1:3], start.shape[1]
@@ -173,12 +169,10 @@ def _fit_content(
         if next(evaluation) in CURVATURE_EVALUATIONS:
             joint = covariance(few, point.view(*shape, size)).flatten(0, 1)
             variance = joint.diagonal(dim1=-2, dim2=-1)
-            variance += ridge + 1e-6 * variance.amax(-1, keepdim=True)
+            variance += options["ridge"] + 1e-6 * variance.amax(-1, keepdim=True)
             factor = torch.linalg.cholesky(joint)
-        norm, total = (
-            torch.zeros(shape).double(),
-            torch.zeros(*shape, 2 * size - first).double(),
-        )
+        norm = torch.zeros(shape).double()
+        total = torch.zeros(*shape, 2 * size - first).double()
         members = active.view(shape).any(0).nonzero()[:, 0]
         weights = point.view(*shape, size)[:, members]
         for block in blocks:
@@ -195,10 +189,8 @@ def _fit_content(
         beta_and_sigma = torch.cholesky_solve(values[:, :first, None], factor)[..., 0]
         return torch.cat([beta_and_sigma, values[:, first:] / diagonal[:, first:]], dim=-1)
 
-    options: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance, "smooth": smooth}
-    return fit_log_linear(
-        log_z_and_moments, observed[:, :size], start=start, divide=divide, **options
-    )
+    options = {**options, "start": start, "smooth": smooth, "divide": divide}
+    return fit_log_linear(log_z_and_moments, observed[:, :size], **options)
 
 
 def _members(block: Block, members: Int[Tensor, " member"]) -> Block:
@@ -213,7 +205,7 @@ def _members(block: Block, members: Int[Tensor, " member"]) -> Block:
 
 
 def covariance(
-    blocks: list[Block], weights: Float[Tensor, "kv_head group variable"]
+    blocks: list[Block], weights: ByVariable
 ) -> Float[Tensor, "kv_head group first first"]:
     """Hessian of log Z in beta and sigma: the covariance under P of what these multiply.
 
@@ -245,9 +237,8 @@ def _features(
 ) -> Float[Tensor, "batch kv_head group row drawn first"]:
     k = block.k_still[:, :, None, None].expand(*key.shape[:4], -1, -1)
     k = k.gather(-2, key[..., None].expand(*key.shape, k.shape[-1]))
-    by_plane = block.planes.sum_coordinates(
-        (block.call.scale * block.q_still)[..., None, :] * k
-    )
+    q = (block.call.scale * block.q_still)[..., None, :]
+    by_plane = block.planes.sum_coordinates(q * k)
     kind = key.new_zeros(*key.shape[:3], len(block.keys))
     kind[..., block.sinks] = block.sink_kind[..., 0, :].expand(*key.shape[:3], -1)
     kind = one_hot(kind.gather(-1, key.flatten(-2)).view_as(key), 1 + len(SINKS))

@@ -5,6 +5,7 @@ sees consecutive offsets, so a running sum over the weights gives log Z of every
 grows with the context and not with its square.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,12 +15,29 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.attention.offset_bins import bin_of, offset_edges
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import bin_of, offset_edges
 from ropelens.budget.solver import LogZAndMoments, Minimum, fit_log_linear
 from ropelens.text.text import SINKS
 
 TOGETHER = 2**18  # weights of many heads that are fitted at once
+EVERY_OFFSET = 512  # longest context, in tokens, in which surrogates read every offset
+READ_OFFSETS = 128  # otherwise they read the offsets below it, then this number in two octaves
+
+
+ByVariable = Float[Tensor, "head variable"]
+Samples = tuple[Int[Tensor, " sample"], Int[Tensor, " sample"]]
+
+
+def sampled_offsets(context: int, *, generator: torch.Generator) -> Samples:
+    """One offset from each stretch of a long context, and the lengths of the stretches."""
+    edges = torch.arange(context + 1)
+    if context > EVERY_OFFSET:
+        steps = torch.arange(READ_OFFSETS * math.ceil(math.log2(context))) * 2 / READ_OFFSETS
+        edges = torch.cat([edges[:READ_OFFSETS], (READ_OFFSETS * 2**steps).long()])
+        edges = edges.clamp(max=context).unique()
+    size = edges.diff()
+    return edges[:-1] + (torch.rand(len(size), generator=generator) * size).long(), size
 
 
 @dataclass(frozen=True)
@@ -45,11 +63,7 @@ class OffsetRows:
     keys: Float[Tensor, "row offset"] | None = None
 
     @classmethod
-    def of(
-        cls,
-        sampled: SampledCall,
-        offsets: tuple[Int[Tensor, " sample"], Int[Tensor, " sample"]] | None = None,
-    ) -> "OffsetRows":
+    def of(cls, sampled: SampledCall, offsets: Samples | None = None) -> "OffsetRows":
         """The rows of all sequences in turn; without a mask, `sampled_offsets` may be given."""
         batch, sinks, context = len(sampled.sinks), sampled.sinks.cpu(), sampled.k.shape[2]
         visibility = sampled.visibility.flatten(batch)
@@ -72,17 +86,8 @@ class OffsetRows:
             sample = torch.searchsorted(size.cumsum(0), offset, right=True)
             within *= size[sample] * (samples[sample] == offset)
             offset = sample
-        return cls(
-            seen=seen,
-            weight=sampled.weight.flatten().cpu().double(),
-            kind=listed.values,
-            key=key,
-            offset=offset,
-            bin=bins,
-            within=within,
-            context=context,
-            keys=keys,
-        )
+        weight = sampled.weight.flatten().cpu().double()
+        return cls(seen, weight, listed.values, key, offset, bins, within, context, keys)
 
     def of_heads(self, heads: Int[Tensor, " head"]) -> "OffsetRows":
         """The tables of these heads."""
@@ -102,22 +107,13 @@ class OffsetRows:
         """Number of keys that each row sees, at least 1."""
         return (self.others + (self.kind > 0).sum(-1)).clamp(min=1)
 
-    def _sum_over_offsets(
-        self, kernel: Float[Tensor, "head offset"]
-    ) -> Float[Tensor, "head row"]:
-        if self.keys is not None:
-            return kernel @ self.keys.to(kernel).mT
-        return pad(kernel.cumsum(-1), (1, 0)).index_select(1, self.seen)
-
     def _sum_over_rows(self, rate: Float[Tensor, "head row"]) -> Float[Tensor, "head offset"]:
         if self.keys is not None:
             return rate @ self.keys.to(rate)
         ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
         return ends.flip(-1).cumsum(-1).flip(-1)[:, 1:]
 
-    def log_z_and_moments(
-        self, weights: Float[Tensor, "head variable"]
-    ) -> tuple[Tensor, Float[Tensor, "head variable"], Float[Tensor, "head variable"]]:
+    def log_z_and_moments(self, weights: ByVariable) -> tuple[Tensor, ByVariable, ByVariable]:
         """Mean log Z [head], the masses that P expects, and the diagonal of its Hessian.
 
         `weights` are sigma, kappa and tau side by side, and the masses are on sinks by kind, by
@@ -131,7 +127,11 @@ class OffsetRows:
         as_keys = _look_up(kernel, self.offset) * self.within
         log_factor = _look_up(pad(sigma, (1, 0)), self.kind) + _look_up(tau, self.bin)
         sinks = (_look_up(kappa - level, self.offset) + log_factor).exp() * is_sink
-        norms = (self._sum_over_offsets(kernel) - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
+        if self.keys is None:
+            total = pad(kernel.cumsum(-1), (1, 0)).index_select(1, self.seen)
+        else:
+            total = kernel @ self.keys.to(kernel).mT
+        norms = (total - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
         log_norms = torch.where(norms > 0, norms.log(), torch.inf) + level
 
         def masses(kernel: Tensor, sinks: Tensor, rate: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class OffsetRows:
         on_sinks: Float[Tensor, "head row sink"],
         *,
         bins: int,
-    ) -> Float[Tensor, "head variable"]:
+    ) -> ByVariable:
         """Masses on sinks by kind, by offset, and on sinks by bin; changes `by_offset`."""
         mass = on_sinks.flatten(1)
         by_kind = _add_to(mass.new_zeros(len(mass), 1 + len(SINKS)), self.kind, mass)[:, 1:]
@@ -173,18 +173,13 @@ class OffsetRows:
 
 
 def fit_offsets(
-    observed: Float[Tensor, "head variable"],
-    table: OffsetRows,
-    *,
-    ridge: float,
-    tolerance: Float[Tensor, " head"],
+    observed: ByVariable, table: OffsetRows, *, ridge: float, tolerance: Float[Tensor, " head"]
 ) -> tuple[Minimum, Minimum]:
     """Fit S and P of every head.
 
     `observed` are the masses on sinks of each kind, by offset, and on sinks by bin of offsets.
     They are means over the rows, whose weights sum to one. S has only sigma, and P starts from
-    S. Heads that have not converged after a few evaluations continue
-    by themselves.
+    S. Heads that have not converged after a few evaluations continue by themselves.
     """
     (heads, size), kinds = observed.shape, len(SINKS)
     options: dict[str, Any] = {"ridge": ridge, "smooth": slice(kinds, kinds + table.context)}

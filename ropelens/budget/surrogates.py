@@ -20,11 +20,11 @@ from torch.nn.functional import pad
 
 from ropelens.attention.fast_products import HIDDEN
 from ropelens.attention.formulas import describe_wavelengths
-from ropelens.attention.offset_bins import offset_edges, sampled_offsets
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import offset_edges
 from ropelens.budget.labels import Thresholds
 from ropelens.budget.logit import RIDGE, fit_tolerance, normalize_weights
-from ropelens.budget.offsets import OffsetRows, fit_offsets
+from ropelens.budget.offsets import OffsetRows, fit_offsets, sampled_offsets
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import generator_of
 

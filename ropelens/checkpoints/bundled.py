@@ -1,8 +1,7 @@
 """The checkpoints that come with ropelens, and the text that was sampled from them.
 
-Each is a folder with config, float16 safetensors, tokenizer, model card and sampled text.
-tools/bundle.py writes these folders. A wheel does not contain the weights of early steps.
-Importing this file does not import torch.
+tools/bundle.py writes their folders: config, float16 safetensors, tokenizer, model card and
+text. A wheel does not contain the weights of early steps. This file does not import torch.
 """
 
 import json
@@ -23,14 +22,10 @@ BUNDLED = {
     "rope-step-3000": "rope after 3,000 steps",
     "rope-step-5000": "rope after 5,000 steps",
 }
-"""Name and description of each checkpoint."""
 
 
 def bundled_path(name: str = "rope") -> Path:
-    """The folder of the bundled checkpoint `name`; do not write to it.
-
-    Raises BadArgument for an unknown name, or if the weights are not installed.
-    """
+    """The folder of the bundled checkpoint `name`; raises BadArgument if there is none."""
     folder = _folder(name)
     if name not in BUNDLED or not (folder / "model.safetensors").exists():
         raise BadArgument(
@@ -44,15 +39,12 @@ def bundled_facts(name: str) -> dict[str, Any]:
     """bundle.json of a checkpoint (tokens, step, validation_loss in nats), and `what` it is."""
     folder = _folder(name)
     left_out = " (only in the repository)" * (not (folder / "model.safetensors").exists())
-    facts: dict[str, Any] = json.loads((folder / "bundle.json").read_text("utf-8"))
+    facts = json.loads((folder / "bundle.json").read_text("utf-8"))
     return facts | {"what": BUNDLED[name] + left_out}
 
 
 def sample_path(name: str = "rope") -> Path:
-    """Text sampled from the bundled checkpoint `name`: .jsonl, one document in each line.
-
-    An early step has no text; it gets the text of the finished model "rope".
-    """
+    """Text sampled from the bundled checkpoint `name`, or from "rope" for an early step."""
     path = bundled_path(name) / "sample.jsonl"
     return path if path.exists() else bundled_path() / path.name
 
@@ -64,10 +56,7 @@ def writer_of(path: Path) -> str:
 
 
 def check_text(model: str, text: Collection[object]) -> None:
-    """Raise BadText if `model` has no text, or if a path in `text` does not exist.
-
-    Only bundled checkpoints come with text.
-    """
+    """Raise BadText if `model` has no text, or if a path in `text` does not exist."""
     if not text and model.partition(":")[0] != "bundled":
         raise BadText(
             f"{model} needs a text.",

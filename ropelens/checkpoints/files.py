@@ -10,10 +10,9 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
@@ -45,8 +44,7 @@ TOKENIZER_FILES = (
 COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """Name of a checkpoint, its folder or GGUF file, and the commit if it is from the Hub."""
 
     name: str
@@ -57,8 +55,7 @@ class Checkpoint:
 def locate(name: str, loading: Loading) -> Checkpoint:
     """Find the checkpoint `name`, and download a Hub id that is not in the cache.
 
-    `name` is a local folder, a GGUF file or a folder with one, "bundled", "bundled:NAME" or a
-    Hub id. A local folder takes precedence over a Hub id. No pickle is downloaded.
+    A folder may contain one GGUF file. A local folder takes precedence over a Hub id.
     """
     prefix, _, bundled_name = name.partition(":")
     path = bundled_path(bundled_name or "rope") if prefix == "bundled" else Path(name)
@@ -119,14 +116,9 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
 
 
 def auto_class(config: PreTrainedConfig) -> Any:
-    """The auto class of transformers for models with this configuration.
-
-    Models for images and text are loaded as well; they are measured on text only.
-    """
-    if type(config) in AutoModelForCausalLM._model_mapping:
-        return AutoModelForCausalLM
-    takes_images = type(config) in AutoModelForImageTextToText._model_mapping
-    return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+    """The auto class of transformers for this configuration; it may also take images."""
+    classes = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    return next((c for c in classes if type(config) in c._model_mapping), classes[0])
 
 
 def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
@@ -163,8 +155,7 @@ def weight_files(folder: Path) -> list[Path]:
 def fingerprint(path: str | Path) -> str:
     """SHA-256 of a file or a checkpoint's weight files, in hex.
 
-    For several files, it is the SHA-256 of the list that `sha256sum FILE...` prints. Raises
-    BadCheckpoint if the folder has no weights.
+    For several files, it is the SHA-256 of the list that `sha256sum FILE...` prints.
     """
     files, listing = weight_files(Path(path)), ""
     for file in files:
@@ -177,17 +168,13 @@ def fingerprint(path: str | Path) -> str:
 @contextmanager
 def quiet_transformers(*, bars: bool = True) -> Iterator[None]:
     """Hide messages of libraries except errors, and show progress `bars` only on a terminal."""
-    before = logging.root.manager.disable
     bars = bars and sys.stderr is not None and sys.stderr.isatty()
-    hide_bars = transformers_logging.is_progress_bar_enabled() and not bars
-    logging.disable(logging.WARNING)
-    if hide_bars:
-        transformers_logging.disable_progress_bar()
-    gguf_bar, gguf.tqdm = gguf.tqdm, transformers_logging.tqdm  # obeys disable_progress_bar
-    try:
+    with ExitStack() as stack:
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.WARNING)
+        if transformers_logging.is_progress_bar_enabled() and not bars:
+            stack.callback(transformers_logging.enable_progress_bar)
+            transformers_logging.disable_progress_bar()
+        stack.callback(setattr, gguf, "tqdm", gguf.tqdm)
+        gguf.tqdm = transformers_logging.tqdm  # obeys disable_progress_bar
         yield
-    finally:
-        gguf.tqdm = gguf_bar
-        logging.disable(before)
-        if hide_bars:
-            transformers_logging.enable_progress_bar()

@@ -12,24 +12,9 @@ from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
-from transformers import (
-    BitsAndBytesConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TorchAoConfig,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ropelens.checkpoints.files import (
-    Checkpoint,
-    auto_class,
-    locate,
-    quiet_transformers,
-    read_config,
-    read_tokenizer,
-    source_of,
-    weight_files,
-)
+from ropelens.checkpoints import files
 from ropelens.checkpoints.load_options import Dtype, Loading, Quantization
 from ropelens.checkpoints.row_order import row_order
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained, public
@@ -54,11 +39,11 @@ def load(
     tokenizer is None if the checkpoint has no tokenizer; the model then takes only token ids.
     The model is in evaluation mode, and its weights do not require gradients.
 
-    The default `dtype` is float32 on every device, so that a measurement does not depend on
-    the machine. "auto" is bfloat16 on a GPU that supports it, and float32 elsewhere. The
-    `device` "auto" is CUDA if it is available. Instead of a device, `device_map="auto"`
-    spreads a large model over all GPUs, then main memory, then disk. `quantize` reads weights
-    in fewer bits: "int8" (torchao), "bnb-int8" or "bnb-nf4" (bitsandbytes).
+    The default `dtype` is float32, so that a measurement does not depend on the machine. "auto"
+    is bfloat16 on a GPU that supports it, and float32 elsewhere. The `device` "auto" is CUDA if
+    it is available. Instead of a device, `device_map="auto"` spreads a large model over all
+    GPUs, then main memory, then disk. `quantize` reads weights in fewer bits: "int8" (torchao),
+    "bnb-int8" or "bnb-nf4" (bitsandbytes).
 
     Raises BadCheckpoint if files or weights are missing or broken, UnsupportedModel if the
     model is not a causal language model, and BadArgument for other wrong arguments. Warns if
@@ -80,7 +65,7 @@ def load(
 class Opened:
     """A checkpoint whose weights are not read yet. `parameters` is the number of weights."""
 
-    checkpoint: Checkpoint
+    checkpoint: files.Checkpoint
     loading: Loading
     devices: list[torch.device]
     config: PreTrainedConfig
@@ -103,8 +88,7 @@ class Opened:
         if self.loading.dtype == "auto":
             on_gpu = self.devices[0].type == "cuda" and torch.cuda.is_bf16_supported(False)
             return torch.bfloat16 if on_gpu else torch.float32
-        dtype: torch.dtype = getattr(torch, self.loading.dtype)
-        return dtype
+        return getattr(torch, self.loading.dtype)
 
     def read(self) -> PreTrainedModel:
         """Read and check the model; raises the errors of `load`."""
@@ -116,7 +100,7 @@ class Opened:
                 hint="dtype bfloat16, another device, or device_map auto",
             )
         quantized = _is_quantized(self.config)  # reading may change the configuration
-        with quiet_transformers():
+        with files.quiet_transformers():
             model = self._from_pretrained()
             if quantized and not _is_quantized(model.config):  # some stayed bfloat16
                 for parameter in model.parameters():
@@ -132,7 +116,7 @@ class Opened:
 
     def _from_pretrained(self) -> PreTrainedModel:
         loading, path = self.loading, self.checkpoint.path
-        options = source_of(path, loading)
+        options = files.source_of(path, loading)
         options["device_map"] = loading.device_map or {"": self.devices[0]}
         if path.is_dir():
             options["use_safetensors"] = True
@@ -140,10 +124,10 @@ class Opened:
             options["max_memory"] = room_for_weights(self.devices)
         with explained(f"transformers cannot load the model in {path}."):
             if not (path.is_file() or _is_quantized(self.config)):
-                _require_floats(weight_files(path))
+                _require_floats(files.weight_files(path))
             if loading.quantize is not None:
                 options["quantization_config"] = _quantization_config(loading.quantize)
-            model, weights = auto_class(self.config).from_pretrained(
+            model, weights = files.auto_class(self.config).from_pretrained(
                 config=self.config,
                 dtype=self.torch_dtype,
                 output_loading_info=True,
@@ -162,18 +146,17 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
     if loading.device_map is not None:
         gpus = range(torch.cuda.device_count())
         devices = [torch.device("cuda", gpu) for gpu in gpus] or [torch.device("cpu")]
-    with quiet_transformers():
-        checkpoint = locate(str(name), loading)
-        config, parameters = read_config(checkpoint.path, loading)
-        files = weight_files(checkpoint.path)
+    with files.quiet_transformers():
+        checkpoint = files.locate(str(name), loading)
+        config, parameters = files.read_config(checkpoint.path, loading)
         return Opened(
             checkpoint=checkpoint,
             loading=loading,
             devices=devices,
             config=config,
-            tokenizer=read_tokenizer(checkpoint.path, loading),
             parameters=parameters,
-            file_bytes=sum(file.stat().st_size for file in files),
+            file_bytes=sum(file.stat().st_size for file in files.weight_files(checkpoint.path)),
+            tokenizer=files.read_tokenizer(checkpoint.path, loading),
         )
 
 
@@ -182,6 +165,8 @@ def _is_quantized(config: PreTrainedConfig) -> bool:
 
 
 def _quantization_config(name: Quantization) -> Any:
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+
     if name != "int8":
         bits = {"load_in_8bit": True} if name == "bnb-int8" else {"load_in_4bit": True}
         return BitsAndBytesConfig(**bits, bnb_4bit_quant_type="nf4")
@@ -190,9 +175,9 @@ def _quantization_config(name: Quantization) -> Any:
     return TorchAoConfig(Int8WeightOnlyConfig())
 
 
-def _require_floats(files: Iterable[Path]) -> None:
+def _require_floats(paths: Iterable[Path]) -> None:
     """Raise ValueError for integers, which transformers would use as weights."""
-    for file in files:
+    for file in paths:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 dtype = tensors.get_slice(name).get_dtype()
@@ -201,10 +186,7 @@ def _require_floats(files: Iterable[Path]) -> None:
 
 
 def _check_weights(name: str, weights: dict[str, set]) -> None:
-    """Raise BadCheckpoint if weights of the model are missing, and warn about unused tensors.
-
-    `weights` is the second result of from_pretrained(output_loading_info=True).
-    """
+    """Raise BadCheckpoint if the model lacks weights, and warn about unused tensors."""
     missing = weights["missing_keys"] | {name for name, *_ in weights["mismatched_keys"]}
     if missing:
         raise BadCheckpoint(
@@ -226,12 +208,9 @@ def _first_names(names: Iterable[str]) -> str:
 
 @torch.no_grad()
 def _check_causal(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModel if a token changes the logits of an earlier position.
+    """Raise UnsupportedModel if another last token changes the logits of earlier positions.
 
-    The model runs on two texts that differ in the last token, because the configurations of
-    some families do not state whether a model is causal. The change of earlier logits is
-    compared with the change of the last logits. Raises BadCheckpoint if the model does not run
-    or if its logits are not finite.
+    Some configurations do not state whether a model is causal.
     """
     length, vocabulary = 8, model.config.get_text_config().vocab_size
     tokens = torch.arange(length, device=device_of(model)) % vocabulary

@@ -1,7 +1,4 @@
-"""The options of `load`, by name.
-
-The commands build their options from the fields of `Loading`, so this file imports no torch.
-"""
+"""The options of `load`, which are also options of commands. This file imports no torch."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_type_hints
@@ -11,9 +8,7 @@ import typer
 from ropelens.errors import BadArgument, check_value
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64", "auto"]
-
 Quantization = Literal["int8", "bnb-int8", "bnb-nf4"]
-"""Formats to which weights are quantized while they are read."""
 
 
 def option(metavar: str | None, words: str, *, name: str | None = None, **more: Any) -> Any:
@@ -39,10 +34,7 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading(Checked):
-    """The options of `load`, which documents them.
-
-    Raises `BadArgument` if both `device` and `device_map` are set.
-    """
+    """The options of `load`, which documents them."""
 
     dtype: Dtype = setting(
         "float32",

@@ -9,10 +9,7 @@ from ropelens.runtime.folder import file_name
 
 
 def name_checkpoints(models: Sequence[str]) -> dict[str, str]:
-    """Map a short, unique name to each of `models`; each name can be the name of a folder.
-
-    Raises BadArgument if two models have the same name.
-    """
+    """Map a short name of a folder to each of `models`; raise BadArgument if two are equal."""
     places = [Path(name).absolute() for name in models]
     distinct = len(set(places)) == len(places)
     names = [file_name(n).strip(".-") for n in short_names(places)] if distinct else []

@@ -1,8 +1,7 @@
 """Check of the order of the rows of q_proj and k_proj after a conversion.
 
 Files of Meta and GGUF files pair the coordinates 2j and 2j + 1 of a head. transformers pairs j
-and j + size / 2. If a conversion permutes the rows twice or not at all, the model rotates as
-its configuration states, but predicts badly.
+and j + size / 2. If rows are permuted twice or not at all, the model predicts badly.
 """
 
 from typing import Any
@@ -21,8 +20,7 @@ you?" the old man asked. "I am the son of the man who sold you this house," the 
 I have come to ask you for a favour." The old man thought about it for a while, and then he \
 asked the boy to come in and sit by the fire."""
 
-MARGIN = 0.1
-"""Nats per token by which another order must be better before it counts as right."""
+MARGIN = 0.1  # nats per token by which another order must be better to count as right
 
 
 @torch.no_grad()
@@ -30,8 +28,7 @@ def row_order(model: PreTrainedModel, tokenizer: Any) -> tuple[bool, str] | None
     """Compare losses on a short story; return whether the order is wrong, and a sentence.
 
     The two other orders apply the permutation from pairs to halves once more, or undo it.
-    Returns None if the model lacks `q_proj` and `k_proj` in floats, or if only a part of each
-    head rotates.
+    Returns None without `q_proj` and `k_proj` in floats, or if only a part of a head rotates.
     """
     config = model.config.get_text_config()
     queries = config.num_attention_heads

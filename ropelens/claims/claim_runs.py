@@ -6,6 +6,7 @@ with the same number of planes, in the same heads.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,11 +18,11 @@ from jaxtyping import Float, Int
 
 from ropelens.attention.sums import LayerMeans
 from ropelens.claims.claims import INDUCTION
-from ropelens.claims.ledger import ledger
+from ropelens.claims.tables import ledger
 from ropelens.errors import Positive, Whole, public
 from ropelens.interventions.edit import Edit, drop, stack_edits, stop
-from ropelens.interventions.evaluate import evaluate_edits
-from ropelens.interventions.reach import find_copies
+from ropelens.interventions.evaluate import evaluate
+from ropelens.interventions.reach import reach
 from ropelens.profiles.capture import TokenNames, token_names
 from ropelens.profiles.heads import require_budget
 from ropelens.profiles.measurement import Measurement
@@ -75,18 +76,14 @@ def test_claims(
     measurement = Measurement.of(
         model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=int(seed)
     )
-    arrays = _change_planes(profile, subsample(measurement), progress)
+    few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
+    part = replace(measurement, text=few, rows=rows_for("auto", few.context))
+    arrays = _change_planes(profile, part, progress)
     arrays["token_lead"] = _token_lead(measurement, tokenizer)
     return ledger(profile, draws=draws, seed=int(seed), more=arrays)
 
 
 test_claims.__test__ = False  # type: ignore[attr-defined]  # or pytest collects it as a test
-
-
-def subsample(measurement: Measurement) -> Measurement:
-    """A measurement of at most 4 sequences of the text, evenly spread."""
-    text = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]
-    return measurement.with_text(text, rows=rows_for("auto", text.context))
 
 
 def _change_planes(
@@ -105,9 +102,9 @@ def _change_planes(
     longest = np.sort(by_length[: len(rotating) // 8])
     stops = _edits(stop, [slow, fast, *quarters])
     drops = _edits(drop, [longest, *planes_at_random(rotating, [longest], measurement.seed)])
-    live = measurement.live
-    evaluate = partial(evaluate_edits, measurement, progress=progress)
-    losses = evaluate(edits=stops | drops, measures=["loss"])
+    live, text = measurement.live, measurement.text
+    measure = partial(evaluate, measurement, text, progress=progress)
+    losses = measure(edits=stops | drops, measures=["loss"])
     weight = losses["predicted_tokens"].values[None].astype(float)
     change = (losses["loss"].values[1:] - losses["loss"].values[0]) * weight
     sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(losses["group"].values).sum()
@@ -120,11 +117,11 @@ def _change_planes(
         return arrays | {"induction_lost": unknown, "more_found": unknown[0, :RUNS]}
     heads = ",".join(f"{layer}.{head}" for layer, head in induction)
     stops = _edits(stop, [slow, *quarters], heads)
-    scores = evaluate(edits=stops, measures=["induction"])["induction"]
+    scores = measure(edits=stops, measures=["induction"])["induction"]
     score = scores.values[:, *induction.T].mean(-1)
     far = min(FAR, 2 * live.context // 3)
     options: dict[str, Any] = {"copies": [far], "draws": RUNS, "progress": progress}
-    copies = partial(find_copies, measurement, heads=heads, **options)
+    copies = partial(reach, measurement, text, distances=(), heads=heads, **options)
     unedited = copies()["found_by_draw"]
     slowest = stack_edits(measurement.rotation, [_edits(stop, [slow])["stop 0"]])
     with live.edit(slowest):

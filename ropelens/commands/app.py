@@ -64,8 +64,7 @@ def compare_command(
     *,
     out: OutOption = Path("compared"),
     sequences: Annotated[
-        int,
-        option("N", "Validation sequences for the loss of each run.", min=2, max=10000000),
+        int, option("N", "Validation sequences for the loss of each run.", min=2, max=10000000)
     ] = 512,
     options: Options,
 ) -> None:

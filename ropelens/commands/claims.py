@@ -34,8 +34,7 @@ def claims_command(
     out: OutOption = Path("claims"),
     text: TextOption = None,
     quick: Annotated[
-        bool,
-        option(None, "Skip the claims that need more runs of the model.", name="--quick"),
+        bool, option(None, "Skip the claims that need more runs of the model.", name="--quick")
     ] = False,
     options: Options,
 ) -> None:
@@ -131,7 +130,7 @@ def _open_or_measure(
 ) -> tuple[xr.Dataset, dict[str, Any]]:
     """Open a profile, or measure a model and save it; also give arguments to run it again."""
     from ropelens.analysis.analyze import analyze
-    from ropelens.profiles.saved import open_profile
+    from ropelens.profiles.measures import open_profile
     from ropelens.runtime.results import read_record
 
     if read_record(place):

@@ -55,10 +55,7 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("default", module=r"ropelens\.")
     for library in ("TRANSFORMERS", "HF_HUB"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    for logger in (
-        "torchao",
-        "torch.utils._pytree",
-    ):  # optional imports of transformers
+    for logger in ("torchao", "torch.utils._pytree"):  # optional imports of transformers
         logging.getLogger(logger).setLevel(logging.ERROR)
     for stream in (sys.stdout, sys.stderr):  # for characters that the encoding lacks
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":

@@ -65,7 +65,7 @@ def train_command(
                 raise typer.BadParameter(
                     f"{option.opts[0]} cannot be used together with --study. Set it in the file"
                 )
-        from ropelens.train.study import run_study
+        from ropelens.train.run import run_study
 
         print_path(run_study(study, out=out, text=text, valid=valid, tokens=tokens))
     elif bool(text) == (tokens is not None):

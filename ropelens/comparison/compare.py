@@ -18,7 +18,7 @@ from ropelens.comparison.measure import head_measures, measure
 from ropelens.comparison.table import NO_PARTNER
 from ropelens.errors import BadArgument, Count, Positive, explained, public
 from ropelens.profiles.measurement import versions
-from ropelens.profiles.saved import open_profile
+from ropelens.profiles.measures import open_profile
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.processes import gather, place

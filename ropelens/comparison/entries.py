@@ -10,9 +10,8 @@ from ropelens.checkpoints.names import short_names
 from ropelens.errors import BadArgument
 from ropelens.runtime.results import RECORD
 from ropelens.train.data import differences, read_json
-from ropelens.train.run import STUDY
+from ropelens.train.run import STUDY, runs_of
 from ropelens.train.settings import Size, size_name
-from ropelens.train.study import runs_of
 
 SHARED_SETTINGS = (
     *("context", "vocabulary", "valid_sha256", "text_sha256", "tokenizer_sha256"),

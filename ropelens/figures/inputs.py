@@ -20,7 +20,7 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     """
     if heads is None:
         # Imported here, because figures of a saved table need neither the bootstrap nor scipy.
-        from ropelens.claims.heads import classify_heads
+        from ropelens.claims.tables import classify_heads
 
         return classify_heads(profile)
     inside = set(np.ndindex(profile.sizes["layer"], profile.sizes["head"]))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from scipy.stats import spearmanr
 from torch import Tensor
 
@@ -33,7 +33,7 @@ from ropelens.profiles.gradients import (
     value_of,
 )
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, PlaneNumbers
+from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers
 from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
 
@@ -127,7 +127,7 @@ def attribute_planes(
             facts["answer_without"] = answer_now()
     if check:
         attribution = values["attribution"]
-        checked, others = _checked_planes(rotation.unedited_planes(), attribution, check)
+        checked, others = _checked_planes(planes, attribution, check)
         answers = partial(_answers, checked, attribution.shape, answer_now)
         values["dropped"] = dropped = answers(_drop_block(rotation)) - facts["answer"]
         facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
@@ -149,7 +149,7 @@ def _integrate(
     live: LiveModel,
     text: Text,
     number: Number,
-    chosen: Bool[Tensor, "layer head"],
+    chosen: HeadMask,
     pair_heads: Sequence[Sequence[int]],
     planes: Sequence[Planes],
     steps: int,
@@ -188,9 +188,7 @@ def _drop_block(rotation: RotationProbe) -> PlaneBlock:
     return block
 
 
-def _patch_block(
-    rotation: RotationProbe, source: Text, chosen: Bool[Tensor, "layer head"]
-) -> PlaneBlock:
+def _patch_block(rotation: RotationProbe, source: Text, chosen: HeadMask) -> PlaneBlock:
     """Blocks in which one plane of a head is patched from `source`, which runs only once."""
     live = rotation.live
     vectors = read_source(rotation, source, chosen, "both")
@@ -217,12 +215,10 @@ def _answer(live: LiveModel, text: Text, number: Number) -> float:
 
 
 def _checked_planes(
-    planes: Sequence[Planes],
-    attribution: Float[np.ndarray, "layer head frequency"],
-    check: int,
+    planes: Sequence[Planes], attribution: Float[np.ndarray, "layer head frequency"], check: int
 ) -> tuple[Int[np.ndarray, " place"], Int[np.ndarray, " other"]]:
     """Flat indices of the planes to check, and of the random planes within this selection."""
-    count = [len(layer.inv_freq) for layer in planes]
+    count = [layer.inv_freq.shape[-1] for layer in planes]
     rotates = np.arange(attribution.shape[-1]) < np.array(count)[:, None, None]
     indices = np.flatnonzero(np.isfinite(attribution) & rotates)
     order = indices[np.argsort(-np.abs(attribution.flat[indices]), kind="stable")]

@@ -10,22 +10,29 @@ edits are combined first, and queries and keys are rotated once.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Number, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, ALL_PLANES, PlaneNumbers, Selection, Slowest
+from ropelens.rope.select import (
+    ALL_HEADS,
+    ALL_PLANES,
+    HeadMask,
+    PlaneNumbers,
+    Selection,
+    Slowest,
+)
 from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.rope.variants import Variant, parse_variant
-from ropelens.rotation.configured import shape_of, sharpening
 from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.stated import shape_of, sharpening
 from ropelens.rotation.variant_config import frequencies
 
 
@@ -60,7 +67,7 @@ class Edit:
     scale: float = 1.0
 
 
-PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]
+PlacedEdit = tuple[Edit, HeadMask]
 """An edit of a model, and the heads that it changes."""
 
 
@@ -150,17 +157,18 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelE
         warnings.warn(f"{live.class_name}'s indexer picks keys without the edit", stacklevel=5)
     outer = live.open_edit
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    return ModelEdit(rotation, (*before, *(placed(rotation, edit) for edit in edits)))
+    placed = (place_edit(rotation, edit) for edit in edits)
+    return ModelEdit(rotation, live.heads, (*before, *placed))
 
 
-def placed(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
+def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
     """An edit, and the heads that it changes.
 
     Raises `BadArgument` for heads and planes that the model does not have.
     """
     edit = as_edit(parse_variant(edit), rotation) if isinstance(edit, str) else edit
     heads = rotation.live.heads_of(edit.heads)
-    layers = [Layer(index, planes) for index, planes in enumerate(rotation.unedited_planes())]
+    layers = [Layer(index, layer.planes) for index, layer in enumerate(rotation.layers())]
     most = max(len(layer.planes.inv_freq) for layer in layers)
     numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()
     if not all(0 <= number < most for number in numbers):
@@ -196,19 +204,8 @@ class ModelEdit:
     """Edits of a model, applied in their order in its attention; see `AttentionEdit`."""
 
     rotation: RotationProbe
+    heads: int
     edits: tuple[PlacedEdit, ...]
-
-    def sides(self, layer: Layer) -> tuple[TargetRotation, TargetRotation]:
-        """Changes of the queries and the keys of a layer."""
-        rates = layer.planes.inv_freq.float().expand(self.rotation.live.heads, -1)
-        query = key = TargetRotation(rates, torch.ones(rates.shape))
-        for edit, heads in self.edits:
-            chosen = heads[layer.index][:, None] & edit.select(layer.planes)
-            if chosen.any():
-                inv_freq, query_gain, key_gain = edit.action(layer)
-                query = query.with_changes(chosen, inv_freq, query_gain)
-                key = key.with_changes(chosen, inv_freq, key_gain)
-        return query, key
 
     def __call__(
         self, layer: int, name: str, x: Tensor, tokens: range, positions: Tensor
@@ -218,18 +215,33 @@ class ModelEdit:
             return x
         continued, length = tokens.start > 0, int(positions[:, : len(tokens)].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
-        of_query, of_key = self.sides(Layer(layer, planes, length))
+        of_query, of_key = _sides(self.edits, Layer(layer, planes, length), self.heads)
         if name == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
             x = rotate_to(x, positions, planes, of_query)
             return x * scales[-1] if scales else x
         shared = of_key.shared(groups=x.shape[1])
         if shared is None:  # heads of one group differ, and each gets its own key
-            x = x.repeat_interleave(self.rotation.live.heads // x.shape[1], dim=1)
+            x = x.repeat_interleave(self.heads // x.shape[1], dim=1)
         return rotate_to(x, positions, planes, shared or of_key)
 
-    def inv_freq(
-        self, layer: int, planes: Planes, *, length: int
-    ) -> Float[Tensor, "head frequency"]:
-        """Frequencies of each head under the edits, in rad/token."""
-        return self.sides(Layer(layer, planes, length))[0].inv_freq
+    def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
+        """Planes under the edits, with one row per head if heads differ."""
+        inv_freq = _sides(self.edits, Layer(layer, unedited, length), self.heads)[0].inv_freq
+        alike = (inv_freq == inv_freq[:1]).all()
+        return replace(unedited, inv_freq=inv_freq[0] if alike else inv_freq)
+
+
+def _sides(
+    edits: Sequence[PlacedEdit], layer: Layer, heads: int
+) -> tuple[TargetRotation, TargetRotation]:
+    """Changes of the queries and the keys of a layer with this number of heads."""
+    rates = layer.planes.inv_freq.float().expand(heads, -1)
+    query = key = TargetRotation(rates, torch.ones(rates.shape))
+    for edit, chosen_heads in edits:
+        chosen = chosen_heads[layer.index][:, None] & edit.select(layer.planes)
+        if chosen.any():
+            inv_freq, query_gain, key_gain = edit.action(layer)
+            query = query.with_changes(chosen, inv_freq, query_gain)
+            key = key.with_changes(chosen, inv_freq, key_gain)
+    return query, key

@@ -2,28 +2,34 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 
-from ropelens.attention.offset_bins import sum_bins
 from ropelens.attention.sums import by_group, by_layer, mean_loss
 from ropelens.attention.variables import labelled
+from ropelens.attention.visibility import sum_bins
 from ropelens.budget.held_out import LayerFit
 from ropelens.budget.labels import label_heads
 from ropelens.budget.logit import SCORES
 from ropelens.errors import Count, Positive, Whole, public
-from ropelens.interventions.edit_passes import EntrySums, TokenSplit, run_entries
-from ropelens.interventions.entries import Entry, Intervention, entries_of
+from ropelens.interventions.entries import (
+    Entry,
+    EntrySums,
+    Intervention,
+    TokenSplit,
+    entries_of,
+    run_entries,
+)
 from ropelens.interventions.tasks import TRIALS, copies, needles
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
-from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.heads import head_values, resample_labels
 from ropelens.profiles.induction import Task, repeats
-from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import columns
 from ropelens.profiles.summary import bits_of, number_dims, plane_coordinates, summarize
 from ropelens.runtime.progress import ShowProgress
@@ -39,7 +45,7 @@ Edits = Mapping[str, Intervention | Sequence[Intervention]]
 
 @public
 def evaluate(
-    model: Model,
+    model: Measured,
     text: TextInput,
     *,
     tokenizer: TokenNames | None = None,
@@ -95,35 +101,9 @@ def evaluate(
     measurement = Measurement.of(
         model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
     )
-    return evaluate_edits(
-        measurement,
-        edits=edits or {},
-        controls=controls,
-        measures=measures,
-        prompt_lengths=prompt_lengths,
-        prompts=prompts,
-        distances=distances,
-        tokenizer=tokenizer,
-        progress=progress,
-    )
-
-
-def evaluate_edits(
-    measurement: Measurement,
-    *,
-    edits: Edits,
-    measures: str | Sequence[str],
-    controls: int = 0,
-    prompt_lengths: Sequence[int] | None = None,
-    prompts: int = TRIALS,
-    distances: Sequence[int] | None = None,
-    tokenizer: TokenNames | None = None,
-    progress: ShowProgress | None = None,
-) -> xr.Dataset:
-    """Return the evaluation of a measurement; `evaluate` explains the arguments."""
-    text, live, seed = measurement.text, measurement.live, measurement.seed
+    text, live, seed, edits = measurement.text, measurement.live, measurement.seed, edits or {}
     selected = wanted_measures(measures)
-    measurement.check_observation_is_exact()
+    live.check_observation_is_exact(text)
     entries = entries_of(
         measurement.rotation, edits, context=text.context, controls=controls, seed=seed
     )
@@ -134,7 +114,8 @@ def evaluate_edits(
         tasks["copying"] = copies(measurement, distances)
     if "retrieval" in selected:
         tasks["retrieval"] = needles(measurement, prompt_lengths, prompts)
-    split = TokenSplit.plan(text, live.trained, tokenizer)
+    facts: dict[str, Any] = {"context": text.context, "trained": live.trained}
+    split = TokenSplit.plan(text.ids, tokenizer=tokenizer, **facts)
     fits, sums, answers = run_entries(measurement, entries, selected, tasks, split, progress)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.errors import BadArgument, public
-from ropelens.interventions.edit import placed, stop
+from ropelens.interventions.edit import place_edit, stop
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import AttentionInput
-from ropelens.profiles.model_text import model_text
+from ropelens.profiles.measurement import model_text
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, PlaneNumbers, Selection
+from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, Selection
 from ropelens.rope.turn import positions_by_plane, rotate_by
 from ropelens.rotation.probe import RotationProbe
 from ropelens.text.text import Text
@@ -70,7 +70,7 @@ def patch_planes(
     live = as_live_model(model, tokenizer)
     rotation = RotationProbe(live)
     if of not in UNROTATED:
-        _, chosen = placed(rotation, stop(planes or PlaneNumbers(()), heads=heads))
+        _, chosen = place_edit(rotation, stop(planes or PlaneNumbers(()), heads=heads))
     elif planes is not None:
         raise BadArgument(
             f"The {of} of a head has no planes, because it does not rotate.", hint="no planes="
@@ -106,7 +106,7 @@ class SourceVectors:
 
 
 def read_source(
-    rotation: RotationProbe, text: Text, chosen: Bool[Tensor, "layer head"], part: PatchedPart
+    rotation: RotationProbe, text: Text, chosen: HeadMask, part: PatchedPart
 ) -> SourceVectors:
     """Read the vectors of the layers with chosen heads in one pass, which changes nothing."""
     source = SourceVectors({}, {})
@@ -157,7 +157,7 @@ class PlanePatch:
     """A hook (see `InputPatch`) that puts vectors of the source at `pairs`."""
 
     rotation: RotationProbe
-    chosen: Bool[Tensor, "layer head"]
+    chosen: HeadMask
     select: Selection | None
     part: PatchedPart
     pairs: tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]

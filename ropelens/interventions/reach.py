@@ -21,13 +21,12 @@ from ropelens.intervals import paired_interval
 from ropelens.interventions.edit import stack_edits
 from ropelens.interventions.tasks import doublings
 from ropelens.interventions.variables import OWN_ROTATION
-from ropelens.model.as_live_model import Model
-from ropelens.profiles.induction import forget_length
-from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS
 from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.text.rows import generator_of
+from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
 
 COPIED = 48  # random tokens that are repeated, if the context is long enough
@@ -52,7 +51,7 @@ run_distance (run_distance) token: distance between the copies of a run
 
 @public
 def reach(
-    model: Model,
+    model: Measured,
     text: TextInput,
     *,
     tokenizer: Any = None,
@@ -89,30 +88,7 @@ def reach(
     that overlap or exceed the context, `UnsupportedModel` for a variant that the model family
     cannot express, and the errors of `profile`.
     """
-    return find_copies(
-        Measurement.of(model, text, tokenizer=tokenizer, seed=seed),
-        heads=heads,
-        variants=variants,
-        copied=copied,
-        copies=copies,
-        distances=distances,
-        draws=draws,
-        progress=progress,
-    )
-
-
-def find_copies(
-    measurement: Measurement,
-    *,
-    heads: str,
-    copies: Sequence[int] | None,
-    draws: int,
-    progress: ShowProgress | None,
-    copied: int = COPIED,
-    variants: Sequence[str] = (OWN_ROTATION,),
-    distances: Sequence[float] | np.ndarray = (),
-) -> xr.Dataset:
-    """Return the reach of heads in a measurement; `reach` explains the arguments."""
+    measurement = Measurement.of(model, text, tokenizer=tokenizer, seed=seed)
     live = measurement.live
     variants = variants or (OWN_ROTATION,)
     chosen = [mask.nonzero().flatten() for mask in live.heads_of(heads)]
@@ -127,7 +103,8 @@ def find_copies(
         )
     beyond = np.array([float(d) for d in distances if d > run_distances[-1]])
     measurement.rotation.planes(alike=True)  # raises an error if heads of a layer differ
-    live.check_observation_is_exact(two_copies(measurement, run_distances[-1], copied, draw=0))
+    longest = two_copies(measurement, run_distances[-1], copied, draw=0)
+    live.check_observation_is_exact(Text(longest))
     total = len(variants) * draws * sum(1 + distance + copied for distance in run_distances)
     runs = []
     with (progress or silent)(Stage("running copies", total)) as step:
@@ -173,7 +150,7 @@ def _run_copies(
                 call = call.of_heads(chosen[call.layer])
                 return share_found(call, planes, copied, back, to)
 
-            forget_length(live)
+            live.forget_length()
             for layer, shares in live.record_calls(tokens, see).items():
                 heads: Any = (draw, layer, chosen[layer].numpy())
                 share[*heads, index] = shares[:, 0]
@@ -203,7 +180,7 @@ def two_copies(
     stream, between = text.ids.cpu()[:, 1:][text.real[:, 1:]], distance - copied
     begin = int(torch.randint(max(1, len(stream) - between), (), generator=generator))
     filler = stream[(begin + torch.arange(between)) % len(stream)]
-    first = torch.tensor([measurement.first_token])
+    first = torch.tensor([text.first_token])
     return torch.cat([first, once, filler, once])[None]
 
 

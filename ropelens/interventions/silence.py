@@ -19,7 +19,7 @@ from ropelens.errors import BadArgument, Whole, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.attention_hooks import HeadSilence
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.model_text import model_text
+from ropelens.profiles.measurement import model_text
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput

@@ -10,16 +10,9 @@ from torch import Tensor
 
 from ropelens.errors import BadArgument
 from ropelens.interventions.variables import NEEDLES
-from ropelens.model.live_model import LiveModel
-from ropelens.profiles.induction import (
-    REPEATS,
-    Task,
-    forget_length,
-    repeated_tokens,
-    whole_lengths,
-)
-from ropelens.profiles.measurement import TOKENS_PER_BATCH, Measurement, chunk_of
-from ropelens.profiles.passes import Progress, logits_of, token_losses
+from ropelens.profiles.induction import REPEATS, Task, repeated_tokens, whole_lengths
+from ropelens.profiles.measurement import TOKENS_PER_BATCH, Measurement
+from ropelens.profiles.passes import Progress
 
 NEAREST = 8  # default of the shortest distance between copies, in tokens
 KEY = 2  # tokens of the key of a needle; the value has one token
@@ -39,8 +32,9 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
     The loss excludes the first repeated token, because nothing announces it. Each other token
     follows the same token as before.
     """
-    live = measurement.live
-    longest = max(2, (measurement.prompt_context - 1) // 2)
+    live, text = measurement.live, measurement.text
+    options = {"vocabulary": live.vocabulary, "seed": measurement.seed}
+    longest = max(2, (min(live.context, text.context) - 1) // 2)
     by_default = doublings(NEAREST, longest) if longest >= NEAREST else (longest,)
     distances = tuple(dict.fromkeys(map(int, distances or by_default)))
     if min(distances) < 2:
@@ -49,10 +43,10 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
     def measure(progress: Progress) -> dict[str, Tensor]:
         by_distance = []
         for distance in distances:
-            tokens = repeated_tokens(measurement, distance)
-            forget_length(live)
+            tokens = repeated_tokens(text.first_token, distance, **options)
+            live.forget_length()
             parts = _split_by_memory(tokens, live.device)
-            losses = [token_losses(live, part, whole_lengths(part)) for part in parts]
+            losses = [live.losses(part, whole_lengths(part)) for part in parts]
             by_distance.append(torch.cat(losses)[:, distance + 2 :].mean(1))
             progress(tokens.numel())
         return {"copy_loss": torch.stack(by_distance)}
@@ -73,21 +67,27 @@ def needles(
     measurement: Measurement, lengths: Sequence[int] | None, prompts: int = TRIALS
 ) -> Task:
     """Task that retrieves needles from the text, with `prompts` per length and depth."""
-    live, text, context = measurement.live, measurement.text, measurement.prompt_context
+    live, text = measurement.live, measurement.text
+    context = min(live.context, text.context)
     by_default = [max(SHORTEST_PROMPT, context // part) for part in (4, 2, 1)]
     lengths = tuple(dict.fromkeys(map(int, lengths or by_default)))
     stream = text.ids.cpu()[:, 1:][text.real[:, 1:]]
     options = {"vocabulary": live.vocabulary, "seed": measurement.seed, "trials": prompts}
-    options["first_token"] = measurement.first_token
+    options["first_token"] = text.first_token
     hidden = [hide_needles(stream, length=length, **options) for length in lengths]
 
+    @torch.no_grad()
     def measure(progress: Progress) -> dict[str, Tensor]:
         hits = []
         for tokens, values in hidden:
-            forget_length(live)
+            live.forget_length()
             last = []
             for part in _split_by_memory(tokens.flatten(0, 1), live.device):
-                last.append(_last_logits(live, part).float().cpu())
+                if live.chunk_length(part.shape[1]) is None:
+                    logits = live.forward(part, last=1)
+                else:
+                    logits = deque(live.logits(part), maxlen=1).pop()[1]
+                last.append(logits[:, -1].float().cpu())
                 progress(part.numel())
             logits = torch.cat(last).unflatten(0, tokens.shape[:2])
             hits.append(found_needles(logits, values).double())
@@ -153,18 +153,6 @@ def hide_needles(
     return by_depth, torch.from_numpy(np.array(values, dtype=np.int64))
 
 
-# runs
-
-
 def _split_by_memory(tokens: Tensor, device: torch.device) -> tuple[Tensor, ...]:
     """Parts of the sequences that run together."""
     return tokens.split(max(1, TOKENS_PER_BATCH[device.type] // tokens.shape[1]))
-
-
-def _last_logits(
-    live: LiveModel, tokens: Int[Tensor, "sequence position"]
-) -> Float[Tensor, "sequence token"]:
-    with torch.no_grad():
-        if chunk_of(live, tokens.shape[1]) is None:
-            return live.forward(tokens, last=1)[:, -1]
-        return deque(logits_of(live, tokens), maxlen=1).pop()[1][:, -1]

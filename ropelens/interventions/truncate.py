@@ -13,19 +13,23 @@ from typing import Literal
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Bool
-from torch import Tensor
 
 from ropelens.attention.variables import labelled
 from ropelens.errors import Count, Number, Positive, Whole, public
 from ropelens.interventions.edit import Edit, stop
-from ropelens.interventions.evaluate import evaluate_edits
+from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.truncation_table import ALL_MEASURES
 from ropelens.interventions.variables import SWEEP
-from ropelens.model.as_live_model import Model
 from ropelens.profiles.capture import TokenNames
-from ropelens.profiles.measurement import Measurement
-from ropelens.rope.select import Cut, PlaneNumbers, Wavelengths, plan_cuts, rotating_planes
+from ropelens.profiles.measurement import Measured, Measurement
+from ropelens.rope.select import (
+    Cut,
+    HeadMask,
+    PlaneNumbers,
+    Wavelengths,
+    plan_cuts,
+    rotating_planes,
+)
 from ropelens.runtime.progress import ShowProgress, opening, silent
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -58,7 +62,7 @@ class PlaneSweep:
 
 @public
 def truncate(
-    model: Model,
+    model: Measured,
     text: TextInput,
     *,
     tokenizer: TokenNames | None = None,
@@ -103,17 +107,6 @@ def truncate(
     measurement = Measurement.of(
         model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
     )
-    return sweep_planes(measurement, sweep, tokenizer=tokenizer, progress=progress)
-
-
-def sweep_planes(
-    measurement: Measurement,
-    sweep: PlaneSweep,
-    *,
-    tokenizer: TokenNames | None = None,
-    progress: ShowProgress | None = None,
-) -> xr.Dataset:
-    """Return the truncation sweep of a measurement; `truncate` explains its results."""
     live = measurement.live
     with opening(progress or silent, "probing"):
         layers = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
@@ -122,9 +115,10 @@ def sweep_planes(
     chosen = None if sweep.heads == "*" else live.heads_of(sweep.heads, rotating)
     # Cuts that stop the same planes are measured once, under the name of the first cut.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
-    farthest = (measurement.prompt_context - 1) // 2
-    evaluation = evaluate_edits(
+    farthest = (min(measurement.live.context, measurement.text.context) - 1) // 2
+    evaluation = evaluate(
         measurement,
+        measurement.text,
         edits={names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"},
         measures=sweep.measures,
         distances=tuple(max(2, farthest >> halvings) for halvings in (6, 4, 2, 0)),
@@ -154,7 +148,7 @@ def named_entries(
     return evaluation.assign_coords(labelled(values, SWEEP)).assign_attrs(kind="truncation")
 
 
-def edits_of(cut: Cut, chosen: Bool[Tensor, "layer head"] | None = None) -> list[Edit]:
+def edits_of(cut: Cut, chosen: HeadMask | None = None) -> list[Edit]:
     """Edits that make a cut: one edit for all layers that stop the same planes."""
 
     def heads_in(layer: int) -> list[str]:

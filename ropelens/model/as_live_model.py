@@ -29,8 +29,8 @@ IN_WORDS[Model] = (
 def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
     """Live model for a transformers model, a wrapper around one, or a `TransformerBridge`.
 
-    Returns a live model unchanged. Raises `UnsupportedModel` for any other module, a model that
-    predicts no tokens, and a device without float64.
+    Raises `UnsupportedModel` for other modules, for a model that predicts no tokens, and for a
+    device without float64.
     """
     if isinstance(model, LiveModel):
         return model
@@ -53,10 +53,7 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
 
 
 def unwrapped(model: nn.Module | Traced) -> nn.Module:
-    """Model inside the wrappers of torch.compile, DataParallel, peft or nnsight.
-
-    Active adapters remain in the model. Raises `UnsupportedModel` for trained prompts.
-    """
+    """Model inside wrappers of torch.compile, DataParallel, peft or nnsight, with adapters."""
     if not isinstance(model, nn.Module):
         return unwrapped(model._module)
     for name in ("_orig_mod", "module"):  # torch.compile; DataParallel and similar wrappers

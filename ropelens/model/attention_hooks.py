@@ -1,9 +1,8 @@
 """Hooks in the attention calls of a model.
 
 A model asks transformers for an attention function by the name in its config. While a block is
-open, the model gets a wrapper, which passes every call on to this function. The config does not
-change, so that the model takes the same branches, makes the same masks and computes the same
-bits.
+open, the model gets a wrapper around this function. The config does not change, so that the
+model takes the same branches, makes the same masks and computes the same bits.
 """
 
 import math
@@ -20,18 +19,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from ropelens.attention.call import AttentionCall
-from ropelens.model.cache_positions import (
-    forget_positions,
-    positions,
-    positions_recorded,
-    row_keys,
-)
+from ropelens.model import cache_positions
 from ropelens.model.masks import only_hides_keys, real_rows, refuse_hidden_mask, visible_keys
 from ropelens.model.output_check import OutputCheck
 from ropelens.rope.planes import Planes
 
 Observer = Callable[[AttentionCall], None]
-
 AttentionInput = Literal["query", "key", "value"]
 
 InputPatch = Callable[[int, AttentionInput, Tensor, range, Tensor], Tensor]
@@ -52,10 +45,8 @@ class AttentionEdit(Protocol):
         self, layer: int, name: AttentionInput, x: Tensor, tokens: range, positions: Tensor, /
     ) -> Tensor: ...
 
-    def inv_freq(
-        self, layer: int, planes: Planes, *, length: int
-    ) -> Float[Tensor, "head frequency"]:
-        """Frequencies of each head under the edit, in rad/token; `planes` are unedited."""
+    def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
+        """Planes in a call of `length` tokens, with one row per head if heads differ."""
 
 
 HeadSilence = Callable[..., tuple[Bool[Tensor, " head"], Tensor] | None]
@@ -83,12 +74,8 @@ class Hooks:
         return self.patches if self.edit is None else (*self.patches, self.edit)
 
 
-HooksChange = Callable[[Hooks], Hooks]
-
-_open_blocks: dict[int, list[HooksChange]] = {}
+_open_blocks: dict[int, list[Callable[[Hooks], Hooks]]] = {}
 """The changes of hooks that open blocks request, by module id."""
-
-_lock = Lock()
 
 
 def hooks_of(module: object) -> Hooks | None:
@@ -98,11 +85,8 @@ def hooks_of(module: object) -> Hooks | None:
 
 
 @contextmanager
-def hooked(modules: Iterable[object], change: HooksChange) -> Iterator[None]:
-    """Apply `change` to the hooks of `modules` while the block runs.
-
-    Blocks may be closed in any order.
-    """
+def hooked(modules: Iterable[object], change: Callable[[Hooks], Hooks]) -> Iterator[None]:
+    """Apply `change` to the hooks of `modules`. Blocks may be closed in any order."""
     ids = [id(module) for module in modules]
     for module in ids:
         _open_blocks.setdefault(module, []).append(change)
@@ -113,10 +97,7 @@ def hooked(modules: Iterable[object], change: HooksChange) -> Iterator[None]:
             _open_blocks[module].remove(change)
             if not _open_blocks[module]:
                 del _open_blocks[module]
-                forget_positions(module)
-
-
-# wrappers of the attention functions of transformers
+                cache_positions.forget_positions(module)
 
 
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
@@ -124,11 +105,9 @@ def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     return [model, *(m for m in model.modules() if hasattr(m, "layer_idx") and m is not model)]
 
 
-_wrapping_blocks: set[object] = set()
-"""The open blocks of all models."""
-
-_wrappers = ExitStack()
-"""The wrappers, which are in place from the first open block to the last."""
+_lock = Lock()
+_wrapping_blocks: set[object] = set()  # the open blocks of all models
+_wrappers = ExitStack()  # in place from the first open block to the last
 
 
 @contextmanager
@@ -147,7 +126,7 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
             _wrappers.enter_context(_wrapped_functions())
         _wrapping_blocks.add(block)
     try:
-        with positions_recorded(model, attention_modules(model)):
+        with cache_positions.positions_recorded(model, attention_modules(model)):
             yield
     finally:
         with _lock:
@@ -172,11 +151,8 @@ def _wrapped_functions() -> Iterator[None]:
 
 
 def _wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Function that a model gets instead of the attention function `run`."""
-
     def attend(module: nn.Module, *arguments: Any, **options: Any) -> Any:
-        hooks = hooks_of(module)
-        if hooks is None:
+        if (hooks := hooks_of(module)) is None:
             return run(module, *arguments, **options)
         return _call_with_hooks(module, *arguments, hooks=hooks, run=run, **options)
 
@@ -196,12 +172,12 @@ def _call_with_hooks(
 ) -> tuple[Tensor, Tensor | None]:
     """One attention call: change its inputs, run it, observe it, and silence its heads."""
     layer: int = module.layer_idx  # type: ignore[assignment]
-    rows, dropped = row_keys(module, query.shape[2], key.shape[2])
+    rows, dropped = cache_positions.row_keys(module, query.shape[2], key.shape[2])
     key_heads = key.shape[1]
     tokens, all_tokens = (range(x + dropped, rows.stop + dropped) for x in (rows.start, 0))
     if hooks.changes:
-        ids = options.get("position_ids")
-        of_rows, of_keys = positions(module, rows, dropped, key, ids, attention_mask)
+        ids, mask = options.get("position_ids"), attention_mask
+        of_rows, of_keys = cache_positions.positions(module, rows, dropped, key, ids, mask)
         for change in hooks.changes:
             query = change(layer, "query", query, tokens, of_rows)
             key = change(layer, "key", key, all_tokens, of_keys)
@@ -257,8 +233,7 @@ def silence_outputs(
     """The outputs of a layer after all `silences`; each of them receives the model's output."""
     silenced = output
     for silence in silences:
-        replacement = silence(layer, output, real, past=past)
-        if replacement is not None:
+        if (replacement := silence(layer, output, real, past=past)) is not None:
             heads, outputs = replacement
             silenced = torch.where(heads.to(output.device)[:, None], outputs, silenced)
     return silenced

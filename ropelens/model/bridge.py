@@ -1,12 +1,9 @@
-"""TransformerLens models, observed and edited through the hooks of their bridge.
-
-TransformerLens itself is imported only to make a bridge.
-"""
+"""TransformerLens models, observed and edited through the hooks of their bridge."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +13,7 @@ from transformers import PreTrainedModel
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.visibility import Visibility
 from ropelens.errors import BadArgument, UnsupportedModel, explained
-from ropelens.model.attention_hooks import (
-    Hooks,
-    InputPatch,
-    hooked,
-    hooks_of,
-    silence_outputs,
-)
+from ropelens.model.attention_hooks import Hooks, hooked, hooks_of, silence_outputs
 from ropelens.model.live_model import LiveModel
 from ropelens.runtime.devices import device_of
 
@@ -39,8 +30,8 @@ _HOOKS = {
 class BridgeModel(LiveModel):
     """Live model of a `TransformerBridge`, observed and edited at its hooks.
 
-    A bridge reimplements attention step by step (eager, with every score in memory). The
-    numbers equal the numbers of transformers up to rounding, not to the bit.
+    A bridge computes attention step by step (eager, with every score in memory). Its numbers
+    equal the numbers of transformers up to rounding.
     """
 
     in_chunks = False
@@ -48,6 +39,7 @@ class BridgeModel(LiveModel):
     def __init__(self, bridge: Any, tokenizer: Any = None) -> None:
         super().__init__(bridge.original_model, tokenizer)
         self.bridge = bridge
+        self._modules = [bridge]
 
     def forward(
         self,
@@ -58,16 +50,14 @@ class BridgeModel(LiveModel):
         last: int = 0,
     ) -> Tensor:
         """Logits [sequence, position, token] of whole sequences; `last` has no effect."""
-        inputs = self._inputs(hidden, positions)
-        return self.bridge(tokens.to(self.device), **inputs, use_cache=False)
+        inputs = self._inputs(hidden, positions) | {"use_cache": False}
+        return self.bridge(tokens.to(self.device), **inputs)
 
-    def logits(self, tokens: Tensor, **options: Any) -> Iterator[tuple[int, Tensor]]:
+    def logits(
+        self, tokens: Tensor, *, hidden: Tensor | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         """All logits in one piece, because the output head runs in the forward pass."""
-        yield 0, self.forward(tokens, hidden=options["hidden"])
-
-    @cached_property
-    def _modules(self) -> list[Any]:
-        return [self.bridge]
+        yield 0, self.forward(tokens, hidden=hidden)
 
     @contextmanager
     def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:
@@ -78,12 +68,9 @@ class BridgeModel(LiveModel):
                 calls = _CallParts(self, layer, block.attn.original_component)
                 hook = block.attn.register_forward_pre_hook(calls.begin, with_kwargs=True)
                 stack.callback(hook.remove)
-                names = {f"blocks.{layer}.attn.{name}": part for part, name in _HOOKS.items()}
-                functions = [
-                    (name, partial(calls.collect, part))
-                    for name, part in names.items()
-                    if name in self.bridge.hook_dict
-                ]
+                names = {part: f"blocks.{layer}.attn.{hook}" for part, hook in _HOOKS.items()}
+                known = [part for part, name in names.items() if name in self.bridge.hook_dict]
+                functions = [(names[part], partial(calls.collect, part)) for part in known]
                 stack.enter_context(self.bridge.hooks(fwd_hooks=functions))
             with hooked(self._modules, change):
                 yield
@@ -105,7 +92,7 @@ class _CallParts:
         if isinstance(kwargs.get("position_ids"), Tensor):
             self.parts["position_ids"] = kwargs["position_ids"]
 
-    def collect(self, part: str, value: Tensor, hook: Any) -> Tensor | None:
+    def collect(self, part: Any, value: Tensor, hook: Any) -> Tensor | None:
         """Collect a part of the call, and return the value that replaces it."""
         hooks = hooks_of(self.live.bridge) or Hooks()
         if part == "output":
@@ -117,23 +104,20 @@ class _CallParts:
                 "hook_rot_k fires only for the keys of the new rows.",
                 hint="use_past_kv_cache=False, or the transformers model itself",
             )
-        if part != "scores":
+        if part != "scores" and hooks.changes:
+            x = value.transpose(1, 2)
+            index = torch.arange(x.shape[2], device=x.device)[None]  # no cache: rows are keys
+            positions = self.parts.get("position_ids", index)
             for change in hooks.changes:
-                value = self._changed(change, part, value)
+                x = change(self.layer, part, x, range(x.shape[2]), positions)
+            if x.shape[1] != value.shape[2]:
+                raise UnsupportedModel(
+                    "At hook_rot_k, a bridge has one key for all query heads of a group.",
+                    hint="an edit of whole groups, or the transformers model itself",
+                )
+            value = x.transpose(1, 2)
         self.parts[part] = value
         return value
-
-    def _changed(self, change: InputPatch, part: Any, value: Tensor) -> Tensor:
-        x = value.transpose(1, 2)
-        index = torch.arange(x.shape[2], device=x.device)[None]  # no cache: rows are keys
-        positions = self.parts.get("position_ids", index)
-        changed = change(self.layer, part, x, range(x.shape[2]), positions)
-        if changed.shape[1] != x.shape[1]:
-            raise UnsupportedModel(
-                "At hook_rot_k, a bridge has one key for all query heads of a group.",
-                hint="an edit of whole groups, or the transformers model itself",
-            )
-        return changed.transpose(1, 2)
 
     def _end(self, output: Tensor, hooks: Hooks) -> Tensor:
         """Observe the complete call, then silence its heads."""
@@ -144,8 +128,7 @@ class _CallParts:
                 seen=f"layer {self.layer}: {missing[0]} did not fire",
                 hint="the transformers model itself (the default backend, hf)",
             )
-        heads = ("query", "key", "value")
-        query, key, value = (self.parts[part].transpose(1, 2) for part in heads)
+        query, key, value = (self.parts[x].transpose(1, 2) for x in ("query", "key", "value"))
         by_head = output.reshape(*self.parts["query"].shape[:3], -1)
         scores = self.parts["scores"]  # after the mask
         visible = scores[:, 0] > torch.finfo(scores.dtype).min / 2
@@ -175,8 +158,7 @@ class _CallParts:
 def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
     """A `TransformerBridge` around `model`, which it changes: eager attention, wrapped modules.
 
-    Raises `BadArgument` without a tokenizer, and `UnsupportedModel` for a family that
-    TransformerLens does not know.
+    Raises `BadArgument` without a tokenizer, and `UnsupportedModel` for an unknown family.
     """
     if tokenizer is None:
         raise BadArgument("TransformerLens needs a tokenizer, but this checkpoint has none.")

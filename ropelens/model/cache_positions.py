@@ -22,14 +22,11 @@ from ropelens.config_facts import slides
 from ropelens.errors import UnsupportedModel
 from ropelens.model.masks import shown
 
+# By the id of an attention module: positions [_, row *axis] in the last call of its rotary
+# module, cache of its last call, and positions of the tokens in each cache.
 _rotary_positions: dict[int, Tensor] = {}
-"""Positions [_, row *axis] of the last call of a rotary module, by the id of its attention."""
-
 _caches: dict[int, ref[Cache]] = {}
-"""Cache of the last call of an attention module, by the id of the module."""
-
 _cached_positions: dict[int, WeakKeyDictionary[object, Tensor]] = {}
-"""Positions of the tokens in each cache, by the id of an attention module."""
 
 
 def forget_positions(module: int) -> None:
@@ -96,12 +93,10 @@ def positions(
 
     `rows` are the keys of the rows, and `dropped_keys` counts the keys dropped before the first
     key. `position_ids` has the positions of all tokens that run; without any positions, tokens
-    count from 0. Keys in a cache keep the positions that they had when they were added. Keys
-    that were added before the block get consecutive positions. Raises `UnsupportedModel` if the
-    length of the cache contradicts this.
+    count from 0. Keys in a cache keep their positions. Keys that were added before the block
+    get consecutive positions. Raises `UnsupportedModel` if their number contradicts this.
     """
-    keys = key.shape[2]
-    recorded = _rotary_positions.get(id(module))
+    keys, recorded = key.shape[2], _rotary_positions.get(id(module))
     if position_ids is None or (recorded is not None and recorded.ndim == 3):
         position_ids = recorded
     if position_ids is None or position_ids.ndim == 1:
@@ -133,8 +128,7 @@ def _check_consecutive(
 ) -> None:
     """Raise `UnsupportedModel` unless the keys of the cache have consecutive positions.
 
-    The position of the first row must equal the number of keys before it, less the padding on
-    the left that the mask hides.
+    The first position must be the number of keys before it, less the padding on the left.
     """
     first = of_rows[:, 0] if of_rows.ndim == 2 else of_rows[:, 0].mT
     types = getattr(module.config, "layer_types", None)

@@ -1,13 +1,15 @@
-"""Context managers that change how a model runs: without dropout, or with less work."""
+"""Changes of how a model runs: without dropout, or with less work or memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ropelens.model.attention_hooks import attention_modules
@@ -28,8 +30,8 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def recomputed(model: nn.Module) -> Iterator[None]:
-    """Store only the inputs of layers; a backward pass in the block runs each layer again."""
-    with without_dropout(model), ExitStack() as stack:
+    """Enable gradients and store only inputs of layers; a backward pass runs layers again."""
+    with torch.enable_grad(), without_dropout(model), ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, GradientCheckpointingLayer):
                 again = partial(checkpoint, module.forward, use_reentrant=False)
@@ -53,17 +55,13 @@ def cache_first_result(module: nn.Module, results: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def skip_mlp_work(model: PreTrainedModel) -> Iterator[None]:
-    """Run linear maps outside attention, which take most of a pass, on only the first token.
-
-    Every other token gets the result of the first token.
-    """
+    """Give all tokens the results of the first token in linear maps outside attention."""
     attention = {part for m in attention_modules(model)[1:] for part in m.modules()}
     with ExitStack() as stack:
         for module in set(model.modules()) - attention:
             if type(module).forward is nn.Linear.forward:
-                stack.enter_context(
-                    _replaced_forward(module, partial(_first_token, module.forward))
-                )
+                shortened = partial(_first_token, module.forward)
+                stack.enter_context(_replaced_forward(module, shortened))
         yield
 
 
@@ -81,3 +79,28 @@ def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterato
         del module.forward
         if before is not None:
             module.forward = before
+
+
+class PreallocatedLayer(DynamicLayer):
+    """Layer of a key-value cache that allocates memory for all `tokens` once.
+
+    The cache of transformers copies all keys for every chunk, which fragments memory.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        new = (key_states, value_states)
+        if not self.is_initialized:
+            self.lazy_initialization(*new)
+            self.room = [x.new_empty((*x.shape[:2], self.tokens, x.shape[3])) for x in new]
+        begin = self.get_seq_length()
+        end = begin + key_states.shape[2]
+        for room, states in zip(self.room, new, strict=True):
+            room[:, :, begin:end] = states
+        self.keys, self.values = (room[:, :, :end] for room in self.room)
+        return self.keys, self.values

@@ -2,24 +2,21 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
+from ropelens import config_facts
 from ropelens.attention.call import AttentionCall
-from ropelens.config_facts import (
-    attending_layers,
-    depends_on_length,
-    layer_types,
-    stated_context,
-)
 from ropelens.errors import UnsupportedModel
+from ropelens.model import forward_patches
 from ropelens.model.attention_hooks import (
     AttentionEdit,
     HeadSilence,
@@ -31,20 +28,23 @@ from ropelens.model.attention_hooks import (
     hooks_of,
     wrapped_attention,
 )
-from ropelens.model.cache_layer import PreallocatedLayer
-from ropelens.model.forward_patches import (
-    cache_first_result,
-    recomputed,
-    skip_mlp_work,
-    without_dropout,
-)
 from ropelens.model.output_check import OutputCheck
-from ropelens.rope.select import heads_by_layer
-from ropelens.runtime.devices import device_of
+from ropelens.rope.select import HeadMask, heads_by_layer
+from ropelens.runtime.devices import LOGITS_AT_ONCE, device_of
+from ropelens.text.rows import Ids, Lengths, TokenMask
+from ropelens.text.text import Text
 
 CHECKED_TOKENS = 256  # length up to which observation is checked to change no logit
+ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
+
+MASK_ELEMENTS = 2**25
+"""Keys times rows of a chunk. The mask of a model takes about 40 bytes per element."""
+
 LARGEST_RESIDUAL = 1e-3
 """Largest relative error of rotated lengths and recomputed outputs accepted in float32."""
+
+LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
+"""Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
 
 Recorded = TypeVar("Recorded")
 
@@ -57,12 +57,10 @@ class LiveModel:
     the layers that attend. `bos` is the id of the first token, or None if the configuration
     names none. `trained` is the trained context in tokens, or None if it is not stated;
     `context` is the trained context or 1024. `noise` is the machine epsilon of the dtype, and
-    `tolerance` is the largest residual that is accepted. `depends_on_length` is set if RoPE
-    changes with the length of a batch (dynamic, longrope).
+    `tolerance` the largest residual. `depends_on_length` is set for dynamic and longrope.
     """
 
-    in_chunks = True
-    """Whether `logits` can run the tokens in chunks, with a key-value cache."""
+    in_chunks = True  # whether `logits` can run the tokens in chunks, with a key-value cache
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
         self.model, self.tokenizer = model, tokenizer
@@ -70,51 +68,51 @@ class LiveModel:
         self.class_name = type(model).__name__
         self.layers: int = getattr(self.config, "num_hidden_layers", 0)
         self.heads: int = getattr(self.config, "num_attention_heads", 0)
-        self.layer_types = layer_types(self.config)
-        self.attending = attending_layers(self.config)
+        self.layer_types = config_facts.layer_types(self.config)
+        self.attending = config_facts.attending_layers(self.config)
         # Layers without attention keep a state instead of keys; "hybrid" layers keep both.
         stateless = not any(k.startswith("hybrid") for k in self.layer_types)
         self.in_chunks &= stateless and len(self.attending) == self.layers
         self.bos = self.config.to_dict().get("bos_token_id")
         self.vocabulary: int = self.config.vocab_size
-        self.trained = stated_context(model.config)
+        self.trained = config_facts.stated_context(model.config)
         self.context = self.trained or 1024
         self.device = device_of(model)  # the device of the tokens
         self.noise = torch.finfo(model.dtype).eps
         self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
-        self.depends_on_length = depends_on_length(self.config)
+        self.depends_on_length = config_facts.depends_on_length(self.config)
+        self._modules: list[Any] = attention_modules(model)
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self._takes_logits_to_keep &= model.base_model is not model
         self._output_check = OutputCheck(self.class_name)
         self._checked: set[tuple[int, bool]] = set()
 
-    # running
-
     def forward(
         self,
-        tokens: Int[Tensor, "sequence position"],
+        tokens: Ids,
         positions: Int[Tensor, "*axis sequence position"] | None = None,
         *,
-        hidden: Bool[Tensor, "sequence position"] | None = None,
+        hidden: TokenMask | None = None,
         last: int = 0,
     ) -> Float[Tensor, "sequence some token"]:
         """Logits of whole sequences, without a cache.
 
-        `last=n` returns at least the logits of the final n positions. Positions are 0, 1, 2,
-        ... by default. A mask hides the tokens in `hidden`.
+        `last=n` returns at least the final n. Positions count from 0. A mask hides `hidden`.
         """
         inputs = self._inputs(hidden, positions)
         if last and self._takes_logits_to_keep:
             # Pass indices, because Gemma 4 runs its last layers only on the requested rows if
             # it gets an integer.
             inputs["logits_to_keep"] = torch.arange(tokens.shape[1], device=self.device)[-last:]
-        with without_dropout(self.model):
+        with forward_patches.without_dropout(self.model):
             return self.model(tokens.to(self.device), **inputs, use_cache=False).logits
 
     def _inputs(
         self,
-        hidden: Bool[Tensor, "sequence position"] | None,
+        hidden: TokenMask | None,
         positions: Int[Tensor, "*axis sequence position"] | None = None,
     ) -> dict[str, Tensor]:
-        """Arguments of the model next to the tokens."""
         mask = None if hidden is None else (~hidden).long()
         inputs = {"position_ids": positions, "attention_mask": mask}
         return {name: x.to(self.device) for name, x in inputs.items() if x is not None}
@@ -122,11 +120,11 @@ class LiveModel:
     @torch.no_grad()
     def record_calls(
         self,
-        tokens: Int[Tensor, "sequence position"],
+        tokens: Ids,
         record: Callable[[AttentionCall], Recorded],
         positions: Int[Tensor, "*axis sequence position"] | None = None,
         *,
-        hidden: Bool[Tensor, "sequence position"] | None = None,
+        hidden: TokenMask | None = None,
     ) -> dict[int, Recorded]:
         """Results of `record` for the attention call of each layer, on short sequences.
 
@@ -148,56 +146,77 @@ class LiveModel:
         return {layer: results[layer] for layer in sorted(results)}
 
     def logits(
-        self,
-        tokens: Int[Tensor, "sequence position"],
-        *,
-        hidden: Bool[Tensor, "sequence position"] | None = None,
-        at_once: int,
-        chunk: int | None = None,
+        self, tokens: Ids, *, hidden: TokenMask | None = None
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
-        """All logits in pieces of about `at_once` numbers, each with its first position.
+        """All logits in pieces of about `LOGITS_AT_ONCE` numbers, with their first positions.
 
-        The layers run once, before the first piece. The output head of the model runs on each
-        piece. With `chunk`, this number of tokens runs at a time, with the earlier tokens in a
-        key-value cache.
+        The layers run once, and the output head of the model runs on each piece. Long sequences
+        run in chunks, with the earlier tokens in a key-value cache.
         """
         inputs: dict[str, Any] = self._inputs(hidden)
+        chunk = self.chunk_length(tokens.shape[1])
         if chunk is None:
-            yield from self._logits_in_pieces(tokens, at_once, inputs | {"use_cache": False})
+            yield from self._logits_in_pieces(tokens, inputs | {"use_cache": False})
             return
         past = DynamicCache()
-        layer: Any = partial(PreallocatedLayer, tokens.shape[1])
+        layer: Any = partial(forward_patches.PreallocatedLayer, tokens.shape[1])
         past.layer_class_to_replicate = layer
         for first in range(0, tokens.shape[1], chunk):
             part = tokens[:, first : first + chunk]
             options = {name: mask[:, : first + chunk] for name, mask in inputs.items()}
             options |= {"past_key_values": past, "use_cache": True}
-            for begin, logits in self._logits_in_pieces(part, at_once, options):
+            for begin, logits in self._logits_in_pieces(part, options):
                 yield first + begin, logits
 
-    @property
-    def _takes_logits_to_keep(self) -> bool:
-        """Whether the model can return the logits of only some positions."""
-        parameters = inspect.signature(self.model.forward).parameters
-        return "logits_to_keep" in parameters and self.model.base_model is not self.model
+    @torch.no_grad()
+    def losses(
+        self, tokens: Ids, lengths: Lengths, hidden: TokenMask | None = None
+    ) -> Float[Tensor, "sequence position"]:
+        """Loss of the token at each position in nats; NaN at position 0 and in padding."""
+        losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
+        for first, logits in self.logits(tokens, hidden=hidden):
+            rows = max(1, LOSS_ELEMENTS[self.device.type] // logits.shape[-1])
+            for sequence, length in enumerate(lengths.tolist()):
+                last = min(length - 1, first + logits.shape[1])
+                for begin in range(first, last, rows):
+                    end = min(begin + rows, last)
+                    target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
+                    scores = logits[sequence, begin - first : end - first].float()
+                    loss = cross_entropy(scores, target, reduction="none")
+                    losses[sequence, begin + 1 : end + 1] = loss.double().cpu()
+        return losses
+
+    def chunk_length(self, context: int) -> int | None:
+        """Tokens of a chunk if sequences have `context` tokens; None if they run in one pass.
+
+        RoPE that changes with the length always runs in one pass, because a cache keeps the
+        rotation that its keys had when the sequence was shorter.
+        """
+        if context <= ONE_PASS or self.depends_on_length or not self.in_chunks:
+            return None
+        return max(1, min(ONE_PASS, MASK_ELEMENTS // context))
+
+    def forget_length(self) -> None:
+        """Run one token: dynamic RoPE keeps the rotation of the longest sequence until then."""
+        if self.depends_on_length:
+            with self.without_hooks(), torch.no_grad():  # one token cannot be resampled
+                self.forward(torch.zeros(1, 1, dtype=torch.long), last=1)
 
     def _logits_in_pieces(
-        self, tokens: Tensor, at_once: int, inputs: dict[str, Any]
+        self, tokens: Tensor, inputs: dict[str, Any]
     ) -> Iterator[tuple[int, Tensor]]:
         """Logits of `tokens`, which follow the tokens in a cache among the `inputs`."""
         ids, context = tokens.to(self.device), tokens.shape[1]
-        hidden: list[Any] = []
-        at_once //= len(tokens) * self.vocabulary
+        once = partial(forward_patches.cache_first_result, self.model.base_model, list[Any]())
+        at_once = LOGITS_AT_ONCE[self.device.type] // (len(tokens) * self.vocabulary)
         size = max(1, at_once) if self._takes_logits_to_keep else context
         for begin in range(0, context, size):
             piece = torch.arange(begin, min(begin + size, context), device=ids.device)
             options = {} if size >= context else {"logits_to_keep": piece}
             # Restore the model before the caller gets the piece and possibly stops.
-            with without_dropout(self.model), cache_first_result(self.model.base_model, hidden):
+            with forward_patches.without_dropout(self.model), once():
                 logits = self.model(ids, **inputs, **options).logits
             yield begin, logits
-
-    # blocks
 
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` with every attention call while the block runs."""
@@ -220,10 +239,20 @@ class LiveModel:
         return self._hooked(lambda hooks: replace(hooks, silences=(*hooks.silences, silence)))
 
     @contextmanager
-    def recomputed(self) -> Iterator[None]:
-        """Enable gradients in the block; a backward pass recomputes one layer at a time."""
-        with torch.enable_grad(), recomputed(self.model):
+    def changed(
+        self, edit: AttentionEdit | None, silences: Sequence[HeadSilence] = ()
+    ) -> Iterator[None]:
+        """Open `edit` (None: no block) and `silences` while the block runs."""
+        with ExitStack() as blocks:
+            if edit is not None:
+                blocks.enter_context(self.edit(edit))
+            for silence in silences:
+                blocks.enter_context(self.silence(silence))
             yield
+
+    def recomputed(self) -> AbstractContextManager[None]:
+        """Enable gradients in the block; a backward pass recomputes one layer at a time."""
+        return forward_patches.recomputed(self.model)
 
     def without_hooks(self) -> AbstractContextManager[None]:
         """Suspend every open edit, patch, silence and observer while the block runs."""
@@ -233,12 +262,7 @@ class LiveModel:
     @property
     def open_edit(self) -> AttentionEdit | None:
         """The edit that the open block applies to queries and keys."""
-        hooks = hooks_of(self._modules[0])
-        return None if hooks is None else hooks.edit
-
-    @cached_property
-    def _modules(self) -> list[Any]:
-        return attention_modules(self.model)
+        return (hooks_of(self._modules[0]) or Hooks()).edit
 
     @contextmanager
     def _hooked(self, change: Callable[[Hooks], Hooks]) -> Iterator[None]:
@@ -246,24 +270,23 @@ class LiveModel:
             yield
 
     @torch.no_grad()
-    def check_observation_is_exact(
-        self,
-        tokens: Int[Tensor, "1 position"],
-        hidden: Bool[Tensor, "1 position"] | None = None,
-    ) -> None:
+    def check_observation_is_exact(self, text: Text) -> None:
         """Raise `UnsupportedModel` unless logits are bit-identical while observed.
 
-        The check runs once for each length, on the first 256 tokens and with a shortcut in
-        feed-forward layers. A model that does not repeat its own logits is not refused, because
-        some kernels are not deterministic.
+        The check runs once for each length, on the first 256 tokens of the longest sequence and
+        with a shortcut in feed-forward layers. A text that runs in chunks is not checked. A
+        model that does not repeat its own logits is not refused.
         """
-        tokens = tokens[:, :CHECKED_TOKENS]
+        if self.chunk_length(text.context) is not None:
+            return
+        longest = text[[int(text.lengths.argmax())]]
+        tokens, hidden = longest.ids[:, :CHECKED_TOKENS], longest.hidden
         hidden = None if hidden is None else hidden[:, :CHECKED_TOKENS]
         case = (tokens.shape[1], hidden is None)
         if case in self._checked:
             return
         run = partial(self.forward, tokens, hidden=hidden, last=1)
-        with skip_mlp_work(self.model):
+        with forward_patches.skip_mlp_work(self.model):
             plain = run()
             observing: Any = {"observers": (lambda call: None,), "output_check": None}
             with self._hooked(lambda hooks: replace(hooks, **observing)):
@@ -276,9 +299,7 @@ class LiveModel:
                 )
         self._checked.add(case)
 
-    def heads_of(
-        self, heads: str, turning: Sequence[int] | None = None
-    ) -> Bool[Tensor, "layer head"]:
+    def heads_of(self, heads: str, turning: Sequence[int] | None = None) -> HeadMask:
         """Heads in a list such as "1.3,2.*", from the layers that attend or are `turning`."""
         among, doing = (self.attending, "attend") if turning is None else (turning, "rotate")
         return heads_by_layer(heads, shape=(self.layers, self.heads), among=among, doing=doing)

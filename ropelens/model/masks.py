@@ -16,7 +16,7 @@ def shown(mask: Tensor) -> Bool[Tensor, "..."]:
 
 
 def visible_keys(rows: range, mask: Tensor | None, window: int | None) -> Visibility:
-    """The keys that each row sees, read from the mask that the model is about to use."""
+    """The keys that each row sees, read from the mask of the model."""
     if mask is None:
         return Visibility.causal(rows, window=window)
     if not isinstance(mask, Tensor) or mask.ndim != 4:
@@ -28,8 +28,7 @@ def visible_keys(rows: range, mask: Tensor | None, window: int | None) -> Visibi
 def real_rows(rows: range, mask: Tensor | None) -> Bool[Tensor, "_ row"]:
     """Whether each row is a token instead of padding: a token sees its own key.
 
-    Under a sparse mask, a later row may see a key that the token itself does not see. A row is
-    then a token if it sees any key.
+    A sparse mask may hide this key. Then a row is a token if it sees any key.
     """
     if mask is None:
         return torch.ones(1, len(rows), dtype=torch.bool)

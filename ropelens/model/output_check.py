@@ -1,41 +1,41 @@
 """Check of observed calls: attention recomputed from a call must match the model's own output.
 
-If ropelens misreads a model (its mask, scale, bias or shared keys), the recomputed output does
-not match. Every kind of call is therefore compared once for each layer, on a few rows.
+If ropelens misreads a model (its mask, scale, bias or shared keys), the output does not match.
+An error names the component that explains the difference.
 """
 
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from ropelens.attention.call import AttentionCall
+from ropelens.attention.call import AttentionCall, attention_map, output_residual
 from ropelens.errors import UnsupportedModel
-from ropelens.model.mismatch import find_cause, recomputed_residual
 
 COMPARED_ROWS = 16  # rows of a call that are compared
 
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """Compare every kind of call of a model once; errors name the model by `class_name`."""
+    """Compare every kind of call once for each layer; errors name the model by `class_name`."""
 
     class_name: str
     compared: set[tuple[object, ...]] = field(default_factory=set)
-    """Kinds of calls that were compared: layer, number of rows, cache, and kind of mask."""
+    """Layer, number of rows, cache, and kind of mask of the calls that were compared."""
 
     def __call__(
         self, call: AttentionCall, real: Bool[Tensor, "_ row"], *, plain_mask: bool = True
     ) -> None:
         """Raise `UnsupportedModel` if the recomputed attention does not match the output.
 
-        Attention is computed from queries, keys, values, scale, soft-cap, sink logits and the
-        keys that each row sees. `real` marks the rows that are tokens. Rows whose output is NaN
-        or infinite are skipped. A call without a `plain_mask` is always compared.
+        `real` marks the rows that are tokens. Rows whose output is NaN or infinite are skipped.
+        A call without a `plain_mask` is always compared.
         """
-        rows = call.query.shape[2]
-        visibility = call.visibility
+        rows, visibility = call.query.shape[2], call.visibility
         mask_kind = (visibility.mask is None, len(visibility.first) > 1)
         kind = (call.layer, rows, call.past > 0, mask_kind)
         if plain_mask and kind in self.compared:
@@ -73,3 +73,65 @@ class OutputCheck:
             "its attention function",
             hint="a causal language model of a tested family (docs/families.md)",
         )
+
+
+def recomputed_residual(call: AttentionCall) -> float:
+    """Relative difference between recomputed attention and the output of the model."""
+    return output_residual(call, attention_map(call).nan_to_num(0))
+
+
+def find_cause(call: AttentionCall, *, real: Bool[Tensor, "batch row"], allowed: float) -> str:
+    """The change of one component with which the recomputed attention matches, or ""."""
+    for cause, changed in _variants(call, real):
+        if recomputed_residual(changed) <= allowed:
+            return cause
+    if _residual_up_to_factors(call) <= allowed:
+        return "it matches up to a factor of each row and head, such as of a gate or a sink"
+    return ""
+
+
+def _variants(
+    call: AttentionCall, real: Bool[Tensor, "batch row"]
+) -> Iterator[tuple[str, AttentionCall]]:
+    """Calls in which one component is left out, fitted, or has a usual value."""
+    key, see = torch.arange(call.key.shape[2]), call.visibility
+    earlier = (key <= see.position[..., None]).to(real.device)
+    for mask, keys in (
+        (earlier & real[..., None], "all keys up to their own position"),
+        (real[..., None].expand(-1, -1, len(key)), "all keys, also later keys"),
+    ):
+        changed = replace(call, visibility=replace(see, mask=mask))
+        yield f"it matches if rows see {keys}", changed
+    if call.softcap is not None:
+        yield "it matches if the soft-cap is left out", replace(call, softcap=None)
+    if call.sink_logits is not None:
+        yield "it matches if the sink logits are left out", replace(call, sink_logits=None)
+    usual = 1 / math.sqrt(call.query.shape[-1])
+    yield "it matches with the scale 1 / sqrt(head_dim)", replace(call, scale=usual)
+    yield "it matches if the scale is left out", replace(call, scale=1.0)
+    fitted = _fit(lambda scale: replace(call, scale=scale))
+    yield f"it matches with the scale {fitted.scale:.4g} instead of {call.scale:.4g}", fitted
+    if call.softcap is None:
+        capped = _fit(lambda cap: replace(call, softcap=cap))
+        yield f"it matches with a soft-cap of {capped.softcap:.4g}", capped
+
+
+def _fit(change: Callable[[float], AttentionCall]) -> AttentionCall:
+    """The call with the smallest residual, for a number from 0.001 to 1000."""
+    residual = lambda log: recomputed_residual(change(math.exp(log)))  # noqa: E731
+    grid = [step / 4 for step in range(-28, 29)]
+    best = min(grid, key=residual)
+    bounds, options = (best - 0.25, best + 0.25), {"xatol": 1e-9}
+    fit = minimize_scalar(residual, bounds=bounds, method="bounded", options=options)
+    return change(math.exp(fit.x))
+
+
+def _residual_up_to_factors(call: AttentionCall) -> float:
+    """Residual if the best factor multiplies the weights of each row and head."""
+    weights = attention_map(call).nan_to_num(0)
+    group = call.query.shape[1] // call.key.shape[1]
+    ours = weights @ call.value.to(weights.dtype).repeat_interleave(group, dim=1)
+    theirs = call.output.to(weights.dtype).reshape(ours.transpose(1, 2).shape).transpose(1, 2)
+    squares = ours.square().sum(-1, keepdim=True).clamp(min=1e-30)
+    factor: Float[Tensor, "batch head row 1"] = (ours * theirs).sum(-1, keepdim=True) / squares
+    return output_residual(call, weights * factor)

@@ -18,10 +18,7 @@ from ropelens.runtime.devices import computes_on
 def _modules_recorded(
     live: LiveModel, record: Callable[[nn.Module, Tensor, Any], Any]
 ) -> Iterator[None]:
-    """Call `record(module, input, result)` for every module that runs.
-
-    A value that `record` returns replaces the result of the module.
-    """
+    """Call `record(module, input, result)` for every module; it may return another result."""
     with ExitStack() as stack:
         for module in live.model.modules():
             hook = module.register_forward_hook(

@@ -11,8 +11,7 @@ import xarray as xr
 from jaxtyping import Integer
 from torch import Tensor
 
-from ropelens.attention.call import AttentionCall
-from ropelens.attention.head_terms import write_head
+from ropelens.attention.call import AttentionCall, write_head
 from ropelens.attention.variables import Variable, labelled, table
 from ropelens.errors import BadArgument, Count, Whole, public
 from ropelens.model.as_live_model import Model, as_live_model

@@ -16,9 +16,8 @@ from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.capture import TokenNames, token_names
 from ropelens.profiles.gradients import Number, differentiate, score_gradient
-from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measurement import Measurement, check_ids
 from ropelens.profiles.measures import AXES
-from ropelens.profiles.model_text import check_ids
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
@@ -196,7 +195,7 @@ def check_excerpts(
                 hint="another prompt, or ropelens.capture for some of the heads",
             )
         text = Text(tokens[None])
-        check_ids(text, vocabulary=config.vocab_size)
+        check_ids(text.ids, vocabulary=config.vocab_size)
         checked.append(text.ids[0])
     return checked
 

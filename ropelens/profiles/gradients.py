@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.attention.call import AttentionCall, attention_map
@@ -12,6 +12,7 @@ from ropelens.errors import BadArgument
 from ropelens.model import attention_hooks
 from ropelens.model.attention_hooks import AttentionInput
 from ropelens.model.live_model import LiveModel
+from ropelens.rope.select import HeadMask
 from ropelens.text.text import Text
 
 OfLogits = Callable[[Tensor], Tensor]
@@ -25,12 +26,7 @@ class Number(NamedTuple):
 
 
 def differentiate(
-    live: LiveModel,
-    text: Text,
-    number: Number,
-    chosen: Bool[Tensor, "layer head"],
-    *,
-    size: float = 1.0,
+    live: LiveModel, text: Text, number: Number, chosen: HeadMask, *, size: float = 1.0
 ) -> tuple[float, dict[int, tuple[AttentionCall, Tensor]]]:
     """The answer, and for each layer its call and the gradient with respect to its outputs.
 
@@ -78,9 +74,7 @@ def value_of(live: LiveModel, text: Text, number: Number) -> Float[Tensor, "*axi
     return number.of(logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 
-def scale_queries(
-    chosen: Bool[Tensor, "layer head"], size: Float[Tensor, ""]
-) -> attention_hooks.InputPatch:
+def scale_queries(chosen: HeadMask, size: Float[Tensor, ""]) -> attention_hooks.InputPatch:
     """A patch that multiplies the queries of chosen heads; by 1 it changes no bit."""
 
     def scale(

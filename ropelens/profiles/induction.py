@@ -11,12 +11,11 @@ from torch import Tensor
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import by_layer, sum_attention
-from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import STATISTICS
-from ropelens.profiles.passes import Progress, observing, token_losses
+from ropelens.profiles.passes import Progress, observer_of_chunks
 from ropelens.rope.planes import Planes
-from ropelens.text.rows import Rows, generator_of
+from ropelens.text.rows import Ids, Lengths, Rows, generator_of
 
 REPEATED_TOKENS = 64  # random tokens that are repeated, if both copies fit in the context
 REPEATS = 8  # sequences of repeated random tokens that are averaged
@@ -34,17 +33,18 @@ class Task:
     coordinates: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-def repeated_tokens(measurement: Measurement, length: int) -> Int[Tensor, "trial position"]:
-    """The first token of the text, then `length` random tokens, then the same tokens again.
+def repeated_tokens(
+    first: int, length: int, *, vocabulary: int, seed: int
+) -> Int[Tensor, "trial position"]:
+    """The token `first`, then `length` random tokens, then the same tokens again.
 
     The random tokens of a sequence differ if the vocabulary is large enough, so that each
     repeated token has one earlier occurrence (Olsson et al. 2022, arXiv 2209.11895).
     """
-    generator, vocabulary = generator_of(measurement.seed), measurement.live.vocabulary
+    generator = generator_of(seed)
     draws = [torch.randperm(vocabulary, generator=generator) for _ in range(REPEATS)]
     once = torch.stack([draw[torch.arange(length) % len(draw)] for draw in draws])
-    first = torch.full((REPEATS, 1), measurement.first_token)
-    return torch.cat([first, once, once], dim=1)
+    return torch.cat([torch.full((REPEATS, 1), first), once, once], dim=1)
 
 
 def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
@@ -55,9 +55,10 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
     exclude the first token of either copy, which cannot be predicted. The copies are 64 tokens
     long, or fill the context if it is shorter.
     """
-    live = measurement.live
+    live, seed = measurement.live, measurement.seed
     length = max(2, min(REPEATED_TOKENS, (live.context - 1) // 2))
-    tokens = repeated_tokens(measurement, length)
+    first = measurement.text.first_token
+    tokens = repeated_tokens(first, length, vocabulary=live.vocabulary, seed=seed)
     second = torch.arange(length + 1, 2 * length + 1).expand(len(tokens), -1)
     weight, whole = torch.full(second.shape, 1 / length), whole_lengths(tokens)
     by_offset = [row for row in STATISTICS if row.name == "offset_mass"]
@@ -72,9 +73,11 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
             seen = seen[:, torch.arange(length), second[0] - length]
             mass[call.layer] = sums["offset_mass"].masked_fill(~seen.any(), torch.nan)
 
-        forget_length(live)
-        with observing(live, tokens, (rows,), see):
-            losses = token_losses(live, tokens, whole)
+        live.forget_length()
+        context = tokens.shape[1]
+        chunk = live.chunk_length(context)
+        with live.observe(observer_of_chunks(chunk, (rows,), context, see)):
+            losses = live.losses(tokens, whole)
         progress(tokens.numel())
         of_layers = by_layer(mass, live.layers)
         after, same = of_layers[..., length - 1], of_layers[..., length]
@@ -89,12 +92,5 @@ def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
     return Task(tokens.numel(), measure)
 
 
-def whole_lengths(tokens: Int[Tensor, "sequence position"]) -> Int[Tensor, " sequence"]:
+def whole_lengths(tokens: Ids) -> Lengths:
     return torch.full(tokens.shape[:1], tokens.shape[1])
-
-
-def forget_length(live: LiveModel) -> None:
-    """Run one token: dynamic RoPE keeps the frequencies of the longest sequence until then."""
-    if live.depends_on_length:
-        with live.without_hooks(), torch.no_grad():  # one token cannot be resampled
-            live.forward(torch.zeros(1, 1, dtype=torch.long), last=1)

@@ -2,31 +2,29 @@
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Literal
 
-from transformers import PreTrainedConfig
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from ropelens.budget.held_out import Sample, scored_rows
+from ropelens.attention.call import AttentionCall, attention_map
+from ropelens.budget.held_out import scored_rows
 from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import count_length_mismatches
+from ropelens.errors import IN_WORDS, BadArgument
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.model_text import attention_across, model_text
 from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
-from ropelens.text.rows import HowMany, Rows, all_rows, rows_for, sample_rows
+from ropelens.text.batches import PackedRow
+from ropelens.text.rows import HowMany, Ids, Lengths, Rows, all_rows, rows_for, sample_rows
 from ropelens.text.text import Text
-from ropelens.text.tokenize import TextInput
-
-ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
-
-MASK_ELEMENTS = 2**25
-"""Keys times rows of a chunk. The mask of a model takes about 40 bytes per element."""
+from ropelens.text.tokenize import TextInput, read_text
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
@@ -57,6 +55,7 @@ class Measurement:
 
     live: LiveModel
     text: Text
+    rotation: RotationProbe
     rows: int | Literal["all"] = "all"
     seed: int = 0
     batch_size: int | None = None
@@ -65,7 +64,7 @@ class Measurement:
     @classmethod
     def of(
         cls,
-        model: Model,
+        model: "Measured",
         text: TextInput,
         *,
         tokenizer: Any = None,
@@ -76,9 +75,12 @@ class Measurement:
     ) -> "Measurement":
         """Read and check the arguments of a public function once.
 
-        `sinks` are the ids of tokens that are sinks. Raises what `model_text` raises.
+        A measurement is returned unchanged: its own text and options count. `sinks` are the ids
+        of tokens that are sinks. Raises what `model_text` raises.
         """
-        live = as_live_model(model)
+        if isinstance(model, Measurement):
+            return model
+        live = as_live_model(model, tokenizer)
         text = model_text(live, text, tokenizer=tokenizer, sinks=sinks)
         across = 0.0 if text.packed is None else attention_across(live, text.packed)
         if different := count_length_mismatches(live.config, text.lengths):
@@ -88,13 +90,7 @@ class Measurement:
                 stacklevel=3,
             )
         rows = rows_for(rows, text.context)
-        return cls(live, text, rows, int(seed), batch_size, across)
-
-    def check_observation_is_exact(self) -> None:
-        """Check on the longest sequence that observation changes no bit; see `LiveModel`."""
-        if chunk_of(self.live, self.text.context) is None:
-            longest = self.text.part([int(self.text.lengths.argmax())])
-            self.live.check_observation_is_exact(longest.ids, longest.hidden)
+        return cls(live, text, RotationProbe(live), rows, int(seed), batch_size, across)
 
     def batches(self, chosen: Sequence[int] | None = None) -> Iterator[Batch]:
         """Yield the `chosen` sequences (default: all) in batches."""
@@ -132,32 +128,6 @@ class Measurement:
             part, rows.zero_hidden(part.hidden), scored.zero_hidden(part.hidden), fitted
         )
 
-    def with_text(self, text: Text, *, rows: int | Literal["all"]) -> "Measurement":
-        """The same model on another text; its rotation is not measured again."""
-        other = replace(self, text=text, rows=rows)
-        vars(other)["rotation"] = self.rotation
-        return other
-
-    @cached_property
-    def rotation(self) -> RotationProbe:
-        """Probe of the rotation of the live model."""
-        return RotationProbe(self.live)
-
-    @cached_property
-    def sample(self) -> Sample:
-        """The sequences and rows to which the models of the budget are fitted."""
-        return Sample.draw(self.text, seed=self.seed)
-
-    @property
-    def first_token(self) -> int:
-        """First token of the first sequence; prompts begin with it too."""
-        return int(self.text.ids[0, 0])
-
-    @property
-    def prompt_context(self) -> int:
-        """Tokens of a prompt: the trained context, or the context of a shorter text."""
-        return min(self.live.context, self.text.context)
-
     @property
     def facts(self) -> dict[str, str | int | float]:
         """The attributes of results: model, tokens, options and versions."""
@@ -172,7 +142,7 @@ class Measurement:
             "trained_context": live.context,
             "rows": self.rows,
             "sequences": len(text),
-            "documents": text.document_count,
+            "documents": 0 if text.documents is None else len(text.documents.unique()),
             "tokens": int(text.real.sum()),
             "tokens_sha256": text.fingerprint,
             "versions": json.dumps(versions()),
@@ -181,15 +151,9 @@ class Measurement:
         }
 
 
-def chunk_of(live: LiveModel, context: int) -> int | None:
-    """Tokens of a chunk if sequences have `context` tokens; None if they run in one pass.
-
-    RoPE that changes with the length always runs in one pass, because a cache keeps the
-    rotation that its keys had when the sequence was shorter.
-    """
-    if context <= ONE_PASS or live.depends_on_length or not live.in_chunks:
-        return None
-    return max(1, min(ONE_PASS, MASK_ELEMENTS // context))
+Measured = Model | Measurement
+"""What public functions measure; they pass a measurement on to each other."""
+IN_WORDS[Measured] = IN_WORDS[Model]
 
 
 def versions() -> dict[str, str]:
@@ -217,3 +181,88 @@ def sequences_at_once(
     while size > 1 and free < 2 * pass_bytes(config, sequences=size, **kind):
         size = (size + 1) // 2
     return size
+
+
+ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
+
+
+def model_text(
+    live: LiveModel, text: TextInput, *, tokenizer: Any = None, sinks: Iterable[int] = ()
+) -> Text:
+    """Return `text` as a `Text` that the model can read; tokens in `sinks` are sinks.
+
+    Raises `BadArgument` for tokens outside the vocabulary and for lengths that count padding.
+    """
+    tokenizer = live.tokenizer if tokenizer is None else tokenizer
+    text = read_text(text, tokenizer=tokenizer, config=live.config, context=live.context)
+    check_ids(text.ids, vocabulary=live.vocabulary)
+    check_padding(text.ids.cpu(), text.lengths, padding_ids(live.model))
+    return replace(text, bos=live.bos, sink_ids=tuple(sinks))
+
+
+def check_ids(ids: Ids, *, vocabulary: int) -> None:
+    """Raise `BadArgument` for short sequences and for tokens outside the vocabulary."""
+    if ids.shape[1] < 3:
+        raise BadArgument("A text must have 3 tokens or more.", seen=f"{ids.shape[1]} tokens")
+    if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+        raise BadArgument(
+            "Some tokens are not in the vocabulary of the model.",
+            seen=f"ids {int(ids.min())} to {int(ids.max())}, vocabulary {vocabulary}",
+        )
+
+
+def padding_ids(model: PreTrainedModel) -> dict[int, int]:
+    """Ids that pad batches, with the number of copies that a text does not begin with.
+
+    If no other id is padding, an end-of-text token is, and one copy may begin a text.
+    """
+    ids = []
+    config = model.config.get_text_config()
+    for facts in (config.to_dict(), (model.generation_config or config).to_dict()):
+        end = facts.get("eos_token_id")
+        ids += [facts.get("pad_token_id"), *(end if isinstance(end, list) else [end])]
+    return {id: 1 if id == ids[0] else 2 for id in ids if id is not None}
+
+
+def check_padding(ids: Ids, lengths: Lengths, padding: Mapping[int, int]) -> None:
+    """Raise `BadArgument` if lengths count padding; `padding` is explained in `padding_ids`."""
+    beyond = torch.arange(ids.shape[1]) >= lengths[:, None]
+    if not beyond.any():
+        return
+    for id, copies in padding.items():
+        other = ids != id
+        wrong = ~other[:, :copies].any(1) & (beyond & other).any(1)
+        wrong |= ~(other & ~beyond).any(1)
+        if wrong.any():
+            raise BadArgument(
+                "Token ids must be padded on the right, because lengths count from the left.",
+                seen=f"sequence {int(wrong.nonzero()[0])} begins with padding (id {id})",
+                hint="a BatchEncoding with its attention_mask",
+            )
+
+
+def attention_across(live: LiveModel, row: PackedRow) -> float:
+    """Share of its attention that a packed row gives to other documents.
+
+    The model reads the row unmodified, because it may keep the documents apart. The share is a
+    mean over heads, layers and up to 128 rows of attention. Warns if it is not 0.
+    """
+    sequence, shares = row.sequence.to(live.device), []
+    count = len(sequence) - 1
+    position = torch.linspace(1, count, min(count, ROWS_ACROSS)).long()
+
+    def add_share(call: AttentionCall) -> None:
+        attention = attention_map(call.of_rows(position))
+        others = (attention * (sequence[position, None] != sequence)).sum(-1)
+        shares.append(float(others[..., sequence[position] > 0].mean()))
+
+    with torch.no_grad(), live.observe(add_share):
+        inputs = {name: x.to(live.device) for name, x in row.inputs.items()}
+        live.model(**inputs, use_cache=False)
+    if share := sum(shares) / max(1, len(shares)):
+        warnings.warn(
+            f"in packed rows this model gives {share:.0%} of its attention to other documents; "
+            "here each document is measured by itself",
+            stacklevel=5,
+        )
+    return share

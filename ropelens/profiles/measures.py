@@ -1,13 +1,17 @@
 """The table of measures: each variable of a profile, with its dims, unit and formula."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import xarray as xr
 
 from ropelens.attention import formulas
-from ropelens.attention.variables import Derived, Fitted, Statistic, Variable, table
+from ropelens.attention.variables import Derived, Fitted, Statistic, Variable, labelled, table
 from ropelens.errors import BadArgument
+from ropelens.runtime.results import open_results
 
 BY_HEAD = ("layer", "head")
 BY_PLANE = ("layer", "head", "frequency")
@@ -172,3 +176,23 @@ def missing_measures(profile: xr.Dataset) -> list[Variable]:
     """The rows of `MEASURES` that `profile` lacks, except fits if it has no budget at all."""
     rows = [row for row in MEASURES if row.saved and row.name not in profile]
     return [row for row in rows if "total_bits" in profile or not isinstance(row, Fitted)]
+
+
+def open_profile(path: str | Path) -> xr.Dataset:
+    """Read a profile that `save` wrote; raises `BadArgument` as `open_results` does."""
+    return complete_profile(open_results(path, "profile"), path)
+
+
+def complete_profile(profile: xr.Dataset, path: str | Path) -> xr.Dataset:
+    """`profile`, with NaN for each measure that did not exist when it was saved to `path`.
+
+    One warning names these measures.
+    """
+    rows = missing_measures(profile)
+    if not rows:
+        return profile
+    names = ", ".join(row.name for row in rows)
+    warnings.warn(f"{path} was saved before ropelens measured {names}: NaN", stacklevel=3)
+    shapes = {row.name: [profile.sizes.get(dim, 1) for dim in row.saved_dims] for row in rows}
+    values = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
+    return profile.assign(labelled(values, rows))

@@ -6,40 +6,28 @@ chunk the cache has all keys, and each layer gets one call of these rows and all
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.sampled_call import SampledCall
-from ropelens.attention.sums import (
-    LayerSums,
-    SequenceSums,
-    Sums,
-    by_group,
-    no_sums,
-    sum_attention,
-)
+from ropelens.attention.sums import LayerSums, SequenceSums, Sums, by_group, sum_attention
 from ropelens.attention.variables import Statistic
-from ropelens.budget.held_out import FOLD_ROWS, LayerFit, add_found_sinks
+from ropelens.budget.held_out import FOLD_ROWS, LayerFit, Sample, add_found_sinks
 from ropelens.errors import UnsupportedModel
 from ropelens.model.attention_hooks import Observer
 from ropelens.model.live_model import LiveModel
-from ropelens.profiles.measurement import Batch, Measurement, chunk_of
+from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes
-from ropelens.runtime.devices import LOGITS_AT_ONCE
 from ropelens.runtime.processes import gather, shard
 from ropelens.text.rows import Rows
-
-LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
-"""Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
 
 OBSERVED = 1.6  # time per token with all statistics, compared with an unobserved token
 
@@ -50,38 +38,20 @@ Progress = Callable[[int], None]
 """Called with the number of tokens that were processed since the last call."""
 
 
-def logits_of(
-    live: LiveModel,
-    tokens: Int[Tensor, "sequence position"],
-    hidden: Bool[Tensor, "sequence position"] | None = None,
-) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
-    """Yield all logits in pieces, with the first position of each; long sequences in chunks."""
-    chunk, at_once = chunk_of(live, tokens.shape[1]), LOGITS_AT_ONCE[live.device.type]
-    return live.logits(tokens, hidden=hidden, at_once=at_once, chunk=chunk)
-
-
-@contextmanager
-def observing(
-    live: LiveModel,
-    tokens: Int[Tensor, "sequence position"],
+def observer_of_chunks(
+    chunk: int | None,
     rows: Sequence[Rows],
+    context: int,
     whole: Observer,
     part: Observer = lambda call: None,
-) -> Iterator[None]:
-    """Observe one pass over `tokens` (by `logits_of`) that runs in the block.
+) -> Observer:
+    """Observer of a pass over sequences of `context` tokens in chunks of `chunk` tokens.
 
-    `whole` receives the call of each layer. If the pass runs in chunks, `part` receives the
-    queries and keys of each chunk and the position of its first token, and `whole` receives
-    one call of the `rows` and all keys.
+    `part` receives the queries and keys of each chunk, and `whole` receives one call of the
+    `rows` and all keys for each layer. If `chunk` is None, the observer is `whole`.
     """
-    context = tokens.shape[1]
-    if chunk_of(live, context) is not None:
-        whole = _in_chunks(rows, context, whole, part)
-    with torch.no_grad(), live.observe(whole):
-        yield
-
-
-def _in_chunks(rows: Sequence[Rows], context: int, whole: Observer, part: Observer) -> Observer:
+    if chunk is None:
+        return whole
     positions = torch.cat([batch_rows.position.flatten() for batch_rows in rows]).unique()
     earlier: dict[int, dict[str, Any]] = {}
 
@@ -109,41 +79,11 @@ def _in_chunks(rows: Sequence[Rows], context: int, whole: Observer, part: Observ
     return keep_rows
 
 
-@torch.no_grad()
-def token_losses(
-    live: LiveModel,
-    tokens: Int[Tensor, "sequence position"],
-    lengths: Int[Tensor, " sequence"],
-    hidden: Bool[Tensor, "sequence position"] | None = None,
-) -> Float[Tensor, "sequence position"]:
-    """Loss of the token at each position in nats; NaN at position 0 and in padding."""
-    losses = torch.full(tokens.shape, torch.nan, dtype=torch.float64)
-    for first, logits in logits_of(live, tokens, hidden):
-        rows = max(1, LOSS_ELEMENTS[live.device.type] // logits.shape[-1])
-        for sequence, length in enumerate(lengths.tolist()):
-            last = min(length - 1, first + logits.shape[1])
-            for begin in range(first, last, rows):
-                end = min(begin + rows, last)
-                target = tokens[sequence, begin + 1 : end + 1].to(logits.device, torch.long)
-                scores = logits[sequence, begin - first : end - first].float()
-                loss = cross_entropy(scores, target, reduction="none")
-                losses[sequence, begin + 1 : end + 1] = loss.double().cpu()
-    return losses
-
-
 # the models of the budget
 
 
-def cost_of_fit(measurement: Measurement, surrogates: int) -> float:
-    """Approximate number of tokens that pass the model in the time of the fits of a layer."""
-    live, context = measurement.live, measurement.text.context
-    terms = max(layer.terms for layer in measurement.rotation.unedited_planes(context))
-    parameters = sum(weight.numel() for weight in live.model.parameters())
-    return fit_cost(parameters, live.heads, terms, context, surrogates)
-
-
 def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: int) -> float:
-    """The value of `cost_of_fit` for a model of this size."""
+    """Approximate number of tokens that pass the model in the time of the fits of a layer."""
     # Half of the rows of both folds is visible; small operations cost as much as 4,000 tokens.
     cells = heads * FOLD_ROWS * (context + 4_000)
     share = (1 + surrogates / 40) / 2  # 40 surrogates take half of the time
@@ -152,6 +92,7 @@ def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: 
 
 def fit_layers(
     measurement: Measurement,
+    sample: Sample,
     planes: Sequence[Planes],
     *,
     surrogates: int,
@@ -159,13 +100,13 @@ def fit_layers(
     statistics: Sequence[Statistic] | None = None,
     summed: Progress = lambda _: None,
 ) -> tuple[dict[int, LayerFit], Sums]:
-    """Fit the models of the budget of every layer, in one pass over a sample of the sequences.
+    """Fit the models of the budget of every layer, in one pass over the `sample`.
 
     A layer is fitted at its attention call, and only the weights are kept. Then `progress` is
     called. Processes that share the measurement share the layers. With `statistics` the pass
     also returns the sums of its sequences; see `sum_batch`.
     """
-    live, seed, sample = measurement.live, measurement.seed, measurement.sample
+    live = measurement.live
     own_layers = [live.attending[n] for n in shard(len(live.attending))]
     fits: dict[int, LayerFit] = {}
 
@@ -174,7 +115,9 @@ def fit_layers(
             return
         of_layer = planes[call.layer]
         try:
-            fits[call.layer] = sample.fit(call, of_layer, surrogates=surrogates, seed=seed)
+            fits[call.layer] = sample.fit(
+                call, of_layer, surrogates=surrogates, seed=measurement.seed
+            )
         except torch.linalg.LinAlgError as error:
             query, key = (f"{float(x.abs().max()):.0e}" for x in (call.query, call.key))
             raise UnsupportedModel(
@@ -186,14 +129,16 @@ def fit_layers(
             raise _AllFitted
 
     tokens, rows = sample.text.ids, (sample.rows, sample.surrogate_rows)
-    sums = no_sums()
+    sums = Sums()
     if statistics is not None:
         batch = measurement.batch(sample.chosen, width=tokens.shape[1], fitted=rows)
         given: dict[str, Any] = {"statistics": statistics, "fits": fits, "progress": summed}
         sums, _ = sum_batch(live, batch, planes, also=fit, **given)
     elif own_layers:
-        with suppress(_AllFitted), observing(live, tokens, rows, fit):
-            for _ in logits_of(live, tokens, sample.text.hidden):
+        width = tokens.shape[1]
+        observer = observer_of_chunks(live.chunk_length(width), rows, width, fit)
+        with suppress(_AllFitted), torch.no_grad(), live.observe(observer):
+            for _ in live.logits(tokens, hidden=sample.text.hidden):
                 pass
     fits = {layer: fit for part in gather(fits) for layer, fit in part.items()}
     live.check_layers(set(fits))
@@ -223,7 +168,7 @@ def collect(
     `sums` has the sums of the first sequences if they are known. `save` is called after each
     batch. Memory depends on layers and context, not on the number of sequences.
     """
-    sums = sums or no_sums()
+    sums = sums or Sums()
     chosen = range(len(measurement.text)) if chosen is None else chosen
     for batch in measurement.batches(chosen[sums.sequences :]):
         options: dict[str, Any] = {"statistics": statistics, "fits": fits or {}}
@@ -251,7 +196,7 @@ def sum_batch(
     layer first.
     """
     text, width = batch.text, batch.text.ids.shape[1]
-    chunk = chunk_of(live, width)
+    chunk = live.chunk_length(width)
     calls = len(live.attending) * -(-width // (chunk or width))
     tokens = int(text.real.sum())
     share = tokens // (calls + 1)  # tokens of progress per call, and for the losses
@@ -286,11 +231,12 @@ def sum_batch(
         rows = SampledCall(call, batch.rows, turning, sinks=sinks, tokens=text.ids)
         sums |= sum_attention(rows, [row for row in statistics if row.name not in sums])
         far = max(farthest[call.layer], call.visibility.farthest)
-        layers[call.layer] = LayerSums.of(sums, rows, statistics, farthest=far)
+        layers[call.layer] = LayerSums.of(sums, rows, statistics, far)
 
     rows = (batch.rows, batch.scored, *batch.fitted)
-    with observing(live, text.ids, rows, see, see_part):
-        losses = token_losses(live, text.ids, text.lengths, text.hidden)
+    observer = observer_of_chunks(chunk, rows, width, see, see_part)
+    with live.observe(observer):
+        losses = live.losses(text.ids, text.lengths, text.hidden)
     losses.masked_fill_(~text.predicted, torch.nan)
     progress(tokens - share * calls)
     live.check_layers(set(layers))

@@ -11,15 +11,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ropelens.attention.variables import Statistic, labelled
+from ropelens.budget.held_out import Sample
 from ropelens.budget.surrogates import DRAWS
 from ropelens.errors import Count, Positive, Whole, public
-from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
 from ropelens.profiles.induction import repeats
-from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import AXES, MEASURES, STATISTICS, check_new
-from ropelens.profiles.passes import OBSERVED, collect, cost_of_fit, fit_layers
+from ropelens.profiles.passes import OBSERVED, collect, fit_cost, fit_layers
 from ropelens.profiles.summary import summarize
 from ropelens.runtime.processes import gather, place, shard
 from ropelens.runtime.progress import ShowProgress, Stage, silent
@@ -30,7 +30,7 @@ from ropelens.text.tokenize import TextInput
 
 @public
 def profile(
-    model: Model,
+    model: Measured,
     text: TextInput,
     *,
     tokenizer: TokenNames | None = None,
@@ -95,46 +95,26 @@ def profile(
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """
-    live = as_live_model(model, tokenizer)
     options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
-    measurement = Measurement.of(live, text, tokenizer=tokenizer, sinks=sinks, **options)
-    return measure_profile(
-        measurement,
-        tokenizer=tokenizer,
-        excerpts=excerpts,
-        statistics=statistics,
-        budget=budget,
-        surrogates=surrogates,
-        progress=progress,
-    )
-
-
-def measure_profile(
-    measurement: Measurement,
-    *,
-    tokenizer: TokenNames | None = None,
-    excerpts: Sequence[Int[Tensor, " position"]] = (),
-    statistics: Sequence[Statistic] = (),
-    budget: bool = True,
-    surrogates: int = DRAWS,
-    progress: ShowProgress | None = None,
-) -> xr.Dataset:
-    """Return the profile of a measurement; `profile` explains the arguments."""
+    measurement = Measurement.of(model, text, tokenizer=tokenizer, sinks=sinks, **options)
     live, show = measurement.live, progress or silent
     check_new(statistics)
     planes = measurement.rotation.planes(measurement.text.context)
-    measurement.check_observation_is_exact()
+    live.check_observation_is_exact(measurement.text)
     repeated = repeats(measurement, planes)
     stage, measured = begin_stage(), [*STATISTICS, *statistics]
     fits, sums = stage.state or (None if budget else {}, None)
     # One process fits and sums in the same pass, so the sequences of the sample come first.
     together = budget and place()[1] == 1
-    first = measurement.sample.chosen if together else []
+    sample = Sample.draw(measurement.text, seed=measurement.seed)
+    first = sample.chosen if together else []
     chosen = [*first, *(n for n in shard(len(measurement.text)) if n not in first)]
     left = chosen[0 if sums is None else sums.sequences :]
     count = int(measurement.text.real[left].sum())
     share = len(shard(len(live.attending))) if fits is None else 0
-    fitting = Stage("fitting the budget", share, "layers", cost_of_fit(measurement, surrogates))
+    parameters, terms = live.model.num_parameters(), max(x.terms for x in planes)
+    cost = fit_cost(parameters, live.heads, terms, measurement.text.context, surrogates)
+    fitting = Stage("fitting the budget", share, "layers", cost)
     probing = Stage("probing", EXCERPTED + repeated.tokens)
     with show(Stage("measuring", count, cost=OBSERVED), probing, fitting) as step:
         read = read_excerpts(measurement, excerpts, planes, tokenizer)
@@ -143,6 +123,7 @@ def measure_profile(
         if fits is None:
             fits, sums = fit_layers(
                 measurement,
+                sample,
                 planes,
                 surrogates=surrogates,
                 progress=partial(step, stage=2),

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ropelens.attention.formulas import attention_budget, describe_kernel
-from ropelens.attention.offset_bins import offset_edges, sum_bins
 from ropelens.attention.sums import LayerMeans, Sums
 from ropelens.attention.variables import Derived, Statistic, labelled, stack
+from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.budget.held_out import LayerFit
 from ropelens.budget.logit import SCORES, gains
 from ropelens.profiles.measures import AXES, MEASURES

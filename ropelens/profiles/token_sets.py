@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ropelens.attention.block import Block
@@ -14,6 +14,7 @@ from ropelens.attention.sums import LayerMeans
 from ropelens.attention.variables import Statistic
 from ropelens.errors import BadArgument, public
 from ropelens.profiles.capture import TokenNames, token_names
+from ropelens.text.rows import Ids, TokenMask
 from ropelens.text.text import seen_before
 from ropelens.text.tokenize import TextInput, read_text
 
@@ -101,12 +102,7 @@ def attention_on(
 
 
 def shares_of(
-    tokens: Int[Tensor, "sequence position"],
-    ids: Int[Tensor, " id"] | None,
-    name: str,
-    words: str,
-    *,
-    after: bool = False,
+    tokens: Ids, ids: Int[Tensor, " id"] | None, name: str, words: str, *, after: bool = False
 ) -> tuple[Statistic, Statistic]:
     """The two statistics of `attention_on`, of tokens by their `ids`; None: repeated ones."""
     kinds, counts = tokens.unique(return_counts=True)
@@ -144,9 +140,7 @@ def shares_of(
     )  # fmt: skip
 
 
-def places_of(
-    tokens: Int[Tensor, "sequence position"], ids: Int[Tensor, " id"] | None, *, after: bool
-) -> Bool[Tensor, "sequence position"]:
+def places_of(tokens: Ids, ids: Int[Tensor, " id"] | None, *, after: bool) -> TokenMask:
     """Mark the tokens in `ids` (None: repeated tokens), or the tokens `after` them."""
     on = seen_before(tokens) if ids is None else torch.isin(tokens, ids.to(tokens.device))
     if after:
@@ -156,7 +150,7 @@ def places_of(
 
 
 def controls(
-    on: Bool[Tensor, "sequence position"], log_count: Float[Tensor, "sequence position"]
+    on: TokenMask, log_count: Float[Tensor, "sequence position"]
 ) -> Float[Tensor, "sequence position"]:
     """Weight of each token as a control: 1/2 for every token in `on` that it is matched with.
 
@@ -179,9 +173,7 @@ def controls(
 
 
 def ids_of(
-    tokens: Int[Tensor, "sequence position"],
-    what: str | Sequence[str],
-    tokenizer: TokenNames | None,
+    tokens: Ids, what: str | Sequence[str], tokenizer: TokenNames | None
 ) -> Int[Tensor, " id"]:
     """Ids among `tokens` that have one of the texts, or are in the class `what`."""
     ids = tokens.cpu().unique()

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.budget.labels import Thresholds
-from ropelens.claims.ledger import ledger
+from ropelens.claims.tables import ledger
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, public
 from ropelens.figures.heads import claim_title

@@ -17,6 +17,8 @@ from torch.nn.functional import pad
 Pairing = Literal["half", "interleaved", "none"]
 PAIRINGS: tuple[Pairing, Pairing] = ("half", "interleaved")
 
+Vectors = Float[Tensor, "*batch position coordinate"]
+
 
 @dataclass(frozen=True)
 class Planes:
@@ -137,11 +139,7 @@ class Planes:
         return (parts[..., None, :] @ waves)[..., 0, :]
 
 
-def unrotate(
-    x: Float[Tensor, "*batch position coordinate"],
-    positions: Int[Tensor, "*#batch position"],
-    planes: Planes,
-) -> Float[Tensor, "*batch position coordinate"]:
+def unrotate(x: Vectors, positions: Int[Tensor, "*#batch position"], planes: Planes) -> Vectors:
     """Remove the rotation of `x`: multiply each plane by exp(-i w p).
 
     The angle is the float32 product that transformers' rotary modules compute, so that the
@@ -158,9 +156,6 @@ def unrotate(
     torch.mul(real, cos, out=first).addcmul_(imaginary, sin)
     torch.mul(imaginary, cos, out=second).addcmul_(real, sin, value=-1)
     return unrotated
-
-
-# measuring a rotation
 
 
 @dataclass(frozen=True)
@@ -216,7 +211,11 @@ def read_rotation(
         *((pairing, count, offset) for pairing in PAIRINGS),
     ]
     candidates = [Planes(torch.zeros(n), head_dim, pair, begin) for pair, n, begin in shapes]
-    residuals = [_length_change(x, planes) for planes in candidates]
+    residuals = []  # largest change of a root-mean-square length, relative to the mean length
+    for planes in candidates:
+        lengths = planes.norms(x)
+        change = (lengths - lengths[:, :1]).square().mean(dim=0).sqrt().max()
+        residuals.append(float(change / lengths.square().mean().sqrt()))
     # Planes of length 0 fit any count, so take the first shape, with most planes, that fits.
     fits = max(2 * min(residuals), 4 * noise)
     best = next(i for i, residual in enumerate(residuals) if not residual > fits)
@@ -225,19 +224,8 @@ def read_rotation(
     return MeasuredRotation(planes, residuals[best], resolution)
 
 
-def _length_change(x: Float[Tensor, "vector position coordinate"], planes: Planes) -> float:
-    """Largest change of the root-mean-square length of a term, relative to the mean length."""
-    lengths = planes.norms(x)
-    change = (lengths - lengths[:, :1]).square().mean(dim=0).sqrt().max()
-    return float(change / lengths.square().mean().sqrt())
-
-
 def _frequencies(
-    x: Float[Tensor, "vector position coordinate"],
-    positions: Int[Tensor, " position"],
-    planes: Planes,
-    *,
-    noise: float,
+    x: Vectors, positions: Int[Tensor, " position"], planes: Planes, *, noise: float
 ) -> tuple[Float[Tensor, " frequency"], Float[Tensor, " frequency"]]:
     """Angular frequency of each plane (rad/token) and its relative error.
 

@@ -16,6 +16,8 @@ from ropelens.rope.planes import Planes
 
 ALL_HEADS = "*.*"
 
+HeadMask = Bool[Tensor, "layer head"]
+
 Selection = Callable[[Planes], Bool[Tensor, " frequency"]]
 """Selects planes of a layer, as the model without edits rotates them, fastest first.
 
@@ -71,7 +73,7 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
 
 def heads_by_layer(
     heads: str, *, shape: tuple[int, int], among: Sequence[int], doing: str
-) -> Bool[Tensor, "layer head"]:
+) -> HeadMask:
     """The heads, of `shape` (layer, head), in a list such as "3.5,4.*,12-29.0".
 
     Raises `BadArgument` if an item of the list matches no head in the layers `among`, which are
@@ -102,8 +104,6 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
     number = torch.arange(count)
     return (number >= int(ends[0])) & (number <= int(ends[1])) if within else number < 0
 
-
-# the planes that a truncation sweep stops
 
 SAME_WAVELENGTH = 1e-3  # relative difference up to which two wavelengths count as the same
 
@@ -160,12 +160,11 @@ class Cut:
 
         If layers stop different planes, each set is listed with its layers: "0 2: 0,1; 3: 5".
         """
-        sets = [(numbers, layers) for numbers, layers in self.layers_of.items() if numbers]
-        if len(self.layers_of) == 1:
-            return ",".join(map(str, self.stopped[0]))
-        return "; ".join(
-            f"{' '.join(map(str, layers))}: {','.join(map(str, n))}" for n, layers in sets
-        )
+        sets = {n: ",".join(map(str, n)) for n in self.layers_of}
+        if len(sets) == 1:
+            return sets[self.stopped[0]]
+        layers = {n: " ".join(map(str, layers)) for n, layers in self.layers_of.items() if n}
+        return "; ".join(f"{layers[n]}: {sets[n]}" for n in layers)
 
     def wavelengths(self, layers: Sequence[Wavelengths]) -> list[float]:
         """Wavelengths (tokens) of the planes that stop."""
@@ -207,7 +206,6 @@ def plan_cuts(
 
 
 def _first(orders: Sequence[Sequence[int]], size: Numbers) -> Stopped:
-    """The first `size[layer]` planes of each layer in these orders."""
     return tuple(tuple(sorted(order[:n])) for order, n in zip(orders, size, strict=True))
 
 

@@ -13,8 +13,7 @@ from ropelens.attention.variables import labelled, stack, table
 from ropelens.errors import BadArgument, Positive, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes, probe_positions
-from ropelens.rotation.probe import read_rotations
-from ropelens.rotation.single_tokens import SingleTokenProbe, probe_single_tokens
+from ropelens.rotation.probe import SingleTokenProbe, probe_single_tokens, read_rotations
 from ropelens.rotation.stated import stated_inv_freq
 
 COMPARED = table("""

@@ -15,8 +15,8 @@ from ropelens.attention.variables import labelled, stack, table
 from ropelens.errors import Positive, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.rotation.configured import configured_inv_freqs
 from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.stated import configured_inv_freqs
 
 ROTATION = table("""
 inv_freq (layer, frequency) rad/token: angular frequency, measured
@@ -62,7 +62,7 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     live = as_live_model(model)
     probe = RotationProbe(live)
     layers, edited = probe.layers(context), probe.planes(context, alike=True)
-    configured = configured_inv_freqs(live, length=context)
+    configured = configured_inv_freqs(live.config, layers=live.layers, length=context)
     planes, measured = [], []
     references: tuple[list[Tensor], list[Tensor]] = ([], [])
     for layer, now, asked in zip(layers, edited, configured, strict=True):

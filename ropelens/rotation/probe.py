@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +13,86 @@ from torch import Tensor
 from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import trained_length
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.model.attention_hooks import AttentionEdit
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
-from ropelens.rotation.configured import warn_of_configuration
-from ropelens.rotation.single_tokens import SingleTokenProbe, find_axes, probe_single_tokens
-from ropelens.rotation.stated import match_stated, stated_inv_freq
+from ropelens.rotation.stated import match_stated, stated_inv_freq, warn_of_configuration
+
+
+@dataclass(frozen=True)
+class SingleTokenProbe:
+    """Queries and keys (`vectors`) and values of one layer for sequences of one token.
+
+    Some models scale queries by their position (Ministral 3, Llama 4). `vectors` are divided by
+    this factor, `query_scale`.
+    """
+
+    vectors: Float[Tensor, "vector position coordinate"]
+    values: Float[Tensor, "token position kv_head feature"]
+    scale: float
+    query_scale: Float[Tensor, " position"]
+
+
+@torch.no_grad()
+def probe_single_tokens(
+    live: LiveModel, positions: Int[Tensor, "*axis position"]
+) -> dict[int, SingleTokenProbe]:
+    """Run four tokens, each as a sequence of its own at each of `positions`, without edits."""
+    tokens = torch.arange(1, 5) * live.vocabulary // 6
+    row_scales = {  # Llama 4 scales some queries by their row, which these sequences lack
+        module["layer_idx"]: 1
+        + module["attn_scale"] * ((positions + 1) // module["floor_scale"]).double().log1p()
+        for module in map(vars, live.model.modules())
+        if module.get("attn_temperature_tuning") and not module["use_rope"]
+    }
+
+    def read(call: AttentionCall) -> SingleTokenProbe:
+        query, key, values = (
+            x[:, :, 0].double().cpu().unflatten(0, (len(tokens), -1))
+            for x in (call.query, call.key, call.value)
+        )
+        if not (query.isfinite().all() and key.isfinite().all()):
+            raise UnsupportedModel(
+                f"{live.class_name} has queries or keys that are NaN or infinite.",
+                seen=f"layer {call.layer}",
+                hint="whole weights, and rope_parameters that give frequencies",
+            )
+        length = query.square().sum((0, 2, 3)).sqrt()
+        scale = (length / length[0]).nan_to_num(1)
+        scale = scale.where((scale - 1).abs() > live.tolerance, 1)
+        both = torch.cat([query / scale[:, None, None], key], dim=2)
+        vectors = both.transpose(1, 2).flatten(0, 1)
+        scale = scale * row_scales.get(call.layer, 1)
+        return SingleTokenProbe(vectors, values, float(call.scale), scale)
+
+    position_ids = positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None]
+    sequences = tokens.repeat_interleave(positions.shape[-1])[:, None]
+    dtypes = {x.dtype for x in live.model.parameters() if x.is_floating_point()}
+    device = live.device.type
+    # A model of several dtypes runs only under the autocast that is open.
+    mixed = len(dtypes) > 1 and torch.is_autocast_enabled(device)
+    autocast = torch.autocast(device, torch.get_autocast_dtype(device), enabled=mixed)
+    with live.without_hooks(), autocast:
+        if live.depends_on_length:
+            live.forward(tokens[:1, None])  # a short sequence resets dynamic RoPE
+        return live.record_calls(sequences, read, position_ids)
+
+
+def find_axes(
+    live: LiveModel, planes: list[Planes], positions: Int[Tensor, " position"]
+) -> dict[int, Int[Tensor, " frequency"]]:
+    """Index of the position axis that rotates each plane, by layer (M-RoPE).
+
+    A token of M-RoPE has three positions. The probe moves a token along one axis at a time.
+    """
+    rotated: dict[int, list[Tensor]] = {}
+    for axis in range(3):
+        on_axis = positions * (torch.arange(3) == axis)[:, None]
+        for layer, probe in probe_single_tokens(live, on_axis).items():
+            x = probe.vectors[..., planes[layer].first]
+            change = (x - x[:, :1]).square().mean((0, 1)).sqrt()
+            moved = change > 32 * live.noise * x.square().mean().sqrt()
+            rotated.setdefault(layer, []).append(moved)
+    return {layer: torch.stack(axes).byte().argmax(0) for layer, axes in rotated.items()}
 
 
 @dataclass(frozen=True)
@@ -35,13 +109,13 @@ class LayerRotation:
     query_scale: dict[int, float]
 
 
+@dataclass(frozen=True, eq=False)
 class RotationProbe:
     """Rotation of every layer of a live model, measured once and kept."""
 
-    def __init__(self, live: LiveModel) -> None:
-        self.live = live
-        self._layers: dict[int | None, list[LayerRotation]] = {}
-        self._last_inv_freq: dict[int, Tensor] = {}
+    live: LiveModel
+    _layers: dict[int | None, list[LayerRotation]] = field(default_factory=dict)
+    _last_inv_freq: dict[int, Tensor] = field(default_factory=dict)
 
     def layers(self, context: int | None = None) -> list[LayerRotation]:
         """Rotation of each layer without edits; see `measure_rope`.
@@ -54,12 +128,9 @@ class RotationProbe:
         if key not in self._layers:
             self._layers[key] = _measure(live, context)
             if not live.depends_on_length:
-                warn_of_configuration(live, [(x.planes, x.stated) for x in self._layers[key]])
+                stated = [(layer.planes, layer.stated) for layer in self._layers[key]]
+                warn_of_configuration(live.config, stated, live.class_name)
         return self._layers[key]
-
-    def unedited_planes(self, context: int | None = None) -> list[Planes]:
-        """Planes of each layer without edits."""
-        return [layer.planes for layer in self.layers(context)]
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
         """Planes of each layer under the open edit, with a row per head if heads differ.
@@ -67,8 +138,9 @@ class RotationProbe:
         Raises `BadArgument` if heads differ and `alike` is set.
         """
         length, edit = context or self.live.context, self.live.open_edit
-        layers = enumerate(self.unedited_planes(context))
-        planes = [edited_planes(edit, *layer, length=length) for layer in layers]
+        planes = [layer.planes for layer in self.layers(context)]
+        if edit is not None:
+            planes = [edit.planes(n, layer, length=length) for n, layer in enumerate(planes)]
         if alike and any(layer.inv_freq.ndim == 2 for layer in planes):
             raise BadArgument(
                 "Under this edit heads of one layer rotate differently.",
@@ -101,8 +173,8 @@ class RotationProbe:
     def planes_of(self, call: AttentionCall) -> Planes:
         """Planes of the call that runs, under the open edit; see `planes_now`."""
         planes = self.planes_now(call.layer, continued=call.past > 0)
-        edit = self.live.open_edit
-        return edited_planes(edit, call.layer, planes, length=call.key.shape[2])
+        edit, length = self.live.open_edit, call.key.shape[2]
+        return planes if edit is None else edit.planes(call.layer, planes, length=length)
 
     @cached_property
     def attention_factor(self) -> float | None:
@@ -124,25 +196,14 @@ class RotationProbe:
             for value in (factor, 2 * factor):
                 for module, key in rotary:
                     module[key] = value
-                planes = self.unedited_planes()
+                layers = self.layers()
                 probes = probe_single_tokens(self.live, torch.tensor([0]))
-                rotated = (x.vectors[..., planes[n].first] for n, x in probes.items())
+                rotated = (x.vectors[..., layers[n].planes.first] for n, x in probes.items())
                 lengths.append(sum(float(x.abs().sum()) for x in rotated))
         finally:
             for module, key in rotary:
                 module[key] = factor
         return None if rotary and lengths[1] < 1.5 * lengths[0] else factor
-
-
-def edited_planes(
-    edit: AttentionEdit | None, layer: int, planes: Planes, *, length: int
-) -> Planes:
-    """`planes` under an edit in a call of `length` tokens, one row per head if heads differ."""
-    if edit is None:
-        return planes
-    inv_freq = edit.inv_freq(layer, planes, length=length)
-    alike = (inv_freq == inv_freq[:1]).all()
-    return replace(planes, inv_freq=inv_freq[0] if alike else inv_freq)
 
 
 def read_rotations(
@@ -161,7 +222,12 @@ def read_rotations(
 
 
 def _measure(live: LiveModel, context: int | None) -> list[LayerRotation]:
-    positions = probe_positions(_longest_position(live, context))
+    config, longest = live.config, 2**24  # a wavelength of 10 million tokens still turns
+    if "rope_parameters" not in config.to_dict() or not stated_inv_freq(live, 0):
+        longest = live.context - 1  # positions may index a table
+    elif live.depends_on_length:
+        longest = max(context or 0, trained_length(config)) - 1
+    positions = probe_positions(longest)
     probes = probe_single_tokens(live, positions)
     stated = {layer: stated_inv_freq(live, layer) for layer in {0, *probes}}
     measured = read_rotations(probes, positions, stated=stated, noise=live.noise)
@@ -184,16 +250,6 @@ def _measure(live: LiveModel, context: int | None) -> list[LayerRotation]:
             planes = replace(layers[layer].planes, axis=axis)
             layers[layer] = replace(layers[layer], planes=planes)
     return layers
-
-
-def _longest_position(live: LiveModel, context: int | None) -> int:
-    """Largest position that the probe may use without a change of the rotation."""
-    config = live.config
-    if "rope_parameters" not in config.to_dict() or not stated_inv_freq(live, 0):
-        return live.context - 1  # positions may index a table
-    if not live.depends_on_length:
-        return 2**24  # exact in float32; a wavelength of 10 million tokens still turns
-    return max(context or 0, trained_length(config)) - 1
 
 
 def _check_rotates(

@@ -1,18 +1,30 @@
-"""Frequencies that a live model states in its buffers, compared with the measured rotation."""
+"""Frequencies that a model states in its buffers and in its configuration.
+
+They can differ: a patched rotary module may ignore the configuration, a cast may round the
+frequencies, and a family may not read every key of the configuration.
+"""
 
 import math
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import torch
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from ropelens.config_facts import rope_parameters
 from ropelens.errors import UnsupportedModel
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import MeasuredRotation, Planes
+from ropelens.rope.variants import Shape, parse_variant
+from ropelens.rotation.variant_config import frequencies, stated_shape
 
 
 def stated_inv_freq(live: LiveModel, layer: int) -> list[Tensor]:
@@ -90,3 +102,129 @@ def _whole_turns(
         resolution.isfinite(), resolution * stated[:count].abs(), noise / longest
     )
     return turns if ((difference - 2 * math.pi * turns).abs() <= allowed).all() else None
+
+
+Stated = tuple[Planes, Tensor | None]
+"""Planes of a layer, and the frequencies that the model states for it."""
+
+
+def warn_of_configuration(
+    config: PreTrainedConfig, layers: Sequence[Stated], class_name: str
+) -> None:
+    """Warn if the configuration asks for other frequencies, or for a key that is not read.
+
+    The frequencies that the configuration asks for are computed without the model.
+    """
+    messages = _unused_keys(config, [planes for planes, _ in layers])
+    configured = configured_inv_freqs(config, layers=len(layers))
+    for layer, ((planes, stated), inv_freq) in enumerate(zip(layers, configured, strict=True)):
+        if stated is not None and inv_freq is not None:
+            difference = _difference(stated.double(), inv_freq, planes.rotary_dim)
+            if difference and not any(difference in earlier for earlier in messages):
+                messages.append(f"layer {layer}: {difference}; ropelens measures the model.")
+    for message in messages:
+        warnings.warn(f"{class_name}, {message}", stacklevel=2)
+
+
+def _unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
+    """Keys that do not change a rotation and that transformers does not report itself."""
+    facts = config.to_dict()
+    with suppress(OSError, ValueError):  # transformers drops some keys of the file
+        written, _ = config.get_config_dict(str(config.name_or_path), local_files_only=True)
+        facts = written | written.get("text_config", {}) | facts
+    bases = {None, *(part.get("rope_theta") for part in rope_parameters(config))}
+    unused = [
+        f"{name} {facts[name]:g}, unlike the base in rope_parameters"
+        for name in ("rope_theta", "rotary_emb_base")
+        if facts.get(name) not in bases
+    ]
+    rotating = {planes.rotary_dim: planes.head_dim for planes in layers if planes.rotary_dim}
+    for name, unit in (("rotary_dim", 1), ("rotary_pct", max(rotating.values(), default=0))):
+        if rotating and facts.get(name) is not None and int(facts[name] * unit) not in rotating:
+            unused.append(f"{name} {facts[name]}, but {max(rotating)} coordinates rotate")
+    if facts.get("rope_interleave") and not hasattr(type(config), "rope_interleave"):
+        unused.append("rope_interleave, a key of other families")
+    rotates = zip(facts.get("no_rope_layers") or (), layers, strict=False)
+    if any(not configured and planes.rotary_dim for configured, planes in rotates):
+        unused.append("no_rope_layers, but these layers rotate")
+    return [
+        f"the configuration has a key that the model does not read: {key}" for key in unused
+    ]
+
+
+def configured_inv_freqs(
+    config: PreTrainedConfig, *, layers: int, length: int | None = None
+) -> list[Float[Tensor, " frequency"] | None]:
+    """Frequencies (rad/token) of each layer that the configuration asks for.
+
+    None if the configuration states none, or uses keys that only its family knows.
+    """
+    facts = config.to_dict()
+    parameters, types = facts.get("rope_parameters") or {}, facts.get("layer_types") or [None]
+    if {*(facts.get("layer_rope_theta") or ())} - {0, parameters.get("rope_theta")}:
+        return [None] * layers
+
+    def inv_freq_of(layer_type: str | None) -> Float[Tensor, " frequency"] | None:
+        layer_type = layer_type if isinstance(parameters.get(layer_type), dict) else None
+        part = parameters if layer_type is None else parameters[layer_type]
+        init = ROPE_INIT_FUNCTIONS.get(part.get("rope_type", "default"))
+        with suppress(AttributeError, KeyError, TypeError, ValueError):  # unknown keys
+            if init is not None:
+                return init(config, "cpu", seq_len=length, layer_type=layer_type)[0].double()
+            shape = stated_shape(config, part)
+            rotary = int(shape.head_dim * (part.get("partial_rotary_factor") or 1))
+            plain = frequencies(parse_variant("rope"), replace(shape, head_dim=rotary))
+            return plain[0].double()
+        return None
+
+    by_type = {layer_type: inv_freq_of(layer_type) for layer_type in types}
+    return [by_type[types[layer % len(types)]] for layer in range(layers)]
+
+
+def _difference(
+    stated: Float[Tensor, " stated"], configured: Float[Tensor, " frequency"], rotary: int
+) -> str:
+    """Difference from the configured frequencies in words; "" if they are equal."""
+    if len(stated) != len(configured):
+        return (
+            f"the configuration asks for {2 * len(configured)} rotated coordinates of a head "
+            f"(partial_rotary_factor), the model rotates {rotary}"
+        )
+    error = ((stated - configured).abs() / configured.abs().clamp(min=1e-30)).nan_to_num(0)
+    worst = int(error.argmax())
+    if error[worst] <= 1e-6:  # rounding in float32
+        return ""
+    rounded = error[worst] <= 4e-3  # rounding in half precision
+    cause = "are rounded to half precision" if rounded else "differ from its configuration"
+    return (
+        f"the frequencies {cause}: plane {worst} rotates by {float(stated[worst]):.6g} "
+        f"rad/token, the configuration asks for {float(configured[worst]):.6g}"
+    )
+
+
+def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Shape:
+    """Quantities of one layer on which the frequencies of a variant depend."""
+    config, facts = live.config, live.config.to_dict()
+    parameters = facts.get("rope_parameters") or {}
+    if any(isinstance(part, dict) for part in parameters.values()):
+        parameters = parameters[config.layer_types[layer]] or {}
+    if bases := facts.get("layer_rope_theta"):
+        parameters = parameters | {"rope_theta": bases[layer]}
+    if "rope_theta" not in parameters:
+        raise UnsupportedModel(
+            f"{live.class_name} does not state the base of its RoPE.",
+            hint="ropelens.rescale with the frequencies themselves",
+        )
+    return replace(stated_shape(config, parameters), head_dim=rotary_dim, length=length)
+
+
+def sharpening(live: LiveModel) -> float:
+    """Factor on the scale of the scores for a longer context (DeepSeek's mscale).
+
+    Modules with latent keys multiply their scale by this factor when they are built.
+    """
+    module: Any
+    for module in live.model.modules():
+        if hasattr(module, "scaling") and hasattr(module, "qk_head_dim"):
+            return float(module.scaling * math.sqrt(module.qk_head_dim))
+    return 1.0

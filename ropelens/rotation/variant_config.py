@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from ropelens.errors import UnsupportedModel, public
-from ropelens.rope.variants import OWN, VARIANTS, Rates, Shape, Variant, parse_variant
+from ropelens.rope.variants import OWN, VARIANTS, Shape, Variant, parse_variant
 
 Config = TypeVar("Config")
 
@@ -40,10 +40,10 @@ def _rates(
     return inv_freq.to(device), factor
 
 
-def frequencies(variant: Variant, shape: Shape) -> Rates:
+def frequencies(variant: Variant, shape: Shape) -> tuple[torch.Tensor, float]:
     """`inv_freq` of every plane in rad/token, and the factor on queries and keys."""
-    if variant.formula is not None:
-        return variant.formula(variant.value, shape)
+    if (inv_freq := variant.inv_freq(shape)) is not None:
+        return inv_freq, 1.0
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = SimpleNamespace(  # a real config takes 3 ms, for each layer of each call

@@ -17,16 +17,11 @@ FIXED_BYTES = {"cpu": 150_000_000, "cuda": 2_500_000_000}
 
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 """Largest number of logits in memory, if the model can compute logits in parts."""
-
-LIBRARIES = 600_000_000
-"""Bytes of main memory that a process takes after it has imported torch and transformers."""
+LIBRARIES = 600_000_000  # bytes of main memory that torch and transformers take
 
 
 def device_named(name: str) -> torch.device:
-    """The device called `name`; "auto" is CUDA if it is available, and the CPU otherwise.
-
-    Raises `BadArgument` if a small tensor cannot be put on the device.
-    """
+    """The device called `name`, CUDA or CPU for "auto"; raises `BadArgument` if it fails."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     what = f"The device {name!r} does not exist or does not work."
@@ -57,9 +52,6 @@ def computes_on(module: nn.Module) -> torch.device | None:
     return next((weight.device for weight in module.parameters(recurse=False)), None)
 
 
-# memory
-
-
 @contextmanager
 def explain_full_memory(what: str, *, seen: str, hint: str) -> Iterator[None]:
     """Raise `BadArgument` if memory runs out: "`what` does not fit into memory."."""
@@ -70,9 +62,7 @@ def explain_full_memory(what: str, *, seen: str, hint: str) -> Iterator[None]:
         if not known and "can't allocate memory" not in str(error):
             raise
         raise BadArgument(
-            f"{what} does not fit into memory.",
-            seen=f"{seen}; {words_of(error)}",
-            hint=hint,
+            f"{what} does not fit into memory.", seen=f"{seen}; {words_of(error)}", hint=hint
         ) from error
 
 
@@ -106,8 +96,8 @@ def pass_bytes(
 
     `width` is the size of one number in bytes, and `device` is "cpu" or "cuda". With `scores`,
     the model stores all scores of a layer and all logits at once, as eager attention does.
-    Without `logits`, the pass stops before the logits. The estimate is 1.0 to 1.4 times the
-    memory that `rl.profile` took (Llamas with hidden size 512, on a CPU).
+    Without `logits`, the pass stops before them. The estimate is 1.0 to 1.4 times the memory
+    that `rl.profile` took (Llamas with hidden size 512, on a CPU).
     """
     hidden = stated_number(config, "hidden_size", 1)
     heads = stated_number(config, "num_attention_heads", 1)

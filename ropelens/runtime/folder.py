@@ -18,10 +18,7 @@ def output_folder(path: str | Path) -> Iterator[Path]:
     After an error, a full disk or Ctrl-C in the block, `path` is unchanged. If `path` does not
     exist, one rename creates it with all files. If it exists, files with the same names are
     replaced one by one and other files stay. `run.json` is removed first and written last, so
-    a folder without `run.json` may contain files of two runs.
-
-    Raises BadArgument if `path` cannot be written to. (Create netCDF in memory and write the
-    bytes, because HDF5 crashes the process if the disk is full.)
+    a folder without it may contain files of two runs.
     """
     folder = Path(path).absolute()  # the block may change the working directory
     with _scratch(folder) as results:
@@ -36,13 +33,9 @@ def output_folder(path: str | Path) -> Iterator[Path]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise BadArgument if the folder `path` cannot be written to.
-
-    If the folder does not exist, its parent folder must exist. The function tries it with a
-    temporary folder, because permissions do not show that a disk is read-only.
-    """
+    """Raise BadArgument if the folder `path`, or its parent, cannot be written to."""
     with _scratch(Path(path).absolute()):
-        pass
+        pass  # permissions do not show that a disk is read-only
 
 
 @contextmanager
@@ -65,8 +58,7 @@ def file_name(text: str) -> str:
 def write_whole(path: str | Path, content: str | bytes | memoryview) -> Path:
     """Write a file under another name and rename it, so that `path` is never incomplete.
 
-    Characters that UTF-8 cannot encode (lone surrogates of a broken tokenizer) become
-    backslash escapes. After an error, an earlier file is unchanged.
+    Lone surrogates, which UTF-8 cannot encode, become backslash escapes.
     """
     path = Path(path)
     if isinstance(content, str):

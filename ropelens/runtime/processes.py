@@ -1,7 +1,4 @@
-"""Processes that torchrun or accelerate started, and their shares of a measurement.
-
-All processes run the same code. Each runs the model on one part and gets the whole result.
-"""
+"""Processes of torchrun or accelerate: each measures a part, and gets the whole result."""
 
 import atexit
 from collections.abc import Iterator
@@ -41,9 +38,8 @@ def shared() -> Iterator[None]:
         _place.reset(token)
 
 
-def place() -> tuple[int, int]:
-    """Index of this process, and the number of processes that share a measurement."""
-    return _place.get()
+place = _place.get
+"""Return the index of this process, and the number of processes that share a measurement."""
 
 
 def shard(count: int) -> range:
@@ -53,10 +49,7 @@ def shard(count: int) -> range:
 
 
 def gather(part: Part) -> list[Part]:
-    """Collect the `part` of every process that shares the measurement, in their order.
-
-    Raises `RopelensError` if one of the processes has ended.
-    """
+    """Collect the `part` of each process in order; raise `RopelensError` if one has ended."""
     if place()[1] == 1:
         return [part]
     with explained(

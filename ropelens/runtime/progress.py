@@ -14,13 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn
 
 SECONDS_BETWEEN_LINES = 60.0
-
-EXPECTED = 0.05
-"""Share of a stage for which an estimate assumes the pace of the begun stages."""
+EXPECTED = 0.05  # share of a stage for which an estimate assumes the pace of the begun stages
 
 Advance = Callable[..., Any]
-"""Takes the units done since the last call, the index of their `stage` (0 by default), and a
-`note` to print, such as the loss."""
+"""Takes the units done since the last call, the index of their `stage`, and a `note`."""
 
 ShowProgress = Callable[..., AbstractContextManager[Advance]]
 """Takes the `Stage`s of long work and shows their joint progress, as `show_progress` does."""
@@ -53,9 +50,8 @@ class Stage:
 
 def seconds_of(stages: tuple[Stage, ...]) -> tuple[float, float]:
     """Seconds for the units that are done, and for the rest; NaN before the start."""
-    rates = [stage.rate(stages) for stage in stages]
-    done = sum(rate * stage.done for stage, rate in zip(stages, rates, strict=True))
-    total = sum(rate * stage.total for stage, rate in zip(stages, rates, strict=True))
+    done = sum(stage.rate(stages) * stage.done for stage in stages)
+    total = sum(stage.rate(stages) * stage.total for stage in stages)
     return done, total - done
 
 
@@ -94,7 +90,6 @@ def show_progress(*stages: Stage) -> Iterator[Advance]:
 
 @contextmanager
 def _bar(stages: tuple[Stage, ...]) -> Iterator[Callable[[Stage, str, float], None]]:
-    """Give a function that moves the bar of all stages, by the share of the time."""
     columns = "{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[words]}"
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
@@ -111,7 +106,6 @@ def _bar(stages: tuple[Stage, ...]) -> Iterator[Callable[[Stage, str, float], No
 
 
 def _log_lines(stages: tuple[Stage, ...], begin: float) -> Callable[[Stage, str, float], None]:
-    """A function that prints the units done of a stage, its rate, and the time left for all."""
     in_tokens = any(stage.unit == "tokens" for stage in stages)
     due = begin + (1.0 if in_tokens else SECONDS_BETWEEN_LINES)
 

@@ -15,9 +15,6 @@ from ropelens.runtime.folder import RECORD, check_writable, output_folder, write
 
 PAGE = "index.html"
 
-OWN_PAGE = b"ropelens</title>"
-"""Every page that ropelens writes contains this in its head."""
-
 KINDS = {
     "analysis": "the results of ropelens analyze",
     "truncation": "the results of ropelens truncate",
@@ -27,14 +24,7 @@ KINDS = {
 }
 """Description of a result folder, by the `kind` in its run.json."""
 
-OBJECTS = ("arguments", "model", "seconds", "text", "versions")
-"""Keys of run.json whose values are objects."""
-
-CONTENTS = "contents"
-"""Attribute of a netCDF file: the names of its variables, to notice a damaged file."""
-
-TRAINED = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
-"""Files of a model, a training run or a study."""
+CONTENTS = "contents"  # attribute of a file: the names of its variables, to notice damage
 
 
 def write_folder(
@@ -47,9 +37,8 @@ def write_folder(
     """Write the numbers of a result folder, then its page; return the path of the page.
 
     `record` becomes run.json. `results` maps names of files to contents. A dataset becomes
-    netCDF, and the name gives its kind ("profile.nc"). A table becomes CSV; a text that a
-    spreadsheet would run as a formula gets a "'" in front. Either all files are written or
-    none. Then `page` draws the page. Raises `BadArgument` as `check_out` does.
+    netCDF, and the name gives its kind ("profile.nc"). A table becomes CSV; formulas of
+    spreadsheets get a "'" in front. Either all files are written or none.
     """
     check_out(Path(folder), record["kind"])
     with output_folder(folder) as new:
@@ -67,9 +56,8 @@ def write_folder(
 def write_page(folder: str | Path, page: Callable[[], str]) -> Path:
     """Write the page that `page` draws of the numbers in `folder`; return its path."""
     what = f"The page of {folder} could not be drawn; all numbers are saved."
-    with explained(
-        what, "read them with ropelens.open, and please report this error", error=RopelensError
-    ):
+    hint = "read them with ropelens.open, and please report this error"
+    with explained(what, hint, error=RopelensError):
         text = page()
     return write_whole(Path(folder) / PAGE, text)
 
@@ -85,7 +73,8 @@ def read_record(folder: str | Path) -> dict[str, Any]:
         return {}
     findings = record.get("findings", [])
     plain = isinstance(findings, list) and all(isinstance(line, str) for line in findings)
-    objects = all(isinstance(record.get(name, {}), dict) for name in OBJECTS)
+    names = ("arguments", "model", "seconds", "text", "versions")
+    objects = all(isinstance(record.get(name, {}), dict) for name in names)
     return record if plain and objects else {}
 
 
@@ -101,16 +90,16 @@ def check_out(folder: Path, kind: str, *, parts: Iterable[str] = ()) -> None:
     """Raise `BadArgument` if results of `kind` cannot or must not be written to `folder`.
 
     They must not replace the run.json of a training run, the page of other results, or a page
-    or run.json that ropelens did not write. They must not follow a symbolic link, if one of
-    the folders `parts` in `folder` is one.
+    or run.json that ropelens did not write. None of `parts` in `folder` may be a symbolic link.
     """
     check_writable(folder)
     record = read_record(folder).get("kind")
     lost = [name for name in parts if (folder / name).is_symlink()]
     if record not in KINDS:
         page = folder / PAGE
-        by_ropelens = page.is_file() and OWN_PAGE in page.read_bytes()[:100_000]
-        others = (*TRAINED, RECORD, *[PAGE] * (not by_ropelens))
+        by_ropelens = page.is_file() and b"ropelens</title>" in page.read_bytes()[:100_000]
+        trained = ("config.json", "study.json", "history", "checkpoint.pt", ".lock")
+        others = (*trained, RECORD, *[PAGE] * (not by_ropelens))
         lost += [name for name in others if (folder / name).exists()]
     elif record != kind and {record, kind} != {"analysis", "truncation"}:
         lost.append(KINDS[record])
@@ -128,8 +117,7 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     The attribute `kind` names their contents. Numbers keep every bit. netCDF cannot store two
     kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
     """
-    named = {name: _printable(value) for name, value in results.attrs.items()}
-    written = results.assign_attrs(named)
+    written = results.assign_attrs({name: _printable(v) for name, v in results.attrs.items()})
     for name, variable in results.variables.items():
         if variable.dtype.kind in "OUT":
             texts = [_printable(str(text)) for text in variable.values.ravel()]
@@ -169,11 +157,7 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
 
 
 def _require_plain(path: Path) -> None:
-    """Raise ValueError for links, groups and data that are stored in other files.
-
-    ropelens does not write them, and they could read any file of the user. This function
-    does not follow them.
-    """
+    """Raise ValueError for links, groups and data in other files, which could be any file."""
     with h5py.File(path, "r") as file:
         for name in file:
             linked = type(file.get(name, getlink=True)) is not h5py.HardLink
@@ -183,7 +167,6 @@ def _require_plain(path: Path) -> None:
 
 
 def _no_formula(value: object) -> object:
-    """Put a "'" in front of a text that a spreadsheet would run as a formula."""
     runs = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if runs else value
 

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.numpy
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from torch import Tensor
 
 from ropelens.attention.sums import LayerSums, Sums
 from ropelens.budget.held_out import LayerFit
+from ropelens.runtime.folder import write_whole
 from ropelens.runtime.processes import gather, place
 
 SECONDS = 60.0
@@ -27,7 +28,7 @@ UNFINISHED = ".unfinished"  # the folder of saved progress, in a folder of resul
 
 @dataclass
 class SavedStage:
-    """A measurement and its saved `state`. Without one, `state` is None."""
+    """A measurement and its saved `state`, or None."""
 
     path: Path | None = None
     key: str = ""
@@ -46,12 +47,9 @@ class SavedStage:
             tensors[str(len(tensors))] = value.cpu().contiguous().numpy()
             return {"tensor": str(len(tensors) - 1), "device": str(value.device)}
 
-        written, aside = json.dumps(state, default=as_json), self.path.with_suffix(".part")
+        facts = {"key": self.key, "form": json.dumps(state, default=as_json)}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            aside.unlink(missing_ok=True)  # do not follow a link
-            save_file(tensors, aside, {"key": self.key, "form": written})
-            aside.replace(self.path)
+            write_whole(self.path, safetensors.numpy.save(tensors, facts))
         except (OSError, SafetensorError) as error:
             with suppress(OSError):  # remove empty folders
                 self.path.parent.rmdir()
@@ -68,8 +66,7 @@ _savepoint: ContextVar[list[Any] | None] = ContextVar("ropelens_savepoint", defa
 def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
     """Save measurements in the block to `folder`, and continue from the progress saved there.
 
-    `key` contains every setting that affects the numbers. Progress that was saved with a
-    different key is removed.
+    `key` has every setting that affects the numbers. Progress with another key is removed.
     """
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
     if folder.is_symlink():  # ropelens did not create it

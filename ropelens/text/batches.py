@@ -32,27 +32,12 @@ class PackedRow:
     sequence: Int[Tensor, " position"]
 
 
-@dataclass(frozen=True)
-class SplitBatch:
-    """The sequences of a batch, padded on the right, and its first packed row.
-
-    `hidden` marks the tokens inside a sequence that the mask hides; None if there are none.
-    `documents` numbers the document of each sequence; None if the numbers are unknown.
-    """
-
-    ids: Int[Tensor, "sequence position"]
-    lengths: Int[Tensor, " sequence"]
-    hidden: Bool[Tensor, "sequence position"] | None
-    documents: Int[Tensor, " sequence"] | None
-    packed: PackedRow | None
-
-
 def split_batch(
     encoding: Mapping[str, Any], documents: Any = None, config: Any = None
-) -> SplitBatch:
-    """Split the rows of `encoding` into sequences; sequences of one token are dropped.
+) -> dict[str, Any]:
+    """The fields of a `Text` of the sequences in the rows of `encoding`, by name.
 
-    `number_sequences` explains the arguments.
+    Sequences of one token are dropped. `number_sequences` explains the arguments.
     """
     of_row, places, numbers = number_sequences(encoding, documents, config)
     ids, real = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu(), of_row > 0
@@ -70,25 +55,15 @@ def split_batch(
     if known or int(of_row.max()) > 1:
         documents = numbers[real][begins] if known else torch.arange(len(lengths))
     long = lengths >= 2
-    return SplitBatch(
-        tokens[long],
-        lengths[long],
-        hidden[long] if hidden[long].any() else None,
-        None if documents is None else documents[long],
-        _packed_row(encoding, of_row),
-    )
-
-
-def _packed_row(
-    encoding: Mapping[str, Any], sequences: Int[Tensor, "row column"]
-) -> PackedRow | None:
-    packed = (sequences.amax(1) > 1).nonzero().flatten()[:1]
-    if not len(packed):
-        return None
-    names = encoding.keys() & {"input_ids", "attention_mask", "position_ids"}
-    inputs = {name: torch.atleast_2d(torch.as_tensor(encoding[name])) for name in names}
-    inputs = {name: x[..., packed, :] for name, x in inputs.items()}
-    return PackedRow(inputs, sequences[packed[0]])
+    documents = None if documents is None else documents[long]
+    fields = {"ids": tokens[long], "lengths": lengths[long], "documents": documents}
+    packed = (of_row.amax(1) > 1).nonzero().flatten()[:1]
+    if len(packed):
+        names = encoding.keys() & {"input_ids", "attention_mask", "position_ids"}
+        inputs = {name: torch.atleast_2d(torch.as_tensor(encoding[name])) for name in names}
+        inputs = {name: x[..., packed, :] for name, x in inputs.items()}
+        fields["packed"] = PackedRow(inputs, of_row[packed[0]])
+    return fields | {"hidden": hidden[long]}
 
 
 def number_sequences(
@@ -96,21 +71,11 @@ def number_sequences(
 ) -> tuple[Int[Tensor, "row column"], Int[Tensor, "row column"], Int[Tensor, "row column"]]:
     """Number of the sequence within its row (from 1), position and document of each token.
 
-    Parameters
-    ----------
-    encoding
-        `input_ids` and optional inputs. A zero in `attention_mask` is padding on either side,
-        or hides a token inside a sequence. `position_ids` begin anew with each document of a
-        packed row. They may count hidden tokens or leave them out.
-    documents
-        Document numbers of the rows, or of the tokens [row, position]. Negative numbers are
-        padding.
-    config
-        Configuration of the model, or None.
-
-    Masked tokens get the sequence number 0. Raises `BadArgument` for inputs that would be
-    ignored, such as an image, for positions that leave out hidden tokens in a model with
-    windows, and for positions that begin beyond 0 in a model that changes with the position.
+    A zero in `attention_mask` is padding on either side, or hides a token inside a sequence.
+    `position_ids` begin anew with each document of a packed row. They may count hidden tokens
+    or leave them out. `documents` numbers the rows, or the tokens [row, position]; negative
+    numbers are padding. `config` is the configuration of the model, or None. Masked tokens get
+    the sequence number 0.
     """
     zero = {n for n in encoding if "type_ids" in n and not torch.as_tensor(encoding[n]).any()}
     if unread := encoding.keys() - TEXT_INPUTS - zero:

@@ -14,6 +14,10 @@ from ropelens.errors import Positive
 ALL_ROWS = 2048  # longest context, in tokens, for which "auto" means all rows
 SAMPLED_ROWS = 512  # rows of each sequence that "auto" means for a longer context
 
+Ids = Int[Tensor, "sequence position"]
+TokenMask = Bool[Tensor, "sequence position"]
+Lengths = Int[Tensor, " sequence"]
+
 HowMany = Positive | Literal["auto", "all"]
 """Rows of each sequence that are measured: a number, all, or a number set by the context."""
 
@@ -94,11 +98,8 @@ def sample_rows(
 
 
 def generator_of(seed: int, *key: int) -> torch.Generator:
-    """Random generator for a seed, or for a seed and a `key` (the number of a sequence).
-
-    torch uses 32 bits of a seed, so seed and key are mixed into 32 bits.
-    """
+    """Random generator for a seed, or for a seed and a `key` (the number of a sequence)."""
     if not key:
         return torch.Generator().manual_seed(int(seed) % 2**63)
-    mixed = np.random.SeedSequence(int(seed) % 2**64, spawn_key=key)
+    mixed = np.random.SeedSequence(int(seed) % 2**64, spawn_key=key)  # torch uses 32 bits
     return torch.Generator().manual_seed(int(mixed.generate_state(1)[0]))

@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from ropelens.errors import BadArgument
 from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.text.batches import PackedRow, split_batch
+from ropelens.text.rows import Ids, Lengths, TokenMask
 
 GROUPS = 64  # largest number of groups; neighbouring documents share one if there are more
 BLOCKS = 16  # largest number of stretches of neighbours that a text of few documents forms
@@ -39,34 +40,21 @@ LONG = 0.75
 class Text:
     """Sequences of token ids, padded on the right.
 
-    Parameters
-    ----------
-    ids : integers [sequence, position]
-        Token ids, or a BatchEncoding. With `documents` [row, position] the ids are packed rows,
-        which are split into one sequence per document.
-    lengths : integers [sequence], optional
-        Number of tokens of each sequence. By default no sequence is padded.
-    documents : integers [sequence] or [row, position], optional
-        Document numbers of the sequences, or of the tokens of packed rows (negative: padding).
-        Intervals resample documents. Without documents they describe this text only.
-    hidden : booleans [sequence, position], optional
-        Tokens inside a sequence that a mask hides. They are not used as keys, rows or
-        predictions.
-
-    Attributes
-    ----------
-    source : str
-        A sentence about the origin of the text.
-    documents_sha256 : str
-        SHA-256 of the documents that the text was cut from, or "".
+    `ids` [sequence, position] are token ids, or a BatchEncoding. `lengths` [sequence] are the
+    numbers of tokens; by default no sequence is padded. `documents` [sequence] are the document
+    numbers, by which intervals resample. Without them intervals describe this text only. With
+    `documents` [row, position] the ids are packed rows, which are split into one sequence per
+    document (negative: padding). `hidden` [sequence, position] marks tokens inside a sequence
+    that a mask hides. They are not used as keys, rows or predictions. `source` is a sentence
+    about the origin of the text, and `documents_sha256` is the SHA-256 of its documents, or "".
 
     Raises `BadArgument` for values that do not fit each other.
     """
 
-    ids: Int[Tensor, "sequence position"]
-    lengths: Int[Tensor, " sequence"] = None  # type: ignore[assignment]
+    ids: Ids
+    lengths: Lengths = None  # type: ignore[assignment]
     documents: Int[Tensor, " sequence"] | None = None
-    hidden: Bool[Tensor, "sequence position"] | None = None
+    hidden: TokenMask | None = None
     source: str = field(default="", kw_only=True)
     documents_sha256: str = field(default="", kw_only=True)
     packed: PackedRow | None = field(default=None, kw_only=True, repr=False)
@@ -89,12 +77,11 @@ class Text:
             if not isinstance(encoding, Mapping):
                 mask = {} if self.hidden is None else {"attention_mask": ~fields["hidden"]}
                 encoding = {"input_ids": _checked_ids(self.ids), **mask}
-            fields = dict(vars(split_batch(encoding, documents)))
+            fields = split_batch(encoding, documents)
             documents = fields["documents"]
-        ids = _checked_ids(fields.get("ids", self.ids))
-        lengths, hidden = fields["lengths"], fields["hidden"]
-        fields |= {"ids": ids, "lengths": _checked_lengths(lengths, ids)}
-        fields |= {"documents": documents}
+        ids, hidden = _checked_ids(fields.get("ids", self.ids)), fields["hidden"]
+        lengths = _checked_lengths(fields["lengths"], ids)
+        fields |= {"ids": ids, "lengths": lengths, "documents": documents}
         for name, shape in (("documents", ids.shape[:1]), ("hidden", ids.shape)):
             if fields[name] is not None and fields[name].shape != shape:
                 raise BadArgument(
@@ -144,6 +131,11 @@ class Text:
         """Number of tokens of the longest sequence."""
         return int(self.lengths.max())
 
+    @property
+    def first_token(self) -> int:
+        """First token of the first sequence; prompts begin with it too."""
+        return int(self.ids[0, 0])
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of the tokens without padding.
@@ -155,30 +147,21 @@ class Text:
             digest.update(np.int64(length).tobytes() + row[:length].astype("<i8").tobytes())
         return digest.hexdigest()
 
-    @property
-    def document_count(self) -> int:
-        """Number of different documents; 0 if it is unknown."""
-        return 0 if self.documents is None else len(self.documents.unique())
-
-    # which tokens count
-
     @cached_property
-    def real(self) -> Bool[Tensor, "sequence position"]:
+    def real(self) -> TokenMask:
         """Tokens that are neither padding nor hidden by a mask."""
         within = torch.arange(self.ids.shape[1]) < self.lengths[:, None]
         return within if self.hidden is None else within & ~self.hidden
 
     @cached_property
-    def predicted(self) -> Bool[Tensor, "sequence position"]:
+    def predicted(self) -> TokenMask:
         """Real tokens that directly follow a real token."""
         return self.real & pad(self.real, (1, -1))
 
     @cached_property
-    def seen_before(self) -> Bool[Tensor, "sequence position"]:
+    def seen_before(self) -> TokenMask:
         """Predicted tokens that occurred earlier in their sequence."""
         return seen_before(self.ids.cpu().where(self.real, -1)) & self.predicted
-
-    # how sequences are grouped
 
     @cached_property
     def group(self) -> Int[Tensor, " sequence"]:
@@ -220,7 +203,7 @@ class Text:
         return sinks.masked_fill(~self.real[:, None], 0)
 
 
-def _checked_ids(ids: ArrayLike | None) -> Int[Tensor, "sequence position"]:
+def _checked_ids(ids: ArrayLike | None) -> Ids:
     ids = () if ids is None else ids
     if isinstance(ids, str):
         hint = "rl.tokenize(documents, tokenizer, context=512)"
@@ -234,9 +217,7 @@ def _checked_ids(ids: ArrayLike | None) -> Int[Tensor, "sequence position"]:
     return ids.long()
 
 
-def _checked_lengths(
-    lengths: ArrayLike | None, ids: Int[Tensor, "sequence position"]
-) -> Int[Tensor, " sequence"]:
+def _checked_lengths(lengths: ArrayLike | None, ids: Ids) -> Int[Tensor, " sequence"]:
     if lengths is None:
         return torch.full(ids.shape[:1], ids.shape[1])
     lengths = torch.as_tensor(lengths).long().cpu()
@@ -264,7 +245,7 @@ def assign_groups(
     return torch.arange(sequences) * blocks // sequences
 
 
-def seen_before(tokens: Int[Tensor, "sequence position"]) -> Bool[Tensor, "sequence position"]:
+def seen_before(tokens: Ids) -> TokenMask:
     """Tokens that occurred earlier in their sequence."""
     ordered, order = tokens.sort(dim=1, stable=True)
     again = torch.zeros_like(ordered, dtype=torch.bool)
@@ -273,7 +254,7 @@ def seen_before(tokens: Int[Tensor, "sequence position"]) -> Bool[Tensor, "seque
 
 
 def known_sinks(
-    ids: Int[Tensor, "sequence position"], *, bos: int | None, named: Iterable[int] = ()
+    ids: Ids, *, bos: int | None, named: Iterable[int] = ()
 ) -> Int[Tensor, "sequence 1 position"]:
     """Kind of sink of each key by its place and token (see `SINKS`), or 0.
 

@@ -56,7 +56,7 @@ def read_text(
         longest = max(2, min(context, len(bos) + len(ids)))
         return tokenize(text, tokenizer, context=longest)
     if isinstance(text, Mapping):
-        return Text(**vars(split_batch(text, None, config)))
+        return Text(**split_batch(text, None, config))
     return Text(text)  # type: ignore[arg-type]  # arrays become tensors there
 
 
@@ -72,16 +72,14 @@ def tokenize(
 ) -> Text:
     """Cut documents, or one document, into sequences of `context` tokens.
 
-    Each sequence starts with the BOS of the tokenizer if there is one, which counts as one of
-    the `context` tokens. (With bos="tokenizer", sequences start with BOS only if the tokenizer
-    itself begins a text with it.) Sequences have no other special token. A document is
-    tokenized as a whole and then cut. The last, shorter sequence is padded. A sequence of
-    fewer than 2 tokens is dropped, because it has nothing to predict.
+    Each sequence starts with the BOS of the tokenizer if there is one, and has no other special
+    token. (With bos="tokenizer", only if the tokenizer itself begins a text with BOS.) A
+    document is tokenized as a whole and then cut. The last, shorter sequence is padded. A
+    sequence of fewer than 2 tokens is dropped, because it has nothing to predict.
 
     `sequences=N` draws N sequences at random with `seed`, evenly from all documents, and keeps
-    their order. If there are fewer, all are used, with a warning. A sequence that is shorter
-    than an eighth of the first sequence of its document is drawn only if there are too few
-    longer sequences.
+    their order. If there are fewer, all are used, with a warning. Sequences that are shorter
+    than an eighth of the first sequence of their document are drawn only if others are too few.
 
     Raises `BadText` for a text of fewer than `context` tokens in total and for a text that is
     the name of a file. Raises `BadArgument` for a context below 2 or a missing tokenizer.
@@ -129,9 +127,7 @@ def _sample(rows: list[NumberedRow], sequences: int, seed: int) -> list[Numbered
         )
     order = torch.randperm(len(rows), generator=generator_of(seed)).numpy()
     document = pd.Series([rows[index][1] for index in order])
-    turn = document.groupby(
-        document
-    ).cumcount()  # first rows of all documents come before second rows
+    turn = document.groupby(document).cumcount()  # the first rows of all documents come first
     drawn = order[turn.argsort(kind="stable")[:sequences]]
     return [rows[index] for index in sorted(drawn)]
 
@@ -146,10 +142,7 @@ def warn_beyond(context: int, maximum: int | None) -> None:
 
 
 def encode(text: str, tokenizer: Any, begin: Bos = "always") -> tuple[list[int], list[int]]:
-    """Return the token that a sequence begins with (or no token), and the tokens of `text`.
-
-    Raises `BadArgument` if `tokenizer` is None.
-    """
+    """Return the token that a sequence begins with (or no token), and the tokens of `text`."""
     if tokenizer is None:
         raise BadArgument(
             "A text needs the tokenizer of the model.",

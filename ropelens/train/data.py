@@ -1,8 +1,7 @@
 """Training data: a folder with a tokenizer and tokenized text, both made once.
 
-The runs of a study share one folder. A single run has the folder inside its own. It contains
-data.json, the tokenizer, valid.npy, and the arrays that data.json lists as "stages". All arrays
-are uint16 [sequence, position].
+The runs of a study share one folder. It contains data.json, the tokenizer, valid.npy, and the
+arrays that data.json lists as "stages". All arrays are uint16 [sequence, position].
 """
 
 import itertools
@@ -27,9 +26,7 @@ from ropelens.text.tokenize import pieces
 from ropelens.train.settings import Settings
 
 LEAST_VALID = 2  # validation sequences; an interval needs two
-DATA = "data.json"
-"""The file that describes the data. It is written last."""
-
+DATA = "data.json"  # the file that describes the data; it is written last
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS, EOS = "<s>", "</s>"
 
@@ -55,18 +52,16 @@ def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], names: Iterable[str], *, between: str
 ) -> str:
     """List the values of `names` that differ: "steps: 3, now 4" if `between` is ", now "."""
-    parts = [
+    return "; ".join(
         f"{name}: {str(first.get(name))[:100]}{between}{str(second.get(name))[:100]}"
         for name in names
         if first.get(name) != second.get(name)
-    ]
-    return "; ".join(parts)
+    )
 
 
 def require_same(before: Mapping[str, Any], after: Mapping[str, Any], *, what: str) -> None:
     """Raise BadArgument if a value of `after` differs from the recorded value in `before`."""
-    changed = differences(before, after, after, between=", now ")
-    if changed:
+    if changed := differences(before, after, after, between=", now "):
         raise BadArgument(
             f"{what} was made with other settings.",
             seen=changed,
@@ -96,9 +91,8 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Do
 def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str, Any]:
     """Create the data in `folder` from `texts` if needed; return the contents of data.json.
 
-    Only one process creates the data; other processes that need it wait. Raises
-    `BadText` for too little text, and `BadArgument` if the folder contains the data of other
-    text or another tokenizer.
+    Only one process creates the data, and others wait. Raises `BadText` for too little text,
+    and `BadArgument` if the folder contains the data of other text or another tokenizer.
     """
     facts: dict[str, Any] = {"vocabulary": settings.vocabulary, "context": settings.context}
     path = folder / DATA
@@ -149,8 +143,7 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer of at most `vocabulary` tokens, which adds BOS.
 
-    Any text can be encoded, and decoding gives the same text. The splitting into words is from
-    Radford et al. 2019 (GPT-2).
+    Text is split into words as in Radford et al. 2019 (GPT-2), and decoding restores it.
     """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -205,9 +198,9 @@ def copy_tokenizer(data: Path, folder: Path) -> None:
 def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]:
     """The training sequences of each stage, uint16 [sequence, position].
 
-    Text has one stage with sequences of `context` tokens. Prepared tokens can have several
-    stages; the length of their sequences must divide `context`. A stage is cut to complete
-    steps of `batch` x `context` tokens. Raises `BadArgument` if a stage has no complete step.
+    Text has one stage. Prepared tokens can have several; the length of their sequences must
+    divide `context`. A stage is cut to complete steps of `batch` x `context` tokens. Raises
+    `BadArgument` if a stage has no complete step.
     """
     stages = []
     for name in read_json(data / DATA)["stages"]:
@@ -230,15 +223,11 @@ def held_out_sequences(data: Path) -> np.ndarray:
 
 def spread(rows: np.ndarray, count: int) -> np.ndarray:
     """Select at most `count` rows at even distances, so that they cover all documents."""
-    indices = np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)
-    return rows[indices]
+    return rows[np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(int)]
 
 
 def documents_of(rows: np.ndarray, data: Path) -> np.ndarray:
-    """Index of the document in which each row begins: the number of EOS in earlier rows.
-
-    `rows` are sequences in the order of the stream, uint16 [sequence, context].
-    """
+    """Index of the document in which each of the `rows` begins; they follow each other."""
     eos = Tokenizer.from_file(str(data / TOKENIZER[0])).token_to_id(EOS)
     ends = (rows == eos).sum(axis=1)
     return np.cumsum(ends) - ends

@@ -1,8 +1,7 @@
 """The training loop, in plain torch.
 
 It uses AdamW, gradient accumulation, gradient clipping, a linear warm-up and a cosine decay to
-zero. The settings and the text determine all numbers, so a resumed run ends with the same
-weights, bit for bit.
+zero. The settings and the text determine all numbers, also of a resumed run, bit for bit.
 """
 
 import io
@@ -27,19 +26,18 @@ from ropelens.runtime.progress import Stage, show_progress
 from ropelens.train.data import copy_tokenizer, held_out_sequences, log_line, training_stages
 from ropelens.train.settings import Settings
 
-CHECKPOINT = "checkpoint.pt"
-"""The file from which a run is resumed."""
+CHECKPOINT = "checkpoint.pt"  # the file from which a run is resumed
+CHECKPOINT_SECONDS = 60.0  # between two checkpoints
 
 TrainingState = tuple[int, list[dict[str, float]], Float[Tensor, ""]]
-"""Number of steps that are done, rows of metrics.csv, and the sum of the losses since the last
-row with a loss, in float32."""
+"""Number of steps done, rows of metrics.csv, and the sum of the losses since the last row with
+a loss, in float32."""
 
 METRICS = ("step", "tokens", "train_loss", "valid_loss", "learning_rate", "tokens_per_second")
 LOG_EVERY, EVAL_EVERY = 10, 250
 """Steps between rows of metrics.csv, and between validations. The last step has one as well."""
 
-VALID_SEQUENCES = 128
-"""Number of sequences in a validation: 65,000 tokens at context 512."""
+VALID_SEQUENCES = 128  # sequences in a validation: 65,000 tokens at context 512
 
 
 class TrainingFailed(RopelensError):
@@ -55,19 +53,11 @@ def require_finite(tensors: Iterable[Tensor], what: str, *, step: int) -> None:
         )
 
 
-def fit_model(
-    model: PreTrainedModel,
-    settings: Settings,
-    *,
-    out: Path,
-    data: Path,
-    checkpoint_seconds: float,
-) -> None:
+def fit_model(model: PreTrainedModel, settings: Settings, *, out: Path, data: Path) -> None:
     """Train `model` on the tokens in `data`, from the checkpoint in `out` if there is one.
 
-    Writes metrics.csv, history/ with models of earlier steps, and a checkpoint every
-    `checkpoint_seconds` and at the end. Raises `TrainingFailed` if the loss or a weight is NaN
-    or infinite; such weights are not written.
+    Writes metrics.csv, history/ with models of earlier steps, and a checkpoint every minute and
+    at the end, but no weights that are NaN or infinite: raises `TrainingFailed`.
     """
     if settings.compile:
         model.compile(dynamic=False)  # few shapes occur
@@ -110,17 +100,14 @@ def fit_model(
             advance(per_step, note=", ".join(note.values()))
             if settings.in_history(step):
                 write_history(model, out, step=step, tokenizer=data)
-            if last or time.monotonic() - saved_at >= checkpoint_seconds:
+            if last or time.monotonic() - saved_at >= CHECKPOINT_SECONDS:
                 require_finite(model.parameters(), "a weight", step=step)
                 save_checkpoint(out / CHECKPOINT, model, optimizer, (step, rows, loss))
                 saved_at = time.monotonic()
 
 
 def save_checkpoint(
-    path: Path,
-    model: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
-    state: TrainingState,
+    path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainingState
 ) -> None:
     """Replace the checkpoint at `path`; a killed process leaves the earlier file."""
     parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -162,8 +149,7 @@ def batches(
 ) -> Iterator[Int64[Tensor, "sequence position"]]:
     """Tokens of each step, from the step `after` (counted from 0).
 
-    The stages follow each other, and the last stage is repeated. Each epoch has
-    another random order of its sequences.
+    The last stage is repeated. Each epoch has another random order of its sequences.
     """
     start = 0
     for epoch, rows in enumerate(chain(stages, repeat(stages[-1]))):
@@ -191,7 +177,7 @@ def learn(
     If the loss is NaN or infinite, raises `TrainingFailed` before any weight changes.
     """
     losses = []
-    for tokens in passes_of(batch, settings, device=model.device):
+    for tokens in passes_of(batch, settings):
         loss = loss_of(model, tokens, settings, predicted=batch[:, 1:].numel())
         loss.backward()
         losses.append(loss.detach())
@@ -205,12 +191,9 @@ def learn(
     return parts
 
 
-def passes_of(
-    rows: Int64[Tensor, "sequence position"], settings: Settings, *, device: torch.device
-) -> list[Int64[Tensor, "pass_sequence position"]]:
+def passes_of(rows: Int64[Tensor, "sequence position"], settings: Settings) -> Sequence[Tensor]:
     """Split the rows into passes that fit into memory, with equal numbers of tokens."""
-    together = settings.shape.micro_batch * (settings.context // rows.shape[1])
-    return [tokens.to(device) for tokens in rows.split(together)]
+    return rows.split(settings.shape.micro_batch * (settings.context // rows.shape[1]))
 
 
 def loss_of(
@@ -221,6 +204,7 @@ def loss_of(
     predicted: int,
 ) -> Float[Tensor, ""]:
     """Sum of the losses of `model` on `tokens` in nats, divided by `predicted`."""
+    tokens = tokens.to(model.device)
     # On a CPU, the backward pass of flash attention takes 40 % of a bf16 step at 64 tokens.
     is_short = tokens.device.type == "cpu" and tokens.shape[1] <= 128
     model.set_attn_implementation("eager" if is_short else "sdpa")
@@ -236,7 +220,7 @@ def validation_loss(model: PreTrainedModel, held_out: np.ndarray, settings: Sett
     tokens = torch.from_numpy(held_out[:VALID_SEQUENCES].astype(np.int64))
     total = torch.zeros((), dtype=torch.float64, device=model.device)
     model.eval()
-    for rows in passes_of(tokens, settings, device=model.device):
+    for rows in passes_of(tokens, settings):
         total += loss_of(model, rows, settings, predicted=rows[:, 1:].numel()) * len(rows)
     model.train()
     return float(total) / len(tokens)
@@ -252,10 +236,7 @@ def write_history(model: PreTrainedModel, out: Path, *, step: int, tokenizer: Pa
 
 
 def write_model(model: PreTrainedModel, folder: Path) -> None:
-    """Save the configuration and the weights of `model`.
-
-    The weights are written last, so a folder with weights is complete.
-    """
+    """Save the configuration of `model`, and last its weights: then the folder is complete."""
     aside = folder / "model.partial"
     what = f"The model cannot be written to {folder}."
     with quiet_transformers(bars=False), explained(what, error=BadArgument):

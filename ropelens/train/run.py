@@ -1,28 +1,28 @@
-"""A training run: the same call starts, resumes and finishes it in its folder."""
+"""Training runs, and studies of several variants of RoPE, sizes and seeds.
 
+Runs of a study with the same seed have the same initial weights and read the same tokens in the
+same order, so that variants can be compared in pairs.
+"""
+
+import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import tomllib
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from filelock import AcquireReturnProxy, FileLock, Timeout
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, explained, public
 from ropelens.profiles.measurement import versions
 from ropelens.rotation.variant_config import variant_config
 from ropelens.runtime.devices import explain_full_memory
-from ropelens.runtime.results import RECORD
+from ropelens.runtime.folder import RECORD, file_name
 from ropelens.train.data import (
     copy_tokenizer,
     log_line,
@@ -32,11 +32,10 @@ from ropelens.train.data import (
     require_same,
     write_json,
 )
-from ropelens.train.loop import CHECKPOINT, fit_model, write_model
+from ropelens.train.loop import CHECKPOINT, TrainingFailed, fit_model, write_model
 from ropelens.train.settings import Settings
 
-STUDY = "study.json"
-"""The file of a study's folder that contains its settings."""
+STUDY = "study.json"  # the file of a study's folder that contains its settings
 
 
 class Busy(BadArgument):
@@ -50,15 +49,14 @@ def train(
     text: Sequence[Path] = (),
     valid: Sequence[Path] = (),
     data: Path | None = None,
-    checkpoint_seconds: float = 60.0,
 ) -> Path:
     """Train a LLaMA-style model in the folder `out`, and return that folder.
 
-    The same call starts a run, resumes a stopped run from its checkpoint, or returns at once
-    if the run is finished. A resumed run has the same losses bit for bit on the same machine
-    with the same number of threads. A finished run contains config.json, model.safetensors
-    (float32), the tokenizer, metrics.csv, run.json and history/. `data` is the folder of the
-    tokenizer and the tokens, `out`/data by default. Without `text`, it must exist.
+    The same call resumes a stopped run from its checkpoint; the losses are the same bit for bit
+    on the same machine with the same number of threads. A finished run contains config.json,
+    model.safetensors (float32), the tokenizer, metrics.csv, run.json and history/. `data` is
+    the folder of the tokenizer and the tokens, `out`/data by default. Without `text`, it must
+    exist.
 
     Raises `BadText` if the text is missing, not UTF-8 or too short, `BadArgument` for an
     unknown variant or size or if `out` contains something else, `Busy` if another process
@@ -96,7 +94,7 @@ def train(
         tokenizer = PreTrainedTokenizerFast.from_pretrained(out, local_files_only=True)
         torch.manual_seed(settings.seed)
         model = LlamaForCausalLM(model_config(settings, tokenizer))
-        fit_model(model, settings, out=out, data=data, checkpoint_seconds=checkpoint_seconds)
+        fit_model(model, settings, out=out, data=data)
         write_model(model, out)
         tokens = settings.steps * settings.tokens_per_step
         finished = datetime.now(UTC).isoformat(timespec="seconds")
@@ -106,12 +104,11 @@ def train(
 
 
 def model_config(
-    settings: Settings, tokenizer: PreTrainedTokenizerBase | None = None
+    settings: Settings, tokenizer: PreTrainedTokenizerFast | None = None
 ) -> LlamaConfig:
-    """Configuration of the model, with the vocabulary of `tokenizer` if it is given.
+    """Configuration of the model; raises `BadArgument` for an unknown variant or size.
 
-    Embeddings are tied, so that most parameters of a small model are in its layers. Raises
-    `BadArgument` for an unknown variant or size.
+    Embeddings are tied, so that most parameters of a small model are in its layers.
     """
     shape = settings.shape
     config = LlamaConfig(
@@ -132,10 +129,7 @@ def model_config(
 
 
 def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
-    """Read the file `name` in `out`, which must contain `key`; {} if nothing has begun.
-
-    Raises `BadArgument` if `out` contains a model, another run or study, or other results.
-    """
+    """Read the file `name` in `out`; {} if nothing has begun. Refuses other folders."""
     record = read_json(out / name) if (out / name).exists() else {}
     others = (RECORD, STUDY, CHECKPOINT, "config.json", "tokenizer.json", "history")
     if key not in record and any((out / other).exists() for other in others):
@@ -146,12 +140,88 @@ def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
     return record
 
 
-@contextmanager
-def lock_run(out: Path) -> Iterator[None]:
+def lock_run(out: Path) -> AcquireReturnProxy:
     out.mkdir(parents=True, exist_ok=True)
     try:
-        lock = FileLock(out / ".lock").acquire(blocking=False)
+        return FileLock(out / ".lock").acquire(blocking=False)
     except Timeout as error:
         raise Busy(f"another process works on the run in {out}.") from error
-    with lock:
-        yield
+
+
+def runs_of(study: Mapping[str, Any]) -> dict[Path, Settings]:
+    """The runs of a study, by the name of their folder, such as tiny/p-rope-0.75/seed-0.
+
+    All variants of a seed come before the next seed, so a stopped study has complete pairs.
+    """
+    shared = dict(study)
+    variants, seeds = shared.pop("variants"), shared.pop("seeds", [0])
+    sizes = shared.pop("sizes", ["tiny"])
+    return {
+        Path(size, file_name(variant), f"seed-{seed}"): Settings(
+            variant=variant, seed=seed, size=size, **shared
+        )
+        for seed, size, variant in itertools.product(seeds, sizes, variants)
+    }
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """Read the TOML file `path`; raises `BadArgument` if a key or a value is wrong."""
+    with explained(f"{path} is not a study.", error=BadArgument):
+        study = tomllib.loads(path.read_text(encoding="utf-8"))
+        runs = runs_of(study)
+        if not runs:
+            raise ValueError("it has no run")
+        for settings in runs.values():
+            model_config(settings)
+    return study
+
+
+@public
+def run_study(
+    path: str | Path,
+    *,
+    out: str | Path,
+    text: Sequence[str | Path] = (),
+    valid: Sequence[str | Path] = (),
+    tokens: str | Path | None = None,
+) -> Path:
+    """Train all runs of the study file `path` in the folder `out`, and return that folder.
+
+    The file lists `variants` (the first is the baseline of comparisons), `seeds`, `sizes`, and
+    the settings that all runs share. `text` and `valid` are files or folders. Instead of text,
+    `tokens` can be a folder with prepared tokens. Stopped runs are resumed. Several processes
+    can share a study, for example one for each GPU. If a run diverges, the others are trained.
+
+    Raises:
+        BadArgument: `path` is not a study, or `out` contains another study.
+        BadText: the text is missing, not UTF-8 or too short.
+        TrainingFailed: at the end, with the names of the runs that diverged.
+    """
+    out = Path(out)
+    study = read_study(Path(path))
+    training, held_out = (list(map(Path, files)) for files in (text, valid))
+    data = out / "data" if tokens is None else Path(tokens)
+    if not read_settings(out, STUDY, key="variants"):
+        read_texts(training, held_out, data=data)  # before any folder is created
+        write_json(out / STUDY, study)
+    require_same(read_settings(out, STUDY, key="variants"), study, what=f"the study in {out}")
+    runs = runs_of(study)
+    diverged, busy = list[str](), list[str]()
+    for number, (folder, settings) in enumerate(runs.items(), start=1):
+        log_line(f"run {number} of {len(runs)}: {folder}")
+        try:
+            train(settings, out=out / folder, text=training, valid=held_out, data=data)
+        except Busy:
+            busy.append(str(folder))
+        except TrainingFailed as error:
+            log_line(error.line)
+            diverged.append(str(folder))
+    if busy:
+        log_line(f"another process works on {', '.join(busy)}")
+    if diverged:
+        raise TrainingFailed(
+            f"{len(diverged)} of {len(runs)} runs of the study diverged.",
+            seen=", ".join(diverged),
+            hint="a lower learning_rate in the study file, in a new folder",
+        )
+    return out

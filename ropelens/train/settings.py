@@ -1,7 +1,4 @@
-"""Settings of a run: the size of the model, and the options of the training.
-
-The command builds its options from the fields of `Settings`, so this file imports no torch.
-"""
+"""Settings of a training run, which are also options of the command; imports no torch."""
 
 import dataclasses
 import math
@@ -32,7 +29,6 @@ class Size:
     learning_rate: float
 
 
-# A table with one size in each row.
 # fmt: off
 SIZES = {
     # 2.5 million parameters: one or two hours on a CPU core.
@@ -54,8 +50,7 @@ def get_size(name: str) -> Size:
     """The size called `name` in `SIZES`, or the size that "8x384x6x2" describes.
 
     The four numbers are layers, width, heads and key-value heads. The MLP then has 8/3 of the
-    width, rounded up to a multiple of 64. A batch has 32 sequences, and the peak rate falls
-    with the width.
+    width, rounded up to a multiple of 64.
     """
     if name in SIZES:
         return SIZES[name]
@@ -88,7 +83,6 @@ class Settings(Checked):
     """All settings that affect the numbers of a run, except its text.
 
     history/ keeps the models of steps 1, 2, 4, 8, ... and multiples of `history_every`.
-    The learning rate rises during the first 4% of the steps.
     """
 
     variant: str = setting("rope", "NAME[:VALUE]", "RoPE variant: p-rope:0.75, ...")

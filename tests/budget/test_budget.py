@@ -13,8 +13,8 @@ from oracles.tiny import not_as_configured, random_tokens, tiny
 
 import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget
-from ropelens.attention.offset_bins import offset_edges, sum_bins
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.budget.held_out import FOLD_ROWS, Sample, scored_rows
 from ropelens.budget.logit import gains
 from ropelens.budget.offsets import OffsetRows
@@ -205,7 +205,7 @@ def test_groups_are_scored_by_models_of_the_opposite_fold():
     fitted = sample.fit(own, planes, surrogates=0, seed=0)
     fitted.weights[:, 1] = 0
     of_call = SampledCall(call, all_rows(lengths), planes, sinks=text.sinks)
-    scores = fitted.score(of_call, text)[:, 0]
+    scores = fitted.score(of_call, text, None)[:, 0]
     total, both = gains(scores)["total"], gains(scores)["both_gain"]
     assert (both[1:4:2].abs() > 0.05).all()
     torch.testing.assert_close(both[0:4:2], torch.zeros_like(both[0:4:2]))
@@ -217,7 +217,7 @@ def test_groups_are_scored_by_models_of_the_opposite_fold():
     torch.testing.assert_close(every, scores)
     torch.testing.assert_close(some + rest, scores, rtol=1e-6, atol=1e-4)
     alone = of_call.with_rows(all_rows(lengths).zero_hidden(~even))
-    torch.testing.assert_close(some, fitted.score(alone, text)[:, 0])
+    torch.testing.assert_close(some, fitted.score(alone, text, None)[:, 0])
 
 
 def test_groups_are_documents_or_stretches_of_one_text():

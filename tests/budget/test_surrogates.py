@@ -14,18 +14,17 @@ from scipy import stats
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
-from ropelens.attention import offset_bins
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.offset_bins import offset_edges, sampled_offsets
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import sum_attention
-from ropelens.attention.visibility import Visibility
+from ropelens.attention.visibility import Visibility, offset_edges
+from ropelens.budget import offsets
 from ropelens.budget.logit import SCORES, fit_models, normalize_weights, score_models
-from ropelens.budget.offsets import OffsetRows, fit_offsets
+from ropelens.budget.offsets import OffsetRows, fit_offsets, sampled_offsets
 from ropelens.budget.surrogates import _attend_by_draw, _orders, draw_surrogates
 from ropelens.claims.arrays import wavelength_arrays
-from ropelens.claims.heads import judge_wavelengths
 from ropelens.claims.numbers import correlations, rank_correlation
+from ropelens.claims.tables import judge_wavelengths
 from ropelens.claims.verdict import null_bounds
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes, unrotate
@@ -102,7 +101,7 @@ def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.Mon
     rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
     rows = SampledCall(call_of(q, k), rows, planes, sinks=sinks)
     few = draw_surrogates(rows, draws=10)
-    monkeypatch.setattr(offset_bins, "EVERY_OFFSET", context)
+    monkeypatch.setattr(offsets, "EVERY_OFFSET", context)
     every = draw_surrogates(rows, draws=10)
     for name, ours in few.items():
         error = (ours - every[name]).square().mean().sqrt()

@@ -12,7 +12,7 @@ from tiny_checkpoints import save_tiny
 
 from ropelens.runtime.results import PAGE
 
-MEASURE = "ropelens.analysis.analyze.measure_profile"
+MEASURE = "ropelens.analysis.analyze.measure"
 
 
 @pytest.fixture

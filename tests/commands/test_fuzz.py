@@ -109,7 +109,7 @@ def test_arguments(tmp_path_factory: pytest.TempPathFactory, args: list[str]):
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         warnings.catch_warnings(),
-        mock.patch("ropelens.checkpoints.load.locate", side_effect=RopelensError("no model")),
+        mock.patch("ropelens.checkpoints.files.locate", side_effect=RopelensError("no model")),
         mock.patch.object(sys, "argv", ["ropelens", *args]),
         pytest.raises(SystemExit) as ended,
     ):

@@ -74,10 +74,10 @@ def save_and_die(path, *state):
     save(path, *state)
     if state[-1][0] == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-loop.save_checkpoint = save_and_die
+loop.save_checkpoint, loop.CHECKPOINT_SECONDS = save_and_die, 0
 text, out, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
-train([Path(text)], out=Path(out), checkpoint_seconds=0, **OPTIONS)
+train([Path(text)], out=Path(out), **OPTIONS)
 """
 
 OPTIONS = rl.Options(context=32, sequences=5, rows=8, surrogates=2)

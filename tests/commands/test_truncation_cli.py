@@ -99,7 +99,7 @@ def test_a_sweep_joins_an_analysis_and_stays_when_the_analysis_is_repeated(
     apart = Path(shutil.copytree(out, tmp_path / "apart"))
     sweep = ("truncate", model, "--out", out, *FEW)
     with monkeypatch.context() as patch:  # the saved profile is not measured again
-        patch.setattr("ropelens.analysis.analyze.measure_profile", None)
+        patch.setattr("ropelens.analysis.analyze.measure", None)
         assert ropelens(*sweep, "--text", text).code == 0
     joined = rl.open(out)
     assert (out / "heads.csv").read_bytes() == heads

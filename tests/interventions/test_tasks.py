@@ -29,7 +29,7 @@ def test_losses_of_repeats_leave_out_the_first_token_of_each_copy():
     """Nothing announces the first token. The oracle is the cross entropy of torch."""
     model = tiny("llama_gqa", max_position_embeddings=41)
     results = rl.evaluate(model, TEXT, measures="induction", seed=3).isel(edit=0)
-    tokens = repeated_tokens(Measurement.of(model, TEXT, seed=3), 20)
+    tokens = repeated_tokens(int(TEXT[0, 0]), 20, vocabulary=96, seed=3)
     with torch.no_grad():
         logits = model(tokens).logits[:, :-1].mT
     losses = cross_entropy(logits, tokens[:, 1:], reduction="none")
@@ -44,7 +44,7 @@ def test_losses_of_copies_by_their_distance():
     results = rl.evaluate(model, TEXT, edits={"still": "nope"}, **options)
     assert results.copy_loss.dims == ("edit", "copy_distance", "trial")
     for distance in (5, 30):
-        tokens = repeated_tokens(Measurement.of(model, TEXT, seed=3), distance)
+        tokens = repeated_tokens(int(TEXT[0, 0]), distance, vocabulary=96, seed=3)
         for edit, block in (("none", nullcontext()), ("still", rl.edit_rope(model, "nope"))):
             with torch.no_grad(), block:
                 logits = model(tokens).logits[:, :-1].mT

@@ -173,13 +173,13 @@ def test_planes_stop_only_in_the_named_heads():
 
 def test_equal_sets_are_measured_once(monkeypatch):
     evaluated: dict[str, object] = {}
-    evaluate = module.evaluate_edits
+    evaluate = module.evaluate
 
     def spy(*given: object, edits: dict, **options: object) -> xr.Dataset:
         evaluated.update(edits)
         return evaluate(*given, edits=edits, **options)
 
-    monkeypatch.setattr(module, "evaluate_edits", spy)
+    monkeypatch.setattr(module, "evaluate", spy)
     model = tiny_llama().eval()
     dataset = rl.truncate(model, TOKENS, bands=4, measures=["loss"])
     sets = [text for text in dataset["planes"].values if text]

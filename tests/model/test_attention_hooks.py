@@ -28,8 +28,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention, eager_atten
 import ropelens as rl
 from ropelens.attention.call import AttentionCall, attention_map, output_residual
 from ropelens.errors import UnsupportedModel
+from ropelens.model import live_model
 from ropelens.model.as_live_model import as_live_model
-from ropelens.profiles import passes
 from ropelens.runtime.progress import Advance, Stage, silent
 
 NO_SDPA = ("gemma2", "gpt_oss")
@@ -282,11 +282,11 @@ def test_losses_from_pieces_of_logits_equal_losses_from_all_logits(
     """Logits may be capped and scaled, because the output head of the model runs on pieces."""
     model, tokens = tiny(name).eval(), torch.randint(96, (3, 40))
     lengths = torch.tensor([40, 33, 17])
-    monkeypatch.setattr(passes, "LOGITS_AT_ONCE", {"cpu": 3 * 96 * 7})
+    monkeypatch.setattr(live_model, "LOGITS_AT_ONCE", {"cpu": 3 * 96 * 7})
     with torch.no_grad():
         logits = model(tokens, use_cache=False).logits
-        found = passes.token_losses(as_live_model(model), tokens, lengths)
-        pieces = [piece for _, piece in as_live_model(model).logits(tokens, at_once=3 * 96 * 7)]
+        found = as_live_model(model).losses(tokens, lengths)
+        pieces = [piece for _, piece in as_live_model(model).logits(tokens)]
         last = as_live_model(model).forward(tokens, last=1)[:, -1]
     assert len(pieces) == (1 if name == "llama4" else 6)
     torch.testing.assert_close(last, logits[:, -1], rtol=1e-5, atol=1e-4)
@@ -300,9 +300,10 @@ def test_losses_from_pieces_of_logits_equal_losses_from_all_logits(
     assert int(found.isnan().sum()) == found.numel() - int((lengths - 1).sum())
 
 
-def test_a_caller_may_stop_after_one_piece_of_logits():
+def test_a_caller_may_stop_after_one_piece_of_logits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live_model, "LOGITS_AT_ONCE", {"cpu": 96})
     model, tokens = tiny("llama_gqa").train(), torch.randint(96, (1, 40))
-    pieces = as_live_model(model).logits(tokens, at_once=96)
+    pieces = as_live_model(model).logits(tokens)
     with torch.no_grad():
         next(pieces)
     assert model.training

@@ -12,9 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES
+from ropelens.model import live_model
 from ropelens.model.as_live_model import as_live_model
-from ropelens.profiles import measurement
-from ropelens.profiles.measurement import Measurement, chunk_of
+from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect
 from ropelens.rope.planes import Planes, unrotate
 
@@ -54,7 +54,7 @@ def test_chunks_give_the_numbers_of_one_pass(
 ):
     expected, past = profile(family, rows, heads)
     assert set(past) == {0}
-    monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
+    monkeypatch.setattr(live_model, "ONE_PASS", CHUNK)
     result, past = profile(family, rows, heads)
     assert set(past) == {0, 23, 46, 69}
     assert result.attrs["loss"] == pytest.approx(expected.attrs["loss"], rel=1e-6)
@@ -74,7 +74,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
 
     expected = evaluate()
     assert max(sizes - {1 + 2 * 64}) == 80  # without the repeated tokens
-    monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
+    monkeypatch.setattr(live_model, "ONE_PASS", CHUNK)
     result = evaluate()
     assert max(sizes) == CHUNK
     assert_alike(result, expected)
@@ -85,7 +85,7 @@ def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(monkeypatch: pytest.Mo
 
     A growing cache would leave its earlier tensors in memory, because views keep them.
     """
-    monkeypatch.setattr(measurement, "ONE_PASS", CHUNK)
+    monkeypatch.setattr(live_model, "ONE_PASS", CHUNK)
     live, alive = as_live_model(tiny("llama_gqa")), []
     seen: dict[int, list[StorageWeakRef]] = {}
     rooms: dict[int, set[tuple[int, int]]] = {}
@@ -110,9 +110,9 @@ def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(monkeypatch: pytest.Mo
 
 def test_models_without_chunks_run_in_one_pass(monkeypatch: pytest.MonkeyPatch):
     plain = as_live_model(tiny("llama_gqa"))
-    assert chunk_of(plain, 2**16) is None
-    assert chunk_of(plain, 2**17) == 256  # keeps the mask of rows and keys small
-    assert chunk_of(as_live_model(tiny("llama_dynamic")), 2**17) is None
+    assert plain.chunk_length(2**16) is None
+    assert plain.chunk_length(2**17) == 256  # keeps the mask of rows and keys small
+    assert as_live_model(tiny("llama_dynamic")).chunk_length(2**17) is None
 
 
 def test_a_rotation_is_undone_with_the_rounded_angles_of_the_model():

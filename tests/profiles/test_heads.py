@@ -14,7 +14,7 @@ from scipy import stats
 import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget
 from ropelens.budget.labels import Thresholds
-from ropelens.claims.heads import classify_heads
+from ropelens.claims.tables import classify_heads
 from ropelens.profiles.heads import resample_labels
 from ropelens.profiles.measures import columns
 from ropelens.report.words import cautions, heads_sentences

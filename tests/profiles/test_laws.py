@@ -65,7 +65,7 @@ def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
 
 
 def planes_of(model: PreTrainedModel, *, context: int | None = None) -> list[Planes]:
-    return RotationProbe(as_live_model(model)).unedited_planes(context)
+    return RotationProbe(as_live_model(model)).planes(context)
 
 
 def assert_same(first: Sums, other: Sums, case: Fitted, *, rtol: float) -> None:

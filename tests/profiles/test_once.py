@@ -1,10 +1,7 @@
-"""Public functions check a text and probe a model once, and pass only a live model on."""
+"""A public function checks a text, warns about it and probes the model once."""
 
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from unittest import mock
 
 import pytest
@@ -12,7 +9,7 @@ import torch
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
-from ropelens.profiles import measurement, model_text
+from ropelens.profiles import measurement
 from ropelens.rotation import probe
 
 IDS = random_tokens(sequences=4, length=40)
@@ -59,7 +56,7 @@ def test_a_text_is_checked_once(measure: str, kind: str):
         count(measurement, "model_text"),
         count(measurement, "attention_across"),
         count(measurement, "count_length_mismatches"),
-        count(model_text, "check_padding"),
+        count(measurement, "check_padding"),
         count(probe, "probe_single_tokens"),
         warnings.catch_warnings(record=True) as caught,
     ):
@@ -73,46 +70,3 @@ def test_a_text_is_checked_once(measure: str, kind: str):
     assert calls["probe_single_tokens"].call_count == 1
     messages = [str(warning.message) for warning in caught]
     assert sum("in packed rows" in message for message in messages) == (kind == "packed")
-
-
-PACKAGE = str(Path(rl.__file__).parent)
-TOKENS = random_tokens(sequences=3, length=20)
-
-
-def visits(model: object, call: Callable[[], object]) -> list[tuple[str, str]]:
-    """Functions of ropelens that receive or return the bare model, in order."""
-    places: list[tuple[str, str]] = []
-
-    def record(frame: FrameType, event: str, result: object) -> None:
-        code = frame.f_code
-        if not code.co_filename.startswith(PACKAGE):
-            return
-        if event == "return" and result is model:
-            places.append((code.co_qualname, "return"))
-        if event == "call":
-            given = frame.f_locals.items()
-            places.extend((code.co_qualname, name) for name, value in given if value is model)
-
-    sys.setprofile(record)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return places
-
-
-@pytest.mark.parametrize(
-    ("measure", "few"),
-    [
-        (rl.truncate, {"keep": [0.5], "controls": 0}),
-        (rl.analyze, {}),
-        (rl.reach, {"copies": [48]}),
-    ],
-)
-def test_few_functions_receive_the_model(
-    measure: Callable[..., object], few: dict[str, object]
-):
-    model = tiny("llama_gqa", num_hidden_layers=1)
-    places = visits(model, lambda: measure(model, TOKENS, **few))
-    assert 5 < len(set(places)) < 25
-    assert places.count(("as_live_model", "model")) == 1

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget
-from ropelens.attention.offset_bins import offset_edges
 from ropelens.attention.variables import Derived, Statistic
+from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import RIDGE
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.induction import REPEATS, repeated_tokens, repeats
@@ -54,10 +54,10 @@ def measured(
     model: PreTrainedModel, tokens: torch.Tensor, lengths: tuple[int, ...], **options: int
 ) -> xr.Dataset:
     live = as_live_model(model)
-    planes = RotationProbe(live).unedited_planes()
+    planes = RotationProbe(live).planes()
     text = Text(tokens, torch.tensor(lengths), bos=1, sink_ids=NAMED)
     surrogates, fits = options.pop("surrogates", None), {}
-    measurement = Measurement(live, text, **options)
+    measurement = Measurement(live, text, RotationProbe(live), **options)
     if surrogates:
         fits, _ = fit_layers(measurement, planes, surrogates=surrogates)
     return summarize(collect(measurement, planes, fits=fits), planes, fits)
@@ -268,9 +268,9 @@ def test_repeated_tokens_by_brute_force(name: str):
     model = tiny(name, max_position_embeddings=20)
     begins = torch.ones(1, 20, dtype=torch.long)
     measurement = Measurement.of(model, begins, seed=4)
-    planes = measurement.rotation.unedited_planes()
+    planes = measurement.rotation.planes()
     scores = repeats(measurement, planes).measure(lambda _: None)
-    tokens = repeated_tokens(measurement, 9)
+    tokens = repeated_tokens(1, 9, vocabulary=measurement.live.vocabulary, seed=4)
     assert tokens.shape == (REPEATS, 19)
     assert (tokens[:, 0] == 1).all()
     assert torch.equal(tokens[:, 1:10], tokens[:, 10:])

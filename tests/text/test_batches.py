@@ -210,13 +210,12 @@ def test_what_was_packed_and_padded_is_cut_again(
     encoding = {"input_ids": ids, "attention_mask": mask}
     batch = encoding | ({"position_ids": place} if packed else {}), None if packed else numbers
     split, (number, *_) = split_batch(*batch), number_sequences(*batch, None)
-    tokens, hidden, documents = split.ids, split.hidden, split.documents
-    assert split.lengths.tolist() == lengths
+    tokens, hidden, documents = split["ids"], split["hidden"], split["documents"]
+    assert split["lengths"].tolist() == lengths
     assert torch.equal(number, (numbers + (place >= 0)) * mask)
     for n, part in enumerate(parts):
         expected = [token in masked for token in part.tolist()]
-        masked_here = [False] * len(part) if hidden is None else hidden[n, : len(part)].tolist()
-        assert masked_here == expected
+        assert hidden[n, : len(part)].tolist() == expected
         real = ~torch.tensor(expected)
         assert torch.equal(tokens[n, : len(part)][real], part[real])
     assert documents is None or documents.tolist() == list(range(len(lengths)))

@@ -324,4 +324,4 @@ def test_a_text_is_built_from_lists_and_split_like_an_array():
     with pytest.raises(BadArgument, match="must be whole numbers"):
         text[:0]
     packed = Text([[1, 2, 3, 4, 5, 6]], documents=[[0, 0, 0, 1, 1, 1]])
-    assert (packed.ids.tolist(), packed.document_count) == ([[1, 2, 3], [4, 5, 6]], 2)
+    assert (packed.ids.tolist(), packed.documents.tolist()) == ([[1, 2, 3], [4, 5, 6]], [0, 1])

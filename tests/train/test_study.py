@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from ropelens.errors import BadArgument, RopelensError
 from ropelens.rotation.measure import measure_rope
 from ropelens.train.loop import TrainingFailed
-from ropelens.train.study import run_study, runs_of
+from ropelens.train.run import run_study, runs_of
 
 SMALL = 'sizes = ["nano"]\ncontext = 32\nvocabulary = 300\n'
 

@@ -184,8 +184,9 @@ def test_a_stop_after_any_step(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", save_and_stop)
+        patch.setattr(loop, "CHECKPOINT_SECONDS", 0)
         with pytest.raises(KeyboardInterrupt):
-            train([prose], out=tmp_path, checkpoint_seconds=0, **OPTIONS)
+            train([prose], out=tmp_path, **OPTIONS)
     assert not (tmp_path / "model.safetensors").exists()
     train([prose], out=tmp_path, **OPTIONS)
     assert f"resuming from step {step}\n" in capfd.readouterr().err

@@ -1,0 +1,82 @@
+"""Few functions receive the live model or the Text while a measurement runs."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from oracles.tiny import random_tokens, tiny
+
+import ropelens as rl
+from ropelens.model.live_model import LiveModel
+
+PACKAGE = str(Path(rl.__file__).parent)
+OWN_FILES = ("model/live_model.py", "text/text.py")
+TEXT = rl.Text(random_tokens(sequences=8, length=20), documents=range(8))
+
+
+def contains(value: object, kind: type, *, depth: int = 2) -> bool:
+    """Whether `value` is of this kind, or a dataclass or a list that contains one."""
+    if isinstance(value, kind) or depth == 0:
+        return isinstance(value, kind)
+    parts: list[object] = []
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    elif isinstance(value, list | tuple) and len(value) < 20:
+        parts = [*value]
+    return any(contains(part, kind, depth=depth - 1) for part in parts)
+
+
+def receivers(kind: type, call: Callable[[], object]) -> set[str]:
+    """Functions of ropelens with such an argument, without the methods of its own class.
+
+    A function within a function counts as a part of that function.
+    """
+    names: set[str] = set()
+
+    def record(frame: FrameType, event: str, _: object):
+        code = frame.f_code
+        file = code.co_filename
+        if event != "call" or not file.startswith(PACKAGE) or file.endswith(OWN_FILES):
+            return
+        name = f"{file}.{code.co_qualname.partition('.<locals>')[0]}"
+        if name in names:
+            return
+        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if any(contains(frame.f_locals.get(argument), kind) for argument in arguments):
+            names.add(name)
+
+    sys.setprofile(record)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+def profile(model: object) -> object:
+    return rl.profile(model, TEXT, surrogates=2)
+
+
+def truncate(model: object) -> object:
+    return rl.truncate(model, TEXT, keep=[0.5], controls=1)
+
+
+@pytest.mark.parametrize("measure", [profile, truncate])
+@pytest.mark.parametrize("kind", [LiveModel, rl.Text])
+def test_few_functions_receive_the_model_or_the_text(
+    measure: Callable[[object], object], kind: type
+):
+    model = tiny("llama_gqa")
+    names = receivers(kind, lambda: measure(model))
+    assert 15 < len(names) <= 25, sorted(names)
+
+
+@pytest.mark.parametrize("kind", [LiveModel, rl.Text])
+def test_few_functions_receive_them_while_claims_are_tested(kind: type):
+    model = tiny("llama_gqa")
+    profile = rl.profile(model, TEXT, surrogates=2)
+    names = receivers(kind, lambda: rl.test_claims(profile, model=model, text=TEXT, draws=10))
+    assert 15 < len(names) <= 25, sorted(names)
