@@ -87,9 +87,7 @@ def test_runs_on_a_model_and_text(script: Path, tmp_path: Path, python: Command)
         assert set(sweep["kind"].values) >= {"none", "slow", "fast", "random", "band"}
 
 
-def test_claims_skip_models_that_were_measured_before(
-    tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch
-):
+def test_claims_skip_models_that_were_measured_before(tmp_path, python, monkeypatch):
     def run_here(command: list[str]) -> SimpleNamespace:  # a new process would take seconds
         return SimpleNamespace(returncode=CliRunner().invoke(app, command[3:]).exit_code)
 
@@ -256,9 +254,7 @@ def test_costs_of_copying_are_given_by_seed_and_minus_random_heads():
 
 
 @names
-def test_prints_its_purpose_and_its_errors(
-    script: Path, tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch
-):
+def test_prints_its_purpose_and_its_errors(script, tmp_path, python, monkeypatch):
     monkeypatch.chdir(tmp_path)
     helped = python(script, "--help")
     title = (ast.get_docstring(ast.parse(script.read_text())) or "").splitlines()[0]
@@ -280,9 +276,7 @@ steps = 1
 """
 
 
-def test_variants_are_trained_and_compared(
-    tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch
-):
+def test_variants_are_trained_and_compared(tmp_path, python, monkeypatch):
     """copying.py then reads the same runs; after one step no head copies."""
     shutil.copytree(ROOT / "analyses", tmp_path / "analyses")
     (tmp_path / "small.toml").write_text(STUDY)

@@ -43,9 +43,7 @@ def test_a_wheel_has_all_files_except_the_weights_of_early_models(wheel: Path):
     assert {"ropelens/bundled/rope/model.safetensors", "ropelens/py.typed"} <= contents
 
 
-def test_missing_weights_are_reported(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_missing_weights_are_reported(wheel, tmp_path, monkeypatch):
     assert wheel.stat().st_size < LARGEST
     zipfile.ZipFile(wheel).extractall(tmp_path)
     monkeypatch.setattr("ropelens.checkpoints.bundled.files", lambda _: tmp_path / "ropelens")

@@ -34,9 +34,7 @@ def cached(folder: Path, hub: Path) -> None:
     (repository / "refs" / "main").write_text("c" * 40)
 
 
-def test_a_hub_id_is_read_from_the_cache(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_hub_id_is_read_from_the_cache(folder, tmp_path, monkeypatch):
     cached(folder, tmp_path / "hub")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     model, tokenizer = load("acme/tiny")
@@ -68,9 +66,7 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("acme/none", ["no folder is called acme/none", "HF_HUB_OFFLINE"]),
     ],
 )
-def test_an_unknown_name_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: list[str]
-):
+def test_an_unknown_name_is_refused(tmp_path, monkeypatch, name, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RopelensError) as caught:
         load(name)
@@ -152,9 +148,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_refused_by_name(
-    folder: Path, capfd: pytest.CaptureFixture[str], damage: str
-):
+def test_a_damaged_checkpoint_is_refused_by_name(folder, capfd, damage):
     change, words = DAMAGES[damage]
     change(folder)
     capfd.readouterr()

@@ -84,9 +84,7 @@ def bundled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_a_file_is_the_model_it_was_made_of(
-    bundled_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_a_file_is_the_model_it_was_made_of(bundled_file, tmp_path, capfd):
     """The model can also be saved as a folder."""
     model, tokenizer = rl.load(bundled_file.parent)  # a folder with one file
     assert capfd.readouterr().err == ""  # no bar without a terminal
@@ -102,9 +100,7 @@ def test_a_file_is_the_model_it_was_made_of(
 
 
 @pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.01), ("Q4_1", 0.15)])
-def test_a_quantized_file_is_the_model_except_for_rounding(
-    kind: str, error: float, tmp_path: Path
-):
+def test_a_quantized_file_is_the_model_except_for_rounding(kind, error, tmp_path):
     write_bundled(tmp_path / "small.gguf", kind=kind)
     (model, tokenizer), (original, _) = rl.load(tmp_path / "small.gguf"), rl.load("bundled")
     tokens = tokenizer("Call me Ishmael. The old man lived.", return_tensors="pt").input_ids

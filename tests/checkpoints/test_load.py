@@ -31,9 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny(tmp_path / "model")
 
 
-def test_a_folder_gives_the_saved_model_ready_to_measure(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_a_folder_gives_the_saved_model_ready_to_measure(folder, capfd):
     before = torch.random.get_rng_state()
     model, tokenizer = load(folder)
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -92,9 +92,7 @@ def test_every_claim_has_two_models_and_a_definition():
 
 
 @pytest.mark.parametrize("claim", DIFFERENT, ids=lambda claim: claim.name)
-def test_on_draws_of_its_null_a_claim_holds_in_a_fortieth_of_cases(
-    claim: Claim, shapes: dict[str, tuple[int, ...]]
-):
+def test_on_draws_of_its_null_a_claim_holds_in_a_fortieth_of_cases(claim, shapes):
     random = np.random.default_rng(1)
     centre = float(claim.name in ("decay", "slow_reach"))  # equally often below and above 0
 
@@ -145,12 +143,7 @@ MIN_SIZES: list[tuple[str, str, Callable[[int], tuple[np.ndarray, ...]], tuple[i
 
 
 @pytest.mark.parametrize(("name", "needs", "arrays", "sizes"), MIN_SIZES)
-def test_the_smallest_size_that_decides_is_the_stated_size(
-    name: str,
-    needs: str,
-    arrays: Callable[[int], tuple[np.ndarray, ...]],
-    sizes: tuple[int, int],
-):
+def test_the_smallest_size_that_decides_is_the_stated_size(name, needs, arrays, sizes):
     claim = next(claim for claim in DRAWN if claim.name == name)
     fewer, enough = (verdict(claim, *arrays(n), draws=4000) for n in sizes)
     assert fewer["verdict"] == "not testable"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cli_runs import NAMES, Command
+from cli_runs import NAMES
 from measured import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 
@@ -27,9 +27,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("pageless")
-def test_a_repeated_command_measures_the_remaining_checkpoints(
-    run: Path, text: Path, tmp_path: Path, ropelens: Command
-):
+def test_a_repeated_command_measures_the_remaining_checkpoints(run, text, tmp_path, ropelens):
     out, last = tmp_path / "out", run / "history" / STEPS[1] / "model.safetensors"
     options = ("--text", text, "--context", 32, "--surrogates", 2, "--out", out)
     whole, models = last.read_bytes(), [run / "history" / step for step in STEPS]

@@ -85,9 +85,7 @@ def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path)
     assert (heads[list(parts)] >= 0).to_numpy().all()
 
 
-def test_profile_nc_has_the_promised_names_and_the_command(
-    analyzed: Path, model: Path, text: Path
-):
+def test_profile_nc_has_the_promised_names_and_the_command(analyzed, model, text):
     with xr.open_dataset(analyzed / "profile.nc") as profile:
         profile.load()
     for name, dims in DIMS.items():
@@ -126,9 +124,7 @@ def test_run_json_is_enough_to_repeat_the_run(ropelens: Command, analyzed: Path,
 
 
 @pytest.mark.usefixtures("pageless")
-def test_a_context_beyond_the_model_warns_in_one_line(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path
-):
+def test_a_context_beyond_the_model_warns_in_one_line(ropelens, model, text, tmp_path):
     out = tmp_path / "out"
     ended = ropelens("analyze", model, "--text", text, "--context", 100, *FEW, "--out", out)
     words = "context 100 is beyond the 64 tokens that the model was made for"
@@ -140,9 +136,7 @@ def test_a_context_beyond_the_model_warns_in_one_line(
     assert rl.open(out / "profile.nc").attrs["warnings"] == words
 
 
-def test_warnings_of_libraries_are_hidden(
-    ropelens: Command, model: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_warnings_of_libraries_are_hidden(ropelens, model, monkeypatch):
     def noisy(_: object) -> None:
         for category in (UserWarning, FutureWarning, DeprecationWarning):
             warnings.warn_explicit("noise", category, "library.py", 1, module="library")
@@ -152,9 +146,7 @@ def test_warnings_of_libraries_are_hidden(
     assert (ended.code, ended.err) == (0, "")
 
 
-def test_a_plan_describes_the_run_and_measures_nothing(
-    ropelens: Command, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_plan_describes_the_run_and_measures_nothing(ropelens, model, text, monkeypatch):
     monkeypatch.delattr("ropelens.checkpoints.load.Opened.read")  # no weights
     options = ("--rows", 7, "--batch-size", 5)
     ended = ropelens("analyze", model, "--text", text, *options, "--plan")
@@ -169,9 +161,7 @@ def test_a_plan_describes_the_run_and_measures_nothing(
 
 
 @pytest.mark.usefixtures("pageless")
-def test_transformer_lens_gives_the_same_heads(
-    ropelens: Command, analyzed: Path, model: Path, text: Path, tmp_path: Path
-):
+def test_transformer_lens_gives_the_same_heads(ropelens, analyzed, model, text, tmp_path):
     other, backend = tmp_path / "other", ("--backend", "transformer-lens")
     ended = ropelens("analyze", model, "--text", text, *FEW, "--out", other, *backend)
     assert ended.code == 0
@@ -217,9 +207,7 @@ def test_help_names_every_option(ropelens: Command, command: str, options: str):
 
 
 @pytest.mark.usefixtures("pageless")
-def test_the_claim_holds_in_a_real_checkpoint_on_real_stories(
-    ropelens: Command, shared: Path, tmp_path: Path
-):
+def test_the_claim_holds_in_a_real_checkpoint_on_real_stories(ropelens, shared, tmp_path):
     texts = ("--context", 250, "--text", shared / "corpora" / "tinystories")
     model = shared / "checkpoints" / "stories260k"
     ended = ropelens("analyze", model, *texts, "--out", tmp_path / "out")

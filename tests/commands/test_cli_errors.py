@@ -38,9 +38,7 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path], object], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("words", DAMAGES)
-def test_one_line_states_the_error(
-    ropelens: Command, model: Path, text: Path, out: Path, words: str
-):
+def test_one_line_states_the_error(ropelens, model, text, out, words):
     damage, options = DAMAGES[words]
     damage(model, text)
     with unharmed(out):
@@ -48,9 +46,7 @@ def test_one_line_states_the_error(
     assert (ended.code, words in ended.problem) == (1, True)
 
 
-def test_a_model_that_cannot_be_measured(
-    ropelens: Command, tmp_path: Path, text: Path, out: Path
-):
+def test_a_model_that_cannot_be_measured(ropelens, tmp_path, text, out):
     model = save_family(tmp_path / "family", "gptj")
     on_text = (model, "--text", text, "--out")
     with unharmed(out):
@@ -86,18 +82,14 @@ def test_wrong_usage(ropelens: Command, args: list[str], words: str):
     assert words in ended.problem
 
 
-def test_a_place_that_cannot_be_written_to(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path
-):
+def test_a_place_that_cannot_be_written_to(ropelens, model, text, tmp_path):
     before, content = sorted(tmp_path.rglob("*")), text.read_bytes()
     ended = ropelens("analyze", model, "--text", text, "--out", text)
     assert (ended.code, "text.txt cannot be written to" in ended.problem) == (1, True)
     assert (sorted(tmp_path.rglob("*")), text.read_bytes()) == (before, content)
 
 
-def test_a_page_that_cannot_be_drawn_loses_no_number(
-    ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_page_that_cannot_be_drawn_loses_no_number(ropelens, model, text, out, monkeypatch):
     def fails(*_: object) -> str:
         raise ValueError("no axis")
 
@@ -113,9 +105,7 @@ def test_a_page_that_cannot_be_drawn_loses_no_number(
     assert ropelens("report", out) == Ended(0, f"{out / PAGE}\n", "")
 
 
-def test_a_working_directory_that_is_gone(
-    ropelens: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_working_directory_that_is_gone(ropelens, tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -135,9 +125,7 @@ def full_disk(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_runs_full(
-    ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_disk_that_runs_full(ropelens, model, text, out, monkeypatch):
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out")
     with unharmed(out), full_disk(200_000):
         ended = ropelens(*analyze, out)

@@ -109,9 +109,7 @@ def test_profiles_that_lack_numbers_are_refused(ropelens: Command, tmp_path: Pat
         assert (ended.code, words in ended.err.splitlines()[-1]) == (1, True), ended.err
 
 
-def test_bad_input_is_one_line_and_nothing_is_lost(
-    ropelens: Command, runs: list[Path], analyses: list[Path], tmp_path: Path
-):
+def test_bad_input_is_one_line_and_nothing_is_lost(ropelens, runs, analyses, tmp_path):
     before = {path: path.read_bytes() for path in analyses[0].iterdir()}
     cases = {
         "holds config.json, history": (*analyses, "--out", runs[0]),

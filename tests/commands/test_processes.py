@@ -102,9 +102,7 @@ def single(args: tuple, one_thread: None) -> rl.Analysis:
     return rl.analyze(model, text, OPTIONS, truncation=SWEEP)
 
 
-def test_three_processes_give_the_same_sweep_as_one(
-    args: tuple, single: rl.Analysis, tmp_path: Path
-):
+def test_three_processes_give_the_same_sweep_as_one(args, single, tmp_path):
     """Random draws are equal. The first process measures one of five sequences."""
     out = tmp_path / "three"
     ended = forked(3, MAIN, "truncate", *args, *SWEPT, "--out", out)
@@ -117,9 +115,7 @@ def test_three_processes_give_the_same_sweep_as_one(
     assert_same(shared.truncation, single.truncation)
 
 
-def test_remaining_checkpoints_are_shared_one_after_another(
-    args: tuple, single: rl.Analysis, tmp_path: Path
-):
+def test_remaining_checkpoints_are_shared_one_after_another(args, single, tmp_path):
     model, _, text, *_ = args
     out, other, same = tmp_path / "out", tmp_path / "other", tmp_path / "same"
     for folder in (other, same):
@@ -140,9 +136,7 @@ def test_remaining_checkpoints_are_shared_one_after_another(
 
 
 @pytest.mark.parametrize("how", ["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_a_killed_process_ends_all_and_a_second_run_continues(
-    args: tuple, single: rl.Analysis, tmp_path: Path, how: str
-):
+def test_a_killed_process_ends_all_and_a_second_run_continues(args, single, tmp_path, how):
     out, script = tmp_path / "out", tmp_path / "dies.py"
     script.write_text(DIES.format(stage=0))
     command = ("analyze", *args, "--batch-size", 1, "--out", out)

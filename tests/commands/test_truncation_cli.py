@@ -124,9 +124,7 @@ def test_a_sweep_joins_an_analysis_and_stays_when_the_analysis_is_repeated(
 
 
 @pytest.mark.usefixtures("pageless")
-def test_a_sweep_with_other_options_is_not_replaced(
-    ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path
-):
+def test_a_sweep_with_other_options_is_not_replaced(ropelens, swept, model, text, tmp_path):
     other, before = tmp_path / "other.txt", (swept / "truncation.nc").read_bytes()
     other.write_text("ponmlkjihgfedcba" * 200)
     again = ("truncate", model, *FEW, "--out", swept, "--text")
@@ -167,9 +165,7 @@ def test_a_plan_refuses_the_same_options_as_the_run(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sweep_of_other_weights_is_removed(
-    ropelens: Command, swept: Path, text: Path, tmp_path: Path
-):
+def test_a_sweep_of_other_weights_is_removed(ropelens, swept, text, tmp_path):
     other = save_tiny(tmp_path / "tiny", initializer_range=0.5)
     few = ("--sequences", 4, "--surrogates", 2)
     assert ropelens("analyze", other, "--text", text, *few, "--out", swept).code == 0

@@ -31,9 +31,7 @@ class Stop(Exception):
     """Raised by a test's own code."""
 
 
-def test_an_error_at_the_attention_restores_the_model(
-    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_error_at_the_attention_restores_the_model(llama, monkeypatch):
     """The error is raised while the module expects a key for every query head."""
     plain, before = logits(llama), state(llama)
     groups = []
@@ -92,9 +90,7 @@ def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
 @pytest.mark.parametrize(
     "take", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
 )
-def test_a_copy_made_inside_a_block_is_the_plain_model(
-    llama: LlamaForCausalLM, take: Callable[[PreTrainedModel], PreTrainedModel]
-):
+def test_a_copy_made_inside_a_block_is_the_plain_model(llama, take):
     plain = logits(llama)
     with rl.edit_rope(llama, "nope"):
         other = take(llama)
@@ -154,9 +150,7 @@ def silenced(to: str) -> Block:
         (silenced("resample"), "gemma3", "sdpa", "dynamic", 0),
     ],
 )
-def test_generation_with_a_cache(
-    block: Block, name: str, implementation: str, cache: str, padding: int
-):
+def test_generation_with_a_cache(block, name, implementation, cache, padding):
     """Generation with a cache and left padding equals generation without a cache."""
     model = tiny(name)
     model.set_attn_implementation(implementation)

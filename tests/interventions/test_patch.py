@@ -181,9 +181,7 @@ def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path: Path):
         ({"positions": []}, "counted from 0"),
     ],
 )
-def test_missing_heads_planes_and_positions_are_refused(
-    llama: LlamaForCausalLM, options: dict[str, Any], message: str
-):
+def test_missing_heads_planes_and_positions_are_refused(llama, options, message):
     with pytest.raises(BadArgument, match=message):
         rl.patch_planes(llama, tokens(), **options).__enter__()
 

@@ -233,9 +233,7 @@ CAUSES: list[tuple[str, Attend, str]] = [
 
 
 @pytest.mark.parametrize(("name", "attend", "cause"), CAUSES)
-def test_the_changed_component_is_named(
-    name: str, attend: Attend, cause: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_changed_component_is_named(name, attend, cause, monkeypatch):
     model = tiny(name)
     if name == "granite":
         model.model.layers[0].self_attn.scaling = 0.1

@@ -49,9 +49,7 @@ def nothing_stays_wrapped() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("name", "implementation"), IMPLEMENTATIONS)
-def test_calls_give_the_attention_of_the_model_and_outputs_keep_every_bit(
-    name: str, implementation: str
-):
+def test_calls_give_the_attention_of_the_model_and_outputs_keep_every_bit(name, implementation):
     """Against the weights that transformers' eager attention returns."""
     model, ids = tiny(name), tokens()
     expected, _ = attention_calls(model, ids[0])
@@ -136,9 +134,7 @@ def test_rows_that_do_not_see_their_own_key_are_still_rows():
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize(("kind", "more"), [("deepseek_v32", TOP_K), ("doge", {})])
-def test_model_code_takes_the_branch_of_its_implementation(
-    kind: str, more: dict[str, object], implementation: str
-):
+def test_model_code_takes_the_branch_of_its_implementation(kind, more, implementation):
     """DeepSeek makes its mask by the name of the implementation; Doge has its own interface."""
     model = of_kind(kind, how=implementation, **more)
     plain, calls = logits(model, tokens()), []
@@ -147,9 +143,7 @@ def test_model_code_takes_the_branch_of_its_implementation(
     assert [call.layer for call in calls] == [0, 1]
 
 
-def test_the_model_runs_the_function_that_it_asks_for(
-    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_model_runs_the_function_that_it_asks_for(llama, monkeypatch):
     """The file of the class has another function under the usual name."""
 
     class OfAnotherFile(LlamaAttention):
@@ -276,9 +270,7 @@ def test_a_new_kind_of_mask_is_checked_after_a_plain_mask(llama: LlamaForCausalL
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "cohere", "granite", "llama4"])
-def test_losses_from_pieces_of_logits_equal_losses_from_all_logits(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_from_pieces_of_logits_equal_losses_from_all_logits(name, monkeypatch):
     """Logits may be capped and scaled, because the output head of the model runs on pieces."""
     model, tokens = tiny(name).eval(), torch.randint(96, (3, 40))
     lengths = torch.tensor([40, 33, 17])

@@ -57,9 +57,7 @@ def test_an_offloaded_model_is_measured_and_edited(how: str, plain: xr.Dataset, 
         torch.testing.assert_close(model(TOKENS).logits, own(TOKENS).logits)
 
 
-def test_a_checkpoint_in_shards_is_placed_by_the_device_map(
-    plain: xr.Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_a_checkpoint_in_shards_is_placed_by_the_device_map(plain, tmp_path, capfd):
     tiny_llama().save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     model = LlamaForCausalLM.from_pretrained(tmp_path, device_map=MAP).eval()
@@ -82,9 +80,7 @@ def test_weights_leave_room_for_a_measurement(monkeypatch: pytest.MonkeyPatch):
     assert room_for_weights([CPU]) == {"cpu": 0}
 
 
-def test_weights_beyond_the_memory_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_weights_beyond_the_memory_are_not_read(tmp_path, monkeypatch):
     save_tiny(tmp_path / "model")
     weights = open_checkpoint(tmp_path / "model", Loading()).weight_bytes
     monkeypatch.setattr("ropelens.checkpoints.load.free_bytes", lambda _: weights - 1)

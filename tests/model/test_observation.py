@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracles.recording import attention_calls
 from oracles.tiny import TEN, logits, random_tokens, rotations, tiny
-from transformers import Cache, DynamicCache, LlamaForCausalLM, StaticCache
+from transformers import Cache, DynamicCache, StaticCache
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
 import ropelens as rl
@@ -46,9 +46,7 @@ def test_planes_match_the_rotation_of_the_call(name: str):
 
 
 @torch.no_grad()
-def test_a_step_on_a_cache_is_checked_after_a_plain_pass(
-    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_step_on_a_cache_is_checked_after_a_plain_pass(llama, monkeypatch):
     """The step has the same number of rows, and the model attends differently in steps."""
 
     def other(module, query, key, value, attention_mask, **kwargs):

@@ -49,9 +49,7 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
         ("gpt_oss", "all", None),  # sink logits
     ],
 )
-def test_chunks_give_the_numbers_of_one_pass(
-    family: str, rows: int | str, heads: str | None, monkeypatch: pytest.MonkeyPatch
-):
+def test_chunks_give_the_numbers_of_one_pass(family, rows, heads, monkeypatch):
     expected, past = profile(family, rows, heads)
     assert set(past) == {0}
     monkeypatch.setattr(live_model, "ONE_PASS", CHUNK)

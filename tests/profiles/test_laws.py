@@ -178,9 +178,7 @@ def test_batches_change_nothing_if_rope_depends_on_the_length(name: str):
     seed=st.integers(0, 2**20),
     first=st.integers(0, 1000),
 )
-def test_weights_of_sampled_rows_stand_for_all_rows(
-    lengths: list[int], count: int, seed: int, first: int
-):
+def test_weights_of_sampled_rows_stand_for_all_rows(lengths, count, seed, first):
     length = torch.tensor(lengths)
     numbers = range(first, first + len(length))
     rows = sample_rows(length, count=count, seed=seed, numbers=numbers)

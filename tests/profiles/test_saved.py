@@ -61,9 +61,7 @@ def test_a_saved_profile_opens_without_a_warning(folder: Path):
 
 
 @pytest.mark.parametrize("path", [".", "profile.nc"])
-def test_a_measure_that_is_newer_than_the_profile_is_nan(
-    folder: Path, new_measure: None, path: str
-):
+def test_a_measure_that_is_newer_than_the_profile_is_nan(folder, new_measure, path):
     with pytest.warns(UserWarning, match=WARNING) as warned:
         opened = rl.open(folder / path)
     assert len(warned) == 1
@@ -76,9 +74,7 @@ def test_a_measure_that_is_newer_than_the_profile_is_nan(
     rl.plot_head_map(profile)
 
 
-def test_the_page_of_an_older_profile_is_drawn_with_one_warning(
-    folder: Path, new_measure: None
-):
+def test_the_page_of_an_older_profile_is_drawn_with_one_warning(folder, new_measure):
     with pytest.warns(UserWarning, match=WARNING) as warned:
         page = rewrite_page(folder)
     assert len(warned) == 1

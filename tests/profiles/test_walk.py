@@ -66,9 +66,7 @@ def truncate(model: object) -> object:
 
 @pytest.mark.parametrize("measure", [profile, truncate])
 @pytest.mark.parametrize("kind", [LiveModel, rl.Text])
-def test_few_functions_receive_the_model_or_the_text(
-    measure: Callable[[object], object], kind: type
-):
+def test_few_functions_receive_the_model_or_the_text(measure, kind):
     model = tiny("llama_gqa")
     names = receivers(kind, lambda: measure(model))
     assert 15 < len(names) <= 25, sorted(names)

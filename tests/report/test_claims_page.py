@@ -73,9 +73,7 @@ def test_the_page_has_each_claim_and_escapes_names(table: pd.DataFrame, names: l
     assert all(f'id="{place}"' in page for _, place in cells)
 
 
-def test_rows_link_to_their_figures_on_the_page_of_the_analysis(
-    table: pd.DataFrame, profile: xr.Dataset
-):
+def test_rows_link_to_their_figures_on_the_page_of_the_analysis(table, profile):
     run = RECORD["runs"]["toy"] | {"page": '../#1 "page"/index.html'}
     linked = render_claims(table, RECORD | {"runs": {"toy": run}})
     places = re.findall(r'href="\.\./%231%20%22page%22/index.html#([\w=-]+)"', linked)
@@ -89,9 +87,7 @@ def test_rows_link_to_their_figures_on_the_page_of_the_analysis(
         assert f'id="{there}"' in page
 
 
-def test_every_page_has_the_claims_that_its_profile_decides(
-    profile: xr.Dataset, table: pd.DataFrame
-):
+def test_every_page_has_the_claims_that_its_profile_decides(profile, table):
     page = render_page(profile, rl.classify_heads(profile))
     assert page.count('<details class="more claim"') == len(table)
     assert f"Of {len(table)} claims, " in page

@@ -93,9 +93,7 @@ def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset):
     assert CONTEXT in [x for x, _ in marks]
 
 
-def test_planes_that_do_not_rotate_are_drawn_where_they_rotate_elsewhere(
-    comparison: xr.Dataset,
-):
+def test_planes_that_do_not_rotate_are_drawn_where_they_rotate_elsewhere(comparison):
     place, turning = plane_places(comparison, "p-rope:0.5")
     np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
     assert turning.tolist() == [True] * 4 + [False] * 4

@@ -96,9 +96,7 @@ def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured):
     assert page.url.endswith("&pair=9-2")
 
 
-def test_the_effect_of_a_pair_agrees_with_the_attribution_of_its_planes(
-    opened, measured: Measured
-):
+def test_the_effect_of_a_pair_agrees_with_the_attribution_of_its_planes(opened, measured):
     """The effect of each plane is its push times the gradient of an attribution by pair."""
     profile = measured.profile.isel(excerpt=0)
     answer = profile["excerpt_answer"].values.tolist()

@@ -62,9 +62,7 @@ def test_an_earlier_run_is_replaced_and_other_files_stay(earlier: tuple[Path, di
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_a_body_that_ends_early_changes_nothing(
-    earlier: tuple[Path, dict[str, str]], tmp_path: Path, new: bool
-):
+def test_a_body_that_ends_early_changes_nothing(earlier, tmp_path, new):
     folder, before = (tmp_path / "other", None) if new else earlier
     neighbours = set(tmp_path.iterdir())
 
@@ -77,9 +75,7 @@ def test_a_body_that_ends_early_changes_nothing(
     assert set(tmp_path.iterdir()) == neighbours
 
 
-def test_run_json_leaves_first_and_comes_last(
-    earlier: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
-):
+def test_run_json_leaves_first_and_comes_last(earlier, monkeypatch):
     """While files move, run.json is missing, so it never describes files of two runs."""
     folder, _ = earlier
     move, there = Path.replace, []
@@ -119,9 +115,7 @@ def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path):
         ("none/out", "No such file or directory: .*none"),
     ],
 )
-def test_an_impossible_folder_is_refused_before_any_work(
-    tmp_path: Path, place: str, words: str, call: Callable[[Path], None]
-):
+def test_an_impossible_folder_is_refused_before_any_work(tmp_path, place, words, call):
     (tmp_path / "file").write_text("a file")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(BadArgument, match=rf"{place} cannot be written to[\s\S]*{words}"):

@@ -140,9 +140,7 @@ OWN = "<!doctype html>\n<title>model · ropelens</title>"
         ({"run.json": '{"kind": "truncation"}', "index.html": "of an earlier version"}, None),
     ],
 )
-def test_files_of_others_are_not_overwritten(
-    tmp_path: Path, files: dict[str, str], lost: str | None
-):
+def test_files_of_others_are_not_overwritten(tmp_path, files, lost):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     if lost is None:

@@ -1,7 +1,7 @@
 """A stopped measurement continues from its saved progress, with the same numbers."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -79,13 +79,7 @@ def never(*_: object, **__: object) -> None:
     raise AssertionError("measured again")
 
 
-def test_a_profile_goes_on(
-    uninterrupted: dict,
-    folder: Path,
-    ran: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-):
+def test_a_profile_goes_on(uninterrupted, folder, ran, monkeypatch, capfd):
     with pytest.raises(Stop), savepoint(folder, {"a": 1}):
         measure(progress=stop_at(4 * 24 + 1))
     assert ran[-3:] == [2, 2, 2]
@@ -111,15 +105,7 @@ def test_a_profile_goes_on(
     ],
     ids=["text", "repeats", "needles"],
 )
-def test_an_evaluation_goes_on(
-    uninterrupted: dict,
-    folder: Path,
-    ran: list[int],
-    measures: Sequence[str],
-    stop: int,
-    again: list[int],
-    left: int,
-):
+def test_an_evaluation_goes_on(uninterrupted, folder, ran, measures, stop, again, left):
     with pytest.raises(Stop), savepoint(folder, {}):
         evaluate(measures=measures, progress=stop_at(stop))
     ran.clear()
@@ -131,9 +117,7 @@ def test_an_evaluation_goes_on(
 
 
 @pytest.mark.parametrize("how", ["another key", "cut", "another file", "empty"])
-def test_useless_progress_is_removed_with_a_message(
-    folder: Path, capfd: pytest.CaptureFixture[str], how: str
-):
+def test_useless_progress_is_removed_with_a_message(folder, capfd, how):
     with savepoint(folder, {"seed": 0}):
         begin_stage().save([torch.ones(100)])
     (file,) = folder.iterdir()

@@ -194,9 +194,7 @@ def test_a_capture_is_of_the_tokens_that_the_mask_shows():
     packed=st.booleans(),
     data=st.data(),
 )
-def test_what_was_packed_and_padded_is_cut_again(
-    lengths: list[int], before: int, after: int, packed: bool, data: st.DataObject
-):
+def test_what_was_packed_and_padded_is_cut_again(lengths, before, after, packed, data):
     total = sum(lengths)
     ids = torch.arange(before + total + after)[None]
     mask = ((ids >= before) & (ids < before + total)).long()

@@ -196,9 +196,7 @@ def test_more_sequences_than_there_are_gives_all_with_a_warning():
         assert len(tokenize(["abcd"], WITH_BOS, context=3, sequences=2).ids) == 2
 
 
-def test_a_long_document_is_no_news(
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-):
+def test_a_long_document_is_no_news(capfd, caplog):
     tokenize(["a" * 1000], letters(), context=4)
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []

@@ -61,9 +61,7 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path):
     assert not (tmp_path / "none").exists()
 
 
-def test_all_checkpoints_are_made_from_a_study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_all_checkpoints_are_made_from_a_study(tmp_path, monkeypatch, capsys):
     """Each name comes from seed 0 of its variant, and from the step in the name."""
     made = []
     for name in ("rope", "nope", "p-rope-0.25", "p-rope-0.75", "p-rope-reversed-0.75"):

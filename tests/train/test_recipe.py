@@ -158,9 +158,7 @@ def test_spread_is_from_the_first_to_the_last():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from imports of torch.compile
-def test_a_compiled_run_has_the_same_losses(
-    recipe_run: tuple[Path, list[Tensor]], prose: Path, tmp_path: Path
-):
+def test_a_compiled_run_has_the_same_losses(recipe_run, prose, tmp_path):
     run = train([prose], out=tmp_path, **RECIPE, compile=True)
     AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
     losses = train_losses(recipe_run[0])

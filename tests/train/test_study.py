@@ -69,9 +69,7 @@ def test_finished_runs_are_skipped(study: Path, capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().err.count("is finished already") == 6
 
 
-def test_a_run_of_another_process_is_skipped(
-    story: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_a_run_of_another_process_is_skipped(story, tmp_path, capfd):
     file = tmp_path / "study.toml"
     file.write_text(f'variants = ["rope", "nope"]\nsteps = 1\n{SMALL}')
     busy = tmp_path / "out/nano/rope/seed-0"
@@ -84,9 +82,7 @@ def test_a_run_of_another_process_is_skipped(
     assert (tmp_path / "out/nano/nope/seed-0/model.safetensors").exists()
 
 
-def test_a_run_that_diverges_does_not_stop_the_others(
-    story: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_a_run_that_diverges_does_not_stop_the_others(story, tmp_path, capfd):
     file = tmp_path / "study.toml"
     file.write_text(f'variants = ["rope", "nope"]\nsteps = 9\nlearning_rate = 1e30\n{SMALL}')
     with pytest.raises(TrainingFailed) as caught:

@@ -171,9 +171,7 @@ def test_sizes_have_the_stated_number_of_parameters():
 
 
 @pytest.mark.parametrize("step", [24, 60])
-def test_a_stop_after_any_step(
-    run: Path, prose: Path, tmp_path: Path, step: int, capfd: pytest.CaptureFixture[str]
-):
+def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
     """Stop between two rows of metrics.csv, which cover ten steps each, and after the last."""
     save = loop.save_checkpoint
 
