@@ -50,13 +50,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def analyzed(
-    ropelens: Command,
-    model: Path,
-    text: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    pageless: None,
-) -> Path:
+def analyzed(ropelens, model, text, tmp_path_factory, pageless) -> Path:
     """The results of a first run, made once. Change only copies of the files."""
     out = tmp_path_factory.getbasetemp() / "analyzed"
     if not out.exists():

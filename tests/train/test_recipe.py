@@ -23,9 +23,7 @@ RECIPE = OPTIONS | {"steps": STEPS, "precision": "fp32"}
 
 
 @pytest.fixture(scope="module")
-def recipe_run(
-    prose: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[Tensor]]:
+def recipe_run(prose, tmp_path_factory) -> tuple[Path, list[Tensor]]:
     """A run with RECIPE, and the tokens of each pass in order."""
     passes: list[Tensor] = []
     forward = LlamaForCausalLM.forward
