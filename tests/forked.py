@@ -21,13 +21,8 @@ def settings() -> Mapping[str, str]:
 
 def together(*args: object) -> subprocess.CompletedProcess[str]:
     """Run Python with `args`, which start processes."""
-    return subprocess.run(
-        [sys.executable, *map(str, args)],
-        env=os.environ | settings(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    options = {"env": os.environ | settings(), "capture_output": True, "text": True}
+    return subprocess.run([sys.executable, *map(str, args)], timeout=300, **options)
 
 
 def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[str]:

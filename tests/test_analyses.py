@@ -120,14 +120,12 @@ def script_named(name: str) -> ModuleType:
 
 
 def table_of(layers: int, heads: int) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "layer": np.repeat(np.arange(layers), heads),
-            "head": np.tile(np.arange(heads), layers),
-            "label": "positional",
-            "positional_fraction": np.linspace(1, 0, layers * heads),
-        }
-    )
+    table = {
+        "layer": np.repeat(np.arange(layers), heads),
+        "head": np.tile(np.arange(heads), layers),
+    }
+    table |= {"label": "positional", "positional_fraction": np.linspace(1, 0, layers * heads)}
+    return pd.DataFrame(table)
 
 
 def test_random_heads_come_from_the_layers_of_the_chosen_heads():

@@ -33,11 +33,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wheel_has_all_files_except_the_weights_of_early_models(wheel: Path):
     contents = set(zipfile.ZipFile(wheel).namelist())
-    files = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "ropelens").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    paths = [path for path in (ROOT / "ropelens").rglob("*") if path.is_file()]
+    paths = [path for path in paths if "__pycache__" not in path.parts]
+    files = {path.relative_to(ROOT).as_posix() for path in paths}
     early = {f"ropelens/bundled/rope-step-{n}/model.safetensors" for n in (1000, 3000, 5000)}
     assert files - contents == early
     assert {"ropelens/bundled/rope/model.safetensors", "ropelens/py.typed"} <= contents

@@ -26,11 +26,7 @@ seeds = st.integers(0, 2**20)
 
 @st.composite
 def any_planes(draw: st.DrawFn) -> Planes:
-    count, offset, rest = (
-        draw(st.integers(1, 4)),
-        draw(st.integers(0, 3)),
-        draw(st.integers(0, 3)),
-    )
+    count, (offset, rest) = draw(st.integers(1, 4)), draw(st.tuples(*[st.integers(0, 3)] * 2))
     pairing = draw(st.sampled_from(["half", "interleaved"]))
     speeds = draw(st.lists(st.floats(-3, 3, width=32), min_size=count, max_size=count))
     return Planes(torch.tensor(speeds), 2 * count + offset + rest, pairing, offset)

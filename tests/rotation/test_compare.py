@@ -22,7 +22,7 @@ from ropelens.model.bridge import bridge
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 LINEAR = {**ROPE, "rope_type": "linear", "factor": 4.0}
 YARN = {**ROPE, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
-YARN_UNSCALED = {**YARN, "attention_factor": 1.0}
+UNSCALED = {**YARN, "attention_factor": 1.0}
 TL = "transformer_lens.model_bridge.generalized_components.position_embeddings_attention"
 
 
@@ -57,11 +57,7 @@ def test_an_implementation_agrees_with_itself():
     [
         (ROPE, {**ROPE, "rope_theta": 10_100.0}, "planes rotate differently: the largest"),
         (LINEAR, ROPE, "planes rotate differently: the largest"),
-        (
-            YARN,
-            YARN_UNSCALED,
-            f"but scores are {(1 + 0.1 * math.log(2)) ** -2:.4g} times as large",
-        ),
+        (YARN, UNSCALED, f"but scores are {(1 + 0.1 * math.log(2)) ** -2:.4g} times as large"),
     ],
     ids=["wrong base", "scaling left out", "attention factor left out"],
 )

@@ -23,11 +23,8 @@ def publish(folder: Path, write: Callable[[Path], object]) -> None:
 
 
 def holds(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): path.read_text()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
 
 
 @pytest.fixture

@@ -109,12 +109,8 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: str):
 
 def test_documents_are_cut_each_with_bos_and_a_padded_tail():
     cut = tokenize(["abcdefgh", "xy"], WITH_BOS, context=4)
-    assert rows(cut) == [
-        [1, *map(ord, "abc")],
-        [1, *map(ord, "def")],
-        [1, *map(ord, "gh")],
-        [1, *map(ord, "xy")],
-    ]
+    starts = [[1, *map(ord, letters)] for letters in ("abc", "def", "gh", "xy")]
+    assert rows(cut) == starts
     assert cut.ids.shape == (4, 4)
     assert cut.ids[2:, 3].tolist() == [0, 0]
     assert cut.source == "4 of 4 sequences of up to 4 tokens (documents: 2, characters: 10)"
@@ -314,11 +310,8 @@ def test_a_text_of_parts_that_do_not_fit_is_refused(arguments: dict, words: str)
 def test_a_text_is_built_from_lists_and_split_like_an_array():
     text = Text([[1, 2, 3, 4], [5, 6, 7, 0]], lengths=[4, 3], hidden=[[0, 1, 0, 0], [0] * 4])
     assert text.real.tolist() == [[True, False, True, True], [True, True, True, False]]
-    assert (text[1:].context, text[1:].hidden, text[[0]].ids.tolist()) == (
-        3,
-        None,
-        [[1, 2, 3, 4]],
-    )
+    parts = (text[1:].context, text[1:].hidden, text[[0]].ids.tolist())
+    assert parts == (3, None, [[1, 2, 3, 4]])
     with pytest.raises(BadArgument, match="must be whole numbers"):
         text[:0]
     packed = Text([[1, 2, 3, 4, 5, 6]], documents=[[0, 0, 0, 1, 1, 1]])
