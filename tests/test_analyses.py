@@ -120,12 +120,9 @@ def script_named(name: str) -> ModuleType:
 
 
 def table_of(layers: int, heads: int) -> pd.DataFrame:
-    table = {
-        "layer": np.repeat(np.arange(layers), heads),
-        "head": np.tile(np.arange(heads), layers),
-    }
-    table |= {"label": "positional", "positional_fraction": np.linspace(1, 0, layers * heads)}
-    return pd.DataFrame(table)
+    layer, head = np.divmod(np.arange(layers * heads), heads)
+    table = pd.DataFrame({"layer": layer, "head": head, "label": "positional"})
+    return table.assign(positional_fraction=np.linspace(1, 0, layers * heads))
 
 
 def test_random_heads_come_from_the_layers_of_the_chosen_heads():

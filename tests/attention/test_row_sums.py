@@ -100,12 +100,7 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
 
 
 def brute_force(
-    call: AttentionCall,
-    rows: list[tuple[int, float]],
-    sinks: Tensor,
-    *,
-    sequence: int,
-    head: int,
+    call: AttentionCall, rows: list[tuple[int, float]], sinks: Tensor, sequence: int, head: int
 ) -> dict[str, Tensor]:
     """Sums over `rows` (position, weight) of one head, by loops over rows and keys."""
     kv_head = head // (call.query.shape[1] // call.key.shape[1])
@@ -156,20 +151,16 @@ def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
     finally:
         fast_products.BLOCK_ELEMENTS["cpu"] = before
     for sequence, head in itertools.product(*map(range, call.query.shape[:2])):
-        each = zip(
-            rows.position[sequence].tolist(), rows.weight[sequence].tolist(), strict=True
-        )
-        taken = [(position, weight) for position, weight in each if weight]
+        positions, weights = rows.position[sequence].tolist(), rows.weight[sequence].tolist()
+        taken = [(i, weight) for i, weight in zip(positions, weights, strict=True) if weight]
         assert all(1 <= position < lengths[sequence] for position, _ in taken)
         kind = sinks[sequence, head % sinks.shape[1]]
-        expected = brute_force(call, taken, kind, sequence=sequence, head=head)
+        expected = brute_force(call, taken, kind, sequence, head)
         law = sums["selectivity"][sequence, head].sum()
         torch.testing.assert_close(law[None], expected.pop("law"), rtol=1e-9, atol=1e-9)
         for name, value in expected.items():
-            ours = sums[name][sequence, head]
-            torch.testing.assert_close(
-                ours.reshape(value.shape), value, rtol=1e-9, atol=1e-9, msg=f"{name}: {ours}"
-            )
+            ours = sums[name][sequence, head].reshape(value.shape)
+            torch.testing.assert_close(ours, value, rtol=1e-9, atol=1e-9, msg=f"{name}: {ours}")
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])

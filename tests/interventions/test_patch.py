@@ -217,8 +217,7 @@ def test_padding_on_the_left_is_refused(llama: LlamaForCausalLM, before: int, pa
     if before:
         llama(tokens()[:, :before], attention_mask=mask[:, :before], past_key_values=cache)
     inputs = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, before:] - 1}
-    with (
-        rl.patch_planes(llama, tokens(1), heads="0.*", of=part),
-        pytest.raises(BadArgument, match="the first token, which here is padding"),
-    ):
+    patch = rl.patch_planes(llama, tokens(1), heads="0.*", of=part)
+    words = "the first token, which here is padding"
+    with patch, pytest.raises(BadArgument, match=words):
         llama(tokens()[:, before:], past_key_values=cache, **inputs)

@@ -238,11 +238,9 @@ def test_blocks_nest_and_two_models_have_separate_hooks(llama: LlamaForCausalLM,
     other = LlamaForCausalLM(llama.config).eval() if shared else tiny("llama_gqa", seed=1)
     plain, plain_other = logits(llama, tokens()), logits(other, tokens())
     outer, inner, theirs = [], [], []
-    with (
-        as_live_model(llama).observe(outer.append),
-        as_live_model(other).observe(theirs.append),
-    ):
-        with as_live_model(llama).observe(inner.append):
+    live, live_other = as_live_model(llama), as_live_model(other)
+    with live.observe(outer.append), live_other.observe(theirs.append):
+        with live.observe(inner.append):
             assert torch.equal(logits(llama, tokens()), plain)
         assert (len(inner), len(outer), len(theirs)) == (2, 2, 0)
         assert torch.equal(logits(llama, tokens()), plain)

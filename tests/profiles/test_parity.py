@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,12 +109,7 @@ def assert_profile_agrees(
 
 
 def assert_parity(
-    model: PreTrainedModel,
-    *,
-    name: str,
-    lengths: tuple[int, ...] = LENGTHS,
-    seed: int = 0,
-    **options: int,
+    model: PreTrainedModel, name: str, *, lengths: Any = LENGTHS, seed: int = 0, **options: int
 ) -> tuple[xr.Dataset, dict[str, np.ndarray]]:
     """Compare a profile in float64 with the dense oracle, and return both."""
     model = model.double()
