@@ -163,19 +163,15 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
     model = save_tiny(tmp_path / "tiny")
     weights = {"a": torch.zeros(7, 10)}  # of which no model can be made
     save_file(weights, model / "model.safetensors")
-    short, long = (
-        plan_analysis(model, torch.randint(40, (6, context)), rl.Options())
-        for context in (64, 2_049)
-    )
+    texts = [torch.randint(40, (6, context)) for context in (64, 2_049)]
+    short, long = (plan_analysis(model, ids, rl.Options()) for ids in texts)
     assert short.facts["model"] == "tiny, 2 layers x 4 heads, 18,080 parameters in float32"
     assert short.facts["tokens"] == "384 tokens (6 sequences of up to 64)"
     assert (short.facts["rows"], short.batch_size) == ("all rows", 6)
     told = r"fits and surrogates take .* of ([\d,]+) tokens; .*budget=False"
-    passes = [
-        re.match(told, plan.facts["budget"])[1].replace(",", "") for plan in (short, long)
-    ]
-    longer = (2_049 + 4_000) / (64 + 4_000)
-    assert int(passes[1]) / int(passes[0]) == pytest.approx(longer, rel=1e-3)
+    words = [re.match(told, plan.facts["budget"])[1] for plan in (short, long)]
+    few, many = (int(number.replace(",", "")) for number in words)
+    assert many / few == pytest.approx((2_049 + 4_000) / (64 + 4_000), rel=1e-3)
     assert (long.facts["rows"], long.batch_size) == ("512 rows of each sequence", 1)
 
 

@@ -179,10 +179,7 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command):
     [
         ("", "analyze rope report train"),
         ("analyze", "--out --text --prompt --attention-on --context --sequences --rows --plan"),
-        (
-            "analyze",
-            "--batch-size --surrogates --seed --device --device-map --quantize --dtype",
-        ),
+        ("analyze", "--batch-size --surrogates --seed --device --device-map --quantize"),
         ("analyze", "--dtype --revision --backend --trust-remote-code"),
         ("truncate", "[MODEL] --out --text --keep --end --bands --controls --measures --seed"),
         ("truncate", "--context --sequences --rows --device --dtype --revision"),

@@ -305,12 +305,10 @@ def test_heads_are_in_the_order_of_their_positional_fraction(measured):
 
 
 def test_changes_have_intervals_by_kind_of_token():
-    rows = [
-        {"what": what, "label": label, "tokens": kind}
-        | {"change": change, "low": change - 1, "high": change + 2}
-        for what, label in (("a", "positional"), ("b", ""))
-        for kind, change in (("all", 1.0), ("new", 3.0))
-    ]
+    changes = {"all": {"change": 1.0, "low": 0.0, "high": 3.0}}
+    changes["new"] = {"change": 3.0, "low": 2.0, "high": 5.0}
+    heads = [{"what": "a", "label": "positional"}, {"what": "b", "label": ""}]
+    rows = [head | {"tokens": kind} | changes[kind] for head in heads for kind in changes]
     figure = plot_silenced(pd.DataFrame(rows))
     assert [note.text for note in figure.layout.annotations] == ["all", "new"]
     for trace, row in zip(figure.data, rows, strict=True):

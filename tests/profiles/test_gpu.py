@@ -44,10 +44,8 @@ def test_captures_and_silences_on_cuda_equal_cpu(family: str):
         for to in ("zero", "mean", "resample"):
             with rl.silence_heads(model, "0.1", to=to), torch.no_grad():
                 model(tokens.to(device), use_cache=False)
-        with (
-            rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1")),
-            rl.silence_heads(model, "0.2", to="mean", text=tokens),
-        ):
+        edit = rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1"))
+        with edit, rl.silence_heads(model, "0.2", to="mean", text=tokens):
             results.append(rl.capture(model, tokens[0], values=True))
     here, there = results
     assert_near(there, here)

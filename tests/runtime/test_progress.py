@@ -40,10 +40,8 @@ def test_a_bar_with_the_time_left_on_a_terminal(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("COLUMNS", "80")
     with os.fdopen(end, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        with (
-            contextlib.suppress(KeyboardInterrupt),
-            show_progress(Stage("measuring", 1_000)) as advance,
-        ):
+        shown = show_progress(Stage("measuring", 1_000))
+        with contextlib.suppress(KeyboardInterrupt), shown as advance:
             advance(800, note="loss 2")
             if fails:
                 raise KeyboardInterrupt

@@ -19,9 +19,8 @@ from ropelens.train.data import held_out_sequences
 def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out = tmp_path / "nano"
     monkeypatch.setattr(bundle, "MEASURED", 3)
-    measured = bundle.write_bundle(
-        run, out=out, recipe="ropelens train --text story.txt", text="a story", documents=4
-    )
+    texts = {"recipe": "ropelens train --text story.txt", "text": "a story"}
+    measured = bundle.write_bundle(run, out=out, **texts, documents=4)
     card = (out / "README.md").read_text()
     assert "# nano: a checkpoint bundled with ropelens" in card
     assert "    ropelens train --text story.txt\n" in card
