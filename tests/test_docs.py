@@ -1,5 +1,6 @@
 """The examples of README and docs/ run unchanged, and links have targets."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import ropelens as rl
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+ANALYZE = functools.cache(rl.analyze)  # two pages analyze the bundled model
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
@@ -16,6 +18,7 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In order, in one namespace. Blocks marked `python skip` need files of the reader."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rl, "analyze", ANALYZE)
     names: dict[str, object] = {}
     for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
         small = "rl.Options(context=48, sequences=4)"

@@ -23,7 +23,7 @@ from ropelens.runtime.devices import pass_bytes
 from ropelens.runtime.progress import Stage
 
 WORDS = "the quick brown fox jumps over the lazy dog " * 20
-SWEEP = {"keep": (0.5,), "controls": 1, "bands": 2}
+SWEEP = {"keep": (0.5,), "ends": ["slow"], "controls": 0}
 FEW = rl.Options(seed=3, surrogates=2)
 
 

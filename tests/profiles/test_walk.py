@@ -67,14 +67,14 @@ def truncate(model: object) -> object:
 @pytest.mark.parametrize("measure", [profile, truncate])
 @pytest.mark.parametrize("kind", [LiveModel, rl.Text])
 def test_few_functions_receive_the_model_or_the_text(measure, kind):
-    model = tiny("llama_gqa")
+    model = tiny("llama_gqa", num_hidden_layers=1)
     names = receivers(kind, lambda: measure(model))
     assert 15 < len(names) <= 25, sorted(names)
 
 
 @pytest.mark.parametrize("kind", [LiveModel, rl.Text])
 def test_few_functions_receive_them_while_claims_are_tested(kind: type):
-    model = tiny("llama_gqa")
+    model = tiny("llama_gqa", num_hidden_layers=1)
     profile = rl.profile(model, TEXT, surrogates=2)
     names = receivers(kind, lambda: rl.test_claims(profile, model=model, text=TEXT, draws=10))
     assert 15 < len(names) <= 25, sorted(names)
