@@ -67,7 +67,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     measured = read_rotations(by_layer[0], positions, stated=stated, noise=lives[0].noise)
     planes = [rotation.planes for rotation in measured.values()]
     noise = torch.tensor([live.noise for live in lives])
-    layers = [_compare_layer(*pair, noise=noise) for pair in zip(*probes, planes, strict=True)]
+    layers = [_compare_layer(noise, *pair) for pair in zip(*probes, planes, strict=True)]
     angle, difference, residual, ratio, score_difference = zip(*layers, strict=True)
     values: dict[str, Any] = {
         "angle": stack(angle).swapaxes(0, 1),
@@ -90,7 +90,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
 
 
 def _compare_layer(
-    one: SingleTokenProbe, other: SingleTokenProbe, planes: Planes, noise: Float[Tensor, " 2"]
+    noise: Float[Tensor, " 2"], one: SingleTokenProbe, other: SingleTokenProbe, planes: Planes
 ) -> tuple[Tensor, ...]:
     """Variables of `compare_rope` for one layer, in the order of its docstring."""
     x = torch.stack([one.vectors, other.vectors])
