@@ -7,7 +7,6 @@ with rl.silence_heads(model, "2.3,4.*", to="mean", text=reference):
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -25,7 +24,6 @@ from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
 
 Replacement = Literal["zero", "mean", "resample"]
-"""Kind of replacement for the output of a head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,13 +137,10 @@ def _mean_outputs(live: LiveModel, text: Text) -> Mapping[int, Float[Tensor, "he
     sums: dict[int, Tensor] = {}
     for index in range(len(text)):
         sequence = text[[index]]
-        see = partial(_sum_outputs, real=sequence.real[0])
-        totals = live.record_calls(sequence.ids, see, hidden=sequence.hidden)
+
+        def sum_rows(call: AttentionCall, real: Tensor = sequence.real[0]) -> Tensor:
+            return call.output[0, real.to(call.output.device)].double().sum(0)
+
+        totals = live.record_calls(sequence.ids, sum_rows, hidden=sequence.hidden)
         sums = {layer: sums.get(layer, 0) + total for layer, total in totals.items()}
     return {layer: total / int(text.real.sum()) for layer, total in sums.items()}
-
-
-def _sum_outputs(
-    call: AttentionCall, real: Bool[Tensor, " row"]
-) -> Float[Tensor, "head feature"]:
-    return call.output[0, real.to(call.output.device)].double().sum(0)

@@ -16,14 +16,9 @@ from ropelens.profiles.passes import Progress
 
 NEAREST = 8  # default of the shortest distance between copies, in tokens
 KEY = 2  # tokens of the key of a needle; the value has one token
-
-DEPTHS, TRIALS = (0.1, 0.5, 0.9), 16
-"""Shares of the text before a needle; number of prompts per length and depth."""
-
+DEPTHS = (0.1, 0.5, 0.9)  # shares of the text before a needle
+TRIALS = 16  # prompts per length and depth
 SHORTEST_PROMPT = 32  # tokens of the shortest prompt that hides needles
-
-
-# copies
 
 
 def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
@@ -58,9 +53,6 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
 def doublings(least: int, most: int) -> tuple[int, ...]:
     """Return `least`, 2 `least`, 4 `least`, ..., up to `most`."""
     return tuple(least << k for k in range(max(1, (most // least).bit_length())))
-
-
-# needles
 
 
 def needles(
