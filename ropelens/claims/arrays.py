@@ -57,23 +57,20 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
         evenness[f"{name}_count"] = _mean(massive[name].sum(-1) + 0 * mean[..., 0])
     rows = float(profile["group_scored"].sum())
     heads = wavelength_arrays(*claim_numbers(profile), rows=rows)
-    return (
-        heads
-        | evenness
-        | {
-            "massive": (massive["q"].sum(1) + massive["k"].sum(1)).astype(float),
-            "length": np.nanmean(q, 1) * np.nanmean(k, 1),
-            "band": np.array([np.interp(band, np.log(w), range(len(w))) for w in wavelength]),
-            "slow": (wavelength > context).astype(float),
-            "sink_push": sink_push,
-            "positional": positional.where(chooses & (rest > 0)).median("head").values,
-            "q_coherence": coherence,
-            "q_norm": q,
-            "agreement": agreement * np.abs(agreement),
-            "nearness": np.nanmean(nearness, 1),
-            "kernel": kernel[..., single],
-        }
-    )
+    arrays = {
+        "massive": (massive["q"].sum(1) + massive["k"].sum(1)).astype(float),
+        "length": np.nanmean(q, 1) * np.nanmean(k, 1),
+        "band": np.array([np.interp(band, np.log(w), range(len(w))) for w in wavelength]),
+        "slow": (wavelength > context).astype(float),
+        "sink_push": sink_push,
+        "positional": positional.where(chooses & (rest > 0)).median("head").values,
+        "q_coherence": coherence,
+        "q_norm": q,
+        "agreement": agreement * np.abs(agreement),
+        "nearness": np.nanmean(nearness, 1),
+        "kernel": kernel[..., single],
+    }
+    return heads | evenness | arrays
 
 
 HeadDraws = Float[np.ndarray, "draw layer head"]  # draw 0 is the model, others are surrogates

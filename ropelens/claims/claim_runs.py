@@ -153,10 +153,9 @@ def _edits(
 def _token_lead(
     measurement: Measurement, tokenizer: TokenNames | None
 ) -> Float[np.ndarray, "layer head set"]:
-    """Attention on apostrophes minus attention on their controls (set 0).
+    """Attention minus attention on controls, for apostrophes (set 0) and for random words.
 
-    Further sets have, for each token with an apostrophe, a random word that is at most twice or
-    half as frequent.
+    Each set of words has, for each apostrophe token, a word of half to twice its frequency.
     """
     text, random = measurement.text, np.random.default_rng(measurement.seed)
     ids, counts = text.ids[text.real].unique(return_counts=True)

@@ -32,14 +32,12 @@ def classify_heads(
       multiplied by the square root of 2. NaN with fewer than two groups, without resamples, and
       for heads that are "untested" (see `Thresholds`).
     - The three fractions are shares of the bits that sinks do not explain; NaN without any.
-    - `offset` is the peak of the fitted kernel of a positional head, if the peak has 0.3 of the
-      kernel or more. `offset_low` to `offset_high` holds the middle half of the kernel of every
-      positional head.
+    - `offset` is the peak of the fitted kernel of a positional head, if it has 0.3 or more
+      of the kernel. `offset_low` to `offset_high` holds the middle half of the kernel.
     - `top_wavelength` (tokens; infinite for a plane that does not rotate) is the wavelength of
-      the plane with the most selectivity on keys other than sinks. `top_share` is the share of
-      this plane, and `planes_to_half` is the number of planes that hold half of the
-      selectivity. `mean_wavelength` (tokens) is the geometric mean over the planes that rotate,
-      with the same weights.
+      the plane with the most selectivity on keys other than sinks, `top_share` is its share,
+      and `planes_to_half` planes hold half of the selectivity. `mean_wavelength` (tokens) is the
+      geometric mean over the planes that rotate, with the same weights.
 
     `attrs["thresholds"]` holds the thresholds. `attrs["claim"]` holds the verdict on a claim:
     do positional and semantic heads differ in wavelength more than in surrogates, whose

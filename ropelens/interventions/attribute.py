@@ -42,8 +42,7 @@ wavelength (layer, frequency) token: tokens per turn
 """)
 AnswerDefinition = Token | tuple[Token, Token] | gradients.OfLogits
 
-PlaneBlock = Callable[[PlaneNumbers, str], AbstractContextManager[None]]
-"""Takes a plane and a head, and returns a block in which the plane is changed."""
+PlaneBlock = Callable[[PlaneNumbers, str], AbstractContextManager[None]]  # changes the plane
 
 
 @public
@@ -69,9 +68,9 @@ def attribute_planes(
     - `attribution` (layer, head, frequency), in units of the answer: gradient of the answer
       times the contribution of the plane to the scores, summed over all pairs of tokens. To
       first order, it is the decrease of the answer when the plane is dropped. The last
-      frequency is the part that RoPE does not rotate. NaN for heads that are not in `heads`.
-    - `pair_attribution` (pair_head, frequency, query, key) for the heads in the list `pairs`:
-      the same for each pair of tokens. NaN if the query does not see the key.
+      frequency is the part that RoPE does not rotate. NaN for heads outside `heads`.
+    - `pair_attribution` (pair_head, frequency, query, key): the same for each pair of tokens of
+      the heads in the list `pairs`. NaN if the query does not see the key.
     - `dropped` (layer, head, frequency), with `check=N`: change of the answer when only this
       plane is dropped (`drop`). The N planes with the largest attribution and N random other
       planes are checked; the rest is NaN. `attrs["rank_correlation"]` compares `attribution`
@@ -88,9 +87,9 @@ def attribute_planes(
     sum to `answer` - `answer_without`, the answer if these heads attend evenly. A single step
     uses the gradient of the unmodified model and misses saturated contributions.
 
-    The backward pass runs layer by layer. It needs the memory of one layer, the queries, keys,
-    values and outputs of all layers, and the requested logits. Raises `BadArgument` for unknown
-    heads or tokens and for an answer that is not one number, and the errors of `capture`.
+    The backward pass needs the memory of one layer, the queries, keys, values and outputs of
+    all layers, and the requested logits. Raises `BadArgument` for unknown heads or tokens and
+    for an answer that is not one number, and the errors of `capture`.
     """
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer

@@ -15,20 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Number, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import (
-    ALL_HEADS,
-    ALL_PLANES,
-    HeadMask,
-    PlaneNumbers,
-    Selection,
-    Slowest,
-)
+from ropelens.rope.select import ALL_HEADS, ALL_PLANES, PlaneNumbers, Selection, Slowest
 from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.rope.variants import Variant, parse_variant
 from ropelens.rotation.probe import RotationProbe
@@ -67,7 +60,7 @@ class Edit:
     scale: float = 1.0
 
 
-PlacedEdit = tuple[Edit, HeadMask]  # an edit of a model, and the heads that it changes
+PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]  # an edit, and the heads that it changes
 
 
 @public

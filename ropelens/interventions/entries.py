@@ -103,9 +103,8 @@ def _random_heads(
 ) -> list[list[Intervention]]:
     """`changes` with random other heads of the same layers, `draws` times.
 
-    `chosen` has the heads of the changes that name heads; other changes stay the same. All
-    changes replace a given head by the same random head. The list is shorter if fewer sets of
-    heads exist.
+    `chosen` has the heads of the changes that name heads. All changes replace a given head by
+    the same random head. The list is shorter if fewer sets of heads exist.
     """
     sets: dict[tuple[str, ...], list[Intervention]] = {}
     generator = generator_of(seed)
@@ -265,8 +264,7 @@ def _sum_entry(
     The entry "none" stores its attention calls in the dict `unedited`, and later entries are
     compared with these calls.
     """
-    text = batch.text
-    sets = split.sets(text.ids)
+    text, sets = batch.text, split.sets(batch.text.ids)
     change = torch.zeros(sets.shape[1], live.layers, live.heads, dtype=torch.float64)
 
     def compare(call: AttentionCall) -> None:

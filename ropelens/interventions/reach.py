@@ -105,12 +105,11 @@ def reach(
     longest = two_copies(measurement, run_distances[-1], copied, draw=0)
     live.check_observation_is_exact(Text(longest))
     total = len(variants) * draws * sum(1 + distance + copied for distance in run_distances)
-    runs = []
+    runs, settings = [], (chosen, copied, run_distances, beyond, draws)
     with (progress or silent)(Stage("running copies", total)) as step:
         for name in variants:
             edit = stack_edits(measurement.rotation, [] if name == OWN_ROTATION else [name])
             with nullcontext() if name == OWN_ROTATION else live.edit(edit):
-                settings = chosen, copied, run_distances, beyond, draws
                 runs.append(_run_copies(measurement, *settings, step))
     values = {name: np.stack([run[name] for run in runs]) for name in runs[0]}
     indices = {"distance": beyond, "run_distance": np.array(run_distances)}

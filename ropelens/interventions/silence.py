@@ -103,11 +103,10 @@ def silence_heads(
     the same head, the inner block takes effect. The model is restored on exit, also after an
     error. Other heads keep every bit. The model may generate, and need not rotate.
 
-    Raises `BadArgument` for heads or tokens that the model does not have. When the model runs,
-    raises `BadArgument` for "resample" of a single sequence (`profile` and `capture` run one
-    sequence at a time; `evaluate` has a `batch_size`) or of sequences of different lengths, and
-    for the mean of a batch if a cache already holds a part of the batch. Raises
-    `UnsupportedModel` for a model that hides its attention.
+    Raises `BadArgument` for heads or tokens that the model does not have and, when the model
+    runs, for "resample" of a single sequence (`profile` and `capture` run one at a time;
+    `evaluate` has a `batch_size`) or of different lengths, and for the mean of a batch that is
+    partly in a cache. Raises `UnsupportedModel` for a model that hides its attention.
     """
     live = as_live_model(model)
     if text is not None and to != "mean":
