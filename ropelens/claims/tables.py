@@ -35,7 +35,7 @@ def classify_heads(
     - `offset` is the peak of the fitted kernel of a positional head, if it has 0.3 or more
       of the kernel. `offset_low` to `offset_high` holds the middle half of the kernel.
     - `top_wavelength` (tokens; infinite for a plane that does not rotate) is the wavelength of
-      the plane with the most selectivity on keys other than sinks, and `top_share` is its share.
+      the plane with the most selectivity on keys other than sinks; `top_share` is its share.
       `planes_to_half` planes hold half of the selectivity. `mean_wavelength` (tokens) is the
       geometric mean over the planes that rotate, with the same weights.
 
