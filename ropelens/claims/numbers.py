@@ -33,10 +33,7 @@ def _uneven(length: ByPlane) -> bool:
 
 
 def slow_half(length: ByPlane, *, even: bool = False) -> float:
-    """Share of the slower half of the planes, mean over layers.
-
-    NaN if all planes are about equally long, unless `even` is set.
-    """
+    """Share of the slower half of the planes; NaN for even planes, unless `even` is set."""
     planes = length.shape[-1]
     slow = _shares(length)[:, np.arange(planes) >= planes / 2].sum(-1)
     return float(slow.mean()) if even or _uneven(length) else math.nan
@@ -74,8 +71,7 @@ def fixed_in_longest(
 ) -> float:
     """Share of the heads whose longest plane has a coherence above 0.95.
 
-    A large mean vector makes a plane both long and coherent. In a few heads with random weights
-    the longest plane is therefore coherent by chance.
+    A large mean vector makes a plane long and coherent, in few heads also by chance.
     """
     longest = np.nan_to_num(length).argmax(-1)[..., None]
     of_longest = np.take_along_axis(coherence, longest, -1)
@@ -113,9 +109,6 @@ def cost(
     return float(change[0]) if abs(change).max() >= NOTHING else math.nan
 
 
-# ---- the rank correlation over heads
-
-
 def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"]) -> float:
     """Spearman's rank correlation over the heads that have both numbers.
 
@@ -151,8 +144,8 @@ def correlation_interval(numbers: HeadNumbers, rows: RowCount) -> tuple[float, f
     """95 % interval of `rank_over_heads`; NaN if only one layer has heads.
 
     Heads of one layer are not independent, so the jackknife leaves out one layer at a time.
-    The interval is Student's t around Fisher's z. A perfect correlation is replaced by a value
-    half a swap of two neighbours away from it, because its z is infinite.
+    The interval is Student's t around Fisher's z. The z of a perfect correlation is infinite,
+    so it is replaced by a value half a swap of two neighbours away.
     """
     known, rho = known_heads(numbers), rank_over_heads(numbers, rows)
     layers, size = np.flatnonzero(known.any(1)), known.sum()

@@ -61,9 +61,8 @@ def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fi
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
     planes = planes_of(model, context=int(lengths.max()))
     measurement = Measurement.of(model, rl.Text(tokens, lengths=lengths), sinks=[5])
-    fits, _ = fit_layers(
-        measurement, Sample.draw(measurement.text, seed=0), planes, surrogates=0
-    )
+    sample = Sample.draw(measurement.text, seed=0)
+    fits, _ = fit_layers(measurement, sample, planes, surrogates=0)
     return Fitted(model, measurement.text, planes, fits)
 
 

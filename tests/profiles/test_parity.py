@@ -61,9 +61,8 @@ def measured(
     surrogates, fits = options.pop("surrogates", None), {}
     measurement = Measurement(live, text, RotationProbe(live), **options)
     if surrogates:
-        fits, _ = fit_layers(
-            measurement, Sample.draw(measurement.text, seed=0), planes, surrogates=surrogates
-        )
+        sample = Sample.draw(text, seed=measurement.seed)
+        fits, _ = fit_layers(measurement, sample, planes, surrogates=surrogates)
     return summarize(collect(measurement, planes, fits=fits), planes, fits)
 
 
