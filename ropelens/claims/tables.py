@@ -36,8 +36,8 @@ def classify_heads(
       of the kernel. `offset_low` to `offset_high` holds the middle half of the kernel.
     - `top_wavelength` (tokens; infinite for a plane that does not rotate) is the wavelength of
       the plane with the most selectivity on keys other than sinks, `top_share` is its share,
-      and `planes_to_half` planes hold half of the selectivity. `mean_wavelength` (tokens) is the
-      geometric mean over the planes that rotate, with the same weights.
+      and `planes_to_half` planes hold half of the selectivity. `mean_wavelength` (tokens) is
+      the geometric mean over the planes that rotate, with the same weights.
 
     `attrs["thresholds"]` holds the thresholds. `attrs["claim"]` holds the verdict on a claim:
     do positional and semantic heads differ in wavelength more than in surrogates, whose
