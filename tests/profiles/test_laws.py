@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.attention import fast_products
 from ropelens.attention.sums import Sums
-from ropelens.budget.held_out import LayerFit
+from ropelens.budget.held_out import LayerFit, Sample
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect, fit_layers
@@ -44,7 +44,8 @@ class Fitted:
     ) -> Sums:
         """Sums over some of the sequences, with the fits to all sequences."""
         text = self.text.part(slice(None), width=width or self.text.ids.shape[1])
-        measurement = Measurement(as_live_model(self.model), text, **options)
+        live = as_live_model(self.model)
+        measurement = Measurement(live, text, RotationProbe(live), **options)
         chosen = range(*part.indices(len(text)))
         return collect(measurement, self.planes, fits=self.fits, chosen=chosen)
 
@@ -60,7 +61,9 @@ def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fi
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
     planes = planes_of(model, context=int(lengths.max()))
     measurement = Measurement.of(model, rl.Text(tokens, lengths=lengths), sinks=[5])
-    fits, _ = fit_layers(measurement, planes, surrogates=0)
+    fits, _ = fit_layers(
+        measurement, Sample.draw(measurement.text, seed=0), planes, surrogates=0
+    )
     return Fitted(model, measurement.text, planes, fits)
 
 
@@ -171,9 +174,6 @@ def test_batches_change_nothing_if_rope_depends_on_the_length(name: str):
     assert_same(first, again.collect(), again, rtol=1e-6)
 
 
-# sampled rows
-
-
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(
     lengths=st.lists(st.integers(2, 90), min_size=1, max_size=5),
@@ -181,9 +181,7 @@ def test_batches_change_nothing_if_rope_depends_on_the_length(name: str):
     seed=st.integers(0, 2**20),
     first=st.integers(0, 1000),
 )
-def test_weights_of_sampled_rows_stand_for_all_rows(
-    lengths: list[int], count: int, seed: int, first: int
-):
+def test_weights_of_sampled_rows_stand_for_all_rows(lengths, count, seed, first):
     length = torch.tensor(lengths)
     numbers = range(first, first + len(length))
     rows = sample_rows(length, count=count, seed=seed, numbers=numbers)
@@ -198,19 +196,16 @@ def test_weights_of_sampled_rows_stand_for_all_rows(
     for sequence in range(len(lengths)):
         part = slice(sequence, sequence + 1)
         single = sample_rows(length[part], count=count, seed=seed, numbers=numbers[part])
-        assert torch.equal(
-            single.position[single.weight > 0], rows.position[part][rows.weight[part] > 0]
-        )
+        positions = rows.position[part][rows.weight[part] > 0]
+        assert torch.equal(single.position[single.weight > 0], positions)
 
 
 def test_sampled_rows_agree_with_all_rows():
     """The mean over 24 seeds agrees within its standard error."""
     model = tiny("gemma2").double()
     tokens = random_tokens(sequences=4, length=60)
-    of_all, planes = (
-        Measurement.of(model, rl.Text(tokens, lengths=[60, 44, 60, 23])),
-        planes_of(model),
-    )
+    of_all = Measurement.of(model, rl.Text(tokens, lengths=[60, 44, 60, 23]))
+    planes = planes_of(model)
 
     def measured(**options: int) -> xr.Dataset:
         return summarize(collect(replace(of_all, **options), planes), planes)
@@ -237,9 +232,8 @@ def test_sampled_rows_agree_with_all_rows():
 def test_the_sampled_rows_do_not_change_the_budget():
     """The models of the budget have separate samples of rows for fitting and scoring."""
     tokens = random_tokens(sequences=4, length=40)
-    total, few = (
-        rl.profile(tiny("llama_gqa"), tokens, rows=rows, surrogates=0) for rows in ("all", 3)
-    )
+    model = tiny("llama_gqa")
+    total, few = (rl.profile(model, tokens, rows=n, surrogates=0) for n in ("all", 3))
     for name in ("total_bits", "position_bits", "group_both_gain", "offset"):
         np.testing.assert_array_equal(total[name], few[name], err_msg=name)
     assert (total["selectivity"] != few["selectivity"]).any()
