@@ -94,11 +94,10 @@ def attribute_planes(
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
     measurement = one_sequence(live, text_or_tokens, tokenizer)
-    text = measurement.text
+    text, rotation = measurement.text, measurement.rotation
     chosen = live.heads_of(heads)
     pair_heads = live.heads_of(pairs).nonzero().tolist() if pairs else []
     number = _number_of(answer, tokenizer, live.vocabulary)
-    rotation = measurement.rotation
     planes = rotation.planes(text.context)
     total, by_pair = _integrate(live, text, number, chosen, pair_heads, planes, steps)
     answer_now = partial(_answer, live, text, number)

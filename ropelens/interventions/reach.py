@@ -168,8 +168,7 @@ def two_copies(
     stream, between = text.ids.cpu()[:, 1:][text.real[:, 1:]], distance - copied
     begin = int(torch.randint(max(1, len(stream) - between), (), generator=generator))
     filler = stream[(begin + torch.arange(between)) % len(stream)]
-    first = torch.tensor([text.first_token])
-    return torch.cat([first, once, filler, once])[None]
+    return torch.cat([torch.tensor([text.first_token]), once, filler, once])[None]
 
 
 def share_found(
