@@ -113,7 +113,9 @@ class OffsetRows:
         ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
         return ends.flip(-1).cumsum(-1).flip(-1)[:, 1:]
 
-    def log_z_and_moments(self, weights: HeadVariables) -> tuple[Tensor, HeadVariables, HeadVariables]:
+    def log_z_and_moments(
+        self, weights: HeadVariables
+    ) -> tuple[Tensor, HeadVariables, HeadVariables]:
         """Mean log Z [head], the masses that P expects, and the diagonal of its Hessian.
 
         `weights` are sigma, kappa and tau side by side, and the masses are on sinks by kind, by
@@ -173,7 +175,11 @@ class OffsetRows:
 
 
 def fit_offsets(
-    observed: HeadVariables, table: OffsetRows, *, ridge: float, tolerance: Float[Tensor, " head"]
+    observed: HeadVariables,
+    table: OffsetRows,
+    *,
+    ridge: float,
+    tolerance: Float[Tensor, " head"],
 ) -> tuple[Minimum, Minimum]:
     """Fit S and P of every head.
 
