@@ -9,6 +9,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from ropelens.budget.labels import Thresholds
+from ropelens.claims.numbers import HeadDraws
 
 MIN_SINK_SHARE = 0.05  # smallest share of the bits at which a model counts as having sinks
 MASSIVE = 5 / math.sqrt(2)  # times the mean length: a plane with one value 5 times the mean
@@ -71,9 +72,6 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
         "kernel": kernel[..., single],
     }
     return heads | evenness | arrays
-
-
-HeadDraws = Float[np.ndarray, "draw layer head"]  # draw 0 is the model, others are surrogates
 
 
 def claim_numbers(profile: xr.Dataset) -> tuple[HeadDraws, HeadDraws]:

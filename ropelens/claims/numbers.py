@@ -19,6 +19,8 @@ NOTHING = 0.01  # nats/token: a set of planes that costs less is worth nothing
 MIN_HEADS = 3  # heads of each kind for a verdict: the offset explains more than half, or less
 
 ByPlane = Float[np.ndarray, "layer frequency"]
+ByHead = Float[np.ndarray, "layer head frequency"]
+HeadDraws = Float[np.ndarray, "draw layer head"]  # draw 0 is the model, others are surrogates
 HeadNumbers = Float[np.ndarray, "layer head number draw"]
 RowCount = Float[np.ndarray, " 1"]
 
@@ -65,10 +67,7 @@ def rank_with_depth(by_layer: Float[np.ndarray, " layer"]) -> float:
     return rank_correlation(np.arange(len(by_layer), dtype=float), by_layer)
 
 
-def fixed_in_longest(
-    coherence: Float[np.ndarray, "layer head frequency"],
-    length: Float[np.ndarray, "layer head frequency"],
-) -> float:
+def fixed_in_longest(coherence: ByHead, length: ByHead) -> float:
     """Share of the heads whose longest plane has a coherence above 0.95.
 
     A large mean vector makes a plane long and coherent, in few heads also by chance.
@@ -122,8 +121,7 @@ def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"
 
 
 def correlations(
-    offset_fraction: Float[np.ndarray, "draw layer head"],
-    log_wavelength: Float[np.ndarray, "draw layer head"],
+    offset_fraction: HeadDraws, log_wavelength: HeadDraws
 ) -> Float[np.ndarray, " draw"]:
     """Rank correlation of both numbers over the heads, in each draw."""
     draws = zip(offset_fraction, log_wavelength, strict=True)

@@ -148,7 +148,7 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelE
     if any(type(module).__name__.endswith("Indexer") for module in live.model.modules()):
         warnings.warn(f"{live.class_name}'s indexer picks keys without the edit", stacklevel=5)
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    return ModelEdit(rotation, (*before, *(place_edit(rotation, edit) for edit in edits)))
+    return ModelEdit(rotation, live.heads, (*before, *(place_edit(rotation, x) for x in edits)))
 
 
 def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
@@ -190,6 +190,7 @@ class ModelEdit:
     """Edits of a model, applied in their order in its attention; see `AttentionEdit`."""
 
     rotation: RotationProbe
+    heads: int
     edits: tuple[PlacedEdit, ...]
 
     def __call__(
@@ -200,30 +201,33 @@ class ModelEdit:
             return x
         continued, length = tokens.start > 0, int(positions[:, : len(tokens)].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
-        of_query, of_key = self._sides(Layer(layer, planes, length))
+        of_query, of_key = _sides(self.edits, Layer(layer, planes, length), self.heads)
         if name == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
             x = rotate_to(x, positions, planes, of_query)
             return x * scales[-1] if scales else x
         shared = of_key.shared(groups=x.shape[1])
         if shared is None:  # heads of one group differ, and each gets its own key
-            x = x.repeat_interleave(self.rotation.live.heads // x.shape[1], dim=1)
+            x = x.repeat_interleave(self.heads // x.shape[1], dim=1)
         return rotate_to(x, positions, planes, shared or of_key)
 
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
         """Planes under the edits, with one row per head if heads differ."""
-        inv_freq = self._sides(Layer(layer, unedited, length))[0].inv_freq
+        inv_freq = _sides(self.edits, Layer(layer, unedited, length), self.heads)[0].inv_freq
         alike = (inv_freq == inv_freq[:1]).all()
         return replace(unedited, inv_freq=inv_freq[0] if alike else inv_freq)
 
-    def _sides(self, layer: Layer) -> tuple[TargetRotation, TargetRotation]:
-        """The rotations that the queries and the keys of a layer should get."""
-        rates = layer.planes.inv_freq.float().expand(self.rotation.live.heads, -1)
-        query = key = TargetRotation(rates, torch.ones(rates.shape))
-        for edit, heads in self.edits:
-            chosen = heads[layer.index][:, None] & edit.select(layer.planes)
-            if chosen.any():
-                inv_freq, query_gain, key_gain = edit.action(layer)
-                query = query.with_changes(chosen, inv_freq, query_gain)
-                key = key.with_changes(chosen, inv_freq, key_gain)
-        return query, key
+
+def _sides(
+    edits: Sequence[PlacedEdit], layer: Layer, heads: int
+) -> tuple[TargetRotation, TargetRotation]:
+    """The rotations that the queries and the keys of a layer should get."""
+    rates = layer.planes.inv_freq.float().expand(heads, -1)
+    query = key = TargetRotation(rates, torch.ones(rates.shape))
+    for edit, chosen_heads in edits:
+        chosen = chosen_heads[layer.index][:, None] & edit.select(layer.planes)
+        if chosen.any():
+            inv_freq, query_gain, key_gain = edit.action(layer)
+            query = query.with_changes(chosen, inv_freq, query_gain)
+            key = key.with_changes(chosen, inv_freq, key_gain)
+    return query, key
