@@ -201,7 +201,7 @@ class ModelEdit:
             return x
         continued, length = tokens.start > 0, int(positions[:, : len(tokens)].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
-        of_query, of_key = _sides(self.edits, Layer(layer, planes, length), self.heads)
+        of_query, of_key = _targets(self.edits, Layer(layer, planes, length), self.heads)
         if name == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
             x = rotate_to(x, positions, planes, of_query)
@@ -213,12 +213,12 @@ class ModelEdit:
 
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
         """Planes under the edits, with one row per head if heads differ."""
-        inv_freq = _sides(self.edits, Layer(layer, unedited, length), self.heads)[0].inv_freq
+        inv_freq = _targets(self.edits, Layer(layer, unedited, length), self.heads)[0].inv_freq
         alike = (inv_freq == inv_freq[:1]).all()
         return replace(unedited, inv_freq=inv_freq[0] if alike else inv_freq)
 
 
-def _sides(
+def _targets(
     edits: Sequence[PlacedEdit], layer: Layer, heads: int
 ) -> tuple[TargetRotation, TargetRotation]:
     """The rotations that the queries and the keys of a layer should get."""
