@@ -3,12 +3,15 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic_profile import synthetic_profile
 
+import ropelens as rl
 from ropelens.claims import nulls, numbers
 from ropelens.claims.arrays import claim_arrays
 from ropelens.claims.claims import CLAIMS
+from ropelens.claims.tables import ledger
 from ropelens.claims.verdict import judge
 
 NAMED = {claim.name: claim for claim in CLAIMS}
@@ -95,3 +98,10 @@ def test_unevenness_is_the_mean_over_the_heads_that_a_layer_has() -> None:
     q = [layer[:heads] for layer, heads in zip(q_norm.values, (2, 3), strict=True)]
     uneven = claim_arrays(profile.assign(q_norm=q_norm))["q_uneven"]
     np.testing.assert_allclose(uneven, [(x.std(-1) / x.mean(-1)).mean() for x in q])
+
+
+def test_a_page_has_the_ledger_of_the_default_seed() -> None:
+    profile, _ = synthetic_profile(layers=4)
+    of_page, tested = ledger(profile, draws=60), rl.test_claims(profile, draws=60)
+    pd.testing.assert_frame_equal(of_page, tested)
+    assert not of_page.equals(rl.test_claims(profile, draws=60, seed=1))
