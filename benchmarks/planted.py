@@ -350,10 +350,10 @@ def row_of(name: str, planted: Planted) -> pd.Series:
     text = rl.Text(tokens, documents=range(len(tokens)))
     few = {"excerpts": [tokens[0, :8]], "surrogates": 40 if name == "positional_fast" else 0}
     profile = rl.profile(model, text, **few)
-    table = rl.test_claims(profile, draws=400)
+    table = rl.test_claims(profile, draws=200)
     if name not in {*table["claim"]}:  # the model runs again for this claim
         run = {"model": model, "text": text, "tokenizer": Letters()}
-        table = rl.test_claims(profile, draws=400, **run)
+        table = rl.test_claims(profile, draws=200, **run)
     return table.set_index("claim").loc[name]
 
 

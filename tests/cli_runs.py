@@ -96,9 +96,8 @@ def python(capfd: pytest.CaptureFixture[str]) -> Command:
     """Runs `python SCRIPT *args` in this process."""
 
     def run(script: Path, *args: object) -> Ended:
-        return here(
-            capfd, script, lambda: runpy.run_path(str(script), run_name="__main__"), *args
-        )
+        script_run = lambda: runpy.run_path(str(script), run_name="__main__")  # noqa: E731
+        return here(capfd, script, script_run, *args)
 
     return run
 

@@ -21,13 +21,8 @@ def settings() -> Mapping[str, str]:
 
 def together(*args: object) -> subprocess.CompletedProcess[str]:
     """Run Python with `args`, which start processes."""
-    return subprocess.run(
-        [sys.executable, *map(str, args)],
-        env=os.environ | settings(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    options = {"env": os.environ | settings(), "capture_output": True, "text": True}
+    return subprocess.run([sys.executable, *map(str, args)], timeout=300, **options)
 
 
 def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[str]:
@@ -56,9 +51,8 @@ def forked(count: int, code: str, *args: object) -> subprocess.CompletedProcess[
         for process in processes:
             process.kill()
         assert None not in codes, f"some hang: {codes}"
-        return subprocess.CompletedProcess(
-            [code, *args], max(codes, key=abs), out.read_text(), err.read_text()
-        )
+        ended = max(codes, key=abs), out.read_text(), err.read_text()
+        return subprocess.CompletedProcess([code, *args], *ended)
 
 
 def _run(code: str, args: list[str], environment: dict[str, str], out: Path, err: Path) -> None:

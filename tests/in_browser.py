@@ -61,9 +61,8 @@ class Opened:
 
     def harmless(self) -> bool:
         """Assert that the page requested only itself and printed nothing."""
-        loaded = [
-            url for url in self.requests if not url.startswith(("data:", "blob:", "about:"))
-        ]
+        local = ("data:", "blob:", "about:")
+        loaded = [url for url in self.requests if not url.startswith(local)]
         assert {url.split("#")[0] for url in loaded} <= {self.url}
         assert (self.console, self.dialogs) == ([], [])
         return True

@@ -2,11 +2,14 @@
 
 Calls have the same kind if the types, dtypes and shapes of all arguments and of the result are
 the same, and the values of arguments that are not arrays. Only the first call of a kind is
-checked, because a check takes longer than most functions.
+checked, because a check takes longer than most functions. Only functions with an array in their
+signature are checked, except with `make test-slow`, because mypy checks the other types.
 """
 
 import functools
 import inspect
+import os
+import re
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from types import FunctionType
@@ -78,6 +81,8 @@ class Checks:
         self.passed.add(key)
 
 
+ARRAY = re.compile(r"\b(Bool|Complex|Float|Int|Num|Real|Shaped)\w*\[")
+"""Annotations of jaxtyping."""
 CHECKS: dict[object, Checks] = {}
 
 
@@ -88,6 +93,8 @@ def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
         if inspect.isclass(function):
             if is_dataclass(function):
                 function.__init__ = decorate(function.__init__)
+            return function
+        if "ALL_SHAPES" not in os.environ and not ARRAY.search(str(function.__annotations__)):
             return function
         key = function.__module__, function.__qualname__, function.__code__
         if key not in CHECKS:

@@ -150,12 +150,8 @@ def _budget(kinds: np.ndarray, rng: np.random.Generator) -> dict:
     total = np.where(kinds == "diffuse", 0.06, 1.0 + 3.5 * rng.beta(2, 2, size=kinds.shape))
     sink = np.where(kinds == "sink", 0.95, 0.04 + 0.3 * rng.beta(1, 3, size=kinds.shape))
     positional, mixed, others = (rng.random(kinds.shape) for _ in range(3))
-    lean = by_kind(
-        kinds,
-        0.02 + 0.28 * others,
-        positional=0.72 + 0.26 * positional,
-        mixed=0.4 + 0.2 * mixed,
-    )
+    fractions = {"positional": 0.72 + 0.26 * positional, "mixed": 0.4 + 0.2 * mixed}
+    lean = by_kind(kinds, 0.02 + 0.28 * others, **fractions)
     share = rng.random(kinds.shape)
     per_head = {
         "total_bits": total,
@@ -260,22 +256,15 @@ def _turned(still: np.ndarray, turns: np.ndarray) -> np.ndarray:
 
 
 def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:
-    total, sink, position, content = (
-        data[f"{name}_bits"][1] for name in ("total", "sink", "position", "content")
-    )
-    gains = {
-        "total": total,
-        "sink_gain": sink,
-        "position_gain": sink + position,
-        "content_gain": sink + content,
-        "both_gain": sink + position + content,
-    }
+    names = ("total", "sink", "position", "content")
+    total, sink, position, content = (data[f"{name}_bits"][1] for name in names)
+    gains = {"total": total, "sink_gain": sink, "position_gain": sink + position}
+    gains["content_gain"] = sink + content
+    gains["both_gain"] = sink + position + content
     spread = rng.gamma(60, 1 / 60, (groups, *total.shape))
     named = {f"group_{name}": (("group", *HEAD), x * spread) for name, x in gains.items()}
-    return named | {
-        "group_rows": ("group", np.full(groups, 2044)),
-        "group_scored": ("group", np.full(groups, 256)),
-    }
+    rows = {"group_rows": ("group", np.full(groups, 2044))}
+    return named | rows | {"group_scored": ("group", np.full(groups, 256))}
 
 
 def _surrogates(data: dict, wavelength: np.ndarray, rng: np.random.Generator) -> dict:

@@ -34,9 +34,8 @@ def synthetic_truncation(
 ) -> xr.Dataset:
     """A seeded sweep of the model of `synthetic_profile` with the same sizes."""
     rng = np.random.default_rng(seed)
-    profile, table = synthetic_profile(
-        layers=layers, heads=heads, frequencies=frequencies, context=context, seed=seed
-    )
+    sizes = {"layers": layers, "heads": heads, "frequencies": frequencies, "context": context}
+    profile, table = synthetic_profile(**sizes, seed=seed)
     wavelength = profile["wavelength"].values[0]
     turning = [dict(enumerate(wavelength.tolist()))] * layers
     cuts = plan_cuts(turning, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)

@@ -36,7 +36,7 @@ names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 
 
 @names
-def test_uses_the_public_api_only(script: Path) -> None:
+def test_uses_the_public_api_only(script: Path):
     code = script.read_text()
     for_scripts = {
         "analysis.analysis import Answer",
@@ -73,8 +73,9 @@ def run_copy(python: Command, script: Path, place: Path, *options: object) -> Pa
 
 
 @pytest.mark.parametrize("script", ANSWERS, ids=lambda path: path.stem)
-def test_runs_on_a_model_and_text(script: Path, tmp_path: Path, python: Command) -> None:
-    model = save_tiny(tmp_path / "my-model")
+def test_runs_on_a_model_and_text(script: Path, tmp_path: Path, python: Command):
+    layers = 2 if script.stem in ("causal", "causes") else 1
+    model = save_tiny(tmp_path / "my-model", num_hidden_layers=layers)
     (tmp_path / "story.txt").write_text(story(40))
     folder = run_copy(python, script, tmp_path, model, "--text", tmp_path / "story.txt")
     assert folder.name == "my-model"
@@ -86,9 +87,7 @@ def test_runs_on_a_model_and_text(script: Path, tmp_path: Path, python: Command)
         assert set(sweep["kind"].values) >= {"none", "slow", "fast", "random", "band"}
 
 
-def test_claims_skip_models_that_were_measured_before(
-    tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claims_skip_models_that_were_measured_before(tmp_path, python, monkeypatch):
     def run_here(command: list[str]) -> SimpleNamespace:  # a new process would take seconds
         return SimpleNamespace(returncode=CliRunner().invoke(app, command[3:]).exit_code)
 
@@ -121,17 +120,12 @@ def script_named(name: str) -> ModuleType:
 
 
 def table_of(layers: int, heads: int) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "layer": np.repeat(np.arange(layers), heads),
-            "head": np.tile(np.arange(heads), layers),
-            "label": "positional",
-            "positional_fraction": np.linspace(1, 0, layers * heads),
-        }
-    )
+    layer, head = np.divmod(np.arange(layers * heads), heads)
+    table = pd.DataFrame({"layer": layer, "head": head, "label": "positional"})
+    return table.assign(positional_fraction=np.linspace(1, 0, layers * heads))
 
 
-def test_random_heads_come_from_the_layers_of_the_chosen_heads() -> None:
+def test_random_heads_come_from_the_layers_of_the_chosen_heads():
     causal, heads = script_named("causal"), table_of(6, 6)
     chosen = heads.loc[[24, 26, 27, 31]]  # layers 4, 4, 4 and 5
     sets, possible = causal.draws(heads, chosen)
@@ -145,7 +139,7 @@ def test_random_heads_come_from_the_layers_of_the_chosen_heads() -> None:
         assert not {24, 26, 30, 31} & set(drawn.index)
 
 
-def test_at_most_half_of_the_heads_of_a_layer_are_silenced() -> None:
+def test_at_most_half_of_the_heads_of_a_layer_are_silenced():
     causal, heads = script_named("causal"), table_of(9, 5)  # a ninth is 5, layer 0 the first
     chosen = causal.most(heads, "positional_fraction")
     assert chosen["layer"].tolist() == [0, 0, 1, 1, 2]
@@ -168,7 +162,7 @@ def losses_of(changes: np.ndarray) -> list[xr.Dataset]:
     ]
 
 
-def test_the_interval_covers_draws_and_documents() -> None:
+def test_the_interval_covers_draws_and_documents():
     """If only the draws or only the documents vary, it is scipy's t interval over them."""
     causal = script_named("causal")
     changes = np.random.default_rng(0).normal(size=6)
@@ -186,7 +180,7 @@ def test_the_interval_covers_draws_and_documents() -> None:
     assert all_drawn[2] - all_drawn[1] == pytest.approx(wanted[2] - wanted[1])
 
 
-def test_planes_are_split_near_half_of_the_push() -> None:
+def test_planes_are_split_near_half_of_the_push():
     """Three planes of 0.45, 0.45, 0.1: only the first, not the first two with 90 %."""
     causal = script_named("causal")
     push = xr.DataArray([[[0.45, 0.1, 0.45, -1.0]]], dims=("layer", "head", "frequency"))
@@ -199,14 +193,13 @@ def test_planes_are_split_near_half_of_the_push() -> None:
     assert share == pytest.approx(0.45)
 
 
-def test_induction_needs_previous_token_heads() -> None:
+def test_induction_needs_previous_token_heads():
     """In the bundled model head 3.4 is such a head; random heads of its layer matter little."""
     causal = script_named("causal")
     options = rl.Options(context=64, sequences=4, surrogates=0)
     sentence, rows = causal.without_previous(rl.analyze("bundled", options=options))
-    match = re.search(
-        r"3\.4\) takes .* 4\.4, from (\S+) to (\S+); .* leave it at (\S+) ", sentence
-    )
+    words = r"3\.4\) takes .* 4\.4, from (\S+) to (\S+); .* leave it at (\S+) "
+    match = re.search(words, sentence)
     assert match is not None
     before, after, random = map(float, match.groups())
     assert before > 0.6
@@ -216,7 +209,7 @@ def test_induction_needs_previous_token_heads() -> None:
     assert [row["tokens"] for row in rows] == ["random tokens, repeated"] * 5  # 4 draws
 
 
-def test_copying_is_compared_with_random_heads_without_a_role() -> None:
+def test_copying_is_compared_with_random_heads_without_a_role():
     copying = script_named("copying")
     scores = np.zeros((3, 5))
     scores[1] = [0.9, 0.8, 0.7, 0.1, 0.1]
@@ -234,7 +227,7 @@ def test_copying_is_compared_with_random_heads_without_a_role() -> None:
     assert copying.random_heads(scores, []) == []
 
 
-def test_costs_of_copying_are_given_by_seed_and_minus_random_heads() -> None:
+def test_costs_of_copying_are_given_by_seed_and_minus_random_heads():
     copying = script_named("copying")
     rows = [
         {"variant": variant, "seed": seed, "what": what, "copy_loss": loss, "retrieval": 0.5}
@@ -251,15 +244,12 @@ def test_costs_of_copying_are_given_by_seed_and_minus_random_heads() -> None:
     assert "without a role, silent: more (+0.500, +0.500 to +0.500)" in copies
     assert copies.endswith("minus random heads: more (+2.500, +2.252 to +2.748).")
     assert needles.count("unresolved (+0.000, +0.000 to +0.000)") == 3
-    assert (
-        copying.what_it_costs(pd.DataFrame(rows)[lambda table: table["what"] == "none"]) == []
-    )
+    plain = pd.DataFrame(rows)[lambda table: table["what"] == "none"]
+    assert copying.what_it_costs(plain) == []
 
 
 @names
-def test_prints_its_purpose_and_its_errors(
-    script: Path, tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prints_its_purpose_and_its_errors(script, tmp_path, python, monkeypatch):
     monkeypatch.chdir(tmp_path)
     helped = python(script, "--help")
     title = (ast.get_docstring(ast.parse(script.read_text())) or "").splitlines()[0]
@@ -281,9 +271,7 @@ steps = 1
 """
 
 
-def test_variants_are_trained_and_compared(
-    tmp_path: Path, python: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variants_are_trained_and_compared(tmp_path, python, monkeypatch):
     """copying.py then reads the same runs; after one step no head copies."""
     shutil.copytree(ROOT / "analyses", tmp_path / "analyses")
     (tmp_path / "small.toml").write_text(STUDY)

@@ -1,5 +1,6 @@
 """The examples of README and docs/ run unchanged, and links have targets."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -9,31 +10,33 @@ import ropelens as rl
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+ANALYZE = functools.cache(rl.analyze)  # two pages analyze the bundled model
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 
 @pages
-def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In order, in one namespace. Blocks marked `python skip` need files of the reader."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rl, "analyze", ANALYZE)
     names: dict[str, object] = {}
     for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
         small = "rl.Options(context=48, sequences=4)"
         code = code.replace('analyze("bundled")', f'analyze("bundled", options={small})')
         code = code.replace("rl.Options(context=128, sequences=12)", small)
         code = code.replace("rl.Options(", "rl.Options(surrogates=2, ")
-        code = code.replace("rl.profile(model, ", "rl.profile(model, surrogates=2, text=")
+        code = code.replace("rl.profile(model, ", "rl.profile(model, budget=False, text=")
         code = code.replace("rl.reach(model, ", "rl.reach(model, copies=[48], text=")
         code = code.replace("range(16)", "range(2)")
         exec(compile(code, page.name, "exec"), names)
 
 
 @pages
-def test_names_are_public(page: Path) -> None:
+def test_names_are_public(page: Path):
     assert set(re.findall(r"\brl\.(\w+)", page.read_text())) <= set(rl.__all__)
 
 
 @pages
-def test_links_have_targets(page: Path) -> None:
+def test_links_have_targets(page: Path):
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / link).exists(), link

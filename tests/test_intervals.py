@@ -7,7 +7,7 @@ from scipy import stats
 from ropelens.intervals import mean_and_error, paired_interval
 
 
-def test_for_clusters_of_one_size_it_is_the_t_test_of_means() -> None:
+def test_for_clusters_of_one_size_it_is_the_t_test_of_means():
     change = np.random.default_rng(0).normal(0.02, 0.1, size=(9, 4))
     group = np.repeat([f"book {n}" for n in range(9)], 4)
     shuffled = np.random.default_rng(1).permutation(36)
@@ -18,7 +18,7 @@ def test_for_clusters_of_one_size_it_is_the_t_test_of_means() -> None:
     assert paired_interval(change.ravel(), group=np.arange(36)) == pytest.approx(alone)
 
 
-def test_for_clusters_of_any_size_it_is_the_textbooks_ratio() -> None:
+def test_for_clusters_of_any_size_it_is_the_textbooks_ratio():
     """R = sum y / sum m has the variance s^2 / (n mean(m)^2), s^2 the variance of y - R m."""
     random = np.random.default_rng(2)
     group = random.integers(0, 7, size=40)
@@ -35,7 +35,7 @@ def test_for_clusters_of_any_size_it_is_the_textbooks_ratio() -> None:
 
 
 @pytest.mark.parametrize("documents", [8, 24])
-def test_sequences_of_one_document_are_drawn_together(documents: int) -> None:
+def test_sequences_of_one_document_are_drawn_together(documents: int):
     """Intervals over documents hold the truth in 95 % of draws, but not over sequences."""
     rng = np.random.default_rng(documents)
     shape, alike = (2000, documents, 6), 0.4
@@ -51,7 +51,7 @@ def test_sequences_of_one_document_are_drawn_together(documents: int) -> None:
     assert covered(None) < 0.8
 
 
-def test_one_cluster_has_no_interval() -> None:
+def test_one_cluster_has_no_interval():
     for values, group in ((np.array([0.5]), None), (np.array([0.3, 0.7]), np.array([4, 4]))):
         mean, low, high = paired_interval(values, group=group)
         assert mean == 0.5

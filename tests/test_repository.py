@@ -1,7 +1,9 @@
 """Rules of the project that a test can check."""
 
+import ast
 import re
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
 
@@ -13,27 +15,27 @@ import ropelens as rl
 ROOT = Path(__file__).parents[1]
 ROOMS = {
     "errors.py": 135,
-    "config_facts.py": 95,
+    "config_facts.py": 90,
     "intervals.py": 65,
-    "rope": 780,
-    "text": 840,
-    "attention": 1_545,
-    "budget": 1_145,
-    "runtime": 745,
-    "checkpoints": 740,
-    "model": 1_530,
-    "rotation": 985,
-    "profiles": 2_155,
-    "interventions": 2_270,
-    "claims": 1_045,
-    "train": 940,
-    "comparison": 610,
-    "figures": 1_785,
-    "report": 1_455,
-    "analysis": 1_055,
-    "commands": 890,
+    "rope": 735,
+    "text": 770,
+    "attention": 1_375,
+    "budget": 1_110,
+    "runtime": 685,
+    "checkpoints": 670,
+    "model": 1_375,
+    "rotation": 885,
+    "profiles": 1_890,
+    "interventions": 2_030,
+    "claims": 970,
+    "train": 865,
+    "comparison": 545,
+    "figures": 1_590,
+    "report": 1_320,
+    "analysis": 915,
+    "commands": 850,
 }
-PACKAGE, TESTS, NAMES = 20_800, 19_460, 50
+PACKAGE, TESTS, NAMES = 18_900, 18_400, 50
 WORDS = {
     "README.md": 9_000,
     "CONTRIBUTING.md": 6_000,
@@ -43,19 +45,19 @@ WORDS = {
 """Largest size in bytes of pages for readers in a hurry."""
 
 
-def test_public_names_stand_where_the_table_says() -> None:
+def test_public_names_stand_where_the_table_says():
     for name in rl.__all__:
         assert getattr(rl, name) is not None
     stub = (ROOT / "ropelens/__init__.pyi").read_text()
     assert sorted(re.findall(r"import (\w+) as \1\n", stub)) == sorted(rl.__all__)
 
 
-def test_no_module_takes_the_place_of_a_public_name() -> None:
+def test_no_module_takes_the_place_of_a_public_name():
     modules = {path.stem for path in (ROOT / "ropelens").iterdir()}
     assert modules & set(rl.__all__) == set()
 
 
-def test_constraints_pin_what_the_package_needs() -> None:
+def test_constraints_pin_what_the_package_needs():
     pinned = dict(
         line.lower().replace("_", "-").split("==")
         for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -68,7 +70,7 @@ def test_constraints_pin_what_the_package_needs() -> None:
         assert re.split(r"[<>=\[]", need)[0].lower() in pinned, need
 
 
-def test_what_is_installed_is_pinned_by_its_hashes() -> None:
+def test_what_is_installed_is_pinned_by_its_hashes():
     """Except torch, whose wheels differ between indexes. No file names an index."""
     pinned = re.findall(r"^\S+==\S+$", (ROOT / "constraints.txt").read_text(), re.M)
     locked: list[str] = []
@@ -83,13 +85,13 @@ def test_what_is_installed_is_pinned_by_its_hashes() -> None:
 
 
 @pytest.mark.parametrize("rooms", ROOMS)
-def test_a_room_keeps_its_size(rooms: str) -> None:
+def test_a_room_keeps_its_size(rooms: str):
     """Lines of Python. A ceiling falls with each step, and rises only for a feature."""
     found = sum(lines_of(ROOT / "ropelens" / room) for room in rooms.split())
     assert found <= ROOMS[rooms]
 
 
-def test_the_whole_keeps_its_size() -> None:
+def test_the_whole_keeps_its_size():
     assert lines_of(ROOT / "ropelens") <= PACKAGE
     assert lines_of(ROOT / "tests") <= TESTS
     assert len(rl.__all__) <= NAMES
@@ -97,7 +99,7 @@ def test_the_whole_keeps_its_size() -> None:
         assert (ROOT / name).stat().st_size <= most, name
 
 
-def test_modules_whose_shapes_are_not_checked_exist() -> None:
+def test_modules_whose_shapes_are_not_checked_exist():
     assert conftest.UNCHECKED <= conftest.CHECKED
 
 
@@ -106,10 +108,66 @@ def lines_of(place: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in files)
 
 
-def test_readme_names_commands_that_exist() -> None:
+def test_readme_names_commands_that_exist():
     readme = (ROOT / "README.md").read_text()
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^\s*make (\w+)", readme, re.MULTILINE):
         assert f"\n{target}:" in makefile, target
     for script in re.findall(r"(?:analyses|benchmarks)/\w+\.py", readme):
         assert (ROOT / script).exists(), script
+
+
+def import_graph(package: Path) -> dict[str, set[str]]:
+    """Modules that each module imports, at any depth of its code."""
+    graph = {}
+    paths = package.rglob("*.py")
+    files = {path: path.relative_to(package.parent).with_suffix("").parts for path in paths}
+    names = {".".join(parts).removesuffix(".__init__") for parts in files.values()}
+    for path, parts in files.items():
+        imported = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                base = parts[: -node.level] if node.level else ()
+                parent = ".".join([*base, *filter(None, [node.module])])
+                modules = {f"{parent}.{alias.name}" for alias in node.names}
+                imported |= {name if name in names else parent for name in modules}
+        module = ".".join(parts).removesuffix(".__init__")
+        graph[module] = imported & names - {module}
+    return graph
+
+
+def check_no_cycle(graph: dict[str, set[str]]) -> None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("import cycle: " + " -> ".join(reversed(error.args[1])))
+
+
+def test_files_import_each_other_in_one_direction():
+    graph = import_graph(ROOT / "ropelens")
+    assert "ropelens.model.live_model" in graph["ropelens.model.bridge"]
+    check_no_cycle(graph)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from pkg.first import thing",
+        "import pkg.first",
+        "from pkg import first",
+        "from .first import thing",
+        "from . import first",
+        "def function():\n    from pkg.first import thing",
+        "if TYPE_CHECKING:\n    from pkg.first import thing",
+    ],
+)
+def test_every_kind_of_import_closes_a_cycle(tmp_path: Path, statement: str):
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "first.py").write_text("from pkg.second import other")
+    (package / "second.py").write_text(statement)
+    with pytest.raises(pytest.fail.Exception, match=r"import cycle: pkg\.\w+ -> pkg\.\w+"):
+        check_no_cycle(import_graph(package))

@@ -50,7 +50,7 @@ WRONG: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_call_is_refused_each_time(name: str) -> None:
+def test_a_wrong_call_is_refused_each_time(name: str):
     for _ in range(2):
         assert joined(ROWS, ROWS, turn=False).shape == (2, 6)
         assert [ones.tolist() for ones in within([1, 2])] == [[1], [1, 1]]

@@ -22,9 +22,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(
-        ROOT / "ropelens", source / "ropelens", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "ropelens", source / "ropelens", ignore=ignore)
     build = f"from setuptools.build_meta import build_wheel; build_wheel({str(place)!r})"
     command = [sys.executable, "-c", build]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True)
@@ -32,21 +31,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(place.glob("ropelens-*.whl"))
 
 
-def test_a_wheel_has_all_files_except_the_weights_of_early_models(wheel: Path) -> None:
+def test_a_wheel_has_all_files_except_the_weights_of_early_models(wheel: Path):
     contents = set(zipfile.ZipFile(wheel).namelist())
-    files = {
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "ropelens").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    paths = [path for path in (ROOT / "ropelens").rglob("*") if path.is_file()]
+    paths = [path for path in paths if "__pycache__" not in path.parts]
+    files = {path.relative_to(ROOT).as_posix() for path in paths}
     early = {f"ropelens/bundled/rope-step-{n}/model.safetensors" for n in (1000, 3000, 5000)}
     assert files - contents == early
     assert {"ropelens/bundled/rope/model.safetensors", "ropelens/py.typed"} <= contents
 
 
-def test_missing_weights_are_reported(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_weights_are_reported(wheel, tmp_path, monkeypatch):
     assert wheel.stat().st_size < LARGEST
     zipfile.ZipFile(wheel).extractall(tmp_path)
     monkeypatch.setattr("ropelens.checkpoints.bundled.files", lambda _: tmp_path / "ropelens")

@@ -25,14 +25,13 @@ def save_tiny(folder: Path, **changes: object) -> Path:
     letters = {"<s>": 0, "<unk>": 1} | {chr(97 + i): i + 2 for i in range(26)}
     tokenizer = Tokenizer(models.WordLevel(letters, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>"
-    ).save_pretrained(folder)
+    names = {"bos_token": "<s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     return folder
 
 
-def edit_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
+def edit_config(folder: Path, name: str = "config.json", **changes: object) -> None:
+    path = folder / name
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 

@@ -61,10 +61,8 @@ SEQUENCES = 32
 def story(lines: int) -> str:
     """Simple text: four names take turns in the same sentence."""
     names = ["Anna", "Bertram", "Cecily", "Dorian"]
-    return "\n".join(
-        f"{names[i % 4]} met {names[i * 7 % 4]} and said good day, number {i % 10}."
-        for i in range(lines)
-    )
+    pairs = [(names[i % 4], names[i * 7 % 4], i % 10) for i in range(lines)]
+    return "\n".join(f"{a} met {b} and said good day, number {n}." for a, b, n in pairs)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from ropelens.runtime.devices import pass_bytes
 from ropelens.runtime.progress import Stage
 
 WORDS = "the quick brown fox jumps over the lazy dog " * 20
-SWEEP = {"keep": (0.5,), "controls": 1, "bands": 2}
+SWEEP = {"keep": (0.5,), "ends": ["slow"], "controls": 0}
 FEW = rl.Options(seed=3, surrogates=2)
 
 
@@ -44,25 +44,17 @@ def analysis(checkpoint: Path, text: Path) -> rl.Analysis:
     return rl.analyze(checkpoint, text, FEW)
 
 
-def test_it_is_what_its_parts_give(analysis: rl.Analysis, checkpoint: Path) -> None:
+def test_it_is_what_its_parts_give(analysis: rl.Analysis, checkpoint: Path):
     model, tokenizer = rl.load(checkpoint)
     read = rl.tokenize([WORDS.rstrip("\n")], tokenizer, context=64, seed=3)
-    profile = rl.profile(
-        model,
-        read,
-        tokenizer=tokenizer,
-        seed=3,
-        surrogates=2,
-    )
+    profile = rl.profile(model, read, tokenizer=tokenizer, seed=3, surrogates=2)
     xr.testing.assert_equal(analysis.profile, profile)
     pd.testing.assert_frame_equal(analysis.heads, rl.classify_heads(profile, seed=3))
     assert analysis.provenance["model"]["fingerprint"] == fingerprint(checkpoint)
     assert analysis.provenance["text"]["fingerprint"] == read.documents_sha256
 
 
-def test_models_documents_and_tokens_are_taken_alike(
-    analysis: rl.Analysis, checkpoint: Path
-) -> None:
+def test_models_documents_and_tokens_are_taken_alike(analysis: rl.Analysis, checkpoint: Path):
     model, tokenizer = rl.load(checkpoint)
     read = rl.tokenize([WORDS], tokenizer, context=64)
     mask = torch.arange(64) < read.lengths[:, None]
@@ -83,7 +75,7 @@ def test_models_documents_and_tokens_are_taken_alike(
         ({"backend": "jax"}, r"backend must be .*'transformer-lens'.*\s+seen:  str 'jax'"),
     ],
 )
-def test_an_option_that_cannot_be(options: dict[str, object], words: str) -> None:
+def test_an_option_that_cannot_be(options: dict[str, object], words: str):
     with pytest.raises(rl.BadArgument, match=words):
         rl.Options(**options)
 
@@ -98,19 +90,17 @@ def test_an_option_that_cannot_be(options: dict[str, object], words: str) -> Non
         ({"text": None}, "no/such/model needs a text"),
     ],
 )
-def test_mistakes_show_before_a_model_is_looked_for(
-    given: dict[str, object], words: str
-) -> None:
+def test_mistakes_show_before_a_model_is_looked_for(given: dict[str, object], words: str):
     with pytest.raises(rl.RopelensError, match=words):
         rl.analyze("no/such/model", **({"text": WORDS} | given))
 
 
-def test_a_prompt_has_something_to_look_into(checkpoint: Path) -> None:
+def test_a_prompt_has_something_to_look_into(checkpoint: Path):
     with pytest.raises(rl.BadArgument, match="A prompt to look into must have 3 to 256 tokens"):
         rl.analyze(checkpoint, WORDS, rl.Options(prompts=[WORDS, ""]))
 
 
-def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path) -> None:
+def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path):
     page = analysis.save(tmp_path / "out")
     again = rl.open(tmp_path / "out")
     xr.testing.assert_equal(again.profile, analysis.profile)
@@ -121,7 +111,7 @@ def test_a_folder_is_read_as_it_was_saved(analysis: rl.Analysis, tmp_path: Path)
     assert record["kind"] == "analysis"
 
 
-def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: Path) -> None:
+def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: Path):
     answer = Answer("Why?", ["Because."], {"A caption.": rl.plot_norms(analysis.profile)})
     folder = write_answer(tmp_path / "why", analysis, answer).parent
     assert (folder.parent.name, folder.name) == ("why", "tiny")
@@ -135,7 +125,7 @@ def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: P
     assert record["model"] == analysis.provenance["model"]
 
 
-def test_stages_are_shown(checkpoint: Path) -> None:
+def test_stages_are_shown(checkpoint: Path):
     """All of a sweep as one, and all of a profile."""
     shown: list[tuple[Stage, ...]] = []
 
@@ -158,7 +148,7 @@ def test_stages_are_shown(checkpoint: Path) -> None:
 
 
 @not_as_configured
-def test_a_model_is_measured_anew_by_each_call(checkpoint: Path) -> None:
+def test_a_model_is_measured_anew_by_each_call(checkpoint: Path):
     """The planes are remembered within a call only: weights may change after it."""
     model, tokenizer = rl.load(checkpoint)
     before = rl.analyze(model, WORDS, FEW, tokenizer=tokenizer).profile["inv_freq"]
@@ -169,27 +159,23 @@ def test_a_model_is_measured_anew_by_each_call(checkpoint: Path) -> None:
     torch.testing.assert_close(torch.tensor(after.values), torch.tensor(before.values) / 2)
 
 
-def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path) -> None:
+def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
     model = save_tiny(tmp_path / "tiny")
     weights = {"a": torch.zeros(7, 10)}  # of which no model can be made
     save_file(weights, model / "model.safetensors")
-    short, long = (
-        plan_analysis(model, torch.randint(40, (6, context)), rl.Options())
-        for context in (64, 2_049)
-    )
+    texts = [torch.randint(40, (6, context)) for context in (64, 2_049)]
+    short, long = (plan_analysis(model, ids, rl.Options()) for ids in texts)
     assert short.facts["model"] == "tiny, 2 layers x 4 heads, 18,080 parameters in float32"
     assert short.facts["tokens"] == "384 tokens (6 sequences of up to 64)"
     assert (short.facts["rows"], short.batch_size) == ("all rows", 6)
     told = r"fits and surrogates take .* of ([\d,]+) tokens; .*budget=False"
-    passes = [
-        re.match(told, plan.facts["budget"])[1].replace(",", "") for plan in (short, long)
-    ]
-    longer = (2_049 + 4_000) / (64 + 4_000)
-    assert int(passes[1]) / int(passes[0]) == pytest.approx(longer, rel=1e-3)
+    words = [re.match(told, plan.facts["budget"])[1] for plan in (short, long)]
+    few, many = (int(number.replace(",", "")) for number in words)
+    assert many / few == pytest.approx((2_049 + 4_000) / (64 + 4_000), rel=1e-3)
     assert (long.facts["rows"], long.batch_size) == ("512 rows of each sequence", 1)
 
 
-def test_less_memory_makes_smaller_batches() -> None:
+def test_less_memory_makes_smaller_batches():
     config = tiny_llama().config
     config.intermediate_size = 100_000  # 0.6 GB a sequence
     given = {"sequences": 64, "context": 512, "width": 4, "device": "cpu"}
@@ -200,14 +186,15 @@ def test_less_memory_makes_smaller_batches() -> None:
     assert pass_bytes(config, **given) - few > 60e6  # logits are counted, a piece of them
 
 
-def test_a_config_whose_layers_differ_can_be_planned() -> None:
+def test_a_config_whose_layers_differ_can_be_planned():
     model = tiny("gemma4").eval()
-    assert pass_bytes(
-        model.config, sequences=1, context=16, width=4, device="cpu"
-    ) < pass_bytes(model.config, sequences=2, context=16, width=4, device="cpu")
+    sizes = [
+        pass_bytes(model.config, sequences=n, context=16, width=4, device="cpu") for n in (1, 2)
+    ]
+    assert sizes[0] < sizes[1]
 
 
-def test_a_config_with_names_of_its_own_is_planned_by_them() -> None:
+def test_a_config_with_names_of_its_own_is_planned_by_them():
     shape = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4}
     usual = LlamaConfig(**shape, num_key_value_heads=1, intermediate_size=2_048, vocab_size=100)
     own = DbrxConfig(d_model=512, n_heads=8, n_layers=4, vocab_size=100)
@@ -224,7 +211,7 @@ def test_a_sweep_is_of_the_trained_context_as_far_as_time_allows(
     operations: float,
     context: int,
     sequences: int,
-) -> None:
+):
     monkeypatch.setattr("ropelens.analysis.plan.OPERATIONS", {"cpu": operations})
     model = save_tiny(tmp_path / "model", max_position_embeddings=4000)
     text = "a b c d " * 10_000
@@ -239,7 +226,7 @@ def test_a_sweep_is_of_the_trained_context_as_far_as_time_allows(
     assert made.truncation == {"keep": [0.5]}
 
 
-def test_a_sweep_is_no_longer_than_its_text(tmp_path: Path) -> None:
+def test_a_sweep_is_no_longer_than_its_text(tmp_path: Path):
     model = save_tiny(tmp_path / "model", max_position_embeddings=4000)
     made = plan_analysis(str(model), "a b c d " * 400, rl.Options(sequences=1), truncation={})
     assert made.text.ids.shape == (1, 2048)

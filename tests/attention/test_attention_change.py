@@ -52,9 +52,8 @@ def expected(before: PreTrainedModel, after: PreTrainedModel) -> np.ndarray:
 
 def measured(model: PreTrainedModel, edit: Edit) -> np.ndarray:
     edits = {"e": edit}
-    found = rl.evaluate(
-        model, rl.Text(tokens(), lengths=LENGTHS), edits=edits, measures="change"
-    )
+    text = rl.Text(tokens(), lengths=LENGTHS)
+    found = rl.evaluate(model, text, edits=edits, measures="change")
     assert not found.attention_change.sel(edit="none").any()
     return found.attention_change.sel(edit="e").values
 
@@ -94,10 +93,8 @@ def test_rows_that_see_other_keys_afterwards_have_no_divergence():
     x = torch.randn(1, 2, 6, 4, generator=torch.manual_seed(0))
     mask = torch.rand(1, 6, 6, generator=torch.manual_seed(1)) < 0.5
     seen, other = (mask | torch.eye(6).bool(), mask | torch.ones(6, 6).tril().bool())
-    before, after = (
-        replace(call_of(x, x), visibility=Visibility.from_mask(mask, range(6)))
-        for mask in (seen, other)
-    )
+    sees = [Visibility.from_mask(mask, range(6)) for mask in (seen, other)]
+    before, after = (replace(call_of(x, x), visibility=visibility) for visibility in sees)
     rows = all_rows(torch.tensor([6]))
     every = torch.ones(1, 1, 6, dtype=torch.bool)
     assert attention_change(before, after, rows, every).isnan().all()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from observed import normal
+from measured import normal
 from oracles.handmade import call_of
 from torch import Tensor
 
@@ -26,16 +26,9 @@ few = settings(deadline=None, max_examples=25, derandomize=True)
 seeds = st.integers(0, 2**20)
 
 
-# planes
-
-
 @st.composite
 def any_planes(draw: st.DrawFn) -> Planes:
-    count, offset, rest = (
-        draw(st.integers(1, 4)),
-        draw(st.integers(0, 3)),
-        draw(st.integers(0, 3)),
-    )
+    count, (offset, rest) = draw(st.integers(1, 4)), draw(st.tuples(*[st.integers(0, 3)] * 2))
     pairing = draw(st.sampled_from(["half", "interleaved"]))
     speeds = draw(st.lists(st.floats(-3, 3, width=32), min_size=count, max_size=count))
     return Planes(torch.tensor(speeds), 2 * count + offset + rest, pairing, offset)
@@ -70,9 +63,6 @@ def test_terms_add_up_to_the_score_and_lengths_bound_them(planes: Planes, seed: 
     torch.testing.assert_close(terms.sum(-1), (q * k).sum(-1))
     bound = planes.norms(q) * planes.norms(k)
     assert (terms.abs() <= bound * (1 + 1e-12)).all(), "Cauchy-Schwarz"
-
-
-# sums over rows, by brute force
 
 
 @st.composite
@@ -112,12 +102,7 @@ def any_call(draw: st.DrawFn) -> tuple[AttentionCall, Planes, Tensor, Tensor]:
 
 
 def brute_force(
-    call: AttentionCall,
-    rows: list[tuple[int, float]],
-    sinks: Tensor,
-    *,
-    sequence: int,
-    head: int,
+    call: AttentionCall, rows: list[tuple[int, float]], sinks: Tensor, sequence: int, head: int
 ) -> dict[str, Tensor]:
     """Sums over `rows` (position, weight) of one head, by loops over rows and keys."""
     kv_head = head // (call.query.shape[1] // call.key.shape[1])
@@ -168,23 +153,16 @@ def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
     finally:
         fast_products.BLOCK_ELEMENTS["cpu"] = before
     for sequence, head in itertools.product(*map(range, call.query.shape[:2])):
-        each = zip(
-            rows.position[sequence].tolist(), rows.weight[sequence].tolist(), strict=True
-        )
-        taken = [(position, weight) for position, weight in each if weight]
+        positions, weights = rows.position[sequence].tolist(), rows.weight[sequence].tolist()
+        taken = [(i, weight) for i, weight in zip(positions, weights, strict=True) if weight]
         assert all(1 <= position < lengths[sequence] for position, _ in taken)
         kind = sinks[sequence, head % sinks.shape[1]]
-        expected = brute_force(call, taken, kind, sequence=sequence, head=head)
+        expected = brute_force(call, taken, kind, sequence, head)
         law = sums["selectivity"][sequence, head].sum()
         torch.testing.assert_close(law[None], expected.pop("law"), rtol=1e-9, atol=1e-9)
         for name, value in expected.items():
-            ours = sums[name][sequence, head]
-            torch.testing.assert_close(
-                ours.reshape(value.shape), value, rtol=1e-9, atol=1e-9, msg=f"{name}: {ours}"
-            )
-
-
-# tricks
+            ours = sums[name][sequence, head].reshape(value.shape)
+            torch.testing.assert_close(ours, value, rtol=1e-9, atol=1e-9, msg=f"{name}: {ours}")
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])

@@ -134,15 +134,11 @@ def test_sinks_are_found_by_later_rows_by_brute_force():
         attention = attention_map(call)
         none = torch.zeros(3, 1, 60, dtype=torch.long)
         takes, has, count = torch.zeros(4, 60), torch.zeros(60), torch.zeros(60)
+        first = call.visibility.first[0].tolist()
         for b in range(3):
+            pairs = [*zip(rows.position[b].tolist(), rows.weight[b].tolist(), strict=True)]
             for j in range(60):
-                behind = [
-                    (i, w)
-                    for i, w in zip(
-                        rows.position[b].tolist(), rows.weight[b].tolist(), strict=True
-                    )
-                    if w and i > j >= int(call.visibility.first[0, i])
-                ]
+                behind = [(i, w) for i, w in pairs if w and i > j >= first[i]]
                 count[j] += len(behind)
                 if behind:
                     has[j] += 1

@@ -11,7 +11,7 @@ from tiny_checkpoints import tiny_llama
 import ropelens as rl
 
 
-def test_dense_sums_are_those_of_a_profile() -> None:
+def test_dense_sums_are_those_of_a_profile():
     model = tiny_llama().eval()
     model.set_attn_implementation("eager")
     tokens = torch.randint(3, model.config.vocab_size, (1, 48))
@@ -27,7 +27,7 @@ def test_dense_sums_are_those_of_a_profile() -> None:
 
 
 @pytest.mark.parametrize("way", ["plain forward", "ropelens, all rows", "ropelens, 512 rows"])
-def test_a_way_has_a_time_and_a_memory(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_has_a_time_and_a_memory(way: str, monkeypatch: pytest.MonkeyPatch):
     model = tiny_llama(vocab_size=32000).eval().requires_grad_(False)
     monkeypatch.setattr(cost, "random_llama", lambda: model)
     measured = peers.cost_of(way, 16)

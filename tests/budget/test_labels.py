@@ -44,9 +44,6 @@ def test_few_rows_are_a_label_of_their_own(bits: tuple[float, ...], label: str):
     assert labelled(bits, rows=99.0) == ("untested" if label else "")
 
 
-# kernels
-
-
 def test_where_a_kernel_peaks_and_its_middle_half():
     kernel = torch.full((4, 100), 1e-9)
     kernel[0, 70] = 0.29 / 0.71  # the remaining offsets have 0.71
@@ -87,9 +84,6 @@ def test_an_offset_that_few_rows_see_is_not_the_offset_of_a_head():
     found = describe_kernel(kappa, seen_by)
     assert found["offset"][0] == 5
     assert ((found["kernel"][0] > 0) == (seen_by >= SEEN_BY)).all()
-
-
-# wavelengths
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
-from observed import observed_calls
+from measured import observed_calls
 from oracles.logit import HeadRows, gain, head_rows, information
 from oracles.recording import attention_calls
 from oracles.tiny import random_tokens, rotations, tiny
@@ -71,11 +71,8 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     sinks = sinks * (sinks <= 3)
     rows = SampledCall(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
     weights = fit_models(rows)
-    attention, offset = (
-        attention_map(call).double(),
-        torch.arange(30)[:, None] - torch.arange(30),
-    )
-    offset, scores = offset.clamp(min=0), score_models(rows, weights)[:, 0]
+    attention, scores = attention_map(call).double(), score_models(rows, weights)[:, 0]
+    offset = (torch.arange(30)[:, None] - torch.arange(30)).clamp(min=0)
     for name, model in zip(("sink", "position"), weights, strict=False):
         _, sigma, kappa, tau = split_weights(model, planes.terms, 30)
         assert (sigma.diff(dim=-1).abs() > 0.05).any(0).all()
@@ -87,10 +84,8 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         found = scores[..., SCORES.index(name)]
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
     blocks = blocks_of(rows, slice(0, 2))
-    masses = sum(sufficient_statistics(block, block.attention) for block in blocks).flatten(
-        0, 1
-    )
-    parts = masses[:, planes.terms + 3 :].split((30, 64) * 2, dim=1)
+    masses = sum(sufficient_statistics(block, block.attention) for block in blocks)
+    parts = masses.flatten(0, 1)[:, planes.terms + 3 :].split((30, 64) * 2, dim=1)
     of = attention[:, :, 1:], (attention * (sinks > 0)[:, :, None])[:, :, 1:]
     for found, mass in zip(parts, (*of, *(x.square() for x in of)), strict=True):
         true = torch.stack([mass[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1)
@@ -113,12 +108,9 @@ def test_a_few_keys_of_each_row_give_the_covariance(name: str):
         values = block.planes.sum_coordinates(call.scale * products)
         at_first = torch.zeros(*values.shape[:-1], 3).index_fill_(-2, block.sinks, 1)
         at_first[..., 1:] = 0
-        values = torch.cat([values, at_first], dim=-1).double()
-        share = (
-            log_p.double().softmax(-1)[..., None] * block.weight[:, None, None, :, None, None]
-        )
-        mean = (log_p.double().softmax(-1)[..., None] * values).sum(-2, keepdim=True)
-        values = values - mean
+        values, share = torch.cat([values, at_first], -1).double(), log_p.double().softmax(-1)
+        values = values - (share[..., None] * values).sum(-2, keepdim=True)
+        share = share[..., None] * block.weight[:, None, None, :, None, None]
         true = true + ((share * values).flatten(3, 4).mT @ values.flatten(3, 4)).sum(0)
     error = (drawn - true).flatten(2).norm(dim=-1) / true.flatten(2).norm(dim=-1)
     assert (error < 0.05).all(), error

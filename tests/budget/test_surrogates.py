@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from observed import normal, observed_calls
+from measured import normal, observed_calls
 from oracles.handmade import call_of
 from oracles.tiny import random_tokens, tiny
 from scipy import stats
@@ -52,15 +52,11 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
         group = call.query.shape[1] // call.key.shape[1]
         for draw, order in enumerate(orders):
             frequency = planes.inv_freq.float()[order]
-            targets = [
-                TargetRotation(f, torch.ones_like(f))
-                for f in (frequency.repeat_interleave(group, 0), frequency)
-            ]
-            positions, parts = torch.arange(40)[None], (call.query, call.key)
-            q, k = (
-                rotate_to(x, positions, planes, target)
-                for x, target in zip(parts, targets, strict=True)
-            )
+            frequencies = (frequency.repeat_interleave(group, 0), frequency)
+            targets = [TargetRotation(f, torch.ones_like(f)) for f in frequencies]
+            pairs = zip((call.query, call.key), targets, strict=True)
+            positions = torch.arange(40)[None]
+            q, k = (rotate_to(x, positions, planes, target) for x, target in pairs)
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
             of_turned = SampledCall(turned, rows, planes, sinks=sinks)
             scores = score_models(of_turned, fit_models(of_turned)).sum((0, 1))
@@ -98,10 +94,8 @@ def test_sampled_offsets_stand_for_all_of_a_long_context(monkeypatch: pytest.Mon
     """Compare with the same heads, read at every offset."""
     context, places = 1200, torch.arange(1200)
     planes = Planes(2.0 ** -torch.arange(0, 16, 2), 16, "half")
-    q, k = (
-        unrotate(normal(2, 4, context, 16, seed=s) + normal(4, 1, 16, seed=9), -places, planes)
-        for s in (1, 2)
-    )
+    q, k = (normal(2, 4, context, 16, seed=s) + normal(4, 1, 16, seed=9) for s in (1, 2))
+    q, k = (unrotate(x, -places, planes) for x in (q, k))
     sinks = torch.zeros(2, 4, context, dtype=torch.long)
     sinks[..., ::200], sinks[:, 1, 300], sinks[..., 0] = 2, 3, 1
     rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
@@ -127,9 +121,8 @@ def test_attention_of_equal_keys_is_the_attention_of_model_s():
     offset, size = sampled_offsets(context, generator=torch.Generator().manual_seed(0))
     table = OffsetRows.of(rows, (offset, size))
     wave = torch.tensor([1.0, 0.0]).repeat(len(offset), 1, 2)
-    masses, information, push = _attend_by_draw(
-        rows, table, 0, offset, size, torch.zeros(1, 2), wave
-    )
+    phases = torch.zeros(1, 2), wave
+    masses, information, push = _attend_by_draw(rows, table, 0, offset, size, *phases)
     weights = pad(sigma.double(), (0, masses.shape[1] - 3))[None]
     log_norm, expected, _ = table.log_z_and_moments(weights)
     assert_close(masses.double(), expected, rtol=1e-4, atol=1e-6)
@@ -141,9 +134,8 @@ def test_attention_of_equal_keys_is_the_attention_of_model_s():
 def test_a_sharp_head_is_fitted_in_single_precision():
     """After a full first step of Newton, single precision cannot return to the minimum."""
     rows, planes = all_rows(torch.tensor([300])), Planes(torch.zeros(1), 2, "half")
-    rows, _ = normalize_weights(
-        SampledCall(call_of(*torch.zeros(2, 1, 1, 300, 2)), rows, planes)
-    )
+    call = call_of(*torch.zeros(2, 1, 1, 300, 2))
+    rows, _ = normalize_weights(SampledCall(call, rows, planes))
     table = OffsetRows.of(rows)
     weights = torch.zeros(1, 3 + 300 + len(offset_edges(300)) - 1).double()
     weights[0, 3 + 5] = 12
@@ -162,9 +154,6 @@ def test_an_offset_is_drawn_from_each_stretch(context: int):
     assert (size[: 128 if context > 512 else 512] == 1).all()
     for low in (128, 256, 512, 1024, 2048) if context == 4096 else ():
         assert ((low <= first) & (first < 2 * low)).sum() == 64, "64 an octave"
-
-
-# the verdict
 
 
 def heads_of(
@@ -197,9 +186,7 @@ def test_bounds_equal_an_exact_test():
             assert np.isnan([low, high]).all()
             continue
         below = Fraction(int((null < low).sum()) + 1, draws + 1)  # ranks that "holds" takes
-        assert below <= Fraction(1, 40) < below + Fraction(1, draws + 1), (
-            "the largest such share"
-        )
+        assert below <= Fraction(1, 40) < below + Fraction(1, draws + 1), "the largest"
         assert low + high == draws - 1, "both tails alike"
 
 

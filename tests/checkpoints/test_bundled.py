@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -33,12 +32,12 @@ def bundled(request: pytest.FixtureRequest) -> Path:
     return bundled_path(request.param)
 
 
-def test_tied_weights_count_once() -> None:
+def test_tied_weights_count_once():
     planned = open_checkpoint("bundled", Loading())
     assert planned.parameters == planned.read().num_parameters()
 
 
-def test_bundled_is_small_and_described(bundled: Path) -> None:
+def test_bundled_is_small_and_described(bundled: Path):
     assert sum(p.stat().st_size for p in bundled.rglob("*")) <= 6_000_000
     card = (bundled / "README.md").read_text()
     assert "public-domain" in card
@@ -47,10 +46,10 @@ def test_bundled_is_small_and_described(bundled: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FINISHED)
-def test_bundled_predicts_and_writes(name: str) -> None:
+def test_bundled_predicts_and_writes(name: str):
     bundled = bundled_path(name)
     model = AutoModelForCausalLM.from_pretrained(
-        bundled, dtype=torch.float32, local_files_only=True
+        bundled, dtype="float32", local_files_only=True
     )
     tokenizer = AutoTokenizer.from_pretrained(bundled, local_files_only=True)
     assert sum(p.numel() for p in model.parameters()) > 2_000_000
@@ -72,7 +71,7 @@ def bundled_tokenizer() -> PreTrainedTokenizerBase:
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80))
-def test_bundled_tokenizer_gives_text_back(text: str) -> None:
+def test_bundled_tokenizer_gives_text_back(text: str):
     tokenizer = bundled_tokenizer()
     assume(not any(special in text for special in tokenizer.all_special_tokens))
     ids = tokenizer(text).input_ids
@@ -80,7 +79,7 @@ def test_bundled_tokenizer_gives_text_back(text: str) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_bundled_sample_is_one_context_a_document(bundled: Path) -> None:
+def test_bundled_sample_is_one_context_a_document(bundled: Path):
     tokenizer = AutoTokenizer.from_pretrained(bundled, local_files_only=True)
     lines = sample_path(bundled.name).read_text(encoding="utf-8").splitlines()
     lengths = [len(tokenizer(json.loads(line)["text"]).input_ids) for line in lines]

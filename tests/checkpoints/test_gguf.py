@@ -84,9 +84,7 @@ def bundled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_a_file_is_the_model_it_was_made_of(
-    bundled_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_is_the_model_it_was_made_of(bundled_file, tmp_path, capfd):
     """The model can also be saved as a folder."""
     model, tokenizer = rl.load(bundled_file.parent)  # a folder with one file
     assert capfd.readouterr().err == ""  # no bar without a terminal
@@ -102,9 +100,7 @@ def test_a_file_is_the_model_it_was_made_of(
 
 
 @pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.01), ("Q4_1", 0.15)])
-def test_a_quantized_file_is_the_model_except_for_rounding(
-    kind: str, error: float, tmp_path: Path
-) -> None:
+def test_a_quantized_file_is_the_model_except_for_rounding(kind, error, tmp_path):
     write_bundled(tmp_path / "small.gguf", kind=kind)
     (model, tokenizer), (original, _) = rl.load(tmp_path / "small.gguf"), rl.load("bundled")
     tokens = tokenizer("Call me Ishmael. The old man lived.", return_tensors="pt").input_ids
@@ -114,8 +110,9 @@ def test_a_quantized_file_is_the_model_except_for_rounding(
     assert not row_order(model, tokenizer)[0]
 
 
+@pytest.mark.slow  # it takes 12 seconds; the files of the bundled model are smaller
 @needs_smollm2
-def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyPatch):
     orders: list[tuple[bool, str]] = []
     record = lambda *args: orders.append(row_order(*args)) or orders[-1]  # noqa: E731
     monkeypatch.setattr("ropelens.checkpoints.load.row_order", record)
@@ -159,7 +156,7 @@ def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path) -> None:
     assert record["model"]["fingerprint"] == fingerprint(bundled_file)
 
 
-def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path):
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF" + bytes(40))
     with pytest.raises(BadCheckpoint, match=r"transformers cannot read .*model.gguf"):

@@ -31,9 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny(tmp_path / "model")
 
 
-def test_a_folder_gives_the_saved_model_ready_to_measure(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_gives_the_saved_model_ready_to_measure(folder, capfd):
     before = torch.random.get_rng_state()
     model, tokenizer = load(folder)
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -51,13 +49,13 @@ def test_a_folder_gives_the_saved_model_ready_to_measure(
     assert tokenizer("abc", add_special_tokens=False)["input_ids"] == [2, 3, 4]
 
 
-def test_dtype_is_the_requested_dtype(folder: Path) -> None:
+def test_dtype_is_the_requested_dtype(folder: Path):
     save_over(folder, tiny_llama().to(torch.bfloat16))
     model, _ = load(folder, dtype="float64", device="cpu")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
 
 
-def test_files_other_than_weights_are_not_needed(folder: Path) -> None:
+def test_files_other_than_weights_are_not_needed(folder: Path):
     (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
@@ -79,9 +77,6 @@ def test_causal_families_pass_the_check_of_causality(tmp_path: Path, family: str
     FAMILIES[family]().save_pretrained(tmp_path)
     model, _ = load(tmp_path, dtype=dtype)
     assert model.config.model_type.startswith(family)
-
-
-# impossible arguments
 
 
 @pytest.mark.parametrize(
@@ -112,19 +107,13 @@ def test_cuda_is_used_if_it_is_available(folder: Path) -> None:
         load(folder, device="cuda:99")
 
 
-# warnings
-
-
-def test_tensors_that_the_model_does_not_use_are_named(folder: Path) -> None:
+def test_tensors_that_the_model_does_not_use_are_named(folder: Path):
     edit_config(folder, num_hidden_layers=1)
     with pytest.warns(UserWarning, match=r"does not use 9 tensors .*: model\.layers\.1\."):
         load(folder)
 
 
-# names and formats
-
-
-def test_the_bundled_checkpoint_goes_by_its_name() -> None:
+def test_the_bundled_checkpoint_goes_by_its_name():
     whole = f"bundled:{next(iter(BUNDLED))}"
     for name in ("bundled", whole):
         model, tokenizer = load(name)
@@ -142,7 +131,7 @@ def test_the_bundled_checkpoint_goes_by_its_name() -> None:
         ("seed-me", "seed-me"),
     ],
 )
-def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str) -> None:
+def test_runs_of_a_study_are_told_apart(tmp_path: Path, place: str, shown: str):
     (tmp_path / place).mkdir(parents=True)
     model = tiny_llama()
     model.config._name_or_path = str(tmp_path / place)

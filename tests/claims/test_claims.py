@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from evaluated import token_progress
+from measured import token_progress
 from planted import MODELS, Letters, row_of
 from synthetic_profile import synthetic_profile
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -80,21 +80,19 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("name", "index"), PLANTED)
-def test_a_claim_holds_in_one_model_and_not_in_its_opposite(name: str, index: int) -> None:
+def test_a_claim_holds_in_one_model_and_not_in_its_opposite(name: str, index: int):
     row = row_of(name, MODELS[name][index]())
     assert row["verdict"] == ("holds", "contradicted")[index], row["why"]
 
 
-def test_every_claim_has_two_models_and_a_definition() -> None:
+def test_every_claim_has_two_models_and_a_definition():
     assert {*MODELS} == {claim.name for claim in CLAIMS}
     measures = (Path(__file__).parents[2] / "docs/measures.md").read_text()
     assert all(f"`{name}`" in measures for name in MODELS)
 
 
 @pytest.mark.parametrize("claim", DIFFERENT, ids=lambda claim: claim.name)
-def test_on_draws_of_its_null_a_claim_holds_in_a_fortieth_of_cases(
-    claim: Claim, shapes: dict[str, tuple[int, ...]]
-) -> None:
+def test_on_draws_of_its_null_a_claim_holds_in_a_fortieth_of_cases(claim, shapes):
     random = np.random.default_rng(1)
     centre = float(claim.name in ("decay", "slow_reach"))  # equally often below and above 0
 
@@ -108,9 +106,7 @@ def test_on_draws_of_its_null_a_claim_holds_in_a_fortieth_of_cases(
 
 
 @pytest.mark.parametrize("claim", DRAWN, ids=lambda claim: claim.name)
-def test_constant_numbers_are_not_testable(
-    claim: Claim, shapes: dict[str, tuple[int, ...]]
-) -> None:
+def test_constant_numbers_are_not_testable(claim: Claim, shapes: dict[str, tuple[int, ...]]):
     row = verdict(claim, *(np.full(shapes[name], 0.005) for name in claim.arrays))
     assert row["verdict"] == "not testable"
     assert row["why"]
@@ -147,12 +143,7 @@ MIN_SIZES: list[tuple[str, str, Callable[[int], tuple[np.ndarray, ...]], tuple[i
 
 
 @pytest.mark.parametrize(("name", "needs", "arrays", "sizes"), MIN_SIZES)
-def test_the_smallest_size_that_decides_is_the_stated_size(
-    name: str,
-    needs: str,
-    arrays: Callable[[int], tuple[np.ndarray, ...]],
-    sizes: tuple[int, int],
-) -> None:
+def test_the_smallest_size_that_decides_is_the_stated_size(name, needs, arrays, sizes):
     claim = next(claim for claim in DRAWN if claim.name == name)
     fewer, enough = (verdict(claim, *arrays(n), draws=4000) for n in sizes)
     assert fewer["verdict"] == "not testable"
@@ -162,7 +153,7 @@ def test_the_smallest_size_that_decides_is_the_stated_size(
 
 
 @pytest.mark.parametrize("claim", SETS_OF_PLANES, ids=lambda claim: claim.name)
-def test_random_sets_of_planes_need_the_stated_number_of_planes(claim: Claim) -> None:
+def test_random_sets_of_planes_need_the_stated_number_of_planes(claim: Claim):
     needs = int(claim.null.min_size.removesuffix(" planes"))
     for planes, testable in ((needs - 1, False), (needs, True)):
         ends = np.split(np.arange(planes), [planes // 4, planes - planes // 4])[::2]
@@ -173,7 +164,7 @@ def test_random_sets_of_planes_need_the_stated_number_of_planes(claim: Claim) ->
         assert not {*drawn} & {tuple(planes) for planes in excluded}
 
 
-def test_the_ledger_has_a_row_per_claim_and_is_the_same_for_a_seed(profile: xr.Dataset) -> None:
+def test_the_ledger_has_a_row_per_claim_and_is_the_same_for_a_seed(profile: xr.Dataset):
     table, arrays = rl.test_claims(profile, draws=200), claim_arrays(profile).keys()
     known = [claim.name for claim in CLAIMS if arrays >= {*claim.arrays}]
     assert table["claim"].tolist() == known
@@ -191,7 +182,7 @@ def test_the_ledger_has_a_row_per_claim_and_is_the_same_for_a_seed(profile: xr.D
 
 
 @pytest.mark.parametrize("model", ["stories260k", "bundled-rope"])
-def test_ledger_and_heads_give_the_same_verdict_on_a_saved_profile(model: str) -> None:
+def test_ledger_and_heads_give_the_same_verdict_on_a_saved_profile(model: str):
     saved = rl.open(REPORTS / model / "profile.nc")
     row = rl.test_claims(saved, draws=50).set_index("claim").loc["positional_fast"]
     claim = rl.classify_heads(saved, resamples=0).attrs["claim"]
@@ -201,7 +192,7 @@ def test_ledger_and_heads_give_the_same_verdict_on_a_saved_profile(model: str) -
     assert (claim["verdict"], claim["null_draws"]) == ("holds", 40)
 
 
-def test_surrogates_that_tie_leave_the_claim_unresolved(profile: xr.Dataset) -> None:
+def test_surrogates_that_tie_leave_the_claim_unresolved(profile: xr.Dataset):
     """A correlation below the lowest surrogates is possible, even if several are equal."""
     tied = profile.copy(deep=True)
     numbers = [tied[f"surrogate_{x}"].values for x in ("offset_fraction", "log_wavelength")]
@@ -216,7 +207,7 @@ def test_surrogates_that_tie_leave_the_claim_unresolved(profile: xr.Dataset) -> 
     assert table["q_value"].notna().any()
 
 
-def test_without_values_claims_about_them_are_not_testable(profile: xr.Dataset) -> None:
+def test_without_values_claims_about_them_are_not_testable(profile: xr.Dataset):
     values = profile["k_norm"] ** 0.1
     for v_norm, testable in ((np.nan * values, False), (values, True)):
         table = rl.test_claims(profile.assign(v_norm=v_norm), draws=60)
@@ -224,7 +215,7 @@ def test_without_values_claims_about_them_are_not_testable(profile: xr.Dataset) 
         assert (row["verdict"] != "not testable") == testable, row["why"]
 
 
-def test_without_a_plane_that_rotates_nothing_is_testable(profile: xr.Dataset) -> None:
+def test_without_a_plane_that_rotates_nothing_is_testable(profile: xr.Dataset):
     still = profile.assign_coords(wavelength=profile["wavelength"] * np.inf)
     table = rl.test_claims(still, draws=60).set_index("claim").drop("positional_fast")
     assert (table["why"] == "no plane of this model rotates").all()
@@ -261,25 +252,23 @@ def random_tokens(seed: int = 0) -> torch.Tensor:
 
 
 def random_profile(seed: int) -> xr.Dataset:
-    return rl.profile(
-        random_model(seed), rl.Text(random_tokens(seed), documents=list(range(16)))
-    )
+    text = rl.Text(random_tokens(seed), documents=list(range(16)))
+    return rl.profile(random_model(seed), text)
 
 
 @pytest.mark.parametrize("seed", [0, 4])
-def test_no_claim_holds_with_random_weights(seed: int) -> None:
+def test_no_claim_holds_with_random_weights(seed: int):
     table = rl.test_claims(random_profile(seed), draws=400)
     assert not (table["verdict"] == "holds").any(), table[table["verdict"] == "holds"]
 
 
-def test_claims_of_edits_on_few_planes_have_numbers_and_state_what_they_need() -> None:
+def test_claims_of_edits_on_few_planes_have_numbers_and_state_what_they_need():
     model, tokens = random_model(12), random_tokens()
     profile = rl.profile(model, tokens, surrogates=2)
     arguments = {"model": model, "text": tokens, "tokenizer": Letters()}
     steps: list[int] = []
-    table = rl.test_claims(
-        profile, draws=50, progress=token_progress(steps.append), **arguments
-    )
+    arguments["progress"] = token_progress(steps.append)
+    table = rl.test_claims(profile, draws=50, **arguments)
     rows = table.set_index("claim")
     assert sum(steps) > 30 * 4 * tokens.shape[1]  # dozens of edits on four sequences
     assert table["claim"].tolist() == [claim.name for claim in CLAIMS]
@@ -296,7 +285,7 @@ def test_claims_of_edits_on_few_planes_have_numbers_and_state_what_they_need() -
 
 
 @pytest.mark.slow
-def test_the_bundled_model_needs_its_fastest_planes_and_not_its_slowest() -> None:
+def test_the_bundled_model_needs_its_fastest_planes_and_not_its_slowest():
     analysis = rl.analyze("bundled", options=rl.Options(context=512, sequences=16))
     run = {"model": analysis.model, "text": analysis.text}
     rows = rl.test_claims(analysis.profile, draws=50, **run).set_index("claim")
@@ -309,7 +298,7 @@ def test_the_bundled_model_needs_its_fastest_planes_and_not_its_slowest() -> Non
 
 
 @pytest.mark.slow
-def test_of_forty_random_models_a_claim_holds_in_one_at_most() -> None:
+def test_of_forty_random_models_a_claim_holds_in_one_at_most():
     tables = [rl.test_claims(random_profile(seed), draws=999) for seed in range(40)]
     verdicts = pd.DataFrame([table.set_index("claim")["verdict"] for table in tables])
     assert (verdicts == "holds").sum().max() <= 1

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cli_runs import NAMES, Command
-from same import assert_same
+from cli_runs import NAMES
+from measured import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 
 import ropelens as rl
@@ -27,9 +27,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("pageless")
-def test_a_repeated_command_measures_the_remaining_checkpoints(
-    run: Path, text: Path, tmp_path: Path, ropelens: Command
-) -> None:
+def test_a_repeated_command_measures_the_remaining_checkpoints(run, text, tmp_path, ropelens):
     out, last = tmp_path / "out", run / "history" / STEPS[1] / "model.safetensors"
     options = ("--text", text, "--context", 32, "--surrogates", 2, "--out", out)
     whole, models = last.read_bytes(), [run / "history" / step for step in STEPS]
@@ -68,7 +66,7 @@ def test_a_repeated_command_measures_the_remaining_checkpoints(
     assert not same()
 
 
-def test_names_tell_checkpoints_apart(run: Path) -> None:
+def test_names_tell_checkpoints_apart(run: Path):
     models = [str(run / "history" / step) for step in STEPS]
     in_order = dict(zip(STEPS, models, strict=True))
     assert name_checkpoints(models) == in_order

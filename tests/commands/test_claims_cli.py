@@ -48,7 +48,7 @@ def error_line(*words: str | Path) -> str:
     return refused.value.line
 
 
-def test_saved_analyses_become_a_ledger_and_ledgers_one(ledger: Path, tmp_path: Path) -> None:
+def test_saved_analyses_become_a_ledger_and_ledgers_one(ledger: Path, tmp_path: Path):
     table = pd.read_csv(ledger / "claims.csv")
     assert table["model"].unique().tolist() == ["one", "two"]
     record = json.loads((ledger / "run.json").read_text())
@@ -60,14 +60,11 @@ def test_saved_analyses_become_a_ledger_and_ledgers_one(ledger: Path, tmp_path: 
     pd.testing.assert_frame_equal(joint.iloc[: len(table)], table)
 
 
-def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(
-    ledger: Path, tmp_path: Path
-) -> None:
+def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(ledger: Path, tmp_path: Path):
     first, second = (ledger.parent / name for name in ("one", "two"))
     assert "would replace" in error_line("claims", first, "--out", first)
-    words = error_line(
-        "claims", ledger, first, "--text", first / "run.json", "--out", tmp_path / "out"
-    )
+    text = ("--text", first / "run.json")
+    words = error_line("claims", ledger, first, *text, "--out", tmp_path / "out")
     assert words == "Saved results are not measured again; try: without --text"
     for more in ([ledger, first], [second, ledger]):
         words = error_line("claims", *more, "--out", tmp_path / "out")
@@ -78,9 +75,7 @@ def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(
 @pytest.mark.parametrize(
     "damage", ["run.json kind", "claims.csv claim,model", "claims.csv", ""]
 )
-def test_a_broken_ledger_is_refused_in_one_line(
-    ledger: Path, tmp_path: Path, damage: str
-) -> None:
+def test_a_broken_ledger_is_refused_in_one_line(ledger: Path, tmp_path: Path, damage: str):
     folder = Path(shutil.copytree(ledger, tmp_path / "ledger"))
     name, _, content = damage.partition(" ")
     if name == "run.json":
@@ -94,7 +89,7 @@ def test_a_broken_ledger_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("command", ["claims", "report"])
-def test_an_unsuitable_folder_is_described(tmp_path: Path, command: str) -> None:
+def test_an_unsuitable_folder_is_described(tmp_path: Path, command: str):
     kind = "comparison" if command == "claims" else "claims"
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()

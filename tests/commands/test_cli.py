@@ -6,12 +6,14 @@ import shlex
 import warnings
 from pathlib import Path
 
+import families
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from cli_runs import COLUMNS, NAMES, PLAN, Command
+from cli_runs import COLUMNS, NAMES, PLAN, Command, save_family
+from tiny_checkpoints import save_tiny
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import BUNDLED, bundled_path
@@ -48,13 +50,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def analyzed(
-    ropelens: Command,
-    model: Path,
-    text: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    pageless: None,
-) -> Path:
+def analyzed(ropelens, model, text, tmp_path_factory, pageless) -> Path:
     """The results of a first run, made once. Change only copies of the files."""
     out = tmp_path_factory.getbasetemp() / "analyzed"
     if not out.exists():
@@ -69,13 +65,11 @@ def analyzed(
     return out
 
 
-def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path) -> None:
+def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path):
     assert sorted(path.name for path in analyzed.iterdir()) == list(NAMES)
     assert (analyzed / "heads.csv").read_text().startswith(COLUMNS)
     heads = pd.read_csv(analyzed / "heads.csv")
-    assert list(zip(heads["layer"], heads["head"], strict=True)) == [
-        (layer, head) for layer in range(2) for head in range(4)
-    ]
+    assert heads[["layer", "head"]].to_numpy().tolist() == [[n // 4, n % 4] for n in range(8)]
     assert set(heads["label"]) <= {"diffuse", "sink", "positional", "mixed", "semantic"}
     assert heads["confidence"].between(0, 1).all()
     assert heads["offset_low"].notna().equals(heads["label"] == "positional")
@@ -85,9 +79,7 @@ def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path)
     assert (heads[list(parts)] >= 0).to_numpy().all()
 
 
-def test_profile_nc_has_the_promised_names_and_the_command(
-    analyzed: Path, model: Path, text: Path
-) -> None:
+def test_profile_nc_has_the_promised_names_and_the_command(analyzed, model, text):
     with xr.open_dataset(analyzed / "profile.nc") as profile:
         profile.load()
     for name, dims in DIMS.items():
@@ -105,16 +97,10 @@ def test_profile_nc_has_the_promised_names_and_the_command(
 
 
 @pytest.mark.usefixtures("pageless")
-def test_run_json_is_enough_to_repeat_the_run(
-    ropelens: Command, analyzed: Path, model: Path
-) -> None:
+def test_run_json_is_enough_to_repeat_the_run(ropelens: Command, analyzed: Path, model: Path):
     record = json.loads((analyzed / "run.json").read_text())
-    assert record["model"] == {
-        "name": "tiny llama",
-        "revision": "",
-        "class": "LlamaForCausalLM",
-        "fingerprint": fingerprint(model),
-    }
+    facts = {"name": "tiny llama", "revision": "", "class": "LlamaForCausalLM"}
+    assert record["model"] == facts | {"fingerprint": fingerprint(model)}
     assert len(record["text"]["fingerprint"]) == 64
     assert (record["seed"], record["arguments"]["rows"]) == (3, "auto")
     assert record["versions"].keys() >= {"ropelens", "torch", "transformers"}
@@ -132,9 +118,7 @@ def test_run_json_is_enough_to_repeat_the_run(
 
 
 @pytest.mark.usefixtures("pageless")
-def test_a_context_beyond_the_model_warns_in_one_line(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path
-) -> None:
+def test_a_context_beyond_the_model_warns_in_one_line(ropelens, model, text, tmp_path):
     out = tmp_path / "out"
     ended = ropelens("analyze", model, "--text", text, "--context", 100, *FEW, "--out", out)
     words = "context 100 is beyond the 64 tokens that the model was made for"
@@ -146,9 +130,7 @@ def test_a_context_beyond_the_model_warns_in_one_line(
     assert rl.open(out / "profile.nc").attrs["warnings"] == words
 
 
-def test_warnings_of_libraries_are_hidden(
-    ropelens: Command, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warnings_of_libraries_are_hidden(ropelens, model, monkeypatch):
     def noisy(_: object) -> None:
         for category in (UserWarning, FutureWarning, DeprecationWarning):
             warnings.warn_explicit("noise", category, "library.py", 1, module="library")
@@ -158,9 +140,7 @@ def test_warnings_of_libraries_are_hidden(
     assert (ended.code, ended.err) == (0, "")
 
 
-def test_a_plan_describes_the_run_and_measures_nothing(
-    ropelens: Command, model: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_describes_the_run_and_measures_nothing(ropelens, model, text, monkeypatch):
     monkeypatch.delattr("ropelens.checkpoints.load.Opened.read")  # no weights
     options = ("--rows", 7, "--batch-size", 5)
     ended = ropelens("analyze", model, "--text", text, *options, "--plan")
@@ -175,9 +155,7 @@ def test_a_plan_describes_the_run_and_measures_nothing(
 
 
 @pytest.mark.usefixtures("pageless")
-def test_transformer_lens_gives_the_same_heads(
-    ropelens: Command, analyzed: Path, model: Path, text: Path, tmp_path: Path
-) -> None:
+def test_transformer_lens_gives_the_same_heads(ropelens, analyzed, model, text, tmp_path):
     other, backend = tmp_path / "other", ("--backend", "transformer-lens")
     ended = ropelens("analyze", model, "--text", text, *FEW, "--out", other, *backend)
     assert ended.code == 0
@@ -189,7 +167,7 @@ def test_transformer_lens_gives_the_same_heads(
     assert rl.open(other / "profile.nc").attrs["backend"] == "transformer-lens"
 
 
-def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None:
+def test_without_a_command_the_help_comes_as_an_error(ropelens: Command):
     ended = ropelens()
     assert (ended.code, ended.out) == (2, "")
     assert ended.err == ropelens("--help").out
@@ -200,25 +178,18 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command) -> None
     ("command", "options"),
     [
         ("", "analyze rope report train"),
-        (
-            "analyze",
-            "--out --text --prompt --attention-on "
-            "--context --sequences --rows --batch-size --surrogates --plan --seed --device "
-            "--device-map --quantize --dtype --revision --backend "
-            "--trust-remote-code",
-        ),
-        (
-            "truncate",
-            "[MODEL] --out --text --keep --end --bands --controls --measures "
-            "--context --sequences --rows --seed --device --dtype --revision",
-        ),
+        ("analyze", "--out --text --prompt --attention-on --context --sequences --rows --plan"),
+        ("analyze", "--batch-size --surrogates --seed --device --device-map --quantize"),
+        ("analyze", "--dtype --revision --backend --trust-remote-code"),
+        ("truncate", "[MODEL] --out --text --keep --end --bands --controls --measures --seed"),
+        ("truncate", "--context --sequences --rows --device --dtype --revision"),
         ("rope", "[MODEL] --context --variant --verbose --device"),
         ("compare", "DIR... --out --sequences --seed --device"),
         ("report", "DIR --beside"),
         ("train", "--text --tokens --study --out --steps --precision --size --seed"),
     ],
 )
-def test_help_names_every_option(ropelens: Command, command: str, options: str) -> None:
+def test_help_names_every_option(ropelens: Command, command: str, options: str):
     ended = ropelens(*command.split(), "--help")
     assert (ended.code, ended.err) == (0, "")
     assert set(options.split()) <= set(ended.out.split())
@@ -227,13 +198,10 @@ def test_help_names_every_option(ropelens: Command, command: str, options: str) 
 
 
 @pytest.mark.usefixtures("pageless")
-def test_the_claim_holds_in_a_real_checkpoint_on_real_stories(
-    ropelens: Command, shared: Path, tmp_path: Path
-) -> None:
-    ended = ropelens(
-        *("analyze", shared / "checkpoints" / "stories260k", "--context", 250),
-        *("--text", shared / "corpora" / "tinystories", "--out", tmp_path / "out"),
-    )
+def test_the_claim_holds_in_a_real_checkpoint_on_real_stories(ropelens, shared, tmp_path):
+    texts = ("--context", 250, "--text", shared / "corpora" / "tinystories")
+    model = shared / "checkpoints" / "stories260k"
+    ended = ropelens("analyze", model, *texts, "--out", tmp_path / "out")
     assert ended.code == 0
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     claim = record["claim"]
@@ -244,7 +212,7 @@ def test_the_claim_holds_in_a_real_checkpoint_on_real_stories(
     assert len(pd.read_csv(tmp_path / "out" / "heads.csv")) == 40
 
 
-def test_list_names_the_bundled_checkpoints(ropelens: Command) -> None:
+def test_list_names_the_bundled_checkpoints(ropelens: Command):
     ended = ropelens("list")
     assert (ended.code, ended.err) == (0, "")
     for name in BUNDLED:
@@ -253,3 +221,49 @@ def test_list_names_the_bundled_checkpoints(ropelens: Command) -> None:
         loss = re.search(r"as trained \| ([\d.]+)", card)
         assert loss is not None
         assert f" {float(loss[1]):.3f} " in line
+
+
+def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path):
+    config = {"num_hidden_layers": 6, "no_rope_layers": [1, 1, 0, 1, 1, 0]}
+    ended = ropelens("rope", save_family(tmp_path / "model", "smollm3", **config))
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    titles = [line for line in lines if line.startswith("layer")]
+    assert re.match(r"layers 0–1 and 3–4: 8 planes, half pairing \(residual \S+\)$", titles[0])
+    assert re.match(r"layers 2 and 5: no rotation \(residual 0\.0e\+00\)$", titles[1])
+    assert lines[1].split()[-4:] == ["stated", "configured", "off", "by"]
+    rows = [line.split() for line in lines if re.match(r" +(\d|rest)", line)]
+    assert [row[0] for row in rows] == [*map(str, range(8)), "rest"]
+    assert rows[0][:4] == ["0", "1", "6.28", "1"]
+    for plane, (_, inv_freq, wavelength, stated, configured, difference) in enumerate(rows[:8]):
+        expected = 2_000_000 ** (-plane / 8)
+        assert float(inv_freq) == pytest.approx(expected, rel=1e-6)
+        assert float(stated) == pytest.approx(expected, rel=1e-6)
+        assert float(configured) == pytest.approx(expected, rel=1e-6)
+        assert 0 < abs(float(difference)) < 1e-6  # a measurement, not a copy
+        shown = float(wavelength.replace(",", ""))
+        assert shown == pytest.approx(2 * np.pi / expected, rel=1e-3)
+    assert rows[8] == ["rest", "0", "inf"]
+
+
+def test_layers_that_do_not_attend(ropelens: Command, tmp_path: Path):
+    families.tiny("Lfm2ForCausalLM").save_pretrained(tmp_path)
+    out = ropelens("rope", tmp_path).out
+    assert "layers 0 and 2: no attention (conv)\n" in out
+    assert re.search(r"^layers 1 and 3: 8 planes, half pairing \(residual \S+\)$", out, re.M)
+
+
+def test_queries_that_grow_with_position(ropelens: Command, tmp_path: Path):
+    config = {"attn_temperature_tuning": True, "floor_scale": 256}
+    out = ropelens("rope", save_family(tmp_path / "model", "llama4", **config)).out
+    assert "queries grow with position, to" in " ".join(out.split())
+    assert "from 1.069 at position 256" in " ".join(out.split())
+
+
+def test_verbose_prints_every_layer(ropelens: Command, tmp_path: Path):
+    model = save_tiny(tmp_path / "model")
+    assert ropelens("rope", model).out.count("layers 0–1:") == 1
+    assert ropelens("rope", model, "--device-map", "auto") == ropelens("rope", model)
+    ended = ropelens("rope", model, "--verbose")
+    assert re.findall(r"^layer (\d):", ended.out, re.MULTILINE) == ["0", "1"]

@@ -30,32 +30,23 @@ def in_latin_1(model: Path, text: Path) -> None:
     text.write_bytes("naïve".encode("latin-1"))
 
 
-@pytest.mark.parametrize(
-    ("damage", "options", "words"),
-    [
-        (cut, (), "SafetensorError"),
-        (in_latin_1, (), "cannot be read as text in UTF-8"),
-        (lambda *_: None, ("--device", "toaster"), "The device 'toaster' does not exist"),
-    ],
-)
-def test_one_line_states_the_error(
-    ropelens: Command,
-    model: Path,
-    text: Path,
-    out: Path,
-    damage: Callable[[Path, Path], None],
-    options: tuple[str, ...],
-    words: str,
-) -> None:
+DAMAGES: dict[str, tuple[Callable[[Path, Path], object], tuple[str, ...]]] = {
+    "The device 'toaster' does not exist": (lambda *_: None, ("--device", "toaster")),
+    "cannot be read as text in UTF-8": (in_latin_1, ()),
+    "SafetensorError": (cut, ()),
+}
+
+
+@pytest.mark.parametrize("words", DAMAGES)
+def test_one_line_states_the_error(ropelens, model, text, out, words):
+    damage, options = DAMAGES[words]
     damage(model, text)
     with unharmed(out):
         ended = ropelens("analyze", model, "--text", text, "--out", out, *options)
     assert (ended.code, words in ended.problem) == (1, True)
 
 
-def test_a_model_that_cannot_be_measured(
-    ropelens: Command, tmp_path: Path, text: Path, out: Path
-) -> None:
+def test_a_model_that_cannot_be_measured(ropelens, tmp_path, text, out):
     model = save_family(tmp_path / "family", "gptj")
     on_text = (model, "--text", text, "--out")
     with unharmed(out):
@@ -85,24 +76,20 @@ def test_a_model_that_cannot_be_measured(
         ),
     ],
 )
-def test_wrong_usage(ropelens: Command, args: list[str], words: str) -> None:
+def test_wrong_usage(ropelens: Command, args: list[str], words: str):
     ended = ropelens(*args)
     assert ended.code == 2
     assert words in ended.problem
 
 
-def test_a_place_that_cannot_be_written_to(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path
-) -> None:
+def test_a_place_that_cannot_be_written_to(ropelens, model, text, tmp_path):
     before, content = sorted(tmp_path.rglob("*")), text.read_bytes()
     ended = ropelens("analyze", model, "--text", text, "--out", text)
     assert (ended.code, "text.txt cannot be written to" in ended.problem) == (1, True)
     assert (sorted(tmp_path.rglob("*")), text.read_bytes()) == (before, content)
 
 
-def test_a_page_that_cannot_be_drawn_loses_no_number(
-    ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_cannot_be_drawn_loses_no_number(ropelens, model, text, out, monkeypatch):
     def fails(*_: object) -> str:
         raise ValueError("no axis")
 
@@ -118,9 +105,7 @@ def test_a_page_that_cannot_be_drawn_loses_no_number(
     assert ropelens("report", out) == Ended(0, f"{out / PAGE}\n", "")
 
 
-def test_a_working_directory_that_is_gone(
-    ropelens: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_working_directory_that_is_gone(ropelens, tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -140,9 +125,7 @@ def full_disk(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_runs_full(
-    ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_runs_full(ropelens, model, text, out, monkeypatch):
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out")
     with unharmed(out), full_disk(200_000):
         ended = ropelens(*analyze, out)
@@ -150,9 +133,8 @@ def test_a_disk_that_runs_full(
     monkeypatch.setattr("ropelens.runtime.savepoint.SECONDS", 0)
     with full_disk(200_000):
         ended = ropelens(*analyze, out / "new")
-    assert ended.problem.endswith(
-        f"the same command continues from {out / 'new' / '.unfinished'}"
-    )
+    place = out / "new" / ".unfinished"
+    assert ended.problem.endswith(f"the same command continues from {place}")
     with full_disk(10_000):
         ended = ropelens(*analyze, out / "none")
         size = ("--size", "1x16x1x1", "--context", 16, "--vocabulary", 258, "--steps", 1)
@@ -164,7 +146,7 @@ def test_a_disk_that_runs_full(
 
 def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(
     ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     args = ("analyze", model, "--text", text, "--out", out)
     monkeypatch.setattr(MEASURE, lambda *_, **__: torch.empty(2**50, dtype=torch.float64))
     with unharmed(out):

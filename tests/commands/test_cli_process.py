@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from cli_runs import MAIN, NAMES, PLAN, STOPPING, Command, Ended, unharmed
+from cli_runs import MAIN, NAMES, PLAN, STOPPING, Ended, unharmed
 
 from ropelens.runtime.progress import Advance
 from ropelens.runtime.results import open_results
@@ -19,9 +18,7 @@ STOPPED = "ropelens: stopped; no file is incomplete, and the same command contin
 
 
 @pytest.mark.usefixtures("pageless")
-def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(
-    model: Path, tmp_path: Path, ropelens: Command
-) -> None:
+def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(model, tmp_path, ropelens):
     """Also if a name is not text, such as the byte 0xff."""
     strange = tmp_path / "\udcff\n"
     strange.mkdir()
@@ -35,9 +32,7 @@ def test_stdout_is_the_path_of_the_page_and_stderr_is_quiet(
     assert "\\udcff" in open_results(out / "profile.nc", "profile").attrs["command"]
 
 
-def test_ctrl_c_while_measuring(
-    ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_measuring(ropelens, model, text, out, monkeypatch):
     """Stop after the first batch; the other batches do not run."""
 
     def lines(*_: object) -> Advance:
@@ -59,9 +54,7 @@ class Gone(io.StringIO):
 
 
 @pytest.mark.parametrize("number", STOPPING)
-def test_a_signal_stops_a_run_although_a_library_converts_it(
-    ropelens: Command, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_signal_stops_a_run_although_a_library_converts_it(ropelens, monkeypatch, number):
     """transformers converts it during imports. The second run has no stderr."""
 
     def stop(*_: object) -> None:
@@ -76,23 +69,17 @@ def test_a_signal_stops_a_run_although_a_library_converts_it(
     assert ropelens("rope").code == 128 + number
 
 
-def test_a_signal_while_a_page_is_drawn(
-    ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_a_page_is_drawn(ropelens, model, text, out, monkeypatch):
     """The numbers are saved, but the page is missing."""
-    monkeypatch.setattr(
-        "ropelens.analysis.analysis.render_page",
-        lambda *_: os.kill(os.getpid(), signal.SIGTERM),
-    )
+    stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+    monkeypatch.setattr("ropelens.analysis.analysis.render_page", stop)
     ended = ropelens("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
     assert (ended.code, ended.out) == (143, "")
     assert ended.err.splitlines(keepends=True)[-1] == STOPPED
     assert {path.name for path in out.iterdir()} == {*NAMES} - {"index.html"}
 
 
-def test_ctrl_c_while_training(
-    text: Path, tmp_path: Path, ropelens: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_training(text, tmp_path, ropelens, monkeypatch):
     sizes = ("--size", "1x16x1x1", "--context", 16, "--vocabulary", 258, "--steps", 4)
     args, batches = ("train", "--text", text, "--out", tmp_path / "run", *sizes), loop.batches
 
@@ -118,7 +105,7 @@ def apart(code: str, *args: object, stdout: int = subprocess.PIPE) -> Ended:
     return Ended(ended.returncode, ended.stdout or "", ended.stderr)
 
 
-def test_a_reader_that_stops_early_is_not_an_error() -> None:
+def test_a_reader_that_stops_early_is_not_an_error():
     """For example `ropelens list | head -1`."""
     read, write = os.pipe()
     os.close(read)
@@ -126,9 +113,7 @@ def test_a_reader_that_stops_early_is_not_an_error() -> None:
     os.close(write)
 
 
-def test_characters_that_an_encoding_lacks_are_escaped(
-    ropelens: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_characters_that_an_encoding_lacks_are_escaped(ropelens, monkeypatch):
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = open(number, "w", encoding="ascii", closefd=False)  # noqa: SIM115
         monkeypatch.setattr(sys, name, stream)
@@ -149,9 +134,7 @@ sys.exit(str({{"torch", "transformers", "plotly"}} & {{*sys.modules}}))
 """
 
 
-def test_help_and_mistakes_do_not_wait_for_slow_imports(
-    model: Path, text: Path, tmp_path: Path
-) -> None:
+def test_help_and_mistakes_do_not_wait_for_slow_imports(model, text, tmp_path):
     commands = ("", "analyze", "list", "truncate", "compare", "rope", "report", "train")
     helps = [[*command.split(), "--help"] for command in commands]
     to = ("--out", tmp_path / "out")

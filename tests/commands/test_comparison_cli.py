@@ -39,7 +39,7 @@ def analyses(tmp_path_factory: pytest.TempPathFactory, prose: Path) -> list[Path
     return [place / name / "out" for name in texts]
 
 
-def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: Path) -> None:
+def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: Path):
     out = tmp_path / "out"
     ended = ropelens("compare", *runs, "--sequences", 4, "--out", out)
     assert (ended.code, ended.out) == (0, f"{out / 'index.html'}\n")
@@ -68,7 +68,7 @@ def losses_of(analysis: Path, text: Path) -> list[float]:
 
 def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     ropelens: Command, analyses: list[Path], prose: Path, tmp_path: Path
-) -> None:
+):
     out = tmp_path / "out"
     assert ropelens("compare", *analyses, "--out", out).code == 0
     assert sorted(path.name for path in out.iterdir()) == FILES
@@ -95,7 +95,7 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     assert "over the same text" in (out / "index.html").read_text()
 
 
-def test_profiles_that_lack_numbers_are_refused(ropelens: Command, tmp_path: Path) -> None:
+def test_profiles_that_lack_numbers_are_refused(ropelens: Command, tmp_path: Path):
     """Profiles of earlier versions may lack numbers."""
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
@@ -109,9 +109,7 @@ def test_profiles_that_lack_numbers_are_refused(ropelens: Command, tmp_path: Pat
         assert (ended.code, words in ended.err.splitlines()[-1]) == (1, True), ended.err
 
 
-def test_bad_input_is_one_line_and_nothing_is_lost(
-    ropelens: Command, runs: list[Path], analyses: list[Path], tmp_path: Path
-) -> None:
+def test_bad_input_is_one_line_and_nothing_is_lost(ropelens, runs, analyses, tmp_path):
     before = {path: path.read_bytes() for path in analyses[0].iterdir()}
     cases = {
         "holds config.json, history": (*analyses, "--out", runs[0]),

@@ -10,9 +10,9 @@ import pytest
 import torch
 from cli_runs import MAIN, PAGELESS_MAIN, without_page
 from forked import forked, together
+from measured import assert_same
 from oracles.tiny import tiny
 from safetensors.torch import load_file
-from same import assert_same
 from tiny_checkpoints import edit_weights, save_tiny
 from trained import OPTIONS as RECIPE
 from trained import metrics, train
@@ -102,9 +102,7 @@ def single(args: tuple, one_thread: None) -> rl.Analysis:
     return rl.analyze(model, text, OPTIONS, truncation=SWEEP)
 
 
-def test_three_processes_give_the_same_sweep_as_one(
-    args: tuple, single: rl.Analysis, tmp_path: Path
-) -> None:
+def test_three_processes_give_the_same_sweep_as_one(args, single, tmp_path):
     """Random draws are equal. The first process measures one of five sequences."""
     out = tmp_path / "three"
     ended = forked(3, MAIN, "truncate", *args, *SWEPT, "--out", out)
@@ -117,9 +115,7 @@ def test_three_processes_give_the_same_sweep_as_one(
     assert_same(shared.truncation, single.truncation)
 
 
-def test_remaining_checkpoints_are_shared_one_after_another(
-    args: tuple, single: rl.Analysis, tmp_path: Path
-) -> None:
+def test_remaining_checkpoints_are_shared_one_after_another(args, single, tmp_path):
     model, _, text, *_ = args
     out, other, same = tmp_path / "out", tmp_path / "other", tmp_path / "same"
     for folder in (other, same):
@@ -140,9 +136,7 @@ def test_remaining_checkpoints_are_shared_one_after_another(
 
 
 @pytest.mark.parametrize("how", ["forked", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_a_killed_process_ends_all_and_a_second_run_continues(
-    args: tuple, single: rl.Analysis, tmp_path: Path, how: str
-) -> None:
+def test_a_killed_process_ends_all_and_a_second_run_continues(args, single, tmp_path, how):
     out, script = tmp_path / "out", tmp_path / "dies.py"
     script.write_text(DIES.format(stage=0))
     command = ("analyze", *args, "--batch-size", 1, "--out", out)
@@ -163,7 +157,7 @@ def test_a_killed_process_ends_all_and_a_second_run_continues(
     assert_same(rl.open(out).profile, single.profile)
 
 
-def test_a_killed_sweep_continues(args: tuple, single: rl.Analysis, tmp_path: Path) -> None:
+def test_a_killed_sweep_continues(args: tuple, single: rl.Analysis, tmp_path: Path):
     """It was killed during the profile, which follows the sweep."""
     out = tmp_path / "out"
     command = ("truncate", *args, *SWEPT, "--batch-size", 1, "--out", out)
@@ -185,14 +179,14 @@ print(preloaded.BEFORE)
 """
 
 
-def test_importing_ropelens_first_is_enough(tmp_path: Path) -> None:
+def test_importing_ropelens_first_is_enough(tmp_path: Path):
     """ropelens, its figures and its pages do not import torch."""
     rl.variant_config(tiny("llama_gqa").config, "partial:0.5").save_pretrained(tmp_path)
     ended = forked(1, IMPORTS, tmp_path)
     assert (ended.returncode, ended.stdout) == (0, "set()\n"), ended.stderr
 
 
-def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, prose: Path, tmp_path: Path) -> None:
+def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, prose: Path, tmp_path: Path):
     out = tmp_path / "killed"
     ended = forked(1, DIES_LEARNING, prose, out, torch.get_num_threads())
     assert ended.returncode == -signal.SIGKILL, ended.stderr

@@ -29,24 +29,21 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny llama", num_hidden_layers=1)
+
+
 @pytest.fixture
-def swept(
-    ropelens: Command,
-    model: Path,
-    text: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    tmp_path: Path,
-) -> Path:
+def swept(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> Path:
     """A copy of a sweep with FEW, which runs once."""
-    first = tmp_path_factory.getbasetemp() / "swept"
+    first = text.parent / "swept"
     if not first.exists():
         assert ropelens("truncate", model, "--text", text, *FEW, "--out", first).code == 0
     return Path(shutil.copytree(first, tmp_path / "swept"))
 
 
-def test_the_bundled_model_is_swept_to_six_files_and_a_page(
-    ropelens: Command, tmp_path: Path
-) -> None:
+def test_the_bundled_model_is_swept_to_six_files_and_a_page(ropelens: Command, tmp_path: Path):
     out = tmp_path / "out"
     small = ("--context", 96, "--sequences", 3, "--keep", "1,0.75", "--bands", 2)
     only = ("--controls", 1, "--measures", "loss", "--surrogates", 2)
@@ -55,10 +52,9 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
     assert tuple(sorted(path.name for path in out.iterdir())) == FILES
     table = pd.read_csv(out / "truncation.csv", keep_default_na=False)
     assert table.columns.tolist() == list(COLUMNS)
-    assert table["edit"].tolist() == [
-        *("none", "slow 0.75", "fast 0.75", "random 0.75 #0"),
-        *("band 0", "band 0 control #0", "band 1", "band 1 control #0"),
-    ]
+    edits = ["none", "slow 0.75", "fast 0.75", "random 0.75 #0"]
+    edits += ["band 0", "band 0 control #0", "band 1", "band 1 control #0"]
+    assert table["edit"].tolist() == edits
     change = table["loss_change"].astype(float)
     assert abs(change[1]) < 0.01 < 0.2 < change[2]
     sweep = rl.open(out / "truncation.nc")
@@ -75,7 +71,7 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(
     assert f"{len(table) - 1} edits (loss), trained for 512 tokens" in planned
 
 
-def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept: Path) -> None:
+def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept: Path):
     page, sweep = ((swept / name).read_bytes() for name in ("index.html", "truncation.nc"))
     others = {name: (swept / name).read_bytes() for name in FILES if name != "index.html"}
     ended = ropelens("report", swept, "--beside", swept)
@@ -91,14 +87,10 @@ def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept
     assert (swept / "index.html").read_bytes() == page
 
 
+@pytest.mark.usefixtures("pageless")
 def test_a_sweep_joins_an_analysis_and_stays_when_the_analysis_is_repeated(
-    ropelens: Command,
-    model: Path,
-    text: Path,
-    tmp_path: Path,
-    pageless: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    ropelens: Command, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     out, other = tmp_path / "out", tmp_path / "other.txt"
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
     search = ("--prompt", "abcabc abc", "--attention-on", "repeated")
@@ -132,9 +124,7 @@ def test_a_sweep_joins_an_analysis_and_stays_when_the_analysis_is_repeated(
 
 
 @pytest.mark.usefixtures("pageless")
-def test_a_sweep_with_other_options_is_not_replaced(
-    ropelens: Command, swept: Path, model: Path, text: Path, tmp_path: Path
-) -> None:
+def test_a_sweep_with_other_options_is_not_replaced(ropelens, swept, model, text, tmp_path):
     other, before = tmp_path / "other.txt", (swept / "truncation.nc").read_bytes()
     other.write_text("ponmlkjihgfedcba" * 200)
     again = ("truncate", model, *FEW, "--out", swept, "--text")
@@ -168,16 +158,14 @@ def test_a_sweep_with_other_options_is_not_replaced(
 )
 def test_a_plan_refuses_the_same_options_as_the_run(
     ropelens: Command, model: Path, text: Path, tmp_path: Path, options: tuple, words: str
-) -> None:
+):
     for last in (("--plan",), ("--out", tmp_path / "out")):
         ended = ropelens("truncate", model, "--text", text, *options, *last)
         assert (ended.code, words in ended.problem) == (1, True)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sweep_of_other_weights_is_removed(
-    ropelens: Command, swept: Path, text: Path, tmp_path: Path
-) -> None:
+def test_a_sweep_of_other_weights_is_removed(ropelens, swept, text, tmp_path):
     other = save_tiny(tmp_path / "tiny", initializer_range=0.5)
     few = ("--sequences", 4, "--surrogates", 2)
     assert ropelens("analyze", other, "--text", text, *few, "--out", swept).code == 0

@@ -12,7 +12,7 @@ from ropelens.comparison.entries import find_entries
 from ropelens.errors import BadArgument, RopelensError
 
 
-def test_a_study_gives_its_runs_in_order(study: Path) -> None:
+def test_a_study_gives_its_runs_in_order(study: Path):
     entries = runs_in(study)
     assert [(e.variant, e.seed) for e in entries] == [(v, s) for s in (0, 1) for v in VARIANTS]
     assert entries[0].name == "rope seed 0"
@@ -20,7 +20,7 @@ def test_a_study_gives_its_runs_in_order(study: Path) -> None:
     assert list(entries[0].checkpoints()) == [1, 2]
 
 
-def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) -> None:
+def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path):
     copy = copy_of(study, tmp_path)
     unfinished = run_folder(copy, "nope", 1)
     record = json.loads((unfinished / "run.json").read_text())
@@ -29,18 +29,15 @@ def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path) ->
     shutil.rmtree(run_folder(copy, "p-rope:0.5", 0))
     with pytest.warns(UserWarning, match=r"left out: .*p-rope-0.5/seed-0, .*nope/seed-1"):
         entries, left_out = find_entries([copy])
-    assert [e.name for e in entries] == [
-        *("rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1")
-    ]
+    names = ["rope seed 0", "nope seed 0", "rope seed 1", "p-rope:0.5 seed 1"]
+    assert [e.name for e in entries] == names
     assert left_out == ["nano/p-rope-0.5/seed-0", "nano/nope/seed-1"]
     with pytest.raises(BadArgument, match=r"seed-1 cannot be compared with"):
         find_entries([unfinished, run_folder(copy, "rope", 0)])
 
 
-def test_folders_that_cannot_be_compared_are_refused(study: Path, tmp_path: Path) -> None:
-    rope, again = (
-        run_folder(folder, "rope", 0) for folder in (study, copy_of(study, tmp_path))
-    )
+def test_folders_that_cannot_be_compared_are_refused(study: Path, tmp_path: Path):
+    rope, again = (run_folder(x, "rope", 0) for x in (study, copy_of(study, tmp_path)))
     cases = {
         "both runs are rope seed 0": [rope, again],
         "cannot be compared with": [study, tmp_path],
@@ -57,7 +54,7 @@ def change(run: Path, **settings: object) -> None:
     (run / "run.json").write_text(json.dumps(record))
 
 
-def test_runs_with_different_settings_are_refused(study: Path, tmp_path: Path) -> None:
+def test_runs_with_different_settings_are_refused(study: Path, tmp_path: Path):
     copy = copy_of(study, tmp_path)
     first, other = (run_folder(copy, name, 0) for name in ("rope", "nope"))
     change(other, learning_rate=1.0)
@@ -71,7 +68,7 @@ def test_runs_with_different_settings_are_refused(study: Path, tmp_path: Path) -
         find_entries([first, other])
 
 
-def test_damaged_records_are_refused(study: Path, tmp_path: Path) -> None:
+def test_damaged_records_are_refused(study: Path, tmp_path: Path):
     copy = copy_of(study, tmp_path)
     for file in (run_folder(copy, "nope", 0) / "run.json", copy / "study.json"):
         file.write_text("{")

@@ -80,9 +80,8 @@ def test_claim_shows_the_heads_that_count_and_the_surrogates(small):
     profile, heads = small
     figure = rl.plot_claim(profile, heads, selected=(1, 2))
     *labelled, chosen, surrogates, model = figure.data
-    fraction, wavelength = (
-        profile[f"surrogate_{name}"].values for name in ("offset_fraction", "log_wavelength")
-    )
+    names = ("surrogate_offset_fraction", "surrogate_log_wavelength")
+    fraction, wavelength = (profile[name].values for name in names)
     for trace in labelled:
         heads_drawn = tuple(trace.customdata.T)
         np.testing.assert_allclose(trace.x, np.exp(wavelength[0][heads_drawn]))
@@ -294,26 +293,22 @@ def test_heads_are_in_the_order_of_their_positional_fraction(measured):
     pushes = profile["selectivity_keys"].clip(min=0)
     first = ordered.iloc[0]
     push = pushes.isel(layer=first.layer, head=first["head"]).values
-    shown = cells.z[0][
-        np.isfinite(cells.z[0])
-    ]  # without the gap before planes without rotation
+    shown = cells.z[0][np.isfinite(cells.z[0])]  # without the gap before planes that stand
     np.testing.assert_allclose(shown, 100 * push / push.sum(), rtol=1e-5)
     frame = next(shape for shape in figure.layout.shapes if shape.name == "selected")
     row = names.index("L1 H2") if "L1 H2" in names else -2  # outside the panel
     assert (frame.y0, frame.y1) == (row - 0.5, row + 0.5)
     signs = {t.marker.symbol: list(t.y) for t in figure.select_traces({"mode": "markers"})}
-    assert set(signs[SYMBOLS["positional"]]) == {
-        f"L{row.layer} H{row.head}" for row in known[known.label == "positional"].itertuples()
-    }
+    positional = known[known.label == "positional"].itertuples()
+    names = {f"L{row.layer} H{row.head}" for row in positional}
+    assert set(signs[SYMBOLS["positional"]]) == names
 
 
 def test_changes_have_intervals_by_kind_of_token():
-    rows = [
-        {"what": what, "label": label, "tokens": kind}
-        | {"change": change, "low": change - 1, "high": change + 2}
-        for what, label in (("a", "positional"), ("b", ""))
-        for kind, change in (("all", 1.0), ("new", 3.0))
-    ]
+    changes = {"all": {"change": 1.0, "low": 0.0, "high": 3.0}}
+    changes["new"] = {"change": 3.0, "low": 2.0, "high": 5.0}
+    heads = [{"what": "a", "label": "positional"}, {"what": "b", "label": ""}]
+    rows = [head | {"tokens": kind} | changes[kind] for head in heads for kind in changes]
     figure = plot_silenced(pd.DataFrame(rows))
     assert [note.text for note in figure.layout.annotations] == ["all", "new"]
     for trace, row in zip(figure.data, rows, strict=True):

@@ -18,7 +18,7 @@ def named(figure: go.Figure, name: str) -> list:
 
 
 @pytest.mark.parametrize("measure", ["loss", "retrieval"])
-def test_lines_show_changes_with_intervals(sweep: xr.Dataset, measure: str) -> None:
+def test_lines_show_changes_with_intervals(sweep: xr.Dataset, measure: str):
     table = summarize_truncation(sweep)
     lines = {t.legendgroup: t for t in rl.plot_truncation(sweep, measures=[measure]).data}
     for end in ("slow", "fast"):
@@ -60,7 +60,7 @@ def test_the_trained_context_is_marked_at_its_plane(sweep: xr.Dataset) -> None:
     assert line.x0 == 512
 
 
-def test_bands_cover_the_axis(sweep: xr.Dataset) -> None:
+def test_bands_cover_the_axis(sweep: xr.Dataset):
     table = summarize_truncation(sweep)
     rows = table[table["kind"] == "band"]
     figure = rl.plot_truncation(sweep, by="band")
@@ -76,7 +76,7 @@ def test_bands_cover_the_axis(sweep: xr.Dataset) -> None:
     np.testing.assert_allclose([y for y in dashed.y if y is not None][::2], means)
 
 
-def test_a_head_has_a_line_per_end_and_labels_as_numbers(sweep: xr.Dataset) -> None:
+def test_a_head_has_a_line_per_end_and_labels_as_numbers(sweep: xr.Dataset):
     sweep = sweep.copy(deep=True)
     sweep["label"][:, 1, 2] = "mixed"
     sweep["label"][sweep["edit"].values == "fast 0.25", 1, 2] = ""
@@ -96,7 +96,7 @@ def test_a_head_has_a_line_per_end_and_labels_as_numbers(sweep: xr.Dataset) -> N
     assert [*fast[-3:]] == [len(LABEL_ORDER), mixed, semantic]
 
 
-def test_missing_parts_of_a_sweep_are_refused() -> None:
+def test_missing_parts_of_a_sweep_are_refused():
     one = synthetic_truncation(ends=["fast"], controls=0, bands=0)
     assert [trace.legendgroup for trace in rl.plot_truncation(one).data] == ["fast"]
     for context in (0, 10**6):

@@ -31,7 +31,7 @@ def loss_of(model) -> float:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_an_attribution_is_the_slope_along_a_plane(name: str) -> None:
+def test_an_attribution_is_the_slope_along_a_plane(name: str):
     """The slope is the change of the answer if `rescale` makes one plane slightly longer."""
     model = tiny(name).double()
     result = rl.attribute_planes(model, TOKENS, lost, pairs="1.*")
@@ -41,14 +41,10 @@ def test_an_attribution_is_the_slope_along_a_plane(name: str) -> None:
     for place in np.argsort(-np.abs(turning), axis=None)[:3]:
         layer, head, plane = map(int, np.unravel_index(place, turning.shape))
         inv_freq = rotations[layer].planes.inv_freq.abs()
+        place_of = {"select": PlaneNumbers((plane,)), "heads": f"{layer}.{head}"}
         ends = []
         for size in (1.01, 0.99):
-            edit = rl.rescale(
-                inv_freq,
-                attention_factor=math.sqrt(size),
-                select=PlaneNumbers((plane,)),
-                heads=f"{layer}.{head}",
-            )
+            edit = rl.rescale(inv_freq, attention_factor=math.sqrt(size), **place_of)
             with rl.edit_rope(model, edit):
                 ends.append(loss_of(model))
         slope = (ends[0] - ends[1]) / 0.02
@@ -59,7 +55,7 @@ def test_an_attribution_is_the_slope_along_a_plane(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "phi"])
-def test_attributions_over_many_steps_sum_to_the_change_from_even_attention(name: str) -> None:
+def test_attributions_over_many_steps_sum_to_the_change_from_even_attention(name: str):
     model = tiny(name)
     result = rl.attribute_planes(model, TOKENS, (3, 5), heads="0.*,1.1", steps=40)
     total = result.attrs["answer"] - result.attrs["answer_without"]
@@ -76,12 +72,12 @@ def kept_for_backward(layers: int) -> int:
     return sum(sizes)
 
 
-def test_the_backward_pass_keeps_one_layer_at_a_time() -> None:
+def test_the_backward_pass_keeps_one_layer_at_a_time():
     hidden_state = TOKENS.numel() * 64
     assert kept_for_backward(6) - kept_for_backward(2) == 4 * hidden_state
 
 
-def test_layers_run_again_without_dropout() -> None:
+def test_layers_run_again_without_dropout():
     plain, training = (tiny("phi", resid_pdrop=0.4) for _ in range(2))
     expected = rl.attribute_planes(plain, TOKENS, 7)["attribution"]
     result = rl.attribute_planes(training.train(), TOKENS, 7)["attribution"]
@@ -89,7 +85,7 @@ def test_layers_run_again_without_dropout() -> None:
     assert training.training
 
 
-def test_contributions_common_to_a_row_are_ignored() -> None:
+def test_contributions_common_to_a_row_are_ignored():
     """The gradient of the scores of a row sums to 0."""
     model = tiny("llama_gqa")
     result = rl.attribute_planes(model, TOKENS, 7, pairs="1.2")
@@ -102,7 +98,7 @@ def test_contributions_common_to_a_row_are_ignored() -> None:
 @pytest.mark.parametrize(
     "name", ["llama_gqa", "cohere", "phi", "deepseek_v3", "nanochat", "gpt_oss"]
 )
-def test_the_gradient_of_a_score_matches_a_change_of_the_mask(name: str) -> None:
+def test_the_gradient_of_a_score_matches_a_change_of_the_mask(name: str):
     """A mask of transformers adds a small number to one score, which changes the lead."""
     model = tiny(name).double()
     model.set_attn_implementation("eager")
@@ -132,7 +128,7 @@ def test_the_gradient_of_a_score_matches_a_change_of_the_mask(name: str) -> None
         assert abs(gradient.sum("excerpt_key")).max() < 1e-2 * abs(gradient).max()
 
 
-def test_a_model_without_gradients_has_no_lead() -> None:
+def test_a_model_without_gradients_has_no_lead():
     model = tiny("llama_gqa")
     mlp = model.model.layers[0].mlp
     mlp.register_forward_hook(lambda module, given, out: Undifferentiable.apply(out))
@@ -149,7 +145,7 @@ class Undifferentiable(torch.autograd.Function):
         return x.clone()
 
 
-def test_a_bridge_has_the_same_attributions(tmp_path: Path) -> None:
+def test_a_bridge_has_the_same_attributions(tmp_path: Path):
     model, tokenizer = rl.load(save_tiny(tmp_path))
     given = TOKENS % 28
     options = {"pairs": "1.2", "check": 2}
@@ -159,7 +155,7 @@ def test_a_bridge_has_the_same_attributions(tmp_path: Path) -> None:
         np.testing.assert_allclose(result[name], expected[name], rtol=1e-3, atol=1e-4)
 
 
-def test_a_mask_hides_tokens_from_the_answer() -> None:
+def test_a_mask_hides_tokens_from_the_answer():
     model, mask = tiny("llama_gqa"), torch.ones_like(TOKENS)
     mask[0, 5] = 0
     text = {"input_ids": TOKENS, "attention_mask": mask}
@@ -172,7 +168,7 @@ def test_a_mask_hides_tokens_from_the_answer() -> None:
     assert result["pair_attribution"].sel(query=slice(6, None), key=5).isnull().all()
 
 
-def test_dropped_and_patched_planes_match_edits() -> None:
+def test_dropped_and_patched_planes_match_edits():
     model = tiny("llama_gqa")
     other = (TOKENS + 1) % 50
     result = rl.attribute_planes(model, TOKENS, (3, 5), heads="1.*", check=4, source=other)
@@ -180,27 +176,26 @@ def test_dropped_and_patched_planes_match_edits() -> None:
     assert (result["patched"].notnull() == result["dropped"].notnull()).all()
     place = abs(result["attribution"]).argmax(...)
     layer, head, plane = (int(place[dim]) for dim in ("layer", "head", "frequency"))
-    edit = rl.drop(PlaneNumbers((plane,)), heads=f"{layer}.{head}")
-    with rl.edit_rope(model, edit), torch.no_grad():
-        logits = model(TOKENS).logits[0, -1]
-    changed = float(logits[3] - logits[5]) - result.attrs["answer"]
-    assert float(result["dropped"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
-    options = {"planes": PlaneNumbers((plane,)), "heads": f"{layer}.{head}"}
-    with rl.patch_planes(model, other, **options), torch.no_grad():
-        logits = model(TOKENS).logits[0, -1]
-    changed = float(logits[3] - logits[5]) - result.attrs["answer"]
-    assert float(result["patched"][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
+    planes, heads = PlaneNumbers((plane,)), f"{layer}.{head}"
+    for name, block in (
+        ("dropped", rl.edit_rope(model, rl.drop(planes, heads=heads))),
+        ("patched", rl.patch_planes(model, other, planes=planes, heads=heads)),
+    ):
+        with block, torch.no_grad():
+            logits = model(TOKENS).logits[0, -1]
+        changed = float(logits[3] - logits[5]) - result.attrs["answer"]
+        assert float(result[name][layer, head, plane]) == pytest.approx(changed, abs=1e-5)
     assert np.isnan(result["attribution"].sel(layer=0)).all()
     assert {"rank_correlation", "worst"} <= set(result.attrs)
 
 
-def test_invalid_answers_are_refused() -> None:
+def test_invalid_answers_are_refused():
     model = tiny("llama_gqa")
-    with pytest.raises(BadArgument, match="99999 is not one token"):
-        rl.attribute_planes(model, TOKENS, 99_999)
-    with pytest.raises(BadArgument, match="needs the tokenizer"):
-        rl.attribute_planes(model, TOKENS, "a")
-    with pytest.raises(BadArgument, match="one number"):
-        rl.attribute_planes(model, TOKENS, lambda logits: logits[-1])
-    with pytest.raises(BadArgument, match="that depends on the logits"):
-        rl.attribute_planes(model, TOKENS, lambda logits: torch.tensor(1.0))
+    for answer, words in (
+        (99_999, "99999 is not one token"),
+        ("a", "needs the tokenizer"),
+        (lambda logits: logits[-1], "one number"),
+        (lambda logits: torch.tensor(1.0), "that depends on the logits"),
+    ):
+        with pytest.raises(BadArgument, match=words):
+            rl.attribute_planes(model, TOKENS, answer)

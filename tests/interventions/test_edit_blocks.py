@@ -19,39 +19,26 @@ from ropelens.errors import BadArgument, UnsupportedModel
 
 def state(model: PreTrainedModel) -> list[object]:
     """Parts of a model that an edit could leave changed."""
-    facts = [
-        (vars(module).get("num_key_value_groups"), len(module._forward_pre_hooks))
-        for module in model.modules()
-    ]
+    groups = [vars(module).get("num_key_value_groups") for module in model.modules()]
+    facts = [groups, [len(module._forward_pre_hooks) for module in model.modules()]]
     buffers = {name: tensor.tolist() for name, tensor in model.named_buffers()}
     return [facts, model.config._attn_implementation, buffers]
 
 
-# opening and closing
-
-
-class Stop(Exception):
-    """Raised by a test's own code."""
-
-
-def test_an_error_at_the_attention_restores_the_model(
-    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_error_at_the_attention_restores_the_model(llama, monkeypatch):
     """The error is raised while the module expects a key for every query head."""
     plain, before = logits(llama), state(llama)
     groups = []
 
     def fail(module: nn.Module, *args: object, **kwargs: object) -> None:
         groups.append(module.num_key_value_groups)
-        raise Stop
+        raise ZeroDivisionError
 
     eager = "transformers.models.llama.modeling_llama.eager_attention_forward"
-    with (
-        monkeypatch.context() as patch,
-        rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([3]), heads="*.1")),
-    ):
+    edit = rl.edit_rope(llama, rl.stop(rl.PlaneNumbers([3]), heads="*.1"))
+    with monkeypatch.context() as patch, edit:
         patch.setattr(eager, fail)
-        with pytest.raises(Stop):
+        with pytest.raises(ZeroDivisionError):
             logits(llama)
     assert groups == [1]
     assert state(llama) == before
@@ -71,10 +58,11 @@ def test_edits_nest_and_add_up(llama: LlamaForCausalLM):
     assert torch.equal(logits(llama), plain)
     with rl.edit_rope(llama, rl.stop_slowest(0.5)):
         assert torch.equal(logits(llama), both)
-    with rl.edit_rope(
-        llama, rl.stop(rl.PlaneNumbers([4, 6])), rl.stop(rl.PlaneNumbers([5, 7]))
-    ):
-        assert torch.equal(logits(llama), both)
+    separate = [rl.stop(rl.PlaneNumbers(numbers)) for numbers in ([4, 6], [5, 7])]
+    by_heads = rl.stop_slowest(0.5, heads="0.*, 1.0,1.1 ,1.2,*.3")
+    for edits in (separate, [by_heads]):
+        with rl.edit_rope(llama, *edits):
+            assert torch.equal(logits(llama), both)
 
 
 def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
@@ -96,9 +84,7 @@ def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
 @pytest.mark.parametrize(
     "take", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
 )
-def test_a_copy_made_inside_a_block_is_the_plain_model(
-    llama: LlamaForCausalLM, take: Callable[[PreTrainedModel], PreTrainedModel]
-):
+def test_a_copy_made_inside_a_block_is_the_plain_model(llama, take):
     plain = logits(llama)
     with rl.edit_rope(llama, "nope"):
         other = take(llama)
@@ -130,15 +116,6 @@ def test_blocks_that_do_not_nest_restore_the_model(llama: LlamaForCausalLM):
     assert torch.equal(logits(llama), plain)
 
 
-def test_heads_one_by_one_are_all_heads(llama: LlamaForCausalLM):
-    with rl.edit_rope(llama, rl.stop_slowest(0.5)):
-        whole = logits(llama)
-    with rl.edit_rope(llama, rl.stop_slowest(0.5, heads="0.*, 1.0,1.1 ,1.2,*.3")):
-        assert torch.equal(logits(llama), whole)
-
-
-# caches
-
 Block = Callable[[PreTrainedModel], AbstractContextManager[None]]
 
 
@@ -167,9 +144,7 @@ def silenced(to: str) -> Block:
         (silenced("resample"), "gemma3", "sdpa", "dynamic", 0),
     ],
 )
-def test_generation_with_a_cache(
-    block: Block, name: str, implementation: str, cache: str, padding: int
-):
+def test_generation_with_a_cache(block, name, implementation, cache, padding):
     """Generation with a cache and left padding equals generation without a cache."""
     model = tiny(name)
     model.set_attn_implementation(implementation)
@@ -186,9 +161,6 @@ def test_generation_with_a_cache(
     for ours, true in zip(cached.logits, expected.logits, strict=True):
         torch.testing.assert_close(ours, true, rtol=1e-4, atol=1e-3)
     assert (plain.logits[0] - expected.logits[0]).abs().max() > 1e-2
-
-
-# errors before the block opens
 
 
 @pytest.mark.parametrize(

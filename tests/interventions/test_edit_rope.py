@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from observed import observed_calls
+from measured import observed_calls
 from oracles.recording import attention_calls
 from oracles.tiny import (
     SUPPORTED,
@@ -36,29 +36,13 @@ def keep(model: PreTrainedModel, kept: Callable[[int], torch.Tensor]) -> PreTrai
     return model
 
 
-# edits that change nothing
-
-
-@pytest.mark.parametrize("name", SUPPORTED)
-def test_an_edit_of_nothing_leaves_every_bit(name: str):
-    model = tiny(name)
-    plain = logits(model)
-    nothing = [rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.0)), rl.drop(rl.PlaneNumbers(()))]
-    with rl.edit_rope(model), rl.edit_rope(model, *nothing):
-        assert torch.equal(logits(model), plain)
-    assert torch.equal(logits(model), plain)
-
-
 def test_planes_that_are_not_chosen_keep_every_bit():
     model = tiny("llama_gqa")
     plain, edited = [], []
-    with as_live_model(model).observe(plain.append):
-        logits(model)
-    with (
-        rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1, 5]))),
-        as_live_model(model).observe(edited.append),
-    ):
-        logits(model)
+    edit = rl.stop(rl.PlaneNumbers([1, 5]))
+    for edits, calls in (((), plain), ((edit,), edited)):
+        with rl.edit_rope(model, *edits), as_live_model(model).observe(calls.append):
+            logits(model)
     changed = (plain[0].query != edited[0].query).any(dim=2).flatten(0, 1).any(0)
     assert changed.nonzero().flatten().tolist() == [1, 5, 9, 13]
     assert torch.equal(plain[0].value, edited[0].value)
@@ -73,13 +57,15 @@ def test_a_function_chooses_planes():
     assert (chosen == (plain < 0.02)).all()
 
 
-# against models that are built that way
-
-
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_stopped_planes_equal_a_model_with_frequency_zero(name: str):
+    """An edit of nothing leaves every bit."""
     model = tiny(name)
     plain = logits(model)
+    nothing = [rl.stop_slowest(0.0), rl.stop(rl.Fastest(0.0)), rl.drop(rl.PlaneNumbers(()))]
+    with rl.edit_rope(model), rl.edit_rope(model, *nothing):
+        assert torch.equal(logits(model), plain)
+    assert torch.equal(logits(model), plain)
 
     def slow(count: int) -> torch.Tensor:
         return torch.arange(count) < kept_planes(0.7, 2 * count)
@@ -163,38 +149,27 @@ def observed(model: PreTrainedModel) -> torch.Tensor:
 
 @pytest.mark.parametrize("heads", [[1], [2, 3]])
 @pytest.mark.parametrize("name", GROUPED)
-def test_one_plane_of_some_heads_stops(name: str, heads: list[int]):
+def test_one_plane_of_some_heads_stops_or_adds_nothing(name: str, heads: list[int]):
     """One of the heads that share a key-value head; and both, which still share one key."""
 
-    def change(query, key, turned):
+    def stopped(query, key, turned):
         rotation = turned.expand(query.shape).clone()
         rotation[heads, :, 1] = 1
         return query * rotation, key * rotation
 
-    model = tiny(name)
-    plain, named = observed(model), ",".join(f"0.{head}" for head in heads)
-    with rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads=named)):
-        edited = observed(model)
-    torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
-    others = [other for other in range(4) if other not in heads]
-    torch.testing.assert_close(edited[others], plain[others], rtol=0, atol=1e-6)
-    assert (edited[heads] - plain[heads]).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("name", GROUPED)
-def test_a_plane_adds_nothing(name: str):
-    model = tiny(name)
-
-    def change(query, key, turned):
-        query[1, :, 1] = 0
+    def dropped(query, key, turned):
+        query[heads, :, 1] = 0
         return query * turned, key * turned
 
-    with rl.edit_rope(model, rl.drop(rl.PlaneNumbers((1,)), heads="0.1")):
-        edited = observed(model)
-    torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
-
-
-# RoPE that depends on the length
+    model = tiny(name)
+    plain, named = observed(model), ",".join(f"0.{head}" for head in heads)
+    others = [other for other in range(4) if other not in heads]
+    for change, edit in ((stopped, rl.stop), (dropped, rl.drop)):
+        with rl.edit_rope(model, edit(rl.PlaneNumbers([1]), heads=named)):
+            edited = observed(model)
+        torch.testing.assert_close(edited, first_layer_scores(name, change), rtol=0, atol=1e-5)
+        torch.testing.assert_close(edited[others], plain[others], rtol=0, atol=1e-6)
+        assert (edited[heads] - plain[heads]).abs().max() > 1e-3
 
 
 def test_a_rotation_that_depends_on_the_length():
@@ -214,8 +189,5 @@ def test_an_indexer_ignores_the_edit_with_a_warning():
     sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
     sizes |= {"qk_nope_head_dim": 8, "index_n_heads": 2, "index_head_dim": 16, "n_group": 1}
     model = of_kind("deepseek_v32", first_k_dense_replace=2, num_key_value_heads=4, **sizes)
-    with (
-        pytest.warns(UserWarning, match="DeepseekV32ForCausalLM's indexer"),
-        rl.edit_rope(model, "nope"),
-    ):
-        pass
+    with pytest.warns(UserWarning, match="DeepseekV32ForCausalLM's indexer"):
+        rl.edit_rope(model, "nope").__enter__()

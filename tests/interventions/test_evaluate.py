@@ -30,13 +30,9 @@ def true_losses(model: PreTrainedModel) -> list[float]:
 
 def test_loss_matches_transformers_with_and_without_an_edit():
     model = tiny("llama_gqa", rope_parameters=ROPE)
-    result = rl.evaluate(
-        model,
-        rl.Text(tokens(), lengths=LENGTHS),
-        edits={"half": rl.stop_slowest(0.5), "by name": "p-rope:0.5", "both": ["nope"]},
-        measures=["loss"],
-        batch_size=3,
-    )
+    edits = {"half": rl.stop_slowest(0.5), "by name": "p-rope:0.5", "both": ["nope"]}
+    text = rl.Text(tokens(), lengths=LENGTHS)
+    result = rl.evaluate(model, text, edits=edits, measures=["loss"], batch_size=3)
     assert list(result.edit.values) == ["none", "half", "by name", "both"]
     np.testing.assert_allclose(result.loss.sel(edit="none"), true_losses(model), rtol=1e-5)
     other = tiny("llama_gqa", rope_parameters=P_ROPE)
@@ -70,9 +66,8 @@ def test_loss_of_repeated_tokens_and_of_classes_by_brute_force():
             positions = [n for n in range(1, length) if line[n] in of_class]
             by_hand = [-float(logs[row, n - 1, line[n]]) for n in positions]
             class_loss = result.class_loss.sel(token_class=name)[0, row]
-            np.testing.assert_allclose(
-                class_loss, np.mean(by_hand) if positions else np.nan, rtol=1e-5
-            )
+            expected = np.mean(by_hand) if positions else np.nan
+            np.testing.assert_allclose(class_loss, expected, rtol=1e-5)
             assert int(result.class_tokens.sel(token_class=name)[row]) == len(positions)
     moved = rl.evaluate(model, text, edits={"a": "nope"}, measures=["change"], **options)
     with rl.edit_rope(model, "nope"):
@@ -83,11 +78,9 @@ def test_loss_of_repeated_tokens_and_of_classes_by_brute_force():
     for name, of_class in {"digits": (5, 7), "newline": (6,)}.items():
         rows = torch.isin(ids, torch.tensor(of_class)) & (torch.arange(40) < LENGTHS[:, None])
         rows[:, 0] = False
-        by_hand = [divergence[:, s, :, n] for s, n in rows.nonzero().tolist()]
-        found_change = moved.class_change.sel(edit="a", token_class=name)
-        np.testing.assert_allclose(
-            found_change, torch.stack(by_hand).mean(0).detach(), rtol=1e-3, atol=1e-5
-        )
+        by_hand = torch.stack([divergence[:, s, :, n] for s, n in rows.nonzero().tolist()])
+        class_change = moved.class_change.sel(edit="a", token_class=name)
+        np.testing.assert_allclose(class_change, by_hand.mean(0).detach(), 1e-3, 1e-5)
     separate = rl.evaluate(model, torch.arange(3, 40)[None], measures=["loss"])
     assert int(separate.seen_tokens[0]) == 0
     assert np.isnan(separate.seen_loss).all()
@@ -119,10 +112,8 @@ def test_labels_of_a_class_come_from_its_rows():
     options = {"edits": {"half": "p-rope:0.5"}, "measures": ["labels"], "tokenizer": Names()}
     result = rl.evaluate(tiny("llama_gqa"), ids, **options)
     assert "untested" not in result.label
-    xr.testing.assert_equal(
-        result.class_label.sel(token_class="digits", drop=True),
-        result.label.rename("class_label"),
-    )
+    digits = result.class_label.sel(token_class="digits", drop=True)
+    xr.testing.assert_equal(digits, result.label.rename("class_label"))
     assert (result.class_label.sel(token_class="newline") == "").all()
 
 
@@ -133,12 +124,8 @@ def test_loss_by_position_sums_to_the_loss():
     start, stop = result.position_start.values, result.position_stop.values
     assert list(start) == [1, 2, 3, 4, 6, 8, 11, 16, 23, 32]
     assert list(stop) == [*start[1:], 40]
-    positions = np.arange(1, 40)
-    reached = (positions < LENGTHS.numpy()[:, None]).sum(0)
-    counts = [
-        reached[(positions >= a) & (positions < b)].sum()
-        for a, b in zip(start, stop, strict=True)
-    ]
+    reached = (np.arange(40) < LENGTHS.numpy()[:, None]).sum(0)  # rows at each position
+    counts = [reached[a:b].sum() for a, b in zip(start, stop, strict=True)]
     for entry in result.edit:
         row = result.sel(edit=entry)
         total = float((row.loss * row.predicted_tokens).sum())

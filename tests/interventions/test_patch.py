@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from observed import observed_calls
+from measured import observed_calls
 from oracles.tiny import FAMILIES as TINY
 from oracles.tiny import logits, random_tokens, tiny
 from tiny_checkpoints import save_tiny
@@ -37,7 +37,7 @@ def head_outputs(model: PreTrainedModel, given: torch.Tensor, *, layer: int) -> 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_patch_from_itself_changes_no_bit(name: str) -> None:
+def test_a_patch_from_itself_changes_no_bit(name: str):
     model = tiny(name)
     plain = logits(model, tokens())
     for part in PARTS:
@@ -46,7 +46,7 @@ def test_a_patch_from_itself_changes_no_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_patching_a_whole_layer_gives_the_attention_of_the_source(name: str) -> None:
+def test_patching_a_whole_layer_gives_the_attention_of_the_source(name: str):
     model = tiny(name)
     source = head_outputs(model, tokens(1), layer=1)
     with ExitStack() as stack:
@@ -64,7 +64,7 @@ def test_patching_a_whole_layer_gives_the_attention_of_the_source(name: str) -> 
 @pytest.mark.parametrize("name", PROJECTED)
 @pytest.mark.parametrize("select", [None, PlaneNumbers((0, 3)), rl.Slowest(0.5)])
 @pytest.mark.parametrize("part", ["query", "key", "value"])
-def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: Any) -> None:
+def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: Any):
     if part == "value" and select is not None:
         return
     model, family = tiny(name), TINY[name]
@@ -100,7 +100,7 @@ def test_hooks_at_the_projections_give_the_same(name: str, part: Any, select: An
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_patched_vectors_turn_to_new_positions(llama: LlamaForCausalLM, edited: bool) -> None:
+def test_patched_vectors_turn_to_new_positions(llama: LlamaForCausalLM, edited: bool):
     """q~ and k~ come from other positions of the source."""
     moved = {9: 2, 15: 17}
     with ExitStack() as stack:
@@ -115,7 +115,7 @@ def test_patched_vectors_turn_to_new_positions(llama: LlamaForCausalLM, edited: 
         assert abs(here - there).max() < 1e-5
 
 
-def test_other_heads_with_the_same_key_keep_it(llama: LlamaForCausalLM) -> None:
+def test_other_heads_with_the_same_key_keep_it(llama: LlamaForCausalLM):
     plain = head_outputs(llama, tokens(), layer=0)
     for part in ("key", "value"):
         with rl.patch_planes(llama, tokens(1), heads="0.2", of=part):
@@ -125,24 +125,24 @@ def test_other_heads_with_the_same_key_keep_it(llama: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_every_sequence_of_a_batch_is_patched(llama: LlamaForCausalLM, part: Any) -> None:
+def test_every_sequence_of_a_batch_is_patched(llama: LlamaForCausalLM, part: Any):
     """One sequence is padded on the right, and has its own positions."""
     batch, mask = tokens(sequences=3), torch.ones(3, LENGTH, dtype=torch.long)
     mask[1, 12:] = 0
     where = (mask.cumsum(1) - 1).clamp(min=0)
     with rl.patch_planes(llama, tokens(1), heads="*.1", of=part):
+        parts = [slice(None), *(slice(n, n + 1) for n in range(3))]
         together, *separate = (
             logits(llama, batch[n], attention_mask=mask[n], position_ids=where[n])
-            for n in ([0, 1, 2], [0], [1], [2])
+            for n in parts
         )
     torch.testing.assert_close(together, torch.cat(separate), rtol=1e-5, atol=1e-5)
-    several = rl.patch_planes(llama, batch, heads="*.1")
-    with pytest.raises(BadArgument, match="one sequence"), several:
-        pass
+    with pytest.raises(BadArgument, match="one sequence"):
+        rl.patch_planes(llama, batch, heads="*.1").__enter__()
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_generation_does_not_depend_on_a_cache(llama: LlamaForCausalLM, part: Any) -> None:
+def test_generation_does_not_depend_on_a_cache(llama: LlamaForCausalLM, part: Any):
     prompt = tokens(length=12)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     with rl.patch_planes(llama, tokens(1), heads="1.1,0.*", of=part):
@@ -152,7 +152,7 @@ def test_generation_does_not_depend_on_a_cache(llama: LlamaForCausalLM, part: An
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path: Path) -> None:
+def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path: Path):
     model, tokenizer = rl.load(save_tiny(tmp_path))
     patch = partial(rl.patch_planes, source=tokens(1) % 28, heads="1.2,1.3,0.*", of=part)
     given = tokens() % 28
@@ -165,10 +165,8 @@ def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path: Path) -> None:
         itself = wrapped(given)
     assert torch.equal(itself, wrapped(given))
     if part == "key":
-        with (
-            rl.patch_planes(wrapped, tokens(1) % 28, heads="1.2", of=part),
-            pytest.raises(UnsupportedModel, match="one key for all"),
-        ):
+        one_head = rl.patch_planes(wrapped, tokens(1) % 28, heads="1.2", of=part)
+        with one_head, pytest.raises(UnsupportedModel, match="one key for all"):
             wrapped(given)
 
 
@@ -183,29 +181,25 @@ def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path: Path) -> None:
         ({"positions": []}, "counted from 0"),
     ],
 )
-def test_missing_heads_planes_and_positions_are_refused(
-    llama: LlamaForCausalLM, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(BadArgument, match=message), rl.patch_planes(llama, tokens(), **options):
-        pass
+def test_missing_heads_planes_and_positions_are_refused(llama, options, message):
+    with pytest.raises(BadArgument, match=message):
+        rl.patch_planes(llama, tokens(), **options).__enter__()
 
 
-def test_caches_with_keys_of_another_rotation_are_refused() -> None:
+def test_caches_with_keys_of_another_rotation_are_refused():
     """Dynamic RoPE past its trained context."""
     rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
     model = tiny("llama_dynamic", rope_parameters=rope, max_position_embeddings=16)
     with torch.no_grad():
         cache = model(tokens(length=18), use_cache=True).past_key_values
-        with (
-            rl.patch_planes(model, tokens(1), heads="0.*", of="key"),
-            pytest.raises(UnsupportedModel, match="rotation of the keys in this cache"),
-        ):
+        patch = rl.patch_planes(model, tokens(1), heads="0.*", of="key")
+        with patch, pytest.raises(UnsupportedModel, match="rotation of the keys in this cache"):
             model(tokens(2, length=4), past_key_values=cache)
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", ["mistral_sliding", "gemma3"])
-def test_positions_include_keys_that_a_window_dropped(name: str, part: Any) -> None:
+def test_positions_include_keys_that_a_window_dropped(name: str, part: Any):
     model, cache = tiny(name), DynamicCache(config=tiny(name).config)
     with rl.patch_planes(model, tokens(1), heads="*.0,*.1", of=part), torch.no_grad():
         whole = logits(model, tokens())
@@ -223,8 +217,7 @@ def test_padding_on_the_left_is_refused(llama: LlamaForCausalLM, before: int, pa
     if before:
         llama(tokens()[:, :before], attention_mask=mask[:, :before], past_key_values=cache)
     inputs = {"attention_mask": mask, "position_ids": mask.cumsum(1)[:, before:] - 1}
-    with (
-        rl.patch_planes(llama, tokens(1), heads="0.*", of=part),
-        pytest.raises(BadArgument, match="the first token, which here is padding"),
-    ):
+    patch = rl.patch_planes(llama, tokens(1), heads="0.*", of=part)
+    words = "the first token, which here is padding"
+    with patch, pytest.raises(BadArgument, match=words):
         llama(tokens()[:, before:], past_key_values=cache, **inputs)

@@ -31,7 +31,7 @@ def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]
 
 
 @pytest.mark.parametrize("name", TEN)
-def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str) -> None:
+def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str):
     """In layer 0, the key of a token does not depend on its position."""
     model, distance, farther = tiny(name), 7, 12
     live = as_live_model(model)
@@ -50,10 +50,8 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str) -> None:
     for head, row in np.ndindex(len(scores), COPIED - 1):
         i, right = near.shape[1] - COPIED + row, 2 + row
         best = max(scores[head, i, j] for j in range(1, i) if visible[i, j] and j != right)
-        turned = real[head, i + farther - distance, right]
-        expected[head] += (
-            np.array([scores[head, i, right], scores[head, i, right], turned]) > best
-        )
+        turned, near_score = real[head, i + farther - distance, right], scores[head, i, right]
+        expected[head] += np.array([near_score, near_score, turned]) > best
     np.testing.assert_allclose(wins, expected / (COPIED - 1), atol=1e-9)
     assert expected.any()
 
@@ -62,7 +60,7 @@ def test_a_turned_key_scores_as_in_a_run_at_that_distance(name: str) -> None:
     ("name", "copied"),
     [("llama_gqa", 48), ("gemma2", 48), ("gpt_oss", 48), ("phi", 48), ("llama_gqa", 3)],
 )
-def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int) -> None:
+def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int):
     """Also for a needle, whose first two tokens ask for the third."""
     model, tokens = tiny(name), random_tokens(sequences=2, length=40)
     apart, draws = (48, 96), 2
@@ -83,32 +81,30 @@ def test_shares_of_found_copies_match_loops_over_a_run(name: str, copied: int) -
                 shares[draw, layer, head, n] += hit / (copied - 1)
     found_share = reach["found_share"].isel(variant=0)
     assert found_share.notnull().any()
-    np.testing.assert_allclose(
-        found_share, np.where(found_share.isnull(), np.nan, shares.mean(0)), atol=1e-6
-    )
+    expected = np.where(found_share.isnull(), np.nan, shares.mean(0))
+    np.testing.assert_allclose(found_share, expected, atol=1e-6)
 
 
-def test_the_induction_head_finds_copies() -> None:
+def test_the_induction_head_finds_copies():
     model, _ = rl.load("bundled")
     text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
     reach = rl.reach(model, text, heads="4.4,2.0", variants=("own", "nope"))
     one_head = reach.sel(layer=4, head=4)
-    assert (one_head["found_share"].sel(variant="own", run_distance=[48, 96]) > 0.5).all()
-    assert (
-        one_head["found_low"].sel(variant="own") <= one_head["found_share"].sel(variant="own")
-    ).all()
+    own, nope = (one_head.sel(variant=name) for name in ("own", "nope"))
+    assert (own["found_share"].sel(run_distance=[48, 96]) > 0.5).all()
+    assert (own["found_low"] <= own["found_share"]).all()
     assert (reach["found_share"].sel(layer=2, head=0) < 0.1).all()
-    assert (one_head["found_share"].sel(variant="nope") < 0.1).all()
+    assert (nope["found_share"] < 0.1).all()
     assert reach["found_share"].sel(layer=0).isnull().all()
-    far = one_head["extrapolated_share"].sel(variant="own")
+    far = own["extrapolated_share"]
     assert (far["distance"] > reach["run_distance"].max()).all()
-    assert (far[-8:] < one_head["found_share"].sel(variant="own").max()).all()
-    foretold = one_head["foretold_share"].sel(variant="own").values
+    assert (far[-8:] < own["found_share"].max()).all()
+    foretold = own["foretold_share"].values
     assert math.isnan(foretold[0])
-    assert (abs(foretold[1:] - one_head["found_share"].sel(variant="own")[1:]) < 0.3).all()
+    assert (abs(foretold[1:] - own["found_share"][1:]) < 0.3).all()
 
 
-def test_copies_must_be_in_the_context() -> None:
+def test_copies_must_be_in_the_context():
     model = tiny("llama_gqa")
     context = model.config.max_position_embeddings
     with pytest.raises(BadArgument, match="must lie in the context"):
@@ -117,15 +113,13 @@ def test_copies_must_be_in_the_context() -> None:
     assert unmodified["variant"].values.tolist() == ["own"]
 
 
-def test_a_rotation_that_depends_on_the_length_is_taken_from_the_run() -> None:
+def test_a_rotation_that_depends_on_the_length_is_taken_from_the_run():
     """Past 16 tokens, this rotation equals linear scaling with factor 4."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "attention_factor": 1.0}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 1.0, **factors}
     long = {**rope, "original_max_position_embeddings": 16}
     linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
-    reach, expected = (
-        rl.reach(tiny("llama_gqa", rope_parameters=rope), TOKENS, copied=6, copies=(24, 48))
-        for rope in (long, linear)
-    )
+    models = [tiny("llama_gqa", rope_parameters=parameters) for parameters in (long, linear)]
+    reach, expected = (rl.reach(x, TOKENS, copied=6, copies=(24, 48)) for x in models)
     xr.testing.assert_equal(reach, expected)
     assert reach["foretold_share"].sel(run_distance=48).any()

@@ -71,15 +71,8 @@ def projected(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
         yield seen
 
 
-def zero(x: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(x)
-
-
 def mean(x: torch.Tensor) -> torch.Tensor:
     return x.mean((0, 1)).expand_as(x)
-
-
-# hooks at the output projection
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -87,7 +80,7 @@ def test_against_hooks(name: str):
     """Single query heads in two layers, some with a common key-value head."""
     model = tiny(name)
     plain = logits(model)
-    for to, change in (("zero", zero), ("mean", mean)):
+    for to, change in (("zero", torch.zeros_like), ("mean", mean)):
         with hooked(model, {0: [1], 1: [0, 3]}, change):
             expected = logits(model)
         with rl.silence_heads(model, "0.1,1.0,1.3", to=to):
@@ -138,10 +131,8 @@ def test_a_resample_comes_from_another_sequence(llama: LlamaForCausalLM, sequenc
         before = logits(llama, ids)
     orders = []
     for seed in range(6):
-        with (
-            rl.silence_heads(llama, "0.*", to="resample", seed=seed),
-            projected(llama) as resampled,
-        ):
+        block = rl.silence_heads(llama, "0.*", to="resample", seed=seed)
+        with block, projected(llama) as resampled:
             logits(llama, ids)
         same = (resampled[0][:, None] == plain[0][None]).flatten(2).all(-1)
         assert not same.diagonal().any()
@@ -153,9 +144,6 @@ def test_a_resample_comes_from_another_sequence(llama: LlamaForCausalLM, sequenc
     with rl.silence_heads(llama, "0.*,1.1", to="resample", seed=3):
         torch.testing.assert_close(logits(llama, ids), expected, rtol=0, atol=1e-4)
     assert not torch.allclose(expected, before, atol=1e-2)
-
-
-# padding and generation
 
 
 @pytest.mark.parametrize(("implementation", "side"), [("eager", "left"), ("sdpa", "right")])
@@ -184,9 +172,6 @@ def test_the_mean_of_a_batch_in_generation(llama: LlamaForCausalLM):
         llama.generate(tokens(), max_new_tokens=3, do_sample=False, use_cache=False)
         with pytest.raises(BadArgument, match="1 tokens after 20 in the cache"):
             llama.generate(tokens(), max_new_tokens=3, do_sample=False)
-
-
-# blocks
 
 
 EDIT = rl.stop(rl.PlaneNumbers([1, 2]), heads="0.1,1.3")
@@ -243,15 +228,9 @@ def test_an_error_inside_restores_the_model(llama: LlamaForCausalLM):
     assert torch.equal(logits(llama), plain)
 
 
-# errors
-
-
-def test_text_is_only_for_means(llama: LlamaForCausalLM):
+def test_texts_that_have_no_mean_are_refused(llama: LlamaForCausalLM):
     with pytest.raises(BadArgument, match='text is only for to="mean"'):
         rl.silence_heads(llama, "0.1", text=tokens())
-
-
-def test_lengths_that_count_padding_on_the_left(llama: LlamaForCausalLM):
     llama.config.pad_token_id = 5
     reference = tokens(sequences=2).masked_fill(torch.arange(LENGTH) < 6, 5)
     text = rl.Text(reference, lengths=[14, 14])
@@ -262,11 +241,10 @@ def test_lengths_that_count_padding_on_the_left(llama: LlamaForCausalLM):
 def test_batches_that_cannot_be_resampled_are_refused(llama: LlamaForCausalLM):
     mask = torch.ones_like(tokens())
     mask[1, 14:] = 0
+    words = "another sequence of the same length"
     with rl.silence_heads(llama, "0.1", to="resample"):
         for ids, inputs in ((tokens(sequences=1), {}), (tokens(), {"attention_mask": mask})):
-            with pytest.raises(
-                BadArgument, match="another sequence of the same length"
-            ) as refused:
+            with pytest.raises(BadArgument, match=words) as refused:
                 logits(llama, ids, **inputs)
     assert refused.value.parts["seen"] == "sequences of 20, 14, 20 tokens"
 
@@ -274,7 +252,7 @@ def test_batches_that_cannot_be_resampled_are_refused(llama: LlamaForCausalLM):
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_a_model_need_not_rotate(name: str):
     model = tiny(name)
-    with hooked(model, {0: [1]}, zero):
+    with hooked(model, {0: [1]}, torch.zeros_like):
         expected = logits(model)
     with rl.silence_heads(model, "0.1"):
         torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)

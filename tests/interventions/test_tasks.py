@@ -40,9 +40,8 @@ def test_losses_of_repeats_leave_out_the_first_token_of_each_copy():
 def test_losses_of_copies_by_their_distance():
     """For distances in the context by default, or given distances; by torch's cross entropy."""
     model = tiny("llama_gqa", max_position_embeddings=41)
-    results = rl.evaluate(
-        model, TEXT, edits={"still": "nope"}, measures="copying", distances=[5, 30], seed=3
-    )
+    options = {"measures": "copying", "distances": [5, 30], "seed": 3}
+    results = rl.evaluate(model, TEXT, edits={"still": "nope"}, **options)
     assert results.copy_loss.dims == ("edit", "copy_distance", "trial")
     for distance in (5, 30):
         tokens = repeated_tokens(int(TEXT[0, 0]), distance, vocabulary=96, seed=3)
@@ -76,20 +75,18 @@ def test_a_prompt_has_each_needle_once_and_ends_with_a_key():
             assert sum(token in hay for token in body[: places[0]]) == before
 
 
-def test_a_trial_has_the_same_tokens_at_every_depth_and_depends_on_the_seed():
-    prompts, _ = needles()
+def test_needles_are_the_same_at_every_depth_and_depend_on_the_seed():
+    """They are tokens of the text if the text has enough different tokens."""
+    prompts, values = needles()
     sorted_prompts = prompts.sort(-1).values
     assert (sorted_prompts == sorted_prompts[0]).all()
     assert torch.equal(needles()[0], prompts)
     assert not torch.equal(needles(seed=1)[0], prompts)
     assert torch.equal(needles(seed=-1)[0], needles(seed=-1)[0])
-
-
-def test_needles_are_tokens_of_the_text_if_it_has_enough():
+    assert not (values[..., None] == TEXT.unique()).all()
     text = torch.cat([torch.zeros(40, dtype=torch.long), torch.arange(30)])
     _, values = hide_needles(text, first_token=1, vocabulary=99, length=32, seed=0)
     assert int(values.max()) < 30
-    assert not (needles()[1][..., None] == TEXT.unique()).all()
 
 
 def test_a_short_text_and_a_small_vocabulary():
@@ -102,14 +99,8 @@ def test_a_short_text_and_a_small_vocabulary():
 
 
 def test_a_needle_is_found_if_its_value_has_the_highest_logit():
-    logits = torch.tensor(
-        [
-            [9.0, 1.0, 2.0, 3.0],  # highest of the candidates; token 0 is not a candidate
-            [0.0, 3.0, 2.0, 3.0],  # equal to another candidate
-            [0.0, 1.0, 4.0, 3.0],
-            [0.0, 0.0, 0.0, 0.0],
-        ]
-    )
+    """Token 0 is not a candidate. In the second row another candidate has the same logit."""
+    logits = torch.tensor([[9, 1, 2, 3], [0, 3, 2, 3], [0, 1, 4, 3], [0, 0, 0, 0]]).float()
     results = found_needles(logits[None], torch.tensor([[3, 1, 2]] * 4))
     assert results.tolist() == [[True, False, False, False]]
 
@@ -128,24 +119,18 @@ def test_a_model_that_copies_finds_every_needle():
     """Slow planes copy. Fast planes look one token back, or two tokens at half the speed."""
     model = copying()
     speeds = model.model.rotary_emb.inv_freq
-    results = rl.evaluate(
-        model,
-        TEXT,
-        edits={"slow": rl.stop_slowest(0.25), "half": rl.rescale(speeds / 2, heads="0.*")},
-        measures=("retrieval", "induction", "copying"),
-        distances=(8, 40),
-        prompt_lengths=(48, 96),
-        prompts=7,
-    )
+    edits = {"slow": rl.stop_slowest(0.25), "half": rl.rescale(speeds / 2, heads="0.*")}
+    options = {"distances": (8, 40), "prompt_lengths": (48, 96), "prompts": 7}
+    measures = ("retrieval", "induction", "copying")
+    results = rl.evaluate(model, TEXT, edits=edits, measures=measures, **options)
     assert results.sizes["retrieval_trial"] == 7
     assert results.retrieval.dims == ("edit", "retrieval_length", "depth")
     assert results.retrieval_length.values.tolist() == [48, 96]
     assert results.depth.values.tolist() == [0.1, 0.5, 0.9]
     assert (results.retrieval.sel(edit=["none", "slow"]) > 0.99).all()
     assert (results.retrieval.sel(edit="half") < 0.3).all()
-    np.testing.assert_array_equal(
-        results.retrieval, results.retrieval_hit.mean("retrieval_trial")
-    )
+    hits = results.retrieval_hit.mean("retrieval_trial")
+    np.testing.assert_array_equal(results.retrieval, hits)
     assert (results.induction.sel(edit="none", layer=1) > 0.98).all()  # 63 of 64 rows
     assert (results.induction.sel(edit="half", layer=1) < 0.1).all()
     copies = results.copy_loss.mean("trial")

@@ -1,4 +1,4 @@
-"""Tests of truncation: the planes that a sweep stops, and the measured changes."""
+"""Sweeps: the planes that stop, the measured changes, and the table of changes."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,6 +8,7 @@ import pytest
 import torch
 import xarray as xr
 from oracles.tiny import tiny
+from scipy import stats
 from tiny_checkpoints import tiny_llama
 
 import ropelens as rl
@@ -16,7 +17,7 @@ from ropelens.analysis.plan import plan_analysis
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.interventions import truncate as module
 from ropelens.interventions.truncate import PlaneSweep, edits_of, named_entries
-from ropelens.interventions.truncation_table import summarize_truncation
+from ropelens.interventions.truncation_table import COLUMNS, best_head, summarize_truncation
 from ropelens.report import describe
 from ropelens.rope import select
 from ropelens.rope.planes import Planes
@@ -38,10 +39,7 @@ def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
     return [cut for cut in cuts if cut.kind == kind]
 
 
-# Choice of planes
-
-
-def test_names_of_edits_give_the_share_that_really_rotates() -> None:
+def test_names_of_edits_give_the_share_that_really_rotates():
     layers = [rotating_planes(4)] * 2
     cuts = plan(layers, keep=[1, 0.875, 0.8, 0.5, 0], controls=1)
     assert [cut.name(layers) for cut in cuts] == [
@@ -52,7 +50,7 @@ def test_names_of_edits_give_the_share_that_really_rotates() -> None:
     assert [cut.name(layers) for cut in plan(layers, keep=[1], ends=["slow"])] == ["none"]
 
 
-def test_controls_have_the_size_of_the_edit_and_are_nested() -> None:
+def test_controls_have_the_size_of_the_edit_and_are_nested():
     layers = [rotating_planes(16)] * 3
     cuts = plan(layers, seed=5)
     assert cuts == plan(layers, seed=5)
@@ -81,7 +79,7 @@ def test_the_stopped_planes_of_one_layer_are_listed_without_the_layer() -> None:
 
 
 @pytest.mark.parametrize("planes", [2, 3, 4, 8])
-def test_controls_differ_from_the_sets_that_they_control(planes: int) -> None:
+def test_controls_differ_from_the_sets_that_they_control(planes: int):
     """With few planes, a random set is often an end or the band, and must be drawn again."""
     cuts = plan([rotating_planes(planes)] * 2, bands=planes, controls=20)
     sets = {kind: {cut.stopped for cut in of_kind(cuts, kind)} for kind in ("slow", "fast")}
@@ -96,7 +94,7 @@ def test_controls_differ_from_the_sets_that_they_control(planes: int) -> None:
 
 
 @pytest.mark.parametrize("bands", [1, 3, 8, 16])
-def test_bands_divide_the_planes_in_order(bands: int) -> None:
+def test_bands_divide_the_planes_in_order(bands: int):
     cuts = plan([rotating_planes(16)] * 2, keep=[1], bands=bands, controls=2)
     chosen = of_kind(cuts, "band")
     assert [n for cut in chosen for n in cut.stopped[0]] == list(range(16))
@@ -109,7 +107,7 @@ def test_bands_divide_the_planes_in_order(bands: int) -> None:
         assert len(cut.stopped[0]) == sizes[cut.band]
 
 
-def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
+def test_layers_that_rotate_differently_keep_their_own_counts():
     """Two bases as in Gemma 3, a layer without rotation, and a layer with fewer planes."""
     layers = [rotating_planes(8), rotating_planes(8, 1e6), {}, rotating_planes(4)]
     cuts = plan(layers, keep=[0.5], bands=4, controls=1)
@@ -128,11 +126,11 @@ def test_layers_that_rotate_differently_keep_their_own_counts() -> None:
         stopped += pairs
     assert len(stopped) == len(set(stopped)) == 20
     assert all(a[1] < b[0] for a, b in pairwise(spans))
-    heads = [edit.heads for edit in edits_of(slow)]
+    heads = [edit.heads for edit in edits_of(slow, ["*"] * 4)]
     assert heads == ["0.*,1.*", "3.*"]
 
 
-def test_planes_without_rotation_do_not_count() -> None:
+def test_planes_without_rotation_do_not_count():
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 1e-3, 0.0, 0.0]), 12, "half")
     cuts = plan([select.rotating_planes(planes)], keep=[0.5])
     assert [cut.stopped for cut in of_kind(cuts, "slow")] == [((2, 3),)]
@@ -143,28 +141,24 @@ def test_planes_without_rotation_do_not_count() -> None:
     [
         ({"keep": [0.5, 1.5]}, "from 0 to 1, not 1.5"),
         ({"ends": ["low"]}, "truncate: ends must be"),
-        ({"heads": "9.0"}, "9.0"),
+        ({"heads": "9.0"}, "has no head '9.0'"),
+        ({"heads": "3.*"}, r"no head '3..' that rotates\.\s.*0, 1, 2 rotate"),
+        ({"heads": "0.1,3.0"}, r"no head '3..' that rotates\.\s.*0, 1, 2 rotate"),
     ],
 )
-def test_arguments_that_cannot_be_swept_are_refused(changes: dict, words: str) -> None:
-    with pytest.raises(BadArgument) as raised:
-        rl.truncate(tiny_llama().eval(), TOKENS, **changes)
-    assert words in raised.value.line
+def test_arguments_that_cannot_be_swept_are_refused(changes: dict, words: str):
+    with pytest.raises(BadArgument, match=words):
+        rl.truncate(tiny("smollm3"), TOKENS, **changes)
+
+
+def test_planes_that_do_not_rotate_cannot_be_swept():
     with pytest.raises(UnsupportedModel, match="The model has no planes that rotate"):
         plan([{}])
-    for heads in ("3.*", "0.1,3.0"):
-        with pytest.raises(
-            BadArgument, match=r"no head '3..' that rotates\.\s.*0, 1, 2 rotate"
-        ):
-            rl.truncate(tiny("smollm3"), TOKENS, heads=heads)
     with pytest.raises(BadArgument, match=r"has no head '3.0' that rotates"):
         plan_analysis(tiny("smollm3"), TOKENS, Options(), truncation={"heads": "3.0"})
 
 
-# Measurements
-
-
-def test_copies_go_as_far_back_as_the_context_allows() -> None:
+def test_copies_go_as_far_back_as_the_context_allows():
     model = tiny_llama(max_position_embeddings=64).eval()
     sweep = rl.truncate(model, TOKENS, keep=[0.5], controls=0)
     assert sweep["copy_distance"].values.tolist() == [2, 11]  # of 24 tokens
@@ -174,22 +168,21 @@ def test_copies_go_as_far_back_as_the_context_allows() -> None:
     assert table.loc["slow 0.5", "copy_loss_change"] == pytest.approx(expected)
 
 
-def test_planes_stop_only_in_the_named_heads() -> None:
+def test_planes_stop_only_in_the_named_heads():
     model, heads = tiny_llama().eval(), "0.*,1.2"
     more = {"bands": 2, "controls": 0, "measures": ["loss"]}
     sweep = rl.truncate(model, TOKENS, heads=heads, keep=(), **more)
     assert sweep["edit"].values.tolist() == ["none", "band 0", "band 1"]
-    edits = {
-        name: rl.stop(select.PlaneNumbers([int(n) for n in planes.split(",")]), heads=heads)
-        for name, planes in sweep["planes"][1:].to_series().items()
-    }
+    planes = sweep["planes"][1:].to_series().str.split(",")
+    chosen = {name: select.PlaneNumbers([*map(int, n)]) for name, n in planes.items()}
+    edits = {name: rl.stop(numbers, heads=heads) for name, numbers in chosen.items()}
     evaluated = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])
     np.testing.assert_array_equal(sweep["loss"], evaluated["loss"])
     assert describe(sweep)[0].startswith("Within 24 tokens")
     assert f", only in heads {heads}, of 2 bands" in describe(sweep)[0]
 
 
-def test_equal_sets_are_measured_once(monkeypatch) -> None:
+def test_equal_sets_are_measured_once(monkeypatch):
     evaluated: dict[str, object] = {}
     evaluate = module.evaluate
 
@@ -207,14 +200,87 @@ def test_equal_sets_are_measured_once(monkeypatch) -> None:
     assert np.ptp(everything["loss"].values, axis=0).max() == 0
     wavelength = 2 * np.pi * 10_000.0 ** (np.arange(4) / 4)
     for entry in range(1, dataset.sizes["edit"]):
-        row = {
-            name: x.item() for name, x in dataset.isel(edit=entry).coords.items() if not x.ndim
-        }
+        coords = dataset.isel(edit=entry).coords.items()
+        row = {name: x.item() for name, x in coords if not x.ndim}
         stopped = [int(n) for n in row["planes"].split(",")]
         assert (row["kept"], row["planes_stopped"]) == (1 - len(stopped) / 4, len(stopped))
         span = row["wavelength_low"], row["wavelength_high"]
-        assert span == pytest.approx(
-            (wavelength[stopped[0]], wavelength[stopped[-1]]), rel=1e-5
-        )
+        assert span == pytest.approx((*wavelength[stopped][[0, -1]],), rel=1e-5)
         assert (row["draw"] >= 0) == (row["kind"] in ("random", "band control"))
         assert (row["band"] >= 0) == row["kind"].startswith("band")
+
+
+def test_the_summary_has_a_row_for_each_edit(sweep: xr.Dataset):
+    table = summarize_truncation(sweep)
+    assert tuple(table.columns) == COLUMNS
+    assert table["edit"].tolist() == sweep["edit"].values.tolist()
+    none = table.iloc[0]
+    for name in ("loss", "repeat_loss", "retrieval"):
+        assert (none[f"{name}_change"], none[f"{name}_change_low"]) == (0, 0)
+    loss = np.average(sweep["loss"], axis=1, weights=sweep["predicted_tokens"])
+    np.testing.assert_allclose(table["loss"], loss)
+    np.testing.assert_allclose(table["loss_change"], table["loss"] - none["loss"], atol=1e-12)
+    retrieval = sweep["retrieval"].mean(["retrieval_length", "depth"])
+    np.testing.assert_allclose(table["retrieval"], retrieval)
+    per_trial = sweep["retrieval_hit"].mean(["retrieval_length", "depth"])
+    expected = stats.ttest_1samp((per_trial[8] - per_trial[0]).values, 0).confidence_interval()
+    row = table.iloc[8]
+    assert row["retrieval_change_low"] == pytest.approx(expected.low)
+    assert row["retrieval_change_high"] == pytest.approx(expected.high)
+
+
+def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dataset):
+    sweep = sweep.copy(deep=True)
+    sweep["label"][:] = "sink"
+    sweep["label"][2, 0, :3] = "semantic"
+    sweep["label"][2, 1, 0] = ""
+    sweep["label"][3] = ""
+    sweep["attention_change"][2, 4, 5] = 9.0
+    sweep["attention_change"][2, 0, 0] = np.nan
+    table = summarize_truncation(sweep)
+    assert table["labels_changed"].tolist()[:3] == [0, 0, 3]
+    assert table["labels_changed_share"][2] == 3 / 39
+    assert np.isnan(table["labels_changed"][3])
+
+
+def test_the_best_head_is_not_measured_in_the_trials_that_chose_it():
+    """If all heads are alike, the chosen head has the same mean score as the others."""
+    noise = np.random.default_rng(3).normal(0.5, 0.1, size=(400, 8, 4, 8))
+    trials = xr.DataArray(noise, dims=("edit", "trial", "layer", "head"))
+    best = best_head(trials)
+    assert float(best.mean()) == pytest.approx(0.5, abs=0.01)
+    assert float(trials.mean("trial").max(("layer", "head")).mean()) > 0.55
+    trials[7, :, 2, 3] += 1
+    trials[8, :, 1, 0] = np.nan  # a head that a layer does not have
+    chosen = best_head(trials)
+    np.testing.assert_array_equal(chosen[7], trials[7, 1::2, 2, 3])
+    np.testing.assert_array_equal(best_head(trials, chosen_in=trials[7]), trials[:, 1::2, 2, 3])
+    assert chosen[8].notnull().all()
+
+
+def test_changes_of_heads_have_intervals(sweep: xr.Dataset):
+    sweep = sweep.copy(deep=True)
+    resampled = np.arange(sweep.sizes["resample"])
+    sweep["labels_changed_resampled"][5] = resampled
+    table = summarize_truncation(sweep)
+    scores = sweep["trial_induction"].values
+    half = scores[0, ::2].mean(0)
+    layer, head = np.unravel_index(half.argmax(), half.shape)
+    trials = scores[:, 1::2, layer, head]
+    expected = stats.ttest_1samp(trials[5] - trials[0], 0).confidence_interval()
+    np.testing.assert_allclose(table["induction"], trials.mean(1))
+    np.testing.assert_allclose(table["induction_change"], trials.mean(1) - trials[0].mean())
+    row = table.iloc[5]
+    assert row["induction_change_low"] == pytest.approx(expected.low)
+    assert row["induction_change_high"] == pytest.approx(expected.high)
+    assert row["labels_changed_low"] == np.quantile(resampled, 0.025)
+    share = np.quantile(resampled, 0.975) / sweep["label"][0].size
+    assert row["labels_changed_share_high"] == pytest.approx(share)
+
+
+def test_measures_that_were_not_taken_are_nan(sweep: xr.Dataset):
+    table = summarize_truncation(sweep[["loss", "predicted_tokens"]])
+    assert tuple(table.columns) == COLUMNS
+    assert table["loss_change"].notna().all()
+    for name in ("repeat_loss", "retrieval_change", "labels_changed"):
+        assert table[name].isna().all()

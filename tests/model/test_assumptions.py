@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from oracles.tiny import random_tokens, tiny
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
 
 import ropelens as rl
@@ -30,9 +32,9 @@ def on_meta() -> PreTrainedModel:
         return LlamaForCausalLM(tiny("llama_gqa").config)
 
 
-def one_layer_missing() -> PreTrainedModel:
+def configured(**facts: Any) -> PreTrainedModel:
     model = tiny("llama_gqa")
-    model.config.num_hidden_layers = 3
+    vars(model.config).update(facts)
     return model
 
 
@@ -69,17 +71,15 @@ def differs_when_observed(forward: Callable, *args: Any, **kwargs: Any) -> Any:
     return output * (1 if plain else 1.001), weights
 
 
-def grows(rotary: Callable, x: Tensor, position_ids: Tensor) -> Any:
-    return [y * (1 + 0.01 * position_ids[..., None]) for y in rotary(x, position_ids)]
-
-
-def stands_still(rotary: Callable, x: Tensor, position_ids: Tensor) -> Any:
-    return rotary(x, 0 * position_ids)
+def rotated(change: Callable[[Callable, Tensor, Tensor], Any]) -> PreTrainedModel:
+    return patched(
+        lambda rotary, x, position_ids: change(rotary, x, position_ids), "rotary_emb"
+    )
 
 
 def other_buffer() -> PreTrainedModel:
     used = tiny("llama_gqa").model.rotary_emb
-    model = patched(lambda _, x, position_ids: used(x, position_ids), "rotary_emb")
+    model = rotated(lambda _, x, at: used(x, at))
     model.model.rotary_emb.inv_freq *= 1.001
     return model
 
@@ -88,12 +88,6 @@ def two_factors() -> PreTrainedModel:
     model = tiny("llama_gqa")
     model.model.other = type(model.model.rotary_emb)(model.config)
     model.model.other.attention_scaling = 2.0
-    return model
-
-
-def without_base() -> PreTrainedModel:
-    model = tiny("llama_gqa")
-    model.config.rope_parameters = {"rope_type": "default"}
     return model
 
 
@@ -113,7 +107,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
         "AmbiguousGlobalPerLayerAttributeError"),
     "is on meta": (on_meta, ""),
     "has no attention": (lambda: tiny("mamba"), "layers of linear_attention"),
-    "hides its attention": (one_layer_missing,
+    "hides its attention": (lambda: configured(num_hidden_layers=3),
         "2 of 3 layers showed their queries and keys; the first that did not is layer 2"),
     "attends more than once": (lambda: patched(twice),
         "a second attention call of layer 0 in one pass"),
@@ -123,15 +117,16 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "computes something else": (lambda: patched(differs_when_observed),
         "logits of 30 tokens: a relative change of"),
     "NaN or infinite": (not_finite, "layer 0"),
-    "does not rotate its queries": (lambda: patched(stands_still, "rotary_emb"),
+    "does not rotate its queries": (lambda: rotated(lambda rotary, x, at: rotary(x, 0 * at)),
         "queries and keys are the same at every position (residual 0)"),
-    "but not by a rotation": (lambda: patched(grows, "rotary_emb"),
+    "but not by a rotation": (
+        lambda: rotated(lambda f, x, at: [y * (1 + 0.01 * at[..., None]) for y in f(x, at)]),
         "layer 0: the lengths of its planes change with position (residual "),
     "rotates its values": (lambda: families.tiny("DeepseekV4ForCausalLM"),
         "layer 0: the values of a token change with its position"),
     "not rotate as it states": (other_buffer, "layer 0: 8 planes, the fastest at 1 rad/token"),
     "more than one way": (two_factors, ""),
-    "the base of its RoPE": (without_base, ""),
+    "the base of its RoPE": (lambda: configured(rope_parameters={"rope_type": "default"}), ""),
     "to the logits is not linear": (lambda: tiny("gemma2"), "a norm or a factor on the path"),
 }
 """A broken model, and the `seen` of its error, by words of the error."""
@@ -140,7 +135,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore:.*configuration")
 @pytest.mark.parametrize(("module", "function", "error"), ASSUMPTIONS)
-def test_a_broken_assumption_raises_its_error(module: str, function: str, error: str) -> None:
+def test_a_broken_assumption_raises_its_error(module: str, function: str, error: str):
     (words,) = [words for words in BROKEN if words in error]
     make, seen = BROKEN[words]
     model = make()
@@ -152,11 +147,95 @@ def test_a_broken_assumption_raises_its_error(module: str, function: str, error:
     assert (function.rpartition(".")[2], module.rpartition(".")[2]) in frames
 
 
-def test_every_broken_model_breaks_an_assumption() -> None:
+def test_every_broken_model_breaks_an_assumption():
     assert len(BROKEN) == len(ASSUMPTIONS)
     assert CALLS.keys() <= BROKEN.keys()
 
 
-def test_a_live_model_has_few_methods() -> None:
+def test_a_live_model_has_few_methods():
     methods = [x for x in vars(LiveModel).values() if callable(x) or hasattr(x, "__get__")]
     assert 10 < len(methods) <= 25
+
+
+Attend = Callable[..., tuple[Tensor, Tensor]]
+
+
+def run(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, attend: Attend, **options: Any
+) -> Any:
+    return attend(module, q, k, v, mask, **options)
+
+
+def causal(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
+    low = torch.finfo(q.dtype).min
+    mask = torch.full(mask.shape[-2:], low).triu(1).expand(mask.shape)
+    return run(module, q, k, v, mask, **options)
+
+
+def every_key(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
+    return run(module, q, k, v, torch.zeros_like(mask), **options)
+
+
+def without_sinks(module: Any, *inputs: Any, attend: Attend, **options: Any) -> Any:
+    return modeling_llama.eager_attention_forward(module, *inputs, **options)
+
+
+def capped(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
+    options |= {"attend": modeling_gemma2.eager_attention_forward, "softcap": 7.0}
+    return run(module, q, k, v, mask, **options)
+
+
+def biased(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
+    offset = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+    return run(module, q, k, v, mask - 0.1 * offset, **options)
+
+
+def with_options(**changes: Callable[[Any], Any]) -> Attend:
+    def change(module: Any, *inputs: Any, **options: Any) -> Any:
+        options |= {name: new(options.get(name)) for name, new in changes.items()}
+        return run(module, *inputs, **options)
+
+    return change
+
+
+def gated(module: Any, *inputs: Any, **options: Any) -> Any:
+    output, weights = run(module, *inputs, **options)
+    return output * torch.linspace(0.5, 1.5, output.shape[2])[:, None], weights
+
+
+CAUSES: list[tuple[str, Attend, str]] = [
+    ("mistral_sliding", causal, "it matches if rows see all keys up to their own position"),
+    ("llama_gqa", every_key, "it matches if rows see all keys, also later keys"),
+    ("gemma2", with_options(softcap=lambda _: None), "it matches if the soft-cap is left out"),
+    ("gpt_oss", without_sinks, "it matches if the sink logits are left out"),
+    (
+        "granite",
+        with_options(scaling=lambda _: 0.25),
+        "it matches with the scale 1 / sqrt(head_dim)",
+    ),
+    ("llama_gqa", with_options(scaling=lambda _: 1.0), "it matches if the scale is left out"),
+    (
+        "llama_gqa",
+        with_options(scaling=lambda scale: 1.7 * scale),
+        "it matches with the scale 0.425 instead of 0.25",
+    ),
+    ("llama_gqa", capped, "it matches with a soft-cap of 7"),
+    ("llama_gqa", gated, "it matches up to a factor of each row and head"),
+    ("llama_gqa", biased, ""),
+]
+
+
+@pytest.mark.parametrize(("name", "attend", "cause"), CAUSES)
+def test_the_changed_component_is_named(name, attend, cause, monkeypatch):
+    model = tiny(name)
+    if name == "granite":
+        model.model.layers[0].self_attn.scaling = 0.1
+    file = sys.modules[type(model).__module__]
+    plain = file.eager_attention_forward
+    monkeypatch.setattr(file, "eager_attention_forward", partial(attend, attend=plain))
+    with pytest.raises(UnsupportedModel, match="attends in a way") as refused:
+        rl.capture(model, TOKENS[0])
+    seen = refused.value.parts["seen"]
+    assert seen.startswith("layer 0: attention from its queries, keys and mask misses")
+    assert seen.partition("; ")[2].startswith(cause)
+    assert bool(seen.partition("; ")[2]) == bool(cause)

@@ -48,7 +48,7 @@ def in_steps(model: nn.Module, positions: torch.Tensor, *, first: int = 20) -> t
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_each_plane_rotates_with_its_own_axis(kind: str) -> None:
+def test_each_plane_rotates_with_its_own_axis(kind: str):
     model = sighted(kind)
     expected = in_steps(stopped(model), on_a_grid())
     with rl.edit_rope(model, EDIT):
@@ -57,10 +57,10 @@ def test_each_plane_rotates_with_its_own_axis(kind: str) -> None:
     assert (in_steps(model, on_a_grid()) - expected).abs().max() > 1e-2
 
 
-def test_text_on_three_axes_is_measured_and_images_are_not() -> None:
+def test_text_on_three_axes_is_measured_and_images_are_not():
     model, places = sighted("qwen2_vl"), torch.arange(24).expand(3, 2, -1)
-    measured = rl.profile(model, {"input_ids": TOKENS, "position_ids": places}, surrogates=0)
-    alone = rl.profile(model, TOKENS, surrogates=0)
+    measured = rl.profile(model, {"input_ids": TOKENS, "position_ids": places}, budget=False)
+    alone = rl.profile(model, TOKENS, budget=False)
     np.testing.assert_array_equal(measured["selectivity"], alone["selectivity"])
     image = {"input_ids": TOKENS, "position_ids": on_a_grid()}
     for measure in (rl.profile, rl.evaluate):
@@ -69,7 +69,7 @@ def test_text_on_three_axes_is_measured_and_images_are_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "cohere"])
-def test_keys_keep_the_positions_at_which_they_were_added(name: str) -> None:
+def test_keys_keep_the_positions_at_which_they_were_added(name: str):
     model, apart = tiny(name), 3 * torch.arange(24)[None].expand(2, -1)
     expected = in_steps(stopped(model), apart)
     with rl.edit_rope(model, EDIT):
@@ -104,7 +104,7 @@ def masked(hidden: slice) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @torch.no_grad()
-def test_a_cropped_cache_of_keys_with_another_rotation_is_refused() -> None:
+def test_a_cropped_cache_of_keys_with_another_rotation_is_refused():
     """Dynamic RoPE forgets the 24 tokens, but the cached keys keep their rotation."""
     model, cache = tiny("llama_dynamic", max_position_embeddings=16), DynamicCache()
     with rl.edit_rope(model, EDIT), rl.observe(model, lambda call, planes: None):
@@ -114,16 +114,20 @@ def test_a_cropped_cache_of_keys_with_another_rotation_is_refused() -> None:
             model(TOKENS[:, 8:9], past_key_values=cache)
 
 
-def test_rows_are_the_last_tokens() -> None:
-    """In shared layers of Gemma 4, positions belong to all tokens, but only some are rows."""
+def test_rows_are_the_last_tokens_and_a_mask_may_have_a_value_for_each_key():
+    """Gemma 4 has layers in which only some tokens are rows. Flash attention has such masks."""
     given, key = torch.tensor([[3, 4, 5, 9, 10, 11]]), torch.zeros(1, 2, 6, 8)
     rows, keys = positions(nn.Identity(), range(4, 6), 0, key, given, None)
     assert rows.tolist() == [[10, 11]]
     assert torch.equal(keys, given)
+    attention, key = tiny("llama_gqa").model.layers[0].self_attn, torch.zeros(1, 2, 5, 16)
+    told = torch.tensor([[2]]), torch.tensor([[0, 0, 1, 1, 1]])
+    _, keys = positions(attention, range(4, 5), 0, key, *told)
+    assert keys.tolist() == [[-2, -1, 0, 1, 2]]
 
 
 @torch.no_grad()
-def test_each_of_two_caches_has_its_own_positions() -> None:
+def test_each_of_two_caches_has_its_own_positions():
     """As in classifier-free guidance: one prompt has hidden tokens without positions."""
     model, (mask, where) = tiny("llama_gqa"), masked(slice(8, 13))
 
@@ -145,7 +149,7 @@ def test_each_of_two_caches_has_its_own_positions() -> None:
 
 @pytest.mark.parametrize("name", ["GraniteMoeHybrid", "Zaya", "Llama4", "Persimmon"])
 @torch.no_grad()
-def test_positions_that_attention_does_not_receive_are_known(name: str) -> None:
+def test_positions_that_attention_does_not_receive_are_known(name: str):
     model, ids = families.tiny(f"{name}ForCausalLM"), TOKENS % 39
     where = torch.arange(24)[None] + (torch.arange(24) >= 12) * 57
     options = {"attention_mask": torch.ones_like(ids), "use_cache": False}
@@ -177,7 +181,7 @@ BEFORE = [
 @pytest.mark.parametrize(("name", "hidden", "where", "cropped", "known"), BEFORE)
 def test_a_cache_from_before_the_block_is_known_or_refused(
     name: str, hidden: slice, where: Any, cropped: int, known: bool, how: str, inside: bool
-) -> None:
+):
     sees, (mask, own) = name == "qwen2_vl", masked(hidden)
     layers = 2 if name == "gemma3" else 1  # one layer has the same keys under an edit
     model = sighted(name) if sees else tiny(name, num_hidden_layers=layers)
@@ -191,10 +195,3 @@ def test_a_cache_from_before_the_block_is_known_or_refused(
     with nullcontext() if inside or known else UNKNOWN:
         edited = go_on(model, mask, where, EDIT, cropped=cropped, inside=inside)
         torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
-
-
-def test_a_mask_may_have_a_value_for_each_key_as_in_flash_attention() -> None:
-    attention, key = tiny("llama_gqa").model.layers[0].self_attn, torch.zeros(1, 2, 5, 16)
-    told = torch.tensor([[2]]), torch.tensor([[0, 0, 1, 1, 1]])
-    _, keys = positions(attention, range(4, 5), 0, key, *told)
-    assert keys.tolist() == [[-2, -1, 0, 1, 2]]

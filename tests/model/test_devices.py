@@ -1,23 +1,26 @@
-"""Models that accelerate offloads, or that are quantized, give the same numbers."""
+"""Offloaded, quantized, compiled, parallel and adapted models give the numbers of the model."""
 
 import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 from accelerate import cpu_offload, dispatch_model
-from observed import observed_calls
+from measured import observed_calls
 from tiny_checkpoints import edit_config, save_tiny, tiny_llama
+from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
 from ropelens.checkpoints.load import load, open_checkpoint
 from ropelens.checkpoints.load_options import Loading
 from ropelens.errors import BadArgument, BadCheckpoint
+from ropelens.model.as_live_model import unwrapped
 from ropelens.runtime.devices import device_of, devices_of, room_for_weights
 
 CPU = torch.device("cpu")
@@ -43,9 +46,7 @@ OFFLOADED: dict[str, Callable[[LlamaForCausalLM, Path], PreTrainedModel]] = {
 
 
 @pytest.mark.parametrize("how", OFFLOADED)
-def test_an_offloaded_model_is_measured_and_edited(
-    how: str, plain: xr.Dataset, tmp_path: Path
-) -> None:
+def test_an_offloaded_model_is_measured_and_edited(how: str, plain: xr.Dataset, tmp_path: Path):
     model = OFFLOADED[how](tiny_llama().eval(), tmp_path)
     assert model.device.type == "meta"
     assert devices_of(model) == [device_of(model)] == [CPU]
@@ -56,9 +57,7 @@ def test_an_offloaded_model_is_measured_and_edited(
         torch.testing.assert_close(model(TOKENS).logits, own(TOKENS).logits)
 
 
-def test_a_checkpoint_in_shards_is_placed_by_the_device_map(
-    plain: xr.Dataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_in_shards_is_placed_by_the_device_map(plain, tmp_path, capfd):
     tiny_llama().save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     model = LlamaForCausalLM.from_pretrained(tmp_path, device_map=MAP).eval()
@@ -74,16 +73,14 @@ def test_a_checkpoint_in_shards_is_placed_by_the_device_map(
     assert logging.getLogger("accelerate").level == logging.NOTSET
 
 
-def test_weights_leave_room_for_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_leave_room_for_a_measurement(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 6 * 10**9)
     assert room_for_weights([torch.device("cuda", 1)]) == {1: 10**9, "cpu": 5_100_000_000}
     monkeypatch.setattr("ropelens.runtime.devices.free_bytes", lambda _: 10**8)
     assert room_for_weights([CPU]) == {"cpu": 0}
 
 
-def test_weights_beyond_the_memory_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_beyond_the_memory_are_not_read(tmp_path, monkeypatch):
     save_tiny(tmp_path / "model")
     weights = open_checkpoint(tmp_path / "model", Loading()).weight_bytes
     monkeypatch.setattr("ropelens.checkpoints.load.free_bytes", lambda _: weights - 1)
@@ -93,7 +90,7 @@ def test_weights_beyond_the_memory_are_not_read(
     load(tmp_path / "model", device="cpu")
 
 
-def test_weights_are_counted_in_the_dtype_of_the_file_or_the_option(tmp_path: Path) -> None:
+def test_weights_are_counted_in_the_dtype_of_the_file_or_the_option(tmp_path: Path):
     folder = save_tiny(tmp_path / "model")
     model = tiny_llama()
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -108,7 +105,7 @@ def test_weights_are_counted_in_the_dtype_of_the_file_or_the_option(tmp_path: Pa
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
-def test_a_missing_package_is_named() -> None:
+def test_a_missing_package_is_named():
     with pytest.raises(BadCheckpoint, match=r"requires bitsandbytes: `pip install"):
         load("bundled", quantize="bnb-nf4")
 
@@ -133,9 +130,8 @@ def test_weights_of_eight_bits_give_nearly_the_same_numbers(plain: xr.Dataset, t
         np.testing.assert_allclose(written["write_norm"][head], norms, rtol=1e-5)
     model.save_pretrained(saved)
     again, _ = load(saved)
-    xr.testing.assert_allclose(
-        rl.profile(again, TOKENS, surrogates=0).drop_attrs(), found.drop_attrs()
-    )
+    again_profile = rl.profile(again, TOKENS, surrogates=0).drop_attrs()
+    xr.testing.assert_allclose(again_profile, found.drop_attrs())
 
 
 @pytest.mark.gpu
@@ -162,3 +158,75 @@ def test_layers_in_main_memory_are_summed_on_the_gpu(plain: xr.Dataset, tmp_path
     assert [device.type for device in devices_of(model)] == ["cuda"]
     found = rl.profile(model, TOKENS, surrogates=0)
     np.testing.assert_allclose(found["selectivity"], plain["selectivity"], atol=1e-3)
+
+
+def compiled_in_place(model: PreTrainedModel) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+class LanguageModel:
+    """A wrapper that contains a model like the wrappers of nnsight and nnterp."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._module = model
+
+    def __call__(self, tokens: torch.Tensor) -> Any:
+        return self._module(tokens)
+
+
+WRAPPED: dict[str, Callable[[PreTrainedModel], nn.Module]] = {
+    "compiled": lambda model: torch.compile(model, backend="eager"),  # type: ignore[return-value]
+    "compiled in place": compiled_in_place,
+    "data parallel": nn.DataParallel,
+    "nnsight": LanguageModel,  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings of torch.compile
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_wrapper_is_measured_and_edited_like_its_model(name: str):
+    plain, model = (tiny_llama().eval().requires_grad_(False) for _ in range(2))
+    wrapped, tokens = WRAPPED[name](model), torch.randint(40, (3, 24))
+    assert unwrapped(wrapped) is model
+    if name == "compiled":
+        assert unwrapped(nn.DataParallel(wrapped)) is model
+    wrapped(tokens)  # traced without an observer
+    for options in ({"budget": False}, {"surrogates": 0} if name == "compiled" else {}):
+        expected, found = (rl.profile(x, tokens, **options) for x in (plain, wrapped))
+        xr.testing.assert_equal(found, expected)
+    xr.testing.assert_equal(rl.measure_rope(wrapped), rl.measure_rope(plain))
+    seen: list[int] = []
+    with rl.edit_rope(plain, "nope"):
+        edited = plain(tokens).logits
+    with rl.edit_rope(wrapped, "nope"), rl.observe(wrapped, lambda c, _: seen.append(c.layer)):
+        torch.testing.assert_close(wrapped(tokens).logits, edited)
+    assert seen == [0, 1]
+    with rl.silence_heads(wrapped, "0.1"):
+        assert not torch.allclose(wrapped(tokens).logits, plain(tokens).logits)
+    torch.testing.assert_close(wrapped(tokens).logits, plain(tokens).logits)
+    assert rl.capture(wrapped, tokens[0], heads="0.0").sizes["head"] == 1
+
+
+def test_the_error_for_other_objects_states_what_to_pass():
+    with pytest.raises(rl.BadArgument, match="the _module of an nnsight or nnterp model"):
+        rl.measure_rope(object())  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings of peft
+def test_adapters_are_measured_with_their_model():
+    peft = pytest.importorskip("peft")
+    model, tokens = tiny_llama().eval(), torch.randint(40, (3, 24))
+    plain = rl.profile(model, tokens, budget=False)
+    torch.manual_seed(1)
+    settings = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, settings).eval()
+    found = rl.profile(adapted, tokens, budget=False)
+    assert abs(found["q_norm"] - plain["q_norm"]).max() > 1e-3
+    merged = adapted.merge_and_unload()
+    again = rl.profile(merged, tokens, budget=False)
+    xr.testing.assert_allclose(found["q_norm"], again["q_norm"], rtol=1e-4)
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    tuned = peft.get_peft_model(tiny_llama(), prompts)
+    with pytest.raises(rl.UnsupportedModel, match=r"trained tokens(.|\n)*get_base_model\(\)"):
+        rl.profile(tuned, tokens)

@@ -36,7 +36,7 @@ def attend_alike(model: PreTrainedModel, plain: PreTrainedModel) -> list[int]:
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
-def test_layers_of_a_hybrid_that_attend_are_measured(name: str) -> None:
+def test_layers_of_a_hybrid_that_attend_are_measured(name: str):
     model = families.tiny(f"{name}ForCausalLM")
     layers = attend_alike(model, model)
     kinds = model.config.get_text_config().layer_types
@@ -55,7 +55,7 @@ def test_layers_of_a_hybrid_that_attend_are_measured(name: str) -> None:
     torch.testing.assert_close(edited, plain, rtol=1e-5, atol=1e-4)
 
 
-def test_layers_that_do_not_attend_are_empty_in_all_results() -> None:
+def test_layers_that_do_not_attend_are_empty_in_all_results():
     model = families.tiny("Lfm2ForCausalLM")
     profile = rl.profile(model, TOKENS, surrogates=2)
     for name in ("q_norm", "selectivity", "induction", "total_bits", "excerpt_attention"):
@@ -70,11 +70,8 @@ def test_layers_that_do_not_attend_are_empty_in_all_results() -> None:
     swept = rl.truncate(model, TOKENS, keep=[1, 0.5], controls=0, measures=["change", "labels"])
     assert swept["attention_change"][:, [0, 2]].isnull().all()
     assert (swept["attention_change"][1:, [1, 3]] > 0).all()
-    reached = (
-        rl.reach(model, TOKENS, copies=[48])["found_share"]
-        .notnull()
-        .any(("variant", "run_distance"))
-    )
+    found_share = rl.reach(model, TOKENS, copies=[48])["found_share"]
+    reached = found_share.notnull().any(("variant", "run_distance"))
     assert reached.all("head").values.tolist() == [False, True, False, True]
     edits = {"dropped": rl.drop(rl.Slowest(1.0)), "nope": "nope"}
     losses = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])["mean_loss"].values
@@ -88,7 +85,7 @@ def test_layers_that_do_not_attend_are_empty_in_all_results() -> None:
 
 
 @pytest.mark.parametrize("name", SEEING)
-def test_a_vision_model_is_loaded_and_measured_on_text(name: str, tmp_path: Path) -> None:
+def test_a_vision_model_is_loaded_and_measured_on_text(name: str, tmp_path: Path):
     folder = save_tiny(tmp_path)
     sighted(name).save_pretrained(folder)
     loaded, tokenizer = rl.load(folder)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracles.recording import attention_calls
 from oracles.tiny import TEN, logits, random_tokens, rotations, tiny
-from transformers import Cache, DynamicCache, LlamaForCausalLM, StaticCache
+from transformers import Cache, DynamicCache, StaticCache
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
 import ropelens as rl
@@ -46,15 +46,12 @@ def test_planes_match_the_rotation_of_the_call(name: str):
 
 
 @torch.no_grad()
-def test_a_step_on_a_cache_is_checked_after_a_plain_pass(
-    llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_step_on_a_cache_is_checked_after_a_plain_pass(llama, monkeypatch):
     """The step has the same number of rows, and the model attends differently in steps."""
 
     def other(module, query, key, value, attention_mask, **kwargs):
-        out, weights = eager_attention_forward(
-            module, query, key, value, attention_mask, **kwargs
-        )
+        inputs = (module, query, key, value, attention_mask)
+        out, weights = eager_attention_forward(*inputs, **kwargs)
         return out * (1.1 if key.shape[2] > query.shape[2] else 1.0), weights
 
     monkeypatch.setattr(f"{LlamaAttention.__module__}.eager_attention_forward", other)
@@ -122,8 +119,10 @@ def test_padding_is_hidden(name: str, side: str, implementation: str):
     mask[1] = 0
     mask[1, real] = 1
     inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    plain = logits(model, **inputs)
+    assert not torch.allclose(plain, logits(model), atol=1e-3)
     with rl.observe(model, noting(seen)):
-        logits(model, **inputs)
+        assert torch.equal(logits(model, **inputs), plain)
     with rl.observe(model, noting(alone)):
         logits(model, ids[1:, real])
     for layer in range(2):
@@ -132,9 +131,8 @@ def test_padding_is_hidden(name: str, side: str, implementation: str):
         torch.testing.assert_close(weights, expected, rtol=0, atol=1e-5)
     with rl.observe(model, noting(alone)):
         logits(model, ids[:1])
-    torch.testing.assert_close(
-        attention_map(seen[1][0])[0], attention_map(alone[1][0])[0], rtol=0, atol=1e-5
-    )
+    first, by_itself = (attention_map(calls[1][0])[0] for calls in (seen, alone))
+    torch.testing.assert_close(first, by_itself, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("padded", "edited"), [(0, False), (7, True)])
@@ -194,9 +192,7 @@ def test_a_cache_of_keys_with_another_rotation_is_refused(kind: str):
     rope = tiny(f"llama_{kind}").config.rope_parameters
     rope = {**rope, "original_max_position_embeddings": 16}
     model = tiny("llama_gqa", max_position_embeddings=16, rope_parameters=rope)
-    with (
-        rl.observe(model, noting({})),
-        pytest.raises(UnsupportedModel, match="rotation of the keys in this cache") as refused,
-    ):
+    words = "rotation of the keys in this cache"
+    with rl.observe(model, noting({})), pytest.raises(UnsupportedModel, match=words) as refused:
         model.generate(random_tokens(length=14), max_new_tokens=8, do_sample=False)
     assert refused.value.parts["try"] == "call the model with use_cache=False"

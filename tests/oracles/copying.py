@@ -69,6 +69,5 @@ def _one_back(attention: torch.nn.Module, token: slice) -> None:
     strength = (SHARP / margin * HEAD_DIM**0.5) ** 0.5 / size
     attention.q_proj.weight[:FAST, token] = strength
     attention.k_proj.weight[:FAST, token] = strength * torch.cos(inv_freq)[:, None]
-    attention.k_proj.weight[PLANES : PLANES + FAST, token] = (
-        strength * torch.sin(inv_freq)[:, None]
-    )
+    sines = strength * torch.sin(inv_freq)[:, None]
+    attention.k_proj.weight[PLANES : PLANES + FAST, token] = sines

@@ -45,9 +45,8 @@ def row_sums(
     visible, attention = call.visible[1:], call.attention[head][1:]
     log_count = visible.sum(1).double().log()
     uniform = visible / visible.sum(1, keepdim=True)
-    pieces = torch.stack(
-        [call.scale * query[1:, part] @ key[:, part].T for part in rotation.parts()]
-    )
+    products = [query[1:, part] @ key[:, part].T for part in rotation.parts()]
+    pieces = call.scale * torch.stack(products)
     log_a = log_attention(pieces.sum(0), visible, softcap=call.softcap)
     a = log_a.exp() * visible
     of_keys = attention.sum(1, keepdim=True)  # below 1 if there is a learned sink
@@ -61,9 +60,8 @@ def row_sums(
     others = visible & ~sinks
     even = others / others.sum(1, keepdim=True).clamp(min=1)
     among = a * others - (a * others).sum(1, keepdim=True) * even
-    above = pieces - (even * pieces).sum(
-        2, keepdim=True
-    )  # compared with keys that are not sinks
+    # Compare with keys that are not sinks.
+    above = pieces - (even * pieces).sum(2, keepdim=True)
     return {
         "selectivity": ((a - uniform) * pieces).sum((1, 2)),
         "selectivity_keys": (among * pieces).sum((1, 2)),
@@ -111,9 +109,10 @@ def dense(
         calls, logits = attention_calls(model, row[:length])
         is_sink = torch.from_numpy(own[:length].copy())
         for layer, (call, rotation) in enumerate(zip(calls, rotations, strict=True)):
+            sizes = {"context": context}
             heads = [
-                row_sums(call, rotation, is_sink, context=context, head=head)
-                for head in range(len(call.query))
+                row_sums(call, rotation, is_sink, head=n, **sizes)
+                for n in range(len(call.query))
             ]
             of_rows = {name: torch.stack([one[name] for one in heads]) for name in heads[0]}
             for name, x in (token_sums(call, rotation) | of_rows).items():
@@ -166,13 +165,10 @@ def layer_statistics(
         result[f"{name}_norm"] = by_frequency(norm)
         result[f"{name}_coherence"] = by_frequency(coherence)
     result["v_norm"] = by_frequency(mean["v_norm"])
-    for offset, name in enumerate(
-        ["self_mass", "previous_token"]
-    ):  # mean over rows that see it
+    for offset, name in enumerate(["self_mass", "previous_token"]):  # over rows that see it
         result[name] = mean["offset_mass"][:, offset] / mean["offset_share"][:, offset]
-    result["offset_mass"] = np.stack(
-        [mean["offset_mass"][..., a:b].sum(-1) for a, b in bins], axis=-1
-    )
+    masses = [mean["offset_mass"][..., a:b].sum(-1) for a, b in bins]
+    result["offset_mass"] = np.stack(masses, axis=-1)
     share = np.append(mean["offset_share"][0], 0)  # the same for all heads
     result["offset_share"] = share[bins[:, 0].clip(max=len(share) - 1)]
     result["predicted_kernel"] = predicted_kernel(mean, rotation, scale, bins)

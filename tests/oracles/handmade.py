@@ -12,6 +12,7 @@ code to the wanted query or key, with noise in every weight.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,23 +89,13 @@ class Site:
         key[BOS, -1] = 1
         return key
 
-    def head(
-        self,
-        expected: Expected,
-        *,
-        level: float,
-        fast: Complex | None = None,
-        codes: Floats | None = None,
-    ) -> Wanted:
-        """A head with given scores in fast planes, on codes [token, code], and on BOS.
+    def head(self, expected: Expected, *, level: float, fast: Any = 0, slow: Any = 0) -> Wanted:
+        """A head with given queries in fast planes and, of each code, in slow planes.
 
         `level` is the log of the total weight of all keys except BOS.
         """
         query = np.zeros((1 + self.codes, self.head_dim // 2), dtype=complex)
-        if fast is not None:
-            query[:, self.fast] = fast
-        if codes is not None:
-            query[1:, self.slow] = codes[:, ::2] + 1j * codes[:, 1::2]
+        query[:, self.fast], query[1:, self.slow] = fast, slow
         if expected.sink:
             query[:, -1] = level + np.log(expected.sink / (1 - expected.sink))
         return query, expected
@@ -136,7 +127,7 @@ class Site:
             codes = codes[[self.random.integers(self.codes)] * self.codes]
         level = score + np.log(CONTEXT / 2 / self.codes)
         expected = Expected("semantic", description, sink=sink)
-        return self.head(expected, level=level, codes=codes)
+        return self.head(expected, level=level, slow=codes[:, ::2] + 1j * codes[:, 1::2])
 
     def every_kind(self) -> Iterator[Wanted]:
         """Every kind of head, without a sink and with a sink; sinks; and a head of noise."""

@@ -104,14 +104,9 @@ def recorded_attention(
 
     def recorded(module, query, key, value, attention_mask, **kwargs):
         assert module.layer_idx not in calls, "one call a layer"
-        calls[module.layer_idx] = {
-            "query": query,
-            "key": key,
-            "value": value,
-            "mask": attention_mask,
-            "scale": kwargs["scaling"],
-            "softcap": kwargs.get("softcap"),
-        }
+        inputs = {"query": query, "key": key, "value": value, "mask": attention_mask}
+        options = {"scale": kwargs["scaling"], "softcap": kwargs.get("softcap")}
+        calls[module.layer_idx] = inputs | options
         return original(module, query, key, value, attention_mask, **kwargs)
 
     modelling.eager_attention_forward = recorded
@@ -133,15 +128,8 @@ def attention_calls(
     for layer, call in sorted(calls.items()):
         mask = call["mask"][0, 0]
         visible = mask if mask.dtype == torch.bool else mask > -1
-        result.append(
-            AttentionCall(
-                query=call["query"][0].double(),
-                key=call["key"][0].double(),
-                value=call["value"][0].double(),
-                visible=visible,
-                scale=call["scale"],
-                softcap=call["softcap"],
-                attention=out.attentions[layer][0].double(),
-            )
-        )
+        vectors = [call[name][0].double() for name in ("query", "key", "value")]
+        attention = out.attentions[layer][0].double()
+        options = {"scale": call["scale"], "softcap": call["softcap"], "attention": attention}
+        result.append(AttentionCall(*vectors, visible=visible, **options))
     return result, out.logits[0].double()

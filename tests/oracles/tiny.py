@@ -344,9 +344,9 @@ def rotations(model: transformers.PreTrainedModel, *, name: str) -> tuple[LayerR
 def _stated_inv_freq(model: transformers.PreTrainedModel, *, layer: int) -> NDArray[np.float64]:
     """Buffer of the model for this layer, including the zeros of p-RoPE."""
     buffers = {name.rpartition(".")[2]: buffer for name, buffer in model.named_buffers()}
-    name = (
-        "inv_freq" if "inv_freq" in buffers else f"{model.config.layer_types[layer]}_inv_freq"
-    )
+    name = "inv_freq"
+    if name not in buffers:
+        name = f"{model.config.layer_types[layer]}_inv_freq"
     return buffers[name].double().numpy()
 
 

@@ -1,5 +1,6 @@
 """Tests of `capture` against the attention of the model and against laws."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -38,23 +39,18 @@ def assert_contributions_are_scores(seen: xr.Dataset) -> None:
     assert float(abs(total - seen["score"]).max()) < 1e-5 * scale
 
 
-# the attention, queries and keys of the model
-
-
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_against_the_model(name: str):
     model = tiny(name)
     seen = rl.capture(model, tokens(), values=True)
     layers = model.config.num_hidden_layers
     assert seen["head"].values.tolist() == [f"{x}.{y}" for x in range(layers) for y in range(4)]
-    np.testing.assert_allclose(
-        seen["attention"], true_attention(model, tokens()), rtol=0, atol=1e-5
-    )
+    attention = true_attention(model, tokens())
+    np.testing.assert_allclose(seen["attention"], attention, rtol=0, atol=1e-5)
     assert_contributions_are_scores(seen)
     calls, _ = attention_calls(model, tokens())
-    for layer, (call, turning) in enumerate(
-        zip(calls, rotations(model, name=name), strict=True)
-    ):
+    rotation = rotations(model, name=name)
+    for layer, (call, turning) in enumerate(zip(calls, rotation, strict=True)):
         group = len(call.query) // len(call.key)
         key = call.key.repeat_interleave(group, dim=0)
         score = (call.scale * call.query @ key.mT).masked_fill(~call.visible, torch.nan)
@@ -62,23 +58,19 @@ def test_against_the_model(name: str):
         atol = 1e-5 * float(score.nan_to_num().abs().max())
         np.testing.assert_allclose(of_layer["score"], score, rtol=0, atol=atol)
         # Only rotating entries: some planes, and the last term, may have no rotation.
-        rotating = np.flatnonzero((of_layer["inv_freq"] != 0) & of_layer["inv_freq"].notnull())[
-            : len(turning.inv_freq)
-        ]
-        np.testing.assert_allclose(
-            of_layer["inv_freq"][0, rotating], turning.inv_freq, rtol=1e-6
-        )
+        inv_freq = of_layer["inv_freq"]
+        rotating = np.flatnonzero((inv_freq != 0) & inv_freq.notnull())
+        rotating = rotating[: len(turning.inv_freq)]
+        np.testing.assert_allclose(inv_freq[0, rotating], turning.inv_freq, rtol=1e-6)
         for side, x in (("q", call.query), ("k", key)):
             still = turning.unrotate(x)[..., torch.from_numpy(turning.pairs)].numpy()
             vectors, norm = of_layer[f"{side}_still"].values, of_layer[f"{side}_norm"].values
             atol = 1e-4 * float(x.abs().max())
             np.testing.assert_allclose(vectors[:, :, rotating], still, rtol=1e-3, atol=atol)
-            np.testing.assert_allclose(
-                np.sqrt((norm**2).sum(-1, where=~np.isnan(norm))), x.norm(dim=-1), rtol=1e-4
-            )
-            np.testing.assert_allclose(
-                norm[:, :, rotating], np.linalg.norm(still, axis=-1), rtol=1e-3, atol=atol
-            )
+            length = np.sqrt((norm**2).sum(-1, where=~np.isnan(norm)))
+            np.testing.assert_allclose(length, x.norm(dim=-1), rtol=1e-4)
+            length = np.linalg.norm(still, axis=-1)
+            np.testing.assert_allclose(norm[:, :, rotating], length, rtol=1e-3, atol=atol)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "nanochat", "cohere", "gemma2", "deepseek_v3"])
@@ -137,6 +129,7 @@ def test_contrasts_leave_out_common_terms_of_a_row():
 
 def test_chosen_heads_equal_a_capture_of_all_heads(llama: LlamaForCausalLM):
     all_heads = rl.capture(llama, tokens())
+    assert all_heads["key_token"].values.tolist() == [f"#{token}" for token in tokens()]
     chosen = rl.capture(llama, tokens()[None], heads="1.1,0.3")
     assert chosen["head"].values.tolist() == ["0.3", "1.1"]
     assert chosen["layer"].values.tolist() == [0, 1]
@@ -148,14 +141,12 @@ def test_chosen_heads_equal_a_capture_of_all_heads(llama: LlamaForCausalLM):
 
 def test_lengths_of_values(llama: LlamaForCausalLM):
     """Each head has the values of its key-value head."""
-    result = []
-    hook = llama.model.layers[1].self_attn.v_proj.register_forward_hook(
-        lambda _, __, out: result.append(out[0].unflatten(-1, (2, -1)).norm(dim=-1).T)
-    )
-    seen = rl.capture(llama, tokens(), heads="1.*", values=True)
-    hook.remove()
-    expected = result[-1].repeat_interleave(2, dim=0)
-    np.testing.assert_allclose(seen["value_norm"], expected, rtol=1e-5)
+    values = []
+    projection = llama.model.layers[1].self_attn.v_proj
+    with projection.register_forward_hook(lambda _, __, out: values.append(out[0])):
+        seen = rl.capture(llama, tokens(), heads="1.*", values=True)
+    norms = values[-1].unflatten(-1, (2, -1)).norm(dim=-1).T.repeat_interleave(2, dim=0)
+    np.testing.assert_allclose(seen["value_norm"], norms, rtol=1e-5)
     assert "value_norm" not in rl.capture(llama, tokens(), heads="1.*")
 
 
@@ -163,18 +154,14 @@ def test_lengths_of_values(llama: LlamaForCausalLM):
 def running(model: PreTrainedModel, ids: torch.Tensor, modules: dict[str, torch.nn.Module]):
     """Run the model, and return the inputs and outputs of `modules` and the logits."""
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-    hooks = [
-        module.register_forward_hook(
-            lambda _, x, y, name=name: seen.update(
-                {name: (x[0][0], y[0].reshape(x[0].shape[1], -1))}
-            )
-        )
-        for name, module in modules.items()
-    ]
-    logits = model(ids[None], use_cache=False).logits[0]
-    for hook in hooks:
-        hook.remove()
-    return seen, logits
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+
+            def note(_: object, x: tuple, y: torch.Tensor, name: str = name) -> None:
+                seen[name] = x[0][0], y[0].reshape(x[0].shape[1], -1)
+
+            hooks.enter_context(module.register_forward_hook(note))
+        return seen, model(ids[None], use_cache=False).logits[0]
 
 
 OUTPUTS = {"gpt_neox": "dense", "phi": "dense"}
@@ -196,10 +183,8 @@ def test_written_outputs_match_the_output_projection(name: str):
         bias = modules[module].bias if modules[module].bias is not None else 0
         torch.testing.assert_close(sum(written) + bias, given[module][1], rtol=1e-4, atol=1e-5)
         of_layer = seen.isel(head=seen["layer"] == layer)
-        for head, by_hand in enumerate(written):
-            np.testing.assert_allclose(
-                of_layer["written_norm"][head], by_hand.norm(dim=-1), rtol=1e-5
-            )
+        norms = torch.stack(written).norm(dim=-1)
+        np.testing.assert_allclose(of_layer["written_norm"], norms, rtol=1e-5)
         np.testing.assert_allclose(  # the first row sees only its own key
             of_layer["attention"][:, 0, 0] * of_layer["write_norm"][:, 0],
             of_layer["written_norm"][:, 0],
@@ -244,22 +229,18 @@ def test_heads_of_a_bridge_write_the_same(tmp_path: Path):
         np.testing.assert_allclose(seen[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_norm_before_the_stream_is_refused():
-    with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
-        rl.capture(tiny("gemma2"), tokens(), logits_of=[7])
-    with pytest.raises(IndexError, match="index 99 is out of bounds"):
-        rl.capture(tiny("llama_gqa"), tokens(), runner_up=99)
-    with pytest.raises(BadArgument, match="96 is not one token of the model"):
-        rl.capture(tiny("llama_gqa"), tokens(), logits_of=[96])
-
-
 @pytest.mark.filterwarnings("ignore")  # warnings of peft
-def test_a_factor_before_the_stream_and_an_adapter_on_the_heads_are_refused():
+def test_heads_and_answers_that_cannot_be_captured_are_refused(llama: LlamaForCausalLM):
+    """A norm or a factor before the stream, unknown tokens, and an adapter on the heads."""
+    with pytest.raises(IndexError, match="index 99 is out of bounds"):
+        rl.capture(llama, tokens(), runner_up=99)
+    with pytest.raises(BadArgument, match="96 is not one token of the model"):
+        rl.capture(llama, tokens(), logits_of=[96])
+    llama.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
+    for model in (tiny("gemma2"), llama):
+        with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
+            rl.capture(model, tokens(), logits_of=[7])
     peft = pytest.importorskip("peft")
-    model = tiny("llama_gqa")
-    model.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
-    with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
-        rl.capture(model, tokens(), logits_of=[7])
     config = peft.LoraConfig(target_modules=["o_proj"], r=4, init_lora_weights=False)
     adapted = peft.get_peft_model(tiny("llama_gqa"), config).eval()
     with pytest.raises(UnsupportedModel, match="passes the outputs of its heads to no linear"):
@@ -272,9 +253,6 @@ def test_logits_in_bfloat16_are_rounded_logits_in_float32():
     rounded = rl.capture(tiny("llama_gqa").bfloat16(), tokens(), logits_of=[7])
     assert abs(rounded["logit"] - exact).mean() < 0.05 * abs(exact).mean()
     np.testing.assert_allclose(rounded["attention"].sum("key"), 1, rtol=1e-6)
-
-
-# under edits and silences
 
 
 def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
@@ -292,16 +270,14 @@ def test_an_edit_of_one_head_of_a_group(llama: LlamaForCausalLM):
     assert_contributions_are_scores(seen)
     stopped = seen["inv_freq"] == 0
     assert np.argwhere(stopped.values).tolist() == [[1, 1], [1, 2]]
-    first = {"head": slice(0, 4)}  # the input of the first layer does not change
-    np.testing.assert_allclose(
-        seen["k_still"][:4], plain["k_still"][:4], rtol=0, atol=1e-4
-    )  # a stopped plane equals the plane without rotation
-    changed = abs(seen - plain)["attention"].isel(first).max(["query", "key"]) > 1e-3
+    # The input of the first layer does not change, and keys are compared without rotation.
+    first, before = (x.isel(head=slice(0, 4)) for x in (seen, plain))
+    np.testing.assert_allclose(first["k_still"], before["k_still"], rtol=0, atol=1e-4)
+    changed = abs(first - before)["attention"].max(["query", "key"]) > 1e-3
     assert changed.values.tolist() == [True, True, False, False]
     assert float(abs(seen["contribution"]).sel(head="1.3", frequency=0).max()) == 0
-    xr.testing.assert_identical(
-        rl.capture(llama, tokens()).drop_attrs(deep=False), plain.drop_attrs(deep=False)
-    )
+    again = rl.capture(llama, tokens()).drop_attrs(deep=False)
+    xr.testing.assert_identical(again, plain.drop_attrs(deep=False))
 
 
 def test_a_rotation_that_depends_on_the_length():
@@ -316,14 +292,10 @@ def test_a_rotation_that_depends_on_the_length():
         assert_contributions_are_scores(seen)
 
 
-# contents of the result
-
-
 def test_variables_have_names_and_units_and_can_be_saved(tmp_path: Path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
-    seen = rl.capture(
-        model, "aabca", tokenizer=tokenizer, heads="1.*", values=True, logits_of=["b"]
-    )
+    options = {"heads": "1.*", "values": True, "logits_of": ["b"]}
+    seen = rl.capture(model, "aabca", tokenizer=tokenizer, **options)
     assert [text.strip() for text in seen["answer"].values] == ["b"]
     for name, variable in seen.variables.items():
         assert variable.attrs["long_name"], name
@@ -340,14 +312,18 @@ def test_variables_have_names_and_units_and_can_be_saved(tmp_path: Path):
         assert again["score"].attrs == seen["score"].attrs
 
 
-def test_an_answer_is_a_text_or_an_integer_of_any_type(tmp_path: Path):
+def test_answers_of_any_type_and_texts_of_any_length(tmp_path: Path):
     model, tokenizer = rl.load(save_tiny(tmp_path / "model"))
     capture = rl.capture(model, torch.arange(3, 9), logits_of=[np.int64(7)])
     xr.testing.assert_equal(capture, rl.capture(model, torch.arange(3, 9), logits_of=[7]))
-    with pytest.raises(BadArgument, match="'ab' is not one token of the model"):
-        rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="ab")
     text = rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="b")
     assert [answer.strip() for answer in text["answer"].values] == ["b"]
+    with pytest.raises(BadArgument, match="'ab' is not one token of the model"):
+        rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="ab")
+    with pytest.raises(BadArgument, match="3 tokens or more"):
+        rl.capture(model, "a", tokenizer=tokenizer)
+    with pytest.warns(UserWarning, match="beyond the 64 tokens that the model was made for"):
+        rl.capture(model, 70 * "a", tokenizer=tokenizer, heads="0.0")
 
 
 def test_several_prompts_equal_separate_captures(llama: LlamaForCausalLM, tmp_path: Path):
@@ -369,30 +345,13 @@ def test_several_prompts_equal_separate_captures(llama: LlamaForCausalLM, tmp_pa
         rl.capture(llama, [])
 
 
-def test_tokens_without_a_tokenizer_are_numbers(llama: LlamaForCausalLM):
-    seen = rl.capture(llama, tokens(length=5), heads="0.0")
-    assert seen["key_token"].values.tolist() == [f"#{token}" for token in tokens(length=5)]
-
-
 def test_memory_is_checked_first(llama: LlamaForCausalLM):
     seen = rl.capture(llama, tokens()).variables.values()
     needed = sum(x.nbytes for x in seen if x.dtype == "f4")
     rl.capture(llama, tokens(), max_bytes=needed)
     with pytest.raises(BadArgument) as refused:
         rl.capture(llama, tokens(), max_bytes=needed - 1)
-    assert refused.value.what == (
-        f"This capture takes {needed:,} bytes, more than the {needed - 1:,} allowed."
-    )
+    words = f"This capture takes {needed:,} bytes, more than the {needed - 1:,} allowed."
+    assert refused.value.what == words
     assert refused.value.parts["seen"] == "8 heads, 20 tokens, 8 frequencies"
     assert refused.value.parts["try"].endswith(f"max_bytes={needed}")
-
-
-# errors
-
-
-def test_a_text_of_too_few_or_too_many_tokens(tmp_path: Path):
-    model, tokenizer = rl.load(save_tiny(tmp_path))
-    with pytest.raises(BadArgument, match="3 tokens or more"):
-        rl.capture(model, "a", tokenizer=tokenizer)
-    with pytest.warns(UserWarning, match="beyond the 64 tokens that the model was made for"):
-        rl.capture(model, 70 * "a", tokenizer=tokenizer, heads="0.0")

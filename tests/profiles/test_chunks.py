@@ -1,13 +1,10 @@
 """Sequences that run in chunks with a cache give the numbers of one pass."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 import xarray as xr
-from evaluated import token_progress
+from measured import assert_alike, token_progress
 from oracles.tiny import random_tokens, tiny
-from same import assert_alike
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -29,25 +26,16 @@ LENGTHS = torch.tensor([80, 61, 80])
 def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset, list[int]]:
     """A profile, and the number of earlier tokens in every call of the first pass."""
     model, past, progress = tiny(family), [], []
+    options = {"rows": rows, "surrogates": 2, "batch_size": len(TOKENS)}
+    edits = [rl.stop(rl.PlaneNumbers([1]), heads=heads)] if heads else []
 
     def see(call: AttentionCall) -> None:
         if len(call.query) == 2:
             past.append(call.past)
 
-    edit = (
-        rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads=heads))
-        if heads
-        else nullcontext()
-    )
-    with edit, as_live_model(model).observe(see):
-        result = rl.profile(
-            model,
-            rl.Text(TOKENS, lengths=LENGTHS),
-            rows=rows,
-            surrogates=2,
-            batch_size=len(TOKENS),
-            progress=token_progress(progress.append),
-        )
+    with rl.edit_rope(model, *edits), as_live_model(model).observe(see):
+        text, shown = rl.Text(TOKENS, lengths=LENGTHS), token_progress(progress.append)
+        result = rl.profile(model, text, progress=shown, **options)
     assert sum(progress) == LENGTHS.sum()
     return result, past
 
@@ -61,9 +49,7 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
         ("gpt_oss", "all", None),  # sink logits
     ],
 )
-def test_chunks_give_the_numbers_of_one_pass(
-    family: str, rows: int | str, heads: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_give_the_numbers_of_one_pass(family, rows, heads, monkeypatch):
     expected, past = profile(family, rows, heads)
     assert set(past) == {0}
     monkeypatch.setattr(live_model, "ONE_PASS", CHUNK)
@@ -73,24 +59,16 @@ def test_chunks_give_the_numbers_of_one_pass(
     assert_alike(result, expected)
 
 
-def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, sizes = tiny("gemma2"), set()
+def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.MonkeyPatch):
+    model, sizes, text = tiny("gemma2"), set(), rl.Text(TOKENS, lengths=LENGTHS)
+    edits = {"head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"), "none turns": "nope"}
+    options = {"edits": edits, "rows": 16, "prompt_lengths": [60], "distances": [30]}
+    options["measures"] = (*DEFAULT_MEASURES, "copying")
 
     def evaluate() -> xr.Dataset:
         sizes.clear()
         with as_live_model(model).observe(lambda call: sizes.add(call.query.shape[2])):
-            return rl.evaluate(
-                model,
-                rl.Text(TOKENS, lengths=LENGTHS),
-                edits={
-                    "one head": rl.stop(rl.PlaneNumbers([1]), heads="0.1"),
-                    "none turns": "nope",
-                },
-                measures=(*DEFAULT_MEASURES, "copying"),
-                rows=16,
-                prompt_lengths=[60],
-                distances=[30],
-            )
+            return rl.evaluate(model, text, **options)
 
     expected = evaluate()
     assert max(sizes - {1 + 2 * 64}) == 80  # without the repeated tokens
@@ -100,9 +78,7 @@ def test_edits_are_evaluated_in_chunks_as_in_one_pass(monkeypatch: pytest.Monkey
     assert_alike(result, expected)
 
 
-def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(monkeypatch: pytest.MonkeyPatch):
     """The keys of all chunks, and their values, share one buffer.
 
     A growing cache would leave its earlier tensors in memory, because views keep them.
@@ -118,9 +94,7 @@ def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(
             earlier.clear()
             rooms[call.layer] = set()
         alive.append(sum(not storage.expired() for storage in earlier))
-        earlier += [
-            StorageWeakRef(part.untyped_storage()) for part in (call.query, call.output)
-        ]
+        earlier += [StorageWeakRef(x.untyped_storage()) for x in (call.query, call.output)]
         room = [part.untyped_storage().data_ptr() for part in (call.key, call.value)]
         rooms[call.layer].add((room[0], room[1]))
 
@@ -132,14 +106,14 @@ def test_only_the_rows_of_an_earlier_chunk_stay_in_memory(
     assert [len(of_layer) for of_layer in rooms.values()] == [1] * len(rooms)
 
 
-def test_models_without_chunks_run_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_without_chunks_run_in_one_pass(monkeypatch: pytest.MonkeyPatch):
     plain = as_live_model(tiny("llama_gqa"))
     assert plain.chunk_length(2**16) is None
     assert plain.chunk_length(2**17) == 256  # keeps the mask of rows and keys small
     assert as_live_model(tiny("llama_dynamic")).chunk_length(2**17) is None
 
 
-def test_a_rotation_is_undone_with_the_rounded_angles_of_the_model() -> None:
+def test_a_rotation_is_undone_with_the_rounded_angles_of_the_model():
     """Angles of 131,072 rad have steps of 0.008 in float32, and this rounding cancels."""
     rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=128, num_attention_heads=2))
     planes = Planes(rotary.inv_freq, 64, "half")

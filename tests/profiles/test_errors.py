@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from evaluated import evaluate, token_progress
+from measured import evaluate, token_progress
 from oracles.tiny import logits, tiny
 
 import ropelens as rl
@@ -21,27 +21,22 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # the vocabulary has 96 tokens
 
 
 @pytest.mark.parametrize(
-    ("tokens", "options", "line"),
+    ("tokens", "line"),
     [
-        (TOKENS[:, :2], {}, "A text must have 3 tokens or more"),
-        (TOKENS[0], {}, r"profile: text must be a Text.* token ids .sequence, position."),
-        (TOKENS + 90, {}, "not in the vocabulary of the model.*ids 93 to 116"),
-        (TOKENS, {"lengths": [12]}, "lengths must state the number of tokens"),
-        (TOKENS, {"lengths": [12, 13]}, "lengths .12, 13. for ids of shape"),
-        (TOKENS, {"documents": [1]}, "documents must have a value for every sequence"),
+        (TOKENS[:, :2], "A text must have 3 tokens or more"),
+        (TOKENS[0], r"profile: text must be a Text.* token ids .sequence, position."),
+        (TOKENS + 90, "not in the vocabulary of the model.*ids 93 to 116"),
     ],
 )
-def test_profile_refuses_bad_texts(tokens: Any, options: dict[str, Any], line: str) -> None:
+def test_profile_refuses_bad_texts(tokens: torch.Tensor, line: str):
     with pytest.raises(BadArgument) as refused:
-        rl.profile(tiny("llama_gqa"), rl.Text(tokens, **options) if options else tokens)
+        rl.profile(tiny("llama_gqa"), tokens)
     assert re.search(line, refused.value.line), refused.value.line
 
 
-def test_a_profile_without_budget_has_the_same_sums_and_no_labels() -> None:
-    sums, full = (
-        rl.profile(tiny("llama_gqa"), TOKENS, budget=budget, surrogates=0)
-        for budget in (False, True)
-    )
+def test_a_profile_without_budget_has_the_same_sums_and_no_labels():
+    options = ({"budget": False}, {"surrogates": 0})
+    sums, full = (rl.profile(tiny("llama_gqa"), TOKENS, **each) for each in options)
     for name in ("q_norm", "selectivity", "offset_mass", "induction"):
         np.testing.assert_array_equal(sums[name], full[name])
     assert "total_bits" not in sums
@@ -86,7 +81,7 @@ def test_tokens_and_seeds_of_numpy() -> None:
         (1e12, "The attention budget of layer 1 cannot be fitted(.|\n)*queries up to"),
     ],
 )
-def test_scores_that_are_not_finite_are_refused(factor: float, words: str) -> None:
+def test_scores_that_are_not_finite_are_refused(factor: float, words: str):
     model = tiny("llama_gqa")
     attention = model.model.layers[1].self_attn
     with torch.no_grad():
@@ -113,16 +108,11 @@ def test_an_error_inside_the_model_restores_it(measure: str, monkeypatch: pytest
     assert model.config._attn_implementation == configured
 
 
-# progress
-
-
 def test_progress_moves_by_layer_within_a_batch():
     done: list[int] = []
-    lengths = torch.tensor([40, 20, 3])
     options = {"edits": {"a": "nope"}, "measures": "loss", "rows": 9, "batch_size": 2}
-    evaluate(
-        tiny("llama_gqa"), lengths=lengths, progress=token_progress(done.append), **options
-    )
+    options |= {"lengths": torch.tensor([40, 20, 3]), "progress": token_progress(done.append)}
+    evaluate(tiny("llama_gqa"), **options)
     by_layer = [20, 20, 20]  # after each of two layers, and after the head
     assert done == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
 

@@ -56,9 +56,6 @@ def one_group(*heads: Gains) -> xr.Dataset:
     return profile_of([(10.0, list(heads))])
 
 
-# columns
-
-
 def test_columns_of_two_heads():
     profile = one_group((3.0, 0.5, 2.5, 1.0, 2.8), (1.0, 0.0, 0.2, 0.8, 0.9))
     profile["selectivity_keys"][0, 1] = [-1.0, 3.0]
@@ -68,21 +65,17 @@ def test_columns_of_two_heads():
     assert header.endswith(",planes_to_half")
     assert heads["label"].tolist() == ["positional", "semantic"]
     assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 0], [0, 1]]
-    np.testing.assert_allclose(heads["total_bits"], [3.0, 1.0])
-    np.testing.assert_allclose(heads["sink_bits"], [0.5, 0.0])
-    np.testing.assert_allclose(heads["position_bits"], [1.8, 0.1])
-    np.testing.assert_allclose(heads["content_bits"], [0.5, 0.8])
-    np.testing.assert_allclose(heads["interaction_bits"], [0.2, 0.1])
-    np.testing.assert_allclose(heads["positional_fraction"], [0.72, 0.1])
-    np.testing.assert_allclose(heads["content_fraction"], [0.2, 0.8])
-    np.testing.assert_allclose(heads["interaction_fraction"], [0.08, 0.1])
+    numbers = {"total_bits": [3.0, 1.0], "sink_bits": [0.5, 0.0], "position_bits": [1.8, 0.1]}
+    numbers |= {"content_bits": [0.5, 0.8], "interaction_bits": [0.2, 0.1]}
+    numbers |= {"positional_fraction": [0.72, 0.1], "content_fraction": [0.2, 0.8]}
+    numbers |= {"interaction_fraction": [0.08, 0.1], "mean_wavelength": [100.0, 1000.0]}
+    numbers |= {"top_wavelength": [10.0, 1000.0], "top_share": [0.5, 1.0]}
+    for name, expected in numbers.items():
+        np.testing.assert_allclose(heads[name], expected)
     for name, expected in (("offset", 3), ("offset_low", 2), ("offset_high", 5)):
         assert str(heads[name].dtype) == "Int64"
         assert heads[name].tolist() == [expected, pd.NA]
     np.testing.assert_equal(heads["offset_weight"].to_numpy(), [0.5, math.nan])
-    np.testing.assert_allclose(heads["top_wavelength"], [10.0, 1000.0])
-    np.testing.assert_allclose(heads["top_share"], [0.5, 1.0])
-    np.testing.assert_allclose(heads["mean_wavelength"], [100.0, 1000.0])
     assert heads["planes_to_half"].tolist() == [1, 1]
     assert heads["induction"].tolist() == [0.25, 0.25]
 
@@ -94,9 +87,8 @@ def test_too_few_rows_label_no_head():
     assert heads[["confidence", "offset"]].isna().all(axis=None)
     assert heads.attrs["claim"]["verdict"] == "not testable"
     assert heads_sentences(heads)[0].startswith("Of 2 heads, 2 are untested. ")
-    assert cautions(profile, heads)[0].startswith(
-        "Heads are untested, because 99 rows of attention are"
-    )
+    words = "Heads are untested, because 99 rows of attention are"
+    assert cautions(profile, heads)[0].startswith(words)
 
 
 def test_a_head_has_an_offset_only_if_one_offset_stands_out():
@@ -107,6 +99,7 @@ def test_a_head_has_an_offset_only_if_one_offset_stands_out():
     assert heads["offset_low"].tolist() == [2, 2]
     assert heads["offset_high"].tolist() == [5, 5]
     assert heads.attrs["thresholds"] == asdict(Thresholds())
+    assert heads["confidence"].isna().all(), "one group has no resamples"
 
 
 def test_fractions_are_nan_if_sinks_explain_everything():
@@ -135,16 +128,10 @@ def test_layers_with_fewer_heads_or_planes():
     assert heads["planes_to_half"].tolist() == [1, 1, 1]
 
 
-# confidence
-
-
 def test_confidence_of_two_groups_by_hand():
     """A resample has the first group twice (1/4), both groups (1/2) or the second twice."""
     much: Gains = (9.0, 0.0, 0.0, 9.0, 9.0)
-    groups = [
-        (10.0, [POSITIONAL, POSITIONAL, POSITIONAL]),
-        (10.0, [SEMANTIC, POSITIONAL, much]),
-    ]
+    groups = [(10.0, [POSITIONAL] * 3), (10.0, [SEMANTIC, POSITIONAL, much])]
     heads = classify_heads(profile_of(groups), resamples=20_000, seed=1)
     # Both groups together: P 0.5, C 0.5, B 1, so position and content have 0.5 of 1 bit each.
     assert heads["label"].tolist() == ["mixed", "positional", "semantic"]
@@ -172,13 +159,10 @@ def test_confidence_is_the_share_of_other_samples_with_the_same_label():
 def test_labels_of_a_resample_are_labels_of_the_drawn_groups():
     """Groups drawn by hand have the same labels."""
     random = np.random.default_rng(3)
-    groups = [
-        (
-            float(random.integers(1, 50)),
-            [tuple(random.uniform(-1, 3, size=5)) for _ in range(4)],
-        )
-        for _ in range(6)
-    ]
+    groups = []
+    for _ in range(6):
+        rows = float(random.integers(1, 50))
+        groups.append((rows, [tuple(random.uniform(-1, 3, size=5)) for _ in range(4)]))
     profile = profile_of(groups)
     labels = resample_labels(profile, resamples=40, seed=7)
     draws = np.random.default_rng(7).multinomial(6, [1 / 6] * 6, size=40)
@@ -188,14 +172,6 @@ def test_labels_of_a_resample_are_labels_of_the_drawn_groups():
         assert resample[0].tolist() == expected["label"].tolist()
     other = resample_labels(profile, resamples=40, seed=8)
     assert (labels != other).any()
-
-
-def test_confidence_of_one_sequence_is_unknown():
-    heads = classify_heads(one_group(POSITIONAL, SEMANTIC))
-    assert heads["confidence"].isna().all()
-
-
-# the claim
 
 
 def test_the_claim_depends_only_on_profile_and_seed():

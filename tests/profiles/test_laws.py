@@ -173,9 +173,6 @@ def test_batches_change_nothing_if_rope_depends_on_the_length(name: str):
     assert_same(first, again.collect(), again, rtol=1e-6)
 
 
-# sampled rows
-
-
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(
     lengths=st.lists(st.integers(2, 90), min_size=1, max_size=5),
@@ -183,9 +180,7 @@ def test_batches_change_nothing_if_rope_depends_on_the_length(name: str):
     seed=st.integers(0, 2**20),
     first=st.integers(0, 1000),
 )
-def test_weights_of_sampled_rows_stand_for_all_rows(
-    lengths: list[int], count: int, seed: int, first: int
-):
+def test_weights_of_sampled_rows_stand_for_all_rows(lengths, count, seed, first):
     length = torch.tensor(lengths)
     numbers = range(first, first + len(length))
     rows = sample_rows(length, count=count, seed=seed, numbers=numbers)
@@ -200,19 +195,16 @@ def test_weights_of_sampled_rows_stand_for_all_rows(
     for sequence in range(len(lengths)):
         part = slice(sequence, sequence + 1)
         single = sample_rows(length[part], count=count, seed=seed, numbers=numbers[part])
-        assert torch.equal(
-            single.position[single.weight > 0], rows.position[part][rows.weight[part] > 0]
-        )
+        positions = rows.position[part][rows.weight[part] > 0]
+        assert torch.equal(single.position[single.weight > 0], positions)
 
 
 def test_sampled_rows_agree_with_all_rows():
     """The mean over 24 seeds agrees within its standard error."""
     model = tiny("gemma2").double()
     tokens = random_tokens(sequences=4, length=60)
-    of_all, planes = (
-        Measurement.of(model, rl.Text(tokens, lengths=[60, 44, 60, 23])),
-        planes_of(model),
-    )
+    of_all = Measurement.of(model, rl.Text(tokens, lengths=[60, 44, 60, 23]))
+    planes = planes_of(model)
 
     def measured(**options: int) -> xr.Dataset:
         return summarize(collect(replace(of_all, **options), planes), planes)
@@ -239,9 +231,8 @@ def test_sampled_rows_agree_with_all_rows():
 def test_the_sampled_rows_do_not_change_the_budget():
     """The models of the budget have separate samples of rows for fitting and scoring."""
     tokens = random_tokens(sequences=4, length=40)
-    total, few = (
-        rl.profile(tiny("llama_gqa"), tokens, rows=rows, surrogates=0) for rows in ("all", 3)
-    )
+    model = tiny("llama_gqa")
+    total, few = (rl.profile(model, tokens, rows=n, surrogates=0) for n in ("all", 3))
     for name in ("total_bits", "position_bits", "group_both_gain", "offset"):
         np.testing.assert_array_equal(total[name], few[name], err_msg=name)
     assert (total["selectivity"] != few["selectivity"]).any()

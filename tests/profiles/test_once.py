@@ -14,12 +14,11 @@ from ropelens.rotation import probe
 
 IDS = random_tokens(sequences=4, length=40)
 LENGTHS = torch.tensor([40, 40, 23, 31])
+FEW, SWEEP = rl.Options(surrogates=2), {"keep": (0.5,), "ends": ["slow"], "controls": 0}
 MEASURED = {
-    "analyze": lambda model, text: rl.analyze(model, text, rl.Options(surrogates=2)),
-    "sweep": lambda model, text: rl.analyze(
-        model, text, rl.Options(surrogates=2), truncation={"keep": (0.5,), "controls": 0}
-    ),
-    "truncate": lambda model, text: rl.truncate(model, text, keep=[0.5], controls=0),
+    "analyze": lambda model, text: rl.analyze(model, text, FEW),
+    "sweep": lambda model, text: rl.analyze(model, text, FEW, truncation=SWEEP),
+    "truncate": lambda model, text: rl.truncate(model, text, **SWEEP),
     "evaluate": lambda model, text: rl.evaluate(model, text, edits={"half": "p-rope:0.5"}),
     "reach": lambda model, text: rl.reach(model, text, copies=[48], draws=1),
     "claims": lambda model, text: rl.test_claims(
@@ -38,15 +37,15 @@ TEXTS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def saved_profile(tmp_path_factory: pytest.TempPathFactory) -> None:
-    profile = rl.profile(tiny("llama_gqa"), IDS, surrogates=2)
+    profile = rl.profile(tiny("llama_gqa", num_hidden_layers=1), IDS, surrogates=2)
     PROFILE[:] = [tmp_path_factory.mktemp("saved") / "profile.nc"]
     rl.save(profile, PROFILE[0])
 
 
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("measure", MEASURED)
-def test_a_text_is_checked_once(measure: str, kind: str) -> None:
-    model, text = tiny("llama_gqa"), TEXTS[kind]()
+def test_a_text_is_checked_once(measure: str, kind: str):
+    model, text = tiny("llama_gqa", num_hidden_layers=1), TEXTS[kind]()
     calls: dict[str, mock.Mock] = {}
 
     def count(module: object, name: str) -> mock.Mock:

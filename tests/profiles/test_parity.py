@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
-from evaluated import token_progress
+from measured import token_progress
 from oracles.dense import dense
 from oracles.logit import HeadRows, gain, head_rows, information
 from oracles.recording import MASKS, attention_calls, with_mask
@@ -32,7 +33,6 @@ from ropelens.text.text import Text
 
 LENGTHS = (40, 23, 31)
 LONG = (150, 97, 128)  # beyond offset 64, bins have several offsets
-LONG_FAMILIES = ("mistral_sliding", "gpt_oss")
 
 NAMED = (5, 40, 41)
 """Tokens that are sinks at any position, in addition to BOS and position 0."""
@@ -110,63 +110,49 @@ def assert_profile_agrees(
     assert profile.attrs["rows_measured"] == true["rows"]
 
 
-# dense oracle
+def assert_parity(
+    model: PreTrainedModel, name: str, *, lengths: Any = LENGTHS, seed: int = 0, **options: int
+) -> tuple[xr.Dataset, dict[str, np.ndarray]]:
+    """Compare a profile in float64 with the dense oracle, and return both."""
+    model = model.double()
+    tokens = random_tokens(seed, sequences=len(lengths), length=max(lengths))
+    profile = measured(model, tokens, lengths, **options)
+    true = true_values(model, tokens, lengths, name=name)
+    assert_profile_agrees(profile, true, rtol=2e-6)
+    return profile, true
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_every_family(name: str):
-    model = tiny(name).double()
+    model = tiny(name)
     if name not in ("gemma2", "gpt_oss"):
         model.set_attn_implementation("sdpa")
-    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
-    profile = measured(model, tokens, LENGTHS)
-    true = true_values(model, tokens, LENGTHS, name=name)
+    _, true = assert_parity(model, name=name)
     assert (true["total_bits"] > 0.1).all(), "attention is not nearly uniform"
-    assert_profile_agrees(profile, true, rtol=2e-6)
 
 
-@pytest.mark.parametrize("name", LONG_FAMILIES)
+@pytest.mark.parametrize("name", ["mistral_sliding", "gpt_oss"])
 def test_beyond_the_exact_bins(name: str):
     """Three batches with one sequence each and different lengths."""
-    model = tiny(name, seed=1).double()
-    tokens = random_tokens(sequences=len(LONG), length=max(LONG), seed=1)
-    profile = measured(model, tokens, LONG, batch_size=1)
-    true = true_values(model, tokens, LONG, name=name)
-    assert_profile_agrees(profile, true, rtol=2e-6)
+    assert_parity(tiny(name, seed=1), name=name, lengths=LONG, seed=1, batch_size=1)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gpt_oss", "deepseek_v3"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks_with_gaps(mask: str, name: str):
-    model = with_mask(tiny(name).double(), MASKS[mask])
-    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
-    profile = measured(model, tokens, LENGTHS, batch_size=2)
-    true = true_values(model, tokens, LENGTHS, name=name)
-    assert_profile_agrees(profile, true, rtol=2e-6)
+    assert_parity(with_mask(tiny(name).double(), MASKS[mask]), name=name, batch_size=2)
 
 
-VARIANTS = {
-    "chunks that do not see each other": ("llama4", {"attention_chunk_size": 8}),
-    "kv heads that differ between layers": (
-        "gemma4",
-        {"num_global_key_value_heads": 1, "attention_k_eq_v": True},
-    ),
-}
+def test_chunks_that_do_not_see_each_other():
+    profile, _ = assert_parity(tiny("llama4", attention_chunk_size=8), name="llama4")
+    assert float(profile["offset_mass"][:3, :, 8:].max()) == 0
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_variants(variant: str):
-    name, changes = VARIANTS[variant]
-    model = tiny(name, **changes).double()
-    tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
-    profile = measured(model, tokens, LENGTHS)
-    true = true_values(model, tokens, LENGTHS, name=name)
-    assert_profile_agrees(profile, true, rtol=2e-6)
-    if name == "llama4":
-        assert float(profile["offset_mass"][:3, :, 8:].max()) == 0
-    else:
-        assert np.isnan(profile["k_norm"][1, 1]).all()
-        assert profile["k_norm"][0].notnull().sum() == 16
+def test_kv_heads_that_differ_between_layers():
+    model = tiny("gemma4", num_global_key_value_heads=1, attention_k_eq_v=True)
+    profile, _ = assert_parity(model, name="gemma4")
+    assert np.isnan(profile["k_norm"][1, 1]).all()
+    assert profile["k_norm"][0].notnull().sum() == 16
 
 
 def test_float32_of_a_real_checkpoint(shared: Path):
@@ -182,9 +168,6 @@ def test_float32_of_a_real_checkpoint(shared: Path):
     profile = measured(model, tokens, lengths)
     true = true_values(model, tokens, lengths, name="llama_gqa")
     assert_profile_agrees(profile, true, rtol=1e-5)
-
-
-# budget compared with scipy
 
 
 @pytest.mark.parametrize(
@@ -208,28 +191,17 @@ def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
         "content_gain": {"content": True, "offsets": False},
         "both_gain": {"content": True, "offsets": True},
     }
-    for layer, head in np.argwhere(heads)[-1:]:
-        own = [
-            head_rows(calls[layer], turning[layer], head=head, sinks=sinks)
-            for calls in recorded
-        ]
-        fold = [reduce(HeadRows.joined, own[part::2]) for part in (0, 1)]
-        total = np.array([information(group) for group in own])
-        measured_gains = {
-            gain: profile[f"group_{gain}"].values[:, layer, head] for gain in ("total", *models)
-        }
-        np.testing.assert_allclose(measured_gains["total"], total, rtol=1e-3)
-        for gain_name, model_of in models.items():
-            halves = [
-                gain(fold[1 - part], on=fold[part], ridge=RIDGE, **model_of) for part in (0, 1)
-            ]
-            ours = [measured_gains[gain_name][part::2].mean() for part in (0, 1)]
-            np.testing.assert_allclose(
-                ours, halves, atol=0.02 * total.mean(), err_msg=gain_name
-            )
-
-
-# transformers
+    layer, head = np.argwhere(heads)[-1]
+    sides = {"head": head, "sinks": sinks}
+    own = [head_rows(calls[layer], turning[layer], **sides) for calls in recorded]
+    fold = [reduce(HeadRows.joined, own[part::2]) for part in (0, 1)]
+    total = np.array([information(group) for group in own])
+    of_head = profile.isel(layer=layer, head=head)
+    np.testing.assert_allclose(of_head["group_total"], total, rtol=1e-3)
+    for name_of, parts in models.items():
+        halves = [gain(fold[1 - n], on=fold[n], ridge=RIDGE, **parts) for n in (0, 1)]
+        ours = [of_head[f"group_{name_of}"][n::2].mean() for n in (0, 1)]
+        np.testing.assert_allclose(ours, halves, atol=0.02 * total.mean(), err_msg=name_of)
 
 
 @torch.no_grad()
@@ -323,9 +295,8 @@ def test_groups_add_up_to_the_whole():
     rows, stretch = profile["group_rows"], np.arange(40) * 16 // 40
     dealt = [(lengths[stretch == group] - 1).sum() for group in range(16)]
     np.testing.assert_array_equal(rows, dealt)
-    np.testing.assert_array_equal(
-        profile["group_scored"], dealt
-    )  # short sequences: all rows are scored
+    # All rows are scored, because the sequences are short.
+    np.testing.assert_array_equal(profile["group_scored"], dealt)
     weight = rows / rows.sum()
     whole = [(weight * profile[f"group_{name}"]).sum("group").values for name in GAINS]
     for name, bits in attention_budget(*whole).items():
@@ -340,21 +311,14 @@ def test_profile_is_collect_and_summarize_with_attributes():
     tokens = random_tokens(sequences=len(LENGTHS), length=max(LENGTHS))
     lengths = torch.tensor(LENGTHS)
     done: list[int] = []
-    profile = rl.profile(
-        model,
-        rl.Text(tokens, lengths=lengths),
-        sinks=NAMED,
-        surrogates=1,
-        batch_size=2,
-        progress=token_progress(done.append),
-    )
+    options = {"sinks": NAMED, "surrogates": 1, "batch_size": 2}
+    options["progress"] = token_progress(done.append)
+    profile = rl.profile(model, rl.Text(tokens, lengths=lengths), **options)
     assert profile["found_sink"].isnull().all()
     plain = measured(model, tokens, LENGTHS, batch_size=2, surrogates=1)
     assert "group_both_gain" in plain
-    for name in plain.variables:
-        # The profile sums the two fitted sequences first, in the same pass.
-        same = {"rtol": 1e-12, "atol": 1e-12}
-        np.testing.assert_allclose(profile[name], plain[name], **same, err_msg=name)
+    for name in plain.variables:  # the profile sums the two fitted sequences first
+        np.testing.assert_allclose(profile[name], plain[name], 1e-12, 1e-12, err_msg=name)
     assert (sum(done), sum(done[: len(done) // 2])) == (94, 71)  # first batch, layer by layer
     expected = {"model": "Gemma3ForCausalLM", "dtype": "float64", "seed": 0, "rows": "all"}
     expected |= {"context": 40, "sequences": 3, "documents": 0, "tokens": 94}

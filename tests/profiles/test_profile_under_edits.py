@@ -70,9 +70,8 @@ def test_attention_and_selectivity_match_a_capture():
         with torch.no_grad():
             expected = model(sequence, output_attentions=True, use_cache=False).attentions
     shape = (measured.sizes["layer"], measured.sizes["head"])
-    np.testing.assert_allclose(
-        measured["excerpt_attention"][0], torch.cat(expected), rtol=0, atol=1e-5
-    )
+    attention = measured["excerpt_attention"][0]
+    np.testing.assert_allclose(attention, torch.cat(expected), rtol=0, atol=1e-5)
     visible = np.tril(np.ones((sequence.shape[1], sequence.shape[1])))
     even = visible / visible.sum(-1, keepdims=True)
     chosen = (seen["attention"].values - even)[:, None] * np.nan_to_num(seen["contribution"])
@@ -80,9 +79,8 @@ def test_attention_and_selectivity_match_a_capture():
     np.testing.assert_allclose(measured["selectivity"], selectivity, rtol=0, atol=1e-5)
     still = seen["q_still"].values[..., 0] + 1j * seen["q_still"].values[..., 1]
     expected = np.abs(still.mean(1)).reshape(*shape, -1)
-    mean = (measured["q_coherence"].fillna(0) * measured["q_norm"]).transpose(
-        "layer", "head", ...
-    )
+    mean = measured["q_coherence"].fillna(0) * measured["q_norm"]
+    mean = mean.transpose("layer", "head", ...)
     np.testing.assert_allclose(mean, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -50,7 +50,7 @@ def new_measure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "MEASURES", (*measures.MEASURES, NEW))
 
 
-def test_a_saved_profile_opens_without_a_warning(folder: Path) -> None:
+def test_a_saved_profile_opens_without_a_warning(folder: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         analysis = rl.open(folder)
@@ -61,9 +61,7 @@ def test_a_saved_profile_opens_without_a_warning(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [".", "profile.nc"])
-def test_a_measure_that_is_newer_than_the_profile_is_nan(
-    folder: Path, new_measure: None, path: str
-) -> None:
+def test_a_measure_that_is_newer_than_the_profile_is_nan(folder, new_measure, path):
     with pytest.warns(UserWarning, match=WARNING) as warned:
         opened = rl.open(folder / path)
     assert len(warned) == 1
@@ -76,16 +74,14 @@ def test_a_measure_that_is_newer_than_the_profile_is_nan(
     rl.plot_head_map(profile)
 
 
-def test_the_page_of_an_older_profile_is_drawn_with_one_warning(
-    folder: Path, new_measure: None
-) -> None:
+def test_the_page_of_an_older_profile_is_drawn_with_one_warning(folder, new_measure):
     with pytest.warns(UserWarning, match=WARNING) as warned:
         page = rewrite_page(folder)
     assert len(warned) == 1
     assert "</html>" in page.read_text()
 
 
-def test_a_profile_without_a_budget_lacks_no_measure(folder: Path) -> None:
+def test_a_profile_without_a_budget_lacks_no_measure(folder: Path):
     profile = rl.open(folder / "profile.nc")
     fitted = [row.name for row in measures.MEASURES if isinstance(row, measures.Fitted)]
     rl.save(profile.drop_vars(fitted), folder / "profile.nc")

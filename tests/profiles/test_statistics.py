@@ -37,14 +37,8 @@ def test_the_recipe_matches_dense_attention_on_a_set_of_tokens(name: str, rows: 
     assert len(recipe().splitlines()) < 15
     model = tiny(name).double()
     tokens = random_tokens(sequences=3, length=40) % 17
-    profile = rl.profile(
-        model,
-        rl.Text(tokens, lengths=torch.tensor(LENGTHS)),
-        statistics=[attention_on(WANTED)],
-        surrogates=0,
-        rows=rows,
-        batch_size=2,
-    )
+    options = {"statistics": [attention_on(WANTED)], "rows": rows, "batch_size": 2}
+    profile = rl.profile(model, rl.Text(tokens, lengths=LENGTHS), surrogates=0, **options)
     ours = profile["attention_on_set"]
     assert ours.dims == ("layer", "head")
     assert ours.attrs["units"] == "1"
@@ -103,9 +97,6 @@ def test_statistics_that_are_refused(statistics: list[Statistic], says: str, see
     with pytest.raises(BadArgument, match=says) as refused:
         rl.profile(tiny("llama_gqa"), tokens, statistics=statistics)
     assert seen in str(refused.value.parts.get("seen", ""))
-
-
-# all rows
 
 
 def test_a_profile_has_the_variable_of_every_row():

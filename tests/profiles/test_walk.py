@@ -36,7 +36,7 @@ def receivers(kind: type, call: Callable[[], object]) -> set[str]:
     """
     names: set[str] = set()
 
-    def record(frame: FrameType, event: str, _: object) -> None:
+    def record(frame: FrameType, event: str, _: object):
         code = frame.f_code
         file = code.co_filename
         if event != "call" or not file.startswith(PACKAGE) or file.endswith(OWN_FILES):
@@ -66,17 +66,15 @@ def truncate(model: object) -> object:
 
 @pytest.mark.parametrize("measure", [profile, truncate])
 @pytest.mark.parametrize("kind", [LiveModel, rl.Text])
-def test_few_functions_receive_the_model_or_the_text(
-    measure: Callable[[object], object], kind: type
-) -> None:
-    model = tiny("llama_gqa")
+def test_few_functions_receive_the_model_or_the_text(measure, kind):
+    model = tiny("llama_gqa", num_hidden_layers=1)
     names = receivers(kind, lambda: measure(model))
     assert 15 < len(names) <= 25, sorted(names)
 
 
 @pytest.mark.parametrize("kind", [LiveModel, rl.Text])
-def test_few_functions_receive_them_while_claims_are_tested(kind: type) -> None:
-    model = tiny("llama_gqa")
+def test_few_functions_receive_them_while_claims_are_tested(kind: type):
+    model = tiny("llama_gqa", num_hidden_layers=1)
     profile = rl.profile(model, TEXT, surrogates=2)
     names = receivers(kind, lambda: rl.test_claims(profile, model=model, text=TEXT, draws=10))
     assert 15 < len(names) <= 25, sorted(names)

@@ -98,10 +98,8 @@ def test_any_head_of_the_other_model_is_chosen_and_back_returns(opened, analyses
 
 def test_pair_score_and_text_show_both_models(opened, models, analyses):
     page = opened.at("#L1H3&tab=pair&text=2&pair=9-4&beside=L2H1")
-    seen = [
-        rl.capture(model, BOTH, heads=head).isel(head=0)
-        for model, head in zip(models, ("1.3", "2.1"), strict=True)
-    ]
+    pairs = zip(models, ("1.3", "2.1"), strict=True)
+    seen = [rl.capture(model, BOTH, heads=head).isel(head=0) for model, head in pairs]
     for pane, captured in zip(("plot", "pinned"), seen, strict=True):
         pushes = captured["contrast"].values[:, 9, 4]
         shown = values(page, f"{pane}-pair", "y")

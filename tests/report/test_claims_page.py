@@ -26,9 +26,7 @@ def table(profile: xr.Dataset) -> pd.DataFrame:
     return rl.test_claims(profile, draws=60).assign(model="toy")
 
 
-def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(
-    table: pd.DataFrame,
-) -> None:
+def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(table: pd.DataFrame):
     rows = ledger_rows(table)
     verdicts = [row["verdict"] for row in rows]
     assert verdicts == sorted(verdicts, key=VERDICTS.index)
@@ -40,15 +38,12 @@ def test_a_mark_beyond_its_null_on_the_claimed_side_is_a_claim_that_holds(
             assert row["side"] * row["number"] > row["side"] * row["threshold"]
 
 
-def test_the_first_sentence_counts_verdicts() -> None:
+def test_the_first_sentence_counts_verdicts():
     words = ["holds", "holds", "contradicted", "not testable"]
-    table = pd.DataFrame(
-        {"model": "m", "verdict": words, "statement": [*"abcd"], "claim": [*"abcd"]}
-    )
-    assert claims_sentences(table) == [
-        "Of 4 claims, 2 hold, 1 is contradicted and 1 is not testable.",
-        "Contradicted: c.",
-    ]
+    texts = {"statement": [*"abcd"], "claim": [*"abcd"]}
+    table = pd.DataFrame({"model": "m", "verdict": words} | texts)
+    counts = "Of 4 claims, 2 hold, 1 is contradicted and 1 is not testable."
+    assert claims_sentences(table) == [counts, "Contradicted: c."]
     both = pd.concat([table.assign(model="none", verdict="unresolved"), table])
     assert claims_sentences(both)[0] == "Of 4 claims, 2 hold in m and none in none."
     quick = pd.concat([table, table[:3].assign(model="q")])
@@ -66,9 +61,7 @@ RECORD = {
 
 
 @pytest.mark.parametrize("names", [["toy"], ["toy", HOSTILE]])
-def test_the_page_has_each_claim_and_escapes_names(
-    table: pd.DataFrame, names: list[str]
-) -> None:
+def test_the_page_has_each_claim_and_escapes_names(table: pd.DataFrame, names: list[str]):
     several = pd.concat([table.assign(model=name) for name in names])
     several = several[(several["claim"] != "decay") | (several["model"] == "toy")]
     page = render_claims(several, RECORD)
@@ -80,9 +73,7 @@ def test_the_page_has_each_claim_and_escapes_names(
     assert all(f'id="{place}"' in page for _, place in cells)
 
 
-def test_rows_link_to_their_figures_on_the_page_of_the_analysis(
-    table: pd.DataFrame, profile: xr.Dataset
-) -> None:
+def test_rows_link_to_their_figures_on_the_page_of_the_analysis(table, profile):
     run = RECORD["runs"]["toy"] | {"page": '../#1 "page"/index.html'}
     linked = render_claims(table, RECORD | {"runs": {"toy": run}})
     places = re.findall(r'href="\.\./%231%20%22page%22/index.html#([\w=-]+)"', linked)
@@ -96,9 +87,7 @@ def test_rows_link_to_their_figures_on_the_page_of_the_analysis(
         assert f'id="{there}"' in page
 
 
-def test_every_page_has_the_claims_that_its_profile_decides(
-    profile: xr.Dataset, table: pd.DataFrame
-) -> None:
+def test_every_page_has_the_claims_that_its_profile_decides(profile, table):
     page = render_page(profile, rl.classify_heads(profile))
     assert page.count('<details class="more claim"') == len(table)
     assert f"Of {len(table)} claims, " in page

@@ -1,4 +1,4 @@
-"""Figures, sentences, table and page of a comparison."""
+"""Figures, sentences, table and page of a comparison, and the page of an answer."""
 
 from pathlib import Path
 
@@ -10,8 +10,10 @@ from in_browser import Opened, fits
 from scipy import stats
 from synthetic_comparison import CONTEXT, STEPS, synthetic_comparison
 
-from ropelens.analysis.analysis import Answer
+from ropelens import plot_claim, plot_norms
+from ropelens.analysis.analysis import Analysis, Answer, rewrite_page, write_answer
 from ropelens.comparison.table import summarize_comparison
+from ropelens.errors import BadArgument
 from ropelens.figures.comparison import (
     PLANE_PANELS,
     plane_places,
@@ -21,6 +23,8 @@ from ropelens.figures.comparison import (
     plot_loss_change,
     plot_position_loss,
 )
+from ropelens.figures.planes import plot_head_wavelengths
+from ropelens.figures.style import new_figure
 from ropelens.interventions.truncation_table import best_head
 from ropelens.report.tables import comparison_columns as shown_columns
 from ropelens.report.tables import comparison_rows as table_rows
@@ -89,9 +93,7 @@ def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset):
     assert CONTEXT in [x for x, _ in marks]
 
 
-def test_planes_that_do_not_rotate_are_drawn_where_they_rotate_elsewhere(
-    comparison: xr.Dataset,
-):
+def test_planes_that_do_not_rotate_are_drawn_where_they_rotate_elsewhere(comparison):
     place, turning = plane_places(comparison, "p-rope:0.5")
     np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
     assert turning.tolist() == [True] * 4 + [False] * 4
@@ -122,15 +124,11 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset):
         "positional heads (count)": (nope["growth_label"].values == "positional").sum((2, 3)),
         "previous-token head (0 to 1)": nope["growth_previous_token"].values.max((2, 3)),
         "induction head (0 to 1)": best.values,
-        "gain of repeats (nats/token)": (
-            nope["growth_first_loss"] - nope["growth_repeat_loss"]
-        ).values,
-        "retrieval (share)": nope["growth_retrieval"].values,
-        "loss past context (nats/token)": np.average(
-            by_bin[..., 5:], weights=[32, 64], axis=-1
-        ),
+        "gain of repeats (nats/token)": nope["growth_first_loss"] - nope["growth_repeat_loss"],
+        "retrieval (share)": nope["growth_retrieval"],
+        "loss past context (nats/token)": by_bin[..., 5:] @ [1 / 3, 2 / 3],
     }.items():
-        by_entry = values.reshape(2, len(STEPS), -1).mean(2)
+        by_entry = np.reshape(np.asarray(values), (2, len(STEPS), -1)).mean(2)
         line = lines(figure, unit)["nope"]
         np.testing.assert_allclose(line.y, by_entry.mean(0))
         np.testing.assert_allclose(line.error_y.array, by_entry.max(0) - by_entry.mean(0))
@@ -194,7 +192,7 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset):
     assert [row["cells"][index] for row in table_rows(table)] == ["1", "0", "0.5"]
 
 
-def test_findings_name_missing_runs(comparison: xr.Dataset):
+def test_findings_name_runs_that_are_not_finished(comparison: xr.Dataset):
     assert "not finished" not in " ".join(findings(comparison))
     fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
     words = " ".join(findings(fewer))
@@ -223,3 +221,66 @@ def test_the_page_shows_all_and_does_no_harm(browser, tmp_path: Path):
         assert shown.locator("tbody tr").count() == 3
         assert shown.locator(".plot img, .plot a[href]").count() == 0
         fits(shown)
+
+
+SCRIPT = "<script>alert(1)</script>"
+
+
+def drawn_with_legend(**place: object) -> go.Figure:
+    figure = new_figure("Lines", height=400)
+    for name in ("a line", "another line"):
+        figure.add_scatter(x=[1, 2], y=[1, 2], name=name)
+    return figure.update_layout(legend=place)
+
+
+@pytest.fixture(scope="module")
+def page(small, tmp_path_factory):
+    profile, heads = small
+    profile = profile.assign_attrs(model=f"some/{SCRIPT}")
+    answer = Answer(
+        question=f"Does {SCRIPT} run?",
+        findings=[f"No: {SCRIPT} is text.", "0.5 bits"],
+        figures={
+            f"Captions: {SCRIPT}": plot_head_wavelengths(profile, heads),
+            "Heads of layer 1": plot_norms(profile, layer=1),
+            "The claim": plot_claim(profile, heads),
+            "Words above": drawn_with_legend(yref="container", y=0.9),
+            "Words below": drawn_with_legend(yref="container", y=0, yanchor="bottom"),
+        },
+    )
+    facts = {"command": "", "backend": "hf", "warnings": ""}
+    record = {name: profile.attrs[name] for name in ("seed", "created")}
+    record |= {"command": "", "model": {"name": profile.attrs["model"]}, "versions": {}}
+    analysis = Analysis(profile.assign_attrs(facts), heads, record)
+    return write_answer(tmp_path_factory.mktemp("reports") / "analysis", analysis, answer)
+
+
+def test_a_page_of_an_analysis_is_not_replaced(page: Path):
+    names = {"index.html", "profile.nc", "heads.csv", "run.json"}
+    assert {path.name for path in page.parent.iterdir()} == names
+    assert page.parent.name == "some--script-alert-1---script"
+    before = page.read_bytes()
+    with pytest.raises(BadArgument, match="Only the script that wrote") as caught:
+        rewrite_page(page.parent)
+    assert caught.value.parts["seen"] == f"Does {SCRIPT} run?"
+    assert page.read_bytes() == before
+
+
+def test_shows_every_figure_and_does_no_harm(browser, page: Path):
+    with Opened(browser, page) as opened:
+        shown = opened.load(ready="html.ready")
+        assert shown.locator(".plot .main-svg").count() >= 3
+        assert SCRIPT in shown.locator("h1").inner_text()
+        assert not shown.get_by_text("0.5 bits").is_visible()
+        shown.locator(".more summary").click()
+        assert shown.get_by_text("0.5 bits").is_visible()
+        assert SCRIPT in shown.locator(".lead").inner_text()
+        fits(shown)
+        legends = shown.locator(".legend")
+        assert legends.count() == 4
+        for number in range(legends.count()):
+            legend = legends.nth(number).bounding_box()
+            plot = legends.nth(number).locator("xpath=ancestor::*[@class='main-svg'][1]")
+            around = plot.bounding_box()
+            assert around["y"] <= legend["y"]
+            assert legend["y"] + legend["height"] <= around["y"] + around["height"]

@@ -21,7 +21,7 @@ def find(sentences: list[str], words: str) -> str:
     return sentence
 
 
-def test_a_sweep_compares_both_ends_with_random_planes() -> None:
+def test_a_sweep_compares_both_ends_with_random_planes():
     sweep = synthetic_truncation()
     table = summarize_truncation(sweep).set_index("edit")
     random = table[(table["kind"] == "random") & (table["kept"] == 0.75)]["loss_change"]
@@ -36,7 +36,7 @@ def test_a_sweep_compares_both_ends_with_random_planes() -> None:
     assert slow.startswith("Within 512 tokens, stopping the slowest 25%"), "no other end"
 
 
-def test_a_sweep_of_short_text_names_the_trained_context() -> None:
+def test_a_sweep_of_short_text_names_the_trained_context():
     sweep = synthetic_truncation().assign_attrs(trained_context=8192)
     first, *others = (line for line in describe(sweep) if "retrieves" not in line)
     begin = "Within 512 tokens (the model was trained for 8,192; this result applies only to"
@@ -46,7 +46,7 @@ def test_a_sweep_of_short_text_names_the_trained_context() -> None:
     assert all(line.startswith(begin) for line in others)
 
 
-def test_what_costs_near_the_end_of_the_context_is_not_free() -> None:
+def test_what_costs_near_the_end_of_the_context_is_not_free():
     """The loss near the end, and the loss of copies of tokens half the context back."""
     sweep = synthetic_truncation()
     far = sweep["loss"] * 0 + sweep["loss"][0] + 0.34 * (sweep["kind"] == "slow")
@@ -64,7 +64,7 @@ def test_what_costs_near_the_end_of_the_context_is_not_free() -> None:
     assert "a loss of 4.17 nats/token; stopping the slowest 25% changes it by +6.480" in words
 
 
-def test_a_sweep_states_the_change_for_each_class_of_tokens() -> None:
+def test_a_sweep_states_the_change_for_each_class_of_tokens():
     sweep = synthetic_truncation()
     kinds = np.array(["digits", "newline", "capital"], dtype=object)
     weight = np.arange(32)[:, None] % [3, 2, 1]
@@ -75,10 +75,9 @@ def test_a_sweep_states_the_change_for_each_class_of_tokens() -> None:
     slow = sweep.get_index("edit").get_loc("slow 0.75")
     label[{"token_class": 1, "layer": 0, "edit": slow}] = "semantic"
     values = {"class_loss": loss, "class_change": change, "class_label": label}
-    sweep = sweep.assign(values).assign_coords(
-        class_tokens=(("sequence", "token_class"), weight),
-        group=("sequence", np.arange(32) // 2),
-    )
+    groups = {"group": ("sequence", np.arange(32) // 2)}
+    groups["class_tokens"] = (("sequence", "token_class"), weight)
+    sweep = sweep.assign(values).assign_coords(groups)
     words = find(describe(sweep), "changes the loss of digits tokens by")
     assert "capital" not in words  # the text has no such token
     heads = re.findall(r"the label of (\d+) heads? in their rows", words)
@@ -95,7 +94,7 @@ def test_a_sweep_states_the_change_for_each_class_of_tokens() -> None:
         assert moved == pytest.approx(float(change.sel(edit=end)[..., kind].mean()), abs=6e-4)
 
 
-def test_planes_are_free_up_to_the_first_step_with_a_cost() -> None:
+def test_planes_are_free_up_to_the_first_step_with_a_cost():
     sweep = synthetic_truncation()
     slow = [f"slow {kept:.4g}" for kept in (0.875, 0.75, 0.625)]
     loss = sweep["loss"].sel(edit="none").values
@@ -120,7 +119,7 @@ def test_planes_are_free_up_to_the_first_step_with_a_cost() -> None:
     assert costs in find(describe(sweep), "costs nothing")
 
 
-def test_reach_has_a_sentence_for_each_variant() -> None:
+def test_reach_has_a_sentence_for_each_variant():
     model, _ = rl.load("bundled")
     text = torch.randint(5, model.config.vocab_size, (4, 100), generator=torch.manual_seed(0))
     reach = rl.reach(model, text, heads="4.*", variants=["own", "nope"], draws=2)
@@ -136,13 +135,11 @@ def test_reach_has_a_sentence_for_each_variant() -> None:
     assert f"from the measured share by at most {error:.0f} percentage points." in own
     far = best["extrapolated_share"].sel(distance=slice(100_000, None)).mean()
     assert f"finds {far:.0%} of copies 100,000 to 1,000,000 tokens back" in own
-    assert nope.endswith(
-        "and rotation nope: none of the 5 heads that were run finds half of the copies 48 "
-        "tokens back."
-    )
+    end = "none of the 5 heads that were run finds half of the copies 48 tokens back."
+    assert nope.endswith(f"and rotation nope: {end}")
 
 
-def test_heads_with_a_new_label_are_counted_with_their_interval() -> None:
+def test_heads_with_a_new_label_are_counted_with_their_interval():
     sweep = synthetic_truncation()
     row = summarize_truncation(sweep).set_index("edit").loc["fast 0.75"]
     words = find(describe(sweep), "heads have a new label")
@@ -159,7 +156,7 @@ CLAIM = {
 
 
 @pytest.mark.parametrize("verdict", ["holds", "contradicted", "unresolved", "not testable"])
-def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str) -> None:
+def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str):
     words = write_sentence("profile", "claim", verdict=verdict, why="no head", **CLAIM)
     tested = verdict != "not testable"
     assert f" {verdict} here{'.' if tested else ': no head.'}" in words
@@ -168,20 +165,20 @@ def test_a_claim_is_worded_by_its_verdict_not_by_a_sign(verdict: str) -> None:
     assert ("no head" in words) != tested
 
 
-def test_an_unknown_verdict_and_a_missing_number_are_errors() -> None:
+def test_an_unknown_verdict_and_a_missing_number_are_errors():
     with pytest.raises(jinja2.UndefinedError):
         write_sentence("profile", "claim", verdict="true", why="", **CLAIM)
     with pytest.raises(jinja2.UndefinedError):
         write_sentence("truncation", "retrieval", share=0.5)
 
 
-def test_names_are_text_and_layout_is_not() -> None:
+def test_names_are_text_and_layout_is_not():
     words = write_sentence("comparison", "without_rotation", groups=["<b>a</b>", "{{ 7 * 7 }}"])
     assert words.startswith("No plane rotates in <b>a</b> and {{ 7 * 7 }}. No head there")
     assert words.split() == words.split(" ")
 
 
-def test_lists_counts_and_ranges_in_words() -> None:
+def test_lists_counts_and_ranges_in_words():
     assert [in_words(["a", "b", "c"][:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
     assert [plural(n, "head") for n in (1, 2, 1024)] == ["1 head", "2 heads", "1,024 heads"]
     for numbers, words in (([3], "3"), ([0, 1, 2, 5], "0–2 and 5"), ([1, 3, 4], "1 and 3–4")):

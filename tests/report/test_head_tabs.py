@@ -64,18 +64,14 @@ def test_the_head_as_planes_stop(opened, sweep):
     )
     of_head = sweep.isel(layer=LAYER, head=HEAD)
     edits = ["none", *(f"fast {share:g}" for share in traces[1]["x"][1:])]
-    change = of_head["attention_change"].values[
-        [list(sweep["edit"].values).index(edit) for edit in edits]
-    ]
+    change = of_head["attention_change"].sel(edit=edits).values
     np.testing.assert_allclose(traces[1]["y"], change, rtol=1e-5)
     half = traces[1]["x"].index(0.5)
     marks = ["x" if step == half else "diamond" for step in range(len(edits) - 1)]
     assert traces[1]["marks"] == [*marks, "circle-open"]
     assert set(traces[0]["marks"]) == {"diamond"}
-    assert (
-        page.inner_text("#one-stopped figcaption")
-        == "The mark shows the label of the head at this step."
-    )
+    words = "The mark shows the label of the head at this step."
+    assert page.inner_text("#one-stopped figcaption") == words
     ends = "document.getElementById('plot-stopped')._fullLayout.yaxis2.range"
     np.testing.assert_allclose(page.evaluate(ends), [-0.03, 1.03])
     rows = table(page, "stopped")
@@ -93,9 +89,7 @@ def test_reach_is_that_of_the_figure(opened, reach):
         np.testing.assert_allclose(values(page, "plot-reach", "y", trace), expected.y)
     shares = of_head["found_share"].sel(variant="own").values
     words = [f"{float(f'{100 * share:.3g}'):g}%" for share in shares]
-    near, far = (
-        f"{share} of copies {n} tokens back" for share, n in zip(words, (48, 60), strict=True)
-    )
+    near, far = f"{words[0]} of copies 48 tokens back", f"{words[1]} of copies 60 tokens back"
     assert page.inner_text("#reach-words") == f"The head finds {near}, and {far}."
     rows = table(page, "reach")
     assert [row[0] for row in rows] == [n for n in ("own", "p-rope:0.5", "nope") for _ in "ab"]
@@ -127,9 +121,8 @@ def test_a_reach_in_the_folder_of_a_profile_belongs_to_its_model(profile, reach,
     assert 'id="plot-reach"' in page
     assert "<code>ropelens moved<" in page
     rl.save(reach, tmp_path / "reach.nc")
-    with pytest.raises(
-        BadArgument, match="but the profile in the same folder was measured on toy"
-    ):
+    words = "but the profile in the same folder was measured on toy"
+    with pytest.raises(BadArgument, match=words):
         rl.open(tmp_path)
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 from in_browser import Opened, broken, idle, values, view
 from oracles.tiny import random_tokens, tiny
@@ -83,10 +82,8 @@ def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured):
     odds = float(np.log(seen["attention"][9, 4] / seen["attention"][9, 2]))
     assert sum(pushes) == pytest.approx(odds, abs=1e-2)
     assert page.locator("#dials svg").count() == 16
-    score = float(seen["score"][9, 4])
-    assert f"Score at distance 5: {score:+.2f}".replace("-", "−") in page.inner_text(
-        "#pair-score"
-    )
+    words = f"Score at distance 5: {float(seen['score'][9, 4]):+.2f}".replace("-", "−")
+    assert words in page.inner_text("#pair-score")
     away = values(page, "plot-pair", "y", trace=1)
     still = seen["q_still"].values[9] @ [1, 1j], seen["k_still"].values[4] @ [1, 1j]
     product = float(seen["scale"]) * still[0] * still[1].conj()
@@ -99,9 +96,7 @@ def test_a_pair_is_the_sum_of_its_planes(opened, measured: Measured):
     assert page.url.endswith("&pair=9-2")
 
 
-def test_the_effect_of_a_pair_agrees_with_the_attribution_of_its_planes(
-    opened, measured: Measured
-):
+def test_the_effect_of_a_pair_agrees_with_the_attribution_of_its_planes(opened, measured):
     """The effect of each plane is its push times the gradient of an attribution by pair."""
     profile = measured.profile.isel(excerpt=0)
     answer = profile["excerpt_answer"].values.tolist()
@@ -270,13 +265,12 @@ def test_no_key_leaves_a_sliding_window():
     assert farthest_distance(full, 0) == 39
 
 
-def test_planes_that_do_not_rotate_do_not_count(browser, measured, tmp_path):
+def test_planes_that_do_not_rotate_do_not_count(browser, tmp_path):
     """p counts only rotating planes, and a layer without rotation has no plane to stop."""
     edits = [rl.stop(rl.Fastest(0.25), heads="2.*"), rl.stop_slowest(1, heads="0.*")]
-    with rl.edit_rope(measured.model, *edits):
-        tokens = prompt_tokens(PROMPTS[0], measured.tokenizer)
-        text = torch.stack([tokens, tokens.flip(0)])
-        profile = rl.profile(measured.model, text, excerpts=[tokens], surrogates=0)
+    model, text = tiny("llama_gqa", num_hidden_layers=3, head_dim=32), random_tokens(length=12)
+    with rl.edit_rope(model, *edits):
+        profile = rl.profile(model, text, excerpts=[text[0]], surrogates=0)
     with Opened(browser, rl.write_report(profile, tmp_path / "page.html")) as opened:
         page = opened.load(f"#L{LAYER}H{HEAD}&tab=attention")
         assert page.get_attribute("#live-p", "max") == "12"
@@ -301,10 +295,8 @@ def test_a_pair_under_the_pointer_is_described_and_a_click_opens_it(opened, meas
     large = scaled > 1
     np.testing.assert_allclose(np.array(tall)[large], scaled[large], atol=0.1)
     words = page.inner_text("#pair-words").replace("−", "-")
-    push = (
-        r"this key, compared with the other keys, is ([+-][\d.]+) nats. The largest pushes are "
-    )
-    push += r"([+-][\d.]+) from wavelength [\d.,]+"
+    push = r"this key, compared with the other keys, is ([+-][\d.]+) nats. The largest pushes"
+    push += r" are ([+-][\d.]+) from wavelength [\d.,]+"
     total, largest = map(float, re.search(push, words).groups())
     assert total == pytest.approx(pushes.sum(), abs=0.01)
     assert largest == pytest.approx(pushes[np.abs(pushes).argmax()], abs=0.01)

@@ -11,9 +11,8 @@ from ropelens.report import write_report
 @pytest.fixture(scope="module")
 def large(browser, tmp_path_factory):
     """1,024 heads of 64 planes. The page has the weights of most heads in whole percents."""
-    profile, heads = synthetic_profile(
-        layers=32, heads=32, kv_heads=8, frequencies=64, excerpt=16
-    )
+    sizes = {"layers": 32, "heads": 32, "kv_heads": 8, "frequencies": 64, "excerpt": 16}
+    profile, heads = synthetic_profile(**sizes)
     profile["excerpt_query_still"][:, 2:] = np.nan
     path = tmp_path_factory.mktemp("large") / "page.html"
     with pytest.MonkeyPatch.context() as patch:

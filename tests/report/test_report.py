@@ -14,7 +14,7 @@ from synthetic_profile import synthetic_profile
 from ropelens.errors import BadArgument
 from ropelens.figures.formats import change_and_interval, signed
 from ropelens.report import render, words, write_index, write_report
-from ropelens.report.catalog import PROFILE_FIGURES, draw
+from ropelens.report.catalog import draw_profile
 from ropelens.report.payload import build_payload, excerpt_payload
 from ropelens.report.render import packed
 from ropelens.report.tables import model_name, run_facts
@@ -23,9 +23,8 @@ BACK = str.maketrans("/,.", "<>&")  # undoes the replacement of characters that 
 
 
 def test_one_file_with_everything_and_nothing_to_load(tmp_path):
-    profile, heads = synthetic_profile(
-        layers=6, heads=6, kv_heads=2, frequencies=32, excerpt=40
-    )
+    sizes = {"layers": 6, "heads": 6, "kv_heads": 2, "frequencies": 32, "excerpt": 40}
+    profile, heads = synthetic_profile(**sizes)
     profile.attrs["documents"] = 7
     path = write_report(profile, tmp_path / "deep" / "page.html", heads=heads)
     with pytest.raises(BadArgument, match="do not describe the same model"):
@@ -33,9 +32,7 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
     assert path.stat().st_size < 1.5e6
     assert [p.name for p in path.parent.iterdir()] == ["page.html"]
     version = f"plotly.js (cartesian - minified) v{get_plotlyjs_version()}"
-    assert version in render.asset(render.PLOTLY)[:200], (
-        "the version that checks figures in Python"
-    )
+    assert version in render.asset(render.PLOTLY)[:200], "Python checks figures of this version"
     page = path.read_text(encoding="utf-8")
     assert page.count(render.packed_plotly()) == 1
     page = page.replace(render.packed_plotly(), "")
@@ -54,7 +51,7 @@ def test_arrays_travel_as_bytes(small):
     profile, heads = small
     sent = packed(np.array([[1.5, np.nan]]), dims=("layer",))
     assert (sent["shape"], len(sent["data"])) == ([1, 2], 8)
-    figures = draw(PROFILE_FIGURES, profile, heads, (0, 0))
+    figures = draw_profile(profile, heads, (0, 0))
     sent = render.packed_payload(build_payload(profile, heads, figures, selected=(0, 0)))
     assert sent == html.escape(sent), "no character can end the script"
     text, arrays = gzip.decompress(base64.b85decode(sent.translate(BACK))).split(b"\0", 1)
@@ -76,12 +73,10 @@ def test_words_count_labels_and_state_the_verdict(small):
     _, heads = small
     assert sum(words.label_counts(heads).values()) == len(heads) == 40
     sentences = words.head_words(heads)
-    assert sentences["headline"] == (
-        "Of 40 heads, 17 are semantic, 10 positional, 5 mixed, 4 sink and 4 diffuse."
-    )
-    assert sentences["where_positional"].startswith(
-        "Positional heads are in layers 0–2 and 4. Their"
-    )
+    counts = "Of 40 heads, 17 are semantic, 10 positional, 5 mixed, 4 sink and 4 diffuse."
+    assert sentences["headline"] == counts
+    where = "Positional heads are in layers 0–2 and 4. Their"
+    assert sentences["where_positional"].startswith(where)
     assert "where_positional" not in words.head_words(heads[heads.label == "sink"])
     assert f" {heads.attrs['claim']['verdict']} here. Over " in sentences["claim"]
     assert words.describe(heads)[0] == f"{sentences['headline']} {sentences['claim']}"
@@ -100,11 +95,8 @@ def test_cautions_list_warnings_and_weak_labels(small):
     profile, heads = small
     profile = profile.assign_attrs(warnings="context beyond the model's maximum\n")
     cautions = words.cautions(profile, heads.assign(confidence=[0.5] + [1.0] * 39))
-    assert cautions == [
-        "context beyond the model's maximum",
-        "1 of 40 heads has a label with confidence below 0.8. Other text may give another "
-        "label.",
-    ]
+    doubt = "1 of 40 heads has a label with confidence below 0.8. Other text may give another"
+    assert cautions == ["context beyond the model's maximum", f"{doubt} label."]
     named = heads.index[heads.label.isin(["positional", "semantic", "mixed"])]
     heads = heads.assign(confidence=1.0)
     heads.loc[named[:2], "total_bits"] = 0.49

@@ -22,7 +22,7 @@ from ropelens.rotation.variant_config import frequencies
         ("3-9.2", {(3, 2)}),
     ],
 )
-def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]) -> None:
+def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]):
     chosen = heads_by_layer(heads, shape=(4, 3), among=range(4), doing="attend")
     assert {(layer, head) for layer, head in chosen.nonzero().tolist()} == named
 
@@ -30,14 +30,14 @@ def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]) -> None:
 @pytest.mark.parametrize(
     "heads", ["", "1", "4.0", "2-1.0", "-1.0", "1-.0", "1.x", "1.0,,", "²-3.0"]
 )
-def test_an_item_that_names_no_head_is_refused(heads: str) -> None:
+def test_an_item_that_names_no_head_is_refused(heads: str):
     with pytest.raises(BadArgument, match=r"has no head(.|\n)*layers 0 to 3, heads 0 to 2\n"):
         heads_by_layer(heads, shape=(4, 3), among=range(4), doing="attend")
 
 
 @pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
 @pytest.mark.parametrize("p", [tenths / 10 for tenths in range(11)])
-def test_the_number_of_planes_equals_transformers(head_dim: int, p: float) -> None:
+def test_the_number_of_planes_equals_transformers(head_dim: int, p: float):
     """Check selections, sweeps and formulas, from the fast end and from the slow end."""
     rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": p}
     config = LlamaConfig(head_dim=head_dim, rope_parameters=rope)

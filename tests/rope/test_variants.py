@@ -141,16 +141,6 @@ def test_a_model_that_scales_its_types_of_layers_differently():
         logits(model)
 
 
-def test_a_model_that_does_not_state_its_base():
-    model = plain("llama_gqa")
-    model.config.rope_parameters = {"rope_type": "default"}
-    with pytest.raises(UnsupportedModel, match="does not state the base of its RoPE"):
-        rl.edit_rope(model, "linear:2").__enter__()
-
-
-# checkpoints
-
-
 @pytest.mark.parametrize("spelled", ["p-rope:0.5", "partial:0.5", "p-rope-reversed:0.5"])
 def test_a_saved_checkpoint_rotates_as_it_did(tmp_path: Path, spelled: str):
     folder = save_family(tmp_path / "model", "llama_gqa")
@@ -229,9 +219,6 @@ def test_any_family_can_be_edited(name: str):
     assert torch.equal(logits(model), before)
 
 
-# mistakes
-
-
 @pytest.mark.parametrize(
     ("spelled", "line"),
     [
@@ -249,9 +236,6 @@ def test_unknown_and_malformed_variants(spelled: str, line: str):
         parse_variant(spelled)
     assert line in refused.value.line
     assert all(row.usage in refused.value.parts["try"] for row in VARIANTS.values())
-
-
-# printed
 
 
 def test_the_rotation_under_a_variant_is_printed(ropelens: Command, tmp_path: Path):

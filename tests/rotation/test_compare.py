@@ -1,15 +1,17 @@
-"""compare_rope finds the difference if one of two implementations is wrong on purpose."""
+"""Differences between two implementations, and between a model and its configuration."""
 
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from oracles.tiny import tiny
-from tiny_checkpoints import save_tiny
+from tiny_checkpoints import edit_config, save_tiny
 from torch import nn
+from transformers import LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 
@@ -20,7 +22,7 @@ from ropelens.model.bridge import bridge
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 LINEAR = {**ROPE, "rope_type": "linear", "factor": 4.0}
 YARN = {**ROPE, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}
-YARN_UNSCALED = {**YARN, "attention_factor": 1.0}
+UNSCALED = {**YARN, "attention_factor": 1.0}
 TL = "transformer_lens.model_bridge.generalized_components.position_embeddings_attention"
 
 
@@ -55,11 +57,7 @@ def test_an_implementation_agrees_with_itself():
     [
         (ROPE, {**ROPE, "rope_theta": 10_100.0}, "planes rotate differently: the largest"),
         (LINEAR, ROPE, "planes rotate differently: the largest"),
-        (
-            YARN,
-            YARN_UNSCALED,
-            f"but scores are {(1 + 0.1 * math.log(2)) ** -2:.4g} times as large",
-        ),
+        (YARN, UNSCALED, f"but scores are {(1 + 0.1 * math.log(2)) ** -2:.4g} times as large"),
     ],
     ids=["wrong base", "scaling left out", "attention factor left out"],
 )
@@ -76,9 +74,8 @@ def test_the_plane_that_differs_is_named():
     found = rl.compare_rope(model, other, context=64)
     w = 10_000 ** (-5 / 8)
     difference = found["difference"].isel(layer=1)
-    np.testing.assert_allclose(
-        difference.sel(frequency=5), 0.01 * w * found["position"], atol=1e-5
-    )
+    change = difference.sel(frequency=5)
+    np.testing.assert_allclose(change, 0.01 * w * found["position"], atol=1e-5)
     assert float(difference.drop_isel(frequency=5).max()) < 1e-5
     assert f"is {0.01 * w * 63:.2g} rad (layer 0, plane 5, position 63)" in found.attrs["why"]
 
@@ -156,9 +153,62 @@ def test_a_bridge_of_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         angle = torch.atan2(embeddings[1], embeddings[0]) / 2
         return [angle.cos(), angle.sin()]
 
-    monkeypatch.setattr(
-        f"{TL}.PositionEmbeddingsAttentionBridge._apply_position_embedding_hooks", linear
-    )
+    name = f"{TL}.PositionEmbeddingsAttentionBridge._apply_position_embedding_hooks"
+    monkeypatch.setattr(name, linear)
     found = rl.compare_rope(model, other)
     assert found.attrs["verdict"] == "different"
     assert found.attrs["why"].startswith("Layer 0: planes rotate differently: the largest")
+
+
+LLAMA3 = {
+    **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0},
+    **{"high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+def test_a_rotary_module_that_ignores_its_configuration() -> None:
+    model = tiny("llama_gqa", rope_parameters=LLAMA3)
+    model.model.rotary_emb = tiny("llama_gqa").model.rotary_emb
+    words = r"layer 0: the frequencies differ from its configuration: plane 3 rotates by"
+    with pytest.warns(UserWarning, match=words):
+        rl.measure_rope(model)
+
+
+def test_a_buffer_that_was_rounded():
+    model = tiny("llama_gqa")
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq.bfloat16().float()
+    with pytest.warns(UserWarning, match="rounded to half precision: plane"):
+        rl.measure_rope(model)
+
+
+def test_a_share_of_planes_that_the_family_does_not_read():
+    with pytest.warns(UserWarning, match="asks for 8 rotated coordinates .* rotates 16"):
+        rl.measure_rope(tiny("llama_gqa", partial_rotary_factor=0.5))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("rotary_dim", 8, "rotary_dim 8, but 16 coordinates rotate"),
+        ("rotary_pct", 0.5, "rotary_pct 0.5, but 16 coordinates rotate"),
+        ("no_rope_layers", [1, 0], "no_rope_layers, but these layers rotate"),
+        ("rope_interleave", True, "rope_interleave, a key of other families"),
+        ("rotary_emb_base", 500, "rotary_emb_base 500, unlike the base"),
+    ],
+)
+def test_a_key_that_the_family_does_not_read(name: str, value: Any, words: str):
+    with pytest.warns(UserWarning, match=f"has a key that the model does not read: {words}"):
+        rl.measure_rope(tiny("llama_gqa", **{name: value}))
+    neox = {"rotary_pct": 0.25, "rotary_emb_base": 500}  # a family that reads these keys
+    rl.measure_rope(tiny("gpt_neox", **neox))
+    rl.measure_rope(tiny("deepseek_v3", rope_interleave=True))
+
+
+def test_a_base_that_differs_from_rope_parameters(tmp_path: Path):
+    """transformers drops this base when it reads the file."""
+    tiny("llama_gqa").save_pretrained(tmp_path)
+    edit_config(tmp_path, rope_theta=5e5)
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="rope_theta 500000, unlike the base"):
+        rl.measure_rope(model)

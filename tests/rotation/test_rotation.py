@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from observed import observed_calls
+from measured import observed_calls
 from oracles.tiny import (
     FAMILIES,
     SUPPORTED,
@@ -43,9 +43,6 @@ def rotating(planes: Planes) -> tuple[np.ndarray, np.ndarray]:
     return pairs[inv_freq != 0], inv_freq[inv_freq != 0]
 
 
-# every family
-
-
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_measured_rotation_is_the_rotation_of_the_model(name: str):
     model = tiny(name)
@@ -75,9 +72,8 @@ def test_the_dataset_contains_the_measured_rotation(name: str):
         inv_freq = row["inv_freq"].values
         rotates = np.nan_to_num(inv_freq) > 0
         np.testing.assert_allclose(inv_freq[rotates], np.abs(true.inv_freq), rtol=1e-6)
-        np.testing.assert_allclose(
-            row["wavelength"].values[rotates], 2 * math.pi / inv_freq[rotates], rtol=1e-12
-        )
+        wavelength = row["wavelength"].values[rotates]
+        np.testing.assert_allclose(wavelength, 2 * math.pi / inv_freq[rotates], rtol=1e-12)
         still = ~rotates & ~np.isnan(inv_freq)
         assert np.isinf(row["wavelength"].values[still]).all()
         stated = row["inv_freq_stated"].values[rotates]
@@ -103,9 +99,6 @@ def test_every_dtype(name: str, dtype: torch.dtype):
         rounding = max(torch.finfo(dtype).eps, 2**-23)  # angles are always float32
         np.testing.assert_allclose(measured, true.inv_freq, rtol=4 * rounding)
         np.testing.assert_array_equal(rotating(layer.planes)[1], true.inv_freq)
-
-
-# long wavelengths and long contexts
 
 
 def test_the_model_runs_once():
@@ -224,9 +217,6 @@ def test_queries_that_grow_with_their_row():
         np.testing.assert_allclose(scale, (length / length[0])[[1, 16, 64]], rtol=1e-5)
 
 
-# planes that do not rotate
-
-
 @not_as_configured
 @pytest.mark.parametrize("name", ["llama_gqa", "nanochat"])
 def test_the_fastest_planes_may_be_stopped(name: str):
@@ -236,9 +226,6 @@ def test_the_fastest_planes_may_be_stopped(name: str):
         pairs, used = rotating(layer.planes)
         np.testing.assert_array_equal(pairs, true.pairs)
         np.testing.assert_array_equal(used, true.inv_freq)
-
-
-# models whose buffers do not state their rotation
 
 
 class Table(nn.Module):
@@ -290,8 +277,6 @@ def test_a_model_that_states_something_else_is_refused(name: str, change):
     assert refused.value.what == f"{type(model).__name__} does not rotate as it states."
     assert f"layer 0: {planes} planes, the fastest at 1 rad" in refused.value.parts["seen"]
 
-
-# families that must be refused
 
 SILENT = r"0 of 2 layers showed their queries and keys; the first that did not is layer 0"
 CHANGES = r"layer 0: the lengths of its planes change with position \(residual 0\.\d+; "
@@ -346,9 +331,6 @@ def test_sequences_that_rotate_differently_by_themselves_are_counted():
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             rl.evaluate(model, rl.Text(tokens, lengths=lengths), edits={}, measures=["loss"])
-        words = [
-            str(one.message) for one in warned if "the longest one (40" in str(one.message)
-        ]
-        assert [word.startswith(f"{count} of 3 sequences") for word in words] == [True] * (
-            count > 0
-        )
+        words = [str(x.message) for x in warned if "the longest one (40" in str(x.message)]
+        assert len(words) == (count > 0)
+        assert all(word.startswith(f"{count} of 3 sequences") for word in words)

@@ -23,11 +23,8 @@ def publish(folder: Path, write: Callable[[Path], object]) -> None:
 
 
 def holds(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): path.read_text()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
 
 
 @pytest.fixture
@@ -40,7 +37,7 @@ def earlier(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     return folder, holds(folder)
 
 
-def test_a_new_folder_appears_with_everything_in_it(tmp_path: Path) -> None:
+def test_a_new_folder_appears_with_everything_in_it(tmp_path: Path):
     folder = tmp_path / "out"
     with output_folder(folder) as results:
         write_run(results, "new")
@@ -52,9 +49,7 @@ def test_a_new_folder_appears_with_everything_in_it(tmp_path: Path) -> None:
     assert folder.stat().st_mode == made.stat().st_mode
 
 
-def test_an_earlier_run_is_replaced_and_other_files_stay(
-    earlier: tuple[Path, dict[str, str]],
-) -> None:
+def test_an_earlier_run_is_replaced_and_other_files_stay(earlier: tuple[Path, dict[str, str]]):
     folder, before = earlier
     with output_folder(str(folder)) as results:
         write_run(results, "new")
@@ -64,9 +59,7 @@ def test_an_earlier_run_is_replaced_and_other_files_stay(
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_a_body_that_ends_early_changes_nothing(
-    earlier: tuple[Path, dict[str, str]], tmp_path: Path, new: bool
-) -> None:
+def test_a_body_that_ends_early_changes_nothing(earlier, tmp_path, new):
     folder, before = (tmp_path / "other", None) if new else earlier
     neighbours = set(tmp_path.iterdir())
 
@@ -79,9 +72,7 @@ def test_a_body_that_ends_early_changes_nothing(
     assert set(tmp_path.iterdir()) == neighbours
 
 
-def test_run_json_leaves_first_and_comes_last(
-    earlier: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_json_leaves_first_and_comes_last(earlier, monkeypatch):
     """While files move, run.json is missing, so it never describes files of two runs."""
     folder, _ = earlier
     move, there = Path.replace, []
@@ -98,7 +89,7 @@ def test_run_json_leaves_first_and_comes_last(
     assert (folder / "run.json").read_text() == "new run.json"
 
 
-def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path):
     (tmp_path / "mine.txt").write_text("mine")
     folder = tmp_path / "out"
     folder.mkdir()
@@ -121,9 +112,7 @@ def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path) 
         ("none/out", "No such file or directory: .*none"),
     ],
 )
-def test_an_impossible_folder_is_refused_before_any_work(
-    tmp_path: Path, place: str, words: str, call: Callable[[Path], None]
-) -> None:
+def test_an_impossible_folder_is_refused_before_any_work(tmp_path, place, words, call):
     (tmp_path / "file").write_text("a file")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(BadArgument, match=rf"{place} cannot be written to[\s\S]*{words}"):

@@ -13,9 +13,7 @@ from ropelens.runtime import progress
 from ropelens.runtime.progress import Stage, show_progress
 
 
-def test_plain_lines_without_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_lines_without_a_terminal(capsys, monkeypatch):
     """At most one line per minute, with the rate of this process and the last note."""
     monkeypatch.setenv("FORCE_COLOR", "1")  # as CI services do
     now = iter([100.0, 100.5, 101.0, 102.0, 160.0, 161.0])
@@ -36,18 +34,14 @@ def test_plain_lines_without_a_terminal(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_bar_with_the_time_left_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
+def test_a_bar_with_the_time_left_on_a_terminal(monkeypatch: pytest.MonkeyPatch, fails: bool):
     terminal, end = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     with os.fdopen(end, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        with (
-            contextlib.suppress(KeyboardInterrupt),
-            show_progress(Stage("measuring", 1_000)) as advance,
-        ):
+        shown = show_progress(Stage("measuring", 1_000))
+        with contextlib.suppress(KeyboardInterrupt), shown as advance:
             advance(800, note="loss 2")
             if fails:
                 raise KeyboardInterrupt
@@ -62,9 +56,7 @@ def test_a_bar_with_the_time_left_on_a_terminal(
     assert shown.endswith("\x1b[2K")  # the bar is removed
 
 
-def test_stages_share_one_estimate_of_the_time_left(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stages_share_one_estimate_of_the_time_left(capsys, monkeypatch):
     """Fits take twice the expected time, and text takes a quarter more."""
     probe, fits = Stage("probing", 1_000), Stage("fitting", 10, "layers", cost=250)
     text, clock = Stage("measuring", 8_000, cost=2), [0.0]

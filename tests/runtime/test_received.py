@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ropelens.analysis.analysis import Analysis, earlier_results, rewrite_page
 from ropelens.errors import RopelensError
-from ropelens.report.index import write_index
+from ropelens.report import write_index
 from ropelens.runtime.folder import output_folder, write_whole
 from ropelens.runtime.results import check_out, save
 from ropelens.runtime.savepoint import UNFINISHED
@@ -80,9 +80,7 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @settings(max_examples=30, suppress_health_check=CHECKS)
 @given(contents=CONTENTS)
 @example({".unfinished": ("link", "../user")})
-def test_nothing_outside_a_received_folder_changes(
-    tmp_path: Path, profile: Path, contents: dict[str, tuple[str, str]]
-) -> None:
+def test_nothing_outside_a_received_folder_changes(tmp_path, profile, contents):
     tmp_path = tmp_path / "answers"
     tmp_path.mkdir(exist_ok=True)
     received, user = tmp_path / "received", tmp_path / "user"
@@ -121,7 +119,7 @@ def test_nothing_outside_a_received_folder_changes(
     assert others(tree(tmp_path)) == others(outside)
 
 
-def test_a_part_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_a_part_that_is_a_link_is_refused(tmp_path: Path):
     """For example DIR/A in `analyze A B --out DIR`."""
     (tmp_path / "user").mkdir()
     (tmp_path / "received").mkdir()

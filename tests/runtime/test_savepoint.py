@@ -1,15 +1,14 @@
 """A stopped measurement continues from its saved progress, with the same numbers."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
 import xarray as xr
-from evaluated import token_progress
-from same import assert_same
+from measured import assert_same, token_progress
 from tiny_checkpoints import tiny_llama
 
 import ropelens as rl
@@ -33,9 +32,8 @@ def measure(**options: object) -> xr.Dataset:
 
 
 def evaluate(**options: object) -> xr.Dataset:
-    return rl.evaluate(
-        MODEL, TOKENS, edits=EDITS, prompt_lengths=[40], rows=10, batch_size=2, **options
-    )
+    few = {"edits": EDITS, "prompt_lengths": [40], "rows": 10, "batch_size": 2}
+    return rl.evaluate(MODEL, TOKENS, **few, **options)
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +79,7 @@ def never(*_: object, **__: object) -> None:
     raise AssertionError("measured again")
 
 
-def test_a_profile_goes_on(
-    uninterrupted: dict,
-    folder: Path,
-    ran: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_profile_goes_on(uninterrupted, folder, ran, monkeypatch, capfd):
     with pytest.raises(Stop), savepoint(folder, {"a": 1}):
         measure(progress=stop_at(4 * 24 + 1))
     assert ran[-3:] == [2, 2, 2]
@@ -113,15 +105,7 @@ def test_a_profile_goes_on(
     ],
     ids=["text", "repeats", "needles"],
 )
-def test_an_evaluation_goes_on(
-    uninterrupted: dict,
-    folder: Path,
-    ran: list[int],
-    measures: Sequence[str],
-    stop: int,
-    again: list[int],
-    left: int,
-) -> None:
+def test_an_evaluation_goes_on(uninterrupted, folder, ran, measures, stop, again, left):
     with pytest.raises(Stop), savepoint(folder, {}):
         evaluate(measures=measures, progress=stop_at(stop))
     ran.clear()
@@ -133,9 +117,7 @@ def test_an_evaluation_goes_on(
 
 
 @pytest.mark.parametrize("how", ["another key", "cut", "another file", "empty"])
-def test_useless_progress_is_removed_with_a_message(
-    folder: Path, capfd: pytest.CaptureFixture[str], how: str
-) -> None:
+def test_useless_progress_is_removed_with_a_message(folder, capfd, how):
     with savepoint(folder, {"seed": 0}):
         begin_stage().save([torch.ones(100)])
     (file,) = folder.iterdir()
@@ -150,7 +132,7 @@ def test_useless_progress_is_removed_with_a_message(
     assert capfd.readouterr().err == words
 
 
-def test_a_failed_save_does_not_end_the_measurement(folder: Path) -> None:
+def test_a_failed_save_does_not_end_the_measurement(folder: Path):
     folder.write_text("no folder can be made here")
     with savepoint(folder, {}):
         stage = begin_stage()
@@ -159,9 +141,7 @@ def test_a_failed_save_does_not_end_the_measurement(folder: Path) -> None:
         stage.save([2])  # without a second warning
 
 
-def test_a_state_is_saved_once_a_minute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_is_saved_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     with savepoint(tmp_path, {}):
@@ -173,7 +153,7 @@ def test_a_state_is_saved_once_a_minute(
             assert begin_stage().state == {59: None, 61: [2], 100: [2], 122: [4]}[second]
 
 
-def test_a_state_comes_back_bit_for_bit(folder: Path) -> None:
+def test_a_state_comes_back_bit_for_bit(folder: Path):
     tensors = [torch.arange(3)[::2], torch.tensor(0.1, dtype=torch.float64), torch.ones(0, 2)]
     state = {3: [1.5, None, "é", True, float("nan")], "x": tensors}
     with savepoint(folder, {}):
@@ -182,7 +162,7 @@ def test_a_state_comes_back_bit_for_bit(folder: Path) -> None:
         assert repr(begin_stage().state) == repr(state)
 
 
-def test_ctrl_c_says_how_to_continue(folder: Path) -> None:
+def test_ctrl_c_says_how_to_continue(folder: Path):
     with pytest.raises(KeyboardInterrupt, match=r"^$"), savepoint(folder, {}):
         raise KeyboardInterrupt
     SavedStage(folder / "0").save([1])
@@ -191,7 +171,7 @@ def test_ctrl_c_says_how_to_continue(folder: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_link_instead_of_a_savepoint_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_instead_of_a_savepoint_is_not_followed(tmp_path: Path):
     """A folder from other people may contain a link."""
     outside, folder = tmp_path / "outside", tmp_path / "out" / ".unfinished"
     outside.mkdir()

@@ -46,26 +46,20 @@ def rows(text: Text) -> list[list[int]]:
     return [row[:length] for row, length in pairs]
 
 
-# Reading.
-
-
-def test_files_and_folders_in_order(tmp_path: Path) -> None:
+def test_files_and_folders_in_order(tmp_path: Path):
     (tmp_path / "b.txt").write_text("second\n")
     (tmp_path / "a.md").write_text("first\n\n")
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "d.jsonl").write_text(
-        '{"text": "third\\n", "id": 3}\n\n{"text": "fourth"}\n'
-    )
+    lines = '{"text": "third\\n", "id": 3}\n\n{"text": "fourth"}\n'
+    (tmp_path / "c" / "d.jsonl").write_text(lines)
     (tmp_path / "e.py").write_text("not text")
     (tmp_path / "z").write_text("any name will do")
     assert read_documents([tmp_path]) == ["first", "second", "third\n", "fourth"]
-    assert read_documents([tmp_path / "z", str(tmp_path / "a.md")]) == [
-        "any name will do",
-        "first",
-    ]
+    chosen = [tmp_path / "z", str(tmp_path / "a.md")]
+    assert read_documents(chosen) == ["any name will do", "first"]
 
 
-def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path) -> None:
+def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path):
     path = tmp_path / "windows.txt"
     path.write_bytes("\ufeffé\r\ntwo\rthree\u2028\r\n".encode())
     lines = tmp_path / "a.jsonl"
@@ -73,7 +67,7 @@ def test_line_ends_and_marks_are_read_as_python_does(tmp_path: Path) -> None:
     assert read_documents([path, lines]) == ["é\ntwo\nthree\u2028", "a\u2028b\u0085c\r\nd"]
 
 
-def test_empty_documents_among_others_are_passed_over(tmp_path: Path) -> None:
+def test_empty_documents_among_others_are_passed_over(tmp_path: Path):
     (tmp_path / "a.txt").write_text("\n")
     (tmp_path / "b.txt").write_text("text")
     (tmp_path / "c.jsonl").write_text('{"text": ""}\n{"text": "more"}\n')
@@ -88,24 +82,22 @@ def write(name: str, data: bytes) -> Callable[[Path], Path]:
     return make
 
 
+# fmt: off
 BAD_FILES: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "missing": (lambda f: f / "no.txt", ["no.txt cannot be read", "No such file", "*.txt"]),
     "empty": (write("a.txt", b""), ["contains no text"]),
     "empty folder": (lambda f: f, ["contains no text"]),
-    "Latin-1": (
-        write("a.txt", b"caf\xe9 au lait"),
-        ["cannot be read as text in UTF-8", "byte 0xe9 in position 3", "iconv"],
-    ),
-    "jsonl malformed": (
-        write("a.jsonl", b'{"text": "good"}\n\n{"text": bad}\n'),
-        ["Line 3 of", "a.jsonl holds no text: '{\"text\": bad}'.", "JSONDecodeError"],
-    ),
+    "Latin-1": (write("a.txt", b"caf\xe9 au lait"),
+        ["cannot be read as text in UTF-8", "byte 0xe9 in position 3", "iconv"]),
+    "jsonl malformed": (write("a.jsonl", b'{"text": "good"}\n\n{"text": bad}\n'),
+        ["Line 3 of", "a.jsonl holds no text: '{\"text\": bad}'.", "JSONDecodeError"]),
     "jsonl a number": (write("a.jsonl", b'{"text": 3}\n'), ["Line 1 of", "holds no text"]),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("bad", BAD_FILES)
-def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: str) -> None:
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: str):
     make, words = BAD_FILES[bad]
     path = make(tmp_path)
     with pytest.raises(BadText) as caught:
@@ -115,23 +107,16 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, bad: str) -> None:
     assert "\n" not in caught.value.line
 
 
-# Cutting.
-
-
-def test_documents_are_cut_each_with_bos_and_a_padded_tail() -> None:
+def test_documents_are_cut_each_with_bos_and_a_padded_tail():
     cut = tokenize(["abcdefgh", "xy"], WITH_BOS, context=4)
-    assert rows(cut) == [
-        [1, *map(ord, "abc")],
-        [1, *map(ord, "def")],
-        [1, *map(ord, "gh")],
-        [1, *map(ord, "xy")],
-    ]
+    starts = [[1, *map(ord, letters)] for letters in ("abc", "def", "gh", "xy")]
+    assert rows(cut) == starts
     assert cut.ids.shape == (4, 4)
     assert cut.ids[2:, 3].tolist() == [0, 0]
     assert cut.source == "4 of 4 sequences of up to 4 tokens (documents: 2, characters: 10)"
 
 
-def test_bos_as_the_tokenizer_itself_adds_it() -> None:
+def test_bos_as_the_tokenizer_itself_adds_it():
     plain = letters()
     plain.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 2)]
@@ -174,7 +159,7 @@ def test_a_sample_is_seeded_ordered_and_without_replacement() -> None:
     assert some.source.startswith("10 of 30 sequences")
 
 
-def test_short_tails_are_drawn_only_where_there_are_too_few_others() -> None:
+def test_short_tails_are_drawn_only_where_there_are_too_few_others():
     text = ["a" * 33, "bcd", "e" * 33, "f" * 40]  # tails of 2, 2 and 9 tokens; 4 are a document
 
     def drawn(sequences: int | None, seed: int) -> list[int]:
@@ -187,7 +172,7 @@ def test_short_tails_are_drawn_only_where_there_are_too_few_others() -> None:
 
 
 @given(st.integers(4, 30), st.integers(0, 99))
-def test_documents_are_drawn_from_evenly(sequences: int, seed: int) -> None:
+def test_documents_are_drawn_from_evenly(sequences: int, seed: int):
     """However long they are: as many of each, as far as it has so many."""
     text = ["a" * 8, "b" * 800, "c" * 80, "d" * 16]  # 4, 400, 40 and 8 sequences
     cut = tokenize(text, WITH_BOS, context=3, sequences=sequences, seed=seed)
@@ -198,7 +183,7 @@ def test_documents_are_drawn_from_evenly(sequences: int, seed: int) -> None:
     assert counts.max() == free.max()
 
 
-def test_more_sequences_than_there_are_gives_all_with_a_warning() -> None:
+def test_more_sequences_than_there_are_gives_all_with_a_warning():
     with pytest.warns(UserWarning, match="all 2 sequences of the text are used: 9 were asked"):
         cut = tokenize(["abcd"], WITH_BOS, context=3, sequences=9)
     assert len(cut.ids) == 2
@@ -207,47 +192,35 @@ def test_more_sequences_than_there_are_gives_all_with_a_warning() -> None:
         assert len(tokenize(["abcd"], WITH_BOS, context=3, sequences=2).ids) == 2
 
 
-def test_a_long_document_is_no_news(
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_long_document_is_no_news(capfd, caplog):
     tokenize(["a" * 1000], letters(), context=4)
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
 
 
-def test_the_fingerprint_is_of_the_text() -> None:
+def test_the_fingerprint_is_of_the_text():
     cut = tokenize(["née", "b"], WITH_BOS, context=2)
     assert cut.documents_sha256 == hashlib.sha256("née\0b".encode()).hexdigest()
     assert documents_sha256(["a", "b"]) != documents_sha256(["ab"])
 
 
+# fmt: off
 BAD_CUTS: dict[str, tuple[Callable[[], object], type[RopelensError], str]] = {
-    "short": (
-        lambda: tokenize(["abc", "de"], WITH_BOS, context=8),
-        BadText,
-        r"shorter than one context of 8 tokens[\s\S]*7 tokens \(documents: 2\)",
-    ),
+    "short": (lambda: tokenize(["abc", "de"], WITH_BOS, context=8), BadText,
+        r"shorter than one context of 8 tokens[\s\S]*7 tokens \(documents: 2\)"),
     "no documents": (lambda: tokenize([], WITH_BOS, context=2), BadText, "0 tokens"),
-    "context 1": (
-        lambda: tokenize(["abc"], WITH_BOS, context=1),
-        BadArgument,
-        "context must be a whole number, 2 or more",
-    ),
-    "a context in words": (
-        lambda: tokenize(["abc"], WITH_BOS, context="64"),
-        BadArgument,
-        "tokenize: context must be a whole number, 2 or more",
-    ),
-    "no tokenizer": (
-        lambda: tokenize(["abc"], None, context=2),
-        BadArgument,
-        "needs the tokenizer of the model",
-    ),
+    "context 1": (lambda: tokenize(["abc"], WITH_BOS, context=1), BadArgument,
+        "context must be a whole number, 2 or more"),
+    "a context in words": (lambda: tokenize(["abc"], WITH_BOS, context="64"), BadArgument,
+        "tokenize: context must be a whole number, 2 or more"),
+    "no tokenizer": (lambda: tokenize(["abc"], None, context=2), BadArgument,
+        "needs the tokenizer of the model"),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("bad", BAD_CUTS)
-def test_a_bad_cut_is_refused(bad: str) -> None:
+def test_a_bad_cut_is_refused(bad: str):
     call, kind, words = BAD_CUTS[bad]
     with pytest.raises(kind, match=words) as caught:
         call()
@@ -255,7 +228,7 @@ def test_a_bad_cut_is_refused(bad: str) -> None:
     assert "\n" not in caught.value.line
 
 
-def test_a_context_beyond_the_model_is_a_warning() -> None:
+def test_a_context_beyond_the_model_is_a_warning():
     with pytest.warns(UserWarning, match="context 600 is beyond the 512 tokens"):
         warn_beyond(600, 512)
     with warnings.catch_warnings():
@@ -264,7 +237,7 @@ def test_a_context_beyond_the_model_is_a_warning() -> None:
         warn_beyond(512, None)
 
 
-def test_special_tokens_that_somebody_wrote_are_text() -> None:
+def test_special_tokens_that_somebody_wrote_are_text():
     _, tokenizer = load("bundled")
     found = tokenize(["a <s> b </s> c " * 30], tokenizer, context=40)
     for row, length in zip(found.ids, found.lengths, strict=True):
@@ -272,10 +245,7 @@ def test_special_tokens_that_somebody_wrote_are_text() -> None:
         assert begins.tolist() == [0]
 
 
-# What never ends, or ends late.
-
-
-def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole() -> None:
+def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole():
     tokenizer = load("bundled")[1]
     text = "Once upon  a time, there   was a well-known fox;\n\n it ran.  " * 40
     _, whole = encode(text, tokenizer)
@@ -287,7 +257,7 @@ def test_a_long_line_is_tokenized_in_pieces_with_the_tokens_of_the_whole() -> No
     assert list(pieces("a" * 25, longest=10)) == ["a" * 10, "a" * 10, "a" * 5]
 
 
-def test_no_more_than_a_million_characters_are_tokenized_at_once() -> None:
+def test_no_more_than_a_million_characters_are_tokenized_at_once():
     lengths = []
 
     class Letters:
@@ -302,10 +272,7 @@ def test_no_more_than_a_million_characters_are_tokenized_at_once() -> None:
     assert max(lengths) <= 1_000_000
 
 
-# No tokenizer.
-
-
-def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path):
     whole, bare = save_tiny(tmp_path / "whole"), save_tiny(tmp_path / "bare")
     for path in bare.glob("tokenizer*"):
         path.unlink()
@@ -325,25 +292,26 @@ def test_a_model_without_a_tokenizer_is_analyzed_on_tokens(tmp_path: Path) -> No
     [
         ({"ids": "Once upon"}, "not from a string"),
         ({"ids": [[1.5, 2.0, 3.0]]}, "must be whole numbers"),
-        ({"ids": [[1, 2, 3]], "lengths": [4]}, "lengths must state"),
-        ({"ids": [[1, 2, 3]], "documents": [0, 1]}, "documents must have a value"),
+        ({"ids": [[1, 2, 3]], "lengths": [4]}, r"lengths .4. for ids of shape"),
+        ({"ids": [[1, 2, 3]] * 2, "lengths": [3]}, "lengths must state the number of tokens"),
+        (
+            {"ids": [[1, 2, 3]], "documents": [0, 1]},
+            r"documents must have a value(.|\n)*shape \(2,\) for ids \(1, 3\)",
+        ),
         ({"ids": [[1, 2, 3]], "hidden": [[0, 1]]}, "hidden must have a value"),
         ({"ids": [[1, 2, 3]], "documents": [[0, 0, 1]], "lengths": [3]}, "only for plain"),
     ],
 )
-def test_a_text_of_parts_that_do_not_fit_is_refused(arguments: dict, words: str) -> None:
+def test_a_text_of_parts_that_do_not_fit_is_refused(arguments: dict, words: str):
     with pytest.raises(BadArgument, match=words):
         Text(**arguments)
 
 
-def test_a_text_is_built_from_lists_and_split_like_an_array() -> None:
+def test_a_text_is_built_from_lists_and_split_like_an_array():
     text = Text([[1, 2, 3, 4], [5, 6, 7, 0]], lengths=[4, 3], hidden=[[0, 1, 0, 0], [0] * 4])
     assert text.real.tolist() == [[True, False, True, True], [True, True, True, False]]
-    assert (text[1:].context, text[1:].hidden, text[[0]].ids.tolist()) == (
-        3,
-        None,
-        [[1, 2, 3, 4]],
-    )
+    parts = (text[1:].context, text[1:].hidden, text[[0]].ids.tolist())
+    assert parts == (3, None, [[1, 2, 3, 4]])
     with pytest.raises(BadArgument, match="must be whole numbers"):
         text[:0]
     packed = Text([[1, 2, 3, 4, 5, 6]], documents=[[0, 0, 0, 1, 1, 1]])

@@ -16,12 +16,11 @@ from ropelens.errors import BadArgument
 from ropelens.train.data import held_out_sequences
 
 
-def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     out = tmp_path / "nano"
     monkeypatch.setattr(bundle, "MEASURED", 3)
-    measured = bundle.write_bundle(
-        run, out=out, recipe="ropelens train --text story.txt", text="a story", documents=4
-    )
+    texts = {"recipe": "ropelens train --text story.txt", "text": "a story"}
+    measured = bundle.write_bundle(run, out=out, **texts, documents=4)
     card = (out / "README.md").read_text()
     assert "# nano: a checkpoint bundled with ropelens" in card
     assert "    ropelens train --text story.txt\n" in card
@@ -43,11 +42,10 @@ def test_write_bundle(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert stored.dtype == torch.float16
 
 
-def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -> None:
+def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path):
     out = tmp_path / "nano-step-8"
-    measured = bundle.write_bundle(
-        run, out=out, recipe="ropelens train", text="a story", step=8
-    )
+    recipe = {"recipe": "ropelens train", "text": "a story"}
+    measured = bundle.write_bundle(run, out=out, **recipe, step=8)
     card = (out / "README.md").read_text()
     assert f"tokens seen: {8 * 4 * 32:,} (8 steps of 128, of 60 steps" in card
     assert "This checkpoint has no sampled text." in card
@@ -62,9 +60,7 @@ def test_an_early_model_is_bundled_without_a_sample(run: Path, tmp_path: Path) -
     assert not (tmp_path / "none").exists()
 
 
-def test_all_checkpoints_are_made_from_a_study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_checkpoints_are_made_from_a_study(tmp_path, monkeypatch, capsys):
     """Each name comes from seed 0 of its variant, and from the step in the name."""
     made = []
     for name in ("rope", "nope", "p-rope-0.25", "p-rope-0.75", "p-rope-reversed-0.75"):

@@ -20,14 +20,14 @@ SAMPLE = (
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_the_table_describes_a_class(name: str) -> None:
+def test_the_table_describes_a_class(name: str):
     row = families.row(name, "")
     assert not row.untried
     result = row.rotation or row.refused.split(" Seen:")[0]
     assert TABLE[name].startswith(result)
 
 
-def test_enough_classes_are_supported_and_all_are_listed() -> None:
+def test_enough_classes_are_supported_and_all_are_listed():
     page = families.PAGE.read_text()
     counts = re.findall(r"knows (\d+) .*? supports (\d+) .*? refuses (\d+),", page, re.S)
     rows, supported, refused = map(int, counts[0])
@@ -39,7 +39,7 @@ def test_enough_classes_are_supported_and_all_are_listed() -> None:
     assert all(" " in result for result in TABLE.values())
 
 
-def test_a_class_that_fails_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_that_fails_is_not_supported(monkeypatch: pytest.MonkeyPatch):
     """A silence without effect, and a model whose sizes do not fit, are detected."""
     assert families.row("LlamaForCausalLM", "").rotation == "8 planes, half"
     monkeypatch.setitem(families.SPECIAL, "LlamaForCausalLM", {"hidden_size": 63})
@@ -50,7 +50,7 @@ def test_a_class_that_fails_is_not_supported(monkeypatch: pytest.MonkeyPatch) ->
         families.row("LlamaForCausalLM", "")
 
 
-def test_heads_that_differ_by_layer_are_refused() -> None:
+def test_heads_that_differ_by_layer_are_refused():
     kind = families.transformers.Dots3NoteForCausalLM
     with torch.device("meta"):
         model = kind(families.tiny_config(kind.config_class, {}))

@@ -26,7 +26,7 @@ def made(kind: str, *, count: int, length: int = 512) -> np.ndarray:
     return rows[:, 1:]
 
 
-def test_repeats_come_back_at_one_distance() -> None:
+def test_repeats_come_back_at_one_distance():
     """Half of them have no break; their distances are log-uniform."""
     distances = []
     for row in made("repeats", count=300):
@@ -34,12 +34,11 @@ def test_repeats_come_back_at_one_distance() -> None:
         assert returns
         distances += [d for d in returns if (row[d:] == row[:-d]).all()][:1]
     assert 0.4 < len(distances) / 300 < 0.65
-    assert (
-        stats.kstest(np.log(distances), stats.uniform(np.log(4), np.log(85)).cdf).pvalue > 0.001
-    )
+    uniform = stats.uniform(np.log(4), np.log(85)).cdf
+    assert stats.kstest(np.log(distances), uniform).pvalue > 0.001
 
 
-def test_needles_occur_two_or_three_times_in_prose() -> None:
+def test_needles_occur_two_or_three_times_in_prose():
     for row in made("needles", count=30):
         hidden = row >= 200
         times = Counter(row[hidden].tolist())
@@ -48,7 +47,7 @@ def test_needles_occur_two_or_three_times_in_prose() -> None:
         assert hidden.mean() < 0.4
 
 
-def test_lists_repeat_the_same_values() -> None:
+def test_lists_repeat_the_same_values():
     for row in made("lists", count=30):
         lines = [tuple(line) for line in np.split(row, np.flatnonzero(row == LINE_END) + 1)]
         (*complete, _) = lines  # the last may be cut
@@ -60,7 +59,7 @@ def test_lists_repeat_the_same_values() -> None:
         assert len(complete) >= 2 * len(value) - 1
 
 
-def test_a_folder_to_train_on(tmp_path: Path) -> None:
+def test_a_folder_to_train_on(tmp_path: Path):
     """The same arguments make the same bytes, and the arrays decode to the text."""
     r = random.Random(0)
     words = [f"{a}{b}" for a in "abcdefghij" for b in "klmnopqrst"]
@@ -69,24 +68,19 @@ def test_a_folder_to_train_on(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(lines))
     folders = [tmp_path / name for name in ("one", "two", "three")]
     for folder, seed in zip(folders, (0, 0, 1), strict=True):
-        mixture.main(
-            tmp_path / "text.txt", tmp_path / "valid.txt", folder, seed=seed, share=0.002
-        )
-    one, two, three = (
-        {path.name: path.read_bytes() for path in folder.glob("stage-*.npy")}
-        for folder in folders
-    )
+        texts = (tmp_path / "text.txt", tmp_path / "valid.txt")
+        mixture.main(*texts, folder, seed=seed, share=0.002)
+    stages = [sorted(folder.glob("stage-*.npy")) for folder in folders]
+    one, two, three = ({path.name: path.read_bytes() for path in x} for x in stages)
     assert one == two
     assert all(one[name] != three[name] for name in one)
     record = json.loads((folders[0] / "data.json").read_text())
     assert record["stages"] == sorted(one)
-    assert [record["mixture"][name]["length"] for name in sorted(one)] == [
-        stage.length for stage in mixture.STAGES
-    ]
+    lengths = [record["mixture"][name]["length"] for name in sorted(one)]
+    assert lengths == [stage.length for stage in mixture.STAGES]
     tokenizer = AutoTokenizer.from_pretrained(folders[0])
     lines = np.load(folders[0] / record["stages"][-1])
     assert (lines[:, 0] == tokenizer.bos_token_id).all()
     assert lines.max() < len(tokenizer)
-    assert set(tokenizer.decode(np.load(folders[0] / "valid.npy")[0, 1:]).split()[1:-1]) <= set(
-        words
-    )
+    valid = tokenizer.decode(np.load(folders[0] / "valid.npy")[0, 1:])
+    assert set(valid.split()[1:-1]) <= set(words)

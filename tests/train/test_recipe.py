@@ -23,9 +23,7 @@ RECIPE = OPTIONS | {"steps": STEPS, "precision": "fp32"}
 
 
 @pytest.fixture(scope="module")
-def recipe_run(
-    prose: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[Tensor]]:
+def recipe_run(prose, tmp_path_factory) -> tuple[Path, list[Tensor]]:
     """A run with RECIPE, and the tokens of each pass in order."""
     passes: list[Tensor] = []
     forward = LlamaForCausalLM.forward
@@ -41,7 +39,7 @@ def recipe_run(
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.25, 0.0])
-def test_the_rate_follows_the_schedule_of_transformers(decay: float) -> None:
+def test_the_rate_follows_the_schedule_of_transformers(decay: float):
     """Warm-up, constant rate, decay."""
     settings = Settings(**RECIPE | {"decay": decay})
     warmup = settings.warmup_steps
@@ -84,7 +82,7 @@ def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalL
     return losses, model, clipped
 
 
-def test_a_run_is_its_recipe_in_plain_torch(recipe_run: tuple[Path, list[Tensor]]) -> None:
+def test_a_run_is_its_recipe_in_plain_torch(recipe_run: tuple[Path, list[Tensor]]):
     run, inputs = recipe_run
     passes = NANO.batch // NANO.micro_batch
     assert len(inputs) == STEPS * passes
@@ -103,9 +101,7 @@ def test_a_run_is_its_recipe_in_plain_torch(recipe_run: tuple[Path, list[Tensor]
     assert not all(torch.equal(weights[name], begun[name]) for name in weights)
 
 
-def test_validation_text_is_measured_and_not_trained_on(
-    recipe_run: tuple[Path, list[Tensor]],
-) -> None:
+def test_validation_text_is_measured_and_not_trained_on(recipe_run: tuple[Path, list[Tensor]]):
     """There are five sequences, which passes of two do not divide evenly."""
     run, inputs = recipe_run
     (rows,) = training_stages(run / "data", batch=NANO.batch, context=OPTIONS["context"])
@@ -121,7 +117,7 @@ def test_validation_text_is_measured_and_not_trained_on(
 
 
 @pytest.mark.parametrize("after", [0, 5, 7, 16])
-def test_each_epoch_has_another_order(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_epoch_has_another_order(after: int, monkeypatch: pytest.MonkeyPatch):
     """accelerate's sampler has the same order, also after a stop. 9 sequences are 3 steps."""
     monkeypatch.setitem(SIZES, "nano", dataclasses.replace(NANO, batch=3))
     settings = Settings(**OPTIONS | {"steps": 20, "seed": 4})
@@ -133,7 +129,7 @@ def test_each_epoch_has_another_order(after: int, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("after", [0, 1, 4, 7])
-def test_stages_follow_each_other_and_the_last_is_repeated(after: int) -> None:
+def test_stages_follow_each_other_and_the_last_is_repeated(after: int):
     """First three steps with short sequences, then two steps with long sequences, repeated."""
     settings = Settings(**OPTIONS | {"steps": 8, "seed": 4})
     batch, context = NANO.batch, settings.context
@@ -150,7 +146,7 @@ def test_stages_follow_each_other_and_the_last_is_repeated(after: int) -> None:
     assert first != second
 
 
-def test_spread_is_from_the_first_to_the_last() -> None:
+def test_spread_is_from_the_first_to_the_last():
     rows = np.arange(2850)
     selected = spread(rows, 512)
     assert (selected[0], selected[-1], len(selected)) == (0, 2849, 512)
@@ -160,9 +156,7 @@ def test_spread_is_from_the_first_to_the_last() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from imports of torch.compile
-def test_a_compiled_run_has_the_same_losses(
-    recipe_run: tuple[Path, list[Tensor]], prose: Path, tmp_path: Path
-) -> None:
+def test_a_compiled_run_has_the_same_losses(recipe_run, prose, tmp_path):
     run = train([prose], out=tmp_path, **RECIPE, compile=True)
     AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
     losses = train_losses(recipe_run[0])

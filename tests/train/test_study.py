@@ -28,7 +28,7 @@ def run_json(run: Path) -> dict:
     return json.loads((run / "run.json").read_text())
 
 
-def test_runs_share_one_tokenizer_and_the_tokens(study: Path) -> None:
+def test_runs_share_one_tokenizer_and_the_tokens(study: Path):
     runs = [path.parent for path in study.rglob("run.json")]
     assert {run_json(run)["data"] for run in runs} == {"../../../data"}
     assert len({(run / "tokenizer.json").read_bytes() for run in runs}) == 1
@@ -41,21 +41,18 @@ def test_runs_share_one_tokenizer_and_the_tokens(study: Path) -> None:
     assert sorted(p.name for p in history.iterdir()) == ["step-000001", "step-000002"]
 
 
-def test_one_seed_starts_from_the_same_weights(study: Path) -> None:
+def test_one_seed_starts_from_the_same_weights(study: Path):
     """The learning rate of the first step is 0."""
     first = "history/step-000001/model.safetensors"
-    rope, other, nope = (
-        load_file(study / "nano" / run / first)
-        for run in ("rope/seed-0", "rope/seed-1", "nope/seed-0")
-    )
+    runs = ("rope/seed-0", "rope/seed-1", "nope/seed-0")
+    rope, other, nope = (load_file(study / "nano" / run / first) for run in runs)
     assert all(torch.equal(rope[name], nope[name]) for name in rope)
-    assert not torch.equal(
-        rope["model.embed_tokens.weight"], other["model.embed_tokens.weight"]
-    )
+    name = "model.embed_tokens.weight"
+    assert not torch.equal(rope[name], other[name])
 
 
 @pytest.mark.parametrize(("name", "turning"), [("rope", 8), ("p-rope-0.5", 4), ("nope", 0)])
-def test_a_trained_model_rotates_as_its_variant(study: Path, name: str, turning: int) -> None:
+def test_a_trained_model_rotates_as_its_variant(study: Path, name: str, turning: int):
     model = AutoModelForCausalLM.from_pretrained(study / "nano" / name / "seed-0")
     inv_freq = model.model.rotary_emb.inv_freq
     plain = 10_000.0 ** -(torch.arange(8) / 8)
@@ -65,16 +62,14 @@ def test_a_trained_model_rotates_as_its_variant(study: Path, name: str, turning:
         assert int((measure_rope(model)["inv_freq"][0] > 0).sum()) == turning
 
 
-def test_finished_runs_are_skipped(study: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_finished_runs_are_skipped(study: Path, capfd: pytest.CaptureFixture[str]):
     before = {p: p.stat().st_mtime_ns for p in study.rglob("*.safetensors")}
     run_study(study.parent / "study.toml", out=study)
     assert {p: p.stat().st_mtime_ns for p in study.rglob("*.safetensors")} == before
     assert capfd.readouterr().err.count("is finished already") == 6
 
 
-def test_a_run_of_another_process_is_skipped(
-    story: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_another_process_is_skipped(story, tmp_path, capfd):
     file = tmp_path / "study.toml"
     file.write_text(f'variants = ["rope", "nope"]\nsteps = 1\n{SMALL}')
     busy = tmp_path / "out/nano/rope/seed-0"
@@ -87,9 +82,7 @@ def test_a_run_of_another_process_is_skipped(
     assert (tmp_path / "out/nano/nope/seed-0/model.safetensors").exists()
 
 
-def test_a_run_that_diverges_does_not_stop_the_others(
-    story: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_diverges_does_not_stop_the_others(story, tmp_path, capfd):
     file = tmp_path / "study.toml"
     file.write_text(f'variants = ["rope", "nope"]\nsteps = 9\nlearning_rate = 1e30\n{SMALL}')
     with pytest.raises(TrainingFailed) as caught:
@@ -99,7 +92,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(
     assert capfd.readouterr().err.count("the loss is not a finite number") == 2
 
 
-def test_a_changed_study_is_refused(study: Path, tmp_path: Path, story: Path) -> None:
+def test_a_changed_study_is_refused(study: Path, tmp_path: Path, story: Path):
     file = tmp_path / "study.toml"
     file.write_text(STUDY.replace("steps = 2", "steps = 4"))
     with pytest.raises(BadArgument) as caught:
@@ -108,7 +101,7 @@ def test_a_changed_study_is_refused(study: Path, tmp_path: Path, story: Path) ->
     assert caught.value.parts["seen"] == "steps: 2, now 4"
 
 
-def test_a_study_and_a_run_do_not_share_a_folder(study: Path, story: Path) -> None:
+def test_a_study_and_a_run_do_not_share_a_folder(study: Path, story: Path):
     with pytest.raises(BadArgument, match="holds a model, a run, a study or other results"):
         train([story], out=study, **OPTIONS)
     run = study / "nano/rope/seed-0"
@@ -124,22 +117,16 @@ def test_a_study_and_a_run_do_not_share_a_folder(study: Path, story: Path) -> No
         ("variants = [", "is not a study"),
         ("variants = []", "it has no run"),
         ('variants = ["rope"]', "Text to train on is missing"),
-        (
-            'variants = ["rope"]\nlearning_rate = nan',
-            r"rate must be .*\s+seen:  float nan",
-        ),
+        ('variants = ["rope"]\nlearning_rate = nan', r"rate must be .*\s+seen:  float nan"),
         ("seeds = [1]", "KeyError: 'variants'"),
         ('variants = ["rope"]\nlayers = 3', "unexpected keyword argument 'layers'"),
-        (
-            'variants = ["rope"]\ncontext = 2',
-            r"context must be int, at least 3\.\s+seen: ",
-        ),
+        ('variants = ["rope"]\ncontext = 2', r"context must be int, at least 3\.\s+seen: "),
         ('variants = ["warp"]', "There is no RoPE variant 'warp'"),
         ('variants = ["rope"]\nsizes = ["huge"]', "No model has the size 'huge'"),
         ('variants = ["rope"]\nlearning_rate = "low"', r"_rate must be .*\s+seen:  str 'low'"),
     ],
 )
-def test_files_that_are_not_a_study(text: str | None, message: str, tmp_path: Path) -> None:
+def test_files_that_are_not_a_study(text: str | None, message: str, tmp_path: Path):
     file = tmp_path / ("none.toml" if text is None else "study.toml")
     if text is not None:
         file.write_text(text)
@@ -148,8 +135,8 @@ def test_files_that_are_not_a_study(text: str | None, message: str, tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
-def test_all_variants_of_a_seed_come_before_the_next() -> None:
+def test_all_variants_of_a_seed_come_before_the_next():
     runs = runs_of({"variants": ["rope", "longrope:4/1,2/3,4"], "seeds": [0, 1]})
-    assert [folder.as_posix() for folder in runs] == [
-        f"tiny/{name}/seed-{seed}" for seed in (0, 1) for name in ("rope", "longrope-4-1-2-3-4")
-    ]
+    names = ("rope", "longrope-4-1-2-3-4")
+    expected = [f"tiny/{name}/seed-{seed}" for seed in (0, 1) for name in names]
+    assert [folder.as_posix() for folder in runs] == expected

@@ -1,4 +1,4 @@
-"""Training of single runs, and refused runs."""
+"""Training of single runs, stopped and resumed runs, and refused runs."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from ropelens.train.run import model_config
 from ropelens.train.settings import Settings, get_size
 
 
-def test_a_finished_run_is_a_checkpoint(run: Path) -> None:
+def test_a_finished_run_is_a_checkpoint(run: Path):
     model = AutoModelForCausalLM.from_pretrained(run, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
     tokens = tokenizer(story(3), return_tensors="pt").input_ids[:, :32]
@@ -37,7 +37,7 @@ def test_a_finished_run_is_a_checkpoint(run: Path) -> None:
     assert {path.name for path in run.iterdir()} == set(names.split())
 
 
-def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch):
     for gpu in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
@@ -46,14 +46,14 @@ def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("file", ["config.json", "study.json", "history", "run.json"])
-def test_another_model_is_not_overwritten(prose: Path, tmp_path: Path, file: str) -> None:
+def test_another_model_is_not_overwritten(prose: Path, tmp_path: Path, file: str):
     (tmp_path / file).write_text("{}")
     with pytest.raises(BadArgument, match="holds a model, a run, a study or other results"):
         train([prose], out=tmp_path, **OPTIONS)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {file: "{}"}
 
 
-def test_other_settings_are_refused(run: Path, prose: Path, tmp_path: Path) -> None:
+def test_other_settings_are_refused(run: Path, prose: Path, tmp_path: Path):
     with pytest.raises(BadArgument) as caught:
         train([prose], out=run, **OPTIONS | {"seed": 1})
     assert caught.value.what == f"the run in {run} was made with other settings."
@@ -67,13 +67,13 @@ def test_other_settings_are_refused(run: Path, prose: Path, tmp_path: Path) -> N
         train([changed], out=run, **OPTIONS)
 
 
-def test_an_unknown_variant_leaves_nothing(prose: Path, tmp_path: Path) -> None:
+def test_an_unknown_variant_leaves_nothing(prose: Path, tmp_path: Path):
     with pytest.raises(BadArgument, match="There is no RoPE variant 'warp'"):
         train([prose], out=tmp_path / "run", **OPTIONS | {"variant": "warp"})
     assert not (tmp_path / "run").exists()
 
 
-def test_validation_text_that_is_also_training_text(prose: Path, tmp_path: Path) -> None:
+def test_validation_text_that_is_also_training_text(prose: Path, tmp_path: Path):
     with pytest.raises(BadText, match="All validation documents are also training"):
         train([prose], valid=[prose], out=tmp_path / "run", **OPTIONS)
     assert not (tmp_path / "run").exists()
@@ -83,7 +83,7 @@ def test_validation_text_that_is_also_training_text(prose: Path, tmp_path: Path)
         train([prose], valid=[prose, other], out=tmp_path / "run", **OPTIONS | {"steps": 2})
 
 
-def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two stages have sequences of 16 and 32 tokens; runs of a study can use them as well."""
     made = tmp_path / "made"
     prepare_data(made, read_texts([prose], [], data=made), Settings(**OPTIONS))
@@ -119,7 +119,7 @@ def test_prepared_tokens(prose: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         train(data=made, out=tmp_path / "third", **options)
 
 
-def test_divergence_stops_the_run(prose: Path, tmp_path: Path) -> None:
+def test_divergence_stops_the_run(prose: Path, tmp_path: Path):
     stopped = r"training stopped at step \d+: the loss is not a finite number\."
     with pytest.raises(TrainingFailed, match=stopped):
         train([prose], out=tmp_path / "run", **OPTIONS | {"learning_rate": 1e30})
@@ -128,7 +128,7 @@ def test_divergence_stops_the_run(prose: Path, tmp_path: Path) -> None:
         assert all(weight.isfinite().all() for weight in load_file(path).values())
 
 
-def test_broken_weights_are_not_saved(tmp_path: Path) -> None:
+def test_broken_weights_are_not_saved(tmp_path: Path):
     model = LlamaForCausalLM(model_config(Settings(**OPTIONS)))
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     with pytest.raises(TrainingFailed, match="step 8: a weight is not a finite number"):
@@ -141,7 +141,7 @@ A_TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=
 
 @examples(max_examples=20)
 @given(texts=st.lists(A_TEXT, min_size=1, max_size=5))
-def test_sequences_are_the_documents_end_to_end(run: Path, texts: list[str]) -> None:
+def test_sequences_are_the_documents_end_to_end(run: Path, texts: list[str]):
     tokenizer = AutoTokenizer.from_pretrained(run, local_files_only=True)
     stream = [i for t in texts for i in tokenizer(f"{t}\n</s>").input_ids[1:]]
     rows = sequences_of(texts, tokenizer, context=8)
@@ -150,7 +150,7 @@ def test_sequences_are_the_documents_end_to_end(run: Path, texts: list[str]) -> 
     assert rows[:, 1:].flatten().tolist() == stream[: len(rows) * 7]
 
 
-def test_a_size_can_be_spelled_out() -> None:
+def test_a_size_can_be_spelled_out():
     size = get_size("8x384x6x2")
     assert (size.layers, size.width, size.heads, size.kv_heads) == (8, 384, 6, 2)
     assert (size.head_dim, size.mlp) == (64, 1024)
@@ -160,7 +160,7 @@ def test_a_size_can_be_spelled_out() -> None:
         assert caught.value.what == f"No model has the size {wrong!r}."
 
 
-def test_sizes_have_the_stated_number_of_parameters() -> None:
+def test_sizes_have_the_stated_number_of_parameters():
     count = {}
     for name, vocabulary in (("tiny", 2048), ("small", 16_384), ("base", 16_384)):
         with torch.device("meta"):
@@ -168,3 +168,41 @@ def test_sizes_have_the_stated_number_of_parameters() -> None:
             count[name] = sum(p.numel() for p in LlamaForCausalLM(config).parameters())
     millions = {name: round(number / 1e6, 1) for name, number in count.items()}
     assert millions == {"tiny": 2.5, "small": 26.8, "base": 65.1}
+
+
+@pytest.mark.parametrize("step", [24, 60])
+def test_a_stop_after_any_step(run, prose, tmp_path, step, capfd):
+    """Stop between two rows of metrics.csv, which cover ten steps each, and after the last."""
+    save = loop.save_checkpoint
+
+    def save_and_stop(path: Path, *state: object) -> None:
+        save(path, *state)
+        if state[-1][0] == step:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", save_and_stop)
+        patch.setattr(loop, "CHECKPOINT_SECONDS", 0)
+        with pytest.raises(KeyboardInterrupt):
+            train([prose], out=tmp_path, **OPTIONS)
+    assert not (tmp_path / "model.safetensors").exists()
+    train([prose], out=tmp_path, **OPTIONS)
+    assert f"resuming from step {step}\n" in capfd.readouterr().err
+    assert not (tmp_path / loop.CHECKPOINT).exists()
+    assert metrics(tmp_path) == metrics(run)
+    for name in ("model.safetensors", "config.json", "generation_config.json"):
+        assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
+    history, expected = ((out / "history").iterdir() for out in (tmp_path, run))
+    assert {folder.name for folder in history} == {folder.name for folder in expected}
+
+
+def test_files_of_a_failed_start_are_not_used(prose: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(BadText, match=r"0 sequences for train\.npy, which needs 4"):
+        train([tmp_path / "short.txt"], out=out, **OPTIONS)
+    with pytest.raises(BadText, match=r"too short at a context of 32[\s\S]*for valid\.npy"):
+        train([prose], valid=[tmp_path / "short.txt"], out=out, **OPTIONS)
+    assert (out / "data" / "train.npy").exists()
+    train([prose], out=out, **OPTIONS | {"steps": 2})
+    assert metrics(out)[-1]["valid_loss"]

@@ -1,0 +1,81 @@
+"""Small measurements, the calls that observers receive, and comparisons of results."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from oracles.tiny import random_tokens
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+import ropelens as rl
+from ropelens.attention.call import AttentionCall
+from ropelens.model.as_live_model import as_live_model
+from ropelens.rope.planes import Planes
+from ropelens.rotation.probe import RotationProbe
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def observed_calls(
+    model: PreTrainedModel, tokens: Tensor
+) -> list[tuple[AttentionCall, Planes]]:
+    """Attention call and planes of every layer, on a batch."""
+    live = as_live_model(model)
+    planes = RotationProbe(live).planes(tokens.shape[1])
+    calls: dict[int, AttentionCall] = {}
+    with torch.no_grad(), live.observe(lambda call: calls.update({call.layer: call})):
+        live.forward(tokens)
+    return [(calls[layer], planes[layer]) for layer in sorted(calls)]
+
+
+EXACT = {"rtol": 1e-6, "atol": 1e-9}
+
+
+def assert_same(actual: xr.Dataset | None, expected: xr.Dataset | None) -> None:
+    """Check that all variables of `actual` agree with `expected` to 1e-6."""
+    assert actual is not None
+    assert expected is not None
+    for name in actual.data_vars:
+        xr.testing.assert_allclose(actual[name].variable, expected[name].variable, **EXACT)
+    assert actual.attrs.keys() >= expected.attrs.keys()
+    for name in {"loss", "loss_se", "rows_measured", "tokens"} & actual.attrs.keys():
+        assert actual.attrs[name] == pytest.approx(expected.attrs[name], rel=1e-6)
+
+
+def assert_alike(actual: xr.Dataset, expected: xr.Dataset) -> None:
+    """Check all variables of `expected`, to 1e-5 of the largest number of the variable.
+
+    Bits and gains are differences of float32 log-likelihoods, so their scale is at least 0.1.
+    """
+    for name, variable in expected.data_vars.items():
+        values = variable.values
+        if values.dtype.kind == "f":
+            least = 0.1 if any(part in str(name) for part in ("bits", "gain")) else 1e-30
+            scale = np.nanmax(np.abs(values), initial=least)
+            atol = 1e-5 * scale
+            np.testing.assert_allclose(actual[name], values, 0, atol, err_msg=str(name))
+        else:
+            np.testing.assert_array_equal(actual[name].values, values, err_msg=str(name))
+
+
+tokens = partial(random_tokens, sequences=3, length=40)
+
+
+def evaluate(model: nn.Module, **options: object) -> xr.Dataset:
+    lengths = options.pop("lengths", None)
+    options = {"text": rl.Text(tokens(), lengths=lengths), "prompt_lengths": [40], **options}
+    return rl.evaluate(model, **options)
+
+
+def token_progress(add: Callable[[int], object]) -> Callable[..., AbstractContextManager]:
+    """A progress display that passes the number of finished tokens to `add`."""
+    advance = lambda amount, stage=0, note="": None if stage else add(amount)  # noqa: E731
+    return lambda *stages: nullcontext(advance)
