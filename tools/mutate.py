@@ -44,13 +44,13 @@ LOGIT = "budget/test_logit.py::test_"
 FITS = [
     f"{LOGIT}gains_are_scipys_on_tiny_models[{name}]" for name in ("phi", "gemma2", "gpt_oss")
 ]
-PLANES = ("rope/test_planes.py", "rope/test_select.py")
 # fmt: off
 TESTS: dict[str, tuple[str, ...]] = {
-    "rope": (*PLANES, "rope/test_variants.py", "interventions/test_edit_rope.py"),
+    "rope": ("rope/test_select.py", "rope/test_variants.py", "interventions/test_edit_rope.py"),
     "rope/planes.py": (
-        *PLANES, "attention/test_row_sums.py", "rotation/test_rotation.py", *PARITY),
-    "rope/select.py": (*PLANES, "interventions/test_truncate.py"),
+        "rope/test_select.py", "attention/test_row_sums.py", "rotation/test_rotation.py",
+        *PARITY),
+    "rope/select.py": ("rope/test_select.py", "interventions/test_truncate.py"),
     "attention": (
         "attention/test_row_sums.py", "attention/test_sinks.py", "budget/test_labels.py",
         "attention/test_attention_change.py", "profiles/test_laws.py", *PARITY,

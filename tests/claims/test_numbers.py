@@ -75,25 +75,21 @@ def test_too_few_different_draws_give_no_null() -> None:
     assert row["why"] == "6 draws are possible; a verdict needs 8 planes or more"
 
 
-@pytest.mark.parametrize(("missing", "verdict"), [(1, "holds"), (2, "not testable")])
-def test_a_verdict_needs_39_draws_with_a_number(missing: int, verdict: str) -> None:
-    lead = np.full((1, 1, 41), 0.2)
-    lead[..., 0], lead[..., 1 : 1 + missing] = 0.5, np.nan
-    assert judged("apostrophes", lead)["verdict"] == verdict
-
-
-@pytest.mark.parametrize(("largest", "verdict"), [(0.06, "holds"), (0.04, "unresolved")])
-def test_a_lead_below_a_twentieth_counts_as_none(largest: float, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "missing", "verdict"),
+    [(0.5, 1, "holds"), (0.5, 2, "not testable"), (0.06, 0, "holds"), (0.04, 0, "unresolved")],
+)
+def test_a_verdict_needs_39_draws_and_a_number_that_counts(number, missing, verdict) -> None:
     lead = np.linspace(-0.1, 0, 41)[None, None]
-    lead[..., 0] = largest
+    lead[..., 0], lead[..., 1 : 1 + missing] = number, np.nan
     assert judged("apostrophes", lead)["verdict"] == verdict
 
 
-@pytest.mark.parametrize(("share", "known"), [(0.07, True), (0.04, False)])
-def test_sinks_are_judged_if_they_explain_a_twentieth_of_the_bits(share: float, known: bool):
+def test_sinks_are_judged_if_they_explain_a_twentieth_of_the_bits() -> None:
     profile, _ = synthetic_profile(layers=3)
-    push = claim_arrays(profile.assign(sink_bits=share * profile["total_bits"]))["sink_push"]
-    assert np.isfinite(push).all() == known
+    for share, known in ((0.07, True), (0.04, False)):
+        of_profile = claim_arrays(profile.assign(sink_bits=share * profile["total_bits"]))
+        assert np.isfinite(of_profile["sink_push"]).all() == known
 
 
 def test_unevenness_is_the_mean_over_the_heads_that_a_layer_has() -> None:
@@ -112,23 +108,14 @@ def test_a_page_has_the_ledger_of_the_default_seed() -> None:
     assert not of_page.equals(rl.test_claims(profile, draws=60, seed=1))
 
 
-@pytest.mark.parametrize(
-    ("counts", "sets"),
-    [((9,), None), ((10,), 11), ((10, 1), 1)],
-    ids=["too few", "enough", "no word is as rare as one of them"],
-)
-def test_apostrophes_are_compared_with_words_that_are_equally_frequent(
-    counts: tuple[int, ...], sets: int | None
-) -> None:
+def test_apostrophes_are_compared_with_words_that_are_equally_frequent() -> None:
     """A set has a word for each kind of apostrophe. The 10 words occur 10 or 11 times."""
-    tokens = torch.arange(120) % 11 + 40
-    for token, count, first in zip(sorted(APOSTROPHES), counts, (10, 119), strict=False):
-        tokens[first : first + 11 * count : 11] = token
-    shuffled = tokens[torch.randperm(120, generator=torch.Generator().manual_seed(0))]
-    measurement = Measurement.of(tiny("llama_gqa"), shuffled.view(4, 30))
-    lead = _token_lead(measurement, Letters())
-    if sets is None:
-        assert np.isnan(lead).all()
-    else:
-        assert np.isfinite(lead).all()
-        assert lead.shape[-1] == sets
+    shuffled = torch.randperm(120, generator=torch.Generator().manual_seed(0))
+    for counts, sets in (((9,), None), ((10,), 11), ((10, 1), 1)):
+        tokens = torch.arange(120) % 11 + 40
+        for token, count, first in zip(APOSTROPHES, counts, (10, 119), strict=False):
+            tokens[first : first + 11 * count : 11] = token
+        measurement = Measurement.of(tiny("llama_gqa"), tokens[shuffled].view(4, 30))
+        lead = _token_lead(measurement, Letters())
+        assert np.isfinite(lead).all() == (sets is not None)
+        assert sets in (None, lead.shape[-1])

@@ -1,4 +1,4 @@
-"""The heads that a list names, and the number of planes in a fraction."""
+"""Planes: their coordinates and positions, the heads of a list, the planes of a fraction."""
 
 import pytest
 import torch
@@ -6,8 +6,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.errors import BadArgument
-from ropelens.rope.planes import Planes
+from ropelens.rope.planes import PAIRINGS, Planes
 from ropelens.rope.select import Fastest, Slowest, heads_by_layer, plan_cuts, rotating_planes
+from ropelens.rope.turn import positions_by_plane
 from ropelens.rope.variants import Shape, parse_variant
 from ropelens.rotation.variant_config import frequencies
 
@@ -54,3 +55,16 @@ def test_the_number_of_planes_equals_transformers(head_dim: int, p: float):
         assert [cut.stopped for cut in cuts] == ([(still,)] if still else [])
         found, _ = frequencies(parse_variant(f"{name}:{p}"), Shape(head_dim, 10_000.0, 2048))
         torch.testing.assert_close(found, inv_freq * turns, rtol=1e-6, atol=0)
+
+
+def test_planes_begin_at_the_first_coordinate_by_default() -> None:
+    for pairing in PAIRINGS:
+        planes = Planes(torch.ones(2), 6, pairing)
+        assert planes.term_of.tolist()[4:] == [2, 2]
+        assert sorted(planes.term_of.tolist()[:4]) == [0, 0, 1, 1]
+
+
+def test_each_plane_rotates_with_the_position_on_its_axis() -> None:
+    positions = torch.tensor([[[5, 6, 7], [8, 9, 10]]])  # [batch, position, axis]
+    planes = Planes(torch.ones(4), 8, "half", axis=torch.tensor([0, 0, 2, 1]))
+    assert positions_by_plane(positions, planes).tolist() == [[[5, 5, 7, 6], [8, 8, 10, 9]]]

@@ -33,11 +33,10 @@ def test_total():
 
 
 def write_package(folder: Path, code: str) -> Path:
-    package = folder / "tiny_package"
-    (package / "room").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "room/code.py").write_text(code)
-    return package
+    (folder / "tiny_package/room").mkdir(parents=True)
+    (folder / "tiny_package/__init__.py").touch()
+    (folder / "tiny_package/room/code.py").write_text(code)
+    return folder / "tiny_package"
 
 
 def test_operators_numbers_and_defaults_are_changed_but_no_messages_or_axes(tmp_path: Path):
