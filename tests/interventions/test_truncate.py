@@ -163,7 +163,9 @@ def test_planes_stop_only_in_the_named_heads():
     sweep = rl.truncate(model, TOKENS, heads=heads, keep=(), **more)
     assert sweep["edit"].values.tolist() == ["none", "band 0", "band 1"]
     planes = sweep["planes"][1:].to_series().str.split(",")
-    chosen = {name: select.PlaneNumbers(map(int, numbers)) for name, numbers in planes.items()}
+    chosen = {
+        name: select.PlaneNumbers([*map(int, numbers)]) for name, numbers in planes.items()
+    }
     edits = {name: rl.stop(numbers, heads=heads) for name, numbers in chosen.items()}
     evaluated = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])
     np.testing.assert_array_equal(sweep["loss"], evaluated["loss"])
