@@ -3,6 +3,7 @@
 # make reports  run the analyses on the bundled checkpoint
 # make test     run the tests
 # make test-slow  run the tests that take minutes
+# make mutants  change the mathematics in 128 places, and list the changes that no test finds
 # make test-newest  run the tests with the newest versions that pyproject.toml allows
 # make lint     check formatting, types and imports
 # make docs     write the reference and its examples into docs/reference/
@@ -21,7 +22,7 @@ export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := report
 SMOLLM2 := models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
-.PHONY: report smollm2 reports test test-slow test-newest lint docs bench
+.PHONY: report smollm2 reports test test-slow mutants test-newest lint docs bench
 
 report: .venv/.report
 	@mkdir -p out
@@ -50,6 +51,9 @@ test: .venv/.work
 
 test-slow: .venv/.work
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m slow
+
+mutants: .venv/.work
+	@$(BIN)/python tools/mutate.py --out build/mutants.json
 
 test-newest:
 	$(PYTHON) -m venv --clear .venv-newest

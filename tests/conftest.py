@@ -15,7 +15,7 @@ ROOMS = [
     *("interventions", "claims", "comparison", "analysis"),
 ]
 # These modules are not checked, because a check would hide the caller from their warnings.
-NAMES = ("profile", "measurement", "model_text", "capture", "token_sets")
+NAMES = ("profile", "measurement", "capture", "token_sets")
 UNCHECKED = {f"ropelens.profiles.{name}" for name in NAMES}
 UNCHECKED |= {"ropelens.text.text", "ropelens.text.tokenize", "ropelens.interventions.silence"}
 UNCHECKED |= {"ropelens.analysis.analyze", "ropelens.analysis.options"}

@@ -122,7 +122,7 @@ def model_card(
     settings = record["settings"]
     rates = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     variant = parse_variant(settings["variant"])
-    inv_freq, _ = frequencies(variant, Shape(settings["size"]["head_dim"]))
+    inv_freq, _ = frequencies(variant, Shape(settings["size"]["head_dim"], 10_000.0, 2048))
     drawn = {"samples": samples, "sample_seed": sample_seed, "temperature": temperature}
     return CARD.format(
         **settings["size"]

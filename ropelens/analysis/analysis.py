@@ -24,15 +24,9 @@ from ropelens.errors import BadArgument, explained, public, words_of
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import complete_profile, open_profile
+from ropelens.report import words
 from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
 from ropelens.report.tables import about
-from ropelens.report.words import (
-    attention_sentences,
-    comparison_sentences,
-    heads_sentences,
-    scope,
-    sweep_sentences,
-)
 from ropelens.runtime.folder import file_name, write_whole
 from ropelens.runtime.results import open_results, read_record, write_folder, write_page
 from ropelens.runtime.savepoint import UNFINISHED
@@ -45,9 +39,8 @@ class Analysis:
     """Result of `ropelens.analyze`: the numbers of a model and their provenance.
 
     `profile`, `heads`, `truncation` and `reach` are the results of `ropelens.profile`,
-    `classify_heads`, `truncate` and `reach`; `truncation` and `reach` may be None. `provenance`
-    is the contents of run.json without `kind` and `findings`. `model`, `tokenizer` and `text`
-    are None in an analysis that was read from a folder.
+    `classify_heads`, `truncate` and `reach`. `provenance` is the contents of run.json without
+    `kind` and `findings`. An analysis from a folder has no `model`, `tokenizer` and `text`.
     """
 
     profile: xr.Dataset
@@ -81,44 +74,38 @@ class Analysis:
         """Sentences about the sweep, the labels, the verdict of the claim and the scope."""
         sweep = []
         if self.truncation is not None:
-            sweep = sweep_sentences(self.truncation, self.truncation_table)
-        first, *more = heads_sentences(self.heads)
-        more += [scope(self.profile.attrs)]
-        return [*filter(None, [*sweep[:4], first, *attention_sentences(self.profile), *more])]
+            sweep = words.sweep_sentences(self.truncation, self.truncation_table)
+        first, *more = words.heads_sentences(self.heads)
+        attention = words.attention_sentences(self.profile)
+        limits = words.scope(self.profile.attrs)
+        return [*filter(None, [*sweep[:4], first, *attention, *more, limits])]
 
     def page(self, *, beside: "Analysis | None" = None) -> str:
         """The page as HTML; with `beside`, it also shows the heads of another analysis."""
-        return render_page(
-            self.profile,
-            self.heads,
-            self.truncation,
-            self.truncation_table,
-            self.reach,
-            None if beside is None else (beside.profile, beside.heads),
-        )
+        other = None if beside is None else (beside.profile, beside.heads)
+        sweep = self.truncation, self.truncation_table
+        return render_page(self.profile, self.heads, *sweep, self.reach, other)
 
     def report(self, path: str | Path, *, beside: "Analysis | None" = None) -> Path:
         """Write only the page to the file `path`, completely or not at all; return `path`.
 
-        With `beside`, an analysis of another model of any size, the page also shows the heads
-        of that model next to the selected head: with the same planes stopped, and on the
-        excerpts that both models read.
+        With `beside`, the page also shows the heads of that analysis next to the selected head:
+        with the same planes stopped, and on the excerpts that both models read.
         """
         return write_whole(path, self.page(beside=beside))
 
     def save(self, folder: str | Path) -> Path:
-        """Write index.html, profile.nc, heads.csv and run.json to `folder`; return the page.
+        """Write the page, `results` and run.json to `folder`; return the page.
 
-        A sweep is written to truncation.nc and truncation.csv. If `folder` already has a sweep
-        or a reach of the same weights, it is kept and shown on the page. Either all numbers are
-        written or none; then the page is drawn. Raises `BadArgument` for a folder that cannot
-        be written to, or that holds a model or results of another kind.
+        If `folder` already has a sweep or a reach of the same weights, it is kept and shown on
+        the page. Either all numbers are written or none; then the page is drawn. Raises
+        `BadArgument` for a folder that cannot be written to, or that holds something else.
         """
-        weights, joined = self.provenance.get("model", {}).get("fingerprint"), self
-        if earlier := earlier_results(Path(folder), weights):
-            sweep = earlier.truncation if self.truncation is None else self.truncation
-            reach = earlier.reach if self.reach is None else self.reach
-            joined = replace(self, truncation=sweep, reach=reach)
+        weights = self.provenance.get("model", {}).get("fingerprint")
+        earlier = earlier_results(Path(folder), weights) or {}
+        lacking = [name for name in ("truncation", "reach") if getattr(self, name) is None]
+        added: dict[str, Any] = {name: earlier.get(name) for name in lacking}
+        joined = replace(self, **added)
         kind = "analysis" if joined.truncation is None else "truncation"
         record = self.provenance | {"kind": kind, "findings": joined.findings}
         unfinished = Path(folder) / UNFINISHED
@@ -142,9 +129,8 @@ class Analysis:
 def open(path: str | Path) -> Analysis | xr.Dataset:
     """Read results: a folder of `ropelens analyze` or `compare`, or a .nc file.
 
-    Returns the `Analysis` or the dataset of the comparison in a folder, or the dataset that
-    `save` wrote to a file. Raises `BadArgument` for files that are missing or damaged, or
-    have another kind.
+    Returns the `Analysis` or comparison in a folder, or the dataset that `save` wrote to a
+    file. Raises `BadArgument` for files that are missing, damaged or of another kind.
     """
     if not Path(path).is_dir():
         results = open_results(path)
@@ -155,63 +141,46 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
     return open_analysis(path)
 
 
-@dataclass(frozen=True, eq=False)
-class SavedResults:
-    """Numbers of an analysis in `folder`, before the labels of the heads are computed."""
-
-    folder: Path
-    profile: xr.Dataset
-    provenance: dict[str, Any]
-    truncation: xr.Dataset | None
-    reach: xr.Dataset | None
-
-    @classmethod
-    def read(cls, folder: Path) -> "SavedResults":
-        """Read the numbers; raises the errors of `open_analysis`."""
-        record = read_record(folder)
-        profile = open_profile(folder / "profile.nc")
-        profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
-        sweep = reach = None
-        if (file := folder / "reach.nc").exists():
-            reach = open_results(file, "reach")
-            model, other = (results.attrs.get("model") for results in (profile, reach))
-            if model != other:
-                raise BadArgument(
-                    f"{file} was measured on {other}, but the profile in the same folder was "
-                    f"measured on {model}.",
-                    hint=f"move {file} away, or measure it again",
-                )
-        if record.get("kind") == "truncation":
-            sweep = open_results(folder / "truncation.nc", "truncation")
-        return cls(folder, profile, record, sweep, reach)
-
-    def classify(self) -> Analysis:
-        """The analysis, with labels that are computed from the profile."""
-        what = f"{self.folder / 'profile.nc'} lacks numbers that labels are computed from."
-        with explained(what, "measure again", error=BadArgument):
-            heads = classify_heads(self.profile, seed=self.profile.attrs["seed"])
-        return Analysis(
-            self.profile, heads, self.provenance, truncation=self.truncation, reach=self.reach
-        )
+def _read_numbers(folder: Path) -> dict[str, Any]:
+    """Arguments of `Analysis` without the heads; raises the errors of `open_analysis`."""
+    record = read_record(folder)
+    profile = open_profile(folder / "profile.nc")
+    profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
+    sweep = reach = None
+    if (file := folder / "reach.nc").exists():
+        reach = open_results(file, "reach")
+        model, other = (results.attrs.get("model") for results in (profile, reach))
+        if model != other:
+            raise BadArgument(
+                f"{file} was measured on {other}, but the profile in the same folder was "
+                f"measured on {model}.",
+                hint=f"move {file} away, or measure it again",
+            )
+    if record.get("kind") == "truncation":
+        sweep = open_results(folder / "truncation.nc", "truncation")
+    return {"profile": profile, "provenance": record, "truncation": sweep, "reach": reach}
 
 
-def open_analysis(folder: str | Path) -> Analysis:
-    """Read an analysis that `Analysis.save` or `ropelens analyze` wrote.
+def open_analysis(folder: str | Path, numbers: Mapping[str, Any] | None = None) -> Analysis:
+    """Read an analysis that `Analysis.save` wrote; labels are computed again.
 
-    Labels and their confidence are computed again from the profile. If the folder has a
-    reach.nc, it becomes a tab of the page. Raises `BadArgument` for files that are missing or
-    damaged, or have another kind, and for a reach of another model.
+    `numbers` are its `earlier_results`, if they were read before. Raises `BadArgument` for
+    files that are missing, damaged or of another kind, and for a reach of another model.
     """
-    return SavedResults.read(Path(folder)).classify()
+    numbers, file = numbers or _read_numbers(Path(folder)), Path(folder) / "profile.nc"
+    what = f"{file} lacks numbers that labels are computed from."
+    with explained(what, "measure again", error=BadArgument):
+        heads = classify_heads(numbers["profile"], seed=numbers["profile"].attrs["seed"])
+    return Analysis(heads=heads, **numbers)
 
 
-def earlier_results(folder: Path, weights: str | None) -> SavedResults | None:
+def earlier_results(folder: Path, weights: str | None) -> dict[str, Any] | None:
     """Results in `folder` that were measured on these weights; None if missing or damaged."""
     record = read_record(folder)
     same = weights is not None and record.get("model", {}).get("fingerprint") == weights
     with contextlib.suppress(BadArgument):  # damaged results are replaced
         if same and record["kind"] in ("analysis", "truncation"):
-            return SavedResults.read(folder)
+            return _read_numbers(folder)
     return None
 
 
@@ -225,11 +194,8 @@ def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
         before = json.loads(sweep.attrs["arguments"])
         changes = differences(before, arguments, before | arguments, between=", now ")
     if changes:
-        raise BadArgument(
-            f"{folder} has a sweep with other options, which this sweep would replace.",
-            seen=changes[:300],
-            hint="another folder, or the same options",
-        )
+        what = f"{folder} has a sweep with other options, which this sweep would replace."
+        raise BadArgument(what, seen=changes[:300], hint="another folder, or the same options")
 
 
 @dataclass(frozen=True)
@@ -237,8 +203,7 @@ class Answer:
     """Answer of a script to one question about one model, or about several models.
 
     `findings` are sentences with numbers, the most important sentence first. `figures` maps
-    captions of one or two sentences to figures, in order. `more` maps names of files to further
-    results ("reach.nc", "truncation.csv").
+    captions to figures. `more` maps names of files to further results ("reach.nc").
     """
 
     question: str = QUESTION
@@ -249,22 +214,17 @@ class Answer:
     def save(self, folder: str | Path, comparison: xr.Dataset, *, lead: str = "") -> Path:
         """Write the result of `compare` and its table to `folder`; return the page.
 
-        `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`; the
-        page is drawn last. It starts with the sentence `lead` and the sentences that follow
-        from the numbers, and then has the `findings`.
+        `folder` gets index.html, comparison.nc, comparison.csv, run.json and `more`. The page
+        has the sentence `lead`, sentences about the numbers, and then the `findings`.
         """
-        comparison = comparison.assign_attrs(
-            question=self.question,
-            command=this_command(),
-            lead=lead,
-            findings="\n".join(self.findings),
-        )
+        said = {"question": self.question, "command": this_command(), "lead": lead}
+        comparison = comparison.assign_attrs(said, findings="\n".join(self.findings))
         table, facts = summarize_comparison(comparison), comparison.attrs
         entries = comparison["entry"].values.tolist()
-        findings = [*comparison_sentences(comparison, table), *filter(None, [scope(facts)])]
+        findings = [*words.comparison_sentences(comparison, table), words.scope(facts)]
         record: dict[str, Any] = facts | {
             "kind": "comparison",
-            "findings": findings,
+            "findings": [*filter(None, findings)],
             "model": {"name": str(facts["model"])},
             "entries": entries,
             "versions": json.loads(facts["versions"]),
@@ -281,30 +241,25 @@ class Answer:
 def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path:
     """Write the answer of a script about one model; return the page.
 
-    A folder in `folder`, named after the model, gets index.html, run.json, and the numbers of
-    `analysis` and `answer`. The page is drawn last.
+    A folder in `folder`, named after the model, gets the page and all numbers.
     """
     attrs = analysis.profile.attrs
     folder = Path(folder) / (file_name(str(attrs["model"])).strip(".-") or "model")
     folder.parent.mkdir(parents=True, exist_ok=True)
     facts = {n: attrs[n] for n in ("revision", "backend", "text", "command", "warnings")}
-    findings = [*answer.findings, *filter(None, [scope(attrs)])]
+    findings = [*filter(None, [*answer.findings, words.scope(attrs)])]
+    record = {"kind": "answer", "question": answer.question, "findings": findings}
     more = {
         name: result.assign_attrs(facts) if isinstance(result, xr.Dataset) else result
         for name, result in answer.more.items()
     }
+    shown = {"question": answer.question, "findings": answer.findings}
+    shown |= about(analysis.profile, analysis.heads)
     return write_folder(
         folder,
-        record=analysis.provenance
-        | {"kind": "answer", "question": answer.question, "findings": findings},
+        record=analysis.provenance | record,
         results=analysis.results | more,
-        page=lambda: render_figures(
-            "answer.html",
-            answer.figures,
-            question=answer.question,
-            findings=answer.findings,
-            **about(analysis.profile, analysis.heads),
-        ),
+        page=lambda: render_figures("answer.html", answer.figures, **shown),
     )
 
 
@@ -312,17 +267,13 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
     """Draw the page of a result folder again from its numbers; return the page.
 
     `beside` is the folder of another analysis, whose heads the page shows as well. Raises
-    `BadArgument` for numbers that are missing or damaged, and for the folder of an answer. The
-    earlier page is then kept.
+    `BadArgument`, and keeps the page, for damaged numbers and for the folder of an answer.
     """
     folder, record = Path(folder), read_record(folder)
-    kind = record.get("kind")
+    kind, question, command = (record.get(name) for name in ("kind", "question", "command"))
     if kind == "answer":
-        raise BadArgument(
-            f"Only the script that wrote {folder} can draw its page.",
-            seen=str(record.get("question")),
-            hint=str(record.get("command")),
-        )
+        what = f"Only the script that wrote {folder} can draw its page."
+        raise BadArgument(what, seen=str(question), hint=str(command))
     if kind == "comparison" and beside is None:
         comparison = open_results(folder / "comparison.nc", "comparison")
         return write_page(folder, lambda: render_comparison(comparison))
@@ -342,13 +293,8 @@ def is_measured(folder: Path, plan: Plan) -> bool:
 
 
 def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:
-    """Compare the analyses in the folders `names` of `folder`; return the page.
-
-    In addition to the files of `Answer.save`, `folder` gets heads.csv with a first column
-    `checkpoint`.
-    """
-    heads = pd.concat(
-        {name: open_analysis(folder / name).heads for name in names}, names=["checkpoint", None]
-    )
+    """Compare the analyses `names` in `folder`, with a table of all heads; return the page."""
+    tables = {name: open_analysis(folder / name).heads for name in names}
+    heads = pd.concat(tables, names=["checkpoint", None])
     comparison = compare([folder / name for name in names], cache=folder)  # writes no cache
     return Answer(more={"heads.csv": heads.reset_index("checkpoint")}).save(folder, comparison)

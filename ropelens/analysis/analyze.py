@@ -16,15 +16,9 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from ropelens.analysis.analysis import Analysis, check_sweep, earlier_results
+from ropelens.analysis.analysis import Analysis, check_sweep, earlier_results, open_analysis
 from ropelens.analysis.options import Options
-from ropelens.analysis.plan import (
-    Plan,
-    TextSource,
-    collect_warnings,
-    plan_analysis,
-    this_command,
-)
+from ropelens.analysis.plan import Plan, TextSource, keep_warnings, plan_analysis, this_command
 from ropelens.checkpoints.files import fingerprint
 from ropelens.claims.tables import classify_heads
 from ropelens.errors import BadArgument, public
@@ -42,10 +36,8 @@ from ropelens.runtime.savepoint import UNFINISHED, savepoint
 
 DEFAULT = Options()
 
-RECORDED = (
-    *("command", "seed", "context", "sequences", "documents", "tokens", "rows", "dtype"),
-    *("loss", "loss_se", "created"),
-)
+TEXT_FACTS = ("context", "sequences", "documents", "tokens", "rows")
+RECORDED = ("command", "seed", *TEXT_FACTS, "dtype", "loss", "loss_se", "created")
 """Attributes of a profile that are also in run.json."""
 
 
@@ -61,21 +53,14 @@ def analyze(
 ) -> Analysis:
     """Measure the profile of a model on text, and the labels of its heads.
 
-    Parameters
-    ----------
-    model
-        A name for `ropelens.load`, a transformers model, or a `TransformerBridge`.
-    text
-        A `Path` of a file or folder (see `read_documents`), a document (`str`), or a list of
-        paths and documents; or tokens: a `Text`, a BatchEncoding, or a tensor [sequence,
-        position]. By default, a bundled checkpoint reads text that was sampled from it.
-    tokenizer
-        Tokenizer of a model in memory, or a replacement for the tokenizer of a checkpoint.
-    truncation
-        Requests a sweep on the same sequences and rows, with the same seed: the arguments
-        heads, keep, ends, bands, controls and measures of `ropelens.truncate`.
-    progress
-        Shows the stages; see `show_progress`.
+    - `model`: a name for `ropelens.load`, a transformers model, or a `TransformerBridge`.
+    - `text`: a `Path` of a file or folder (see `read_documents`), a document (`str`), or a list
+      of paths and documents; or tokens: a `Text`, a BatchEncoding, or a tensor [sequence,
+      position]. By default, a bundled checkpoint reads text that was sampled from it.
+    - `tokenizer`: for a model in memory, or a replacement for the tokenizer of a checkpoint.
+    - `truncation`: requests a sweep on the same sequences and rows, with the same seed: the
+      arguments heads, keep, ends, bands, controls and measures of `ropelens.truncate`.
+    - `progress`: shows the stages; see `show_progress`.
 
     Raises `BadText` and `BadCheckpoint` for files that cannot be read, and the errors of
     `ropelens.load`, `profile` and `truncate`.
@@ -88,41 +73,35 @@ def analyze(
     return replace(analysis, model=shown)
 
 
-def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -> Analysis:
+def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Analysis:
     """Return the analysis that `analyze` returns for the arguments of the plan.
 
-    The results will be saved in `folder`. While a checkpoint is measured, the progress is saved
-    there once a minute, so that the same command continues after a kill. A sweep joins an
-    analysis of the same weights and text in `folder`, whose profile is not measured again.
+    While a checkpoint is measured, the progress is saved in `folder` once a minute, so that the
+    same command continues after a kill. A sweep joins an analysis of the same weights and text
+    in `folder`, whose profile is not measured again.
     """
     begin, source, options = time.perf_counter(), plan.source, plan.options
     if folder is not None and plan.truncation is not None:
-        check_sweep(Path(folder), plan.arguments)
-    with collect_warnings(plan.warnings):
+        check_sweep(folder, plan.arguments)
+    weights = revision = sweep = earlier = None
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("rows", "seed")}
+    with keep_warnings(plan.warnings):
         with opening(progress, "loading"):
             if isinstance(source, LiveModel):
-                live, weights, revision = source, None, None
+                live = source
             else:
                 live = as_live_model(source.read(), source.tokenizer)
                 weights = fingerprint(source.checkpoint.path)
                 revision = source.checkpoint.revision
-        loaded = time.perf_counter()
-        shown: Any = live.model
+        loaded, shown = time.perf_counter(), live.model
+        display: dict[str, Any] = {"tokenizer": source.tokenizer, "progress": progress}
         explain_memory = explain_full_memory(
             "The measurement",
             seen=f"context {plan.text.ids.shape[1]:,}",
             hint="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
         )
-        display: dict[str, Any] = {"tokenizer": source.tokenizer, "progress": progress}
         with explain_memory, _saved_in(folder, plan, weights):
-            measurement = Measurement.of(
-                live,
-                plan.text,
-                rows=options.rows,
-                seed=options.seed,
-                batch_size=plan.batch_size,
-            )
-            sweep = earlier = None
+            measurement = Measurement.of(live, plan.text, batch_size=plan.batch_size, **how)
             if plan.truncation is not None:
                 sweep = truncate(measurement, plan.text, **plan.truncation, **display)
                 earlier = _joined_by_sweep(folder, weights, plan.text.documents_sha256)
@@ -131,22 +110,14 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
                 live = as_live_model(shown, source.tokenizer)
                 measurement = replace(measurement, live=live, rotation=RotationProbe(live))
             if earlier is None:
-                profile = measure(
-                    measurement,
-                    plan.text,
-                    excerpts=plan.excerpts,
-                    statistics=plan.statistics,
-                    surrogates=options.surrogates,
-                    **display,
-                )
+                display |= {"excerpts": plan.excerpts, "statistics": plan.statistics}
+                display |= {"surrogates": options.surrogates}
+                profile = measure(measurement, plan.text, **display)
                 with opening(progress, "labelling"):
                     heads = classify_heads(profile, seed=options.seed)
-    facts = {
-        "backend": options.backend,
-        "text": plan.text.source,
-        "command": this_command(),
-        "warnings": "\n".join(plan.warnings),
-    } | ({} if revision is None else {"revision": revision})
+    facts = {} if revision is None else {"revision": revision}
+    facts |= {"backend": options.backend, "text": plan.text.source, "command": this_command()}
+    facts |= {"warnings": "\n".join(plan.warnings)}
     if sweep is not None:
         sweep.attrs |= facts | {"arguments": json.dumps(plan.arguments)}
     measured: dict[str, Any] = {"model": shown, "tokenizer": source.tokenizer}
@@ -160,27 +131,23 @@ def run_plan(plan: Plan, *, folder: str | Path | None, progress: ShowProgress) -
     return Analysis(profile, heads, record, **measured)
 
 
-def _joined_by_sweep(
-    folder: str | Path | None, weights: str | None, text: str
-) -> Analysis | None:
+def _joined_by_sweep(folder: Path | None, weights: str | None, text: str) -> Analysis | None:
     """The analysis in `folder` that a sweep joins, or None; the same for all processes.
 
     If a sweep measured the profile itself, the profile is measured again.
     """
-    results = None if folder is None else earlier_results(Path(folder), weights)
     analysis = None
-    if results is not None:
-        same_text = results.provenance.get("text", {}).get("fingerprint") == text != ""
-        datasets = [data for data in (results.profile, results.truncation) if data is not None]
-        commands = [data.attrs.get("command") for data in datasets]
-        if same_text and len(set(commands)) == len(commands):
+    if folder is not None and (results := earlier_results(folder, weights)):
+        same_text = results["provenance"].get("text", {}).get("fingerprint") == text != ""
+        command, sweep = results["profile"].attrs.get("command"), results["truncation"]
+        if same_text and (sweep is None or sweep.attrs.get("command") != command):
             with suppress(BadArgument):  # a damaged profile is measured again
-                analysis = results.classify()
+                analysis = open_analysis(folder, results)
     return analysis if all(gather(analysis is not None)) else None
 
 
 def _saved_in(
-    folder: str | Path | None, plan: Plan, weights: str | None
+    folder: Path | None, plan: Plan, weights: str | None
 ) -> AbstractContextManager[None]:
     """Save the progress in `folder`, with every setting that affects the numbers as the key."""
     if folder is None or isinstance(plan.source, LiveModel):
@@ -194,7 +161,7 @@ def _saved_in(
         "device": ", ".join(map(str, plan.source.devices)),
         "versions": versions(),
     }
-    return savepoint(Path(folder) / UNFINISHED, key)
+    return savepoint(folder / UNFINISHED, key)
 
 
 def _record(
@@ -204,12 +171,8 @@ def _record(
     attrs, peak = profile.attrs, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     record = {name: _known(attrs[name]) for name in RECORDED} | {
         "arguments": plan.arguments,
-        "model": {
-            "name": attrs["model"],
-            "revision": attrs["revision"],
-            "class": live.class_name,
-            "fingerprint": weights,
-        },
+        "model": {"name": attrs["model"], "revision": attrs["revision"]}
+        | {"class": live.class_name, "fingerprint": weights},
         "text": {"source": attrs["text"], "fingerprint": plan.text.documents_sha256 or None},
         "labels": heads["label"].value_counts().to_dict(),
         "thresholds": heads.attrs["thresholds"],

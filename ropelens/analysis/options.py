@@ -73,8 +73,7 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command, and give it one option for each field of the dataclass `kind`.
 
-    `setting` describes the option of a field. `only` selects fields, and `defaults` replaces
-    default values. The command gets the values as `options`.
+    `only` selects fields, and `defaults` replaces default values. The command gets `options`.
     """
     hints = get_type_hints(kind)
     fields = [f for f in dataclasses.fields(kind) if only is None or f.name in only]

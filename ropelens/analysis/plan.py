@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,13 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ropelens import config_facts
 from ropelens.analysis.options import Options
 from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import fitted_sequences
 from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
 from ropelens.checkpoints.load import Opened, open_checkpoint
 from ropelens.checkpoints.names import short_name
-from ropelens.config_facts import (
-    attending_layers,
-    rope_parameters,
-    stated_context,
-    stated_number,
-)
 from ropelens.errors import public
 from ropelens.interventions.truncate import PlaneSweep
 from ropelens.interventions.truncation_table import wanted_measures
@@ -50,19 +46,14 @@ from ropelens.text.tokenize import (
     warn_beyond,
 )
 
-LONGEST_DEFAULT_CONTEXT = 2048
+DEFAULT_CONTEXT = 2048
+LONG_SWEEP: dict[str, Any] = {"keep": (1, 0.75, 0.5, 0.25, 0), "controls": 1}
+LONG_SWEEP |= {"measures": ("loss", "induction", "change", "copying")}  # for longer text
+OPERATIONS = {"cpu": 8e14, "cuda": 1e17}  # of a sweep by default: about two hours
 
-LONG_SWEEP: dict[str, Any] = {
-    "keep": (1, 0.75, 0.5, 0.25, 0),
-    "controls": 1,
-    "measures": ("loss", "induction", "change", "copying"),
-}
-"""Defaults of a sweep of text that is longer than `LONGEST_DEFAULT_CONTEXT`."""
-
-OPERATIONS = {"cpu": 8e14, "cuda": 1e17}
-"""Largest number of floating-point operations of a sweep by default: about two hours."""
-
-TextSource = Path | str | Sequence[Path | str] | Text | Tensor | Mapping[str, Any]
+Tokens = Text | Tensor | Mapping[str, Any]
+TextSource = Path | str | Sequence[Path | str] | Tokens
+ModelSource = Opened | LiveModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +61,11 @@ class Plan:
     """Plan to measure `source` on `text`.
 
     `excerpts` are the prompts as tokens. `statistics` are the statistics for `attention_on`.
-    `arguments` are the arguments of `analyze` as JSON values. If the model is a checkpoint,
-    `facts` describe the work in words. `warnings` collects the texts of all warnings.
+    `arguments` are the arguments of `analyze` as JSON values. `facts` describe the work on a
+    checkpoint in words. `warnings` collects the texts of all warnings.
     """
 
-    source: Opened | LiveModel
+    source: ModelSource
     text: Text
     options: Options
     truncation: Mapping[str, Any] | None
@@ -97,17 +88,14 @@ def plan_analysis(
     tokenizer: Any = None,
     truncation: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Return the plan that `analyze` runs for the same arguments.
-
-    Raises the same errors as `analyze` does before it starts to run.
-    """
+    """Return the plan that `analyze` runs for the same arguments; raises the same errors."""
     if truncation is not None:
         truncation = {name: value for name, value in truncation.items() if value is not None}
         wanted_measures(public(PlaneSweep)(**truncation).measures)
     messages: list[str] = []
-    with collect_warnings(messages):
+    with keep_warnings(messages):
         names, documents = _documents(text, model)
-        source: Opened | LiveModel
+        source: ModelSource
         if not isinstance(model, (str, Path)):
             source = as_live_model(model, tokenizer)
         else:
@@ -121,27 +109,23 @@ def plan_analysis(
         if writers := {writer_of(Path(path)) for path in paths} - {""}:
             origin = f"{sequences.source}, sampled from {', '.join(writers)}"
             sequences = replace(sequences, source=origin)
-        prompts = options.prompts or ()
-        excerpts = [prompt_tokens(prompt, tokenizer, options.bos) for prompt in prompts]
+        prompts = [prompt_tokens(p, tokenizer, options.bos) for p in options.prompts or ()]
         batch_size, facts = options.batch_size, dict[str, str]()
         if isinstance(source, Opened):
             batch_size, facts = _sizes(source, sequences, options)
         if truncation is not None:
             facts["sweep"] = _describe_sweep(PlaneSweep(**truncation), config)
+    excerpts = check_excerpts(config, prompts)
+    searched = [attention_on(sequences, w, tokenizer) for w in options.attention_on or ()]
+    arguments = names | asdict(options) | dict(truncation or {})
     return Plan(
         source=source,
         text=sequences,
         options=options,
         truncation=truncation,
-        excerpts=check_excerpts(config, excerpts),
-        statistics=[
-            statistic
-            for tokens in options.attention_on or ()
-            for statistic in attention_on(sequences, tokens, tokenizer)
-        ],
-        arguments=json.loads(
-            json.dumps(names | asdict(options) | dict(truncation or {}), default=str)
-        ),
+        excerpts=excerpts,
+        statistics=list(chain(*searched)),
+        arguments=json.loads(json.dumps(arguments, default=str)),
         batch_size=batch_size,
         facts=facts,
         warnings=messages,
@@ -154,12 +138,9 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     (count, context), longest = text.ids.shape, text.context
     free = sum(map(free_bytes, devices))
     left = free - source.weight_bytes
-    batch: dict[str, Any] = {
-        "context": context,
-        "width": dtype.itemsize,
-        "device": devices[0].type,
-        "scores": options.backend == "transformer-lens",  # it keeps all scores of a layer
-    }
+    keeps_scores = options.backend == "transformer-lens"  # all scores of a layer
+    batch: dict[str, Any] = {"context": context, "width": dtype.itemsize}
+    batch |= {"device": devices[0].type, "scores": keeps_scores}
     size = options.batch_size or sequences_at_once(
         config, sequences=count, free=left // len(devices), **batch
     )
@@ -170,21 +151,19 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     bytes_used = source.weight_bytes + largest + LIBRARIES * (devices[0].type == "cpu")
     memory = f"about {bytes_used / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
     if largest > left:
-        warnings.warn(
-            f"memory may not suffice: {memory}; a smaller --context, --batch-size 1 or "
-            "--dtype bfloat16 reduces it",
-            stacklevel=3,
-        )
+        remedy = "a smaller --context, --batch-size 1 or --dtype bfloat16 reduces it"
+        warnings.warn(f"memory may not suffice: {memory}; {remedy}", stacklevel=3)
     shape, rows = config.get_text_config(), rows_for(options.rows, longest)
-    heads = stated_number(config, "num_attention_heads", 0)
-    layers = len(attending_layers(config))
-    sizes = (source.parameters, heads, _head_dim(config) // 2, longest)
+    heads = config_facts.stated_number(config, "num_attention_heads", 0)
+    layers = len(config_facts.attending_layers(config))
+    sizes = source.parameters, heads, _head_dim(config) // 2, longest
     fits = layers * fit_cost(*sizes, options.surrogates)
-    quantized = "" if options.quantize is None else f"{options.quantize}, computed in "
+    precision = str(dtype).removeprefix("torch.")
+    if options.quantize is not None:
+        precision = f"{options.quantize}, computed in {precision}"
     facts = {
         "model": f"{short_name(source.checkpoint.name)}, {shape.num_hidden_layers} layers x "
-        f"{heads} heads, {source.parameters:,} parameters in {quantized}"
-        + str(dtype).removeprefix("torch."),
+        f"{heads} heads, {source.parameters:,} parameters in {precision}",
         "tokens": f"{text.lengths.sum():,} tokens ({count:,} sequences of up to {longest:,})",
         "rows": "all rows" if rows == "all" else f"{rows:,} rows of each sequence",
         "batch": f"{size:,} sequence{'s' * (size > 1)} at a time, "
@@ -197,30 +176,27 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
 
 
 def _head_dim(config: PreTrainedConfig) -> int:
-    heads = stated_number(config, "num_attention_heads", 1)
+    heads = config_facts.stated_number(config, "num_attention_heads", 1)
     width = config.get_text_config().hidden_size
-    return stated_number(config, "head_dim", width // max(1, heads))
+    return config_facts.stated_number(config, "head_dim", width // max(1, heads))
 
 
 def _fit_sweep(
-    truncation: Mapping[str, Any],
-    options: Options,
-    source: Opened | LiveModel,
-    documents: Sequence[str],
+    truncation: Mapping[str, Any], options: Options, source: ModelSource, documents: list[str]
 ) -> tuple[Mapping[str, Any], Options]:
     """Arguments of a sweep and options of its text, which is as long as the trained context.
 
     The context is halved until memory, time and the text suffice.
     """
-    context = options.context or stated_context(source.config) or LONGEST_DEFAULT_CONTEXT
-    if context <= LONGEST_DEFAULT_CONTEXT:
+    context = options.context or config_facts.stated_context(source.config) or DEFAULT_CONTEXT
+    if context <= DEFAULT_CONTEXT:
         return truncation, replace(options, context=context)
     if isinstance(source, Opened):
         parameters, device = source.parameters, source.devices[0]
     else:
         parameters, device = source.model.num_parameters(), source.device
     config, sizes = source.config, ("hidden_size", "num_hidden_layers")
-    scores = math.prod(stated_number(config, size, 1) for size in sizes)
+    scores = math.prod(config_facts.stated_number(config, size, 1) for size in sizes)
 
     def fits(context: int) -> bool:
         """Check the cost of 11 edits, each on 2 sequences or more and 8 farthest copies."""
@@ -233,36 +209,33 @@ def _fit_sweep(
     if options.context is None:
         pieces = [encode(text[:PIECE], source.tokenizer)[1] for text in documents]
         text_tokens = sum(map(len, pieces))
-        while context > LONGEST_DEFAULT_CONTEXT and not fits(context):
-            context = max(context // 2, LONGEST_DEFAULT_CONTEXT)
+        while context > DEFAULT_CONTEXT and not fits(context):
+            context = max(context // 2, DEFAULT_CONTEXT)
     count = options.sequences or max(2, 2**14 // context)
     return {**LONG_SWEEP, **truncation}, replace(options, context=context, sequences=count)
 
 
 def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
     """The work of a sweep. Raises the errors of `truncate`, as far as the config suffices."""
-    parts = [rope.get("partial_rotary_factor") or 1 for rope in rope_parameters(config)]
+    ropes = config_facts.rope_parameters(config)
+    parts = [rope.get("partial_rotary_factor") or 1 for rope in ropes]
     planes = min(int(_head_dim(config) * min(parts, default=1)) // 2, 512)
     cuts = sweep.cuts([{plane: 1.0 / (1 + plane) for plane in range(planes)}], seed=0)
     edits = len({cut.stopped for cut in cuts}) - 1
     names = ("num_hidden_layers", "num_attention_heads")
-    layers, heads = (stated_number(config, name, 0) for name in names)
+    layers, heads = (config_facts.stated_number(config, name, 0) for name in names)
     if layers and heads and sweep.heads != "*":
-        rotating = attending_layers(config, turning=True)
+        rotating = config_facts.attending_layers(config, turning=True)
         heads_by_layer(sweep.heads, shape=(layers, heads), among=rotating, doing="rotate")
     measures = ", ".join(sorted(wanted_measures(sweep.measures)))
-    trained = stated_context(config) or "?"
+    trained = config_facts.stated_context(config) or "?"
     return f"about {edits} edits ({measures}), trained for {trained} tokens"
 
 
 def _documents(
     text: TextSource | None, model: str | Path | Model
-) -> tuple[dict[str, Any], list[str] | Text | Tensor | Mapping[str, Any]]:
-    """Names of model and text for run.json, and the documents (or the given tokens).
-
-    The name of a model in memory is its class. The name of a document that was given as a `str`
-    is its length.
-    """
+) -> tuple[dict[str, Any], list[str] | Tokens]:
+    """Names of model and text for run.json, and the documents (or the given tokens)."""
     name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
     tokens = (Text, Tensor, Mapping)
     parts: list[Any] = [text] if isinstance(text, (Path, str, *tokens)) else list(text or ())
@@ -283,33 +256,22 @@ def _documents(
     return {"model": name, "text": names}, documents
 
 
-def _sequences(
-    documents: list[str] | Text | Tensor | Mapping[str, Any],
-    source: Opened | LiveModel,
-    options: Options,
-) -> Text:
+def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Options) -> Text:
     """The documents as tokens, cut to the context; given tokens are not cut."""
     config = source.config.get_text_config()
     if not isinstance(documents, list):
         text = read_text(documents, config=config)
         check_ids(text.ids, vocabulary=config.vocab_size)
         return replace(text, source=text.source or f"{len(text):,} sequences of tokens")
-    maximum = stated_context(source.config)
-    context = options.context
-    if context is None:
-        context = min(maximum or LONGEST_DEFAULT_CONTEXT, LONGEST_DEFAULT_CONTEXT)
+    maximum = config_facts.stated_context(source.config)
+    usual = min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    context = usual if options.context is None else options.context
     warn_beyond(context, maximum)
     with warnings.catch_warnings():
         if options.sequences is None:  # no warning about fewer sequences than the default
             warnings.filterwarnings("ignore", message=".*were asked for")
-        text = tokenize(
-            documents,
-            source.tokenizer,
-            context=context,
-            sequences=options.sequences or 64,
-            seed=options.seed,
-            bos=options.bos,
-        )
+        cut = {"context": context, "sequences": options.sequences or 64, "seed": options.seed}
+        text = tokenize(documents, source.tokenizer, bos=options.bos, **cut)
     check_ids(text.ids, vocabulary=config.vocab_size)
     return text
 
@@ -321,7 +283,7 @@ def this_command() -> str:
 
 
 @contextmanager
-def collect_warnings(messages: list[str]) -> Iterator[None]:
+def keep_warnings(messages: list[str]) -> Iterator[None]:
     """Append the text of every warning in the block to `messages`, and show the warning."""
     with warnings.catch_warnings():  # restores `showwarning`
         show = warnings.showwarning

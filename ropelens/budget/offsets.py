@@ -25,7 +25,7 @@ EVERY_OFFSET = 512  # longest context, in tokens, in which surrogates read every
 READ_OFFSETS = 128  # otherwise they read the offsets below it, then this number in two octaves
 
 
-ByVariable = Float[Tensor, "head variable"]
+HeadVariables = Float[Tensor, "head variable"]
 Samples = tuple[Int[Tensor, " sample"], Int[Tensor, " sample"]]
 
 
@@ -113,7 +113,9 @@ class OffsetRows:
         ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
         return ends.flip(-1).cumsum(-1).flip(-1)[:, 1:]
 
-    def log_z_and_moments(self, weights: ByVariable) -> tuple[Tensor, ByVariable, ByVariable]:
+    def log_z_and_moments(
+        self, weights: HeadVariables
+    ) -> tuple[Tensor, HeadVariables, HeadVariables]:
         """Mean log Z [head], the masses that P expects, and the diagonal of its Hessian.
 
         `weights` are sigma, kappa and tau side by side, and the masses are on sinks by kind, by
@@ -151,7 +153,7 @@ class OffsetRows:
         on_sinks: Float[Tensor, "head row sink"],
         *,
         bins: int,
-    ) -> ByVariable:
+    ) -> HeadVariables:
         """Masses on sinks by kind, by offset, and on sinks by bin; changes `by_offset`."""
         mass = on_sinks.flatten(1)
         by_kind = _add_to(mass.new_zeros(len(mass), 1 + len(SINKS)), self.kind, mass)[:, 1:]
@@ -173,7 +175,11 @@ class OffsetRows:
 
 
 def fit_offsets(
-    observed: ByVariable, table: OffsetRows, *, ridge: float, tolerance: Float[Tensor, " head"]
+    observed: HeadVariables,
+    table: OffsetRows,
+    *,
+    ridge: float,
+    tolerance: Float[Tensor, " head"],
 ) -> tuple[Minimum, Minimum]:
     """Fit S and P of every head.
 

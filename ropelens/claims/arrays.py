@@ -9,6 +9,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from ropelens.budget.labels import Thresholds
+from ropelens.claims.numbers import HeadDraws
 
 MIN_SINK_SHARE = 0.05  # smallest share of the bits at which a model counts as having sinks
 MASSIVE = 5 / math.sqrt(2)  # times the mean length: a plane with one value 5 times the mean
@@ -44,7 +45,10 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
     near = np.broadcast_to(-np.arange(predicted.shape[-1], dtype=float), predicted.shape)
     nearness = _correlate(stats.rankdata(predicted, axis=-1), near)
     rest = part["total_bits"] - part["sink_bits"]
-    no_push = np.full(wavelength.shape, np.nan)
+    positional = part["position_bits"] / rest
+    sink_push = np.full(wavelength.shape, np.nan)
+    if sinks:
+        sink_push = np.nanmean(by_plane("selectivity_sink").clip(min=0), 1)
     evenness, massive = {}, {}
     for name, x in (("q", q), ("k", k), ("v", values)):
         mean = x.mean(-1, keepdims=True)
@@ -54,48 +58,30 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
         evenness[f"{name}_count"] = _mean(massive[name].sum(-1) + 0 * mean[..., 0])
     rows = float(profile["group_scored"].sum())
     heads = wavelength_arrays(*claim_numbers(profile), rows=rows)
-    return (
-        heads
-        | evenness
-        | {
-            "massive": (massive["q"].sum(1) + massive["k"].sum(1)).astype(float),
-            "length": np.nanmean(q, 1) * np.nanmean(k, 1),
-            "band": np.array(
-                [np.interp(band, np.log(w), np.arange(len(w))) for w in wavelength]
-            ),
-            "slow": (wavelength > context).astype(float),
-            "sink_push": np.nanmean(by_plane("selectivity_sink").clip(min=0), 1)
-            if sinks
-            else no_push,
-            "positional": (part["position_bits"] / rest)
-            .where(chooses & (rest > 0))
-            .median("head")
-            .values,
-            "q_coherence": coherence,
-            "q_norm": q,
-            "agreement": agreement * np.abs(agreement),
-            "nearness": np.nanmean(nearness, 1),
-            "kernel": kernel[..., single],
-        }
-    )
+    arrays = {
+        "massive": (massive["q"].sum(1) + massive["k"].sum(1)).astype(float),
+        "length": np.nanmean(q, 1) * np.nanmean(k, 1),
+        "band": np.array([np.interp(band, np.log(w), range(len(w))) for w in wavelength]),
+        "slow": (wavelength > context).astype(float),
+        "sink_push": sink_push,
+        "positional": positional.where(chooses & (rest > 0)).median("head").values,
+        "q_coherence": coherence,
+        "q_norm": q,
+        "agreement": agreement * np.abs(agreement),
+        "nearness": np.nanmean(nearness, 1),
+        "kernel": kernel[..., single],
+    }
+    return heads | evenness | arrays
 
 
-def claim_numbers(
-    profile: xr.Dataset,
-) -> tuple[Float[np.ndarray, "draw layer head"], Float[np.ndarray, "draw layer head"]]:
-    """Share that the offset explains and mean log wavelength of each head.
-
-    Draw 0 is the model, and the other draws are its surrogates.
-    """
+def claim_numbers(profile: xr.Dataset) -> tuple[HeadDraws, HeadDraws]:
+    """Share that the offset explains and mean log wavelength of each head."""
     fraction, wavelength = "surrogate_offset_fraction", "surrogate_log_wavelength"
     return profile[fraction].values, profile[wavelength].values
 
 
 def wavelength_arrays(
-    offset_fraction: Float[np.ndarray, "draw layer head"],
-    log_wavelength: Float[np.ndarray, "draw layer head"],
-    *,
-    rows: float = math.inf,
+    offset_fraction: HeadDraws, log_wavelength: HeadDraws, *, rows: float = math.inf
 ) -> dict[str, np.ndarray]:
     """The arrays of the claim on wavelengths; `rows` is the number of rows of the labels."""
     numbers = np.moveaxis(np.stack([offset_fraction, log_wavelength]), (2, 3), (0, 1))

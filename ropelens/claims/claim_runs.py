@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,9 @@ def test_claims(
     """Test published claims about RoPE on the model of a profile: one row for each claim.
 
     - `number` is the number that the claim is about, and `what` names it. `low` to `high` is
-      the 95 % interval by the jackknife over layers or documents (`over`). It is NaN if there
-      are too few.
+      the 95 % interval by the jackknife over layers or documents (`over`); NaN for too few.
     - `null` describes how the number is drawn again if only chance and geometry matter.
-      `null_low` to `null_high` holds 95 % of the `null_draws`. There are at most `draws` draws,
-      made with `seed`.
+      `null_low` to `null_high` holds 95 % of the `null_draws` (at most `draws`, with `seed`).
     - `p_value` is the share of the number and its draws that are as far on the claimed side.
       `q_value` is the false discovery rate at which the claim would count among all tested
       claims (Benjamini and Hochberg 1995).
@@ -71,16 +70,16 @@ def test_claims(
     number.
     """
     require_budget(profile)
-    if model is None:
-        return ledger(profile, draws=draws, seed=int(seed))
-    measurement = Measurement.of(
-        model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=int(seed)
-    )
-    few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
-    part = replace(measurement, text=few, rows=rows_for("auto", few.context))
-    arrays = _change_planes(profile, part, progress)
-    arrays["token_lead"] = _token_lead(measurement, tokenizer)
-    return ledger(profile, draws=draws, seed=int(seed), more=arrays)
+    seed, arrays = int(seed), dict[str, np.ndarray]()
+    if model is not None:
+        measurement = Measurement.of(
+            model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=seed
+        )
+        few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
+        part = replace(measurement, text=few, rows=rows_for("auto", few.context))
+        arrays = _change_planes(profile, part, progress)
+        arrays["token_lead"] = _token_lead(measurement, tokenizer)
+    return ledger(profile, draws=draws, seed=seed, **arrays)
 
 
 test_claims.__test__ = False  # type: ignore[attr-defined]  # or pytest collects it as a test
@@ -102,7 +101,7 @@ def _change_planes(
     longest = np.sort(by_length[: len(rotating) // 8])
     stops = _edits(stop, [slow, fast, *quarters])
     drops = _edits(drop, [longest, *planes_at_random(rotating, [longest], measurement.seed)])
-    live, text = measurement.live, measurement.text
+    text = measurement.text
     measure = partial(evaluate, measurement, text, progress=progress)
     losses = measure(edits=stops | drops, measures=["loss"])
     weight = losses["predicted_tokens"].values[None].astype(float)
@@ -119,12 +118,12 @@ def _change_planes(
     stops = _edits(stop, [slow, *quarters], heads)
     scores = measure(edits=stops, measures=["induction"])["induction"]
     score = scores.values[:, *induction.T].mean(-1)
-    far = min(FAR, 2 * live.context // 3)
+    far = min(FAR, 2 * measurement.live.context // 3)
     options: dict[str, Any] = {"copies": [far], "draws": RUNS, "progress": progress}
     copies = partial(reach, measurement, text, distances=(), heads=heads, **options)
     unedited = copies()["found_by_draw"]
-    slowest = stack_edits(measurement.rotation, [_edits(stop, [slow])["stop 0"]])
-    with live.edit(slowest):
+    slowest = stack_edits(measurement.rotation, [*_edits(stop, [slow]).values()])
+    with measurement.live.edit(slowest):
         more = (copies()["found_by_draw"] - unedited).mean(unedited.dims[:-1]).values
     return arrays | {"induction_lost": score[:1] - score[None, 1:], "more_found": more}
 
@@ -145,18 +144,18 @@ def _edits(
     change: Callable[..., Edit], sets: Sequence[Any], heads: str = ALL_HEADS
 ) -> dict[str, Edit]:
     """The same change of each set of planes, by names such as "stop 0"."""
-    selections = [PlaneNumbers([*map(int, planes)]) for planes in sets]
-    edits = [change(selection, heads=heads) for selection in selections]
-    return {f"{change.__name__} {index}": edit for index, edit in enumerate(edits)}
+    return {
+        f"{change.__name__} {index}": change(PlaneNumbers([*map(int, planes)]), heads=heads)
+        for index, planes in enumerate(sets)
+    }
 
 
 def _token_lead(
     measurement: Measurement, tokenizer: TokenNames | None
 ) -> Float[np.ndarray, "layer head set"]:
-    """Attention on apostrophes minus attention on their controls (set 0).
+    """Attention minus attention on controls, for apostrophes (set 0) and for random words.
 
-    Further sets have, for each token with an apostrophe, a random word that is at most twice or
-    half as frequent.
+    Each set of words has, for each apostrophe token, a word of half to twice its frequency.
     """
     text, random = measurement.text, np.random.default_rng(measurement.seed)
     ids, counts = text.ids[text.real].unique(return_counts=True)
@@ -172,7 +171,7 @@ def _token_lead(
         sets[tuple(sorted({int(random.choice(ids[row])) for row in similar}))] = None
     chosen = [ids[apostrophes], *map(torch.tensor, [*sets][:SETS])]
     pairs = [shares_of(text.ids, tokens, str(n), "") for n, tokens in enumerate(chosen)]
-    statistics = [statistic for pair in pairs for statistic in pair]
+    statistics = [*chain(*pairs)]
     planes = measurement.rotation.planes(text.context, alike=True)
     sums = collect(measurement, planes, statistics=statistics)
     lead = []

@@ -16,9 +16,9 @@ class Null:
     """A rule that draws the arrays of a claim again.
 
     `draw(arrays, random, draws)` yields `draws` drawn versions of the arrays, or all that
-    exist. `possible` counts the different draws of the first array. A verdict needs at least
-    40, and `min_size` states the smallest model that has them. `over` names the first axis
-    of the arrays, over which the interval of the number is a jackknife, or "" without interval.
+    exist. `possible` counts the different draws of the first array. A verdict needs 40, and
+    `min_size` is the smallest model that has them. The interval of the number is a jackknife
+    over the first axis of the arrays, named `over` ("": no interval).
     """
 
     how: str

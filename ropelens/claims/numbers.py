@@ -19,6 +19,8 @@ NOTHING = 0.01  # nats/token: a set of planes that costs less is worth nothing
 MIN_HEADS = 3  # heads of each kind for a verdict: the offset explains more than half, or less
 
 ByPlane = Float[np.ndarray, "layer frequency"]
+ByHead = Float[np.ndarray, "layer head frequency"]
+HeadDraws = Float[np.ndarray, "draw layer head"]  # draw 0 is the model, others are surrogates
 HeadNumbers = Float[np.ndarray, "layer head number draw"]
 RowCount = Float[np.ndarray, " 1"]
 
@@ -33,10 +35,7 @@ def _uneven(length: ByPlane) -> bool:
 
 
 def slow_half(length: ByPlane, *, even: bool = False) -> float:
-    """Share of the slower half of the planes, mean over layers.
-
-    NaN if all planes are about equally long, unless `even` is set.
-    """
+    """Share of the slower half of the planes; NaN for even planes, unless `even` is set."""
     planes = length.shape[-1]
     slow = _shares(length)[:, np.arange(planes) >= planes / 2].sum(-1)
     return float(slow.mean()) if even or _uneven(length) else math.nan
@@ -68,14 +67,10 @@ def rank_with_depth(by_layer: Float[np.ndarray, " layer"]) -> float:
     return rank_correlation(np.arange(len(by_layer), dtype=float), by_layer)
 
 
-def fixed_in_longest(
-    coherence: Float[np.ndarray, "layer head frequency"],
-    length: Float[np.ndarray, "layer head frequency"],
-) -> float:
+def fixed_in_longest(coherence: ByHead, length: ByHead) -> float:
     """Share of the heads whose longest plane has a coherence above 0.95.
 
-    A large mean vector makes a plane both long and coherent. In a few heads with random weights
-    the longest plane is therefore coherent by chance.
+    A large mean vector makes a plane long and coherent, in few heads also by chance.
     """
     longest = np.nan_to_num(length).argmax(-1)[..., None]
     of_longest = np.take_along_axis(coherence, longest, -1)
@@ -113,9 +108,6 @@ def cost(
     return float(change[0]) if abs(change).max() >= NOTHING else math.nan
 
 
-# ---- the rank correlation over heads
-
-
 def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"]) -> float:
     """Spearman's rank correlation over the heads that have both numbers.
 
@@ -129,8 +121,7 @@ def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"
 
 
 def correlations(
-    offset_fraction: Float[np.ndarray, "draw layer head"],
-    log_wavelength: Float[np.ndarray, "draw layer head"],
+    offset_fraction: HeadDraws, log_wavelength: HeadDraws
 ) -> Float[np.ndarray, " draw"]:
     """Rank correlation of both numbers over the heads, in each draw."""
     draws = zip(offset_fraction, log_wavelength, strict=True)
@@ -151,8 +142,8 @@ def correlation_interval(numbers: HeadNumbers, rows: RowCount) -> tuple[float, f
     """95 % interval of `rank_over_heads`; NaN if only one layer has heads.
 
     Heads of one layer are not independent, so the jackknife leaves out one layer at a time.
-    The interval is Student's t around Fisher's z. A perfect correlation is replaced by a value
-    half a swap of two neighbours away from it, because its z is infinite.
+    The interval is Student's t around Fisher's z. The z of a perfect correlation is infinite,
+    so it is replaced by a value half a swap of two neighbours away.
     """
     known, rho = known_heads(numbers), rank_over_heads(numbers, rows)
     layers, size = np.flatnonzero(known.any(1)), known.sum()

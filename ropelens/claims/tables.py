@@ -1,6 +1,5 @@
 """Tables of heads and of claims: labels, confidences, numbers and verdicts."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -27,21 +26,18 @@ def classify_heads(
 ) -> pd.DataFrame:
     """Label every head of a profile: a row for each head, with the columns of heads.csv.
 
-    - `confidence` estimates how often other sequences of the same text give the same label. It
-      is the share of `resamples` bootstrap resamples of the groups of sequences (documents, if
-      there are 8 or more) with this label. The difference between a resample and the whole text
-      is multiplied by the square root of 2. It is NaN with fewer than two groups, without
-      resamples, and for heads that are "untested" (see `Thresholds`).
-    - The three fractions are shares of the bits that sinks do not explain. They are NaN
-      without such bits.
-    - `offset` is the peak of the fitted kernel of a positional head, if the peak has 0.3 of the
-      kernel or more. `offset_low` to `offset_high` holds the middle half of the kernel of every
-      positional head.
+    - `confidence` estimates how often other sequences of the same text give the same label: the
+      share of `resamples` bootstrap resamples of the groups of sequences (documents, if there
+      are 8 or more) with this label. The difference between a resample and the whole text is
+      multiplied by the square root of 2. NaN with fewer than two groups, without resamples, and
+      for heads that are "untested" (see `Thresholds`).
+    - The three fractions are shares of the bits that sinks do not explain; NaN without any.
+    - `offset` is the peak of the fitted kernel of a positional head, if it has 0.3 or more
+      of the kernel. `offset_low` to `offset_high` holds the middle half of the kernel.
     - `top_wavelength` (tokens; infinite for a plane that does not rotate) is the wavelength of
-      the plane with the most selectivity on keys other than sinks. `top_share` is the share of
-      this plane, and `planes_to_half` is the number of planes that hold half of the
-      selectivity. `mean_wavelength` (tokens) is the geometric mean over the planes that rotate,
-      with the same weights.
+      the plane with the most selectivity on keys other than sinks; `top_share` is its share.
+      `planes_to_half` planes hold half of the selectivity. `mean_wavelength` (tokens) is the
+      geometric mean over the planes that rotate, with the same weights.
 
     `attrs["thresholds"]` holds the thresholds. `attrs["claim"]` holds the verdict on a claim:
     do positional and semantic heads differ in wavelength more than in surrogates, whose
@@ -76,27 +72,16 @@ def judge_wavelengths(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     claim = next(claim for claim in CLAIMS if claim.name == "positional_fast")
     row = judge(claim, arrays, np.random.default_rng(0), draws=0)
     names = ("null_median", "null_low", "null_high", "null_draws", "p_value", "verdict", "why")
-    return {
-        "rank_correlation": row["number"],
-        "low": row["low"],
-        "high": row["high"],
-        "heads": int(known_heads(arrays["head_numbers"]).sum()),
-        **{name: row[name] for name in names},
-    }
+    heads = int(known_heads(arrays["head_numbers"]).sum())
+    ends = {"low": row["low"], "high": row["high"], "heads": heads}
+    return {"rank_correlation": row["number"]} | ends | {name: row[name] for name in names}
 
 
 def ledger(
-    profile: xr.Dataset,
-    *,
-    draws: int = 1000,
-    seed: int = 0,
-    more: Mapping[str, np.ndarray] | None = None,
+    profile: xr.Dataset, *, draws: int = 1000, seed: int = 0, **more: np.ndarray
 ) -> pd.DataFrame:
-    """The columns of `test_claims`: a row for each claim whose arrays are known.
-
-    `more` holds arrays from further runs of the model.
-    """
-    arrays, rows = claim_arrays(profile) | dict(more or {}), []
+    """`test_claims` for the arrays of a profile, and `more` from further runs of the model."""
+    arrays, rows = claim_arrays(profile) | more, []
     for claim in CLAIMS:
         random = np.random.default_rng([seed % 2**64, *claim.name.encode()])
         if arrays.keys() >= {*claim.arrays}:

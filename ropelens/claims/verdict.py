@@ -1,7 +1,7 @@
 """A published claim, and the rule that decides whether it holds in a model.
 
-A claim is a number of the model. The number is compared with draws of its null: the same
-number if only chance and geometry matter.
+The number of a claim is compared with draws of its null: the same number if only chance and
+geometry matter.
 """
 
 import math
@@ -19,21 +19,15 @@ TAIL = 0.025  # share of the draws beyond either bound of the null
 MIN_DRAWS = 39  # with fewer draws, not even a number beyond all of them is rare enough
 SAME = 1e-9  # numbers that differ by less are equal, apart from rounding
 
-WORDS = (
-    "beyond what chance and geometry give",
-    "beyond what chance and geometry give, on the opposite side",
-    "chance and geometry can give this number",
-)
-
 
 @dataclass(frozen=True)
 class Claim:
     """A published claim: a row of the ledger.
 
-    `number` makes a number from the `arrays` (names in `claim_arrays`): first from the arrays
-    of the model, then from draws of the `null`. According to the claim the number is large, or
-    small if `sign` is -1. A number below `floor` counts as none. `limit` is the largest
-    possible number on the claimed side, for a null whose draws need not reach it.
+    `number` makes a number from the `arrays` (names in `claim_arrays`) of the model, and from
+    draws of the `null`. According to the claim the number is large, or small if `sign` is -1. A
+    number below `floor` counts as none. `limit` is the largest possible number on the claimed
+    side, for a null whose draws need not reach it.
 
     `interval` returns the ends of the 95 % interval; the default is a jackknife over the first
     axis of the arrays. `objection` returns a reason against a test, or "". `why_untestable` is
@@ -56,7 +50,11 @@ class Claim:
     objection: Callable[..., str] = lambda *_: ""
     why_untestable: str = "the model lacks what this claim is about"
     min_size: str = ""
-    words: tuple[str, str, str] = WORDS
+    words: tuple[str, str, str] = (
+        "beyond what chance and geometry give",
+        "beyond what chance and geometry give, on the opposite side",
+        "chance and geometry can give this number",
+    )
 
 
 def judge(
@@ -88,9 +86,7 @@ def judge(
     far = null_high if claim.sign == 1 else null_low
     return {
         "claim": claim.name,
-        "statement": claim.statement,
-        "source": claim.source,
-        "what": claim.what,
+        **{name: getattr(claim, name) for name in ("statement", "source", "what")},
         "number": number,
         "low": low,
         "high": high,
@@ -111,10 +107,7 @@ def judge(
 
 
 def null_bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
-    """The draws below and above which an exact test at 2.5 % on either side rejects.
-
-    NaN for fewer than 39 draws.
-    """
+    """The draws below and above which an exact test rejects at 2.5 %; NaN for fewer than 39."""
     beyond, in_order = int((1 + len(null)) * TAIL), np.sort(null)
     if beyond == 0:
         return math.nan, math.nan
@@ -129,9 +122,8 @@ def p_values(
     The claimed side comes first. Numbers below the floor count as the floor.
     """
     value, drawn = (np.maximum(claim.sign * x, claim.floor) for x in (number, null))
-    as_far = (drawn >= value - SAME).sum(), (drawn <= value + SAME).sum()
-    p_value, opposite = ((1 + int(count)) / (1 + len(null)) for count in as_far)
-    return p_value, opposite
+    as_far, opposite = (drawn >= value - SAME).sum(), (drawn <= value + SAME).sum()
+    return (1 + int(as_far)) / (1 + len(null)), (1 + int(opposite)) / (1 + len(null))
 
 
 def _decide(
@@ -141,7 +133,6 @@ def _decide(
     p_value: float,
     opposite: float,
 ) -> tuple[str, str]:
-    """The verdict on a claim and its reason, from the p-values of both sides."""
     if not math.isfinite(number) or (len(null) and np.ptp([*null, number]) < SAME):
         return "not testable", claim.why_untestable
     holds, contradicted, unresolved = claim.words

@@ -16,7 +16,9 @@ from ropelens.analysis.options import (
     TextOption,
     with_options,
 )
+from ropelens.checkpoints.bundled import check_text, sample_path
 from ropelens.checkpoints.load_options import option, setting
+from ropelens.checkpoints.names import name_checkpoints
 from ropelens.commands.terminal import finish, print_message
 from ropelens.runtime.progress import opening, show_progress
 
@@ -27,8 +29,7 @@ PlanOption = Annotated[
     bool, option(None, "Print the planned run and its memory; do not run it.", name="--plan")
 ]
 
-NOT_IN_SWEEPS = {"prompts", "attention_on", "backend"}
-"""Options of `analyze` that `truncate` does not have."""
+NOT_IN_SWEEPS = {"prompts", "attention_on", "backend"}  # not options of `truncate`
 
 
 @with_options(Options)
@@ -63,8 +64,6 @@ def analyze_command(
       ropelens analyze ./my-llama --text book.txt --plan
       ropelens analyze runs/rope/history/* --text book.txt --out out
     """
-    from ropelens.checkpoints.bundled import check_text, sample_path
-    from ropelens.checkpoints.names import name_checkpoints
     from ropelens.runtime.results import check_out
 
     checkpoints = name_checkpoints(models or ["bundled"])
@@ -77,33 +76,36 @@ def analyze_command(
     if several and not text:
         text = [sample_path(first.partition(":")[2] or "rope")]  # one text for all models
     with opening(show_progress, "starting"):  # importing torch takes seconds
-        from ropelens.analysis.analysis import is_measured, write_checkpoints
+        from ropelens.analysis.analysis import write_checkpoints
         from ropelens.analysis.plan import plan_analysis
-        from ropelens.runtime.processes import gather, processes, shared
+        from ropelens.runtime.processes import processes
     with opening(show_progress, "reading"):  # find errors before the first measurement
         plans = {name: plan_analysis(c, text, options) for name, c in checkpoints.items()}
     if plan:
         typer.echo("\n".join(map(str, plans.values())))
         return
     for name, planned in plans.items():
-        folder = out / name if several else out
-        with shared():  # the first process decides, because disks of processes may differ
-            measured = gather(several and is_measured(folder, planned))[0]
-        if measured:
-            print_message(f"{name} is measured already", by="")
-        else:
-            _measure_and_save(planned, folder)
+        _measure_and_save(planned, out / name if several else out, once=several)
     if several and processes().is_main_process:
         with opening(show_progress, "writing"):
             write_checkpoints(out, list(checkpoints))
     finish(out)
 
 
-def _measure_and_save(plan: Plan, folder: Path) -> None:
-    """Run the plan in all processes that torchrun started, and save in the first process."""
-    from ropelens.analysis.analyze import run_plan
-    from ropelens.runtime.processes import processes, shared
+def _measure_and_save(plan: Plan, folder: Path, *, once: bool = False) -> None:
+    """Run the plan in all processes that torchrun started, and save in the first process.
 
+    If `once`, results of the same plan in `folder` are not measured again.
+    """
+    from ropelens.analysis.analysis import is_measured
+    from ropelens.analysis.analyze import run_plan
+    from ropelens.runtime.processes import gather, processes, shared
+
+    with shared():  # the first process decides, because disks of processes may differ
+        measured = gather(once and is_measured(folder, plan))[0]
+    if measured:
+        print_message(f"{folder.name} is measured already", by="")
+        return
     print_message(f"plan: {', '.join(plan.facts.values())}")
     with shared():
         analysis = run_plan(plan, folder=folder, progress=show_progress)
@@ -174,7 +176,6 @@ def truncate_command(
       ropelens truncate --measures loss
       ropelens truncate ./my-llama --text book.txt --end slow --bands 8 --out out
     """
-    from ropelens.checkpoints.bundled import check_text
     from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
     from ropelens.runtime.results import check_out
 
@@ -184,10 +185,10 @@ def truncate_command(
     check_text(model, text or ())
     with opening(show_progress, "starting"):  # importing torch takes seconds
         from ropelens.analysis.plan import plan_analysis
-    sweep = {name: getattr(options, name) for name in Sweep.__annotations__}
-    end = sweep.pop("end")
-    sweep["ends"] = ["slow", "fast"] if end is None else [end]
-    plain = Options(**{name: getattr(options, name) for name in Options.__dataclass_fields__})
+    values = vars(options)
+    sweep = {name: values[name] for name in Sweep.__annotations__ if name != "end"}
+    sweep["ends"] = ["slow", "fast"] if options.end is None else [options.end]
+    plain = Options(**{name: values[name] for name in Options.__dataclass_fields__})
     with opening(show_progress, "reading"):
         planned = plan_analysis(model, text, plain, truncation=sweep)
     if plan:

@@ -2,17 +2,22 @@
 
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ropelens.analysis.options import Options, OutOption, with_options
+from ropelens.analysis.options import Options, OutOption, path_of, with_options
+from ropelens.checkpoints.bundled import BUNDLED, bundled_facts
 from ropelens.checkpoints.load_options import option
 from ropelens.commands.analyze import analyze_command, truncate_command
 from ropelens.commands.claims import claims_command
 from ropelens.commands.rope import rope_command
 from ropelens.commands.terminal import finish, print_path, run_app
-from ropelens.commands.train import train_command
+from ropelens.runtime.progress import show_progress
+from ropelens.train.settings import Settings
+
+WITH_STUDY = ("study", "text", "valid", "tokens", "out")  # options together with --study
+ONLY_IN_STUDIES = {"decay", "history_every", "compile"}  # settings in a study file
 
 app = typer.Typer(
     name="ropelens", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -41,8 +46,6 @@ def list_bundled() -> None:
     Example:
       ropelens list
     """
-    from ropelens.checkpoints.bundled import BUNDLED, bundled_facts
-
     typer.echo(f"{'name':<30}{'tokens seen':>12}{'loss*':>8}")
     for name in BUNDLED:
         facts = bundled_facts(name)
@@ -81,7 +84,6 @@ def compare_command(
       ropelens compare runs/variants --out out
       ropelens compare analyzed/llama analyzed/qwen --out out
     """
-    from ropelens.runtime.progress import show_progress
     from ropelens.runtime.results import check_out
 
     check_out(out, "comparison", parts=["measured"])
@@ -89,15 +91,10 @@ def compare_command(
     from ropelens.comparison.compare import compare
     from ropelens.runtime.processes import processes, shared
 
+    how: dict[str, Any] = {"seed": options.seed, "device": options.device}
+    how |= {"sequences": sequences, "progress": show_progress}
     with shared():
-        comparison = compare(
-            paths,
-            cache=out / "measured",
-            sequences=sequences,
-            seed=options.seed,
-            device=options.device,
-            progress=show_progress,
-        )
+        comparison = compare(paths, cache=out / "measured", **how)
     if processes().is_main_process:
         Answer().save(out, comparison)
         finish(out)
@@ -132,6 +129,65 @@ def report_command(
     from ropelens.analysis.analysis import rewrite_page
 
     print_path(rewrite_page(folder, beside=beside))
+
+
+@with_options(Settings, only=Settings.__dataclass_fields__.keys() - ONLY_IN_STUDIES)
+def train_command(
+    run: typer.Context,
+    *,
+    out: Annotated[
+        Path,
+        option("RUN", "Folder for the run, with its model, or for the study.", parser=path_of),
+    ],
+    text: Annotated[
+        list[Path] | None,
+        option("FILE", "Text file or folder. Can be repeated.", parser=path_of),
+    ] = None,
+    valid: Annotated[
+        list[Path] | None,
+        option(
+            "FILE",
+            "Validation text. Can be repeated. [default: 2% of the sequences]",
+            parser=path_of,
+        ),
+    ] = None,
+    tokens: Annotated[
+        Path | None, option("FOLDER", "Instead of --text: a folder with prepared tokens.")
+    ] = None,
+    study: Annotated[
+        Path | None,
+        option(
+            "FILE.toml",
+            "Train all variants, sizes and seeds of a study. Can be used only with --text, "
+            "--valid, --tokens and --out.",
+        ),
+    ] = None,
+    options: Settings,
+) -> None:
+    """Train small LLaMA-style models on text. The same command continues a stopped run.
+
+    \b
+    Examples:
+      ropelens train --text books/ --variant p-rope:0.75 --out runs/books
+      ropelens train --study variants.toml --text books/ --out runs/variants
+    """
+    text, valid = text or [], valid or []
+    if study is not None:
+        for parameter in run.command.params:
+            name = str(parameter.name)
+            source = getattr(run.get_parameter_source(name), "name", "")
+            if name not in WITH_STUDY and source == "COMMANDLINE":
+                fault = f"{parameter.opts[0]} cannot be used together with --study"
+                raise typer.BadParameter(f"{fault}. Set it in the file")
+        from ropelens.train.run import run_study
+
+        print_path(run_study(study, out=out, text=text, valid=valid, tokens=tokens))
+    elif bool(text) == (tokens is not None):
+        raise typer.BadParameter("one of --text, --tokens and --study is needed")
+    else:
+        from ropelens.train.run import train
+
+        print_path(train(options, out=out, text=text, valid=valid, data=tokens))
 
 
 for name, short_help, command in (

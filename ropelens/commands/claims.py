@@ -11,6 +11,7 @@ import typer
 
 from ropelens.analysis.options import Options, OutOption, TextOption, with_options
 from ropelens.checkpoints.load_options import option
+from ropelens.checkpoints.names import name_checkpoints
 from ropelens.commands.terminal import finish
 from ropelens.errors import BadArgument
 from ropelens.runtime.progress import opening, show_progress
@@ -51,8 +52,7 @@ def claims_command(
       ropelens claims analyzed/llama analyzed/qwen --out out
       ropelens claims ./my-llama --text book.txt --out out
     """
-    from ropelens.checkpoints.names import name_checkpoints
-    from ropelens.runtime.results import PAGE, check_out, other_place, read_record
+    from ropelens.runtime.results import PAGE, check_out
 
     places = name_checkpoints(models or ["bundled"])
     check_out(out, "claims", parts=places)
@@ -60,24 +60,10 @@ def claims_command(
         import pandas as pd
 
         from ropelens.claims.claim_runs import test_claims
-        from ropelens.report.claims import read_ledger
         from ropelens.report.tables import short_facts
-    kinds = {name: read_record(place).get("kind") for name, place in places.items()}
-    if text and not {None, "comparison"} & {*kinds.values()}:
-        raise BadArgument("Saved results are not measured again.", hint="without --text")
-    ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
-    for name, place in places.items():
-        if kinds[name] in (None, "comparison") and not (text or place.startswith("bundled")):
-            raise other_place(place, "an analyzed folder, or a model with --text FILE")
-        ledgers[name] = read_ledger(place) if kinds[name] == "claims" else (None, {name: {}})
-    names = [name for _, entries in ledgers.values() for name in entries]
-    if len(set(names)) < len(names):
-        raise BadArgument(
-            "A ledger has each model once.", seen=", ".join(names), hint="each name only once"
-        )
     tables: list[pd.DataFrame] = []
     runs: dict[str, Any] = {}
-    for name, (table, entries) in ledgers.items():
+    for name, (table, entries) in _read_ledgers(places, text).items():
         place = places[name]
         if table is None:
             profile, arguments = _open_or_measure(place, text, options, out / name)
@@ -95,8 +81,29 @@ def claims_command(
     finish(out)
 
 
+def _read_ledgers(
+    places: dict[str, str], text: TextOption
+) -> dict[str, tuple[pd.DataFrame | None, dict[str, Any]]]:
+    """Table and `runs` of each ledger, by name. Other places have None and an empty run."""
+    from ropelens.report.claims import read_ledger
+    from ropelens.runtime.results import other_place, read_record
+
+    kinds = {name: read_record(place).get("kind") for name, place in places.items()}
+    if text and not {None, "comparison"} & {*kinds.values()}:
+        raise BadArgument("Saved results are not measured again.", hint="without --text")
+    ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
+    for name, place in places.items():
+        if kinds[name] in (None, "comparison") and not (text or place.startswith("bundled")):
+            raise other_place(place, "an analyzed folder, or a model with --text FILE")
+        ledgers[name] = read_ledger(place) if kinds[name] == "claims" else (None, {name: {}})
+    names = [name for _, entries in ledgers.values() for name in entries]
+    if len(set(names)) < len(names):
+        what, seen = "A ledger has each model once.", ", ".join(names)
+        raise BadArgument(what, seen=seen, hint="each name only once")
+    return ledgers
+
+
 def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
-    """Print the table, and write it with its page and run.json."""
     from ropelens.analysis.plan import this_command
     from ropelens.figures.formats import signed
     from ropelens.profiles.measurement import versions

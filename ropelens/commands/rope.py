@@ -15,11 +15,8 @@ from ropelens.checkpoints.load_options import Loading, option
 if TYPE_CHECKING:
     import xarray as xr
 
-SAME_FREQUENCY = 1e-3
-"""Largest relative difference of measured frequencies between layers that share a table."""
-
-WIDTH = 80
-"""Characters in a line."""
+SAME_FREQUENCY = 1e-3  # relative difference between layers that share a table
+WIDTH = 80  # characters in a line
 
 
 @with_options(Loading)
@@ -87,7 +84,6 @@ def _alike(rope: xr.Dataset) -> bool:
 
 
 def _table(rope: xr.Dataset) -> str:
-    """Format the planes of layers that rotate alike: a title, and one row per plane."""
     from ropelens.figures.formats import ranges
 
     names = ["inv_freq", "wavelength", "inv_freq_stated", "inv_freq_configured"]
@@ -97,20 +93,15 @@ def _table(rope: xr.Dataset) -> str:
     stated = planes["inv_freq_stated"]
     planes["difference"] = (planes["inv_freq"] / stated - 1).where(stated != 0)
     planes.insert(0, "plane", [str(n) if 2 * n < rotary_dim else "rest" for n in planes.index])
-    rows = planes.to_string(
-        index=False,
-        na_rep="",
-        header=["plane", "rad/token", "wavelength", "stated", "configured", "off by"],
-        formatters=[
-            *(str, "{:.9g}".format, "{:,.2f}".format),
-            *("{:.9g}".format, "{:.9g}".format, "{:.1e}".format),
-        ],
-    )
+    header = ["plane", "rad/token", "wavelength", "stated", "configured", "off by"]
+    forms = ("{}", "{:.9g}", "{:,.2f}", "{:.9g}", "{:.9g}", "{:.1e}")
+    formatters = [form.format for form in forms]
+    rows = planes.to_string(index=False, na_rep="", header=header, formatters=formatters)
     rotation = f"{rotary_dim // 2} planes, {first['pairing'].item()} pairing"
-    rotation = rotation if rotary_dim else "no rotation"
     title = f"layer{'s' * (len(layers) > 1)} {ranges(layers)}: "
     if rope["residual"].isnull().all():
         return f"{title}no attention ({first['layer_type'].item()})\n"
+    rotation = rotation if rotary_dim else "no rotation"
     title += f"{rotation} (residual {rope['residual'].max():.1e})"
     scale = first["query_scale"]
     growth = scale[abs(scale - 1) > 0]  # NaN without attention

@@ -46,8 +46,7 @@ def finish(folder: Path) -> None:
 def quiet_libraries() -> None:
     """Print warnings of ropelens in one line, and hide warnings and logs of libraries.
 
-    Python's -W and the environment variables of the libraries take precedence. If torchrun
-    started several processes, only the first process prints.
+    Python's -W and environment variables take precedence. Only the first process prints.
     """
     warnings.showwarning = lambda message, *_: print_message(f"warning: {message}")
     if not sys.warnoptions:
@@ -83,12 +82,8 @@ def let_first_process_print() -> None:
 
 
 def catch_signals() -> list[int]:
-    """Let SIGTERM and SIGHUP stop a run as Ctrl-C does. The list collects received signals.
-
-    The list is needed because some libraries convert Ctrl-C to their own errors, for example
-    transformers while it imports.
-    """
-    received: list[int] = []
+    """Let SIGTERM and SIGHUP stop a run as Ctrl-C does. The list collects received signals."""
+    received: list[int] = []  # some libraries convert Ctrl-C to their own errors
 
     def stop(number: int, _: object) -> None:
         received.append(number)
@@ -101,10 +96,7 @@ def catch_signals() -> list[int]:
 
 
 def run_script(main: Callable[..., None]) -> None:
-    """Run the function `main` of a script as a command; `run_app` states how it ends.
-
-    As in `typer.run`, the parameters become options. --help prints the script's docstring.
-    """
+    """Run `main` of a script as `typer.run` does; --help prints the script's docstring."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(help=f"\b\n{sys.modules[main.__module__].__doc__ or ''}")(main)
     run_app(app, name=Path(sys.argv[0]).name)
@@ -119,9 +111,8 @@ def run_analysis(
     """Run a script that answers one question about a model and a text.
 
     MODEL, --text, --context and --sequences of the command line, with `rows` and `truncation`
-    as for `analyze`, give an `Analysis`. The function `answer` computes the answer from it.
-    The answer is written to reports/SCRIPT/MODEL next to the script's folder, with an index of
-    all reports. Prints the path of the page. --help prints the docstring of the script.
+    as for `analyze`, give an `Analysis`, from which `answer` computes the answer. It is written
+    to reports/SCRIPT/MODEL next to the script's folder, with an index. Prints its path.
     """
     script = Path(str(sys.modules[answer.__module__].__file__)).resolve()
     reports = script.parents[1] / "reports"
@@ -132,10 +123,9 @@ def run_analysis(
     ) -> None:
         from ropelens.analysis.analysis import write_answer
         from ropelens.analysis.analyze import analyze  # slow: imports torch
-        from ropelens.report.index import write_index
+        from ropelens.report import write_index
 
-        options = replace(options, rows=rows)
-        analysis = analyze(model, text, options, truncation=truncation)
+        analysis = analyze(model, text, replace(options, rows=rows), truncation=truncation)
         page = write_answer(reports / script.stem, analysis, answer(analysis))
         write_index(reports)
         print_path(page)
@@ -148,8 +138,8 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     """Run a command and exit.
 
     The status is 0 after success, 2 for wrong usage, and 1 for other errors that a user can
-    cause, which print one line on stderr. It is 130 after Ctrl-C, 143 after SIGTERM and 129
-    after SIGHUP. Any other error is a bug and shows a traceback.
+    cause, which print one line. It is 128 + N after the signal N. Any other error is a bug and
+    shows a traceback.
     """
     quiet_libraries()
     signals = catch_signals()

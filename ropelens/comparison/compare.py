@@ -13,8 +13,7 @@ import xarray as xr
 
 from ropelens.checkpoints.files import fingerprint
 from ropelens.checkpoints.load import load
-from ropelens.comparison.entries import ComparisonEntry, find_entries
-from ropelens.comparison.measure import head_measures, measure
+from ropelens.comparison.entries import ComparisonEntry, find_entries, head_measures, measure
 from ropelens.comparison.table import NO_PARTNER
 from ropelens.errors import BadArgument, Count, Positive, explained, public
 from ropelens.profiles.measurement import versions
@@ -42,8 +41,7 @@ def compare(
     `paths` are runs and studies of `ropelens train`, whose checkpoints are measured on their
     validation text, or folders that `ropelens analyze` wrote. The group of the first entry (a
     variant of RoPE with all its seeds) is the baseline. The folder `cache` gets a file for each
-    checkpoint, so that a stopped comparison can continue without the measured weights. `device`
-    and `progress` are as in `ropelens.analyze`.
+    checkpoint, so that a stopped comparison can continue without the measured weights.
 
     Number of sequences of validation text, as a part of `sequences`:
 
@@ -53,11 +51,10 @@ def compare(
     | early checkpoint | 1/32 | 1/64 | 1/32 |
 
     Returns a dataset over `entry` (coordinates group, variant, size, seed) with the heads and
-    planes of a profile, `label` and `loss`. For runs, it also has the `fingerprint` of the
-    weights, the losses, copying and retrieval of `evaluate` up to four times the trained
-    context, and the results of every checkpoint over (entry, step) in variables that start with
-    "growth_". Intervals draw the documents or stretches in `sequence_group`. NaN and the label
-    "" mark layers, heads, planes and steps that an entry does not have.
+    planes of a profile, `label` and `loss`. Runs also have the `fingerprint` of the weights,
+    losses, copying and retrieval up to four times the trained context, and results over
+    (entry, step) in variables that start with "growth_". Intervals draw the documents or
+    stretches in `sequence_group`. NaN and "" mark what an entry does not have.
 
     Raises `BadArgument` for the paths that `find_entries` refuses, and for an unusable device.
     """
@@ -91,21 +88,18 @@ def _measure_runs(
     checkpoints = [run.checkpoints() for run in runs]
     total, grown = len(runs) + sum(map(len, checkpoints)), []
     with show(Stage("comparing", total, "checkpoints")) as advance:
-        finished = [measured(run, run.folder, "final", advance=advance) for run in runs]
+        measured = partial(measured, advance=advance)
+        finished = [measured(run, run.folder, "final") for run in runs]
         for run, models in zip(runs, checkpoints, strict=True):
-            steps = [
-                measured(run, folder, f"step-{step:06d}", advance=advance)
-                for step, folder in models.items()
-            ]
+            steps = [measured(run, path, f"step-{n:06d}") for n, path in models.items()]
             over = xr.Variable("step", list(models))
             grown.append(xr.concat(steps, over, combine_attrs="override"))
     growth, dataset = _join_entries(grown, runs), _join_entries(finished, runs)
     dataset = dataset.assign({f"growth_{n}": v for n, v in growth.data_vars.items()})
     per_step = np.array([run.tokens_per_step for run in runs])
-    weights = [str(key_of(measured)["weights"]) for measured in finished]
     dataset = dataset.assign_coords(
         tokens_seen=(("entry", "step"), per_step[:, None] * dataset["step"].values),
-        fingerprint=("entry", weights),
+        fingerprint=("entry", [str(key_of(of_run)["weights"]) for of_run in finished]),
     )
     dataset.attrs = {
         "context": runs[0].context,
@@ -144,10 +138,9 @@ def _measure_or_read(
     # Either all processes use the cached file, or none does.
     if not all(gather(key_of(dataset).items() >= key.items())):
         if not weights:
-            raise BadArgument(
-                f"{folder} has no weights, and {file} has no results for these settings.",
-                hint="the settings of the earlier comparison, or the folder with its weights",
-            )
+            hint = "the settings of the earlier comparison, or the folder with its weights"
+            what = f"{folder} has no weights, and {file} has no results for these settings."
+            raise BadArgument(what, hint=hint)
         model, _ = load(folder, device=device)
         dataset = measure(run, model, final=name == "final", **how)
         dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key))
@@ -159,7 +152,7 @@ def _measure_or_read(
 
 def key_of(measured: xr.Dataset) -> dict[str, Any]:
     """Weights, text and settings of a cached measurement; {} for other datasets."""
-    return dict(json.loads(measured.attrs.get("key", "{}")))
+    return json.loads(measured.attrs.get("key", "{}"))
 
 
 def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
@@ -168,23 +161,21 @@ def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
     losses = ["group_loss", "group_predicted"]  # for pairs of models on the same tokens
     heads = [head_measures(p).merge(p[losses].rename(group="sequence_group")) for p in profiles]
     dataset = _join_entries(heads, entries)
-    documents = [int(p.attrs["documents"]) for p in profiles]
-    dataset.attrs = {"documents": min(documents)}
+    dataset.attrs = {"documents": min(int(p.attrs["documents"]) for p in profiles)}
     return dataset.assign_coords(
         model=("entry", [str(p.attrs["model"]) for p in profiles]),
         text=("entry", [str(p.attrs["tokens_sha256"]) for p in profiles]),
         source=("entry", [str(p.attrs.get("text", "")) for p in profiles]),
-        documents=("entry", documents),
+        documents=("entry", [int(p.attrs["documents"]) for p in profiles]),
         trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
     )
 
 
 def partners(entries: Sequence[ComparisonEntry], texts: Sequence[str] = ()) -> list[int]:
-    """Index of the baseline entry that each entry is paired with.
+    """Index of the baseline entry with which each entry is paired, or `NO_PARTNER`.
 
     Paired entries have the same size and seed, or the same text if `texts` are given. Entries
-    of the baseline are paired with themselves; entries without a pair get `NO_PARTNER`. Each
-    size has a baseline.
+    of the baseline, which each size has, are paired with themselves.
     """
     first = entries[0]
     baselines = {entry.group for entry in entries if entry.variant == first.variant != ""}
@@ -199,18 +190,17 @@ def _join_entries(
     datasets: Sequence[xr.Dataset], entries: Sequence[ComparisonEntry]
 ) -> xr.Dataset:
     """Concatenate datasets over `entry`, with NaN and "" for missing numbers and labels."""
-    names = np.array([entry.name for entry in entries], dtype=object)
     dims = ("layer", "head", "kv_head", "frequency", "sequence_group")  # sizes may differ
     numbered = [
         data.assign_coords({d: np.arange(data.sizes[d]) for d in dims if d in data.sizes})
         for data in datasets
     ]
-    over = xr.Variable("entry", names)
-    joined = xr.concat(numbered, over, join="outer", combine_attrs="override")
-    joined["label"] = joined["label"].fillna("")
-    texts = {
+    columns: dict[str, Any] = {
         name: ("entry", np.array([getattr(entry, name) for entry in entries], dtype=object))
-        for name in ("group", "variant", "size")
+        for name in ("name", "group", "variant", "size")
     }
-    seeds = [entry.seed for entry in entries]
-    return joined.assign_coords({"entry": names, **texts, "seed": ("entry", seeds)})
+    names = columns.pop("name")
+    joined = xr.concat(numbered, xr.Variable(*names), join="outer", combine_attrs="override")
+    joined["label"] = joined["label"].fillna("")
+    seeds = "entry", [entry.seed for entry in entries]
+    return joined.assign_coords({"entry": names, **columns, "seed": seeds})

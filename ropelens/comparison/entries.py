@@ -1,4 +1,4 @@
-"""Entries of a comparison: trained runs, or folders that `ropelens analyze` wrote."""
+"""Entries of a comparison: analyses, or trained runs with their measurement."""
 
 import warnings
 from collections.abc import Sequence
@@ -6,21 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+import xarray as xr
+from transformers import PreTrainedModel
+
 from ropelens.checkpoints.names import short_names
 from ropelens.errors import BadArgument
+from ropelens.interventions.evaluate import evaluate
+from ropelens.interventions.tasks import NEAREST, SHORTEST_PROMPT, doublings
+from ropelens.profiles.heads import head_values
+from ropelens.profiles.measures import compared
+from ropelens.profiles.profile import profile
 from ropelens.runtime.results import RECORD
-from ropelens.train.data import differences, read_json
+from ropelens.text.text import Text
+from ropelens.train.data import differences, documents_of, held_out_sequences, read_json, spread
 from ropelens.train.run import STUDY, runs_of
 from ropelens.train.settings import Size, size_name
 
-SHARED_SETTINGS = (
-    *("context", "vocabulary", "valid_sha256", "text_sha256", "tokenizer_sha256"),
-    *("steps", "precision"),
-)
+TEXT_SETTINGS = ("valid_sha256", "text_sha256", "tokenizer_sha256")
+SHARED_SETTINGS = ("context", "vocabulary", *TEXT_SETTINGS, "steps", "precision")
 """Settings that must be equal in all runs, so that their losses can be compared."""
-
 SHARED_WITHIN_SIZE = ("size", "learning_rate", "warmup_steps")
-"""Settings that must also be equal in runs of the same size."""
+TIMES_CONTEXT = 4  # length of long texts, in trained contexts
 
 
 @dataclass(frozen=True)
@@ -48,9 +56,8 @@ class ComparisonEntry:
 def find_entries(paths: Sequence[str | Path]) -> tuple[list[ComparisonEntry], list[str]]:
     """Find the runs, finished runs of studies, or analyses in `paths`, in order.
 
-    Also returns the names of unfinished runs of studies ("tiny/nope/seed-2") and warns about
-    them. Raises `BadArgument` for other folders, runs together with analyses, runs with
-    different text, and fewer than two entries.
+    Also returns the names of unfinished runs of studies and warns about them. Raises
+    `BadArgument` for fewer than two entries, and for folders that cannot be compared.
     """
     records: dict[Path, dict[str, Any]] = {}
     unfinished: list[str] = []
@@ -63,11 +70,8 @@ def find_entries(paths: Sequence[str | Path]) -> tuple[list[ComparisonEntry], li
                 unfinished.append(str(run))
             else:
                 records[folder] = record
-    if unfinished:
-        warnings.warn(
-            f"unfinished runs are left out: {', '.join(unfinished)}",
-            stacklevel=3,  # the line that called `compare`
-        )
+    if unfinished:  # the warning names the line that called `compare`
+        warnings.warn(f"unfinished runs are left out: {', '.join(unfinished)}", stacklevel=3)
     trained = [folder for folder, record in records.items() if "finished" in record]
     profiles = [folder for folder in records if (folder / "profile.nc").exists()]
     others = [folder for folder in records if folder not in (trained or profiles)]
@@ -102,16 +106,82 @@ def _runs(records: dict[Path, dict[str, Any]]) -> list[ComparisonEntry]:
                     seen=differ or f"both runs are {name}",
                     hint="compare the folders that ropelens analyze writes for the same text",
                 )
-        runs[name] = ComparisonEntry(
-            name=name,
-            group=group,
-            folder=folder,
-            size=size,
-            variant=variant,
-            seed=seed,
-            data=(folder / record["data"]).resolve(),
-            context=settings["context"],
-            steps=settings["steps"],
-            tokens_per_step=record["tokens"] // settings["steps"],
-        )
+        same = {key: settings[key] for key in ("variant", "seed", "context", "steps")}
+        data, per_step = folder / record["data"], record["tokens"] // settings["steps"]
+        facts = same | {"size": size, "data": data.resolve(), "tokens_per_step": per_step}
+        runs[name] = ComparisonEntry(name, group, folder, **facts)
     return list(runs.values())
+
+
+def measure(
+    run: ComparisonEntry, model: PreTrainedModel, *, sequences: int, seed: int, final: bool
+) -> xr.Dataset:
+    """Measure a checkpoint of `run`, with fewer variables and sequences if not `final`."""
+
+    def on(text: Text, *measures: str, **options: Any) -> xr.Dataset:
+        evaluated = evaluate(model, text, measures=measures, seed=seed, **options)
+        return evaluated.isel(edit=0, drop=True)
+
+    per, per_long = (8, 8) if final else (32, 64)  # see the table in `compare`
+    text = validation(run, sequences=sequences)  # the same needles for all checkpoints
+    fewer = validation(run, sequences=max(2, sequences // per))
+    measured = profile(model, fewer, seed=seed, surrogates=0)
+    longer = on(past_context(run, sequences=max(2, sequences // per_long)), "loss")
+    tasks = on(text, "induction", "retrieval")
+    added = {name: tasks[name] for name in ("first_loss", "repeat_loss", "retrieval")}
+    added["position_loss"] = longer["position_loss"]
+    dataset = head_measures(measured, final=final).assign(added)
+    if not final:
+        return dataset.drop_vars(("inv_freq", "wavelength"))
+    losses = on(text, "loss").reset_coords("group")
+    longest = TIMES_CONTEXT * run.context
+    lengths, distances = doublings(SHORTEST_PROMPT, longest), doublings(NEAREST, longest // 2)
+    far = on(text, "copying", "retrieval", prompt_lengths=lengths, distances=distances)
+    return dataset.assign(
+        loss=losses["mean_loss"],
+        loss_se=losses["mean_loss_se"],
+        sequence_loss=losses["loss"],
+        sequence_group=losses["group"],
+        position_loss_se=longer["position_loss_se"],
+        retrieval_hit=tasks["retrieval_hit"],
+        copy_loss=far["copy_loss"],
+        far_retrieval=far["retrieval"].mean("depth").rename(retrieval_length="prompt_length"),
+    ).assign_attrs(documents=losses.attrs["documents"])
+
+
+def head_measures(profile: xr.Dataset, *, final: bool = True) -> xr.Dataset:
+    """Variables of a profile for a comparison, and the labels of its heads ("" if missing)."""
+    dataset = profile[compared("final", "growth") if final else compared("growth")]
+    dataset = dataset.drop_vars(set(dataset.coords) - {"inv_freq", "wavelength"})
+    dataset = dataset.reset_coords(("inv_freq", "wavelength"))
+    values, heads = head_values(profile), ("layer", "head")
+    columns = ("label", "positional_fraction", "mean_wavelength")  # of heads.csv
+    dataset = dataset.assign({name: (heads, values[name]) for name in columns})
+    losses = {name: float(profile.attrs[name]) for name in ("loss", "loss_se")}
+    return dataset.assign(losses)
+
+
+def validation(run: ComparisonEntry, *, sequences: int) -> Text:
+    """Sequences from the whole validation text of `run`, evenly spread."""
+    held_out = held_out_sequences(run.data)
+    documents = spread(documents_of(held_out, run.data), sequences)
+    tokens = torch.from_numpy(spread(held_out, sequences).astype(np.int64))
+    return Text(tokens, documents=torch.from_numpy(documents))
+
+
+def past_context(run: ComparisonEntry, *, sequences: int) -> Text:
+    """Validation text in sequences of up to `TIMES_CONTEXT` trained contexts.
+
+    A sequence is BOS and the text of consecutive sequences.
+    """
+    held_out = held_out_sequences(run.data)
+    documents = documents_of(held_out, run.data)
+    body = run.context - 1
+    times = min(TIMES_CONTEXT, max(1, len(held_out) // 2 - 1))
+    length = times * run.context - 1
+    rows = -(-length // body)
+    count = min(sequences, len(held_out) // rows)
+    starts = np.linspace(0, len(held_out) - rows, count, dtype=int)
+    texts = [held_out[start : start + rows, 1:].ravel()[:length] for start in starts]
+    tokens = torch.from_numpy(np.insert(texts, 0, held_out[0, 0], axis=1).astype(np.int64))
+    return Text(tokens, documents=torch.from_numpy(documents[starts]))

@@ -24,17 +24,10 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
 
 def _summary_row(comparison: xr.Dataset, group: str) -> dict[str, object]:
     entries = group_entries(comparison, group)
-    first = entries.isel(entry=0)
-    return {
-        "group": group,
-        "variant": str(first["variant"].item()),
-        "size": str(first["size"].item()),
-        "entries": entries.sizes["entry"],
-        "loss": float(entries["loss"].mean()),
-        **_loss_change(comparison, group),
-        **_behaviour(comparison, group),
-        **_heads(entries),
-    }
+    texts = {name: str(entries[name][0].item()) for name in ("variant", "size")}
+    row = {"group": group, **texts, "entries": entries.sizes["entry"]}
+    row |= {"loss": float(entries["loss"].mean()), **_loss_change(comparison, group)}
+    return {**row, **_behaviour(comparison, group), **_heads(entries)}
 
 
 def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
@@ -44,28 +37,22 @@ def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:
     if parts is None:
         over, parts = "sequences", comparison.get("sequence_loss")
         together = comparison.get("sequence_group")
-    interval = _mean_change(pairs, parts, group, weight=weight, together=together)
-    return {
-        **dict(zip(("loss_change", "low", "high"), interval, strict=True)),
-        "over": "seeds" if len(pairs) > 1 else over if np.isfinite(interval[1]) else "",
-        "pairs": len(pairs),
-        "worse": int((pairs > 0).sum()),
-    }
+    interval = _mean_change(pairs, parts, group, weight, together)
+    over = "seeds" if len(pairs) > 1 else over if np.isfinite(interval[1]) else ""
+    change = dict(zip(("loss_change", "low", "high"), interval, strict=True))
+    return change | {"over": over, "pairs": len(pairs), "worse": int((pairs > 0).sum())}
 
 
 def _mean_change(
     pairs: Float[np.ndarray, " pair"],
     parts: xr.DataArray | None,
     group: str,
-    *,
-    weight: xr.DataArray | None = None,
-    together: xr.DataArray | None = None,
+    *weights: xr.DataArray | None,
 ) -> tuple[float, float, float]:
     """Mean change of the `pairs`, and the bounds of its interval.
 
-    The interval of a single pair is over its `parts` [entry, part], if known: sequences, groups
-    of sequences, or trials, which both entries share. `weight` is the weight of a part in the
-    mean. Parts with the same number in `together` are drawn together.
+    The interval of a single pair is over its `parts` [entry, part], if known (sequences, groups
+    or trials). `weights` are the weight of each part, and a number of parts drawn together.
     """
     if not len(pairs):
         return np.nan, np.nan, np.nan
@@ -75,10 +62,8 @@ def _mean_change(
     known = change.notnull().values  # analyses of less text have fewer parts
     if not known.any():
         return paired_interval(pairs)
-    of_parts = (
-        None if array is None else array.sel(entry=change["entry"]).values[known]
-        for array in (weight, together)
-    )
+    entry = change["entry"]
+    of_parts = [None if w is None else w.sel(entry=entry).values[known] for w in weights]
     return paired_interval(change.values[known], *of_parts)
 
 
@@ -90,7 +75,7 @@ def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
     hit = comparison["retrieval_hit"].mean(("retrieval_length", "depth"))
     gain = repeat_gain(comparison)
     measured = {
-        "loss_past_context": (loss_past_context(comparison, "position_loss"), None),
+        "loss_past_context": (loss_past_context(comparison), None),
         "repeat_gain": (gain.mean("trial"), gain),
         "retrieval": (hit.mean("retrieval_trial"), hit),
     }
@@ -103,10 +88,10 @@ def _behaviour(comparison: xr.Dataset, group: str) -> dict[str, float]:
     return columns
 
 
-def loss_past_context(comparison: xr.Dataset, name: str) -> xr.DataArray:
-    """Mean loss of the tokens past the trained context, from the bins of variable `name`."""
+def loss_past_context(comparison: xr.Dataset, prefix: str = "") -> xr.DataArray:
+    """Mean loss of the tokens past the trained context (nats/token)."""
     beyond = comparison["position_start"] >= int(comparison.attrs["context"])
-    past = comparison[name].where(beyond, drop=True)
+    past = comparison[prefix + "position_loss"].where(beyond, drop=True)
     return past.weighted(past["position_stop"] - past["position_start"]).mean("position_bin")
 
 
@@ -117,31 +102,25 @@ def repeat_gain(comparison: xr.Dataset, prefix: str = "") -> xr.DataArray:
 
 def _heads(entries: xr.Dataset) -> dict[str, float]:
     """Number of heads by role and label, and their wavelengths, as means over the entries."""
-    count = entries.sizes["entry"]
+    count, labels = entries.sizes["entry"], entries["label"]
     previous = entries["previous_token"] >= 0.5  # threshold of a previous-token head
-    heads = ("layer", "head")
-    wavelengths = {
-        f"{label}_wavelength": float(
-            entries["mean_wavelength"].where(entries["label"] == label).median(heads).mean()
-        )
-        for label in ("positional", "semantic")
+    columns = {
+        "previous_token_heads": previous.sum() / count,
+        "previous_token_layer_0": previous.isel(layer=0).sum() / count,
+        "induction": best_head(entries["trial_induction"]).mean(),
+        **{label: (labels == label).sum() / count for label in LABELS},
     }
-    return {
-        "previous_token_heads": float(previous.sum() / count),
-        "previous_token_layer_0": float(previous.isel(layer=0).sum() / count),
-        "induction": float(best_head(entries["trial_induction"]).mean()),
-        **{label: float((entries["label"] == label).sum() / count) for label in LABELS},
-        **wavelengths,
-    }
+    for label in ("positional", "semantic"):
+        wavelengths = entries["mean_wavelength"].where(labels == label)
+        columns[f"{label}_wavelength"] = wavelengths.median(("layer", "head")).mean()
+    return {name: float(value) for name, value in columns.items()}
 
 
 def group_names(comparison: xr.Dataset | xr.DataArray) -> list[str]:
-    """Groups of the entries, in order."""
     return list(dict.fromkeys(comparison["group"].values.tolist()))
 
 
 def group_entries(comparison: Compared, group: str) -> Compared:
-    """Entries of one group, as a part of a comparison or a variable."""
     return comparison.isel(entry=np.flatnonzero(comparison["group"].values == group))
 
 
@@ -160,10 +139,8 @@ def paired_changes(values: xr.Dataset | xr.DataArray, group: str = "") -> Any:
     if isinstance(values, xr.Dataset) and "edit" in values.coords and not group:
         return changes_of_edits(values)
     if isinstance(values, xr.Dataset) or "partner" not in values.coords:
-        raise BadArgument(
-            "These results have no pairs.",
-            hint="results of evaluate or truncate, or a variable of a comparison and a group",
-        )
+        hint = "results of evaluate or truncate, or a variable of a comparison and a group"
+        raise BadArgument("These results have no pairs.", hint=hint)
     partner = values["partner"].values
     paired = (partner != NO_PARTNER) & (partner != np.arange(len(partner)))
     entries = np.flatnonzero((values["group"].values == group) & paired)

@@ -10,26 +10,25 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from ropelens.comparison.table import (
-    group_entries,
-    group_names,
-    loss_past_context,
-    paired_changes,
-    repeat_gain,
-)
+from ropelens.comparison import table as tables
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, short_count
-from ropelens.figures.wavelengths import AXIS_TITLE, NO_PLANES, mark_trained
+from ropelens.figures.planes import AXIS_TITLE, NO_PLANES, mark_trained
 from ropelens.interventions.truncation_table import best_head
 from ropelens.interventions.variables import NEEDLES
 
 KNOWN_VARIANTS = ("p-rope-0.75", "p-rope-0.25", "p-rope-0.5", "p-rope-reversed-0.75", "nope")
 VARIANT_SYMBOLS = ("square", "diamond", "triangle-up", "cross", "star", "pentagon")
 DASHES = ("solid", "dash", "dot")
+PLANE_PANELS = {
+    "query norm<br>(model units)": "q_norm",
+    "key norm<br>(model units)": "k_norm",
+    "selectivity on keys<br>(nats)": "selectivity_keys",
+}
 HEADS = ("layer", "head")
 AVERAGED = {*HEADS, "kv_head", "trial", "retrieval_length", "depth"}
-Values = Callable[[str], xr.DataArray]
-"""Values of a group in a panel, over `entry` and the dimension of x."""
+Panels = Mapping[str, Callable[[str], xr.DataArray]]
+"""For each axis title, the values of a group over `entry` and the dimension of x."""
 
 
 class Look(NamedTuple):
@@ -39,9 +38,9 @@ class Look(NamedTuple):
     line: dict[str, Any]
 
 
-def group_looks(comparison: xr.Dataset) -> Mapping[str, Look]:
+def group_looks(comparison: xr.Dataset) -> dict[str, Look]:
     """Look of each group. The baseline is first, and its line is grey and wide."""
-    first, *rest = group_names(comparison)
+    first, *rest = tables.group_names(comparison)
     baseline = Look("circle", {"color": style.MUTED, "dash": "solid", "width": 5})
     return {first: baseline} | variant_looks(rest)
 
@@ -66,9 +65,10 @@ def _averaged(values: xr.DataArray) -> xr.DataArray:
 
 
 def _line_panels(
-    title: str, comparison: xr.Dataset, panels: Mapping[str, Values], *, hover: str, **size: Any
+    title: str, comparison: xr.Dataset, panels: Panels, hover: str, **size: Any
 ) -> go.Figure:
-    """Stack a panel for each axis title, with the mean and range of each group's entries."""
+    """Stack the panels, with the mean and range of each group's entries."""
+    size = {"height": 560, "spacing": 0.08} | size
     figure = style.stacked(title, max(1, len(panels)), **size)
     for row, (unit, values_of) in enumerate(panels.items(), start=1):
         for group, look in group_looks(comparison).items():
@@ -77,15 +77,12 @@ def _line_panels(
                 continue
             mean, low, high = values.mean("entry"), values.min("entry"), values.max("entry")
             whiskers = {"thickness": 1, "width": 2, "visible": values.sizes["entry"] > 1}
-            name = plotly_text(group)
-            data: dict[str, Any] = {"x": mean[mean.dims[0]].values, "y": mean.values}
-            data["error_y"] = style.interval_bars(mean, low, high, **whiskers)
+            bars, name = style.interval_bars(mean, low, high, **whiskers), plotly_text(group)
+            data = {"x": mean[mean.dims[0]].values, "y": mean.values, "error_y": bars}
             marks = {"mode": "lines+markers", "marker": {"symbol": look.symbol, "size": 6}}
             legend = {"name": name, "legendgroup": group, "showlegend": row == 1}
-            text = f"{name}<br>{hover}<extra></extra>"
-            figure.add_scatter(
-                **data, **marks, **legend, line=look.line, hovertemplate=text, row=row, col=1
-            )
+            marks |= {"line": look.line, "hovertemplate": f"{name}<br>{hover}<extra></extra>"}
+            figure.add_scatter(**data, **marks, **legend, row=row, col=1)
         figure.update_yaxes(title_text=unit, row=row)
     drawn = np.concatenate([[], *(trace.y for trace in figure.data)])
     return style.note_missing(figure, drawn, "these quantities were not measured")
@@ -102,7 +99,7 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     for row in rows.to_dict("records"):
         symbol, line = group_looks(comparison)[row["group"]]
         color, mean, low, high = line["color"], row["loss_change"], row["low"], row["high"]
-        pairs = paired_changes(comparison["loss"], row["group"]).values
+        pairs = tables.paired_changes(comparison["loss"], row["group"]).values
         ring = {"size": 13, "symbol": "circle-open", "color": color, "line_width": 1.5}
         hover = "one pair: %{x:+.4f} nats/token<extra></extra>"
         name, points = plotly_text(row["group"]), {"mode": "markers", "marker": ring}
@@ -121,21 +118,16 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
 
 
 def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
-    """Loss by position (nats/token), up to four times the trained context.
-
-    The lower panel shows differences from the baseline. Whiskers show the range over seeds.
-    """
+    """Loss by position (nats/token), and differences from the baseline. Whiskers: seeds."""
     start = np.maximum(comparison["position_start"].values.astype(float), 1)
     middle = np.sqrt(start * (comparison["position_stop"].values - 1).clip(1))
     losses = comparison["position_loss"].transpose("entry", ...)
     losses = losses.assign_coords({losses.dims[1]: middle})
     change = f"difference from {plotly_text(comparison.attrs['baseline'])}<br>(nats/token)"
-    panels: dict[str, Values] = {
-        "loss (nats/token)": partial(group_entries, losses),
-        change: partial(paired_changes, losses),
-    }
+    panels = {"loss (nats/token)": partial(tables.group_entries, losses)}
+    panels[change] = partial(tables.paired_changes, losses)
     title, hover = "Loss by position in the text", "position %{x:.0f}: %{y:.3f} nats/token"
-    figure = _line_panels(title, comparison, panels, hover=hover, height=560, spacing=0.08)
+    figure = _line_panels(title, comparison, panels, hover)
     figure.update_yaxes(exponentformat="none", zeroline=True, zerolinecolor=style.MUTED, row=2)
     longest = int(comparison["position_stop"].max())
     _set_tokens(figure, comparison, longest, "position in the text (tokens, log scale)")
@@ -143,19 +135,12 @@ def plot_position_loss(comparison: xr.Dataset) -> go.Figure:
 
 
 def plot_copying(comparison: xr.Dataset) -> go.Figure:
-    """Loss of copied random tokens by distance, and needles found by length of the prompt.
-
-    The dotted line is the share of needles that guessing finds. Whiskers show the range over
-    seeds.
-    """
-    panels: dict[str, Values] = {
-        "loss of copied tokens<br>(nats/token)": partial(
-            group_entries, comparison["copy_loss"]
-        ),
-        "needles found<br>(share)": partial(group_entries, comparison["far_retrieval"]),
-    }
+    """Loss of copied random tokens by distance, and needles found. A guess is dotted."""
+    units = "loss of copied tokens<br>(nats/token)", "needles found<br>(share)"
+    measured = comparison["copy_loss"], comparison["far_retrieval"]
+    panels = {n: partial(tables.group_entries, v) for n, v in zip(units, measured, strict=True)}
     title, hover = "Copying and retrieval by distance", "%{x:,} tokens: %{y:.3g}"
-    figure = _line_panels(title, comparison, panels, hover=hover, height=560, spacing=0.08)
+    figure = _line_panels(title, comparison, panels, hover)
     figure.update_yaxes(rangemode="tozero")
     figure.add_hline(y=1 / NEEDLES, line=style.DOTTED, row=2)
     longest = max(int(comparison[dim].max()) for dim in ("copy_distance", "prompt_length"))
@@ -168,14 +153,7 @@ def _set_tokens(figure: go.Figure, comparison: xr.Dataset, longest: int, title: 
     powers = [2**k for k in range(int(np.log2(longest)) + 1)]
     style.set_x(figure, style.log_axis({power: f"{power:,}" for power in powers}), title)
     context = int(comparison.attrs["context"])
-    style.mark(figure, context, "trained context ", name="context", xanchor="right")
-
-
-PLANE_PANELS = {
-    "query norm<br>(model units)": "q_norm",
-    "key norm<br>(model units)": "k_norm",
-    "selectivity on keys<br>(nats)": "selectivity_keys",
-}
+    style.mark(figure, context, "trained context ", xanchor="right")
 
 
 def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
@@ -186,12 +164,12 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     places = {group: plane_places(comparison, group) for group in group_looks(comparison)}
 
     def values_of_group(name: str, group: str) -> xr.DataArray:
-        entries = group_entries(comparison[name], group)
+        entries = tables.group_entries(comparison[name], group)
         return _averaged(entries.assign_coords(frequency=places[group][0]))
 
     panels = {unit: partial(values_of_group, name) for unit, name in PLANE_PANELS.items()}
     title, hover = "Norms and selectivity of planes", "%{y:.3f}, wavelength %{x:.3~s} tokens"
-    figure = _line_panels(title, comparison, panels, hover=hover, height=560, spacing=0.05)
+    figure = _line_panels(title, comparison, panels, hover, spacing=0.05)
     wavelengths = np.concatenate([place for place, _ in places.values()])
     wavelengths = wavelengths if np.isfinite(wavelengths).any() else NO_PLANES
     ends = np.log10([np.nanmin(wavelengths) / 1.3, np.nanmax(wavelengths) * 1.3]).tolist()
@@ -201,10 +179,10 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
         still = [values_of(group).mean("entry")[~turns] for group, (_, turns) in places.items()]
         x = np.concatenate([values["frequency"] for values in still])
         ring = {"symbol": "circle-open", "size": 13, "color": style.MUTED}
-        points = {"mode": "markers", "marker": ring, "hoverinfo": "skip"}
-        legend: dict[str, Any] = {"name": "does not rotate", "legendgroup": "still"}
-        legend["showlegend"] = row == 1 and len(x) > 0
-        figure.add_scatter(x=x, y=np.concatenate(still), **points, **legend, row=row, col=1)
+        look: dict[str, Any] = {"mode": "markers", "marker": ring, "hoverinfo": "skip"}
+        look |= {"name": "does not rotate", "legendgroup": "still"}
+        look["showlegend"] = row == 1 and len(x) > 0
+        figure.add_scatter(x=x, y=np.concatenate(still), **look, row=row, col=1)
     figure.update_yaxes(nticks=5, rangemode="tozero", zeroline=True, zerolinecolor=style.MUTED)
     mark_trained(figure, comparison)
     return figure.update_layout(margin_t=104, legend_y=1.1)
@@ -213,8 +191,8 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
 def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.ndarray]:
     """Wavelength at which each plane is drawn (tokens), and whether it rotates [frequency].
 
-    The wavelength is the median over layers. A plane that does not rotate gets the wavelength
-    from the first entry that has the same planes and rotates this plane, else NaN.
+    It is the median over layers. A plane that does not rotate gets its wavelength in the first
+    entry that has the same planes and rotates this plane, else NaN.
     """
     wavelength = comparison["wavelength"].median("layer").transpose("entry", "frequency").values
     exists = ~np.isnan(wavelength)
@@ -233,8 +211,8 @@ def _count(entries: xr.Dataset, label: str) -> xr.DataArray:
 
 GROWTH: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
     "loss<br>(nats/token)": lambda e: e["growth_loss"],
-    "loss past context<br>(nats/token)": lambda e: loss_past_context(e, "growth_position_loss"),
-    "gain of repeats<br>(nats/token)": lambda e: repeat_gain(e, "growth_"),
+    "loss past context<br>(nats/token)": lambda e: tables.loss_past_context(e, "growth_"),
+    "gain of repeats<br>(nats/token)": lambda e: tables.repeat_gain(e, "growth_"),
     "positional<br>heads (count)": lambda e: _count(e, "positional"),
     "semantic<br>heads (count)": lambda e: _count(e, "semantic"),
     "previous-token<br>head (0 to 1)": lambda e: e["growth_previous_token"].max(HEADS),
@@ -244,19 +222,13 @@ GROWTH: dict[str, Callable[[xr.Dataset], xr.DataArray]] = {
 
 
 def plot_growth(comparison: xr.Dataset) -> go.Figure:
-    """Losses, counts of heads, scores of the best heads, and retrieval by training step.
-
-    The dotted line is the share of needles that guessing finds.
-    """
+    """Losses, heads and retrieval by training step. The dotted line is a guess at needles."""
     measured = {unit: measure(comparison) for unit, measure in GROWTH.items()}
-    panels: dict[str, Values] = {
-        unit: partial(group_entries, values)
-        for unit, values in measured.items()
-        if values.notnull().any()
-    }
+    known = {unit: values for unit, values in measured.items() if values.notnull().any()}
+    panels = {unit: partial(tables.group_entries, values) for unit, values in known.items()}
     size = {"height": 130 * len(panels) + 170, "spacing": 0.02}
     title, hover = "Changes during training", "step %{x:,}: %{y:.3g}"
-    figure = _line_panels(title, comparison, panels, hover=hover, **size)
+    figure = _line_panels(title, comparison, panels, hover, **size)
     for row, unit in enumerate(panels, start=1):
         figure.update_yaxes(rangemode="normal" if "loss" in unit else "tozero", row=row)
     figure.update_yaxes(nticks=4, exponentformat="none")

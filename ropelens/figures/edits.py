@@ -11,8 +11,8 @@ import xarray as xr
 from ropelens.errors import BadArgument, public
 from ropelens.figures import style
 from ropelens.figures.formats import NO_NUMBER, number, short_count
+from ropelens.figures.planes import mark_trained, plane_borders, set_wavelengths
 from ropelens.figures.truncated_heads import END_LOOKS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
-from ropelens.figures.wavelengths import mark_trained, plane_borders, set_wavelengths
 from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
 
 
@@ -52,34 +52,29 @@ def plot_truncation(
 ) -> go.Figure:
     """Effect of stopping planes, by the share that still rotates, by band, or by token class.
 
-    by="share": change of each of `measures` from the unmodified model, with the 95 % interval
-    of the paired difference. Grey crosses are draws of equally many random planes, and the
-    dashed line is their mean. The dotted line is the plane whose wavelength is the trained
-    context. Source: p-RoPE in both directions, Barbero et al. 2024 (arXiv 2410.06205).
-
-    by="band": change of the first of `measures` if one band of wavelengths stops.
-
-    by="class": change of loss, attention and labels of each class of tokens, with the share of
-    planes stopped that is nearest to a quarter.
+    - "share": change of each of `measures` from the unmodified model, with the 95 % interval of
+      the paired difference. Grey crosses are draws of equally many random planes, and the
+      dashed line is their mean. The dotted line is the plane whose wavelength is the trained
+      context. Source: p-RoPE in both directions, Barbero et al. 2024 (arXiv 2410.06205).
+    - "band": change of the first of `measures` if one band of wavelengths stops.
+    - "class": change of loss, attention and labels of each class of tokens, with the share of
+      planes stopped that is nearest to a quarter.
 
     `table` is `summarize_truncation(truncation)`, if you already have it.
     """
     table = summarize_truncation(truncation) if table is None else table
+    what, wanted = ("bands", ["band"]) if by == "band" else ("planes from an end", END_LOOKS)
+    kinds = [kind for kind in wanted if (table["kind"] == kind).any()]
+    faults = [] if kinds else [f"stopped no {what}"]
     if by == "class":
         classes = class_changes(truncation)
-        missing: list[str] = ["classes of tokens"] * classes.empty
+        faults[:0] = ["did not measure classes of tokens"] * classes.empty
     else:
         missing = [name for name in measures if table[MEASURE_AXES[name].column].isna().all()]
-    kinds = (
-        ["band"] if by == "band" else [end for end in END_LOOKS if (table["kind"] == end).any()]
-    )
-    if missing or not table["kind"].isin(kinds).any():
-        raise BadArgument(
-            f"The sweep did not measure {missing[0]}."
-            if missing
-            else f"The sweep stopped no {'bands' if by == 'band' else 'planes from an end'}.",
-            hint="truncate(model, text, ends=..., bands=..., measures=..., tokenizer=...)",
-        )
+        faults[:0] = [f"did not measure {name}" for name in missing]
+    if faults:
+        hint = "truncate(model, text, ends=..., bands=..., measures=..., tokenizer=...)"
+        raise BadArgument(f"The sweep {faults[0]}.", hint=hint)
     if by == "class":
         return _classes_figure(classes, kinds)
     chosen = [MEASURE_AXES[name] for name in measures]
@@ -91,7 +86,6 @@ def plot_truncation(
 def _ends_figure(
     truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[Axis]
 ) -> go.Figure:
-    """Panels with a column per end and a row per measure."""
     title = "Effect of stopping planes from either end"
     panels: dict[str, Any] = {"rows": len(measures), "cols": len(ends), "shared_yaxes": True}
     panels |= {"horizontal_spacing": 0.04, "vertical_spacing": 0.08}
@@ -107,24 +101,21 @@ def _ends_figure(
             _add_draws(figure, draws, measure, x=draws["kept"], line=line, **place)
             words, color, symbol = END_LOOKS[end]
             rows = pd.concat([unmodified, of_end]).sort_values("kept", ascending=False)
-            look: dict[str, Any] = {"mode": "lines+markers", "cliponaxis": False}
-            look["marker"] = {"color": color, "symbol": symbol, "size": 7}
-            look["line"] = {"color": color, "width": 2}
-            legend = {"name": words, "legendgroup": end, "showlegend": row == 1}
-            data = _change_trace(rows, measure) | {"x": rows["kept"]}
-            figure.add_scatter(**data, **look, **legend, **place)
+            marker = {"color": color, "symbol": symbol, "size": 7}
+            look = {"mode": "lines+markers", "cliponaxis": False, "marker": marker}
+            look |= {"line": {"color": color, "width": 2}, "name": words, "legendgroup": end}
+            data = _change_trace(rows, measure) | {"x": rows["kept"], "showlegend": row == 1}
+            figure.add_scatter(**data, **look, **place)
         figure.update_yaxes(title_text=measure.title, row=row, col=1)
     figure.update_yaxes(zeroline=True, nticks=6)
     figure.update_xaxes(**KEPT_AXIS, showticklabels=False)
-    last = {"showticklabels": True, "title_text": KEPT_TITLE}
-    figure.update_xaxes(**last, row=len(measures))
+    figure.update_xaxes(showticklabels=True, title_text=KEPT_TITLE, row=len(measures))
     for column, end in enumerate(ends, start=1):
         _mark_shares(figure, truncation, end, column=column)
     return figure
 
 
 def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Axis) -> go.Figure:
-    """Bars of the change at the wavelengths of each band."""
     bands = table[table["kind"] == "band"]
     figure = _with_words_above("Effect of stopping one band of wavelengths", height=400)
     wavelength = truncation["wavelength"].transpose("layer", "frequency").values
@@ -145,10 +136,8 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Axis) ->
     span = dict(zip(bands["band"], spans, strict=True))
     means = draws.groupby("band")[measure.column].mean()
     middles = [float(np.sqrt(span[band].prod())) for band in draws["band"]]
-    line = {
-        "x": [place for band in means.index for place in (*span[band], None)],
-        "y": [value for mean in means for value in (mean, mean, None)],
-    }
+    ends_of_lines = [place for band in means.index for place in (*span[band], None)]
+    line = {"x": ends_of_lines, "y": [y for mean in means for y in (mean, mean, None)]}
     _add_draws(figure, draws, measure, x=middles, line=line)
     figure.update_yaxes(title_text=measure.title, zeroline=True)
     set_wavelengths(figure, truncation["wavelength"].values)
@@ -168,11 +157,11 @@ def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
             rows, (words, color, symbol) = table[table["kind"] == end], END_LOOKS[end]
             share = min(rows["kept"], key=lambda value: abs(value - QUARTER))
             name = f"{words.split()[0]} {100 * (1 - share):.3g}% of planes stopped"
-            look: dict[str, Any] = {"mode": "markers", "name": name, "legendgroup": end}
-            look |= {"marker": {"color": color, "symbol": symbol, "size": 9}}
-            look |= {"showlegend": panel == 1, "cliponaxis": False}
+            marker = {"color": color, "symbol": symbol, "size": 9}
+            look = {"mode": "markers", "name": name, "legendgroup": end, "marker": marker}
             rows = rows[rows["kept"] == share]
             data = _change_trace(rows, measure) | {"x": rows["token_class"]}
+            data |= {"showlegend": panel == 1, "cliponaxis": False}
             figure.add_scatter(**data, **look, row=panel, col=1)
         figure.update_yaxes(title_text=measure.title, zeroline=True, nticks=5, row=panel)
     style.set_x(figure, {}, "class of token (name)")
@@ -182,9 +171,8 @@ def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
 def _with_words_above(title: str, *, height: int, **panels: Any) -> go.Figure:
     """Return a figure with room for a legend and the words of marks above its panels."""
     legend = {"y": 1 - 40 / height, "yref": "container", "yanchor": "top"}
-    return style.new_figure(title, height=height, **panels).update_layout(
-        margin_t=110, legend=legend
-    )
+    figure = style.new_figure(title, height=height, **panels)
+    return figure.update_layout(margin_t=110, legend=legend)
 
 
 def _change_trace(rows: pd.DataFrame, measure: Axis) -> dict[str, Any]:
@@ -198,7 +186,6 @@ def _change_trace(rows: pd.DataFrame, measure: Axis) -> dict[str, Any]:
 
 
 def _edit_hover(row: dict, measure: Axis) -> str:
-    """Hover text: the stopped planes, and the change with its interval."""
     names = (measure.column, f"{measure.column}_low", f"{measure.column}_high")
     value, low, high = (number(row.get(name, np.nan), "+.3f") for name in names)
     if low != NO_NUMBER:
@@ -206,23 +193,15 @@ def _edit_hover(row: dict, measure: Axis) -> str:
     if row["kind"] == "none":
         return f"<b>unmodified</b><br>{value}"
     span = f"{short_count(row['wavelength_low'])} to {short_count(row['wavelength_high'])}"
-    return (
-        f"<b>{row['edit']}</b>: {100 * row['kept']:.3g}% of the planes rotate<br>"
-        f"stopped: {row['planes']}, wavelengths {span} tokens<br>{value}"
-    )
+    title = f"<b>{row['edit']}</b>: {100 * row['kept']:.3g}% of the planes rotate"
+    return f"{title}<br>stopped: {row['planes']}, wavelengths {span} tokens<br>{value}"
 
 
 def _add_draws(
-    figure: go.Figure,
-    draws: pd.DataFrame,
-    measure: Axis,
-    *,
-    x: Any,
-    line: dict[str, Any],
-    **place: int,
+    figure: go.Figure, draws: pd.DataFrame, measure: Axis, *, x: Any, line: dict, **place: int
 ) -> None:
     """Draw random sets of planes: a cross at `x` per draw, and the dashed `line` of means."""
-    if not len(draws):
+    if draws.empty:
         return
     figure.add_scatter(**MEAN_OF_DRAWS | line, **place)
     cross = {"color": style.MUTED, "size": 5, "symbol": "x"}
@@ -234,13 +213,9 @@ def _add_draws(
 def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:
     """Mark the trained context in a column, with words above the first panel."""
     wavelength = truncation["wavelength"].transpose("layer", "frequency").values
-    layer = wavelength[
-        np.isfinite(wavelength).sum(axis=1).argmax()
-    ]  # with most rotating planes
-    turning, trained = (
-        layer[np.isfinite(layer)],
-        int(truncation.attrs.get("trained_context", 0)),
-    )
+    rotates, trained = np.isfinite(wavelength), int(truncation.attrs.get("trained_context", 0))
+    most = rotates.sum(axis=1).argmax()  # the layer with most rotating planes
+    turning = wavelength[most][rotates[most]]
     if len(turning) < 2 or not turning[0] <= trained <= turning[-1]:
         return
     index = np.interp(np.log(trained), np.log(turning), np.arange(len(turning)))
@@ -250,33 +225,32 @@ def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
     place = {"xref": trace.xaxis, "yref": f"{trace.yaxis} domain"}
     place |= {"yanchor": "bottom", "xanchor": side, "align": side}
     words = f"wavelength = trained<br>context ({trained:,} tokens)"
-    style.mark(figure, x, words, name="context", panels={"col": column}, **place)
+    style.mark(figure, x, words, col=column, **place)
 
 
 @public
 def plot_silenced(table: pd.DataFrame) -> go.Figure:
     """Change of loss (nats/token) with 95 % intervals, by silenced heads and kind of token.
 
-    Columns of `table`: `what` (the heads), `label` (their label; "" is drawn grey), `tokens`
-    (the kind), `change`, `low` and `high`.
+    Columns of `table`: `what` (the heads), `label` (or ""), `tokens`, `change`, `low` and
+    `high`.
     """
-    kinds, sets = list(dict.fromkeys(table["tokens"])), list(dict.fromkeys(table["what"]))
-    panels: dict[str, Any] = {"rows": 1, "cols": max(1, len(kinds)), "shared_yaxes": True}
+    kinds, sets = table["tokens"].unique().tolist(), table["what"].unique().tolist()
     titles = [kind.replace(" ", "<br>") for kind in kinds]  # lines that fit on a phone
+    panels: dict[str, Any] = {"cols": max(1, len(kinds)), "shared_yaxes": True}
     panels |= {"subplot_titles": titles, "horizontal_spacing": 0.03}
     title = "Change of loss if heads are silenced"
     figure = style.new_figure(title, height=130 + 34 * len(sets), **panels)
     for row in table.to_dict("records"):
         color = style.COLORS.get(row["label"], style.MUTED)
         change, low, high = row["change"], row["low"], row["high"]
-        marker = {"color": color, "size": 9}
-        marker["symbol"] = style.SYMBOLS.get(row["label"], "line-ns-open")
+        symbol = style.SYMBOLS.get(row["label"], "line-ns-open")
         hover = f"{row['tokens']}<br>%{{y}}<br>%{{x:+.4f}} nats/token ({low:+.4f} to "
-        hover += f"{high:+.4f})<extra></extra>"
-        bars = style.interval_bars([change], [low], [high], color=color)
-        look = {"mode": "markers", "marker": marker, "showlegend": False, "error_x": bars}
-        panel = {"row": 1, "col": kinds.index(row["tokens"]) + 1}
-        figure.add_scatter(x=[change], y=[row["what"]], **look, hovertemplate=hover, **panel)
+        look = {"mode": "markers", "marker": {"color": color, "size": 9, "symbol": symbol}}
+        data = {"x": [change], "y": [row["what"]], "showlegend": False}
+        data["error_x"] = style.interval_bars([change], [low], [high], color=color)
+        look["hovertemplate"] = f"{hover}{high:+.4f})<extra></extra>"
+        figure.add_scatter(**data, **look, row=1, col=kinds.index(row["tokens"]) + 1)
     figure.update_annotations(font_size=12)
     figure.update_xaxes(zeroline=True, nticks=5, rangemode="tozero")
     figure.update_xaxes(title_text="change (nats/token)", col=1 + len(kinds) // 2)

@@ -1,8 +1,4 @@
-"""Numbers and token strings in the form that figures, pages and sentences show.
-
-Token strings come from a tokenizer file and cannot be trusted. `plotly_text` escapes HTML,
-which plotly interprets in labels, and "$...$", which notebooks with MathJax interpret.
-"""
+"""Numbers and token strings in the form that figures, pages and sentences show."""
 
 import math
 from collections.abc import Sequence
@@ -26,10 +22,7 @@ def number(value: float, form: str = ".2f") -> str:
 
 
 def signed(value: float, form: str = "+.3f") -> str:
-    """Return `value` in the format `form`; `NO_NUMBER` if it is not finite.
-
-    A number that `form` would round to 0 is shown by its first digit that is not 0.
-    """
+    """Return `value` in the format `form`; a tiny number by its first digit that is not 0."""
     if not math.isfinite(value):
         return NO_NUMBER
     if abs(value) >= ROUNDED_AWAY or value == 0:
@@ -41,10 +34,7 @@ def signed(value: float, form: str = "+.3f") -> str:
 
 
 def change_and_interval(value: float, low: float, high: float) -> tuple[str, str]:
-    """Return a change and its interval as text; `NO_NUMBER` for a missing interval.
-
-    All three numbers have three decimals, or are `signed` if those decimals would all be 0.
-    """
+    """Return a change and its interval with three decimals, or `signed` if all would be 0."""
     known = [abs(v) for v in (value, low, high) if math.isfinite(v)]
     coarse = max(known, default=0) >= ROUNDED_AWAY
     texts = [
@@ -76,13 +66,12 @@ def visible_token(token: str, *, longest: int = 24) -> str:
         VISIBLE.get(char) or (f"\\u{ord(char):04x}" if category(char) in INVISIBLE else char)
         for char in token
     )
-    if not shown:
-        return "∅"
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    shown = shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    return shown or "∅"
 
 
 def plotly_text(text: str) -> str:
-    """Escape `text` so that plotly shows it literally in labels, ticks and hover texts."""
+    """Escape HTML and "$...$" (MathJax) in `text`, which may come from a tokenizer file."""
     return text.translate(ENTITIES)
 
 

@@ -13,7 +13,7 @@ from ropelens.figures import style
 from ropelens.figures.comparison import variant_looks
 from ropelens.figures.formats import plotly_text, short_count, visible_token
 from ropelens.figures.inputs import kv_heads
-from ropelens.figures.wavelengths import mark_context, set_wavelengths, wavelength_positions
+from ropelens.figures.planes import mark_context, set_wavelengths, wavelength_positions
 from ropelens.interventions.variables import OWN_ROTATION
 
 SELECTIVITY_PANELS = {
@@ -22,6 +22,9 @@ SELECTIVITY_PANELS = {
     "coherence<br>(0 to 1)": {"q_coherence": "query", "k_coherence": "key"},
 }
 MAX_MARKED_PLANES = 32  # markers of more planes overlap and are slow
+MAX_TOKENS_WITH_GAPS = 32  # gaps between the cells of more tokens would cover too much
+MAX_DISTANCE = 1024  # of a moved key (tokens)
+MEASURED = {"line": {"width": 2, "shape": "hvh"}, "fill": "tozeroy", "fillcolor": style.SHADE}
 FILLED = {"marker": {"size": 4}, "fill": "tozeroy", "fillcolor": style.SHADE}
 LINES: dict[str, dict[str, Any]] = {
     "on keys": FILLED | {"line": {"width": 1.5, "shape": "hvh"}},
@@ -46,15 +49,15 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     figure = style.stacked(title, 3, height=460, row_heights=[0.4, 0.34, 0.26])
     for row, (unit, names) in enumerate(SELECTIVITY_PANELS.items(), start=1):
         for name, side in names.items():
-            data = {"x": places, "y": profile[name].isel(indices, missing_dims="ignore").values}
-            data |= {"customdata": wavelength[layer]}
+            y = profile[name].isel(indices, missing_dims="ignore").values
+            data = {"x": places, "y": y, "customdata": wavelength[layer]}
             meta = {"x": "wavelength_position", "y": name, "customdata": "wavelength"}
             marked = name == "selectivity_keys" or len(places) <= MAX_MARKED_PLANES
             look = LINES[side] | {"mode": "lines+markers" if marked else "lines", "meta": meta}
-            legend = {"name": side, "legendgroup": side, "showlegend": row < 3}
+            look |= {"name": side, "legendgroup": side, "showlegend": row < 3}
             hover = f"{side} %{{y:.3f}}<br>wavelength %{{customdata:.3~s}} tokens"
-            hover += "<extra></extra>"
-            figure.add_scatter(**data, **look, **legend, hovertemplate=hover, row=row, col=1)
+            look["hovertemplate"] = f"{hover}<extra></extra>"
+            figure.add_scatter(**data, **look, row=row, col=1)
         figure.update_yaxes(title_text=unit, nticks=5, row=row)
     figure.update_yaxes(zeroline=True, row=1)
     figure.update_yaxes(rangemode="tozero", row=2)
@@ -63,9 +66,6 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     mark_context(figure, profile)
     drawn = [trace.y for trace in figure.data]
     return style.note_missing(figure, drawn, "no plane of this head was measured")
-
-
-MEASURED = {"line": {"width": 2, "shape": "hvh"}, "fill": "tozeroy", "fillcolor": style.SHADE}
 
 
 @public
@@ -115,10 +115,6 @@ def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
     return {"kernel_measured": measured, "kernel_predicted": predicted}
 
 
-MAX_TOKENS_WITH_GAPS = 32  # gaps between the cells of more tokens would cover too much
-MAX_DISTANCE = 1024  # of a moved key (tokens)
-
-
 @public
 def plot_attention(
     profile: xr.Dataset, *, layer: Count, head: Count, excerpt: Count = 0
@@ -138,24 +134,18 @@ def plot_attention(
     title = f"Attention of layer {layer}, head {head} on an excerpt"
     figure = style.new_figure(title, height=640)
     # The colour bar is in the empty half above the diagonal.
-    corner = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "orientation": "h"}
-    named_bar = {"text": "attention (% of row)", "side": "top", "font": {"size": 11}}
-    ticked = {"tickvals": [0, 0.5, 1], "tickformat": ".0%", "thickness": 10, "len": 0.42}
-    figure.add_heatmap(
-        x=keys,
-        y=keys,
-        z=np.where(keys[None] <= keys[:, None], weights, np.nan),
-        zmin=0,
-        zmax=1,
-        colorscale=[[place**2, color] for place, color in get_colorscale(style.SEQUENTIAL)],
-        colorbar=corner | ticked | {"title": named_bar},
-        meta={"z": "attention"},
-        # Texts of a cell: [query token, key token].
-        customdata=np.stack(np.meshgrid(named, named, indexing="ij"), axis=-1),
-        hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>",
-        xgap=1 if len(named) <= MAX_TOKENS_WITH_GAPS else 0,
-        ygap=1 if len(named) <= MAX_TOKENS_WITH_GAPS else 0,
-    )
+    bar = {"x": 1, "xanchor": "right", "y": 1, "yanchor": "top", "orientation": "h"}
+    bar |= {"tickvals": [0, 0.5, 1], "tickformat": ".0%", "thickness": 10, "len": 0.42}
+    bar["title"] = {"text": "attention (% of row)", "side": "top", "font": {"size": 11}}
+    gap = 1 if len(named) <= MAX_TOKENS_WITH_GAPS else 0
+    colors = [[place**2, color] for place, color in get_colorscale(style.SEQUENTIAL)]
+    look = {"colorscale": colors, "colorbar": bar, "xgap": gap, "ygap": gap}
+    data = {"x": keys, "y": keys, "z": np.where(keys[None] <= keys[:, None], weights, np.nan)}
+    # Texts of a cell: [query token, key token].
+    data["customdata"] = np.stack(np.meshgrid(named, named, indexing="ij"), axis=-1)
+    hover = "%{customdata[0]} → %{customdata[1]}: %{z:.1%}<extra></extra>"
+    look |= {"zmin": 0, "zmax": 1, "meta": {"z": "attention"}, "hovertemplate": hover}
+    figure.add_heatmap(**data, **look)
     axis = {"tickfont": {"size": 10}, "showgrid": False, "ticks": ""}
     axis |= {"tickvals": keys, "ticktext": ticks}
     figure.update_xaxes(title_text="key (token)", tickangle=-90, **axis)
@@ -165,17 +155,11 @@ def plot_attention(
 
 
 def pair_figure(profile: xr.Dataset) -> go.Figure:
-    """Panels without data, which the script of a page fills for a pair of query and key.
-
-    The upper panel shows the push of each plane in nats: its contribution to the score of the
-    key, minus its contribution to other keys. The lower panel shows the
-    score by the distance of query and key; a circle marks their true distance.
-    """
+    """Panels of pushes and scores without data, which the script fills for a pair."""
     panels = {"rows": 2, "cols": 1, "vertical_spacing": 0.2, "row_heights": [0.5, 0.5]}
     figure = style.new_figure("One query, one key", height=380, **panels)
     hover = "%{y:+.2f} nats<br>wavelength %{customdata[0]:.3~s} tokens%{customdata[1]}"
-    hover += "<extra></extra>"
-    figure.add_bar(x=[], y=[], hovertemplate=hover, meta={"role": "push"})
+    figure.add_bar(x=[], y=[], hovertemplate=f"{hover}<extra></extra>", meta={"role": "push"})
     hover = "%{x} tokens back: %{y:.2f} nats<extra></extra>"
     line = {"mode": "lines", "line": {"width": 1.2}, "hovertemplate": hover}
     figure.add_scatter(x=[], y=[], meta={"role": "score"}, **line, row=2, col=1)
@@ -192,20 +176,15 @@ def pair_figure(profile: xr.Dataset) -> go.Figure:
 
 
 def farthest_distance(profile: xr.Dataset, layer: int) -> int:
-    """Largest distance to which a page moves keys, in tokens.
-
-    It is the end of the context, but at most 1,023 tokens, or the end of a sliding window.
-    """
+    """Largest distance of keys on a page: to the context, 1,023 tokens or a sliding window."""
     context = int(profile.attrs["context"])
     limit = max(profile.sizes["excerpt_key"], min(context, MAX_DISTANCE)) - 1
-    visible = context
-    if "farthest_offset" in profile:  # NaN for a layer without attention
-        visible = int(np.nan_to_num(profile["farthest_offset"].values[layer], nan=context))
-    return min(limit, visible) if visible < context - 1 else limit
+    offsets = profile.get("farthest_offset")  # NaN for a layer without attention
+    visible = context if offsets is None else offsets.values[layer]
+    return min(limit, int(visible)) if visible < context - 1 else limit
 
 
 def excerpt_tokens(profile: xr.Dataset, excerpt: int) -> list[str]:
-    """Token strings of an excerpt."""
     length = int(profile["excerpt_length"][excerpt])
     return profile["excerpt_token"].values[excerpt, :length].astype(str).tolist()
 
@@ -217,8 +196,7 @@ def plot_reach(
     """Share of copies that a head finds by distance, or the mean over measured heads.
 
     Circles show `found_share`, which is measured on copies at the distance. Dotted lines show
-    `extrapolated_share`, from turning the keys of the farthest run to larger distances. Trace
-    `meta` names the array of `reach_arrays` that y shows.
+    `extrapolated_share`. Trace `meta` names the array of `reach_arrays` that y shows.
     """
     indices = {name: n for name, n in (("layer", layer), ("head", head)) if n is not None}
     averaged = [name for name in ("layer", "head") if name not in indices]

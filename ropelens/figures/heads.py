@@ -7,31 +7,24 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
+from plotly.colors import hex_to_rgb
 
 from ropelens.claims.arrays import claim_numbers
 from ropelens.claims.numbers import correlations
-from ropelens.errors import Count, public
-from ropelens.figures import style
+from ropelens.errors import public
+from ropelens.figures import inputs, style
 from ropelens.figures.formats import number, short_count
-from ropelens.figures.inputs import (
-    head_grid,
-    head_table,
-    hover_lines,
-    idle_layers,
-    numbers,
-    row_of,
-)
+from ropelens.figures.inputs import Selected
 
 MAX_HEADS_WITH_SIGNS = 24  # cells of wider layers show no sign or offset
 IDLE = "no attention"  # layers of a hybrid model
+FULL_COLOR = 2.0  # bits from which the colour of a cell is full
+CLAIM_PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spacing": 0.2}
 
 
 @public
 def plot_head_map(
-    profile: xr.Dataset,
-    heads: pd.DataFrame | None = None,
-    *,
-    selected: tuple[Count, Count] | None = None,
+    profile: xr.Dataset, heads: pd.DataFrame | None = None, *, selected: Selected = None
 ) -> go.Figure:
     """Map of layers and heads, coloured by label. Stronger colours mean more `total_bits`.
 
@@ -39,12 +32,12 @@ def plot_head_map(
     NaN. Colours are full from 2 bits on. Cells show the offset of a positional head (tokens) or
     the sign of the label. The head `selected` (layer, head) gets a frame.
     """
-    heads = head_table(profile, heads)
+    heads = inputs.head_table(profile, heads)
     layers, count = profile.sizes["layer"], profile.sizes["head"]
-    bits = head_grid(profile, heads, numbers(heads, "total_bits")).astype(float)
-    labels = head_grid(profile, heads, heads["label"])
-    hovers = head_grid(profile, heads, hover_lines(heads))
-    offset = head_grid(profile, heads, numbers(heads, "offset")).astype(float)
+    bits = inputs.head_grid(profile, heads, inputs.numbers(heads, "total_bits")).astype(float)
+    labels = inputs.head_grid(profile, heads, heads["label"])
+    hovers = inputs.head_grid(profile, heads, inputs.hover_lines(heads))
+    offset = inputs.head_grid(profile, heads, inputs.numbers(heads, "offset")).astype(float)
     # Cells have 13 to 40 pixels; title, legend and axis need 130.
     height = int(np.clip(layers * 40, 200, max(300, layers * 13)) + 130)
     figure = style.new_figure("Heads by layer: label and strength", height=height)
@@ -54,24 +47,21 @@ def plot_head_map(
         texts = {"text": np.where(here, signs, ""), "customdata": np.where(here, hovers, "")}
         _add_cells(figure, label, z=np.where(here, bits, np.nan), **texts)
     colors = {k: v for k, v in style.COLORS.items() if (heads["label"] == k).any()}
-    if idle := idle_layers(profile):
+    if idle := inputs.idle_layers(profile):
         colors[IDLE] = style.MUTED
         z = np.full((layers, count), np.nan)
         z[idle] = 1.0
-        scale = [[0, style.SHADE], [1, style.SHADE]]
-        look: dict[str, Any] = {"colorscale": scale, "showscale": False}
+        look: dict[str, Any] = {"colorscale": [[0, style.SHADE], [1, style.SHADE]]}
         if "layer_type" in profile.coords:
             look["customdata"] = np.tile(profile["layer_type"].values[:, None], (1, count))
-        hover = f"layer %{{y}}: %{{customdata}}, {IDLE}<extra></extra>"
-        figure.add_heatmap(z=z, **look, name=IDLE, meta={"role": "idle"}, hovertemplate=hover)
+        look["hovertemplate"] = f"layer %{{y}}: %{{customdata}}, {IDLE}<extra></extra>"
+        figure.add_heatmap(z=z, **look, name=IDLE, meta={"role": "idle"}, showscale=False)
     for name, color in colors.items():  # legend entries, which heat maps do not have
         look = {"mode": "markers", "marker": {"color": color, "symbol": "square", "size": 11}}
         figure.add_scatter(x=[None], y=[None], name=name, hoverinfo="skip", **look)
     # The room at both ends of an axis is for the stroke of the frame.
-    across, down = (
-        style.index_axis(cells, what, most=16, room=max(0.05, 0.006 * cells))
-        for cells, what in ((count, "head"), (layers, "layer"))
-    )
+    across = style.index_axis(count, "head", most=16, room=max(0.05, 0.006 * count))
+    down = style.index_axis(layers, "layer", most=16, room=max(0.05, 0.006 * layers))
     figure.update_xaxes(**across | {"range": across["range"][::-1]}, constrain="domain")
     figure.update_yaxes(**down)
     if selected is not None:
@@ -85,34 +75,23 @@ def plot_head_map(
 def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndarray) -> None:
     """Draw the heads with this label; `z` is NaN for other heads."""
     layers, count = z.shape
-    color = style.COLORS[label]
-    figure.add_heatmap(
-        z=z,
-        **texts,
-        name=label,
-        zmin=0,
-        zmax=2.0,  # bits from which the colour is full
-        colorscale=[[0, style.faded(color, 0.2)], [1, style.faded(color, 1)]],
-        showscale=False,
-        showlegend=False,
-        texttemplate="%{text}" if count <= MAX_HEADS_WITH_SIGNS else None,
-        # The colour of diffuse cells is close to the colour of the page, light or dark.
-        textfont_color=style.MUTED if label == "diffuse" else style.INK["light"],
-        hovertemplate="%{customdata}<extra></extra>",
-        xgap=2 if count <= MAX_HEADS_WITH_SIGNS else 1,
-        ygap=2 if layers <= MAX_HEADS_WITH_SIGNS else 1,
-    )
+    rgb = ",".join(map(str, hex_to_rgb(style.COLORS[label])))
+    # The colour of diffuse cells is close to the colour of the page, light or dark.
+    ink = style.MUTED if label == "diffuse" else style.INK["light"]
+    look: dict[str, Any] = {"colorscale": [[0, f"rgba({rgb},0.2)"], [1, f"rgba({rgb},1)"]]}
+    look |= {"zmin": 0, "zmax": FULL_COLOR, "showscale": False, "showlegend": False}
+    look |= {"texttemplate": "%{text}"} if count <= MAX_HEADS_WITH_SIGNS else {}
+    look |= {"textfont_color": ink, "hovertemplate": "%{customdata}<extra></extra>"}
+    gaps = {"xgap": 2 if count <= MAX_HEADS_WITH_SIGNS else 1}
+    gaps |= {"ygap": 2 if layers <= MAX_HEADS_WITH_SIGNS else 1}
+    figure.add_heatmap(z=z, **texts, **look, **gaps, name=label)
 
 
 def _add_points(
-    figure: go.Figure,
-    heads: pd.DataFrame,
-    x: np.ndarray,
-    y: np.ndarray,
-    selected: tuple[int, int] | None,
+    figure: go.Figure, heads: pd.DataFrame, x: np.ndarray, y: np.ndarray, selected: Selected
 ) -> None:
     """Draw a point per head, whose area grows with its bits, and a ring at `selected`."""
-    hovers, bits = hover_lines(heads), heads["total_bits"].to_numpy(float).clip(min=0)
+    hovers, bits = inputs.hover_lines(heads), heads["total_bits"].to_numpy(float).clip(min=0)
     largest = np.nanmax(bits, initial=0) or 1.0
     crowd = 1.0 if len(heads) <= 200 else 0.75
     sizes = np.nan_to_num(crowd * np.sqrt(25 + 200 * bits / largest), nan=5.0)
@@ -122,35 +101,27 @@ def _add_points(
         if rows.any():
             marker = {"color": style.COLORS[label], "size": sizes[rows], "opacity": 0.85}
             marker |= {"symbol": style.SYMBOLS[label], "line_width": 1}
-            hover = {"text": hovers[rows], "hovertemplate": style.TEXT_ONLY}
-            hover["customdata"] = heads.loc[rows, ["layer", "head"]].to_numpy(int)
-            figure.add_scatter(x=x[rows], y=y[rows], name=label, marker=marker, **look, **hover)
+            data = {"x": x[rows], "y": y[rows], "text": hovers[rows], "name": label}
+            data["customdata"] = heads.loc[rows, ["layer", "head"]].to_numpy(int)
+            figure.add_scatter(**data, marker=marker, hovertemplate=style.TEXT_ONLY, **look)
     if selected is not None:
-        row = [row_of(heads, selected)]
+        row = [inputs.row_of(heads, selected)]
         ring = {"symbol": "circle-open", "size": 22, "line": {"width": 2.5}}
         look |= {"hoverinfo": "skip", "showlegend": False, "meta": {"role": "selected"}}
         figure.add_scatter(x=x[row], y=y[row], marker=ring, **look)
 
 
-BIT_PARTS = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
-
-
 def bit_shares(heads: pd.DataFrame) -> np.ndarray:
-    """Share [row, part] of each of `BIT_PARTS` in their sum; NaN if the sum is 0."""
-    bits = heads[list(BIT_PARTS)].to_numpy(float).clip(min=0)
+    """Share [row, part] of sinks, position, content and interaction; NaN if their sum is 0."""
+    parts = ["sink_bits", "position_bits", "content_bits", "interaction_bits"]
+    bits = heads[parts].to_numpy(float).clip(min=0)
     total = bits.sum(1, keepdims=True)
     return np.divide(bits, total, out=np.full_like(bits, np.nan), where=total > 0)
 
 
-CLAIM_PANELS = {"rows": 2, "cols": 1, "row_heights": [0.8, 0.2], "vertical_spacing": 0.2}
-
-
 @public
 def plot_claim(
-    profile: xr.Dataset,
-    heads: pd.DataFrame | None = None,
-    *,
-    selected: tuple[Count, Count] | None = None,
+    profile: xr.Dataset, heads: pd.DataFrame | None = None, *, selected: Selected = None
 ) -> go.Figure:
     """Share of each head's bits that the offset explains, by the head's mean wavelength.
 
@@ -160,7 +131,7 @@ def plot_claim(
     model and in the surrogates, which have their frequencies in a random order. The head
     `selected` (layer, head) gets a ring.
     """
-    heads = head_table(profile, heads)
+    heads = inputs.head_table(profile, heads)
     drawn = claim_numbers(profile)
     indices = heads["layer"].to_numpy(int), heads["head"].to_numpy(int)
     y, x = (of_draws[0][indices] for of_draws in drawn)
@@ -191,7 +162,6 @@ def plot_claim(
 
 
 def claim_title(claim: dict | None) -> str:
-    """Title with the numbers of the claim."""
     if not claim:
         return "Share explained by the offset, by mean wavelength"
     if not math.isfinite(claim["rank_correlation"]):

@@ -7,20 +7,20 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, Count
 from ropelens.figures.formats import number, short_count
 from ropelens.figures.style import LABEL_ORDER
+
+Selected = tuple[Count, Count] | None  # the head (layer, head) that a figure marks
 
 
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     """Return `heads`, or the default classification of `profile` if `heads` is None.
 
-    Raises `BadArgument` if the table does not fit the profile: no rows, an unknown label, or a
-    repeated or unknown head.
+    Raises `BadArgument` for a table with other heads, or with unknown labels.
     """
     if heads is None:
-        # Imported here, because figures of a saved table need neither the bootstrap nor scipy.
-        from ropelens.claims.tables import classify_heads
+        from ropelens.claims.tables import classify_heads  # slow: imports scipy
 
         return classify_heads(profile)
     inside = set(np.ndindex(profile.sizes["layer"], profile.sizes["head"]))
@@ -61,17 +61,14 @@ def idle_layers(profile: xr.Dataset) -> list[int]:
 
 def kv_heads(profile: xr.Dataset) -> np.ndarray:
     """Key-value head of each query head [layer, head]. NaN marks heads that a layer lacks."""
-    queries, keys = (
-        profile[name].notnull().any("frequency").sum(dim).values
-        for name, dim in (("q_norm", "head"), ("k_norm", "kv_head"))
-    )
+    queries = profile["q_norm"].notnull().any("frequency").sum("head").values
+    keys = profile["k_norm"].notnull().any("frequency").sum("kv_head").values
     group = np.maximum(queries // np.maximum(keys, 1), 1)
     shared = np.arange(profile.sizes["head"])[None] // group[:, None]
     return np.minimum(shared, profile.sizes["kv_head"] - 1)
 
 
 def hover_lines(heads: pd.DataFrame) -> np.ndarray:
-    """Hover text of each row of the table: the head, its label and its bits."""
     return np.array([_head_hover(row) for row in heads.to_dict("records")], dtype=object)
 
 

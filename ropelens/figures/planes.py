@@ -1,4 +1,4 @@
-"""Figures of planes: the wavelengths through which heads pick their keys, and norms."""
+"""Figures of planes: their axis of wavelengths, the push of heads by wavelength, and norms."""
 
 from typing import Any
 
@@ -11,30 +11,129 @@ from jaxtyping import Float, Int
 from ropelens.errors import Count, public
 from ropelens.figures import style
 from ropelens.figures.formats import short_count
-from ropelens.figures.inputs import head_table, numbers, row_of
-from ropelens.figures.wavelengths import (
-    mark_context,
-    plane_map,
-    set_wavelengths,
-    wavelength_positions,
-)
+from ropelens.figures.inputs import Selected, head_table, numbers, row_of
 
+AXIS_TITLE = "wavelength (tokens, log scale)"
+LONE_HALF_WIDTH = 0.35  # half width of a plane without neighbours, in log tokens
+NO_PLANES = np.array([1.0, 10.0])  # range of an axis without planes, in tokens
 MEANS_HEIGHT = 150  # pixels of the panel of means; title, legend and axis need the same
 MAX_ROW_NAMES = 40
+NORM_PANELS = {"query": "q_norm", "key": "k_norm", "value": "v_norm"}
+
+
+def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
+    """Position of each plane on the axis [layer, frequency], in tokens: its finite wavelength.
+
+    Planes that do not rotate follow after a gap, at most one usual step apart, and fill at most
+    a third of the width of the other planes. NaN (the layer lacks the plane) stays NaN.
+    """
+    finite = np.log(np.where(np.isfinite(wavelength), wavelength, np.nan))
+    endless = np.isinf(wavelength)
+    # Measured wavelengths of two layers differ in the last digits, so compare within a layer.
+    apart = np.diff(np.sort(finite, axis=-1), axis=-1)
+    apart = apart[np.isfinite(apart)]
+    usual = float(np.median(apart)) if apart.size else float(np.log(2))
+    longest = float(np.nanmax(finite)) if np.isfinite(finite).any() else 0.0
+    most = int(endless.sum(-1).max())
+    few = not (apart.size and most)
+    step = usual if few else min(usual, (longest - float(np.nanmin(finite))) / (3 * most))
+    gap = usual / 2 + 0.5 + max(step / 2, LONE_HALF_WIDTH)
+    # cumsum numbers the planes of a layer that do not rotate: 1, 2, 3, ...
+    beyond = longest + gap + step * (np.cumsum(endless, axis=-1) - 1)
+    return np.where(endless, np.exp(beyond), np.where(np.isnan(finite), np.nan, wavelength))
+
+
+def set_wavelengths(figure: go.Figure, wavelength: np.ndarray) -> None:
+    """Give x the range of wavelengths on a log scale, with ticks at powers of ten and "∞"."""
+    positions = wavelength_positions(wavelength)
+    known = positions[np.isfinite(positions)]
+    known = known if known.size else NO_PLANES
+    turning = positions[np.isfinite(wavelength)]
+    low, high = np.log10([turning.min(), turning.max()]) if turning.size else (1.0, 0.0)
+    powers = range(int(np.ceil(low)), int(high) + 1)
+    ticks = {float(10**power): short_count(10**power) for power in powers}
+    if (endless := positions[np.isinf(wavelength)]).size:
+        ticks[float(np.exp(np.log(endless).mean()))] = "∞"
+    ends = np.log10([known.min(), known.max()]) + np.array([-0.12, 0.12])
+    style.set_x(figure, style.log_axis(ticks, range=ends.tolist()), AXIS_TITLE)
+
+
+def mark_context(
+    figure: go.Figure, profile: xr.Dataset, *, color: str = style.MUTED, below: bool = False
+) -> None:
+    """Mark the length of the context. Planes with longer wavelengths do not finish one turn."""
+    context = int(profile.attrs.get("context", 0))
+    turning = profile["wavelength"].values
+    turning = turning[np.isfinite(turning)]
+    if turning.size and turning.min() < context < turning.max():
+        place = {"y": 0, "yanchor": "top"} if below else {"yanchor": "bottom"}
+        style.mark(figure, context, "context", color=color, **place)
+
+
+def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Start and end of each plane on the axis, in tokens, two arrays [layer, frequency].
+
+    Neighbours meet at their geometric mean. The gap before planes that do not rotate is empty.
+    """
+    place = np.log(wavelength_positions(wavelength))
+    low, high = np.full_like(place, np.nan), np.full_like(place, np.nan)
+    for layer in range(len(place)):
+        for kind in (np.isfinite(wavelength[layer]), np.isinf(wavelength[layer])):
+            planes = np.flatnonzero(kind)
+            planes = planes[np.argsort(place[layer, planes], kind="stable")]
+            centre = place[layer, planes]
+            half = np.diff(centre) / 2 if len(centre) > 1 else np.array([LONE_HALF_WIDTH])
+            half = np.maximum(half, 1e-3)  # planes with equal wavelengths need a width too
+            low[layer, planes] = centre - np.append(half[:1], half)[: len(centre)]
+            high[layer, planes] = centre + np.append(half, half[-1:])[: len(centre)]
+    return np.exp(low), np.exp(high)
+
+
+def common_columns(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Columns for the planes of all layers: edges [column + 1] and planes [layer, column].
+
+    If layers differ, a plane covers several columns. -1 marks a column without a plane.
+    """
+    low, high = plane_borders(wavelength)
+    borders = np.log(np.concatenate([low[np.isfinite(low)], high[np.isfinite(high)]]))
+    borders = np.sort(borders) if borders.size else np.log(NO_PLANES)
+    # Measured frequencies of two layers differ in the sixth digit, which is not a new column.
+    edges = np.exp(borders[np.append(True, np.diff(borders) > 1e-4)])
+    centres = np.sqrt(edges[1:] * edges[:-1])
+    inside = (low[..., None] < centres) & (centres < high[..., None])
+    return edges, np.where(inside.any(1), inside.argmax(1), -1)
+
+
+def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) -> dict[str, Any]:
+    """Heat map keywords for `values` [row, frequency] of `layers`. Gaps have NaN and ""."""
+    edges, planes = common_columns(wavelength)
+    rows = planes[layers]
+    moved = np.take_along_axis(values, np.maximum(rows, 0), axis=1)
+    names = [
+        ["" if plane < 0 else short_count(of_layer[plane]) for plane in row]
+        for of_layer, row in zip(wavelength[layers], rows, strict=True)
+    ]
+    return {"x": edges, "z": np.where(rows >= 0, moved, np.nan), "text": np.array(names)}
+
+
+def mark_trained(figure: go.Figure, dataset: xr.Dataset) -> None:
+    """Mark the trained context if it is inside the range of the first panel."""
+    low, high = 10.0 ** np.array(figure.layout.xaxis.range)
+    context = int(dataset.attrs.get("trained_context", 0))
+    if low < context < high:
+        words = f"trained context<br>{context:,} tokens"
+        style.mark(figure, context, words, xanchor="right", yanchor="bottom")
 
 
 @public
 def plot_head_wavelengths(
-    profile: xr.Dataset,
-    heads: pd.DataFrame | None = None,
-    *,
-    selected: tuple[Count, Count] | None = None,
+    profile: xr.Dataset, heads: pd.DataFrame | None = None, *, selected: Selected = None
 ) -> go.Figure:
     """Push of each wavelength toward the keys that heads pick: means by label, and every head.
 
-    The push is the positive part of `selectivity_keys` (without sinks), in percent of the
-    head's total. In the lower panel, the most positional head is at the top; diffuse heads and
-    sinks have no row. The head `selected` (layer, head) gets a frame.
+    The push is the positive part of `selectivity_keys` (without sinks), in percent of the head.
+    The most positional head is at the top; diffuse heads and sinks have no row. The head
+    `selected` (layer, head) gets a frame.
     """
     heads = head_table(profile, heads)
     order = by_position(heads)
@@ -46,11 +145,10 @@ def plot_head_wavelengths(
     shares = 100 * (push / total.where(total > 0)).values
     wavelength = profile["wavelength"].values
     cells = plane_map(wavelength, shares[layer, head].astype(np.float32), layer)
-    edges = cells["x"]
-    below = int(np.clip(13 * len(order), 120, 560))
+    edges, below = cells["x"], int(np.clip(13 * len(order), 120, 560))
     panels: dict[str, Any] = {"spacing": 0.03, "row_heights": [MEANS_HEIGHT, below]}
-    panels["height"] = 2 * MEANS_HEIGHT + below
-    figure = style.stacked("Push toward keys by wavelength", 2, **panels)
+    height, title = 2 * MEANS_HEIGHT + below, "Push toward keys by wavelength"
+    figure = style.stacked(title, 2, height=height, **panels)
     _add_label_lines(figure, wavelength, shares, heads)
     bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
     bar |= {"len": below / (MEANS_HEIGHT + below), "y": 0, "yanchor": "bottom"}
@@ -87,11 +185,7 @@ def _add_label_lines(
     shares: Float[np.ndarray, "layer head frequency"],
     heads: pd.DataFrame,
 ) -> None:
-    """Draw the mean share of each label's heads in the first panel.
-
-    Each head is drawn at the wavelengths of its layer. A line breaks before each plane that
-    does not rotate, because no wavelength lies between such planes.
-    """
+    """Draw the mean share of each label's heads. Planes that do not rotate break a line."""
     places = np.log(wavelength_positions(wavelength))
     for label in style.LABEL_ORDER[:3]:
         rows = heads[heads["label"] == label]
@@ -123,9 +217,6 @@ def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
     return order[known[order]]
 
 
-NORM_PANELS = {"query": "q_norm", "key": "k_norm", "value": "v_norm"}
-
-
 @public
 def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     """Mean norm of every plane by wavelength, in model units, for queries, keys and values.
@@ -137,12 +228,9 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     scope = "mean over heads" if layer is None else f"heads of layer {layer}"
     rows, wavelength = profile.sizes[what], profile["wavelength"].values
     panels = [*NORM_PANELS.items()][: 2 + bool(profile["v_norm"].notnull().any())]
-    figure = style.stacked(
-        f"Norms by wavelength, {scope}",
-        len(panels),
-        height=170 + len(panels) * int(np.clip(rows * 30, 120, max(220, rows * 9))),
-        spacing=0.1 if rows <= 16 else 0.05,
-    )
+    height = 170 + len(panels) * int(np.clip(rows * 30, 120, max(220, rows * 9)))
+    size = {"height": height, "spacing": 0.1 if rows <= 16 else 0.05}
+    figure = style.stacked(f"Norms by wavelength, {scope}", len(panels), **size)
     for row, (side, name) in enumerate(panels, start=1):
         dim = "head" if side == "query" else "kv_head"
         values = profile[name].transpose("layer", dim, "frequency")
@@ -151,10 +239,10 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
         cells = plane_map(wavelength, norms, layers)
         bottom, top = figure.layout[f"yaxis{row}"].domain
         bar = {"thickness": 10, "nticks": 4, "len": top - bottom, "yanchor": "top", "y": top}
-        look: dict[str, Any] = {"colorscale": style.SEQUENTIAL, "name": f"{side} norm"}
-        look |= {"zmin": 0, "zmax": float(np.nanmax(cells["z"], initial=0)), "colorbar": bar}
+        most = float(np.nanmax(cells["z"], initial=0))
+        look = {"colorscale": style.SEQUENTIAL, "zmin": 0, "zmax": most, "colorbar": bar}
         hover = f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>{side} norm %{{z:.3f}}"
-        look["hovertemplate"] = f"{hover}<extra></extra>"
+        look |= {"name": f"{side} norm", "hovertemplate": f"{hover}<extra></extra>"}
         figure.add_heatmap(**cells, y=np.arange(len(norms)), **look, row=row, col=1)
         # An annotation, because the title of a colour bar would widen the margin.
         place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}

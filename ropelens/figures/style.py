@@ -45,7 +45,6 @@ TEXT_ONLY = "%{text}<extra></extra>"  # `hovertemplate` that shows the trace's `
 
 
 def template(theme: Theme) -> go.layout.Template:
-    """plotly template of every figure on a light or a dark page."""
     ink, soft, grid, paper = INK[theme], SOFT[theme], GRID[theme], PAPER[theme]
     clear, words = "rgba(0,0,0,0)", {"color": ink, "size": 12}
     lines = {"gridcolor": grid, "linecolor": soft, "ticklen": 4}
@@ -86,12 +85,10 @@ def new_figure(title: str, *, height: int, **panels: Any) -> go.Figure:
     return figure.update_layout(template=template("light"), title_text=title, height=height)
 
 
-def stacked(
-    title: str, rows: int, *, height: int, spacing: float = 0.06, **panels: Any
-) -> go.Figure:
+def stacked(title: str, rows: int, *, spacing: float = 0.06, **panels: Any) -> go.Figure:
     """Return a figure of `rows` stacked panels with a common x axis."""
-    panels |= {"cols": 1, "shared_xaxes": True, "vertical_spacing": spacing}
-    return new_figure(title, height=height, rows=rows, **panels)
+    panels |= {"rows": rows, "cols": 1, "shared_xaxes": True, "vertical_spacing": spacing}
+    return new_figure(title, **panels)
 
 
 def set_x(figure: go.Figure, axis: Mapping[str, Any], title: str) -> None:
@@ -123,20 +120,13 @@ def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> di
 
 
 def mark(
-    figure: go.Figure,
-    x: float,
-    words: str,
-    *,
-    name: str,
-    color: str = MUTED,
-    panels: Mapping[str, int] | None = None,
-    **note: Any,
+    figure: go.Figure, x: float, text: str, *, color: str = MUTED, col: Any = "all", **note: Any
 ) -> None:
-    """Draw a dotted line at `x` in `panels` (row, col), and `words` above the first panel."""
-    figure.add_vline(x=x, line=DOTTED | {"color": color}, name=name, **panels or {})
+    """Mark a context: a dotted line in the panels of `col`, and `text` above the first."""
+    figure.add_vline(x=x, line=DOTTED | {"color": color}, name="context", col=col)
     drawn = float(np.log10(x)) if figure.layout.xaxis.type == "log" else x
     place = {"x": drawn, "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}
-    figure.add_annotation(place | {"text": words, "name": name} | note)
+    figure.add_annotation(place | {"text": text, "name": "context"} | note)
 
 
 def note_missing(figure: go.Figure, values: Any, why: str) -> go.Figure:
@@ -145,9 +135,3 @@ def note_missing(figure: go.Figure, values: Any, why: str) -> go.Figure:
         place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "name": NO_DATA}
         figure.add_annotation(place | {"text": f"no data: {why}", "font_size": 13})
     return figure
-
-
-def faded(color: str, opacity: float) -> str:
-    """Return `color` ("#rrggbb") with an opacity in [0, 1] as an "rgba(...)" string."""
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{opacity:g})"

@@ -25,9 +25,8 @@ HEAD_PANELS = {
 def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:
     """Change of attention and induction of a head, by the share of planes that still rotate.
 
-    Planes stop in all heads. The change of attention is the mean over rows of KL(unmodified
-    attention || attention under the edit). The grey line is the mean over equally many random
-    planes. Trace `meta` names the array of `head_steps` that y shows.
+    Planes stop in all heads. The grey line is the mean over equally many random planes. Trace
+    `meta` names the array of `head_steps` that y shows.
     """
     arrays = head_steps(truncation)
     panels = [name for name in HEAD_PANELS if name in truncation]
@@ -61,7 +60,7 @@ def kinds_of(truncation: xr.Dataset) -> list[str]:
 
 
 def _steps(truncation: xr.Dataset, kind: str) -> dict[float, np.ndarray]:
-    """Entries of the unmodified model and the steps of a kind, by share that rotates."""
+    """Entries of the unmodified model and the steps of a kind, by rotating share."""
     steps, share = truncation["kind"].isin(["none", kind]).values, truncation["kept"].values
     shares = np.unique(share[steps])[::-1]
     return {value: np.flatnonzero(steps & (share == value)) for value in shares}
@@ -76,13 +75,13 @@ def head_steps(truncation: xr.Dataset) -> dict[str, np.ndarray]:
     """Numbers of every head at the steps of each kind, [layer, head, step].
 
     The arrays are `attention_change_slow` (bits), `induction_slow` and so on, with means over
-    the draws of random planes, if the sweep measured them. `label_slow` and `label_fast` are
-    indices in `LABEL_ORDER`; the first index after its end marks a missing label.
+    draws, if they were measured. `label_slow` and `label_fast` are indices in `LABEL_ORDER`;
+    the first index after its end marks a missing label.
     """
     arrays: dict[str, np.ndarray] = {}
     for kind in kinds_of(truncation):
         steps = _steps(truncation, kind).values()
-        for name in {*HEAD_PANELS} & {*truncation}:
+        for name in (name for name in HEAD_PANELS if name in truncation):
             values = truncation[name].transpose("layer", "head", "edit").values
             means = [values[..., entries].mean(-1) for entries in steps]
             arrays[f"{name}_{kind}"] = np.stack(means, axis=-1)

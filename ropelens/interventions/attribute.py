@@ -23,15 +23,8 @@ from ropelens.interventions.edit import drop, stack_edits
 from ropelens.interventions.patch import PlanePatch, Source, position_pairs, read_source
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
+from ropelens.profiles import gradients
 from ropelens.profiles.capture import Prompt, Token, one_sequence, token_id
-from ropelens.profiles.gradients import (
-    Number,
-    OfLogits,
-    differentiate,
-    scale_queries,
-    score_gradient,
-    value_of,
-)
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers
 from ropelens.rotation.probe import RotationProbe
@@ -47,12 +40,9 @@ pair_head (pair_head): layer.head
 inv_freq (layer, frequency) rad/token: angular frequency; negative: clockwise
 wavelength (layer, frequency) token: tokens per turn
 """)
-"""Variables of `attribute_planes`. `attribution` and `dropped` have the unit of the answer."""
+AnswerDefinition = Token | tuple[Token, Token] | gradients.OfLogits
 
-AnswerDefinition = Token | tuple[Token, Token] | OfLogits
-
-PlaneBlock = Callable[[PlaneNumbers, str], AbstractContextManager[None]]
-"""Takes a plane and a head, and returns a block in which the plane is changed."""
+PlaneBlock = Callable[[PlaneNumbers, str], AbstractContextManager[None]]  # changes the plane
 
 
 @public
@@ -73,15 +63,14 @@ def attribute_planes(
     `answer` is a token, whose logit at the last position is the answer; two tokens, whose
     difference in logits is the answer; or a function of the logits [position, token] that
     returns one number. Tokens are ids or texts of one token. `text_or_tokens` is as for
-    `capture`. The model runs under the edits, silences and patches that are open. Returns a
-    dataset:
+    `capture`. The model runs under the edits, silences and patches that are open. Returns:
 
     - `attribution` (layer, head, frequency), in units of the answer: gradient of the answer
       times the contribution of the plane to the scores, summed over all pairs of tokens. To
       first order, it is the decrease of the answer when the plane is dropped. The last
-      frequency is the part that RoPE does not rotate. NaN for heads that are not in `heads`.
-    - `pair_attribution` (pair_head, frequency, query, key) for the heads in the list `pairs`:
-      the same for each pair of tokens. NaN if the query does not see the key.
+      frequency is the part that RoPE does not rotate. NaN for heads outside `heads`.
+    - `pair_attribution` (pair_head, frequency, query, key): the same for each pair of tokens of
+      the heads in the list `pairs`. NaN if the query does not see the key.
     - `dropped` (layer, head, frequency), with `check=N`: change of the answer when only this
       plane is dropped (`drop`). The N planes with the largest attribution and N random other
       planes are checked; the rest is NaN. `attrs["rank_correlation"]` compares `attribution`
@@ -98,18 +87,17 @@ def attribute_planes(
     sum to `answer` - `answer_without`, the answer if these heads attend evenly. A single step
     uses the gradient of the unmodified model and misses saturated contributions.
 
-    The backward pass runs layer by layer. It needs the memory of one layer, the queries, keys,
-    values and outputs of all layers, and the requested logits. Raises `BadArgument` for unknown
-    heads or tokens and for an answer that is not one number, and the errors of `capture`.
+    The backward pass needs the memory of one layer, the queries, keys, values and outputs of
+    all layers, and the requested logits. Raises `BadArgument` for unknown heads or tokens and
+    for an answer that is not one number, and the errors of `capture`.
     """
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
     measurement = one_sequence(live, text_or_tokens, tokenizer)
-    text = measurement.text
+    text, rotation = measurement.text, measurement.rotation
     chosen = live.heads_of(heads)
     pair_heads = live.heads_of(pairs).nonzero().tolist() if pairs else []
     number = _number_of(answer, tokenizer, live.vocabulary)
-    rotation = measurement.rotation
     planes = rotation.planes(text.context)
     total, by_pair = _integrate(live, text, number, chosen, pair_heads, planes, steps)
     answer_now = partial(_answer, live, text, number)
@@ -120,10 +108,10 @@ def attribute_planes(
         "wavelength": stack(torch.atleast_2d(layer.wavelength)[0] for layer in planes),
     }
     if pairs:
-        names = [f"{layer}.{head}" for layer, head in pair_heads]
-        values |= {"pair_attribution": stack(by_pair), "pair_head": np.array(names)}
+        values["pair_attribution"] = stack(by_pair)
+        values["pair_head"] = np.array([f"{layer}.{head}" for layer, head in pair_heads])
     if steps > 1:
-        with live.patch(scale_queries(chosen, torch.zeros(()))):
+        with live.patch(gradients.scale_queries(chosen, torch.zeros(()))):
             facts["answer_without"] = answer_now()
     if check:
         attribution = values["attribution"]
@@ -136,8 +124,8 @@ def attribute_planes(
             facts["rank_correlation"] = float(ranks.statistic)
         if source is not None:
             source_text = one_sequence(live, source, tokenizer).text
-            patched = answers(_patch_block(rotation, source_text, chosen))
-            values["patched"] = patched - facts["answer"]
+            block = _patch_block(rotation, source_text, chosen)
+            values["patched"] = answers(block) - facts["answer"]
             facts["source_answer"] = _answer(live, source_text, number)
     indices = {"layer": range(live.layers), "head": range(live.heads)}
     dataset = xr.Dataset(labelled(values, ATTRIBUTION), coords=indices)
@@ -148,31 +136,27 @@ def attribute_planes(
 def _integrate(
     live: LiveModel,
     text: Text,
-    number: Number,
+    number: gradients.Number,
     chosen: HeadMask,
     pair_heads: Sequence[Sequence[int]],
     planes: Sequence[Planes],
     steps: int,
 ) -> tuple[Float[Tensor, "layer head term"], list[Float[Tensor, "term query key"]]]:
-    """Attributions of all heads, and by pair of tokens for the `pair_heads`; NaN if missing.
-
-    They are means over `steps` scores between 0 and the scores of the model. A single step
-    takes the scores of the model.
-    """
+    """Attributions of all heads, and by pair of tokens for the `pair_heads`; NaN if missing."""
     terms = max(layer.terms for layer in planes)
     total = torch.full((*chosen.shape, terms), torch.nan, dtype=torch.float64)
     by_pair: list[Any] = [0.0] * len(pair_heads)
     for size in [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]:
-        _, gradients = differentiate(live, text, number, chosen, size=size)
+        _, slopes = gradients.differentiate(live, text, number, chosen, size=size)
         for layer, head in chosen.nonzero().tolist():
-            slope, q, k = score_gradient(*gradients[layer], head)
+            slope, q, k = gradients.score_gradient(*slopes[layer], head)
             by_plane = planes[layer].sum_coordinates((q * (slope @ k)).sum(0)) / size
             before = total[layer, head, : len(by_plane)].nan_to_num()
             total[layer, head, : len(by_plane)] = before + by_plane.cpu() / steps
         for index, (layer, head) in enumerate(pair_heads):
-            slope, q, k = score_gradient(*gradients[layer], head)
+            slope, q, k = gradients.score_gradient(*slopes[layer], head)
             parts = planes[layer].sum_coordinates(q[:, None] * k)
-            visible = gradients[layer][0].visibility.sees()[0].to(slope.device)
+            visible = slopes[layer][0].visibility.sees()[0].to(slope.device)
             slope = slope.masked_fill(~visible, torch.nan)
             scale = size if chosen[layer, head] else 1.0
             by_pair[index] += (slope[..., None] * parts).movedim(-1, 0) / scale / steps
@@ -181,45 +165,38 @@ def _integrate(
 
 def _drop_block(rotation: RotationProbe) -> PlaneBlock:
     """Blocks in which one plane of a head is dropped."""
-
-    def block(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
-        return rotation.live.edit(stack_edits(rotation, [drop(plane, heads=heads)]))
-
-    return block
+    edit = rotation.live.edit
+    return lambda plane, heads: edit(stack_edits(rotation, [drop(plane, heads=heads)]))
 
 
 def _patch_block(rotation: RotationProbe, source: Text, chosen: HeadMask) -> PlaneBlock:
     """Blocks in which one plane of a head is patched from `source`, which runs only once."""
-    live = rotation.live
+    live, positions = rotation.live, position_pairs(None, source.context)
     vectors = read_source(rotation, source, chosen, "both")
-    positions = position_pairs(None, source.context)
-
-    def block(plane: PlaneNumbers, heads: str) -> AbstractContextManager[None]:
-        patched = live.heads_of(heads)
-        return live.patch(PlanePatch(rotation, patched, plane, "both", positions, vectors))
-
-    return block
+    return lambda plane, heads: live.patch(
+        PlanePatch(rotation, live.heads_of(heads), plane, "both", positions, vectors)
+    )
 
 
-def _number_of(answer: AnswerDefinition, tokenizer: Any, vocabulary: int) -> Number:
+def _number_of(answer: AnswerDefinition, tokenizer: Any, vocabulary: int) -> gradients.Number:
     if callable(answer):
-        return Number(answer)
+        return gradients.Number(answer)
     pair = answer if isinstance(answer, tuple) else (answer,)
     first, *second = [token_id(token, tokenizer, vocabulary) for token in pair]
-    return Number(lambda logits: logits[-1, first] - logits[-1, second].sum(), last=1)
+    return gradients.Number(lambda logits: logits[-1, first] - logits[-1, second].sum(), last=1)
 
 
 @torch.no_grad()
-def _answer(live: LiveModel, text: Text, number: Number) -> float:
-    return float(value_of(live, text, number))
+def _answer(live: LiveModel, text: Text, number: gradients.Number) -> float:
+    return float(gradients.value_of(live, text, number))
 
 
 def _checked_planes(
     planes: Sequence[Planes], attribution: Float[np.ndarray, "layer head frequency"], check: int
 ) -> tuple[Int[np.ndarray, " place"], Int[np.ndarray, " other"]]:
     """Flat indices of the planes to check, and of the random planes within this selection."""
-    count = [layer.inv_freq.shape[-1] for layer in planes]
-    rotates = np.arange(attribution.shape[-1]) < np.array(count)[:, None, None]
+    counts = np.array([layer.inv_freq.shape[-1] for layer in planes])
+    rotates = np.arange(attribution.shape[-1]) < counts[:, None, None]
     indices = np.flatnonzero(np.isfinite(attribution) & rotates)
     order = indices[np.argsort(-np.abs(attribution.flat[indices]), kind="stable")]
     others = np.random.default_rng(0).permutation(order[check:])[:check]

@@ -15,20 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ropelens.errors import BadArgument, Number, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import (
-    ALL_HEADS,
-    ALL_PLANES,
-    HeadMask,
-    PlaneNumbers,
-    Selection,
-    Slowest,
-)
+from ropelens.rope.select import ALL_HEADS, ALL_PLANES, PlaneNumbers, Selection, Slowest
 from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.rope.variants import Variant, parse_variant
 from ropelens.rotation.probe import RotationProbe
@@ -67,8 +60,7 @@ class Edit:
     scale: float = 1.0
 
 
-PlacedEdit = tuple[Edit, HeadMask]
-"""An edit of a model, and the heads that it changes."""
+PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]  # an edit, and the heads that it changes
 
 
 @public
@@ -111,7 +103,7 @@ def rescale(
     """The planes rotate at `inv_freq` (rad/token, one frequency for every plane of a layer).
 
     Queries and keys in these planes are multiplied by `attention_factor`, as in YaRN. Layers
-    without rotation stay without rotation.
+    that do not rotate stay as they are.
     """
     rates = torch.as_tensor(inv_freq, dtype=torch.float32)
     return Edit(select, lambda layer: _rotate_at(layer, rates, float(attention_factor)), heads)
@@ -151,22 +143,17 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
 
 def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelEdit":
     """Check `edits`, and append them to the edits of the open blocks."""
-    live = rotation.live
+    live, outer = rotation.live, rotation.live.open_edit
     rotation.layers()  # before the block, because this may raise an error
     if any(type(module).__name__.endswith("Indexer") for module in live.model.modules()):
         warnings.warn(f"{live.class_name}'s indexer picks keys without the edit", stacklevel=5)
-    outer = live.open_edit
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    placed = (place_edit(rotation, edit) for edit in edits)
-    return ModelEdit(rotation, live.heads, (*before, *placed))
+    return ModelEdit(rotation, live.heads, (*before, *(place_edit(rotation, x) for x in edits)))
 
 
 def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
-    """An edit, and the heads that it changes.
-
-    Raises `BadArgument` for heads and planes that the model does not have.
-    """
-    edit = as_edit(parse_variant(edit), rotation) if isinstance(edit, str) else edit
+    """Raise `BadArgument` if the model lacks heads or planes of an edit."""
+    edit = _as_edit(parse_variant(edit), rotation) if isinstance(edit, str) else edit
     heads = rotation.live.heads_of(edit.heads)
     layers = [Layer(index, layer.planes) for index, layer in enumerate(rotation.layers())]
     most = max(len(layer.planes.inv_freq) for layer in layers)
@@ -180,12 +167,11 @@ def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
     return edit, heads
 
 
-def as_edit(variant: Variant, rotation: RotationProbe) -> Edit:
+def _as_edit(variant: Variant, rotation: RotationProbe) -> Edit:
     """Edit that makes a live model rotate as `variant` in every layer that rotates.
 
-    If the variant stops planes, all other planes keep their rotation. Any other variant starts
-    from the base and the trained context of the model. It replaces the frequencies, the
-    attention factor, and the factor on the scale for a longer context.
+    A variant that does not just stop planes starts from the base and the trained context of the
+    model. It replaces frequencies, attention factor, and the scale for a longer context.
     """
     if variant.stops is not None:
         return stop(variant.stops(variant.value))
@@ -215,7 +201,7 @@ class ModelEdit:
             return x
         continued, length = tokens.start > 0, int(positions[:, : len(tokens)].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
-        of_query, of_key = _sides(self.edits, Layer(layer, planes, length), self.heads)
+        of_query, of_key = _targets(self.edits, Layer(layer, planes, length), self.heads)
         if name == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
             x = rotate_to(x, positions, planes, of_query)
@@ -227,15 +213,15 @@ class ModelEdit:
 
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
         """Planes under the edits, with one row per head if heads differ."""
-        inv_freq = _sides(self.edits, Layer(layer, unedited, length), self.heads)[0].inv_freq
+        inv_freq = _targets(self.edits, Layer(layer, unedited, length), self.heads)[0].inv_freq
         alike = (inv_freq == inv_freq[:1]).all()
         return replace(unedited, inv_freq=inv_freq[0] if alike else inv_freq)
 
 
-def _sides(
+def _targets(
     edits: Sequence[PlacedEdit], layer: Layer, heads: int
 ) -> tuple[TargetRotation, TargetRotation]:
-    """Changes of the queries and the keys of a layer with this number of heads."""
+    """The rotations that the queries and the keys of a layer should get."""
     rates = layer.planes.inv_freq.float().expand(heads, -1)
     query = key = TargetRotation(rates, torch.ones(rates.shape))
     for edit, chosen_heads in edits:

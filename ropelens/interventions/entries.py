@@ -36,11 +36,11 @@ from ropelens.runtime.savepoint import begin_stage
 from ropelens.text.rows import Ids, generator_of
 from ropelens.text.text import Text
 
-NONE = "none"
-"""Name of the unmodified model."""
+NONE = "none"  # name of the unmodified model
 
 Intervention = Edit | Silence | str
-"""An edit, the name of a variant, or a block of `silence_heads`."""
+Edits = Mapping[str, Intervention | Sequence[Intervention]]
+"""Changes of the model, by name: edits, names of variants, and blocks of `silence_heads`."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,11 @@ class Entry:
 
 
 def entries_of(
-    rotation: RotationProbe,
-    edits: Mapping[str, Intervention | Sequence[Intervention]],
-    *,
-    context: int,
-    controls: int = 0,
-    seed: int = 0,
+    rotation: RotationProbe, edits: Edits, *, context: int, controls: int, seed: int
 ) -> list[Entry]:
     """Entries for the unmodified model and every edit, after a check of all edits.
 
-    An edit that names heads is followed by `controls` entries with random other heads of the
-    same layers.
+    An edit that names heads is followed by `controls` entries with other heads.
     """
     if NONE in edits:
         raise BadArgument(
@@ -99,37 +93,31 @@ def entries_of(
             for index, change in enumerate(changes)
             if not isinstance(change, str) and change.heads != ALL_HEADS
         }
-        controlled = random_heads(changes, chosen, controls, seed) if chosen else []
-        for number, drawn in enumerate(controlled, start=1):
+        for number, drawn in enumerate(_random_heads(changes, chosen, controls, seed), start=1):
             entries.append(entry(f"{name}, random {number}", drawn, name))
     return entries
 
 
-def random_heads(
+def _random_heads(
     changes: Sequence[Intervention], chosen: Mapping[int, HeadMask], draws: int, seed: int
 ) -> list[list[Intervention]]:
     """`changes` with random other heads of the same layers, `draws` times.
 
-    `chosen` has the heads of the changes that name heads; other changes stay the same. All
-    changes replace a given head by the same random head. The list is shorter if fewer sets of
-    heads exist.
+    `chosen` has the heads of the changes that name heads. All changes replace a given head by
+    the same random head. The list is shorter if fewer sets of heads exist.
     """
     sets: dict[tuple[str, ...], list[Intervention]] = {}
     generator = generator_of(seed)
-    for _ in range(1000):
+    for _ in range(1000 if chosen else 0):
         if len(sets) == draws:
             break
         moved = _move_heads(torch.stack([*chosen.values()]), generator)
-        lists = dict(zip(chosen, map(_head_list, moved), strict=True))
         drawn: list[Any] = [*changes]
-        for index, heads in lists.items():
+        for index, mask in zip(chosen, moved, strict=True):
+            heads = ",".join(f"{layer}.{head}" for layer, head in mask.nonzero().tolist())
             drawn[index] = replace(drawn[index], heads=heads)
-        sets.setdefault(tuple(lists.values()), drawn)
+        sets.setdefault(tuple(drawn[index].heads for index in chosen), drawn)
     return [*sets.values()]
-
-
-def _head_list(heads: HeadMask) -> str:
-    return ",".join(f"{layer}.{head}" for layer, head in heads.nonzero().tolist())
 
 
 def _move_heads(
@@ -150,8 +138,7 @@ def _move_heads(
     return moved
 
 
-Answers = dict[str, dict[str, Tensor]]
-"""The numbers of each task, by the name of the task."""
+Answers = dict[str, dict[str, Tensor]]  # the numbers of each task, by its name
 
 
 @dataclass(frozen=True)
@@ -186,11 +173,10 @@ class TokenSplit:
 
 @dataclass(frozen=True)
 class EntrySums:
-    """Sums of one entry over some sequences. Sums over different sequences can be added.
+    """Sums of one entry over some sequences; `+` adds the sums over other sequences.
 
     `losses` (nats) are summed over bins of positions, over repeated tokens, and over classes
-    of tokens. `change` (nats) is summed over rows, whose number is `rows`: all rows, and the
-    rows of each class.
+    of tokens. `change` (nats) is summed over `rows` rows: all, and the rows of each class.
     """
 
     sums: Sums
@@ -212,7 +198,7 @@ def run_entries(
     split: TokenSplit,
     progress: ShowProgress | None,
 ) -> tuple[list[dict[int, LayerFit]], list[EntrySums], list[Answers]]:
-    """Return the fits, the sums over the text and the answers to the tasks, for each entry.
+    """The fits, the sums over the text and the answers to the tasks, for each entry.
 
     Processes share the text and the tasks. An open savepoint saves the finished parts.
     """
@@ -243,11 +229,9 @@ def run_entries(
     )
     with (progress or silent)(*stages) as step:
         for entry in unfitted:
-            show = partial(step, stage=1)
+            options: dict[str, Any] = {"surrogates": 0, "progress": partial(step, stage=1)}
             with live.changed(entry.edit, entry.silences):
-                fit, _ = fit_layers(
-                    measurement, sample, entry.planes, surrogates=0, progress=show
-                )
+                fit, _ = fit_layers(measurement, sample, entry.planes, **options)
             fits.append(fit)
             stage.save(state)
         for batch in measurement.batches(unseen):
@@ -275,13 +259,12 @@ def _sum_entry(
     unedited: dict[int, AttentionCall] | None,
     progress: Progress,
 ) -> EntrySums:
-    """Sums of an entry over a batch, from one forward pass.
+    """Sums of an entry over a batch, from one forward pass; the `fits` give attention budgets.
 
-    If there are `fits`, attention budgets are measured. If `unedited` is a dict, the entry
-    "none" stores its attention calls there, and each later entry is compared with these calls.
+    The entry "none" stores its attention calls in the dict `unedited`, and later entries are
+    compared with these calls.
     """
-    text = batch.text
-    sets = split.sets(text.ids)
+    text, sets = batch.text, split.sets(batch.text.ids)
     change = torch.zeros(sets.shape[1], live.layers, live.heads, dtype=torch.float64)
 
     def compare(call: AttentionCall) -> None:

@@ -1,7 +1,7 @@
 """Evaluation of edits: the same measures on the same tokens, without and under each edit."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,7 @@ from ropelens.budget.held_out import LayerFit
 from ropelens.budget.labels import label_heads
 from ropelens.budget.logit import SCORES
 from ropelens.errors import Count, Positive, Whole, public
-from ropelens.interventions.entries import (
-    Entry,
-    EntrySums,
-    Intervention,
-    TokenSplit,
-    entries_of,
-    run_entries,
-)
+from ropelens.interventions.entries import Edits, EntrySums, TokenSplit, entries_of, run_entries
 from ropelens.interventions.tasks import TRIALS, copies, needles
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES, wanted_measures
 from ropelens.interventions.variables import EVALUATED
@@ -32,15 +25,13 @@ from ropelens.profiles.induction import Task, repeats
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import columns
 from ropelens.profiles.summary import bits_of, number_dims, plane_coordinates, summarize
+from ropelens.rope.planes import Planes
 from ropelens.runtime.progress import ShowProgress
 from ropelens.text.rows import HowMany
 from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
 
 RESAMPLES = 400  # bootstrap draws for the intervals of label changes
-
-Edits = Mapping[str, Intervention | Sequence[Intervention]]
-"""Changes of the model, by name."""
 
 
 @public
@@ -71,30 +62,28 @@ def evaluate(
 
     Returns a dataset over `edit`, which starts with "none": the model under only the blocks
     that are open around the call. `inv_freq` (rad/token) and `wavelength` (tokens) describe its
-    rotation (layer, frequency). docs/measures.md defines the variables of each of `measures`:
+    rotation (layer, frequency). docs/measures.md defines the variables of each of `measures`;
+    with `tokenizer`, some of them also exist for each class of `attention_on` (`class_`):
 
-    - "loss": `loss` (edit, sequence) in nats/token, `predicted_tokens` (sequence). The prefix
-      `seen_` marks the same for tokens that occurred earlier in their sequence, `far_` for
-      positions in the second half of the context, and `class_` (with `tokenizer`) for each
-      class of `attention_on`. `mean_loss` (edit) and `position_loss` (edit, position_bin) have
-      standard errors (`_se`) over the groups of sequences in the coordinate `group`.
+    - "loss": `loss` (edit, sequence) in nats/token, also for tokens that occurred earlier in
+      their sequence (`seen_`) and for the second half of the context (`far_`). `mean_loss`
+      (edit) and `position_loss` (edit, position_bin) have standard errors (`_se`) over the
+      groups of sequences in the coordinate `group`.
     - "induction": `induction` and `duplicate_token` (edit, layer, head), as in a profile;
       `trial_induction` (edit, trial, layer, head) for each sequence of random tokens; and the
       loss of these tokens at first and when repeated (edit, trial).
     - "retrieval": `retrieval` (edit, retrieval_length, depth), the share of needles in the text
-      that the model finds (chance is 1 in 8; no instruction tuning is needed), and
-      `retrieval_hit`, 1 or 0 for each trial. `prompt_lengths` are in tokens, by default a
-      quarter, a half and all of the context, with `prompts` per length and depth.
+      that the model finds (chance is 1 in 8; no instruction tuning is needed).
+      `prompt_lengths` are in tokens, by default a quarter, a half and all of the context, with
+      `prompts` per length and depth.
     - "copying" (only on request): `copy_loss` (edit, copy_distance, trial), the loss of random
       tokens that are repeated after `distances` tokens (by default 8, 16, 32, ..., as far as
       both copies fit into the context; larger distances are allowed). It is 0 for a model that
       copies, and ln(vocabulary) for a model that cannot copy.
     - "change": `attention_change` (edit, layer, head) in bits, the mean over rows of KL(A
-      without the edit || A under the edit), and with `tokenizer` `class_change` (...,
-      token_class).
-    - "labels": the attention budget and `label` (edit, layer, head); `labels_changed_resampled`
-      (edit, resample), the number of changed labels if groups of sequences are drawn again; and
-      with `tokenizer` `class_label` (..., token_class).
+      without the edit || A under the edit).
+    - "labels": the attention budget and `label` (edit, layer, head), and the number of changed
+      labels if groups of sequences are drawn again (`labels_changed_resampled`).
 
     Raises `BadArgument` for unknown measures, and the errors of `profile` and `edit_rope`.
     """
@@ -107,9 +96,10 @@ def evaluate(
     entries = entries_of(
         measurement.rotation, edits, context=text.context, controls=controls, seed=seed
     )
+    planes = [entry.planes for entry in entries]
     tasks: dict[str, Task] = {}
     if "induction" in selected:
-        tasks["induction"] = repeats(measurement, entries[0].planes)
+        tasks["induction"] = repeats(measurement, planes[0])
     if "copying" in selected:
         tasks["copying"] = copies(measurement, distances)
     if "retrieval" in selected:
@@ -126,22 +116,19 @@ def evaluate(
     if "change" in selected:
         values |= _change_values(sums)
     if "labels" in selected:
-        values |= _label_values(entries, fits, sums)
-    if split.classes and "labels" in selected:
-        values["class_label"] = _class_labels(sums, live.layers)
+        values |= _label_values(planes, fits, sums)
+        if split.classes:
+            values["class_label"] = _class_labels(sums, live.layers)
     if split.classes and selected & {"loss", "change", "labels"}:
         values["token_class"] = np.array(list(split.classes), dtype=object)
     for name, task in tasks.items():
         for key in answers[0][name]:
             values[key] = np.stack([answer[name][key].numpy() for answer in answers])
         values |= task.coordinates
-    dataset = xr.Dataset(labelled(values, EVALUATED), plane_coordinates(entries[0].planes))
+    dataset = xr.Dataset(labelled(values, EVALUATED), plane_coordinates(planes[0]))
     names = {"control_of", "group", "position_start", "position_stop", "token_class"}
     dataset = number_dims(dataset.set_coords(names & values.keys()))
     return dataset.assign_attrs(measurement.facts)
-
-
-# values of all entries, from their sums
 
 
 def _loss_values(
@@ -153,9 +140,8 @@ def _loss_values(
     far_tokens = bin_tokens.numpy()[:, far].sum(1)
     predicted = text.predicted.sum(1).numpy()
     tokens = split.predicted(text).sum(2).numpy()
-    bin_loss, split_sum = np.split(
-        np.stack([entry.losses.numpy() for entry in sums]), [bins], axis=-1
-    )
+    losses = np.stack([entry.losses.numpy() for entry in sums])
+    bin_loss, split_sum = losses[..., :bins], losses[..., bins:]
     group_tokens = by_group(bin_tokens, text.group)
     means, by_bin = [], []
     for entry in sums:
@@ -195,17 +181,13 @@ def _change_values(sums: Sequence[EntrySums]) -> dict[str, np.ndarray]:
 
 
 def _label_values(
-    entries: Sequence[Entry], fits: Sequence[dict[int, LayerFit]], sums: Sequence[EntrySums]
+    planes: Sequence[Sequence[Planes]],
+    fits: Sequence[dict[int, LayerFit]],
+    sums: Sequence[EntrySums],
 ) -> dict[str, np.ndarray]:
-    """Budget and label of every head of every entry.
-
-    `labels_changed_resampled` draws the same sequences for all entries. It is NaN if the text
-    has only one group.
-    """
-    profiles = [
-        summarize(entry_sums.sums, entry.planes, fit)
-        for entry, entry_sums, fit in zip(entries, sums, fits, strict=True)
-    ]
+    """Budget and label of every head of every entry; resamples are the same in all entries."""
+    parts = zip([entry.sums for entry in sums], planes, fits, strict=True)
+    profiles = [summarize(*part) for part in parts]
     names = (*columns("budget"), "positional_fraction", "label")
     heads = [head_values(profile) for profile in profiles]
     values = {name: np.stack([entry[name] for entry in heads]) for name in names}

@@ -63,9 +63,8 @@ def patch_planes(
     after an error, and may generate.
 
     Raises `BadArgument` for heads, planes or positions that do not exist, for planes of values
-    or outputs, for several sources, and for a call whose padding is on the left. Raises
-    `UnsupportedModel` for a model that hides its attention, and on a bridge if heads that share
-    a key differ.
+    or outputs, for several sources, and for padding on the left. Raises `UnsupportedModel` for
+    a model that hides its attention, and on a bridge if heads that share a key differ.
     """
     live = as_live_model(model, tokenizer)
     rotation = RotationProbe(live)
@@ -93,46 +92,38 @@ def patch_planes(
         yield
 
 
-@dataclass(frozen=True)
-class SourceVectors:
-    """Queries, keys, values and outputs of chosen layers in the source.
-
-    `vectors` are [1, head, position, coordinate], by layer and part. `angles` (rad), by layer,
-    are the rotations of each plane [_, position, frequency].
-    """
-
-    vectors: dict[tuple[int, str], Tensor]
-    angles: dict[int, Tensor]
+SourceVectors = dict[tuple[int, str], Tensor]
+"""By layer: "query", "key", "value" and "output" [1, head, position, coordinate] of a source,
+and "angle" (rad), the rotation of each plane [_, position, frequency]."""
 
 
 def read_source(
     rotation: RotationProbe, text: Text, chosen: HeadMask, part: PatchedPart
 ) -> SourceVectors:
     """Read the vectors of the layers with chosen heads in one pass, which changes nothing."""
-    source = SourceVectors({}, {})
+    source: SourceVectors = {}
 
     def record(
         layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
     ) -> Tensor:
         if chosen[layer].any():
-            source.vectors[layer, side] = x.detach()
+            source[layer, side] = x.detach()
             if side == "query" and part not in UNROTATED:
                 planes = rotation.planes_now(layer, continued=False)
-                source.angles[layer] = _angles(positions, planes)
+                source[layer, "angle"] = _angles(positions, planes)
         return x
 
     live = rotation.live
     with live.patch(record):
         outputs = live.record_calls(text.ids, lambda call: call.output, hidden=text.hidden)
     for layer in chosen.any(1).nonzero().flatten().tolist():
-        source.vectors[layer, "output"] = outputs[layer].transpose(1, 2)
+        source[layer, "output"] = outputs[layer].transpose(1, 2)
     return source
 
 
 def _angles(
     positions: Int[Tensor, "_ place *axis"], planes: Planes
 ) -> Float[Tensor, "_ place frequency"]:
-    """Angle of each plane at each position, in rad."""
     inv_freq = planes.inv_freq.to(positions.device, torch.float32).nan_to_num()
     return positions_by_plane(positions, planes).float() * inv_freq
 
@@ -141,8 +132,7 @@ def position_pairs(
     positions: Sequence[int] | Mapping[int, int] | None, length: int
 ) -> tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]:
     """The patched positions, and the position in a source of `length` tokens for each."""
-    if positions is None:
-        positions = range(length)
+    positions = range(length) if positions is None else positions
     pairs = dict(positions) if isinstance(positions, Mapping) else {p: p for p in positions}
     if not pairs or min(*pairs, *pairs.values()) < 0 or max(pairs.values()) >= length:
         raise BadArgument(
@@ -183,7 +173,7 @@ class PlanePatch:
         new = self._vectors(layer, side, heads=x.shape[1])[:, patched, in_source]
         if side != "value":
             angle = _angles(positions, planes)[:, rows]
-            angle = angle - self.source.angles[layer][:, in_source]
+            angle = angle - self.source[layer, "angle"][:, in_source]
             new = rotate_by(new.expand(len(angle), -1, -1, -1), angle[:, None], planes)
             if self.select is not None:
                 coordinates = pad(self.select(planes), (0, 1))[planes.term_of].to(x.device)
@@ -202,9 +192,9 @@ class PlanePatch:
         if self.part != "output" or not heads.any():
             return None
         rows, in_source = self._rows(range(past, past + output.shape[1]))
-        vectors = self._vectors(layer, "output", heads=len(heads))
         output = output.clone()
-        output[:, rows] = vectors[:, :, in_source].transpose(1, 2)
+        vectors = self.source[layer, "output"][:, :, in_source]
+        output[:, rows] = vectors.transpose(1, 2)
         return heads, output
 
     def _rows(self, places: range) -> tuple[Tensor, Tensor]:
@@ -214,8 +204,7 @@ class PlanePatch:
         return patched[within] - places.start, in_source[within]
 
     def _vectors(self, layer: int, side: str, *, heads: int) -> Tensor:
-        """Vectors of a layer in the source, [1, head, position, coordinate]."""
-        vectors = self.source.vectors[layer, side]
+        vectors = self.source[layer, side]
         return vectors.repeat_interleave(heads // vectors.shape[1], dim=1)
 
 

@@ -31,8 +31,7 @@ from ropelens.text.tokenize import TextInput
 
 COPIED = 48  # random tokens that are repeated, if the context is long enough
 
-DISTANCES = tuple(np.unique(np.geomspace(1, 1_000_000, 49).round()).tolist())
-"""Distances from 1 to 1,000,000 tokens, eight per decade."""
+DISTANCES = tuple(np.unique(np.geomspace(1, 1_000_000, 49).round()).tolist())  # 8 per decade
 
 REACH = table("""
 found_share (variant, layer, head, run_distance) 1: share of rows that find the key after the
@@ -106,15 +105,12 @@ def reach(
     longest = two_copies(measurement, run_distances[-1], copied, draw=0)
     live.check_observation_is_exact(Text(longest))
     total = len(variants) * draws * sum(1 + distance + copied for distance in run_distances)
-    runs = []
+    runs, settings = [], (chosen, copied, run_distances, beyond, draws)
     with (progress or silent)(Stage("running copies", total)) as step:
         for name in variants:
             edit = stack_edits(measurement.rotation, [] if name == OWN_ROTATION else [name])
             with nullcontext() if name == OWN_ROTATION else live.edit(edit):
-                run = _run_copies(
-                    measurement, chosen, copied, run_distances, beyond, draws, step
-                )
-            runs.append(run)
+                runs.append(_run_copies(measurement, *settings, step))
     values = {name: np.stack([run[name] for run in runs]) for name in runs[0]}
     indices = {"distance": beyond, "run_distance": np.array(run_distances)}
     coords: dict[str, Any] = {"layer": range(live.layers), "head": range(live.heads)}
@@ -157,31 +153,22 @@ def _run_copies(
                 predicted[heads] = shares[:, 1:]
             progress(tokens.numel())
     mean, low, high = np.apply_along_axis(paired_interval, 0, share)
-    return {
-        "found_by_draw": np.moveaxis(share, 0, -1),
-        "found_share": mean,
-        "found_low": low.clip(0, 1),
-        "found_high": high.clip(0, 1),
-        "foretold_share": foretold.mean(0),
-        "extrapolated_share": extrapolated.mean(0),
-    }
+    ends = {"found_low": low.clip(0, 1), "found_high": high.clip(0, 1)}
+    extended = {"foretold_share": foretold.mean(0), "extrapolated_share": extrapolated.mean(0)}
+    return {"found_by_draw": np.moveaxis(share, 0, -1), "found_share": mean} | ends | extended
 
 
 def two_copies(
     measurement: Measurement, distance: int, copied: int, draw: int
 ) -> Int[Tensor, "1 position"]:
-    """First token of the text, random tokens, text, and the random tokens again.
-
-    A token and its copy are `distance` tokens apart.
-    """
+    """First token of the text, random tokens, text, and the copies `distance` tokens later."""
     text, generator = measurement.text, generator_of(measurement.seed, distance, draw)
     once = torch.randperm(measurement.live.vocabulary, generator=generator)
     once = once[torch.arange(copied) % len(once)]
     stream, between = text.ids.cpu()[:, 1:][text.real[:, 1:]], distance - copied
     begin = int(torch.randint(max(1, len(stream) - between), (), generator=generator))
     filler = stream[(begin + torch.arange(between)) % len(stream)]
-    first = torch.tensor([text.first_token])
-    return torch.cat([first, once, filler, once])[None]
+    return torch.cat([torch.tensor([text.first_token]), once, filler, once])[None]
 
 
 def share_found(
@@ -193,8 +180,8 @@ def share_found(
 ) -> Float[Tensor, "head 1+further"]:
     """Share of rows of the second copy in which the right key has the highest score.
 
-    The first column is for the key at its place, and each further column for the key turned to
-    one of the `further` distances. NaN if no row sees the right key.
+    The first column is for the key at its place, the others for the key turned to the `further`
+    distances. NaN if no row sees the right key.
     """
     length = call.query.shape[2]
     row = torch.arange(length - copied, length - 1)

@@ -7,7 +7,6 @@ with rl.silence_heads(model, "2.3,4.*", to="mean", text=reference):
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -25,7 +24,6 @@ from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
 
 Replacement = Literal["zero", "mean", "resample"]
-"""Kind of replacement for the output of a head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,11 +103,10 @@ def silence_heads(
     the same head, the inner block takes effect. The model is restored on exit, also after an
     error. Other heads keep every bit. The model may generate, and need not rotate.
 
-    Raises `BadArgument` for heads or tokens that the model does not have. When the model runs,
-    raises `BadArgument` for "resample" of a single sequence (`profile` and `capture` run one
-    sequence at a time; `evaluate` has a `batch_size`) or of sequences of different lengths, and
-    for the mean of a batch if a cache already holds a part of the batch. Raises
-    `UnsupportedModel` for a model that hides its attention.
+    Raises `BadArgument` for heads or tokens that the model does not have and, when the model
+    runs, for "resample" of a single sequence (`profile` and `capture` run one at a time;
+    `evaluate` has a `batch_size`) or of different lengths, and for the mean of a batch that is
+    partly in a cache. Raises `UnsupportedModel` for a model that hides its attention.
     """
     live = as_live_model(model)
     if text is not None and to != "mean":
@@ -139,13 +136,10 @@ def _mean_outputs(live: LiveModel, text: Text) -> Mapping[int, Float[Tensor, "he
     sums: dict[int, Tensor] = {}
     for index in range(len(text)):
         sequence = text[[index]]
-        see = partial(_sum_outputs, real=sequence.real[0])
-        totals = live.record_calls(sequence.ids, see, hidden=sequence.hidden)
+
+        def sum_rows(call: AttentionCall, real: Tensor = sequence.real[0]) -> Tensor:
+            return call.output[0, real.to(call.output.device)].double().sum(0)
+
+        totals = live.record_calls(sequence.ids, sum_rows, hidden=sequence.hidden)
         sums = {layer: sums.get(layer, 0) + total for layer, total in totals.items()}
     return {layer: total / int(text.real.sum()) for layer, total in sums.items()}
-
-
-def _sum_outputs(
-    call: AttentionCall, real: Bool[Tensor, " row"]
-) -> Float[Tensor, "head feature"]:
-    return call.output[0, real.to(call.output.device)].double().sum(0)

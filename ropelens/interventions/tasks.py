@@ -16,14 +16,9 @@ from ropelens.profiles.passes import Progress
 
 NEAREST = 8  # default of the shortest distance between copies, in tokens
 KEY = 2  # tokens of the key of a needle; the value has one token
-
-DEPTHS, TRIALS = (0.1, 0.5, 0.9), 16
-"""Shares of the text before a needle; number of prompts per length and depth."""
-
+DEPTHS = (0.1, 0.5, 0.9)  # shares of the text before a needle
+TRIALS = 16  # prompts per length and depth
 SHORTEST_PROMPT = 32  # tokens of the shortest prompt that hides needles
-
-
-# copies
 
 
 def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
@@ -58,9 +53,6 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
 def doublings(least: int, most: int) -> tuple[int, ...]:
     """Return `least`, 2 `least`, 4 `least`, ..., up to `most`."""
     return tuple(least << k for k in range(max(1, (most // least).bit_length())))
-
-
-# needles
 
 
 def needles(
@@ -118,11 +110,10 @@ def hide_needles(
     """Prompts of `length` tokens with needles in stretches of `text`, and the needles' values.
 
     A prompt consists of `first_token`, a stretch of text with eight needles in it, and the key
-    of one needle again. The value of this needle comes first in the values. A needle is a key
-    of two tokens and a value of one token, and all of these tokens differ. They are tokens of
-    `text` that do not occur in the stretch. If there are too few, they are other tokens of the
-    vocabulary, and finally any tokens. The prompts of a trial differ only in the depth of the
-    needle. If `text` is too short, random tokens replace it.
+    of one needle again, whose value comes first in the values. A needle is a key of two tokens
+    and a value of one token. They all differ, and are tokens of `text` outside the stretch. If
+    there are too few, they are other tokens of the vocabulary, and finally any tokens. Prompts
+    of a trial differ only in the depth. If `text` is too short, random tokens replace it.
     """
     size = NEEDLES * (KEY + 1)
     if length < SHORTEST_PROMPT or vocabulary < size:
@@ -154,5 +145,4 @@ def hide_needles(
 
 
 def _split_by_memory(tokens: Tensor, device: torch.device) -> tuple[Tensor, ...]:
-    """Parts of the sequences that run together."""
     return tokens.split(max(1, TOKENS_PER_BATCH[device.type] // tokens.shape[1]))

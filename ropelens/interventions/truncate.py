@@ -8,7 +8,6 @@ number of random planes has a different cost.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -22,14 +21,7 @@ from ropelens.interventions.truncation_table import ALL_MEASURES
 from ropelens.interventions.variables import SWEEP
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measured, Measurement
-from ropelens.rope.select import (
-    Cut,
-    HeadMask,
-    PlaneNumbers,
-    Wavelengths,
-    plan_cuts,
-    rotating_planes,
-)
+from ropelens.rope.select import Cut, PlaneNumbers, Wavelengths, plan_cuts, rotating_planes
 from ropelens.runtime.progress import ShowProgress, opening, silent
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -50,14 +42,8 @@ class PlaneSweep:
 
     def cuts(self, layers: Sequence[Wavelengths], *, seed: int) -> list[Cut]:
         """Sets of planes that stop in these layers; the first set is empty."""
-        return plan_cuts(
-            layers,
-            keep=self.keep,
-            ends=self.ends,
-            bands=self.bands,
-            controls=self.controls,
-            seed=seed,
-        )
+        options = {name: getattr(self, name) for name in ("keep", "ends", "bands", "controls")}
+        return plan_cuts(layers, seed=seed, **options)
 
 
 @public
@@ -107,19 +93,22 @@ def truncate(
     measurement = Measurement.of(
         model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
     )
-    live = measurement.live
+    live, context = measurement.live, measurement.text.context
     with opening(progress or silent, "probing"):
         layers = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
     cuts = sweep.cuts(layers, seed=measurement.seed)
-    rotating = [number for number, layer in enumerate(layers) if layer]
-    chosen = None if sweep.heads == "*" else live.heads_of(sweep.heads, rotating)
+    heads_by_layer: list[Sequence[int | str]] = ["*" for _ in layers]
+    if sweep.heads != "*":
+        rotating = [number for number, layer in enumerate(layers) if layer]
+        chosen = live.heads_of(sweep.heads, rotating)
+        heads_by_layer = [mask.nonzero().flatten().tolist() for mask in chosen]
     # Cuts that stop the same planes are measured once, under the name of the first cut.
     names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
-    farthest = (min(measurement.live.context, measurement.text.context) - 1) // 2
+    farthest = (min(live.context, context) - 1) // 2
     evaluation = evaluate(
         measurement,
         measurement.text,
-        edits={names[cut.stopped]: edits_of(cut, chosen) for cut in cuts if cut.kind != "none"},
+        edits={names[x.stopped]: edits_of(x, heads_by_layer) for x in cuts if x.kind != "none"},
         measures=sweep.measures,
         distances=tuple(max(2, farthest >> halvings) for halvings in (6, 4, 2, 0)),
         tokenizer=tokenizer,
@@ -148,18 +137,11 @@ def named_entries(
     return evaluation.assign_coords(labelled(values, SWEEP)).assign_attrs(kind="truncation")
 
 
-def edits_of(cut: Cut, chosen: HeadMask | None = None) -> list[Edit]:
+def edits_of(cut: Cut, heads_by_layer: Sequence[Sequence[int | str]]) -> list[Edit]:
     """Edits that make a cut: one edit for all layers that stop the same planes."""
-
-    def heads_in(layer: int) -> list[str]:
-        heads = ["*"] if chosen is None else chosen[layer].nonzero()[:, 0].tolist()
-        return [f"{layer}.{head}" for head in heads]
-
-    heads_by_planes = {
-        planes: [*chain(*map(heads_in, layers))] for planes, layers in cut.layers_of.items()
-    }
-    return [
-        stop(PlaneNumbers(planes), heads=",".join(heads))
-        for planes, heads in heads_by_planes.items()
-        if planes and heads
-    ]
+    edits = []
+    for planes, layers in cut.layers_of.items():
+        heads = [f"{layer}.{head}" for layer in layers for head in heads_by_layer[layer]]
+        if planes and heads:
+            edits.append(stop(PlaneNumbers(planes), heads=",".join(heads)))
+    return edits

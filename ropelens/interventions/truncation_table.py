@@ -9,10 +9,8 @@ import xarray as xr
 from ropelens.errors import BadArgument
 
 DEFAULT_MEASURES = ("loss", "induction", "retrieval", "change", "labels")
-"""The default measures of `ropelens.evaluate`."""
-
 ALL_MEASURES = (*DEFAULT_MEASURES, "copying")
-"""All measures of `ropelens.evaluate`, and the default measures of a sweep."""
+"""Measures of `ropelens.evaluate`: by default, and all (the default of a sweep)."""
 
 ENDS_OF_INTERVAL = ("", "_low", "_high")
 COLUMNS = (
@@ -28,7 +26,6 @@ COLUMNS = (
 """The columns of truncation.csv, in order."""
 
 QUARTER = 0.75  # sentences about one end use the edit that keeps about this share of planes
-EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 
 
 def wanted_measures(measures: str | Sequence[str]) -> set[str]:
@@ -53,8 +50,7 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
 
     Changes are differences from the entry "none", the unmodified model, on the same tokens.
     `_low` and `_high` are the ends of their 95 % intervals (`paired_interval`): over trials, or
-    for losses of the text over the groups of sequences in the coordinate `group` (without it,
-    over sequences).
+    for losses of the text over the coordinate `group` of the sequences (else over sequences).
 
     Columns such as `loss_beyond` are the change minus the mean change of the controls of the
     edit. Groups and draws each give an interval, and the squares of the half widths add up.
@@ -80,7 +76,11 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
                 ends = [f"{name}_beyond{end}" for end in ENDS_OF_INTERVAL]
                 table.loc[index, ends] = mean, mean - half, mean + half
     if "label" in results:
-        _add_labels(table, results)
+        heads, changed = _relabelled(results["label"].values.astype(str))
+        resampled = np.quantile(results["labels_changed_resampled"], [0.025, 0.975], axis=1)
+        for end, count in zip(ENDS_OF_INTERVAL, (changed, *resampled), strict=True):
+            table[f"labels_changed{end}"] = count
+            table[f"labels_changed_share{end}"] = count / heads
     return table
 
 
@@ -109,8 +109,7 @@ def _paired(
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]:
     """Paired measurements: the name, values [edit, pair], weights [pair] and groups [pair]."""
     group = truncation["group"].values if "group" in truncation.coords else None
-    losses = (("loss", "predicted"), ("seen_loss", "seen"), ("far_loss", "far"))
-    for name, kind in losses:
+    for name, kind in (("loss", "predicted"), ("seen_loss", "seen"), ("far_loss", "far")):
         if name in truncation and truncation[f"{kind}_tokens"].any():
             weight = truncation[f"{kind}_tokens"].values.astype(float)
             known = weight > 0
@@ -129,16 +128,6 @@ def _paired(
         yield name, by_trial.values.astype(float), np.ones(by_trial.shape[1]), None
 
 
-def _add_labels(table: pd.DataFrame, truncation: xr.Dataset) -> None:
-    """Add the number of heads with another label than without an edit, and their share."""
-    heads, changed = _relabelled(truncation["label"].values.astype(str))
-    resampled = truncation["labels_changed_resampled"].values
-    counts = changed, *np.quantile(resampled, [0.025, 0.975], axis=1)
-    for end, count in zip(ENDS_OF_INTERVAL, counts, strict=True):
-        table[f"labels_changed{end}"] = count
-        table[f"labels_changed_share{end}"] = count / heads
-
-
 def _relabelled(label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Heads tested with and without each edit, and heads with a new label; NaN if none."""
     tested = ~np.isin(label, ("", "untested"))
@@ -151,11 +140,11 @@ def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) ->
     """Scores in odd trials of the head with the highest mean score over the even trials.
 
     `trials` has the dims trial, layer, head, and possibly more, such as entries. Each entry
-    then has its own best head, or the best head of `chosen_in`. The highest of many noisy
-    scores is too high, but it is right on average in trials that did not choose the head. NaN
-    without any score.
+    has its own best head, or the best head of `chosen_in`. The highest of many noisy scores is
+    too high, but trials that did not choose the head are right on average. NaN without scores.
     """
     scores = (trials if chosen_in is None else chosen_in).reset_coords(drop=True)
     # Scores are at least 0, and missing heads have no score.
-    best = scores.isel(trial=EVEN).mean("trial").fillna(-1).argmax(("layer", "head"))
-    return trials.isel(trial=ODD).isel(best)
+    even, odd = slice(0, None, 2), slice(1, None, 2)
+    best = scores.isel(trial=even).mean("trial").fillna(-1).argmax(("layer", "head"))
+    return trials.isel(trial=odd).isel(best)

@@ -63,7 +63,6 @@ wavelength_high (edit) token: longest wavelength that stopped
 draw (edit) 1: number of the random draw, -1 if nothing is random
 band (edit) 1: number of the band, 0 the fastest, -1 outside bands
 """)
-"""Descriptions of the edits of a truncation sweep."""
 
 NEEDLES = 8  # needles in a prompt that asks for one of them: chance is 1 in 8
 OWN_ROTATION = "own"  # the variant of a reach that keeps the rotation of the model

@@ -25,20 +25,12 @@ from ropelens.text.documents import check_document
 from ropelens.text.text import Text
 from ropelens.text.tokenize import encode, prompt_tokens, warn_beyond
 
-LARGEST = 2**31  # default limit on the memory of a capture, in bytes
-
-Prompt = (
-    Text
-    | str
-    | Integer[Tensor, " position"]
-    | Integer[Tensor, "1 position"]
-    | Mapping[str, Any]
-)
+OneSequence = Integer[Tensor, " position"] | Integer[Tensor, "1 position"]
+Prompt = Text | str | OneSequence | Mapping[str, Any]
 """A string, its token ids, a BatchEncoding of one sequence, or a `Text` of one sequence."""
 
 Token = str | Whole
 """A token by its id, or by its text."""
-
 
 CAPTURE = table("""
 q_still (head, query, frequency, part) 1: query without its rotation
@@ -88,7 +80,7 @@ def capture(
     runner_up: Count | None = None,
     values: bool = False,
     logits_of: Sequence[Token] = (),
-    max_bytes: Count = LARGEST,
+    max_bytes: Count = 2**31,
 ) -> xr.Dataset:
     """Capture what some heads compute on one sequence, by plane and by pair of tokens.
 
@@ -119,34 +111,31 @@ def capture(
     Dataset over `head` ("2.3", with the coordinates `layer` and `head_of_layer`), `query` and
     `key` (positions; `query_token` and `key_token` are their texts, or "#17" without a
     tokenizer), `frequency` (0 rotates fastest; coordinates that RoPE does not rotate are the
-    last frequency) and `part` (the two coordinates of a plane, real and imaginary):
+    last frequency) and `part` (real and imaginary). Layers with fewer planes end in NaN.
 
     - `q_still` (head, query, frequency, part), `k_still` (head, key, frequency, part), in model
       units: query and key without their rotation. NaN for coordinates that do not rotate.
     - `q_norm` (head, query, frequency), `k_norm` (head, key, frequency), in model units. Each
       head has the keys that it reads, even if several heads read the same keys.
     - `score` (head, query, key), in nats, before a soft-cap, and `contribution` (head,
-      frequency, query, key), in nats: the part of the score that a plane contributes,
-      scale Re(q~ conj(k~) exp(i inv_freq (query - key))). Contributions sum over frequency
-      to the score. NaN if the query does not see the key.
+      frequency, query, key), in nats: scale Re(q~ conj(k~) exp(i inv_freq (query - key))).
+      Contributions sum over frequency to the score. NaN if the query does not see the key.
     - `contrast` (head, frequency, query, key), in nats: the contribution to this key minus the
       contributions to the other keys of the row, weighted by their attention. With `runner_up`
       it is the contribution minus the contribution to that key, and contrasts sum to log-odds.
     - `attention` (head, query, key), after the soft-cap; 0 if the key is not seen. Rows sum to
       less than 1 if a sink logit takes part.
-    - with `values`, in model units: `value_norm` (head, key); `write_norm` (head, key), the
-      length of v W_O, the output of a head that reads only this key; `written_norm` (head,
-      query), the length of the output, sum_j attention_ij v_j W_O.
+    - with `values`, in model units: the lengths `value_norm` (head, key) of v, `write_norm`
+      (head, key) of v W_O, and `written_norm` (head, query) of sum_j attention_ij v_j W_O.
     - `logit` (head, answer, query, key), with `logits_of`: attention_ij v_j W_O through the
       final norm, with its scale frozen, onto the unembedding of the answer. The sum over keys
       is the direct effect of the head on the logit (Elhage et al. 2021, "A Mathematical
       Framework for Transformer Circuits"), before logits are scaled or capped.
-    - coordinates `inv_freq` (rad/token), `wavelength` (tokens), both (head, frequency), and
-      `scale` (head). Layers with fewer planes than others end in NaN.
+    - coordinates `inv_freq` and `wavelength` (head, frequency), and `scale` (head).
 
-    Raises `BadText` for a text of fewer than 3 tokens or the name of a file. Raises
-    `UnsupportedModel` if a gate follows the heads (with `values`) or a norm follows the output
-    projection (with `logits_of`), and what `profile` raises.
+    Raises `BadText` for a text of fewer than 3 tokens or the name of a file, and
+    `UnsupportedModel` if a gate follows the heads (with `values`), a norm follows the output
+    projection (with `logits_of`), or `profile` refuses the model.
     """
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
@@ -154,21 +143,16 @@ def capture(
         options: dict[str, Any] = {"heads": heads, "tokenizer": tokenizer, "values": values}
         options |= {"runner_up": runner_up, "logits_of": logits_of}
         options |= {"max_bytes": max_bytes // max(len(text_or_tokens), 1)}
-        return _concatenate([capture(live, one, **options) for one in text_or_tokens])
+        return _concatenate([capture(live, prompt, **options) for prompt in text_or_tokens])
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, length = measurement.text, measurement.text.context
     chosen, planes = live.heads_of(heads), measurement.rotation.planes(length)
-    asked = [logits_of] if isinstance(logits_of, str) else logits_of
-    answers = [token_id(token, tokenizer, live.vocabulary) for token in asked]
+    answer_tokens = [logits_of] if isinstance(logits_of, str) else logits_of
+    answers = [token_id(token, tokenizer, live.vocabulary) for token in answer_tokens]
     places = chosen.nonzero().tolist()
-    sizes = {
-        "head": len(places),
-        "query": length,
-        "key": length,
-        "frequency": max(planes[layer].terms for layer, _ in places),
-        "part": 2,
-        "answer": len(answers),
-    }
+    sizes = {"head": len(places), "query": length, "key": length, "part": 2}
+    sizes["frequency"] = max(planes[layer].terms for layer, _ in places)
+    sizes["answer"] = len(answers)
     unasked = set() if values or answers else {"value_norm", "write_norm", "written_norm"}
     unasked |= set() if answers else {"logit"}
     rows = [row for row in CAPTURE if row.name not in unasked]
@@ -176,22 +160,16 @@ def capture(
     arrays = _allocate(rows, sizes, dtype, max_bytes=max_bytes)
     _fill(live, text, arrays, places, planes, answers=answers, runner_up=runner_up)
     names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
-    layer, number = np.array(places).T
-    indices = {
-        "head": np.array([f"{layer}.{head}" for layer, head in places]),
-        "layer": layer,
-        "head_of_layer": number,
-        "query": np.arange(length),
-        "key": np.arange(length),
-        "query_token": names,
-        "key_token": names,
-    }
+    indices = {"query": np.arange(length), "key": np.arange(length)}
+    indices |= {"query_token": names, "key_token": names}
+    indices["head"] = np.array([f"{layer}.{head}" for layer, head in places])
+    indices["layer"], indices["head_of_layer"] = np.array(places).T
     if answers:
         answer_names = token_names(torch.tensor(answers), tokenizer)
         indices["answer"] = np.array(answer_names, dtype=object)
     labels = labelled({name: array.numpy() for name, array in arrays.items()}, CAPTURE)
-    dataset = xr.Dataset(labels, coords=labelled(indices, CAPTURE_INDICES))
-    dataset.attrs = {"kind": "capture"} | measurement.facts
+    attrs = {"kind": "capture"} | measurement.facts
+    dataset = xr.Dataset(labels, labelled(indices, CAPTURE_INDICES), attrs)
     return dataset.set_coords(["inv_freq", "wavelength", "scale"])
 
 
@@ -206,25 +184,21 @@ def _fill(
     runner_up: int | None,
 ) -> None:
     projections = output_projections(live) if "write_norm" in arrays else {}
-    toward: list[Tensor] = []
+    options: dict[str, Any] = {"runner_up": runner_up}
     if answers:
-        toward = [*logit_directions(live, projections, text.ids, answers, text.hidden)]
+        options["toward"] = logit_directions(live, projections, text.ids, answers, text.hidden)
 
     def see(call: AttentionCall) -> None:
-        turning = planes[call.layer]
-        inv_freq = turning.inv_freq.expand(live.heads, -1)
-        if call.layer in projections:
+        inv_freq = planes[call.layer].inv_freq.expand(live.heads, -1)
+        if projections:
             weight = weight_of(projections[call.layer], live.model.dtype)
             weight = weight.unflatten(1, (live.heads, -1))
         for place, (layer, head) in enumerate(places):
-            if layer != call.layer:
-                continue
-            into = {name: array[place] for name, array in arrays.items()}
-            of_head = replace(turning, inv_freq=inv_freq[head])
-            options: dict[str, Any] = {"runner_up": runner_up}
-            if projections:
-                options |= {"projection": weight[:, head], "toward": toward}
-            write_head(call, head, of_head, into, **options)
+            if layer == call.layer:
+                into = {name: array[place] for name, array in arrays.items()}
+                of_head = replace(planes[layer], inv_freq=inv_freq[head])
+                options["projection"] = weight[:, head] if projections else None
+                write_head(call, head, of_head, into, **options)
 
     live.record_calls(text.ids, see, hidden=text.hidden)
 
@@ -241,23 +215,21 @@ def write_head(
 ) -> None:
     """Write the vectors of one query head by plane, and all terms of its scores, to `into`.
 
-    The call has one sequence. `into` has arrays of NaN, [query or key, frequency, ...] or
-    [query, key], by name. A layer with fewer planes than others fills the first frequencies.
-    With the output `projection`, also write the length of v W_O, which the head adds to the
-    residual stream for each key, and the component of A v W_O in each direction of `toward`.
+    The call has one sequence. `into` has the arrays of the head, filled with NaN, by name. With
+    the output `projection`, also write the lengths of v, v W_O and A v W_O, and the component
+    of A v W_O in each direction of `toward`.
     """
     call = call.of_heads(torch.tensor([head]))
     attention, terms = attention_map(call)[0, 0], planes.terms
     q, k = (x[0, 0].to(attention.dtype) for x in (call.query, call.key))
-    position, term_of = torch.arange(len(q)), planes.term_of
-    hidden = ~call.visibility.sees()[0].to(q.device)
+    term_of, hidden = planes.term_of, ~call.visibility.sees()[0].to(q.device)
 
     def scores(chosen: Bool[Tensor, " coordinate"]) -> Float[Tensor, "query key"]:
         return (call.scale * q[:, chosen] @ k[:, chosen].mT).masked_fill(hidden, torch.nan)
 
     for side, x in (("q", q), ("k", k)):
         into[f"{side}_norm"][:, :terms] = planes.norms(x)
-        still = unrotate(x, position, planes)
+        still = unrotate(x, torch.arange(len(x)), planes)
         by_plane = into[f"{side}_still"][:, : len(planes.inv_freq)]
         by_plane[..., 0], by_plane[..., 1] = still[:, planes.first], still[:, planes.second]
     into["score"].copy_(scores(term_of >= 0))
@@ -283,14 +255,10 @@ def write_head(
 def _concatenate(captures: Sequence[xr.Dataset]) -> xr.Dataset:
     """Concatenate captures along `prompt`, padded to the longest."""
     tokens = ("query_token", "key_token")
-    together = xr.concat(
-        [one.reset_coords(tokens) for one in captures],
-        pd.RangeIndex(len(captures), name="prompt"),
-        coords="different",
-        compat="equals",
-        join="outer",
-        combine_attrs="drop_conflicts",
-    )
+    options: Any = {"coords": "different", "compat": "equals", "join": "outer"}
+    prompts = pd.RangeIndex(len(captures), name="prompt")
+    parts = [part.reset_coords(tokens) for part in captures]
+    together = xr.concat(parts, prompts, combine_attrs="drop_conflicts", **options)
     names = {name: together[name].fillna("") for name in tokens}
     return together.assign(names).set_coords(tokens)
 
@@ -303,9 +271,8 @@ def one_sequence(live: LiveModel, given: Prompt, tokenizer: TokenNames | None) -
         warn_beyond(len(given), live.trained)
     given = torch.atleast_2d(given) if isinstance(given, Tensor) else given
     measurement = Measurement.of(live, given)
-    if len(measurement.text) > 1:
-        sequences = f"{len(measurement.text)} sequences"
-        raise BadArgument("A capture takes one sequence.", seen=sequences)
+    if (count := len(measurement.text)) > 1:
+        raise BadArgument("A capture takes one sequence.", seen=f"{count} sequences")
     return measurement
 
 

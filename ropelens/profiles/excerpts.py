@@ -23,7 +23,6 @@ from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 
 COUNT, LENGTH = 3, 40  # default number of excerpts, and of tokens of an excerpt
-
 LONGEST_EXCERPT = 256
 CANDIDATES = 16  # pieces of the text from which excerpts are chosen
 EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose and to read them
@@ -41,10 +40,9 @@ def read_excerpts(
 ) -> dict[str, np.ndarray]:
     """Attention, queries and keys of all heads on the `given` or on chosen sequences.
 
-    The arrays are [excerpt, layer, ...]. Queries and keys have no rotation: first come the real
-    parts of the `planes`, then the imaginary parts, then the coordinates that do not rotate,
-    and NaN fills the rest. Queries are NaN if an excerpt rotates differently from the whole
-    text (RoPE that changes with the length), or a head differently from its layer (an edit).
+    The arrays are the excerpt variables of `AXES`; NaN fills the rest. Queries are NaN if an
+    excerpt rotates differently from the whole text (RoPE that changes with the length), or a
+    head differently from its layer (an edit).
     """
     live = measurement.live
     pieces = check_excerpts(live.config, given) or chosen_excerpts(measurement)
@@ -62,16 +60,14 @@ def read_excerpts(
 
     scale = np.full(live.layers, np.nan)
     recorded = [live.record_calls(piece[None], read_call) for piece in pieces]
-    attention, query, key = (
-        stack(
-            by_layer({n: x[part] for n, x in layers.items()}, live.layers)
-            for layers in recorded
-        )
+    parts = [
+        [by_layer({n: x[part] for n, x in layers.items()}, live.layers) for layers in recorded]
         for part in range(3)
-    )
+    ]
+    attention, query, key = map(stack, parts)
     for length in {len(piece) for piece in pieces}:
-        short = zip(measurement.rotation.planes(length), planes, strict=True)
-        if not all(torch.equal(one.inv_freq, whole.inv_freq) for one, whole in short):
+        pairs = zip(measurement.rotation.planes(length), planes, strict=True)
+        if not all(torch.equal(short.inv_freq, whole.inv_freq) for short, whole in pairs):
             query[:] = np.nan
     speeds = [p.inv_freq.nan_to_num().abs().expand(live.heads, -1) for p in planes]
     as_layer = np.stack([(speed == speed.amax(0)).all(-1).numpy() for speed in speeds])
@@ -107,7 +103,7 @@ def _next_tokens(
     if any(weight.is_meta for weight in live.model.parameters()):
         return {}
     answers, leads, gradients = [], [], []
-    all_heads = torch.ones(live.layers, live.heads, dtype=torch.bool)
+    heads = torch.ones(live.layers, live.heads, dtype=torch.bool)
 
     def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
         (first, second), tokens = logits[-1].topk(2)
@@ -115,9 +111,8 @@ def _next_tokens(
         return first - second
 
     for piece in pieces:
-        text = Text(piece[None])
         try:
-            value, calls = differentiate(live, text, Number(lead, last=1), all_heads)
+            value, calls = differentiate(live, Text(piece[None]), Number(lead, last=1), heads)
         except RuntimeError:
             return {}
         leads.append(value)
@@ -145,9 +140,9 @@ def _still(
 def chosen_excerpts(measurement: Measurement) -> list[Int[Tensor, " position"]]:
     """Pieces of the text on which the heads choose their keys most sharply, sharpest first.
 
-    `CANDIDATES` pieces are drawn with the seed. Each begins with the token that all sequences
-    begin with. The pieces with the most bits are chosen: the divergence of the attention from
-    even attention, without the first key, summed over heads and averaged over queries.
+    Each of `CANDIDATES` random pieces begins with the token that all sequences begin with. Bits
+    are the divergence of the attention from even attention, without the first key, summed over
+    heads and averaged over queries.
     """
     config, text = measurement.live.config, measurement.text
     first = text.ids[:, 0]
@@ -184,8 +179,7 @@ def check_excerpts(
     config: PreTrainedConfig, excerpts: Iterable[Tensor]
 ) -> list[Int[Tensor, " position"]]:
     """Return sequences to look into. Raise `BadArgument` for unknown tokens and long texts."""
-    config = config.get_text_config()
-    checked = []
+    config, checked = config.get_text_config(), []
     for tokens in excerpts:
         if not 3 <= len(tokens) <= _longest(config):
             raise BadArgument(
@@ -212,7 +206,6 @@ def excerpt_variables(
     query = excerpts["query_still"]
     order = np.argsort(-np.nan_to_num(sharp, nan=-np.inf), axis=None, kind="stable")
     room = max(EXCERPT_NUMBERS, NUMBERS_A_HEAD * sharp.size)
-    others = order[max(room // query[:, 0, 0].size, 1) :]
-    layer, head = np.unravel_index(others, sharp.shape)
+    layer, head = np.unravel_index(order[max(room // query[:, 0, 0].size, 1) :], sharp.shape)
     query[:, layer, head] = np.nan
-    return labelled({f"excerpt_{name}": of for name, of in excerpts.items()}, AXES)
+    return labelled({f"excerpt_{name}": x for name, x in excerpts.items()}, AXES)

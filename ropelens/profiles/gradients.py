@@ -47,8 +47,8 @@ def differentiate(
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise BadArgument("answer must give one number that depends on the logits.")
         of_outputs = torch.autograd.grad(value, [*outputs.values()], materialize_grads=True)
-    gradients = dict(zip(outputs, of_outputs, strict=True))
-    return float(value.detach()), {layer: (calls[layer], gradients[layer]) for layer in calls}
+    gradients = zip(outputs, of_outputs, strict=True)
+    return float(value.detach()), {layer: (calls[layer], x) for layer, x in gradients}
 
 
 def score_gradient(

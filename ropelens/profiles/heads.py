@@ -22,23 +22,18 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     label = label_heads(bits, rows=float(profile["group_scored"].sum()))
     by_head = "head_wavelength" if "head_wavelength" in profile else "wavelength"
     push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
+    names = ("offset", "offset_low", "offset_high", "offset_weight")
     positional = label == "positional"
-    peaked = positional & (profile["offset_weight"].values >= Thresholds.offset)
-    layer, head = (np.asarray(index) for index in np.indices(label.shape))
-
-    def select(heads: np.ndarray, name: str) -> np.ndarray:
-        return np.where(heads, profile[name].values, np.nan)
-
+    offsets = {name: np.where(positional, profile[name].values, np.nan) for name in names}
+    offsets["offset"][~(offsets["offset_weight"] >= Thresholds.offset)] = np.nan
+    layer, head = np.indices(label.shape)
     return {
         "layer": layer,
         "head": head,
         "label": label,
         **dict(zip(FRACTIONS, shares, strict=True)),
         **columns_of_bits,
-        "offset": select(peaked, "offset"),
-        "offset_low": select(positional, "offset_low"),
-        "offset_high": select(positional, "offset_high"),
-        "offset_weight": select(positional, "offset_weight"),
+        **offsets,
         **describe_wavelengths(push.values, wavelength.transpose(*push.dims).values),
     }
 
@@ -60,10 +55,9 @@ def resample_labels(
     A seed draws the same groups in all profiles with the same number of groups. `spread`
     multiplies the difference between a resample and the whole text.
     """
-    rows = profile["group_scored"].values
-    draws = np.random.default_rng(seed % 2**64).multinomial(
-        len(rows), np.full(len(rows), 1 / len(rows)), size=resamples
-    )
+    rows, random = profile["group_scored"].values, np.random.default_rng(seed % 2**64)
+    evenly = np.full(len(rows), 1 / len(rows))
+    draws = random.multinomial(len(rows), evenly, size=resamples)
     weight, share = draws * rows, rows / rows.sum()
     weight = share + spread * (weight / weight.sum(axis=1, keepdims=True) - share)
     gains = (profile[f"group_{name}"].values for name in GAINS)

@@ -23,10 +23,7 @@ REPEATS = 8  # sequences of repeated random tokens that are averaged
 
 @dataclass(frozen=True)
 class Task:
-    """A task of a model: `measure` runs `tokens` tokens and returns named numbers.
-
-    `coordinates` label the numbers.
-    """
+    """A task: `measure` runs `tokens` tokens and returns numbers that `coordinates` label."""
 
     tokens: int
     measure: Callable[[Progress], dict[str, Tensor]]
@@ -50,15 +47,13 @@ def repeated_tokens(
 def repeats(measurement: Measurement, planes: Sequence[Planes]) -> Task:
     """Task: attention on repeated random tokens, mean over the repeated rows, and their losses.
 
-    `induction` is the prefix-matching score of Olsson et al. 2022 (arXiv 2209.11895). It is NaN
-    if the mask hides the earlier occurrence. `first_loss` and `repeat_loss` (nats/token)
-    exclude the first token of either copy, which cannot be predicted. The copies are 64 tokens
-    long, or fill the context if it is shorter.
+    `induction` is the prefix-matching score of Olsson et al. 2022. It is NaN if the mask hides
+    the earlier occurrence. `first_loss` and `repeat_loss` (nats/token) exclude the first token
+    of either copy, which cannot be predicted.
     """
-    live, seed = measurement.live, measurement.seed
+    live, text, seed = measurement.live, measurement.text, measurement.seed
     length = max(2, min(REPEATED_TOKENS, (live.context - 1) // 2))
-    first = measurement.text.first_token
-    tokens = repeated_tokens(first, length, vocabulary=live.vocabulary, seed=seed)
+    tokens = repeated_tokens(text.first_token, length, vocabulary=live.vocabulary, seed=seed)
     second = torch.arange(length + 1, 2 * length + 1).expand(len(tokens), -1)
     weight, whole = torch.full(second.shape, 1 / length), whole_lengths(tokens)
     by_offset = [row for row in STATISTICS if row.name == "offset_mass"]

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -27,16 +27,16 @@ from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput, read_text
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
+ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
 
 _version = cache(version)  # which parses a file
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that run together, the rows that are measured, and the rows of the budget.
+    """Sequences that run together, and the rows that are measured.
 
-    Models of the budget are scored on the rows `scored`. In the batch of a sample they are
-    fitted to the rows `fitted`.
+    Budgets are scored on the rows `scored` and, in the batch of a sample, fitted to `fitted`.
     """
 
     text: Text
@@ -76,7 +76,7 @@ class Measurement:
         """Read and check the arguments of a public function once.
 
         A measurement is returned unchanged: its own text and options count. `sinks` are the ids
-        of tokens that are sinks. Raises what `model_text` raises.
+        of tokens that are sinks. Raises the errors of `model_text`.
         """
         if isinstance(model, Measurement):
             return model
@@ -117,22 +117,18 @@ class Measurement:
         The rows of a sequence do not depend on its batch.
         """
         part = self.text.part(list(chosen), width=width)
-        lengths = part.lengths
-        drawn: dict[str, Any] = {"seed": self.seed, "numbers": chosen}
-        if self.rows == "all" or self.rows >= int(lengths.max()) - 1:
-            rows = all_rows(lengths)
+        sample = partial(sample_rows, part.lengths, seed=self.seed, numbers=chosen)
+        if self.rows == "all" or self.rows >= part.context - 1:
+            rows = all_rows(part.lengths)
         else:
-            rows = sample_rows(lengths, count=self.rows, **drawn)
-        scored = sample_rows(lengths, count=scored_rows(self.text), **drawn)
-        return Batch(
-            part, rows.zero_hidden(part.hidden), scored.zero_hidden(part.hidden), fitted
-        )
+            rows = sample(count=self.rows)
+        scored = sample(count=scored_rows(self.text)).zero_hidden(part.hidden)
+        return Batch(part, rows.zero_hidden(part.hidden), scored, fitted)
 
     @property
     def facts(self) -> dict[str, str | int | float]:
         """The attributes of results: model, tokens, options and versions."""
-        live, text = self.live, self.text
-        config = live.model.config
+        live, text, config = self.live, self.text, self.live.model.config
         return {
             "model": short_name(str(config.name_or_path)) or live.class_name,
             "revision": str(config.to_dict().get("_commit_hash") or ""),
@@ -172,18 +168,12 @@ def sequences_at_once(
     free: int,
     scores: bool = False,
 ) -> int:
-    """Sequences that run together: `TOKENS_PER_BATCH` tokens, or fewer if memory is short.
-
-    A batch takes at most half of the `free` bytes; see `pass_bytes`.
-    """
+    """Sequences per batch: `TOKENS_PER_BATCH` tokens, or fewer to fit half of `free` bytes."""
     size = max(1, min(sequences, TOKENS_PER_BATCH[device] // context))
     kind: Any = {"context": context, "width": width, "device": device, "scores": scores}
     while size > 1 and free < 2 * pass_bytes(config, sequences=size, **kind):
         size = (size + 1) // 2
     return size
-
-
-ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
 
 
 def model_text(
@@ -205,10 +195,8 @@ def check_ids(ids: Ids, *, vocabulary: int) -> None:
     if ids.shape[1] < 3:
         raise BadArgument("A text must have 3 tokens or more.", seen=f"{ids.shape[1]} tokens")
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
-        raise BadArgument(
-            "Some tokens are not in the vocabulary of the model.",
-            seen=f"ids {int(ids.min())} to {int(ids.max())}, vocabulary {vocabulary}",
-        )
+        seen = f"ids {int(ids.min())} to {int(ids.max())}, vocabulary {vocabulary}"
+        raise BadArgument("Some tokens are not in the vocabulary of the model.", seen=seen)
 
 
 def padding_ids(model: PreTrainedModel) -> dict[int, int]:
@@ -216,8 +204,7 @@ def padding_ids(model: PreTrainedModel) -> dict[int, int]:
 
     If no other id is padding, an end-of-text token is, and one copy may begin a text.
     """
-    ids = []
-    config = model.config.get_text_config()
+    ids, config = [], model.config.get_text_config()
     for facts in (config.to_dict(), (model.generation_config or config).to_dict()):
         end = facts.get("eos_token_id")
         ids += [facts.get("pad_token_id"), *(end if isinstance(end, list) else [end])]

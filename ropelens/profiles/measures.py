@@ -1,7 +1,6 @@
 """The table of measures: each variable of a profile, with its dims, unit and formula."""
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import xarray as xr
 
 from ropelens.attention import formulas
 from ropelens.attention.variables import Derived, Fitted, Statistic, Variable, labelled, table
-from ropelens.errors import BadArgument
 from ropelens.runtime.results import open_results
 
 BY_HEAD = ("layer", "head")
@@ -22,43 +20,35 @@ BY_OFFSET = ("layer", "head", "offset_bin")
 
 # fmt: off
 MEASURES: tuple[Variable, ...] = (
-    Statistic("q_norm", dims=BY_PLANE, units="1",
-        long_name="mean length of the query in the plane",
+    Statistic("q_norm", BY_PLANE, "1", "mean length of the query in the plane",
         compared="growth", over="tokens", values=formulas.q_norm),
-    Statistic("k_norm", dims=BY_KEY_PLANE, units="1",
-        long_name="mean length of the key in the plane",
+    Statistic("k_norm", BY_KEY_PLANE, "1", "mean length of the key in the plane",
         compared="growth", over="tokens", values=formulas.k_norm),
-    Statistic("v_norm", dims=BY_KEY_PLANE, units="1",
-        long_name="mean length of the value in the plane of its key",
+    Statistic("v_norm", BY_KEY_PLANE, "1", "mean length of the value in the plane of its key",
         over="tokens", values=formulas.v_norm),
-    Statistic("q_still", dims=BY_COORDINATE, units="model units",
-        long_name="mean query without rotation",
+    Statistic("q_still", BY_COORDINATE, "model units", "mean query without rotation",
         over="tokens", saved=False, values=lambda call: call.q_still),
-    Statistic("k_still", dims=BY_KEY_COORDINATE, units="model units",
-        long_name="mean key without rotation",
+    Statistic("k_still", BY_KEY_COORDINATE, "model units", "mean key without rotation",
         over="tokens", saved=False, values=lambda call: call.k_still),
-    Derived("q_coherence", dims=BY_PLANE, units="1",
-        long_name="length of the mean unrotated query, divided by q_norm",
-        value=formulas.q_coherence),
-    Derived("k_coherence", dims=BY_KEY_PLANE, units="1",
-        long_name="length of the mean unrotated key, divided by k_norm",
-        value=formulas.k_coherence),
-    Statistic("selectivity", dims=BY_COORDINATE, units="nat",
-        long_name="push of the plane toward the keys that the head attends to",
+    Derived("q_coherence", BY_PLANE, "1",
+        "length of the mean unrotated query, divided by q_norm", value=formulas.q_coherence),
+    Derived("k_coherence", BY_KEY_PLANE, "1",
+        "length of the mean unrotated key, divided by k_norm", value=formulas.k_coherence),
+    Statistic("selectivity", BY_COORDINATE, "nat",
+        "push of the plane toward the keys that the head attends to",
         values=formulas.selectivity),
-    Statistic("selectivity_keys", dims=BY_COORDINATE, units="nat",
-        long_name="part of selectivity on keys other than sinks",
+    Statistic("selectivity_keys", BY_COORDINATE, "nat",
+        "part of selectivity on keys other than sinks",
         compared="growth", values=formulas.selectivity_keys),
-    Derived("selectivity_sink", dims=BY_PLANE, units="nat",
-        long_name="part of selectivity on sinks", value=formulas.selectivity_sink),
-    Derived("predicted_kernel", dims=BY_OFFSET, units="nat",
-        long_name="score of the mean query and key at the bin's first offset",
+    Derived("selectivity_sink", BY_PLANE, "nat",
+        "part of selectivity on sinks", value=formulas.selectivity_sink),
+    Derived("predicted_kernel", BY_OFFSET, "nat",
+        "score of the mean query and key at the bin's first offset",
         value=formulas.predicted_kernel),
-    Statistic("offset_mass", dims=BY_OFFSET, units="1",
-        long_name="mean attention on keys at the bin's offsets",
+    Statistic("offset_mass", BY_OFFSET, "1", "mean attention on keys at the bin's offsets",
         over="offsets", values=formulas.offset_mass),
-    Derived("offset_share", dims=("layer", "offset_bin"), units="1",
-        long_name="share of rows that see the bin's first offset",
+    Derived("offset_share", ("layer", "offset_bin"), "1",
+        "share of rows that see the bin's first offset",
         value=lambda layer: layer.offset_share),
     *table("""
 kernel (layer, head, offset_bin) 1: fitted weight of one offset of the bin
@@ -75,46 +65,40 @@ position_bits (layer, head) bit: part of total_bits that only the offset explain
 content_bits (layer, head) bit: part of total_bits that the tokens explain
 interaction_bits (layer, head) bit: part of total_bits that only both together explain
 """, row=Fitted)),
-    Derived("previous_token", dims=BY_HEAD, units="1",
-        long_name="mean attention on the previous token",
+    Derived("previous_token", BY_HEAD, "1", "mean attention on the previous token",
         column="score", compared="growth", value=formulas.previous_token),
-    Derived("self_mass", dims=BY_HEAD, units="1",
-        long_name="mean attention on the row's own token",
+    Derived("self_mass", BY_HEAD, "1", "mean attention on the row's own token",
         column="score", compared="final", value=formulas.self_mass),
-    Statistic("sink_mass", dims=BY_HEAD, units="1", long_name="mean attention on sinks",
+    Statistic("sink_mass", BY_HEAD, "1", "mean attention on sinks",
         column="score", compared="final", values=formulas.sink_mass),
-    Statistic("entropy", dims=BY_HEAD, units="nat", long_name="mean entropy of the attention",
+    Statistic("entropy", BY_HEAD, "nat", "mean entropy of the attention",
         saved=False, values=formulas.entropy),
-    Derived("entropy_bits", dims=BY_HEAD, units="bit",
-        long_name="mean entropy of the attention",
+    Derived("entropy_bits", BY_HEAD, "bit", "mean entropy of the attention",
         column="score", value=lambda layer: layer["entropy"] * formulas.BITS),
-    Statistic("learned_sink_mass", dims=BY_HEAD, units="1",
-        long_name="mean attention on a sink logit, which is not a key",
+    Statistic("learned_sink_mass", BY_HEAD, "1",
+        "mean attention on a sink logit, which is not a key",
         values=formulas.learned_sink_mass),
-    Derived("group_rows", dims=("group",), units="1",
-        long_name="rows of the group of sequences",
+    Derived("group_rows", ("group",), "1", "rows of the group of sequences",
         value=lambda layer: layer.total.row_weight.sum(1)),
-    Derived("group_loss", dims=("group",), units="nat/token",
-        long_name="mean loss of the predicted tokens of the group",
+    Derived("group_loss", ("group",), "nat/token",
+        "mean loss of the predicted tokens of the group",
         value=lambda layer: layer.total.group_loss / layer.total.group_predicted),
-    Derived("group_predicted", dims=("group",), units="token",
-        long_name="predicted tokens of the group",
+    Derived("group_predicted", ("group",), "token", "predicted tokens of the group",
         value=lambda layer: layer.total.group_predicted),
-    Fitted("group_scored", dims=("group",), units="1",
-        long_name="rows of the group on which the fits are scored"),
-    *(Fitted(f"group_{name}", dims=("group", *BY_HEAD), units="bit",
-        long_name=f"{meaning}, within the group") for name, meaning in formulas.GAINS.items()),
+    Fitted("group_scored", ("group",), "1", "rows of the group on which the fits are scored"),
+    *(Fitted(f"group_{name}", ("group", *BY_HEAD), "bit", f"{meaning}, within the group")
+        for name, meaning in formulas.GAINS.items()),
     *table("""
 surrogate_offset_fraction (draw, layer, head) 1: share the offset explains; draw 0: the model
 surrogate_log_wavelength (draw, layer, head) ln(token): mean log wavelength; draw 0: the model
 """, row=Fitted),
-    Variable("induction", dims=BY_HEAD, units="1",
-        long_name="mean attention on the token after the earlier occurrence",
+    Variable("induction", BY_HEAD, "1",
+        "mean attention on the token after the earlier occurrence",
         column="score", compared="growth"),
-    Variable("trial_induction", dims=("trial", *BY_HEAD), units="1",
-        long_name="induction on each sequence of random tokens", compared="growth"),
-    Variable("duplicate_token", dims=BY_HEAD, units="1",
-        long_name="mean attention on the earlier occurrence of the token",
+    Variable("trial_induction", ("trial", *BY_HEAD), "1",
+        "induction on each sequence of random tokens", compared="growth"),
+    Variable("duplicate_token", BY_HEAD, "1",
+        "mean attention on the earlier occurrence of the token",
         column="score", compared="final"),
 )
 """The variables of a profile over layers, heads, planes, offsets and groups.
@@ -153,15 +137,6 @@ layer_type (layer): type of the layer in the configuration
 # fmt: on
 
 
-def check_new(statistics: Sequence[Variable]) -> None:
-    """Raise `BadArgument` if a statistic has the name of another variable."""
-    names = {row.name for row in MEASURES}
-    for row in statistics:
-        if row.name in names:
-            raise BadArgument(f"There is a variable {row.name!r} already.")
-        names.add(row.name)
-
-
 def columns(place: str) -> list[str]:
     """Names of the variables at this place of heads.csv ("budget", "score")."""
     return [row.name for row in MEASURES if row.column == place]
@@ -189,10 +164,8 @@ def complete_profile(profile: xr.Dataset, path: str | Path) -> xr.Dataset:
     One warning names these measures.
     """
     rows = missing_measures(profile)
-    if not rows:
-        return profile
-    names = ", ".join(row.name for row in rows)
-    warnings.warn(f"{path} was saved before ropelens measured {names}: NaN", stacklevel=3)
+    if names := ", ".join(row.name for row in rows):
+        warnings.warn(f"{path} was saved before ropelens measured {names}: NaN", stacklevel=3)
     shapes = {row.name: [profile.sizes.get(dim, 1) for dim in row.saved_dims] for row in rows}
     values = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
     return profile.assign(labelled(values, rows))

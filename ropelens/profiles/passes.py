@@ -31,9 +31,6 @@ from ropelens.text.rows import Rows
 
 OBSERVED = 1.6  # time per token with all statistics, compared with an unobserved token
 
-FIT_OPERATIONS = 116.0
-"""Operations per attention cell and plane weight, for the fits and 40 surrogates of a layer."""
-
 Progress = Callable[[int], None]
 """Called with the number of tokens that were processed since the last call."""
 
@@ -79,15 +76,12 @@ def observer_of_chunks(
     return keep_rows
 
 
-# the models of the budget
-
-
 def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: int) -> float:
     """Approximate number of tokens that pass the model in the time of the fits of a layer."""
     # Half of the rows of both folds is visible; small operations cost as much as 4,000 tokens.
     cells = heads * FOLD_ROWS * (context + 4_000)
-    share = (1 + surrogates / 40) / 2  # 40 surrogates take half of the time
-    return FIT_OPERATIONS * share * cells * terms / parameters
+    # 116 operations per cell and plane weight, of which 40 surrogates take half
+    return 116.0 * ((1 + surrogates / 40) / 2) * cells * terms / parameters
 
 
 def fit_layers(
@@ -109,15 +103,13 @@ def fit_layers(
     live = measurement.live
     own_layers = [live.attending[n] for n in shard(len(live.attending))]
     fits: dict[int, LayerFit] = {}
+    options = {"surrogates": surrogates, "seed": measurement.seed}
 
     def fit(call: AttentionCall) -> None:
         if call.layer not in own_layers:
             return
-        of_layer = planes[call.layer]
         try:
-            fits[call.layer] = sample.fit(
-                call, of_layer, surrogates=surrogates, seed=measurement.seed
-            )
+            fits[call.layer] = sample.fit(call, planes[call.layer], **options)
         except torch.linalg.LinAlgError as error:
             query, key = (f"{float(x.abs().max()):.0e}" for x in (call.query, call.key))
             raise UnsupportedModel(
@@ -128,17 +120,16 @@ def fit_layers(
         if statistics is None and len(fits) == len(own_layers):
             raise _AllFitted
 
-    tokens, rows = sample.text.ids, (sample.rows, sample.surrogate_rows)
+    width, rows = sample.text.ids.shape[1], (sample.rows, sample.surrogate_rows)
     sums = Sums()
     if statistics is not None:
-        batch = measurement.batch(sample.chosen, width=tokens.shape[1], fitted=rows)
+        batch = measurement.batch(sample.chosen, width=width, fitted=rows)
         given: dict[str, Any] = {"statistics": statistics, "fits": fits, "progress": summed}
         sums, _ = sum_batch(live, batch, planes, also=fit, **given)
     elif own_layers:
-        width = tokens.shape[1]
         observer = observer_of_chunks(live.chunk_length(width), rows, width, fit)
         with suppress(_AllFitted), torch.no_grad(), live.observe(observer):
-            for _ in live.logits(tokens, hidden=sample.text.hidden):
+            for _ in live.logits(sample.text.ids, hidden=sample.text.hidden):
                 pass
     fits = {layer: fit for part in gather(fits) for layer, fit in part.items()}
     live.check_layers(set(fits))
@@ -147,9 +138,6 @@ def fit_layers(
 
 class _AllFitted(Exception):
     """Ends a pass before its logits, which are its largest part and are not needed."""
-
-
-# running sums
 
 
 def collect(
@@ -165,15 +153,13 @@ def collect(
 ) -> Sums:
     """Sum the statistics of every layer over the `chosen` sequences (default: all).
 
-    `sums` has the sums of the first sequences if they are known. `save` is called after each
-    batch. Memory depends on layers and context, not on the number of sequences.
+    `sums` are the sums of the first sequences, if known. `save` is called after each batch.
     """
     sums = sums or Sums()
     chosen = range(len(measurement.text)) if chosen is None else chosen
+    options: Any = {"statistics": statistics, "fits": fits or {}, "progress": progress}
     for batch in measurement.batches(chosen[sums.sequences :]):
-        options: dict[str, Any] = {"statistics": statistics, "fits": fits or {}}
-        part, _ = sum_batch(measurement.live, batch, planes, progress=progress, **options)
-        sums = sums + part
+        sums += sum_batch(measurement.live, batch, planes, **options)[0]
         save(sums)
     return sums
 
@@ -191,9 +177,8 @@ def sum_batch(
 ) -> tuple[Sums, Float[Tensor, "sequence position"]]:
     """Run one pass over a batch; return the sums of its statistics and the loss of each token.
 
-    `planes` are the planes of each layer. `fits` are the models of the budget; they are scored
-    on the rows of each set in `sets` (default: all rows). `also` receives the call of each
-    layer first.
+    `fits` are the models of the budget; they are scored on the rows of each set in `sets`
+    (default: all rows). `also` receives the call of each layer first.
     """
     text, width = batch.text, batch.text.ids.shape[1]
     chunk = live.chunk_length(width)

@@ -1,5 +1,6 @@
 """A model and some tokens become a profile: labelled arrays that can be saved and shown."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial, reduce
 from operator import add
@@ -13,12 +14,12 @@ from torch import Tensor
 from ropelens.attention.variables import Statistic, labelled
 from ropelens.budget.held_out import Sample
 from ropelens.budget.surrogates import DRAWS
-from ropelens.errors import Count, Positive, Whole, public
+from ropelens.errors import BadArgument, Count, Positive, Whole, public
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
 from ropelens.profiles.induction import repeats
 from ropelens.profiles.measurement import Measured, Measurement
-from ropelens.profiles.measures import AXES, MEASURES, STATISTICS, check_new
+from ropelens.profiles.measures import AXES, MEASURES, STATISTICS
 from ropelens.profiles.passes import OBSERVED, collect, fit_cost, fit_layers
 from ropelens.profiles.summary import summarize
 from ropelens.runtime.processes import gather, place, shard
@@ -89,63 +90,54 @@ def profile(
     attention, convolutions, experts) are NaN, and `layer_type` names their type.
 
     Under an edit that makes the heads of a layer rotate differently, each head is measured
-    with its own rotation. `head_wavelength` (layer, head, frequency) then gives the wavelengths
-    of each head, and `wavelength` is the wavelength of the fastest head. If heads that share a
-    key rotate differently, each query head of the layer has its own `kv_head`.
+    with its own rotation. `head_wavelength` then gives the wavelengths of each head, and
+    `wavelength` is the wavelength of the fastest head. If heads that share a key rotate
+    differently, each query head of the layer has its own `kv_head`.
 
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """
     options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
     measurement = Measurement.of(model, text, tokenizer=tokenizer, sinks=sinks, **options)
-    live, show = measurement.live, progress or silent
-    check_new(statistics)
-    planes = measurement.rotation.planes(measurement.text.context)
-    live.check_observation_is_exact(measurement.text)
+    live, text = measurement.live, measurement.text
+    name, count = Counter(row.name for row in (*MEASURES, *statistics)).most_common(1)[0]
+    if count > 1:
+        raise BadArgument(f"There is a variable {name!r} already.")
+    planes = measurement.rotation.planes(text.context)
+    live.check_observation_is_exact(text)
     repeated = repeats(measurement, planes)
     stage, measured = begin_stage(), [*STATISTICS, *statistics]
     fits, sums = stage.state or (None if budget else {}, None)
     # One process fits and sums in the same pass, so the sequences of the sample come first.
     together = budget and place()[1] == 1
-    sample = Sample.draw(measurement.text, seed=measurement.seed)
+    sample = Sample.draw(text, seed=measurement.seed)
     first = sample.chosen if together else []
-    chosen = [*first, *(n for n in shard(len(measurement.text)) if n not in first)]
+    chosen = [*first, *(n for n in shard(len(text)) if n not in first)]
     left = chosen[0 if sums is None else sums.sequences :]
-    count = int(measurement.text.real[left].sum())
     share = len(shard(len(live.attending))) if fits is None else 0
     parameters, terms = live.model.num_parameters(), max(x.terms for x in planes)
-    cost = fit_cost(parameters, live.heads, terms, measurement.text.context, surrogates)
-    fitting = Stage("fitting the budget", share, "layers", cost)
-    probing = Stage("probing", EXCERPTED + repeated.tokens)
-    with show(Stage("measuring", count, cost=OBSERVED), probing, fitting) as step:
+    cost = fit_cost(parameters, live.heads, terms, text.context, surrogates)
+    stages = (
+        Stage("measuring", int(text.real[left].sum()), cost=OBSERVED),
+        Stage("probing", EXCERPTED + repeated.tokens),
+        Stage("fitting the budget", share, "layers", cost),
+    )
+    with (progress or silent)(*stages) as step:
         read = read_excerpts(measurement, excerpts, planes, tokenizer)
         step(EXCERPTED, stage=1)
         answers = repeated.measure(partial(step, stage=1))
         if fits is None:
-            fits, sums = fit_layers(
-                measurement,
-                sample,
-                planes,
-                surrogates=surrogates,
-                progress=partial(step, stage=2),
-                statistics=measured if together else None,
-                summed=step,
-            )
+            options = {"surrogates": surrogates, "progress": partial(step, stage=2)}
+            options |= {"statistics": measured, "summed": step} if together else {}
+            fits, sums = fit_layers(measurement, sample, planes, **options)
             stage.save([fits, sums])
-        sums = collect(
-            measurement,
-            planes,
-            statistics=measured,
-            fits=fits,
-            chosen=chosen,
-            progress=step,
-            sums=sums,
-            save=lambda sums: stage.save([fits, sums]),
-        )
+        options = {"statistics": measured, "fits": fits, "chosen": chosen, "sums": sums}
+        options |= {"progress": step, "save": lambda sums: stage.save([fits, sums])}
+        sums = collect(measurement, planes, **options)
     dataset = summarize(reduce(add, gather(sums)), planes, fits, extra=statistics)
     scores = {name: x.numpy() for name, x in answers.items() if not name.endswith("loss")}
-    dataset = dataset.assign(labelled(scores, MEASURES))
     sharp = dataset.get("total_bits", -dataset["entropy_bits"]).values
-    dataset = dataset.assign(excerpt_variables(read, sharp)).set_coords("excerpt_token")
+    variables = labelled(scores, MEASURES) | excerpt_variables(read, sharp)
+    dataset = dataset.assign(variables).set_coords("excerpt_token")
     if len(live.attending) < live.layers:
         kinds = {"layer_type": np.array(live.layer_types, dtype=object)}
         dataset = dataset.assign_coords(labelled(kinds, AXES))

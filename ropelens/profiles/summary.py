@@ -38,20 +38,17 @@ def summarize(
     numbers = sorted(sums.layers)
     layers = [LayerMeans(sums.layers[n], sums, planes[n], statistics) for n in numbers]
     values = {row.name: _values(row, layers) for row in rows if row.saved}
-    dataset = xr.Dataset(labelled(values, rows))
+    values["farthest_offset"] = np.array([layer.sums.farthest for layer in layers])
+    values |= _budget(sums, fits) if fits else {}
+    edges, (loss, loss_se) = layers[0].edges.numpy(), sums.loss
+    bins = labelled({"offset_start": edges[:-1], "offset_stop": edges[1:]}, AXES)
+    coordinates = plane_coordinates([planes[n] for n in numbers]) | bins
+    attrs: dict[str, float] = {"sequences": sums.sequences, "tokens": sums.tokens}
+    attrs |= {"rows_measured": float(sums.row_weight.sum()), "loss": loss, "loss_se": loss_se}
+    variables = labelled(values, [*MEASURES, *extra, *AXES])
+    dataset = number_dims(xr.Dataset(variables, coordinates, attrs))
     for row in extra:
         dataset[row.name].attrs |= {"column": row.column} if row.column else {}
-    edges, farthest = layers[0].edges.numpy(), [layer.sums.farthest for layer in layers]
-    dataset = dataset.assign(labelled({"farthest_offset": np.array(farthest)}, AXES))
-    bins = labelled({"offset_start": edges[:-1], "offset_stop": edges[1:]}, AXES)
-    coordinates = plane_coordinates([planes[n] for n in numbers])
-    dataset = dataset.assign_coords(coordinates | bins)
-    loss, loss_se = sums.loss
-    dataset.attrs = {"sequences": sums.sequences, "tokens": sums.tokens}
-    dataset.attrs |= {"rows_measured": float(sums.row_weight.sum())}
-    dataset.attrs |= {"loss": loss, "loss_se": loss_se}
-    dataset = number_dims(dataset)
-    dataset = dataset.assign(_budget(sums, fits)) if fits else dataset
     if len(numbers) == len(planes):
         return dataset
     attending = dataset.assign_coords(layer=numbers)
@@ -86,43 +83,34 @@ def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
     fastest = [torch.atleast_2d(layer.term_inv_freq.abs()).amax(0) for layer in planes]
     wavelengths = (2 * math.pi / inv_freq.double() for inv_freq in fastest)
     values = {"inv_freq": stack(fastest), "wavelength": stack(wavelengths)}
-    heads = [len(layer.inv_freq) for layer in planes if layer.inv_freq.ndim == 2]
-    if heads:
+    if heads := [len(layer.inv_freq) for layer in planes if layer.inv_freq.ndim == 2]:
         expanded = (layer.wavelength.expand(heads[0], -1) for layer in planes)
         values["head_wavelength"] = stack(expanded)
     return labelled(values, AXES)
 
 
-# the budget
-
-
-def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, xr.Variable]:
+def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, np.ndarray]:
     layers = sorted(sums.scores)
     scores = torch.from_numpy(stack(sums.scores[layer][:, 0] for layer in layers))
-    bits = bits_of(scores.sum(1))
     rows = scores[0, :, 0, SCORES.index("weight")]
-    by_group = gains(scores[:, rows > 0])
-    layer_fits, kernels = [fits[layer] for layer in layers], []
-    for layer, fit in zip(layers, layer_fits, strict=True):
+    fitted = []
+    for layer in layers:
         seen_by = sums.layers[layer].offset_weight[0] / sums.row_weight.sum()
-        kernel, edges = describe_kernel(fit.kappa, seen_by), offset_edges(len(seen_by))
-        in_bins = {"kernel": sum_bins(kernel["kernel"], edges) / edges.diff()}
-        kernels.append(kernel | in_bins)
-    drawn = [fit.surrogates for fit in layer_fits]
-    values = {
-        **{f"{name}_bits": values for name, values in bits.items()},
-        **{name: stack(kernel[name] for kernel in kernels) for name in kernels[0]},
-        "found_sink": stack(
-            torch.where(
-                fit.found_sinks.any(-1), fit.found_sinks.int().argmax(-1).double(), torch.nan
-            )
-            for fit in layer_fits
-        ),
+        kernel, edges = describe_kernel(fits[layer].kappa, seen_by), offset_edges(len(seen_by))
+        kernel["kernel"] = sum_bins(kernel["kernel"], edges) / edges.diff()
+        found, sink = fits[layer].found_sinks.max(-1)
+        fitted.append(kernel | {"found_sink": sink.double().where(found, torch.nan)})
+    drawn = [fits[layer].surrogates for layer in layers]
+    return {
+        **{f"{name}_bits": values for name, values in bits_of(scores.sum(1)).items()},
+        **{name: stack(layer[name] for layer in fitted) for name in fitted[0]},
         "group_scored": rows[rows > 0].numpy(),
-        **{f"group_{name}": gain.movedim(0, 1).numpy() for name, gain in by_group.items()},
+        **{
+            f"group_{name}": gain.movedim(0, 1).numpy()
+            for name, gain in gains(scores[:, rows > 0]).items()
+        },
         **{name: np.moveaxis(stack(x[name] for x in drawn), 0, 1) for name in drawn[0]},
     }
-    return labelled(values, MEASURES)
 
 
 def bits_of(scores: Float[Tensor, "*head score"]) -> dict[str, Float[np.ndarray, "*head"]]:

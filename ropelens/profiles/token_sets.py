@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ropelens.attention.block import Block
 from ropelens.attention.sampled_call import SampledCall
@@ -69,16 +70,14 @@ def attention_on(
     -------
     Two statistics of a profile, over the rows that see a token of the set that is not a sink.
     `attention_on_NAME` (layer, head), also a column of heads.csv, is the share of the attention
-    outside of sinks that goes to the set. `control_on_NAME` is the share of an equal number of
-    control tokens: for each token of the set, the tokens on either side, within 8 tokens, that
-    are most similar in frequency and place.
+    outside of sinks that goes to the set. `control_on_NAME` is the share of as many control
+    tokens: within 8 tokens on either side, those most similar in frequency and place.
 
     Raises `BadArgument` if a tokenizer is missing, or if the text has no such token.
 
     Examples
     --------
-    Search for a head like the apostrophe head of the paper (Barbero et al. 2024, arXiv
-    2410.06205, section 6):
+    A search for the apostrophe head of Barbero et al. 2024 (arXiv 2410.06205, section 6):
 
         apostrophes = rl.attention_on(text, "*'*", tokenizer)
         profile = rl.profile(model, text, statistics=apostrophes)
@@ -89,12 +88,11 @@ def attention_on(
     word = what.removeprefix(AFTER) if isinstance(what, str) else what
     ids = None if word == "repeated" else ids_of(tokens, word, tokenizer)
     if not places_of(tokens, ids, after=after).any():
+        hint = 'any that contains it, "*\'*", or another text to measure on'
         raise BadArgument(
             f"There is no token {what!r} in this text.",
             means="a token must be that text, but for spaces around it",
-            hint='any that contains it, "*\'*", or another text to measure on'
-            if tokenizer is not None
-            else "tokenizer=, which names tokens",
+            hint="tokenizer=, which names tokens" if tokenizer is None else hint,
         )
     texts = [what] if isinstance(what, str) else list(what)
     name, words = "_or_".join(map(_spelled, texts)), " or ".join(texts)
@@ -143,10 +141,7 @@ def shares_of(
 def places_of(tokens: Ids, ids: Int[Tensor, " id"] | None, *, after: bool) -> TokenMask:
     """Mark the tokens in `ids` (None: repeated tokens), or the tokens `after` them."""
     on = seen_before(tokens) if ids is None else torch.isin(tokens, ids.to(tokens.device))
-    if after:
-        on = on.roll(1, 1)
-        on[:, 0] = False
-    return on
+    return pad(on, (1, -1)) if after else on
 
 
 def controls(
@@ -196,7 +191,6 @@ def _spelled(text: str) -> str:
         return f"any_{_spelled(text[1:-1])}"
     spelled = ""
     for letter in text.strip() or text:
-        plain = letter.isascii() and letter.isalnum()
-        called = unicodedata.name(letter, f"u{ord(letter):04x}").lower().replace("-", " ")
-        spelled += letter if plain else f" {called} "
+        name = unicodedata.name(letter, f"u{ord(letter):04x}").lower().replace("-", " ")
+        spelled += letter if letter.isascii() and letter.isalnum() else f" {name} "
     return "_".join(spelled.split())

@@ -38,10 +38,7 @@ def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def claims_sentences(table: pd.DataFrame) -> list[str]:
-    """Sentences that count the verdicts of each model and list the contradicted claims.
-
-    If there are several models, the first sentence counts the claims that hold in each.
-    """
+    """Sentences that count the verdicts of all models, and list contradicted claims."""
     sentences: list[str] = []
     holds: list[tuple[Hashable, int, int]] = []
     several = table["model"].nunique() > 1
@@ -84,16 +81,12 @@ def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
 
 
 def ledger_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of one model for the template, in the order of `VERDICTS`."""
     order = np.argsort(table["verdict"].map(VERDICTS.index), kind="stable")
     return [_ledger_row(row) for row in table.iloc[order].to_dict("records")]
 
 
 def _ledger_row(row: dict[Any, Any]) -> dict[str, Any]:
-    """A claim with its figure and the places of its strip, in percent of the width.
-
-    Each strip has its own scale, and the claimed side is on the right.
-    """
+    """A claim with its figure, and the places of its strip in percent, claimed side last."""
     known = {name: row["side"] * row[name] for name in STRIP_COLUMNS if not pd.isna(row[name])}
     least, most = min(known.values(), default=0), max(known.values(), default=0)
     places = {name: 100 * (x - least) / ((most - least) or 1) for name, x in known.items()}

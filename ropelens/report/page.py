@@ -1,9 +1,11 @@
-"""Offline pages of profiles and comparisons."""
+"""Offline pages of profiles and comparisons, and the gallery of all pages."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -13,19 +15,22 @@ from ropelens.budget.labels import Thresholds
 from ropelens.claims.tables import ledger
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, public
+from ropelens.figures.formats import plural
 from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import head_table, idle_layers
 from ropelens.figures.style import COLORS, SIGNS
 from ropelens.interventions.truncation_table import summarize_truncation
 from ropelens.report import catalog, tables, words
-from ropelens.report.catalog import bare, card, draw
+from ropelens.report.catalog import bare, card, draw, draw_profile
 from ropelens.report.claims import GLYPHS, claims_sentences, ledger_rows
 from ropelens.report.payload import beside_payload, build_payload, page_templates
 from ropelens.report.render import page_words, render, write_sentence
 from ropelens.report.tables import about, about_comparison, model_name, short_facts
-from ropelens.runtime.folder import write_whole
+from ropelens.runtime.folder import file_name, write_whole
+from ropelens.runtime.results import read_record
 
 SCRIPTS = ["arrays", "inside", "figures", "live", "pair", "tabs", "lists", "choice"]
+QUESTION = "How do these models differ in their use of RoPE's frequencies?"
 
 
 @public
@@ -40,9 +45,8 @@ def write_report(
     """Write the page of `profile` to the file `path` and return the path.
 
     `heads` is the result of `classify_heads`; None uses its defaults. `truncation` and `reach`
-    are results of `truncate` and `reach` for the same model, which add tabs and a section. If
-    writing fails, an earlier page stays unchanged. Raises `BadArgument` for results of another
-    model or kind.
+    are results for the same model, which add tabs and a section. If writing fails, an earlier
+    page stays unchanged. Raises `BadArgument` for results of another model or kind.
     """
     heads = head_table(profile, heads)
     return write_whole(Path(path), render_page(profile, heads, truncation, reach=reach))
@@ -60,15 +64,12 @@ def render_page(
 
     `beside` is the profile and the heads of another model, which the page compares.
     """
-    for results, kind in ((truncation, "truncation"), (reach, "reach")):
-        if results is not None:
-            _check_results(results, kind, profile)
-    if truncation is not None and table is None:
-        table = summarize_truncation(truncation)
-    selected = first_head(heads)
-    figures = draw(catalog.PROFILE_FIGURES, profile, heads, selected)
-    figures |= draw(catalog.HEAD_SWEEP_FIGURES, truncation, selected)
-    figures |= draw(catalog.REACH_FIGURES, reach)
+    _check_results(truncation, "truncation", profile)
+    _check_results(reach, "reach", profile)
+    selected = layer, head = first_head(heads)
+    figures = draw_profile(profile, heads, selected)
+    figures |= draw([catalog.HEAD_SWEEP_FIGURE], truncation, layer=layer, head=head)
+    figures |= draw([catalog.REACH_FIGURE], reach)
     other = {} if beside is None else _beside(profile, *beside, figures)
     measured: dict[str, Any] = {"truncation": truncation, "reach": reach}
     payload = build_payload(profile, heads, figures, selected=selected, **measured)
@@ -113,13 +114,12 @@ def _sweep_section(
     truncation: xr.Dataset, table: pd.DataFrame | None, payload: dict[str, Any]
 ) -> dict[str, Any]:
     """Section of a sweep for the template. Adds its figures to the `payload`."""
-    figures = draw(catalog.SWEEP_FIGURES, truncation, table)
+    table = summarize_truncation(truncation) if table is None else table
+    figures = draw(catalog.SWEEP_FIGURES, truncation, table=table)
     payload["figures"] |= {row.name: bare(figure) for row, figure in figures.items()}
-    return {
-        "sentences": words.sweep_sentences(truncation, table),
-        "text": str(truncation.attrs.get("text", "")),
-        "cards": [card(row, figure) for row, figure in figures.items()],
-    }
+    cards = [card(row, figure) for row, figure in figures.items()]
+    section = {"cards": cards, "text": str(truncation.attrs.get("text", ""))}
+    return section | {"sentences": words.sweep_sentences(truncation, table)}
 
 
 def first_head(heads: pd.DataFrame) -> tuple[int, int]:
@@ -128,11 +128,11 @@ def first_head(heads: pd.DataFrame) -> tuple[int, int]:
     return int(row["layer"]), int(row["head"])
 
 
-def _check_results(results: xr.Dataset, kind: str, profile: xr.Dataset) -> None:
+def _check_results(results: xr.Dataset | None, kind: str, profile: xr.Dataset) -> None:
     """Raise `BadArgument` if the results have another kind or another number of heads."""
-    expected, sizes = (
-        tuple(data.sizes.get(name) for name in ("layer", "head")) for data in (profile, results)
-    )
+    if results is None:
+        return
+    expected, sizes = ((d.sizes.get("layer"), d.sizes.get("head")) for d in (profile, results))
     actual = results.attrs.get("kind")
     if actual != kind or (None not in sizes and sizes != expected):
         raise BadArgument(
@@ -150,19 +150,10 @@ def _beside(
     if name == model_name(profile):
         name += f" at {revision}" if revision else " (compared)"
     tokens = {data.attrs.get("tokens_sha256") for data in (profile, other)}
-    place = first_head(heads)
-    payload = beside_payload(
-        other, heads, page_profile=profile, figures=figures, selected=place
-    )
-    return {
-        "name": name,
-        "facts": short_facts(other),
-        "same_tokens": len(tokens) == 1 and None not in tokens,
-        "payload": {"name": name} | payload,
-    }
-
-
-QUESTION = "How do these models differ in their use of RoPE's frequencies?"
+    same_tokens = len(tokens) == 1 and None not in tokens
+    payload = beside_payload(other, heads, profile, figures, selected=first_head(heads))
+    section = {"name": name, "facts": short_facts(other), "same_tokens": same_tokens}
+    return section | {"payload": {"name": name} | payload}
 
 
 def render_comparison(comparison: xr.Dataset, table: pd.DataFrame | None = None) -> str:
@@ -170,7 +161,7 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame | None = None)
     table = summarize_comparison(comparison) if table is None else table
     captions = {
         page_words()["figures"][row.name]["explain"].format(**comparison.attrs): figure
-        for row, figure in draw(catalog.COMPARISON_FIGURES, comparison, table).items()
+        for row, figure in draw(catalog.COMPARISON_FIGURES, comparison, table=table).items()
     }
     return render_figures(
         "comparison.html",
@@ -197,3 +188,29 @@ def render_figures(template: str, figures: Mapping[str, go.Figure], **values: ob
         ],
         **values,
     )
+
+
+@public
+def write_index(folder: str | Path) -> Path:
+    """Write `folder`/index.html, a gallery of every `folder`/<analysis>/<model>/index.html.
+
+    The model and the sentence come from the run.json of a page, if it has one. Large models
+    come first.
+    """
+    folder = Path(folder)
+    analyses: dict[str, list[dict[str, Any]]] = {}
+    pages = sorted(page for page in folder.glob("*/*/index.html") if page.is_file())
+    for page in pages:
+        record = read_record(page.parent)
+        first = (record.get("findings") or [""])[0]
+        model, name = record.get("model", {}).get("name"), page.parent.name
+        entry = {
+            "model": name if file_name(str(model)) == name else model or name,
+            "link": quote(page.relative_to(folder).as_posix()),
+            "finding": re.split(r"(?<=\.) (?=[A-Z])", first)[0],
+            "heads": sum(record.get("labels", {}).values()),
+        }
+        analyses.setdefault(page.parent.parent.name, []).append(entry)
+        analyses[page.parent.parent.name].sort(key=lambda entry: -entry["heads"])
+    text = render("index.html", analyses=analyses, facts=[plural(len(pages), "page")])
+    return write_whole(folder / "index.html", text)

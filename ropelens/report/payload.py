@@ -14,8 +14,8 @@ from ropelens.figures.formats import plotly_text, visible_token
 from ropelens.figures.head import excerpt_tokens, farthest_distance, kernel_arrays, reach_arrays
 from ropelens.figures.heads import bit_shares
 from ropelens.figures.inputs import kv_heads, numbers
+from ropelens.figures.planes import wavelength_positions
 from ropelens.figures.truncated_heads import head_steps, kinds_of, rotating_shares
-from ropelens.figures.wavelengths import wavelength_positions
 from ropelens.report.catalog import PROFILE_FIGURES, SIDE_BY_SIDE, PageFigure, bare, draw
 from ropelens.report.render import packed
 from ropelens.report.tables import head_columns, model_name
@@ -47,9 +47,7 @@ def build_payload(
         "colors": style.COLORS,
         "symbols": style.SYMBOLS,
         "labelOrder": list(style.LABEL_ORDER),
-        "farthest": [
-            farthest_distance(profile, layer) for layer in range(profile.sizes["layer"])
-        ],
+        "farthest": [farthest_distance(profile, n) for n in range(profile.sizes["layer"])],
         "templates": page_templates(),
     }
     more: dict[str, np.ndarray] = {}
@@ -59,10 +57,8 @@ def build_payload(
         payload["sweep"] = {kind: rotating_shares(truncation, kind).tolist() for kind in kinds}
     if reach is not None:
         more |= reach_arrays(reach)
-        payload["reach"] = {
-            "variants": reach["variant"].values.tolist(),
-            "distances": reach["run_distance"].values.tolist(),
-        }
+        sizes = {"variants": "variant", "distances": "run_distance"}
+        payload["reach"] = {name: reach[dim].values.tolist() for name, dim in sizes.items()}
     payload["arrays"] |= {name: packed(values, dims=HEAD_DIMS) for name, values in more.items()}
     return payload
 
@@ -88,7 +84,6 @@ def model_payload(
 
 
 def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[str, Any]:
-    """JSON of a figure with the layout of the page."""
     layout = {"margin_t": 24, "showlegend": row.name not in ("map", "claim")}
     if row.section == "head":  # the script fills heat maps and reports missing data
         notes = [note for note in figure.layout.annotations if note.name != style.NO_DATA]
@@ -100,14 +95,11 @@ def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[st
 
 
 def packed_head_arrays(profile: xr.Dataset) -> dict[str, dict]:
-    """Arrays of all heads by name."""
     arrays = {}
     for name in PLANE_ARRAYS:
         dims = ("layer", "kv_head" if name.startswith("k_") else "head")
-        values = profile[name].transpose(*dims, "frequency").values
-        arrays[name] = packed(values, dims=dims)
-    for name, kernel in kernel_arrays(profile).items():
-        arrays[name] = packed(kernel, dims=HEAD_DIMS)
+        arrays[name] = packed(profile[name].transpose(*dims, "frequency").values, dims=dims)
+    arrays |= {name: packed(v, dims=HEAD_DIMS) for name, v in kernel_arrays(profile).items()}
     wavelength = profile["wavelength"].values
     arrays["wavelength"] = packed(wavelength, dims=("layer",))
     arrays["wavelength_position"] = packed(wavelength_positions(wavelength), dims=("layer",))
@@ -115,34 +107,31 @@ def packed_head_arrays(profile: xr.Dataset) -> dict[str, dict]:
 
 
 def page_templates() -> dict[str, dict]:
-    """plotly templates of light and dark pages."""
     return {theme: style.template(theme).to_plotly_json() for theme in get_args(style.Theme)}
 
 
 def beside_payload(
     profile: xr.Dataset,
     heads: pd.DataFrame,
-    *,
     page_profile: xr.Dataset,
-    figures: dict[PageFigure, go.Figure],
+    page_figures: Mapping[PageFigure, go.Figure],
+    *,
     selected: tuple[int, int],
 ) -> dict[str, Any]:
     """Payload of a model that is compared with the model of the page.
 
-    Changes the axes in `figures` of the page so that both models have the same ranges.
+    Changes the axes in `page_figures` so that both models have the same ranges.
     `excerptOf[excerpt]` is the excerpt of this model with the same text, or -1.
     """
     rows = [row for row in PROFILE_FIGURES if row.name in SIDE_BY_SIDE]
-    drawn = draw(rows, profile, heads, selected)
+    drawn = draw(rows, profile, layer=selected[0], head=selected[1])
     for row in rows:
         if row.name != "attention":  # its axes are tokens
-            share_x_ranges(figures[row], drawn[row])
+            share_x_ranges(page_figures[row], drawn[row])
     same = same_text(tokens_of(page_profile), tokens_of(profile))
-    shown = sorted({number for number in same if number >= 0}) or [0]
-    return {
-        **model_payload(profile.isel(excerpt=shown), heads, drawn),
-        "excerptOf": [shown.index(number) if number >= 0 else -1 for number in same],
-    }
+    shown = sorted({*same} - {-1}) or [0]
+    payload = model_payload(profile.isel(excerpt=shown), heads, drawn)
+    return payload | {"excerptOf": [shown.index(n) if n >= 0 else -1 for n in same]}
 
 
 def share_x_ranges(*figures: go.Figure) -> None:
@@ -167,17 +156,14 @@ def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[i
     def texts(tokens: list[str]) -> set[str]:
         return {"".join(part).strip() for part in (tokens, tokens[1:])} - {""}
 
-    known = [texts(tokens) for tokens in others]
-    return [
-        next((i for i, text in enumerate(known) if text & texts(tokens)), -1)
-        for tokens in shown
-    ]
+    known = [*enumerate(map(texts, others))]
+    return [next((i for i, text in known if text & texts(tokens)), -1) for tokens in shown]
 
 
 def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
     """Quantize queries or keys [layer, head, position, coordinate], and return JSON as well.
 
-    The JSON contains only the heads in `known`. `place[layer][head]` is the index of a head in
+    The JSON contains the heads in `known`: `place[layer][head]` is the index of a head in
     `steps` [place, coordinate, position], and `step[place]` is the size of one step.
     """
     values = np.nan_to_num(values)
@@ -192,11 +178,10 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
     """Excerpts for the script, and the rotation of each layer.
 
     `live[layer][head]` is True if the script can compute the attention of a head from its
-    queries and keys, with an error of at most `LARGEST_MISS`. This fails if the profile does
-    not have them, or if a soft-cap, a window or a learned sink changes the weights. The script
-    then gets the weights: one byte for each visible pair, ordered by key, which compresses
-    best. A byte is `steps` times the square root of the weight, which keeps the digits of small
-    weights, or whole percents if there are many weights.
+    queries and keys, with an error of at most `LARGEST_MISS`. Otherwise (without queries, or
+    with a soft-cap, a window or a sink) it gets a byte for each visible weight, ordered by key.
+    A byte is `steps` times the square root of the weight, or whole percents if there are many
+    weights.
     """
     planes, scale = (np.nan_to_num(profile[f"excerpt_{n}"].values) for n in ("planes", "scale"))
     planes = planes.astype(int)
@@ -222,32 +207,26 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
             scores = np.where(causal, scale[layer] * q @ k.T, -np.inf)
             miss = np.abs(softmax(scores, axis=-1) - weights[layer, head]).max()
             live[layer, head] = miss <= LARGEST_MISS
-        visible = [visible_token(token) for token in tokens]
-        ticks = [plotly_text(visible_token(token, longest=12)) for token in tokens]
-        words = {"tokens": visible, "names": [*map(plotly_text, visible)], "ticks": ticks}
-        excerpts.append(
-            words | {"query": query, "key": key, "lead": _lead(excerpt, causal, known)}
-        )
+        words: dict[str, Any] = {"tokens": [visible_token(token) for token in tokens]}
+        words["names"] = [plotly_text(token) for token in words["tokens"]]
+        words["ticks"] = [plotly_text(visible_token(token, longest=12)) for token in tokens]
+        words |= {"query": query, "key": key, "lead": _lead(excerpt, causal, known)}
+        excerpts.append(words)
         measured.append(weights.swapaxes(-1, -2)[..., causal.T])
     given = [np.nan_to_num(weights[~live]).clip(0, 1) for weights in measured]
     steps, root = (255, 2) if sum(cells.size for cells in given) <= FINE_CELLS else (100, 1)
     for payload, cells in zip(excerpts, given, strict=True):
         payload["attention"] = packed(np.round(steps * cells ** (1 / root)).astype(np.uint8))
-    return {
-        "excerpts": excerpts,
-        "coding": [steps, root],
-        "live": live.tolist(),
-        "planes": planes.tolist(),
-        "frequencies": np.nan_to_num(inv_freq).tolist(),
-        "scale": scale.tolist(),
-    }
+    arrays = {"live": live, "planes": planes, "scale": scale}
+    arrays["frequencies"] = np.nan_to_num(inv_freq)
+    by_name = {name: array.tolist() for name, array in arrays.items()}
+    return {"excerpts": excerpts, "coding": [steps, root], **by_name}
 
 
 def _lead(excerpt: xr.Dataset, causal: np.ndarray, known: np.ndarray) -> dict[str, Any] | None:
     """The two likeliest next tokens of an excerpt, the lead of the first, and its gradients.
 
-    The gradients are with respect to the scores of the `known` heads in `causal` cells. A
-    byte n means `largest` times ((n - 127) / 127) squared, with the sign of n - 127.
+    A byte n means `largest` times ((n - 127) / 127) squared, with the sign of n - 127.
     """
     nats = float(excerpt.get("excerpt_lead", np.nan))
     if not np.isfinite(nats):  # no gradient, or logits that overflow

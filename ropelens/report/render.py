@@ -19,8 +19,7 @@ from markupsafe import Markup
 from ropelens.figures import formats
 
 TEMPLATES = Path(__file__).parent / "templates"
-PLOTLY = "plotly/plotly-cartesian.min.js"
-"""plotly.js with the traces that pages use. Pages contain it and work without a network."""
+PLOTLY = "plotly/plotly-cartesian.min.js"  # in pages, which work without a network
 
 
 @functools.cache
@@ -36,8 +35,8 @@ def environment(folder: str = "") -> jinja2.Environment:
     filters = ("number", "signed", "short_count", "mean_count", "plural", "in_words", "ranges")
     templates.filters |= {name: getattr(formats, name) for name in filters}
     templates.filters["percent"] = lambda share: f"{100 * share:.3g}%"
-    numbers = {"NOTHING": formats.NO_NUMBER, "nan": math.nan}
-    templates.globals |= numbers | {"change_and_interval": formats.change_and_interval}
+    templates.globals |= {"NOTHING": formats.NO_NUMBER, "nan": math.nan}
+    templates.globals["change_and_interval"] = formats.change_and_interval
     return templates
 
 
@@ -55,15 +54,13 @@ def page_words() -> dict[str, Any]:
 
 @functools.cache
 def packed_plotly() -> str:
-    """plotly.js, compressed."""
     return packed_bytes(asset(PLOTLY).encode())
 
 
 def packed_payload(value: object) -> str:
     """Compress `value` as JSON, a zero byte, and the bytes of its arrays.
 
-    The JSON has the index of the first byte of each array. This takes 10 % less space than
-    base64 inside the JSON. Raises `ValueError` if a number is NaN.
+    The JSON has the index of the first byte of each array. Raises `ValueError` for NaN.
     """
     arrays = bytearray()
 
@@ -85,8 +82,8 @@ def packed_bytes(data: bytes, strategy: int = zlib.Z_DEFAULT_STRATEGY) -> str:
 def packed(values: np.ndarray, *, dims: tuple[str, ...] = ()) -> dict[str, object]:
     """Array for the payload. Bytes and short integers keep their dtype, others become float32.
 
-    The lowest bytes of all numbers come first, then the next bytes, because similar bytes
-    compress well. The script indexes the leading dimensions `dims` to find one head.
+    The lowest bytes of all numbers come first, because similar bytes compress well. The script
+    indexes the leading dimensions `dims` to find one head.
     """
     dtype = np.dtype({"u1": "u1", "i2": "<i2"}.get(values.dtype.str[1:], "<f4"))
     data = np.ascontiguousarray(values, dtype=dtype)
@@ -98,38 +95,27 @@ def content_policy(*scripts: str) -> str:
     """Content security policy of a page that runs only these scripts and loads nothing."""
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
     run = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    return (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
-        f"form-action 'none'; script-src {run}"
-    )
+    images = "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
+    return f"default-src 'none'; {images}; form-action 'none'; script-src {run}"
 
 
 def render(
     template: str, *, scripts: Sequence[str] = (), payload: object = None, **values: object
 ) -> str:
-    """Render a page from `template` with `values`, plotly, `scripts` (files) and their payload.
-
-    All scripts run in one function, so they define no global names.
-    """
+    """Render a page from `template` with `values`, `scripts` (files) and their payload."""
     parts = "\n".join(map(asset, scripts))
     script = Markup(f'"use strict";\n(async () => {{\n{parts}\n}})();')
     run = (asset(PLOTLY), asset("unpack.js"), script) if scripts else ()
-    return (
-        environment()
-        .get_template(template)
-        .render(
-            policy=content_policy(*run),
-            plotly=packed_plotly(),
-            unpack=asset("unpack.js"),
-            script=script,
-            style=asset("page.css"),
-            payload=packed_payload(payload) if scripts else "",
-            **values,
-        )
+    page = environment().get_template(template)
+    return page.render(
+        policy=content_policy(*run),
+        plotly=packed_plotly(),
+        unpack=asset("unpack.js"),
+        script=script,
+        style=asset("page.css"),
+        payload=packed_payload(payload) if scripts else "",
+        **values,
     )
-
-
-# ---- sentences
 
 
 def write_sentence(template: str, macro: str, /, **record: object) -> str:
@@ -140,11 +126,8 @@ def write_sentence(template: str, macro: str, /, **record: object) -> str:
 
 
 def write_sentences(
-    template: str, records: Mapping[str, dict[str, Any] | None]
+    template: str, records: Mapping[str, dict[str, Any] | None], **more: object
 ) -> dict[str, str]:
-    """Sentences of all records that are not None, by the names of their macros."""
-    return {
-        macro: write_sentence(template, macro, **record)
-        for macro, record in records.items()
-        if record
-    }
+    """Sentences by the names of their macros, without records that are None or have no rows."""
+    known = {n: record for n, record in records.items() if record and record.get("rows", True)}
+    return {n: write_sentence(template, n, **record, **more) for n, record in known.items()}

@@ -30,20 +30,22 @@ class Column:
     write: Write = formats.number
 
 
-WRITTEN: dict[str, Write] = {
-    "short": formats.short_count,
-    "mean": formats.mean_count,
-    "text": str,
-}
+FORMS: dict[str, Any] = {"short": formats.short_count, "mean": formats.mean_count, "text": str}
 """Formats of templates/words.toml that are not format codes of Python."""
+OF_RUN = {
+    **dict.fromkeys(("model", "revision", "dtype", "text"), "{}"),
+    **dict.fromkeys(("tokens", "sequences", "documents"), "{:,}"),
+    "context": "{} tokens",
+    "rows": "{} of each sequence",
+    "seed": "{}",
+}
 
 
 def columns_of(table: str) -> tuple[Column, ...]:
     """Columns of a table in templates/words.toml."""
-    known = {"needles": NEEDLES, "chance": f"{CHANCE:.3g}"}
-    columns = []
+    known, columns = {"needles": NEEDLES, "chance": f"{CHANCE:.3g}"}, []
     for name, title, unit, form, meaning in page_words()["columns"][table]:
-        write = WRITTEN.get(form, partial(formats.number, form=form))
+        write = FORMS.get(form, partial(formats.number, form=form))
         columns.append(Column(name, title, unit, meaning.format(**known), write))
     return tuple(columns)
 
@@ -65,7 +67,6 @@ def searched_columns(profile: xr.Dataset, heads: pd.DataFrame) -> tuple[Column, 
 
 
 def head_rows(heads: pd.DataFrame, columns: tuple[Column, ...]) -> list[dict[str, Any]]:
-    """Layer, head, label and cells of each head, in the order of the table."""
     written = [map(column.write, numbers(heads, column.name)) for column in columns]
     places = heads[["layer", "head", "label"]].to_dict("records")
     return [place | {"cells": texts} for place, *texts in zip(places, *written, strict=True)]
@@ -80,28 +81,15 @@ def comparison_columns(table: pd.DataFrame) -> tuple[Column, ...]:
 
 
 def comparison_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Name and cells of each group, in the order of the table."""
     rows, columns = [], comparison_columns(table)
     for row in table.to_dict("records"):
         change = formats.change_and_interval(row["loss_change"], row["low"], row["high"])
         row["loss_change"] = "\n".join(change) if row["over"] else formats.NO_NUMBER
-        row["worse"] = (
-            f"{row['worse']} of {row['pairs']}" if row["pairs"] else formats.NO_NUMBER
-        )
+        worse = f"{row['worse']} of {row['pairs']}"
+        row["worse"] = worse if row["pairs"] else formats.NO_NUMBER
         cells = [column.write(row[column.name]) for column in columns]
         rows.append({"name": str(row["group"]), "cells": cells})
     return rows
-
-
-# ---- facts of the run: the line below the title, and the list at the end of a page
-
-OF_RUN = {
-    **dict.fromkeys(("model", "revision", "dtype", "text"), "{}"),
-    **dict.fromkeys(("tokens", "sequences", "documents"), "{:,}"),
-    "context": "{} tokens",
-    "rows": "{} of each sequence",
-    "seed": "{}",
-}
 
 
 def about(profile: xr.Dataset, heads: pd.DataFrame) -> dict[str, Any]:
@@ -125,7 +113,6 @@ def model_name(profile: xr.Dataset) -> str:
 
 
 def short_facts(profile: xr.Dataset) -> list[str]:
-    """Facts below the title: size, text and loss."""
     attrs = profile.attrs
     context, trained = (int(attrs[name]) for name in ("context", "trained_context"))
     return [
@@ -168,15 +155,15 @@ def about_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, A
     facts.append(f"{len(names)} {what}")
     if what == "runs":
         seen = sorted({int(tokens) for tokens in comparison["tokens_seen"].max("step").values})
-        counts = " and ".join(f"{tokens:,}" for tokens in seen)
+        tokens = " and ".join(f"{count:,}" for count in seen)
         facts.append(f"context {int(attrs['context']):,}")
-        facts.append(f"{counts} training tokens" + (" each" if len(seen) == 1 else ""))
-        counts = (
+        facts.append(f"{tokens} training tokens" + " each" * (len(seen) == 1))
+        used = (
             f"{attrs['sequences']:,} for the loss, {attrs['head_sequences']:,} for heads and "
-            f"planes, {attrs['growth_sequences']:,} for heads and planes at each step"
         )
+        used += f"planes, {attrs['growth_sequences']:,} for heads and planes at each step"
         run = [("context", f"{attrs['context']:,} tokens")]
-        run += [("text", "validation text of the runs"), ("sequences", counts)]
+        run += [("text", "validation text of the runs"), ("sequences", used)]
     else:
         models = comparison["model"].values.tolist()
         names = [f"{entry} ({model})" for entry, model in zip(names, models, strict=True)]

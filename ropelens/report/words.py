@@ -1,11 +1,7 @@
-"""Sentences about results. This module computes the numbers for templates/sentences.
-
-Each template has the sentences of one kind of result, and each of its macros is one sentence.
-White space in a macro is only layout.
-"""
+"""Sentences about results: the numbers for templates/sentences, where a macro is a sentence."""
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,31 +25,26 @@ CHANCE = 1 / NEEDLES  # share of needles found by a guess among the values in th
 DOUBT = 0.8  # other text may change a label with a lower confidence
 FREE = 0.01  # nats/token: a step is called free if its interval ends below this
 END_NAMES = {"slow": "slowest", "fast": "fastest"}
-CONTROL = {"slow": "random", "fast": "random", "band": "band control"}
-"""The kind of random sets that an entry is compared with."""
+CONTROL = {"slow": "random", "fast": "random", "band": "band control"}  # kinds of random sets
 
 
 @public
 def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
     """Describe results in sentences with numbers. The most important sentence comes first.
 
-    `results` is a profile, its table of heads, or the result of `truncate`, `reach` or
-    `compare`.
+    `results` is a profile, a table of heads, or a result of `truncate`, `reach` or `compare`.
     """
     if isinstance(results, pd.DataFrame):
         return heads_sentences(results)
-    by_kind: dict[object, Callable[..., list[str]]] = {
-        "truncation": sweep_sentences,
-        "reach": reach_sentences,
-        "comparison": comparison_sentences,
-    }
-    if describe_kind := by_kind.get(results.attrs.get("kind")):
-        return describe_kind(results)
+    match results.attrs.get("kind"):
+        case "truncation":
+            return sweep_sentences(results)
+        case "reach":
+            return reach_sentences(results)
+        case "comparison":
+            return comparison_sentences(results)
     sentences = [*heads_sentences(classify_heads(results)), *attention_sentences(results)]
     return [*sentences, *filter(None, [idle_words(results)])]
-
-
-# ---- a profile and its heads
 
 
 def heads_sentences(heads: pd.DataFrame) -> list[str]:
@@ -69,10 +60,7 @@ def label_counts(heads: pd.DataFrame) -> dict[str, int]:
 
 
 def head_words(heads: pd.DataFrame) -> dict[str, str]:
-    """Sentences about a table of heads that apply to it, by the names of their macros.
-
-    A table that was read from a file has no sentence about the claim.
-    """
+    """Sentences about a table of heads by their macros. A table from a file has no claim."""
     counts = sorted(label_counts(heads).items(), key=lambda pair: -pair[1])
     positional = heads[heads["label"] == "positional"]
     offsets = positional["offset"].dropna().astype(int).value_counts().sort_index()
@@ -87,11 +75,10 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
     for label in ("positional", "semantic"):
         rows = heads[(heads["label"] == label) & heads["top_share"].notna()]
         if len(rows):
-            top = rows["top_wavelength"].astype(float)
-            record: Record = {"label": label, "heads": len(rows)}
-            record |= {"low": top.min(), "high": top.max()}
-            record["median"] = top.quantile(0.5, interpolation="lower")
-            record["share"] = float(rows["top_share"].median())
+            wavelengths = rows["top_wavelength"].astype(float)
+            low, median, high = wavelengths.quantile([0, 0.5, 1], interpolation="lower")
+            record: Record = {"label": label, "heads": len(rows), "median": median}
+            record |= {"low": low, "high": high, "share": float(rows["top_share"].median())}
             groups.append(record | {"planes": int(rows["planes_to_half"].median())})
     records = {
         "headline": {"heads": len(heads), "counts": [pair for pair in counts if pair[1]]},
@@ -105,9 +92,9 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
 def attention_sentences(profile: xr.Dataset) -> list[str]:
     """Sentences that name the head with most attention on each searched set of tokens."""
     sentences = []
-    for name in (str(name) for name in profile if str(name).startswith("attention_on_")):
+    for name in map(str, profile):
         control_name = name.replace("attention", "control", 1)
-        if control_name in profile:
+        if name.startswith("attention_on_") and control_name in profile:
             attention, control = profile[name].values, profile[control_name].values
             place = np.unravel_index(np.nanargmax(attention - control), attention.shape)
             record = {"attention": float(attention[place]), "control": float(control[place])}
@@ -149,50 +136,38 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     return [*filter(None, warnings), *write_sentences("profile", weak).values()]
 
 
-# ---- a sweep
-
-
 def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> list[str]:
-    """Sentences about a sweep of stopped planes; `table` is its `summarize_truncation`.
+    """Sentences about a sweep, first on the cost of the slowest and the fastest planes.
 
-    The first sentence compares the cost of the slowest and the fastest planes. Sentences about
-    a quarter of the planes, bands, labels, retrieval and classes of tokens follow.
+    `table` is `summarize_truncation(sweep)`.
     """
     rows = _sweep_records(summarize_truncation(sweep) if table is None else table)
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
     setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*")
-    ends, free = _quarters(rows, "loss_change"), _free(rows)
-    records: dict[str, Record] = {}
+    ends, free, classes = _quarters(rows, "loss_change"), _free(rows), class_changes(sweep)
+    records: dict[str, Record | None] = {}
     if free and (fast := [row for row in ends if row["kind"] == "fast"]):
         records["short"] = {"free": free, "fast": fast[0]}
-    if ends:
-        records["ends"] = {"rows": ends}
-    if far := _quarters(rows, "far_loss_change"):
-        records["far"] = {"rows": far}
+    records |= {"ends": {"rows": ends}, "far": {"rows": _quarters(rows, "far_loss_change")}}
     if copies := _quarters(rows, "copy_loss_change"):
         distance = int(sweep["copy_distance"][-1])
         records["copies"] = {"rows": copies, "distance": distance, "plain": rows[0]}
-    if free:
-        records["free"] = free
+    records["free"] = free
     if bands := [r for r in rows if r["kind"] == "band" and r["loss_change"] is not None]:
         most = max(bands, key=lambda row: row["loss_change"])
         records["bands"] = {"count": len(bands), "most": most}
-    if labels := _quarters(rows, "labels_changed"):
-        records["labels"] = {"rows": labels}
+    records["labels"] = {"rows": _quarters(rows, "labels_changed")}
     if rows[0]["retrieval"] is not None:
         records["retrieval"] = {"share": rows[0]["retrieval"], "chance": CHANCE}
-    if ends and len(classes := class_changes(sweep)):
+    if len(classes):
         by_edit = {edit: rows.to_dict("records") for edit, rows in classes.groupby("edit")}
         of_ends = [row | {"classes": by_edit[row["edit"]]} for row in ends]
         records["classes"] = {"rows": of_ends}
-    return [write_sentence("truncation", n, setup=setup, **r) for n, r in records.items()]
+    return [*write_sentences("truncation", records, setup=setup).values()]
 
 
 def _sweep_records(table: pd.DataFrame) -> list[Record]:
-    """Rows of the summary with their end, share and wavelengths; None replaces NaN.
-
-    `control` is the mean loss change of the random sets that an entry is compared with.
-    """
+    """Rows of the summary with end, share, wavelengths and control; None replaces NaN."""
     records = []
     for row in table.to_dict("records"):
         low, high = (short_count(row[f"wavelength_{end}"]) for end in ("low", "high"))
@@ -207,30 +182,23 @@ def _sweep_records(table: pd.DataFrame) -> list[Record]:
 
 def _quarters(rows: Sequence[Record], column: str) -> list[Record]:
     """For each end, the measured entry that stops the share nearest to a quarter."""
-    by_end = (
-        [row for row in rows if row["kind"] == end and row[column] is not None]
-        for end in END_NAMES
-    )
+    known = [row for row in rows if row[column] is not None]
+    by_end = ([row for row in known if row["kind"] == end] for end in END_NAMES)
     return [min(same, key=lambda row: abs(row["kept"] - QUARTER)) for same in by_end if same]
 
 
 def _free(rows: Sequence[Record]) -> Record | None:
     """First step from the slow end, and the last one of the steps before the first cost."""
     slow = [r for r in rows if r["kind"] == "slow" and r["loss_change_high"] is not None]
-    if not slow:
-        return None
     slow.sort(key=lambda row: -row["kept"])
-    free = [*itertools.takewhile(_is_free, slow)]
-    return {"last": free[-1] if free else None, "least": slow[0], "limit": FREE}
+    free = [None, *itertools.takewhile(_is_free, slow)]
+    return {"last": free[-1], "least": slow[0], "limit": FREE} if slow else None
 
 
 def _is_free(row: Record) -> bool:
     """Whether the loss hardly changes, also in the second half of the context."""
     high, far = row["loss_change_high"], row["far_loss_change_high"]
     return high < FREE and (row["far_loss"] is None or (far is not None and far < FREE))
-
-
-# ---- the reach of heads
 
 
 def reach_sentences(reach: xr.Dataset) -> list[str]:
@@ -246,6 +214,8 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
         best = variant.isel(layer=layer, head=head)
         error = 100 * abs(best["foretold_share"] - best["found_share"]).max().item()
         numbers = {
+            "variant": name,
+            "own": OWN_ROTATION,
             "copied": reach.attrs.get("copied", ""),
             "distances": reach["run_distance"].values.tolist(),
             **{end: best[f"found_{end}"].values.tolist() for end in ("share", "low", "high")},
@@ -255,13 +225,8 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
             "beyond": [far.min(), far.max()] if len(far) else None,
             "extrapolated": float(best["extrapolated_share"].sel(distance=far).mean()),
         }
-        sentences.append(
-            write_sentence("reach", "copies", variant=name, own=OWN_ROTATION, **numbers)
-        )
+        sentences.append(write_sentence("reach", "copies", **numbers))
     return sentences
-
-
-# ---- a comparison
 
 
 def comparison_sentences(
@@ -285,26 +250,23 @@ def comparison_sentences(
         losses = {"baseline": baseline, "changes": changes, "of_one_seed": of_one_seed}
         records["losses"] = losses
     else:
-        of_runs = "context" in attrs
-        records["unpaired_losses"] = {"baseline": baseline, "rows": rows, "of_runs": of_runs}
+        unpaired = {"baseline": baseline, "rows": rows, "of_runs": "context" in attrs}
+        records["unpaired_losses"] = unpaired
     if "loss_past_context" in table and table["loss_past_context"].notna().any():
         past = _changes_by_group(table, "loss_past_context")
         records["past_context"] = {"rows": rows, "changes": past}
     if "repeat_gain" in table:
-        records["repeats"] = {
-            "rows": rows,
-            "chance": CHANCE,
-            "gain_changes": _changes_by_group(table, "repeat_gain"),
-            "retrieval_changes": _changes_by_group(table, "retrieval"),
-        }
+        repeats: Record = {"rows": rows, "chance": CHANCE}
+        repeats["gain_changes"] = _changes_by_group(table, "repeat_gain")
+        repeats["retrieval_changes"] = _changes_by_group(table, "retrieval")
+        records["repeats"] = repeats
     records["previous_token"] = {"rows": rows}
     fastest = comparison["wavelength"].min(("layer", "frequency"))
-    still = [
-        name for name in table["group"] if not np.isfinite(group_entries(fastest, name)).any()
-    ]
+    turns = fastest < np.inf  # False for NaN as well
+    still = [group for group in table["group"] if not group_entries(turns, group).any()]
     records["without_rotation"] = {"groups": still} if still else None
-    runs = attrs.get("unfinished")
-    records["unfinished"] = {"runs": runs} if runs else None
+    if runs := attrs.get("unfinished"):
+        records["unfinished"] = {"runs": runs}
     lead, added = (str(attrs.get(name, "")) for name in ("lead", "findings"))
     sentences = write_sentences("comparison", records).values()
     return [*filter(None, [lead]), *sentences, *added.splitlines()]

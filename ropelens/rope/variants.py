@@ -27,8 +27,8 @@ class Shape:
     """Sizes of the model that a variant is applied to."""
 
     head_dim: int  # coordinates that rotate
-    base: float = 10_000.0  # for variants without a base
-    context: int = 2048  # trained length in tokens, before the variant
+    base: float  # for variants without a base
+    context: int  # trained length in tokens, before the variant
     length: int = 0  # of the sequence, for "dynamic"
 
 

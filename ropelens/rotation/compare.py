@@ -35,19 +35,17 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     `context`, by default the trained context of `one`.
 
     Returns a dataset over `implementation` ("one", "other"), `layer`, `frequency` (the planes
-    of `one`) and `position`:
+    of `one`) and `position`. Each variable has `long_name` and `units`.
 
-    - `angle` (implementation, layer, frequency, position), rad from -pi to pi: rotation of
-      queries and keys since position 0. NaN in planes without length.
-    - `difference` (layer, frequency, position), rad from 0 to pi: between the two angles.
-    - `residual` (implementation, layer): change with position that the angle does not explain
-      (of lengths, of heads or keys with other angles, outside the planes), relative to the
-      mean length. For `other` it includes a different scale of queries.
+    - `angle` (implementation, layer, frequency, position) is from -pi to pi, and NaN in planes
+      without length. `difference` (layer, frequency, position) is from 0 to pi.
+    - `residual` (implementation, layer): change with position that the angle does not explain,
+      relative to the mean length. For `other` it includes a different scale of queries.
     - `strength_ratio` (layer): root mean square of the scores of tokens at one position, of
       `other` relative to `one` (with the scale and YaRN's attention factor).
     - `score_difference` (layer, frequency): difference between the contributions of the plane
-      to these scores, each relative to their root mean square. If rows of q and k have another
-      order, only this variable shows it.
+      to these scores, each relative to their root mean square. Only this variable shows that
+      rows of q and k have another order.
     - attributes `verdict` ("same", "different") and `why`, a sentence.
 
     The verdict is "same" if angles differ by at most 1e-3 rad plus the rounding of an angle in
@@ -69,8 +67,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     measured = read_rotations(by_layer[0], positions, stated=stated, noise=lives[0].noise)
     planes = [rotation.planes for rotation in measured.values()]
     noise = torch.tensor([live.noise for live in lives])
-    pairs = zip(*probes, planes, strict=True)
-    layers = [_compare_layer(*pair, noise=noise) for pair in pairs]
+    layers = [_compare_layer(noise, *pair) for pair in zip(*probes, planes, strict=True)]
     angle, difference, residual, ratio, score_difference = zip(*layers, strict=True)
     values: dict[str, Any] = {
         "angle": stack(angle).swapaxes(0, 1),
@@ -93,11 +90,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
 
 
 def _compare_layer(
-    one: SingleTokenProbe,
-    other: SingleTokenProbe,
-    planes: Planes,
-    *,
-    noise: Float[Tensor, " 2"],
+    noise: Float[Tensor, " 2"], one: SingleTokenProbe, other: SingleTokenProbe, planes: Planes
 ) -> tuple[Tensor, ...]:
     """Variables of `compare_rope` for one layer, in the order of its docstring."""
     x = torch.stack([one.vectors, other.vectors])

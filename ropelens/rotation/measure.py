@@ -43,21 +43,17 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
     Returns a dataset over `layer` and `frequency`. Coordinates that RoPE does not rotate are
     the last frequency, with inv_freq 0. Layers that do not attend are NaN.
 
-    - `inv_freq`: rad/token, measured; negative in planes that rotate backward.
-    - `wavelength`: tokens; infinite in planes that do not rotate.
+    - `inv_freq`, rad/token, and `wavelength`, tokens: measured; `inv_freq` is negative in
+      planes that rotate backward.
     - `inv_freq_stated`, `inv_freq_configured`: rad/token, from the buffer of the model and
       from its configuration; NaN if unknown.
     - `residual`: change of a plane's length between positions, relative to the mean length.
-    - `pairing`: "half", "interleaved" or "none".
-    - `rotary_dim`: number of coordinates in planes. `layer_type`: type in the config.
-    - `query_scale`, over `position`: factor by which queries are longer than at position 0
-      (Ministral 3, Llama 4).
+    - `pairing`: "half", "interleaved" or "none". `rotary_dim`: coordinates in planes.
+    - `query_scale`, over `position`: length of queries relative to position 0 (Llama 4).
 
-    Warns if the model does not rotate as its configuration asks.
-
-    Raises `UnsupportedModel` if queries do not rotate, if they do not rotate as the model
-    states, or if a layer hides its attention; and `BadArgument` if an edit makes heads of a
-    layer differ.
+    Warns if the model does not rotate as its configuration asks. Raises `UnsupportedModel` if
+    queries do not rotate, if they do not rotate as the model states, or if a layer hides its
+    attention; and `BadArgument` if an edit makes heads of a layer differ.
     """
     live = as_live_model(model)
     probe = RotationProbe(live)
@@ -77,7 +73,6 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
             terms = planes[-1].terms
             inv_freq = torch.zeros(0) if inv_freq is None else inv_freq[:terms].double()
             column.append(pad(inv_freq, (0, terms - len(inv_freq)), value=math.nan))
-    scales = [layer.query_scale for layer in layers]
     values: dict[str, Any] = {
         "inv_freq": stack(measured),
         "wavelength": stack(2 * math.pi / w.double().abs() for w in measured),
@@ -87,9 +82,9 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
         "pairing": [layer.pairing for layer in planes],
         "rotary_dim": [layer.rotary_dim for layer in planes],
         "layer_type": live.layer_types,
-        "query_scale": [list(scale.values()) for scale in scales],
+        "query_scale": [list(layer.query_scale.values()) for layer in layers],
     }
-    coords = {"layer": range(len(layers)), "position": list(scales[0])}
+    coords = {"layer": range(len(layers)), "position": list(layers[0].query_scale)}
     return xr.Dataset(labelled(values, ROTATION), coords=coords)
 
 
@@ -100,12 +95,11 @@ def observe(
 ) -> Iterator[None]:
     """Call `function(call, planes)` for every attention call of `model` in the block.
 
-    `call` (`AttentionCall`) has the layer, the queries [batch, head, position, coordinate] and
-    keys after their rotation, the values and the scale. `call.visibility.sees()` has the keys
-    that each row sees. The tensors belong to the model: clone them before you keep or change
-    them. `planes` (`Planes`) is the rotation of the layer, as `measure_rope` measures it. With
-    a key-value cache, a call has only the new rows, and all keys; `call.past` of these
-    come before the first row. The output of the model keeps every bit.
+    `call` (`AttentionCall`) has the queries [batch, head, position, coordinate] and keys after
+    their rotation. The tensors belong to the model: clone them before you keep or change them.
+    `planes` (`Planes`) is the rotation of the layer, as `measure_rope` measures it. With a
+    key-value cache, a call has only the new rows, and all keys; `call.past` of these come
+    before the first row. The output of the model keeps every bit.
 
     Under `edit_rope` the function gets edited queries, keys and `planes`. If heads of the
     layer differ, `planes.inv_freq` has a row and `call.key` a head for each query head. Under

@@ -118,11 +118,7 @@ class RotationProbe:
     _last_inv_freq: dict[int, Tensor] = field(default_factory=dict)
 
     def layers(self, context: int | None = None) -> list[LayerRotation]:
-        """Rotation of each layer without edits; see `measure_rope`.
-
-        RoPE that changes with the length is measured at `context` tokens, or within the
-        trained context.
-        """
+        """Rotation of each layer without edits; `measure_rope` explains `context`."""
         live = self.live
         key = context if live.depends_on_length else None
         if key not in self._layers:
@@ -180,17 +176,14 @@ class RotationProbe:
     def attention_factor(self) -> float | None:
         """Factor by which the rotary modules lengthen queries and keys (YaRN, LongRoPE).
 
-        None if a later normalization cancels the factor (NanoChat, Llama 4). This is tested by
-        doubling the factor.
+        None if a later normalization cancels even twice the factor (NanoChat, Llama 4).
         """
         modules = map(vars, self.live.model.modules())
         rotary = [(m, key) for m in modules for key in m if key.endswith("attention_scaling")]
         factors = {float(module[key]) for module, key in rotary} or {1.0}
         if len(factors) > 1:
-            raise UnsupportedModel(
-                f"{self.live.class_name} scales its queries in more than one way: "
-                f"{sorted(factors)}."
-            )
+            ways = f"{self.live.class_name} scales its queries in more than one way"
+            raise UnsupportedModel(f"{ways}: {sorted(factors)}.")
         (factor,), lengths = factors, []
         try:
             for value in (factor, 2 * factor):
@@ -232,33 +225,34 @@ def _measure(live: LiveModel, context: int | None) -> list[LayerRotation]:
     stated = {layer: stated_inv_freq(live, layer) for layer in {0, *probes}}
     measured = read_rotations(probes, positions, stated=stated, noise=live.noise)
     name, tolerance = live.class_name, live.tolerance
-    _check_rotates(measured, stated[0], name, tolerance)
-    _check_values(probes, name, tolerance)
+    _check_rotation(measured, probes, stated[0], name, tolerance)
     nothing = Planes(torch.zeros(0), 0, "none")
     unmeasured = MeasuredRotation(nothing, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
     layers = [LayerRotation(unmeasured, None, nothing, scales)] * live.layers
-    facts: dict[str, Any] = {"class_name": name, "noise": live.noise}
-    facts["longest"] = int(positions[-1])
+    facts: Any = {"class_name": name, "noise": live.noise, "longest": longest}
     for layer, rotation in measured.items():
         scale = dict(zip(scales, probes[layer].query_scale.tolist(), strict=True))
         matched = match_stated(rotation, stated[layer], layer=layer, **facts)
         layers[layer] = LayerRotation(*matched, scale)
     if any("mrope_section" in vars(module) for module in live.model.modules()):
-        axes = find_axes(live, [layer.planes for layer in layers], positions)
-        for layer, axis in axes.items():
+        for layer, axis in find_axes(live, [x.planes for x in layers], positions).items():
             planes = replace(layers[layer].planes, axis=axis)
             layers[layer] = replace(layers[layer], planes=planes)
     return layers
 
 
-def _check_rotates(
+def _check_rotation(
     measured: dict[int, MeasuredRotation],
+    probes: Mapping[int, SingleTokenProbe],
     stated: list[Tensor],
     class_name: str,
     tolerance: float,
 ) -> None:
-    """Refuse a model whose queries do not change, or change by anything but a rotation."""
+    """Refuse a model whose queries do not rotate, or whose values change with position too.
+
+    Edits do not change values, but DeepSeek V4 rotates them.
+    """
     seen, what = "", f"{class_name} does not rotate its queries."
     for layer, rotation in reversed(measured.items()):
         if not rotation.residual <= tolerance:
@@ -267,22 +261,12 @@ def _check_rotates(
                 f"layer {layer}: the lengths of its planes change with position (residual "
                 f"{rotation.residual:.2g}; a rotation keeps them to {tolerance:.0e})"
             )
-    stops_all = any(len(w) and not w.any() for w in stated)
     still = all(rotation.planes.pairing == "none" for rotation in measured.values())
-    if still and not stops_all:
+    if still and not any(len(w) and not w.any() for w in stated):
         seen = "queries and keys are the same at every position (residual 0)"
     if seen:
-        raise UnsupportedModel(
-            what,
-            seen=seen,
-            hint="a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM",
-        )
-
-
-def _check_values(
-    probes: Mapping[int, SingleTokenProbe], class_name: str, tolerance: float
-) -> None:
-    """Refuse a model that rotates its values too: edits do not change values (DeepSeek V4)."""
+        hint = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
+        raise UnsupportedModel(what, seen=seen, hint=hint)
     for layer, probe in probes.items():
         change = (probe.values - probe.values[:, :1]).square().mean().sqrt()
         if change > tolerance * probe.values.square().mean().sqrt():

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import torch
 from accelerate.utils import align_module_device
@@ -36,12 +35,11 @@ def stated_inv_freq(live: LiveModel, layer: int) -> list[Tensor]:
     types = live.config.to_dict().get("layer_types")
     names = ["inv_freq"] if types is None else [f"{types[layer]}_inv_freq", "inv_freq"]
     stated = []
-    for name in names:
-        for module in live.model.modules():
-            if name in module._buffers:
-                with align_module_device(module):
-                    # cloned, because longrope changes the buffer in place
-                    stated.append(module.get_buffer(name).float().cpu().clone())
+    for name, module in product(names, live.model.modules()):
+        if name in module._buffers:
+            with align_module_device(module):
+                # cloned, because longrope changes the buffer in place
+                stated.append(module.get_buffer(name).float().cpu().clone())
     return stated
 
 
@@ -98,22 +96,17 @@ def _whole_turns(
         return None
     difference = (stated[:count].double() - planes.inv_freq.double()).nan_to_num(0)
     turns = (difference / (2 * math.pi)).round()
-    allowed = 32 * torch.where(
-        resolution.isfinite(), resolution * stated[:count].abs(), noise / longest
-    )
+    relative = resolution * stated[:count].abs()
+    allowed = 32 * torch.where(resolution.isfinite(), relative, noise / longest)
     return turns if ((difference - 2 * math.pi * turns).abs() <= allowed).all() else None
 
 
-Stated = tuple[Planes, Tensor | None]
-"""Planes of a layer, and the frequencies that the model states for it."""
-
-
 def warn_of_configuration(
-    config: PreTrainedConfig, layers: Sequence[Stated], class_name: str
+    config: PreTrainedConfig, layers: Sequence[tuple[Planes, Tensor | None]], class_name: str
 ) -> None:
     """Warn if the configuration asks for other frequencies, or for a key that is not read.
 
-    The frequencies that the configuration asks for are computed without the model.
+    `layers` are the planes of each layer, and the frequencies that the model states for it.
     """
     messages = _unused_keys(config, [planes for planes, _ in layers])
     configured = configured_inv_freqs(config, layers=len(layers))
@@ -147,9 +140,8 @@ def _unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
     rotates = zip(facts.get("no_rope_layers") or (), layers, strict=False)
     if any(not configured and planes.rotary_dim for configured, planes in rotates):
         unused.append("no_rope_layers, but these layers rotate")
-    return [
-        f"the configuration has a key that the model does not read: {key}" for key in unused
-    ]
+    fault = "the configuration has a key that the model does not read"
+    return [f"{fault}: {key}" for key in unused]
 
 
 def configured_inv_freqs(
@@ -223,8 +215,7 @@ def sharpening(live: LiveModel) -> float:
 
     Modules with latent keys multiply their scale by this factor when they are built.
     """
-    module: Any
-    for module in live.model.modules():
-        if hasattr(module, "scaling") and hasattr(module, "qk_head_dim"):
-            return float(module.scaling * math.sqrt(module.qk_head_dim))
+    for module in map(vars, live.model.modules()):
+        if {"scaling", "qk_head_dim"} <= {*module}:
+            return float(module["scaling"] * math.sqrt(module["qk_head_dim"]))
     return 1.0

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured import normal
+from oracles.handmade import call_of
 from torch import Tensor
 
 from ropelens.attention import fast_products
@@ -167,3 +168,12 @@ def test_row_sums_by_brute_force(made: tuple, count: int | None, block: int):
 def test_a_running_sum_is_cumsum(count: int):
     x = normal(2, 3, count, 5, seed=count)
     torch.testing.assert_close(fast_products.running_sum(x), x.cumsum(2))
+
+
+@pytest.mark.parametrize(("first_key", "past"), [(0, 20), (5, 15)])
+def test_past_counts_the_keys_before_the_first_row(first_key: int, past: int):
+    """A cache of a sliding window may have dropped the first keys."""
+    call = call_of(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 23 - first_key, 2))
+    position = torch.arange(20, 23)[None]
+    visibility = Visibility(position, torch.full_like(position, 5), range(first_key, 23))
+    assert replace(call, visibility=visibility).past == past

@@ -16,8 +16,9 @@ from ropelens.attention.formulas import GAINS, attention_budget
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.budget.held_out import FOLD_ROWS, Sample, scored_rows
-from ropelens.budget.logit import gains
+from ropelens.budget.logit import fit_tolerance, gains
 from ropelens.budget.offsets import OffsetRows
+from ropelens.budget.solver import fit_log_linear
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import all_rows, sample_rows
 from ropelens.text.text import GROUPS, Text, assign_groups
@@ -82,6 +83,12 @@ def test_log_z_and_masses_by_brute_force(seed: int, context: int, window: int, b
     torch.testing.assert_close(masses, expected)
     torch.testing.assert_close(curvature, expected - squares)
     torch.testing.assert_close(total, norm)
+    only_sinks = weights.clone()
+    only_sinks[:, 3:] = 0  # then P is S
+    of_sinks = table.sink_log_z_and_moments(only_sinks[:, :3])
+    of_all = table.log_z_and_moments(only_sinks)
+    torch.testing.assert_close(of_sinks[0], of_all[0])
+    torch.testing.assert_close(of_sinks[1], of_all[1][:, :3])
 
 
 BITS = st.tuples(*[st.floats(-3, 12, width=32) for _ in GAINS])
@@ -184,6 +191,32 @@ def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
         assert abs(len(first) - len(second)) <= 1
         weights = sum(half.weight.sum() for half in halves)
         torch.testing.assert_close(weights, scored.weight.sum())
+
+
+@pytest.mark.parametrize(("sequences", "rows"), [(8, 256), (10, 205), (64, 32), (65, 32)])
+def test_a_text_is_scored_on_2048_rows_and_each_sequence_on_32_at_least(
+    sequences: int, rows: int
+):
+    assert scored_rows(Text(torch.ones(sequences, 4).long())) == rows
+
+
+def test_a_fit_that_can_explain_nothing_still_converges():
+    assert fit_tolerance(torch.zeros(1)) > 0
+
+
+def test_a_step_changes_no_weight_by_more_than_eight():
+    curvature, points = 1e-3, []
+
+    def log_z_and_moments(point: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        points.append(point)
+        value = curvature * point.square().sum(-1) / 2
+        return value, curvature * point, torch.full_like(point, curvature)
+
+    start, options = torch.zeros(1, 2).double(), {"ridge": 0.0, "smooth": slice(0)}
+    observed, tolerance = torch.tensor([[0.5, 0.0]]).double(), torch.tensor([1e-9]).double()
+    fit_log_linear(log_z_and_moments, observed, start=start, tolerance=tolerance, **options)
+    assert points[1].tolist() == [[8.0, 0.0]]
+    torch.testing.assert_close(points[-1], observed / curvature)
 
 
 def test_a_single_sequence_has_two_folds_of_rows():

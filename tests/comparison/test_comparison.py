@@ -18,7 +18,7 @@ from ropelens.checkpoints.bundled import sample_path
 from ropelens.comparison import compare as comparing
 from ropelens.comparison.compare import partners
 from ropelens.comparison.entries import ComparisonEntry as Entry
-from ropelens.comparison.measure import past_context, validation
+from ropelens.comparison.entries import past_context, validation
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
 from ropelens.report import describe

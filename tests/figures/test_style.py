@@ -9,8 +9,8 @@ import pytest
 
 from ropelens.figures.comparison import variant_looks
 from ropelens.figures.formats import plotly_text, short_count, visible_token
+from ropelens.figures.planes import common_columns, set_wavelengths, wavelength_positions
 from ropelens.figures.style import COLORS, INK, MUTED, PAPER, SYMBOLS, VARIANT_COLORS
-from ropelens.figures.wavelengths import common_columns, set_wavelengths, wavelength_positions
 from ropelens.report.render import TEMPLATES
 
 

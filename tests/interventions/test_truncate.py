@@ -67,6 +67,17 @@ def test_controls_have_the_size_of_the_edit_and_are_nested():
     assert not [cut for cut in of_kind(cuts, "random") if cut.kept(layers) in (0, 1)]
 
 
+def test_a_cut_that_stops_all_planes_does_not_change_the_controls_of_other_cuts() -> None:
+    layers = [rotating_planes(8)] * 2
+    cuts = [cut for cut in plan(layers, keep=[0.5, 0]) if cut.kept(layers)]
+    assert cuts == plan(layers, keep=[0.5])
+
+
+def test_the_stopped_planes_of_one_layer_are_listed_without_the_layer() -> None:
+    (cut,) = of_kind(plan([rotating_planes(4)], keep=[0.5]), "slow")
+    assert cut.planes == "2,3"
+
+
 @pytest.mark.parametrize("planes", [2, 3, 4, 8])
 def test_controls_differ_from_the_sets_that_they_control(planes: int):
     """With few planes, a random set is often an end or the band, and must be drawn again."""
@@ -115,7 +126,7 @@ def test_layers_that_rotate_differently_keep_their_own_counts():
         stopped += pairs
     assert len(stopped) == len(set(stopped)) == 20
     assert all(a[1] < b[0] for a, b in pairwise(spans))
-    heads = [edit.heads for edit in edits_of(slow)]
+    heads = [edit.heads for edit in edits_of(slow, ["*"] * 4)]
     assert heads == ["0.*,1.*", "3.*"]
 
 
@@ -163,9 +174,7 @@ def test_planes_stop_only_in_the_named_heads():
     sweep = rl.truncate(model, TOKENS, heads=heads, keep=(), **more)
     assert sweep["edit"].values.tolist() == ["none", "band 0", "band 1"]
     planes = sweep["planes"][1:].to_series().str.split(",")
-    chosen = {
-        name: select.PlaneNumbers([*map(int, numbers)]) for name, numbers in planes.items()
-    }
+    chosen = {name: select.PlaneNumbers([*map(int, n)]) for name, n in planes.items()}
     edits = {name: rl.stop(numbers, heads=heads) for name, numbers in chosen.items()}
     evaluated = rl.evaluate(model, TOKENS, edits=edits, measures=["loss"])
     np.testing.assert_array_equal(sweep["loss"], evaluated["loss"])

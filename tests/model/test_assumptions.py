@@ -32,9 +32,9 @@ def on_meta() -> PreTrainedModel:
         return LlamaForCausalLM(tiny("llama_gqa").config)
 
 
-def one_layer_missing() -> PreTrainedModel:
+def configured(**facts: Any) -> PreTrainedModel:
     model = tiny("llama_gqa")
-    model.config.num_hidden_layers = 3
+    vars(model.config).update(facts)
     return model
 
 
@@ -71,17 +71,15 @@ def differs_when_observed(forward: Callable, *args: Any, **kwargs: Any) -> Any:
     return output * (1 if plain else 1.001), weights
 
 
-def grows(rotary: Callable, x: Tensor, position_ids: Tensor) -> Any:
-    return [y * (1 + 0.01 * position_ids[..., None]) for y in rotary(x, position_ids)]
-
-
-def stands_still(rotary: Callable, x: Tensor, position_ids: Tensor) -> Any:
-    return rotary(x, 0 * position_ids)
+def rotated(change: Callable[[Callable, Tensor, Tensor], Any]) -> PreTrainedModel:
+    return patched(
+        lambda rotary, x, position_ids: change(rotary, x, position_ids), "rotary_emb"
+    )
 
 
 def other_buffer() -> PreTrainedModel:
     used = tiny("llama_gqa").model.rotary_emb
-    model = patched(lambda _, x, position_ids: used(x, position_ids), "rotary_emb")
+    model = rotated(lambda _, x, at: used(x, at))
     model.model.rotary_emb.inv_freq *= 1.001
     return model
 
@@ -90,12 +88,6 @@ def two_factors() -> PreTrainedModel:
     model = tiny("llama_gqa")
     model.model.other = type(model.model.rotary_emb)(model.config)
     model.model.other.attention_scaling = 2.0
-    return model
-
-
-def without_base() -> PreTrainedModel:
-    model = tiny("llama_gqa")
-    model.config.rope_parameters = {"rope_type": "default"}
     return model
 
 
@@ -115,7 +107,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
         "AmbiguousGlobalPerLayerAttributeError"),
     "is on meta": (on_meta, ""),
     "has no attention": (lambda: tiny("mamba"), "layers of linear_attention"),
-    "hides its attention": (one_layer_missing,
+    "hides its attention": (lambda: configured(num_hidden_layers=3),
         "2 of 3 layers showed their queries and keys; the first that did not is layer 2"),
     "attends more than once": (lambda: patched(twice),
         "a second attention call of layer 0 in one pass"),
@@ -125,15 +117,16 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "computes something else": (lambda: patched(differs_when_observed),
         "logits of 30 tokens: a relative change of"),
     "NaN or infinite": (not_finite, "layer 0"),
-    "does not rotate its queries": (lambda: patched(stands_still, "rotary_emb"),
+    "does not rotate its queries": (lambda: rotated(lambda rotary, x, at: rotary(x, 0 * at)),
         "queries and keys are the same at every position (residual 0)"),
-    "but not by a rotation": (lambda: patched(grows, "rotary_emb"),
+    "but not by a rotation": (
+        lambda: rotated(lambda f, x, at: [y * (1 + 0.01 * at[..., None]) for y in f(x, at)]),
         "layer 0: the lengths of its planes change with position (residual "),
     "rotates its values": (lambda: families.tiny("DeepseekV4ForCausalLM"),
         "layer 0: the values of a token change with its position"),
     "not rotate as it states": (other_buffer, "layer 0: 8 planes, the fastest at 1 rad/token"),
     "more than one way": (two_factors, ""),
-    "the base of its RoPE": (without_base, ""),
+    "the base of its RoPE": (lambda: configured(rope_parameters={"rope_type": "default"}), ""),
     "to the logits is not linear": (lambda: tiny("gemma2"), "a norm or a factor on the path"),
 }
 """A broken model, and the `seen` of its error, by words of the error."""

@@ -14,7 +14,7 @@ from synthetic_profile import synthetic_profile
 from ropelens.errors import BadArgument
 from ropelens.figures.formats import change_and_interval, signed
 from ropelens.report import render, words, write_index, write_report
-from ropelens.report.catalog import PROFILE_FIGURES, draw
+from ropelens.report.catalog import draw_profile
 from ropelens.report.payload import build_payload, excerpt_payload
 from ropelens.report.render import packed
 from ropelens.report.tables import model_name, run_facts
@@ -51,7 +51,7 @@ def test_arrays_travel_as_bytes(small):
     profile, heads = small
     sent = packed(np.array([[1.5, np.nan]]), dims=("layer",))
     assert (sent["shape"], len(sent["data"])) == ([1, 2], 8)
-    figures = draw(PROFILE_FIGURES, profile, heads, (0, 0))
+    figures = draw_profile(profile, heads, (0, 0))
     sent = render.packed_payload(build_payload(profile, heads, figures, selected=(0, 0)))
     assert sent == html.escape(sent), "no character can end the script"
     text, arrays = gzip.decompress(base64.b85decode(sent.translate(BACK))).split(b"\0", 1)

@@ -52,5 +52,5 @@ def test_the_number_of_planes_equals_transformers(head_dim: int, p: float):
         sweep = {"keep": [p], "ends": [end], "bands": 0, "controls": 0, "seed": 0}
         cuts = [cut for cut in plan_cuts([rotating_planes(planes)], **sweep) if cut.kind == end]
         assert [cut.stopped for cut in cuts] == ([(still,)] if still else [])
-        found, _ = frequencies(parse_variant(f"{name}:{p}"), Shape(head_dim))
+        found, _ = frequencies(parse_variant(f"{name}:{p}"), Shape(head_dim, 10_000.0, 2048))
         torch.testing.assert_close(found, inv_freq * turns, rtol=1e-6, atol=0)

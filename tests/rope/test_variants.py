@@ -124,7 +124,7 @@ def test_partial_equals_gpt_neox(p: float):
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": p}
     config = GPTNeoXConfig(hidden_size=128, num_attention_heads=2, rope_parameters=rope)
     expected = GPTNeoXRotaryEmbedding(config).inv_freq
-    inv_freq, _ = frequencies(parse_variant(f"partial:{p}"), Shape(64))
+    inv_freq, _ = frequencies(parse_variant(f"partial:{p}"), Shape(64, 10_000.0, CONTEXT))
     torch.testing.assert_close(inv_freq[: len(expected)], expected, rtol=1e-6, atol=0)
     assert not inv_freq[len(expected) :].any()
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ropelens.analysis.analysis import Analysis, earlier_results, rewrite_page
 from ropelens.errors import RopelensError
-from ropelens.report.index import write_index
+from ropelens.report import write_index
 from ropelens.runtime.folder import output_folder, write_whole
 from ropelens.runtime.results import check_out, save
 from ropelens.runtime.savepoint import UNFINISHED
