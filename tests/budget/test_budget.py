@@ -194,9 +194,7 @@ def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
 
 
 @pytest.mark.parametrize(("sequences", "rows"), [(8, 256), (10, 205), (64, 32), (65, 32)])
-def test_a_text_is_scored_on_2048_rows_and_each_sequence_on_32_at_least(
-    sequences: int, rows: int
-):
+def test_a_text_is_scored_on_2048_rows_and_each_sequence_on_32_at_least(sequences, rows):
     assert scored_rows(Text(torch.ones(sequences, 4).long())) == rows
 
 

@@ -279,7 +279,7 @@ def test_a_perfect_order_has_an_interval():
     assert claim.high == pytest.approx(-(1 + swapped) / 2, abs=1e-9)
 
 
-def test_the_model_is_draw_0_and_every_draw_has_the_same_frequencies() -> None:
+def test_the_model_is_draw_0_and_every_draw_has_the_same_frequencies():
     orders = _orders(Planes(torch.ones(5), 16, "half"), 3, 4, seed=0, layer=1)
     own = torch.arange(5).expand(3, 5)
     assert torch.equal(orders[0], own)

@@ -141,7 +141,7 @@ def test_a_wrong_order_of_rows_is_reported(tmp_path: Path, permutations: int):
 
 
 @pytest.mark.usefixtures("pageless")
-def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path) -> None:
+def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path):
     runner = CliRunner()
     result = runner.invoke(app, ["rope", str(bundled_file)])
     assert result.exit_code == 0, result.output

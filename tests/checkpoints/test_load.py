@@ -98,7 +98,7 @@ def test_an_impossible_argument_is_refused(folder: Path, arguments: dict[str, An
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_is_used_if_it_is_available(folder: Path) -> None:
+def test_cuda_is_used_if_it_is_available(folder: Path):
     model, _ = load(folder)
     assert model.device.type == "cuda"
     assert model.dtype is torch.float32

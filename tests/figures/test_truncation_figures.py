@@ -47,7 +47,7 @@ def test_the_control_line_is_the_mean_of_its_draws(sweep):
     assert sorted(crosses[0].y) == sorted(random["loss_change"])
 
 
-def test_the_trained_context_is_marked_at_its_plane(sweep: xr.Dataset) -> None:
+def test_the_trained_context_is_marked_at_its_plane(sweep: xr.Dataset):
     """With base b and D/2 planes, the wavelength L is at plane (D/2) log_b(L / 2 pi)."""
     index = 16 * np.log(512 / (2 * np.pi)) / np.log(10_000)
     figure = rl.plot_truncation(sweep)

@@ -67,13 +67,13 @@ def test_controls_have_the_size_of_the_edit_and_are_nested():
     assert not [cut for cut in of_kind(cuts, "random") if cut.kept(layers) in (0, 1)]
 
 
-def test_a_cut_that_stops_all_planes_does_not_change_the_controls_of_other_cuts() -> None:
+def test_a_cut_that_stops_all_planes_does_not_change_the_controls_of_other_cuts():
     layers = [rotating_planes(8)] * 2
     cuts = [cut for cut in plan(layers, keep=[0.5, 0]) if cut.kept(layers)]
     assert cuts == plan(layers, keep=[0.5])
 
 
-def test_the_stopped_planes_of_one_layer_are_listed_without_the_layer() -> None:
+def test_the_stopped_planes_of_one_layer_are_listed_without_the_layer():
     (cut,) = of_kind(plan([rotating_planes(4)], keep=[0.5]), "slow")
     assert cut.planes == "2,3"
 

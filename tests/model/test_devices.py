@@ -151,7 +151,7 @@ def test_layers_on_two_gpus_are_summed_where_they_are(plain: xr.Dataset, tmp_pat
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_layers_in_main_memory_are_summed_on_the_gpu(plain: xr.Dataset, tmp_path: Path) -> None:
+def test_layers_in_main_memory_are_summed_on_the_gpu(plain: xr.Dataset, tmp_path: Path):
     save_tiny(tmp_path / "model")
     places = dict.fromkeys(MAP, 0) | {"model.layers.1": "cpu"}
     model = LlamaForCausalLM.from_pretrained(tmp_path / "model", device_map=places).eval()

@@ -65,7 +65,7 @@ def test_evaluate_refuses_bad_options(options: dict[str, object], line: str):
     assert model.config._attn_implementation == before
 
 
-def test_tokens_and_seeds_of_numpy() -> None:
+def test_tokens_and_seeds_of_numpy():
     options: dict[str, Any] = {"surrogates": 1, "rows": 3, "seed": np.int64(-1)}
     plain = rl.profile(tiny("llama_gqa"), TOKENS, surrogates=1, rows=3, seed=-1)
     narrow = rl.profile(tiny("llama_gqa"), TOKENS.to(torch.uint8).numpy(), **options)

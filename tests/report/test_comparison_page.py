@@ -128,7 +128,7 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset):
         "retrieval (share)": nope["growth_retrieval"],
         "loss past context (nats/token)": by_bin[..., 5:] @ [1 / 3, 2 / 3],
     }.items():
-        by_entry = np.reshape(np.asarray(values), (2, len(STEPS), -1)).mean(2)
+        by_entry = np.asarray(values).reshape(2, len(STEPS), -1).mean(2)
         line = lines(figure, unit)["nope"]
         np.testing.assert_allclose(line.y, by_entry.mean(0))
         np.testing.assert_allclose(line.error_y.array, by_entry.max(0) - by_entry.mean(0))

@@ -127,7 +127,7 @@ def test_a_reach_in_the_folder_of_a_profile_belongs_to_its_model(profile, reach,
 
 
 @pytest.mark.parametrize("place", [{}, {"layer": LAYER, "head": HEAD}])
-def test_each_variant_has_two_lines(reach: xr.Dataset, place: dict[str, int]) -> None:
+def test_each_variant_has_two_lines(reach: xr.Dataset, place: dict[str, int]):
     figure = plot_reach(reach, **place)
     for axis in [*figure.select_xaxes(), *figure.select_yaxes()]:
         assert re.search(r"\(.+\)$", axis.title.text)

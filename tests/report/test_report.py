@@ -147,7 +147,7 @@ def test_the_gallery_has_a_sentence_for_each_page(tmp_path):
     assert "No reports yet" in write_index(tmp_path / "empty").read_text()
 
 
-def test_a_change_is_as_precise_as_its_interval() -> None:
+def test_a_change_is_as_precise_as_its_interval():
     small = {0.8942: "+0.894", 0.0004999: "+0.0005", -2.34e-5: "−0.00002", 1e-9: "±0"}
     small |= {0.0: "+0.000", float("nan"): "–"}
     assert {value: signed(value) for value in small} == small

@@ -57,14 +57,14 @@ def test_the_number_of_planes_equals_transformers(head_dim: int, p: float):
         torch.testing.assert_close(found, inv_freq * turns, rtol=1e-6, atol=0)
 
 
-def test_planes_begin_at_the_first_coordinate_by_default() -> None:
+def test_planes_begin_at_the_first_coordinate_by_default():
     for pairing in PAIRINGS:
         planes = Planes(torch.ones(2), 6, pairing)
         assert planes.term_of.tolist()[4:] == [2, 2]
         assert sorted(planes.term_of.tolist()[:4]) == [0, 0, 1, 1]
 
 
-def test_each_plane_rotates_with_the_position_on_its_axis() -> None:
+def test_each_plane_rotates_with_the_position_on_its_axis():
     positions = torch.tensor([[[5, 6, 7], [8, 9, 10]]])  # [batch, position, axis]
     planes = Planes(torch.ones(4), 8, "half", axis=torch.tensor([0, 0, 2, 1]))
     assert positions_by_plane(positions, planes).tolist() == [[[5, 5, 7, 6], [8, 8, 10, 9]]]

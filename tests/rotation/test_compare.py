@@ -166,7 +166,7 @@ LLAMA3 = {
 }
 
 
-def test_a_rotary_module_that_ignores_its_configuration() -> None:
+def test_a_rotary_module_that_ignores_its_configuration():
     model = tiny("llama_gqa", rope_parameters=LLAMA3)
     model.model.rotary_emb = tiny("llama_gqa").model.rotary_emb
     words = r"layer 0: the frequencies differ from its configuration: plane 3 rotates by"

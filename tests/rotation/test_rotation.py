@@ -305,7 +305,7 @@ def test_unsupported_families_are_refused(name: str):
 
 @pytest.mark.parametrize("plane", [0, 3, 7])
 @pytest.mark.parametrize("family", ["llama_gqa", "glm", "cohere"])
-def test_a_plane_without_length_keeps_its_stated_frequency(family: str, plane: int) -> None:
+def test_a_plane_without_length_keeps_its_stated_frequency(family: str, plane: int):
     """Pruned heads have such planes. The measured frequency is NaN."""
     model = tiny(family)
     known = RotationProbe(as_live_model(model)).layers()[0].planes

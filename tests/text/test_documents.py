@@ -145,7 +145,7 @@ def test_sequences_joined_are_the_documents(documents: list[str], context: int, 
         assert rows(tokenize(documents, tokenizer, context=context)) == expected
 
 
-def test_a_sample_is_seeded_ordered_and_without_replacement() -> None:
+def test_a_sample_is_seeded_ordered_and_without_replacement():
     text = ["".join(chr(33 + i) for i in range(60))]  # no character twice
     everything = tokenize(text, WITH_BOS, context=3)
     some = tokenize(text, WITH_BOS, context=3, sequences=10, seed=3)
