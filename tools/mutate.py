@@ -71,7 +71,7 @@ EQUIVALENT = {
     "rope/select.py: kept_planes: round(p, 12) -> round(p, 13)":
         "Shares of planes have far fewer than 12 digits.",
     "rope/variants.py: Shape: 0 -> 1":
-        "Dynamic NTK changes nothing for lengths up to the trained context.",
+        "Dynamic NTK keeps all frequencies for lengths up to the trained context.",
     "budget/surrogates.py: module: 32 -> 33":
         "The number of rows in a block only affects the speed.",
     "budget/offsets.py: log_z_and_moments: (1, 0) -> (1, 1)":
