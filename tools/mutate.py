@@ -152,7 +152,7 @@ def try_mutants(mutants: list[Mutant], package: Path, out: Path) -> dict[str, st
             elif any(known.get(name) != row[name] for name in unchanged):
                 if tests not in limits:
                     outcome, _, seconds = run_tests(copy, tests, 3600)
-                    limits[tests] = 60 + 4 * seconds
+                    limits[tests] = 30 + 3 * seconds
                     if outcome != "survived":
                         sys.exit((copy.parent / "log").read_text() + "This is not a mutant.")
                 (copy / mutant.file).write_text(source)
@@ -191,7 +191,8 @@ def main(
         print(
             f"{name}: {len(outcomes)} mutants, {dict(Counter(outcomes.values()))}", flush=True
         )
-    print(*(f"survived: {mutant}" for mutant in survivors), sep="\n")
+    for name in survivors:
+        print(f"survived: {name}")
     sys.exit(bool(survivors))
 
 

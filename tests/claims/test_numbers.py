@@ -3,13 +3,21 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
+from oracles.tiny import tiny
+from planted import APOSTROPHES, Letters
 from synthetic_profile import synthetic_profile
 
+import ropelens as rl
 from ropelens.claims import nulls, numbers
 from ropelens.claims.arrays import claim_arrays
+from ropelens.claims.claim_runs import _token_lead
 from ropelens.claims.claims import CLAIMS
+from ropelens.claims.tables import ledger
 from ropelens.claims.verdict import judge
+from ropelens.profiles.measurement import Measurement
 
 NAMED = {claim.name: claim for claim in CLAIMS}
 
@@ -95,3 +103,32 @@ def test_unevenness_is_the_mean_over_the_heads_that_a_layer_has():
     q = [layer[:heads] for layer, heads in zip(q_norm.values, (2, 3), strict=True)]
     uneven = claim_arrays(profile.assign(q_norm=q_norm))["q_uneven"]
     np.testing.assert_allclose(uneven, [(x.std(-1) / x.mean(-1)).mean() for x in q])
+
+
+def test_a_page_has_the_ledger_of_the_default_seed() -> None:
+    profile, _ = synthetic_profile(layers=4)
+    of_page, tested = ledger(profile, draws=60), rl.test_claims(profile, draws=60)
+    pd.testing.assert_frame_equal(of_page, tested)
+    assert not of_page.equals(rl.test_claims(profile, draws=60, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("counts", "sets"),
+    [((9,), None), ((10,), 11), ((10, 1), 1)],
+    ids=["too few", "enough", "no word is as rare as one of them"],
+)
+def test_apostrophes_are_compared_with_words_that_are_equally_frequent(
+    counts: tuple[int, ...], sets: int | None
+) -> None:
+    """A set has a word for each kind of apostrophe. The 10 words occur 10 or 11 times."""
+    tokens = torch.arange(120) % 11 + 40
+    for token, count, first in zip(sorted(APOSTROPHES), counts, (10, 119), strict=False):
+        tokens[first : first + 11 * count : 11] = token
+    shuffled = tokens[torch.randperm(120, generator=torch.Generator().manual_seed(0))]
+    measurement = Measurement.of(tiny("llama_gqa"), shuffled.view(4, 30))
+    lead = _token_lead(measurement, Letters())
+    if sets is None:
+        assert np.isnan(lead).all()
+    else:
+        assert np.isfinite(lead).all()
+        assert lead.shape[-1] == sets

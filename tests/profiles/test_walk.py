@@ -56,25 +56,17 @@ def receivers(kind: type, call: Callable[[], object]) -> set[str]:
     return names
 
 
-def profile(model: object) -> object:
-    return rl.profile(model, TEXT, surrogates=2)
+MEASURES: dict[str, Callable[..., object]] = {
+    "profile": lambda model, _: rl.profile(model, TEXT, surrogates=2),
+    "truncate": lambda model, _: rl.truncate(model, TEXT, keep=[0.5], controls=1),
+    "claims": lambda model, made: rl.test_claims(made, model=model, text=TEXT, draws=10),
+}
 
 
-def truncate(model: object) -> object:
-    return rl.truncate(model, TEXT, keep=[0.5], controls=1)
-
-
-@pytest.mark.parametrize("measure", [profile, truncate])
+@pytest.mark.parametrize("name", MEASURES)
 @pytest.mark.parametrize("kind", [LiveModel, rl.Text])
-def test_few_functions_receive_the_model_or_the_text(measure, kind):
-    model = tiny("llama_gqa", num_hidden_layers=1)
-    names = receivers(kind, lambda: measure(model))
-    assert 15 < len(names) <= 25, sorted(names)
-
-
-@pytest.mark.parametrize("kind", [LiveModel, rl.Text])
-def test_few_functions_receive_them_while_claims_are_tested(kind: type):
-    model = tiny("llama_gqa", num_hidden_layers=1)
-    profile = rl.profile(model, TEXT, surrogates=2)
-    names = receivers(kind, lambda: rl.test_claims(profile, model=model, text=TEXT, draws=10))
+def test_few_functions_receive_the_model_or_the_text(name: str, kind: type):
+    model = tiny("llama_gqa")
+    made = rl.profile(model, TEXT, surrogates=2) if name == "claims" else None
+    names = receivers(kind, lambda: MEASURES[name](model, made))
     assert 15 < len(names) <= 25, sorted(names)
