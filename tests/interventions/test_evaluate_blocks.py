@@ -16,7 +16,7 @@ from ropelens.profiles.heads import resample_labels
 # choice of measures
 
 
-EDITS = {"half": "p-rope:0.5", "a head": rl.stop(rl.PlaneNumbers([0]), heads="1.2")}
+EDITS = {"half": "p-rope:0.5", "a head": rl.stop(rl.PlaneNumbers([0]), heads="0.2")}
 
 
 VARIABLES = {
@@ -32,7 +32,7 @@ VARIABLES = {
 
 @pytest.fixture(scope="module")
 def whole() -> xr.Dataset:
-    return evaluate(tiny("llama_gqa"), edits=EDITS)
+    return evaluate(tiny("llama_gqa", num_hidden_layers=1), edits=EDITS)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,8 @@ def whole() -> xr.Dataset:
 )
 def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset):
     """Variables of some measures have the same numbers as in an evaluation of all measures."""
-    part = evaluate(tiny("llama_gqa"), edits=EDITS, measures=measures)
+    model = tiny("llama_gqa", num_hidden_layers=1)
+    part = evaluate(model, edits=EDITS, measures=measures)
     assert set(VARIABLES) == set(DEFAULT_MEASURES)
     assert set(whole.data_vars) == set(" ".join(VARIABLES.values()).split())
     assert set(part.data_vars) == {x for name in measures for x in VARIABLES[name].split()}
@@ -89,7 +90,7 @@ def test_labels_that_change():
 
 def test_label_changes_resample_documents():
     """Both entries use the same draws of the groups of a profile."""
-    model = tiny("llama_gqa")
+    model = tiny("llama_gqa", num_hidden_layers=1)
     ids = random_tokens(sequences=9, length=12)
     text = rl.Text(ids, documents=torch.arange(9).clamp(max=7))
     results = rl.evaluate(model, text, edits={"nope": "nope"}, measures="labels")

@@ -1,4 +1,4 @@
-"""User-defined statistics: the recipe of CONTRIBUTING, and rules for every row."""
+"""Statistics of users, attention on sets of tokens, and rules for every row."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,14 @@ from oracles.recording import attention_calls
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
+from ropelens.attention.sums import LayerMeans
 from ropelens.attention.variables import Statistic
 from ropelens.errors import BadArgument
+from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.measures import MEASURES
+from ropelens.profiles.passes import collect
+from ropelens.profiles.token_sets import AFTER, controls, ids_of, places_of
+from ropelens.report.words import attention_sentences
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (40, 23, 31)
@@ -117,3 +122,126 @@ def test_the_reference_in_the_docs_matches_the_rows():
     namespace: dict[str, object] = {"__name__": "reference"}
     exec((ROOT / "tools" / "reference.py").read_text(), namespace)
     assert namespace["reference"]() in (ROOT / "docs" / "measures.md").read_text()
+
+
+TEXTS = ["the", " the", "The", "'", "'s", " ...", "_", "12", "\n", "’", "$", "other"]
+
+
+class Names:
+    """A tokenizer with the tokens `TEXTS`. It drops a leading space of a text."""
+
+    def decode(self, token_ids: list[int], **_: object) -> str:
+        return "".join(TEXTS[token] for token in token_ids).removeprefix(" ")
+
+
+def find_tokens(tokens: torch.Tensor, what: str | list[str]) -> torch.Tensor:
+    word = what.removeprefix(AFTER) if isinstance(what, str) else what
+    ids = None if word == "repeated" else ids_of(tokens, word, Names())
+    return places_of(tokens, ids, after=word != what)
+
+
+def matching(what: str | list[str]) -> list[str]:
+    among = find_tokens(torch.arange(len(TEXTS))[None], what)[0]
+    return [text for text, yes in zip(TEXTS, among.tolist(), strict=True) if yes]
+
+
+def test_tokens_are_found_by_their_text_and_by_class():
+    assert matching("the") == ["the", " the"]
+    assert matching(["'", "'s", "’"]) == ["'", "'s", "’"]
+    assert matching("\n") == ["\n"]
+    assert matching("punctuation") == ["'", " ...", "_", "’"]
+    assert matching(["punctuation"]) == matching("rope") == []
+    assert matching("*'*") == ["'", "'s"]
+    assert [matching(x) for x in ("newline", "digits")] == [["\n"], ["12"]]
+    assert matching("capital") == ["The"]
+    after = find_tokens(torch.tensor([[3, 0, 4, 4], [0, 2, 3, 3]]), "after:*'*")
+    assert after.int().tolist() == [[0, 1, 0, 1], [0, 0, 0, 1]]
+    again = find_tokens(torch.tensor([[4, 2, 4, 4, 7, 2], [7, 4, 1, 0, 3, 0]]), "repeated")
+    assert again.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1]]
+
+
+@torch.no_grad()
+def test_a_token_whose_only_copy_is_hidden_is_not_repeated():
+    ids, mask = torch.arange(3, 23)[None], torch.ones(1, 20, dtype=torch.long)
+    ids[0, 12] = ids[0, 9] = ids[0, 5]
+    ids[0, 15], mask[0, 7], mask[0, 5] = ids[0, 7], 0, 0
+    text, model = {"input_ids": ids, "attention_mask": mask}, tiny("llama_gqa")
+    statistics = rl.attention_on(ids, "repeated")
+    profile = rl.profile(model, text, statistics=statistics, budget=False)
+    model.set_attn_implementation("eager")
+    result = model(**text, output_attentions=True)
+    rows = torch.stack(result.attentions)[:, 0, :, 12:]
+    expected = rows[..., 12].sum(-1) / rows[..., 1:].sum((-2, -1))
+    np.testing.assert_allclose(profile["attention_on_repeated"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
+def test_attention_on_tokens_matches_dense_attention(name: str):
+    """Without sinks, and also with a sliding window that does not see earlier copies."""
+    model = tiny(name).double()
+    tokens = random_tokens(sequences=1, length=40) % len(TEXTS)
+    sets = {"apostrophe_or_apostrophe_s": ["'", "'s"], "after_any_apostrophe": "after:*'*"}
+    sets["repeated"] = "repeated"
+    chosen = [rl.attention_on(tokens, what, Names()) for what in sets.values()]
+    statistics = [row for rows in chosen for row in rows]
+    measurement = Measurement.of(model, tokens, sinks=[4])
+    planes = measurement.rotation.planes(40)
+    sums = collect(measurement, planes, statistics=statistics)
+    calls, _ = attention_calls(model, tokens[0])
+    count = tokens[0].bincount()[tokens].double().log2()
+    apart = measurement.text.sinks[0, 0] == 0
+    assert not apart[tokens[0] == 4].any()
+    for name_of, what in sets.items():
+        on = find_tokens(tokens, what)
+        weights = {"attention": on[0].double(), "control": controls(on, count)[0]}
+        for layer, call in enumerate(calls):
+            key = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)
+            score = call.scale * call.query @ key.mT
+            attention = score.masked_fill(~call.visible, -torch.inf).softmax(-1).double()
+            rows = [i for i in range(1, 40) if (call.visible[i] & on[0] & apart).any()]
+            total = (attention[:, rows] * apart).sum((1, 2))
+            seen = call.visible[rows].double() @ (on[0] & apart).double()
+            for kind, weight in weights.items():
+                part = (attention[:, rows] @ (weight * apart)).sum(1)
+                others = call.visible[rows].double() @ (weight * apart)
+                expected = part / total * seen.sum() / others.sum()
+                (row,) = [row for row in statistics if row.name == f"{kind}_on_{name_of}"]
+                means = LayerMeans(sums.layers[layer], sums, planes[layer], statistics)
+                np.testing.assert_allclose(row.value(means), expected, atol=1e-6)
+    profile = rl.profile(model, tokens, statistics=statistics, surrogates=0)
+    table = rl.classify_heads(profile, resamples=0)
+    assert "attention_on_repeated" in table
+    assert "control_on_repeated" not in table
+    most, *_ = attention_sentences(profile)
+    lead = profile["attention_on_apostrophe_or_apostrophe_s"] - profile[statistics[1].name]
+    layer, head = np.unravel_index(lead.values.argmax(), lead.shape)
+    assert most.startswith(f"Head {layer}.{head} attends most to tokens ' or 's. In rows")
+
+
+def test_controls_are_near_and_equally_frequent():
+    count = torch.tensor([[9, 1, 8, 4, 3, 8, 1, 1, 8, 2]]).double()
+    on = torch.zeros(1, 10, dtype=torch.bool)
+    on[0, 5] = True
+    (weight,) = controls(on, count.log2()).tolist()
+    assert {n: x for n, x in enumerate(weight) if x} == {2: 0.5, 8: 0.5}
+    on[0, 8] = True  # a target is not a control, nor is the first token
+    (weight,) = controls(on, count.log2()).tolist()
+    assert {n: x for n, x in enumerate(weight) if x} == {2: 1.0, 9: 1.0}
+    assert sum(weight) == 2 * on.sum() / 2
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("", "There is no token ''"),
+        (3, "attention_on: what must be"),
+        ("rope", "There is no token 'rope' in this text"),
+        ("after:after:repeated", "There is no token 'after:after:repeated'"),
+    ],
+)
+def test_unknown_tokens_are_refused(what: object, words: str):
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    with pytest.raises(BadArgument, match=words):
+        rl.attention_on(tokens, what, Names())
+    with pytest.raises(BadArgument, match=r"There is no token [^$]*try:   tokenizer="):
+        rl.attention_on(tokens, "'")
