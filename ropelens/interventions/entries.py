@@ -15,7 +15,7 @@ from ropelens.attention.attention_change import attention_change
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.sums import Sums
 from ropelens.attention.visibility import sum_bins
-from ropelens.budget.held_out import LayerFit, Sample
+from ropelens.budget.held_out import LayerFit
 from ropelens.errors import BadArgument
 from ropelens.interventions.edit import Edit, ModelEdit, stack_edits
 from ropelens.interventions.silence import Silence
@@ -220,7 +220,6 @@ def run_entries(
     tokens = len(entries) * int(text.real[unseen.start : unseen.stop].sum())
     tokens += sum(tasks[name].tokens for _, name in runs)
     layers = len(unfitted) * len(shard(len(live.attending)))
-    sample = Sample.draw(text, seed=measurement.seed)
     parameters, terms = live.model.num_parameters(), max(x.terms for x in entries[0].planes)
     cost = fit_cost(parameters, live.heads, terms, text.context, surrogates=0)
     stages = (
@@ -231,7 +230,7 @@ def run_entries(
         for entry in unfitted:
             options: dict[str, Any] = {"surrogates": 0, "progress": partial(step, stage=1)}
             with live.changed(entry.edit, entry.silences):
-                fit, _ = fit_layers(measurement, sample, entry.planes, **options)
+                fit, _ = fit_layers(measurement, entry.planes, **options)
             fits.append(fit)
             stage.save(state)
         for batch in measurement.batches(unseen):

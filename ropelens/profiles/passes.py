@@ -86,7 +86,6 @@ def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: 
 
 def fit_layers(
     measurement: Measurement,
-    sample: Sample,
     planes: Sequence[Planes],
     *,
     surrogates: int,
@@ -94,13 +93,13 @@ def fit_layers(
     statistics: Sequence[Statistic] | None = None,
     summed: Progress = lambda _: None,
 ) -> tuple[dict[int, LayerFit], Sums]:
-    """Fit the models of the budget of every layer, in one pass over the `sample`.
+    """Fit the models of the budget of every layer, in one pass over a sample of the text.
 
     A layer is fitted at its attention call, and only the weights are kept. Then `progress` is
     called. Processes that share the measurement share the layers. With `statistics` the pass
     also returns the sums of its sequences; see `sum_batch`.
     """
-    live = measurement.live
+    live, sample = measurement.live, Sample.draw(measurement.text, seed=measurement.seed)
     own_layers = [live.attending[n] for n in shard(len(live.attending))]
     fits: dict[int, LayerFit] = {}
     options = {"surrogates": surrogates, "seed": measurement.seed}

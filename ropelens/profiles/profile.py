@@ -109,8 +109,7 @@ def profile(
     fits, sums = stage.state or (None if budget else {}, None)
     # One process fits and sums in the same pass, so the sequences of the sample come first.
     together = budget and place()[1] == 1
-    sample = Sample.draw(text, seed=measurement.seed)
-    first = sample.chosen if together else []
+    first = Sample.draw(text, seed=measurement.seed).chosen if together else []
     chosen = [*first, *(n for n in shard(len(text)) if n not in first)]
     left = chosen[0 if sums is None else sums.sequences :]
     share = len(shard(len(live.attending))) if fits is None else 0
@@ -128,7 +127,7 @@ def profile(
         if fits is None:
             options = {"surrogates": surrogates, "progress": partial(step, stage=2)}
             options |= {"statistics": measured, "summed": step} if together else {}
-            fits, sums = fit_layers(measurement, sample, planes, **options)
+            fits, sums = fit_layers(measurement, planes, **options)
             stage.save([fits, sums])
         options = {"statistics": measured, "fits": fits, "chosen": chosen, "sums": sums}
         options |= {"progress": step, "save": lambda sums: stage.save([fits, sums])}

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 import ropelens as rl
 from ropelens.attention import fast_products
 from ropelens.attention.sums import Sums
-from ropelens.budget.held_out import LayerFit, Sample
+from ropelens.budget.held_out import LayerFit
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect, fit_layers
@@ -61,8 +61,7 @@ def fitted_to(name: str, lengths: tuple[int, ...], *, double: bool = True) -> Fi
 def fitted(model: PreTrainedModel, tokens: Tensor, lengths: Tensor) -> Fitted:
     planes = planes_of(model, context=int(lengths.max()))
     measurement = Measurement.of(model, rl.Text(tokens, lengths=lengths), sinks=[5])
-    sample = Sample.draw(measurement.text, seed=0)
-    fits, _ = fit_layers(measurement, sample, planes, surrogates=0)
+    fits, _ = fit_layers(measurement, planes, surrogates=0)
     return Fitted(model, measurement.text, planes, fits)
 
 

@@ -20,7 +20,6 @@ import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget
 from ropelens.attention.variables import Derived, Statistic
 from ropelens.attention.visibility import offset_edges
-from ropelens.budget.held_out import Sample
 from ropelens.budget.logit import RIDGE
 from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles.induction import REPEATS, repeated_tokens, repeats
@@ -61,8 +60,7 @@ def measured(
     surrogates, fits = options.pop("surrogates", None), {}
     measurement = Measurement(live, text, RotationProbe(live), **options)
     if surrogates:
-        sample = Sample.draw(text, seed=measurement.seed)
-        fits, _ = fit_layers(measurement, sample, planes, surrogates=surrogates)
+        fits, _ = fit_layers(measurement, planes, surrogates=surrogates)
     return summarize(collect(measurement, planes, fits=fits), planes, fits)
 
 
