@@ -54,11 +54,13 @@ class Variable:
 class Statistic(Variable):
     """A mean over rows or tokens of the attention of a layer.
 
-    `values` returns the numbers that are averaged. `over` "rows", it takes a `Block` of rows
-    and returns [batch, kv_head, group, row], possibly with one more axis. Over "offsets", it
-    takes a `Block` and returns a value for every key [..., row, key]. The values are summed by
-    offset, without position 0, because a sink has no offset. Over "tokens", it takes the
-    `SampledCall` and returns [batch, head or kv_head, position, value].
+    `values` returns the numbers that are averaged. Its argument and result depend on `over`:
+
+    - "rows": takes a `Block` of rows and returns [batch, kv_head, group, row], possibly with
+      one more axis.
+    - "offsets": takes a `Block` and returns a value for every key [..., row, key]. The values
+      are summed by offset, without position 0, because a sink has no offset.
+    - "tokens": takes the `SampledCall` and returns [batch, head or kv_head, position, value].
 
     `dims` are the dims of the mean, "layer" first. With "coordinate" instead of "frequency",
     the values are parts of q k by coordinate: the mean is multiplied by the scale of the

@@ -76,7 +76,7 @@ def _head_hover(row: dict[Hashable, Any]) -> str:
     offset = ""
     if not pd.isna(row["offset"]):
         offset = f", offset {int(row['offset'])}"
-    elif not pd.isna(row["offset_low"]):
+    elif not (pd.isna(row["offset_low"]) or pd.isna(row["offset_high"])):
         offset = f", offsets {int(row['offset_low'])} to {int(row['offset_high'])}"
     sure = "" if pd.isna(row["confidence"]) else f" (confidence {row['confidence']:.2f})"
     return (

@@ -43,7 +43,7 @@ def require_budget(profile: xr.Dataset) -> None:
     if "total_bits" not in profile:
         raise BadArgument(
             "This profile has no attention budget, and labels and claims follow from it.",
-            hint="rl.profile(model, tokens), without budget=False",
+            hint="rl.profile(model, text), without budget=False",
         )
 
 

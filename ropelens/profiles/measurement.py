@@ -200,9 +200,10 @@ def check_ids(ids: Ids, *, vocabulary: int) -> None:
 
 
 def padding_ids(model: PreTrainedModel) -> dict[int, int]:
-    """Ids that pad batches, with the number of copies that a text does not begin with.
+    """Number of copies of each padding id at the start of a text that can only be padding.
 
-    If no other id is padding, an end-of-text token is, and one copy may begin a text.
+    Without a padding token, texts are padded with the end-of-text token. A text may begin with
+    one such token.
     """
     ids, config = [], model.config.get_text_config()
     for facts in (config.to_dict(), (model.generation_config or config).to_dict()):

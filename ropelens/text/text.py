@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, explained
 from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.text.batches import PackedRow, split_batch
 from ropelens.text.rows import Ids, Lengths, TokenMask
@@ -62,15 +62,15 @@ class Text:
     sink_ids: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        fields: dict[str, Any] = {name: vars(self)[name] for name in ("lengths", "hidden")}
-        documents = None if self.documents is None else torch.as_tensor(self.documents).long()
+        names = ("lengths", "documents", "hidden")
+        fields: dict[str, Any] = {name: _own_copy(name, vars(self)[name]) for name in names}
         encoding: Any = self.ids
-        if self.hidden is not None:
-            fields["hidden"] = torch.as_tensor(self.hidden).bool()
+        documents = fields["documents"]
         if isinstance(encoding, Mapping) or (documents is not None and documents.ndim == 2):
-            if self.lengths is not None:
+            given = ("lengths", "hidden") if isinstance(encoding, Mapping) else ("lengths",)
+            if refused := [name for name in given if fields[name] is not None]:
                 raise BadArgument(
-                    "lengths are only for plain token ids.",
+                    f"{' and '.join(refused)} are only for plain token ids.",
                     seen="a BatchEncoding or packed rows",
                     hint="an attention_mask, or negative documents for padding",
                 )
@@ -203,24 +203,42 @@ class Text:
         return sinks.masked_fill(~self.real[:, None], 0)
 
 
+def _own_copy(name: str, values: Any) -> Tensor | None:
+    """A copy of one argument of a `Text`, so that later changes of `values` do not reach it."""
+    if values is None:
+        return None
+    hint = "a tensor of whole numbers, or of True and False for hidden"
+    with explained(f"{name} must be numbers.", hint, error=BadArgument):
+        copy = torch.as_tensor(values).detach().clone()
+    if name == "hidden":
+        return copy.bool()
+    if copy.is_floating_point() or copy.is_complex() or copy.dtype == torch.bool:
+        raise BadArgument(f"{name} must be whole numbers.", seen=str(copy.dtype))
+    return copy.long()
+
+
 def _checked_ids(ids: ArrayLike | None) -> Ids:
     ids = () if ids is None else ids
     if isinstance(ids, str):
         hint = "rl.tokenize(documents, tokenizer, context=512)"
         raise BadArgument("A Text is built from token ids, not from a string.", hint=hint)
-    ids = ids if isinstance(ids, Tensor) else torch.tensor(np.asarray(ids))
-    if ids.is_floating_point() or ids.ndim != 2 or not len(ids) or len(ids[0]) < 2:
+    what = "Token ids must be whole numbers [sequence, position]."
+    hint = "rows of equal length, and lengths= for the number of tokens of each row"
+    with explained(what, hint, error=BadArgument):
+        ids = ids if isinstance(ids, Tensor) else torch.tensor(np.asarray(ids))
+    whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+    if not whole or ids.ndim != 2 or not len(ids) or len(ids[0]) < 2:
         raise BadArgument(
             "Token ids must be whole numbers [sequence, position], 2 or more per sequence.",
             seen=f"{ids.dtype} of shape {tuple(ids.shape)}",
         )
-    return ids.long()
+    return ids.long().clone()
 
 
-def _checked_lengths(lengths: ArrayLike | None, ids: Ids) -> Int[Tensor, " sequence"]:
+def _checked_lengths(lengths: Tensor | None, ids: Ids) -> Int[Tensor, " sequence"]:
     if lengths is None:
         return torch.full(ids.shape[:1], ids.shape[1])
-    lengths = torch.as_tensor(lengths).long().cpu()
+    lengths = lengths.cpu()
     fits = lengths.shape == ids.shape[:1]
     if not fits or int(lengths.min()) < 2 or int(lengths.max()) > ids.shape[1]:
         raise BadArgument(

@@ -2,10 +2,12 @@
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from unittest import mock
 
 import pytest
 import torch
+import xarray as xr
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
@@ -21,11 +23,10 @@ MEASURED = {
     "truncate": lambda model, text: rl.truncate(model, text, **SWEEP),
     "evaluate": lambda model, text: rl.evaluate(model, text, edits={"half": "p-rope:0.5"}),
     "reach": lambda model, text: rl.reach(model, text, copies=[48], draws=1),
-    "claims": lambda model, text: rl.test_claims(
-        rl.open(PROFILE[0]), model=model, text=text, draws=10
-    ),
+    "claims": lambda model, text: rl.test_claims(profile(), model=model, text=text, draws=10),
 }
-PROFILE: list[object] = []
+RUNS = {"analyze": 12, "sweep": 28, "truncate": 19, "evaluate": 13, "reach": 4, "claims": 40}
+"""Number of times that the model runs. It runs once more for packed rows."""
 TEXTS = {
     "plain": lambda: IDS,
     "padded": lambda: rl.Text(IDS, lengths=LENGTHS),
@@ -35,18 +36,23 @@ TEXTS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def saved_profile(tmp_path_factory: pytest.TempPathFactory) -> None:
-    profile = rl.profile(tiny("llama_gqa", num_hidden_layers=1), IDS, surrogates=2)
-    PROFILE[:] = [tmp_path_factory.mktemp("saved") / "profile.nc"]
-    rl.save(profile, PROFILE[0])
+@cache
+def profile() -> xr.Dataset:
+    return rl.profile(tiny("llama_gqa", num_hidden_layers=1), IDS, surrogates=2)
 
 
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("measure", MEASURED)
 def test_a_text_is_checked_once(measure: str, kind: str):
     model, text = tiny("llama_gqa", num_hidden_layers=1), TEXTS[kind]()
+    profile()
     calls: dict[str, mock.Mock] = {}
+    runs: list[torch.Size] = []
+
+    def note(_: object, ids: tuple[torch.Tensor, ...], inputs: dict) -> None:
+        runs.append((ids[0] if ids else inputs["input_ids"]).shape)
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
 
     def count(module: object, name: str) -> mock.Mock:
         calls[name] = mock.Mock(wraps=getattr(module, name))
@@ -69,4 +75,7 @@ def test_a_text_is_checked_once(measure: str, kind: str):
     assert calls["attention_across"].call_count == (kind == "packed")
     assert calls["probe_single_tokens"].call_count == 1
     messages = [str(warning.message) for warning in caught]
-    assert sum("in packed rows" in message for message in messages) == (kind == "packed")
+    fewer = kind == "padded" and measure in ("analyze", "sweep")  # two excerpts share a run
+    assert len(runs) == RUNS[measure] + (kind == "packed") - fewer, runs
+    assert len(messages) == (kind == "packed")
+    assert all("in packed rows" in message for message in messages)

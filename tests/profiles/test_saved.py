@@ -74,6 +74,18 @@ def test_a_measure_that_is_newer_than_the_profile_is_nan(folder, new_measure, pa
     rl.plot_head_map(profile)
 
 
+def test_a_profile_opens_without_any_one_measure(folder: Path):
+    saved = rl.open(folder / "profile.nc")
+    assert isinstance(saved, xr.Dataset)
+    for row in measures.MEASURES:
+        if row.saved and row.name != "total_bits":  # nothing has a label without a budget
+            with pytest.warns(UserWarning, match=f"ropelens measured {row.name}: NaN$"):
+                older = measures.complete_profile(saved.drop_vars(row.name), "profile.nc")
+            assert older[row.name].isnull().all()
+            rl.plot_head_map(older)
+            rl.plot_claim(older)
+
+
 def test_the_page_of_an_older_profile_is_drawn_with_one_warning(folder, new_measure):
     with pytest.warns(UserWarning, match=WARNING) as warned:
         page = rewrite_page(folder)

@@ -219,10 +219,34 @@ def test_what_was_packed_and_padded_is_cut_again(lengths, before, after, packed,
     assert documents is None or documents.tolist() == list(range(len(lengths)))
 
 
+def test_a_text_does_not_change_with_the_arrays_that_it_was_built_from():
+    arrays = {"ids": torch.randint(3, 96, (2, 30)), "documents": np.array([3, 4])}
+    arrays |= {"lengths": torch.tensor([30, 20]), "hidden": torch.arange(60).view(2, 30) < 5}
+    text = rl.Text(**arrays)
+    fields = {name: getattr(text, name).clone() for name in arrays}
+    for array in arrays.values():
+        array[:] = 0
+    assert all(torch.equal(getattr(text, name), field) for name, field in fields.items())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lengths": [30.0, 20.5]}, {"documents": [0.1, 0.9]}, {"lengths": ["a", "b"]},
+        {"ids": [[1, 2, 3], [4, 5]]}, {"ids": [["a", "b"]]}, {"ids": [[True, False]]},
+        {"hidden": "x"},
+    ],
+)  # fmt: skip
+def test_a_text_of_other_values_than_whole_numbers_is_refused(fields: dict):
+    with pytest.raises(BadArgument, match=r"whole numbers|must be numbers"):
+        rl.Text(**{"ids": torch.randint(3, 96, (2, 30))} | fields)
+
+
 def test_what_no_sequence_is_made_of_is_refused():
     model, ids = tiny("llama_gqa"), torch.randint(3, 96, (2, 30))
-    with pytest.raises(BadArgument, match="lengths are only for plain token ids"):
-        rl.profile(model, rl.Text({"input_ids": ids}, lengths=[30, 20]))
+    for name, value in (("lengths", [30, 20]), ("hidden", torch.zeros_like(ids))):
+        with pytest.raises(BadArgument, match=f"{name} are only for plain token ids"):
+            rl.Text({"input_ids": ids}, **{name: value})
     with pytest.raises(BadArgument, match="hides every token"):
         rl.profile(model, {"input_ids": ids, "attention_mask": torch.zeros_like(ids)})
     late = {"input_ids": ids, "position_ids": torch.arange(5, 5 + ids.shape[1]).expand_as(ids)}
