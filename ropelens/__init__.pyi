@@ -40,8 +40,6 @@ from .rope.select import Fastest as Fastest
 from .rope.select import PlaneNumbers as PlaneNumbers
 from .rotation.variant_config import variant_config as variant_config
 
-# train
-
 # compare
 from .comparison.compare import compare as compare
 from .comparison.table import paired_changes as paired_changes

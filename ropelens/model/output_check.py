@@ -7,6 +7,7 @@ An error names the component that explains the difference.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain, product
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,15 +16,21 @@ from torch import Tensor
 
 from ropelens.attention.call import AttentionCall, attention_map, output_residual
 from ropelens.errors import UnsupportedModel
+from ropelens.rope.planes import Pairing, Planes
+from ropelens.rope.turn import rotate_by
 
 COMPARED_ROWS = 16  # rows of a call that are compared
 
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """Compare every kind of call once for each layer; errors name the model by `class_name`."""
+    """Compare every kind of call once for each layer; errors name the model by `class_name`.
+
+    `bases` are the bases of RoPE that the configuration states.
+    """
 
     class_name: str
+    bases: tuple[float, ...] = ()
     compared: set[tuple[object, ...]] = field(default_factory=set)
     """Layer, number of rows, cache, and kind of mask of the calls that were compared."""
 
@@ -63,7 +70,11 @@ class OutputCheck:
                 return
             cause = "the mask differs between heads or adds numbers to scores"
             if plain_mask:
-                cause = find_cause(sample, real=real, allowed=allowed)
+                variants = chain(_variants(sample, real), _rotated(sample, self.bases))
+                matching = (name for name, x in variants if recomputed_residual(x) <= allowed)
+                cause = next(matching, "")
+                if not cause and _residual_up_to_factors(sample) <= allowed:
+                    cause = "it matches up to a factor of each row and head (a gate or a sink)"
         raise UnsupportedModel(
             f"{self.class_name} attends in a way that ropelens does not know.",
             seen=f"layer {call.layer}: attention from its queries, keys and mask "
@@ -78,16 +89,6 @@ class OutputCheck:
 def recomputed_residual(call: AttentionCall) -> float:
     """Relative difference between recomputed attention and the output of the model."""
     return output_residual(call, attention_map(call).nan_to_num(0))
-
-
-def find_cause(call: AttentionCall, *, real: Bool[Tensor, "batch row"], allowed: float) -> str:
-    """The change of one component with which the recomputed attention matches, or ""."""
-    for cause, changed in _variants(call, real):
-        if recomputed_residual(changed) <= allowed:
-            return cause
-    if _residual_up_to_factors(call) <= allowed:
-        return "it matches up to a factor of each row and head, such as of a gate or a sink"
-    return ""
 
 
 def _variants(
@@ -114,6 +115,26 @@ def _variants(
     if call.softcap is None:
         capped = _fit(lambda cap: replace(call, softcap=cap))
         yield f"it matches with a soft-cap of {capped.softcap:.4g}", capped
+
+
+def _rotated(
+    call: AttentionCall, bases: tuple[float, ...]
+) -> Iterator[tuple[str, AttentionCall]]:
+    """Calls without the rotation of queries and keys, or with a further rotation."""
+    dim, position = call.query.shape[-1], call.visibility.position
+    keys = torch.arange(call.key.shape[2])[None]
+    pairings: tuple[Pairing, ...] = ("half", "interleaved")
+    for base, pairing in product(bases, pairings):
+        planes = Planes(base ** -(torch.arange(0, dim, 2).double() / dim), dim, pairing)
+        for sign, change in ((-1, "without their rotation"), (1, "rotated once more")):
+            query, key = (
+                rotate_by(
+                    x, sign * (p[:, None, :, None] * planes.inv_freq).to(x.device), planes
+                )
+                for x, p in ((call.query, position), (call.key, keys))
+            )
+            changed = replace(call, query=query, key=key)
+            yield f"it matches if queries and keys are {change} (base {base:g})", changed
 
 
 def _fit(change: Callable[[float], AttentionCall]) -> AttentionCall:

@@ -80,22 +80,18 @@ def test_the_plane_that_differs_is_named():
     assert f"is {0.01 * w * 63:.2g} rad (layer 0, plane 5, position 63)" in found.attrs["why"]
 
 
+rotate = modeling_mistral.apply_rotary_pos_emb
+ANGLES = "Layer 0: planes rotate differently: the largest difference is"
+MORE = "Layer 0: more than the angles of planes changes with position (residual"
+
+
 @pytest.mark.parametrize(
     ("turn", "why"),
     [
-        (neighbours, "Layer 0: more than the angles of planes changes with position (residual"),
-        (
-            lambda q, k, cos, sin: modeling_mistral.apply_rotary_pos_emb(q, k, cos, -sin),
-            "Layer 0: planes rotate differently: the largest difference is",
-        ),
-        (
-            lambda q, k, cos, sin: (
-                modeling_mistral.apply_rotary_pos_emb(q, k, cos, sin)[0],
-                k,
-            ),
-            "Layer 0: more than the angles of planes changes with position (residual",
-        ),
-        (lambda q, k, cos, sin: (q, k), "Layer 0: planes rotate differently: the largest"),
+        (neighbours, MORE),
+        (lambda q, k, cos, sin: rotate(q, k, cos, -sin), ANGLES),
+        (lambda q, k, cos, sin: (rotate(q, k, cos, sin)[0], k), MORE),
+        (lambda q, k, cos, sin: (q, k), ANGLES),
     ],
     ids=["interleaved", "clockwise", "only queries", "not at all"],
 )
