@@ -38,8 +38,6 @@ PAGELESS_MAIN = f"from cli_runs import without_page\nwith without_page():\n    {
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
-
     code: int
     out: str
     err: str
@@ -65,7 +63,6 @@ def here(
     run: Callable[[], object],
     *args: object,
 ) -> Ended:
-    """Call `run` as `program *args` in this process, and restore the process afterwards."""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
     capfd.readouterr()
     try:
@@ -87,14 +84,11 @@ def here(
 
 @pytest.fixture
 def ropelens(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs `ropelens *args` in this process."""
     return lambda *args: here(capfd, "ropelens", main, *args)
 
 
 @pytest.fixture
 def python(capfd: pytest.CaptureFixture[str]) -> Command:
-    """Runs `python SCRIPT *args` in this process."""
-
     def run(script: Path, *args: object) -> Ended:
         script_run = lambda: runpy.run_path(str(script), run_name="__main__")  # noqa: E731
         return here(capfd, script, script_run, *args)
@@ -133,8 +127,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A valid checkpoint that a test can damage."""
+    return save_tiny(tmp_path / "model")
+
+
+@pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """A file of text."""
     path = tmp_path / "text.txt"
     path.write_text("the quick brown fox jumps over the lazy dog " * 20)
     return path
@@ -142,14 +141,12 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """An empty folder for results."""
     folder = tmp_path / "results" / "out"
     folder.mkdir(parents=True)
     return folder
 
 
 def save_family(folder: Path, name: str, **config: object) -> Path:
-    """Save a tiny model of the family `name` and a tokenizer of letters in `folder`."""
     save_tiny(folder)
     (folder / "model.safetensors").unlink()
     tiny(name, max_position_embeddings=64, **config).save_pretrained(folder)

@@ -20,7 +20,6 @@ def settings() -> Mapping[str, str]:
 
 
 def together(*args: object) -> subprocess.CompletedProcess[str]:
-    """Run Python with `args`, which start processes."""
     options = {"env": os.environ | settings(), "capture_output": True, "text": True}
     return subprocess.run([sys.executable, *map(str, args)], timeout=300, **options)
 

@@ -42,7 +42,6 @@ class Opened:
         assert error or self.harmless()
 
     def load(self, fragment: str = "", *, ready: str = "html[data-shown]") -> playwright.Page:
-        """Open the page at an address again."""
         if self.page.url != "about:blank":
             self.page.goto("about:blank")
         self.page.goto(self.url + fragment)
@@ -52,7 +51,6 @@ class Opened:
         return self.page
 
     def at(self, fragment: str) -> playwright.Page:
-        """Go to an address "#..." without opening the page again."""
         if self.page.url == "about:blank":
             return self.load(fragment)
         self.page.evaluate(GO_TO, fragment)
@@ -69,12 +67,10 @@ class Opened:
 
 
 def idle(page: playwright.Page) -> None:
-    """Wait until the figures show the choice."""
     page.wait_for_selector("#explore[aria-busy=false]")
 
 
 def shown(page: playwright.Page, layer: int, head: int) -> None:
-    """Wait until this head is shown."""
     page.wait_for_selector(f"html[data-shown=L{layer}H{head}]")
     idle(page)
 

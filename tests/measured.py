@@ -27,7 +27,6 @@ def normal(*shape: int, seed: int) -> Tensor:
 def observed_calls(
     model: PreTrainedModel, tokens: Tensor
 ) -> list[tuple[AttentionCall, Planes]]:
-    """Attention call and planes of every layer, on a batch."""
     live = as_live_model(model)
     planes = RotationProbe(live).planes(tokens.shape[1])
     calls: dict[int, AttentionCall] = {}
@@ -40,7 +39,6 @@ EXACT = {"rtol": 1e-6, "atol": 1e-9}
 
 
 def assert_same(actual: xr.Dataset | None, expected: xr.Dataset | None) -> None:
-    """Check that all variables of `actual` agree with `expected` to 1e-6."""
     assert actual is not None
     assert expected is not None
     for name in actual.data_vars:

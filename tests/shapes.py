@@ -68,7 +68,6 @@ class Checks:
         return jaxtyped(copy, typechecker=self.typechecker)
 
     def check(self, key: tuple, args: tuple, kwargs: dict, *results: object) -> None:
-        """Check the arguments, and the result if there is one."""
         if key in self.passed:
             return
         if bool(results) not in self.checkers:

@@ -62,7 +62,6 @@ def synthetic_truncation(
 
 @pytest.fixture(scope="session")
 def small() -> tuple[xr.Dataset, pd.DataFrame]:
-    """A profile with five layers of eight heads, and its table."""
     return synthetic_profile()
 
 

@@ -110,7 +110,6 @@ def test_claims_skip_models_that_were_measured_before(tmp_path, python, monkeypa
 
 
 def script_named(name: str) -> ModuleType:
-    """A script of analyses/, imported."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "analyses" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

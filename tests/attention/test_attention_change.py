@@ -59,7 +59,6 @@ def measured(model: PreTrainedModel, edit: Edit) -> np.ndarray:
 
 
 def standing_still(model: PreTrainedModel) -> PreTrainedModel:
-    """`model` with the slowest three quarters of its planes at frequency 0."""
     for name, buffer in model.named_buffers():
         if name.endswith("inv_freq"):
             buffer[len(buffer) // 4 :] = 0

@@ -35,7 +35,6 @@ def any_planes(draw: st.DrawFn) -> Planes:
 
 
 def rotated(x: Tensor, positions: Tensor, planes: Planes) -> Tensor:
-    """Multiply x by exp(i w p), as complex numbers."""
     angle = positions[:, None].float() * planes.inv_freq
     z = torch.complex(x[..., planes.first], x[..., planes.second])
     z = z * torch.polar(torch.ones_like(angle.double()), angle.double())

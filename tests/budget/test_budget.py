@@ -53,7 +53,6 @@ def test_bins_are_exact_then_eight_an_octave(context: int):
     by_head=st.booleans(),
 )
 def test_log_z_and_masses_by_brute_force(seed: int, context: int, window: int, by_head: bool):
-    """log Z of every row, and masses and squares by kind of sink, by offset, and by bin."""
     generator = torch.Generator().manual_seed(seed)
     sinks = torch.randint(0, 12, (2, 2 if by_head else 1, context), generator=generator)
     sinks = sinks * (sinks <= 3)

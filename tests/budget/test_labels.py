@@ -63,7 +63,6 @@ def test_where_a_kernel_peaks_and_its_middle_half():
 
 
 def test_the_middle_half_equals_quantiles():
-    """Compare with numpy's quantiles of draws with these weights."""
     random = np.random.default_rng(0)
     counts = random.integers(0, 5, size=(20, 40))
     found = describe_kernel(torch.from_numpy(counts).double().log(), torch.ones(40))

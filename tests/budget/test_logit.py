@@ -35,7 +35,6 @@ ALLOWED = 0.002
     "name", ["llama_gqa", "gemma2", "gpt_oss", "smollm3", "phi", "nanochat"]
 )
 def test_gains_are_scipys_on_tiny_models(name: str):
-    """Check two heads over all rows of two sequences."""
     model, tokens = tiny(name), random_tokens(sequences=2, length=40)
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
     turning = rotations(model, name=name)
@@ -94,7 +93,6 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
 
 @pytest.mark.parametrize("name", ["llama_gqa", "phi"])
 def test_a_few_keys_of_each_row_give_the_covariance(name: str):
-    """Compare with the covariance over all keys, in whole matrices."""
     tokens = random_tokens(sequences=2, length=150)
     call, planes = observed_calls(tiny(name), tokens)[0]
     rows, _ = normalize_weights(SampledCall(call, all_rows(torch.full((2,), 150)), planes))

@@ -40,7 +40,6 @@ NAMES = ("llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat")
     ("name", "changes"), [*((name, {}) for name in NAMES), ("gpt_neox", ODD)]
 )
 def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: dict):
-    """Build each draw as an edit does, and measure it as a profile does."""
     tokens = random_tokens(sequences=4, length=40)
     sinks = known_sinks(tokens, bos=1)
     rows = sample_rows(torch.full((4,), 40), count=12, seed=0)

@@ -20,14 +20,7 @@ from ropelens.checkpoints.load_options import Loading
 from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A valid checkpoint."""
-    return save_tiny(tmp_path / "model")
-
-
 def cached(folder: Path, hub: Path) -> None:
-    """Copy `folder` into a Hub cache as the main revision of acme/tiny."""
     repository = hub / "models--acme--tiny"
     shutil.copytree(folder, repository / "snapshots" / ("c" * 40))
     (repository / "refs").mkdir()

@@ -38,7 +38,6 @@ def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def write_bundled(file: Path, *, permutations: int = 1, kind: str = "F32") -> None:
-    """Write the bundled checkpoint as a GGUF file, with permuted rows."""
     quantized = gguf.GGMLQuantizationType[kind]
     config = LlamaConfig.from_pretrained(bundled_path())
     model = LlamaForCausalLM.from_pretrained(bundled_path(), dtype=torch.float32)
@@ -85,7 +84,6 @@ def bundled_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_file_is_the_model_it_was_made_of(bundled_file, tmp_path, capfd):
-    """The model can also be saved as a folder."""
     model, tokenizer = rl.load(bundled_file.parent)  # a folder with one file
     assert capfd.readouterr().err == ""  # no bar without a terminal
     original, _ = rl.load("bundled")

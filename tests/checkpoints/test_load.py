@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tiny_checkpoints import SIZES, edit_config, save_over, save_tiny, tiny_llama
+from tiny_checkpoints import SIZES, edit_config, save_over, tiny_llama
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -31,12 +31,6 @@ from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A valid checkpoint."""
-    return save_tiny(tmp_path / "model")
 
 
 def test_a_folder_gives_the_saved_model_ready_to_measure(folder, capfd):

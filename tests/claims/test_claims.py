@@ -35,7 +35,6 @@ def by_plane(row: np.ndarray) -> np.ndarray:
 
 
 def spike(*layers: int) -> np.ndarray:
-    """Planes of equal length, except for a long fastest plane in these layers."""
     length = np.ones((LAYERS, PLANES))
     length[list(layers), 0] = 9
     return length
@@ -58,7 +57,6 @@ def profile() -> xr.Dataset:
 
 @pytest.fixture(scope="module")
 def shapes() -> dict[str, tuple[int, ...]]:
-    """Shapes of the arrays of claims, from a profile and from further runs."""
     arrays = claim_arrays(synthetic_profile(layers=LAYERS, heads=HEADS, kv_heads=HEADS)[0])
     runs = dict.fromkeys(("slow_loss", "fast_loss", "long_loss", "induction_lost"), BY_SET)
     runs |= {"tokens": (LAYERS,), "once": (LAYERS,), "more_found": (8,)}
@@ -113,7 +111,6 @@ def test_constant_numbers_are_not_testable(claim: Claim, shapes: dict[str, tuple
 
 
 def two(planes: int) -> np.ndarray:
-    """The two slowest planes, in two layers."""
     return np.tile(np.arange(planes) >= planes - 2, (2, 1)).astype(float)
 
 
@@ -226,7 +223,6 @@ SIZES = ((4, 4, 2, 16), (6, 4, 4, 32), (12, 4, 2, 16), (8, 6, 3, 32))
 
 
 def random_model(seed: int) -> LlamaForCausalLM:
-    """A LLaMA with random weights, in one of four sizes and four initial scales."""
     layers, heads, kv_heads, size = SIZES[seed % 4]
     config = LlamaConfig(
         vocab_size=96,

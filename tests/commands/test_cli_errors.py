@@ -8,17 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from cli_runs import NAMES, Command, Ended, save_family, unharmed
-from tiny_checkpoints import save_tiny
 
 from ropelens.runtime.results import PAGE
 
 MEASURE = "ropelens.analysis.analyze.measure"
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A valid checkpoint that a test can damage."""
-    return save_tiny(tmp_path / "model")
 
 
 def cut(model: Path, text: Path) -> None:
@@ -38,11 +31,11 @@ DAMAGES: dict[str, tuple[Callable[[Path, Path], object], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("words", DAMAGES)
-def test_one_line_states_the_error(ropelens, model, text, out, words):
+def test_one_line_states_the_error(ropelens, folder, text, out, words):
     damage, options = DAMAGES[words]
-    damage(model, text)
+    damage(folder, text)
     with unharmed(out):
-        ended = ropelens("analyze", model, "--text", text, "--out", out, *options)
+        ended = ropelens("analyze", folder, "--text", text, "--out", out, *options)
     assert (ended.code, words in ended.problem) == (1, True)
 
 
@@ -79,19 +72,19 @@ def test_wrong_usage(ropelens: Command, args: list[str], words: str):
     assert words in ended.problem
 
 
-def test_a_place_that_cannot_be_written_to(ropelens, model, text, tmp_path):
+def test_a_place_that_cannot_be_written_to(ropelens, folder, text, tmp_path):
     before, content = sorted(tmp_path.rglob("*")), text.read_bytes()
-    ended = ropelens("analyze", model, "--text", text, "--out", text)
+    ended = ropelens("analyze", folder, "--text", text, "--out", text)
     assert (ended.code, "text.txt cannot be written to" in ended.problem) == (1, True)
     assert (sorted(tmp_path.rglob("*")), text.read_bytes()) == (before, content)
 
 
-def test_a_page_that_cannot_be_drawn_loses_no_number(ropelens, model, text, out, monkeypatch):
+def test_a_page_that_cannot_be_drawn_loses_no_number(ropelens, folder, text, out, monkeypatch):
     def fails(*_: object) -> str:
         raise ValueError("no axis")
 
     (out / "index.html").write_text("<title>ropelens</title>, of an earlier run")
-    commands = ("analyze", model, "--text", text, "--surrogates", 2, "--out"), ("report",)
+    commands = ("analyze", folder, "--text", text, "--surrogates", 2, "--out"), ("report",)
     with monkeypatch.context() as patch:
         patch.setattr("ropelens.analysis.analysis.render_page", fails)
         for command in commands:
@@ -122,8 +115,8 @@ def full_disk(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_runs_full(ropelens, model, text, out, monkeypatch):
-    analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out")
+def test_a_disk_that_runs_full(ropelens, folder, text, out, monkeypatch):
+    analyze = ("analyze", folder, "--text", text, "--surrogates", 2, "--out")
     with unharmed(out), full_disk(200_000):
         ended = ropelens(*analyze, out)
     assert (ended.code, "File too large" in ended.problem) == (1, True)

@@ -47,8 +47,6 @@ def test_ctrl_c_while_measuring(ropelens, model, text, out, monkeypatch):
 
 
 class Gone(io.StringIO):
-    """A terminal that is gone."""
-
     def write(self, _: str) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -99,14 +97,12 @@ def test_ctrl_c_while_training(text, tmp_path, ropelens, monkeypatch):
 
 
 def apart(code: str, *args: object, stdout: int = subprocess.PIPE) -> Ended:
-    """Run `code` in a separate process."""
     command = [sys.executable, "-c", code, *map(str, args)]
     ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
     return Ended(ended.returncode, ended.stdout or "", ended.stderr)
 
 
 def test_a_reader_that_stops_early_is_not_an_error():
-    """For example `ropelens list | head -1`."""
     read, write = os.pipe()
     os.close(read)
     assert apart(MAIN, "list", stdout=write) == Ended(1, "", "")

@@ -100,7 +100,6 @@ def test_models_of_other_depths_are_compared_by_what_was_analyzed(
 
 
 def test_profiles_that_lack_numbers_are_refused(ropelens: Command, tmp_path: Path):
-    """Profiles of earlier versions may lack numbers."""
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         few = xr.Dataset({"total_bits": 1.0}, attrs={"kind": "profile", "seed": 0})
@@ -140,14 +139,12 @@ def saved(folder: Path, *, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ledger of two analyses, which are in the same folder."""
     place = tmp_path_factory.mktemp("ledger")
     folders = [saved(place / name, seed=n) for n, name in enumerate(("one", "two"))]
     return written(*folders, place / "both")
 
 
 def written(*folders: Path) -> Path:
-    """Write the ledger of all folders except the last to the last folder."""
     *inputs, out = map(str, folders)
     ended = CliRunner().invoke(app, ["claims", *inputs, "--out", out])
     assert (ended.exit_code, ended.stdout) == (0, f"{out}/index.html\n"), ended.output
@@ -158,7 +155,6 @@ def written(*folders: Path) -> Path:
 
 
 def error_line(*words: str | Path) -> str:
-    """The error of a command that is refused."""
     with pytest.raises(rl.RopelensError) as refused:
         CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
     return refused.value.line

@@ -87,7 +87,6 @@ ARGUMENTS = st.one_of(
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    """A command with known or unknown options, with or without values."""
     command = draw(st.sampled_from(sorted(COMMANDS)))
     parts = st.sampled_from(COMMANDS[command]) | ARGUMENTS
     options = draw(st.lists(st.tuples(parts, ARGUMENTS), max_size=4))

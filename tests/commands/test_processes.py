@@ -49,7 +49,6 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def messages(err: str) -> list[str]:
-    """Lines of ropelens, without lines of torchrun."""
     return [line for line in err.splitlines() if line.startswith("ropelens: ")]
 
 
@@ -87,7 +86,6 @@ SWEPT = ("--keep", 0.5, "--controls", 0, "--measures", "loss,induction,change")
 
 @pytest.fixture(scope="module")
 def args(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """A model, a text, and options."""
     folder = tmp_path_factory.mktemp("measured")
     model, text = save_tiny(folder / "model", num_hidden_layers=1), folder / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog " * 20)
@@ -97,7 +95,6 @@ def args(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
 
 @pytest.fixture(scope="module")
 def single(args: tuple, one_thread: None) -> rl.Analysis:
-    """The same measurement in one process."""
     model, _, text, *_ = args
     return rl.analyze(model, text, OPTIONS, truncation=SWEEP)
 

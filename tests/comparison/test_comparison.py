@@ -236,7 +236,6 @@ def test_only_missing_checkpoints_are_measured(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """After a stopped comparison, a damaged file, and a change of weights."""
     copy, cache = copy_of(study, tmp_path), Path(shutil.copytree(measured, tmp_path / "cache"))
     damaged = cache / "rope-seed-0" / "final.nc"
     damaged.write_bytes(damaged.read_bytes()[:1000])

@@ -69,7 +69,6 @@ def linear(color: str) -> np.ndarray:
 
 
 def lab(rgb: np.ndarray) -> np.ndarray:
-    """CIELAB: lightness, red to green, yellow to blue."""
     xyz = XYZ @ rgb.clip(0, 1) / np.array([0.9505, 1, 1.0888])
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])

@@ -21,7 +21,6 @@ TOKENS = random_tokens(sequences=1, length=16, seed=3)
 
 
 def lost(logits: torch.Tensor) -> torch.Tensor:
-    """The loss of the tokens after the eighth."""
     return torch.nn.functional.cross_entropy(logits[8:-1], TOKENS[0, 9:])
 
 
@@ -138,8 +137,6 @@ def test_a_model_without_gradients_has_no_lead():
 
 
 class Undifferentiable(torch.autograd.Function):
-    """A kernel without a backward pass."""
-
     @staticmethod
     def forward(ctx, x):
         return x.clone()

@@ -18,7 +18,6 @@ from ropelens.errors import BadArgument, UnsupportedModel
 
 
 def state(model: PreTrainedModel) -> list[object]:
-    """Parts of a model that an edit could leave changed."""
     groups = [vars(module).get("num_key_value_groups") for module in model.modules()]
     facts = [groups, [len(module._forward_pre_hooks) for module in model.modules()]]
     buffers = {name: tensor.tolist() for name, tensor in model.named_buffers()}

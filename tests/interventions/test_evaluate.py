@@ -23,7 +23,6 @@ tokens = partial(random_tokens, sequences=4, length=40)
 
 @torch.no_grad()
 def true_losses(model: PreTrainedModel) -> list[float]:
-    """Loss of each sequence, computed by transformers."""
     rows = [row[None, :length] for row, length in zip(tokens(), LENGTHS, strict=True)]
     return [float(model(row, labels=row, use_cache=False).loss) for row in rows]
 
@@ -43,8 +42,6 @@ def test_loss_matches_transformers_with_and_without_an_edit():
 
 
 class Names:
-    """A tokenizer of ten tokens."""
-
     def decode(self, token_ids: list[int], **_: object) -> str:
         texts = ["<s>", "a", "b", "'", " Call", "7", "\n", " 12", ",", "me"]
         return "".join(texts[token] for token in token_ids)
@@ -140,7 +137,6 @@ def test_loss_by_position_sums_to_the_loss():
 
 @pytest.fixture(scope="module")
 def silenced() -> tuple[PreTrainedModel, xr.Dataset]:
-    """Results of silences and edits, separate and combined, with random controls."""
     model = tiny("llama_gqa")
     mean = partial(rl.silence_heads, model, to="mean", text=tokens())
     edits = {

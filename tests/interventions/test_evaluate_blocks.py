@@ -40,7 +40,6 @@ def whole() -> xr.Dataset:
     [[name] for name in DEFAULT_MEASURES] + [["loss", "change"], ["change", "induction"]],
 )
 def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset):
-    """Variables of some measures have the same numbers as in an evaluation of all measures."""
     model = tiny("llama_gqa", num_hidden_layers=1)
     part = evaluate(model, edits=EDITS, measures=measures)
     assert set(VARIABLES) == set(DEFAULT_MEASURES)
@@ -53,7 +52,6 @@ def test_some_measures_are_a_part_of_all(measures: list[str], whole: xr.Dataset)
 
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Shape of the tokens in every forward pass."""
     shapes: list[tuple[int, ...]] = []
     forward = type(tiny("llama_gqa")).forward
 

@@ -32,7 +32,6 @@ tokens = partial(random_tokens, sequences=1, length=LENGTH)
 
 
 def head_outputs(model: PreTrainedModel, given: torch.Tensor, *, layer: int) -> torch.Tensor:
-    """Outputs of the heads of a layer, [batch, row, head, feature]."""
     return observed_calls(model, given)[layer][0].output
 
 

@@ -22,7 +22,6 @@ COPIED, TOKENS = 6, torch.arange(40)[None]
 
 
 def scores_of(model, sequence: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Scores [head, row, key] and visible keys of each layer in a run of transformers."""
     layers = []
     for call in attention_calls(model, sequence)[0]:
         keys = call.key.repeat_interleave(len(call.query) // len(call.key), dim=0)

@@ -54,8 +54,6 @@ def at_projections(
 def hooked(
     model: PreTrainedModel, heads: dict[int, list[int]], change: Change
 ) -> AbstractContextManager[None]:
-    """Apply `change` to the outputs [sequence, position, feature] of these heads."""
-
     def hook(layer: int, x: torch.Tensor) -> None:
         for head in heads.get(layer, []):
             x[:, :, head] = change(x[:, :, head])
@@ -65,7 +63,6 @@ def hooked(
 
 @contextmanager
 def projected(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Inputs of each output projection in the block, [sequence, position, head, _]."""
     seen: list[torch.Tensor] = []
     with at_projections(model, lambda layer, x: seen.append(x)):
         yield seen
@@ -95,7 +92,6 @@ def test_against_hooks(name: str):
     ("implementation", "to"), [("eager", "zero"), ("sdpa", "mean"), ("sdpa", "resample")]
 )
 def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, implementation: str, to: str):
-    """Compares the inputs of the output projections of both layers."""
     llama.set_attn_implementation(implementation)
     with projected(llama) as plain:
         logits(llama)

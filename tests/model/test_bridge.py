@@ -95,7 +95,6 @@ def changed(model: torch.nn.Module, name: str) -> Iterator[None]:
 
 @torch.no_grad()
 def outputs(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Logits without a change, under each change, and after all changes."""
     run = lambda: getattr(result := model(TOKENS[:2]), "logits", result)  # noqa: E731
     logits = {"before": run()}
     for name in (*EDITS, "zero", "mean", "resample"):

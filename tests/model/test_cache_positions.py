@@ -22,7 +22,6 @@ UNKNOWN = pytest.raises(UnsupportedModel, match="positions of the keys in this c
 
 
 def stopped(model: nn.Module) -> nn.Module:
-    """A model whose buffers have the frequencies of `EDIT`."""
     other = copy.deepcopy(model)
     for name, buffer in other.named_buffers():
         if name.endswith("inv_freq") and "rotary_emb." in name:
@@ -39,7 +38,6 @@ def on_a_grid() -> torch.Tensor:
 
 @torch.no_grad()
 def in_steps(model: nn.Module, positions: torch.Tensor, *, first: int = 20) -> torch.Tensor:
-    """Logits of a prompt and the later tokens, which run one by one on a cache."""
     cache, logits = DynamicCache(), []
     for begin, end in [(0, first), *((n, n + 1) for n in range(first, 24))]:
         part = {"input_ids": TOKENS[:, begin:end], "position_ids": positions[..., begin:end]}

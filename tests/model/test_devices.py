@@ -33,7 +33,6 @@ TOKENS = torch.arange(72).reshape(3, 24) * 7 % 40
 
 @pytest.fixture(scope="module")
 def plain() -> xr.Dataset:
-    """Profile of the model in memory."""
     return rl.profile(tiny_llama().eval(), TOKENS, surrogates=0)
 
 
@@ -166,8 +165,6 @@ def compiled_in_place(model: PreTrainedModel) -> nn.Module:
 
 
 class LanguageModel:
-    """A wrapper that contains a model like the wrappers of nnsight and nnterp."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         self._module = model
 

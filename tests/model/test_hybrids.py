@@ -24,7 +24,6 @@ TOKENS = torch.randint(3, 39, (4, 24), generator=torch.Generator().manual_seed(0
 
 
 def attend_alike(model: PreTrainedModel, plain: PreTrainedModel) -> list[int]:
-    """Layers that attend, after a comparison of their attention with transformers."""
     seen = rl.capture(model, TOKENS[0])
     layers = sorted(set(seen["layer"].values.tolist()))
     with torch.no_grad():

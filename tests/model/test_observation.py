@@ -20,7 +20,6 @@ Seen = dict[int, tuple[AttentionCall, Planes]]
 
 
 def noting(seen: Seen) -> Callable[[AttentionCall, Planes], None]:
-    """A function that stores its arguments by layer."""
     return lambda call, planes: seen.update({call.layer: (call, planes)})
 
 
@@ -110,7 +109,6 @@ def test_a_rotation_that_depends_on_the_length():
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
 def test_padding_is_hidden(name: str, side: str, implementation: str):
-    """A padded sequence attends like the same sequence without padding."""
     model, seen, alone, length = tiny(name), {}, {}, 15
     model.set_attn_implementation(implementation)
     ids = random_tokens()
@@ -141,7 +139,6 @@ def test_padding_is_hidden(name: str, side: str, implementation: str):
 )
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
 def test_generation(name: str, implementation: str, cache: str, padded: int, edited: bool):
-    """With a cache, each step has only new rows, which attend as without a cache."""
     model = tiny(name)
     model.set_attn_implementation(implementation)
     mask = torch.ones_like(random_tokens())

@@ -19,7 +19,6 @@ NOISE = 0.02  # in the weights of the logits, so that an unknown answer is a gue
 
 
 def copying() -> LlamaForCausalLM:
-    """The model, in eval mode."""
     code = VOCABULARY
     width = 3 * code
     config = LlamaConfig(

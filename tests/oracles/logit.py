@@ -34,7 +34,6 @@ class HeadRows:
     planes: Floats
 
     def joined(self, other: "HeadRows") -> "HeadRows":
-        """The rows of two sequences of one length."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return HeadRows(*(np.concatenate(pair) for pair in pairs))
 

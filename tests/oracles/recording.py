@@ -58,7 +58,6 @@ class LayerRotation:
 
     @property
     def rest(self) -> NDArray[np.int64]:
-        """Coordinates that do not rotate."""
         return np.setdiff1d(np.arange(self.head_dim), self.pairs)
 
     def unrotate(self, x: Tensor) -> Tensor:
@@ -97,7 +96,6 @@ class AttentionCall:
 def recorded_attention(
     model: transformers.PreTrainedModel,
 ) -> Iterator[dict[int, dict[str, Any]]]:
-    """Record the arguments of the model's `eager_attention_forward`, by layer."""
     modelling = sys.modules[type(model).__module__]
     original: Callable[..., Any] = modelling.eager_attention_forward
     calls: dict[int, dict[str, Any]] = {}

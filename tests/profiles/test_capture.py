@@ -140,7 +140,6 @@ def test_chosen_heads_equal_a_capture_of_all_heads(llama: LlamaForCausalLM):
 
 
 def test_lengths_of_values(llama: LlamaForCausalLM):
-    """Each head has the values of its key-value head."""
     values = []
     projection = llama.model.layers[1].self_attn.v_proj
     with projection.register_forward_hook(lambda _, __, out: values.append(out[0])):
@@ -152,7 +151,6 @@ def test_lengths_of_values(llama: LlamaForCausalLM):
 
 @torch.no_grad()
 def running(model: PreTrainedModel, ids: torch.Tensor, modules: dict[str, torch.nn.Module]):
-    """Run the model, and return the inputs and outputs of `modules` and the logits."""
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     with ExitStack() as hooks:
         for name, module in modules.items():

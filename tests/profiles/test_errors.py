@@ -93,7 +93,6 @@ def test_scores_that_are_not_finite_are_refused(factor: float, words: str):
 
 @pytest.mark.parametrize("measure", DEFAULT_MEASURES)
 def test_an_error_inside_the_model_restores_it(measure: str, monkeypatch: pytest.MonkeyPatch):
-    """The error occurs in the forward pass of an edit."""
     model = tiny("llama_gqa")
     plain, configured = logits(model), model.config._attn_implementation
 

@@ -111,7 +111,6 @@ def assert_profile_agrees(
 def assert_parity(
     model: PreTrainedModel, name: str, *, lengths: Any = LENGTHS, seed: int = 0, **options: int
 ) -> tuple[xr.Dataset, dict[str, np.ndarray]]:
-    """Compare a profile in float64 with the dense oracle, and return both."""
     model = model.double()
     tokens = random_tokens(seed, sequences=len(lengths), length=max(lengths))
     profile = measured(model, tokens, lengths, **options)
@@ -204,7 +203,6 @@ def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
 
 @torch.no_grad()
 def attentions(model: PreTrainedModel, tokens: torch.Tensor) -> np.ndarray:
-    """Attention of transformers on one sequence, [layer, head, row, key]."""
     model.set_attn_implementation("eager")
     out = model(tokens[None], output_attentions=True, use_cache=False)
     return np.stack([weights[0].double().numpy() for weights in out.attentions])

@@ -25,13 +25,11 @@ WANTED = [3, 5, 8, 13]
 
 
 def recipe() -> str:
-    """Code of the recipe in CONTRIBUTING."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     return re.search(r"## A new statistic.*?```python\n(.*?)```", text, re.DOTALL)[1]
 
 
 def attention_on(wanted: list[int]) -> Statistic:
-    """Run the recipe and return its statistic."""
     names: dict[str, object] = {}
     exec(recipe(), names)
     return names["attention_on"](wanted)

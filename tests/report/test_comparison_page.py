@@ -136,7 +136,6 @@ def test_growth_counts_heads_by_step(comparison: xr.Dataset):
 
 
 def find(comparison: xr.Dataset, begin: str) -> str:
-    """The only sentence with this beginning."""
     (sentence,) = [line for line in findings(comparison) if line.startswith(begin)]
     return sentence
 

@@ -51,7 +51,6 @@ def opened(browser, profile, sweep, reach, tmp_path_factory) -> Iterator[Opened]
 
 
 def table(page: playwright.Page, name: str) -> list[list[str]]:
-    """Cells of the table in a tab."""
     rows = f"[...document.querySelectorAll('#rows-{name} tr')]"
     return page.evaluate(f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))")
 

@@ -25,8 +25,6 @@ PROMPTS = ["The old man said that the old man said no.", "One, two, three."]
 
 
 class Measured(NamedTuple):
-    """The bundled model, measured on prompts."""
-
     model: nn.Module
     tokenizer: object
     profile: xr.Dataset
@@ -188,7 +186,6 @@ def test_numbers_are_saved_as_csv(opened, measured: Measured):
     page = opened.at("#L2H3&view=list")
 
     def saved(button: str) -> list[dict[str, str]]:
-        """Rows of the CSV that a click on the button saves."""
         with page.expect_download() as download:
             page.click(button)
         return list(csv.DictReader(Path(download.value.path()).read_text().splitlines()))

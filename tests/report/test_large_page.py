@@ -28,7 +28,6 @@ YARDSTICK = "Array.from({length: 4e5}, (_, i) => String(i * 7919 % 400009)).sort
 
 
 def clock(page):
-    """Function that returns the CPU seconds of the thread of a page."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable")
 

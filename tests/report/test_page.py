@@ -44,7 +44,6 @@ NORMS = "Array.from(document.getElementById('plot-norms')._fullData[0].z, (z) =>
 
 
 def place(page: playwright.Page, name: str, x: float, y: float) -> list[float]:
-    """Position of a point of a figure in the window."""
     page.locator(f"#{name}").scroll_into_view_if_needed()
     return page.evaluate(POINT, [name, x, y])
 

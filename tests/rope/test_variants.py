@@ -39,7 +39,6 @@ def plain(name: str) -> PreTrainedModel:
 
 
 def built(name: str, variant: str) -> PreTrainedModel:
-    """The tiny family with the same weights, built with the variant in its config."""
     parameters = rl.variant_config(plain(name).config, variant).rope_parameters
     return tiny(name, max_position_embeddings=CONTEXT, rope_parameters=parameters)
 

@@ -102,7 +102,6 @@ def test_every_dtype(name: str, dtype: torch.dtype):
 
 
 def test_the_model_runs_once():
-    """An edit needs no further run."""
     model, runs = tiny("llama_gqa"), []
     model.register_forward_pre_hook(lambda *_: runs.append(1))
     rl.measure_rope(model)

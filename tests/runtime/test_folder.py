@@ -166,7 +166,6 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tree(folder: Path) -> dict[str, object]:
-    """Contents of all files, links and folders in `folder`."""
     return {
         str(path.relative_to(folder)): path.readlink()
         if path.is_symlink()
