@@ -1,7 +1,8 @@
 # make report   measure the bundled checkpoint, and print the path of its page
 # make smollm2  download a language model with 135 million parameters (93 MB) into models/
 # make reports  run the analyses on the bundled checkpoint
-# make test     run the tests
+# make test     run the tests, except those of the next two lines
+# make test-thorough  run the tests that repeat a check in more cases or end to end
 # make test-slow  run the tests that take minutes
 # make mutants  change the mathematics in 128 places, and list the changes that no test finds
 # make test-newest  run the tests with the newest versions that pyproject.toml allows
@@ -22,7 +23,7 @@ export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := report
 SMOLLM2 := models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
-.PHONY: report smollm2 reports test test-slow mutants test-newest lint docs bench
+.PHONY: report smollm2 reports test test-thorough test-slow mutants test-newest lint docs bench
 
 report: .venv/.report
 	@mkdir -p out
@@ -49,6 +50,10 @@ reports: .venv/.report
 test: .venv/.work
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
+test-thorough: .venv/.work
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+		-m 'thorough and not slow'
+
 test-slow: .venv/.work
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m slow
 
@@ -58,7 +63,8 @@ mutants: .venv/.work
 test-newest:
 	$(PYTHON) -m venv --clear .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check '.[test]'
-	@OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+		-m 'not slow'
 
 lint: .venv/.work
 	@$(BIN)/ruff check

@@ -24,8 +24,6 @@ NEEDLES = ("retrieval_length", "depth")
 
 
 class Drawn:
-    """Random numbers for two seeds of each of `groups`."""
-
     def __init__(self, groups: tuple[str, ...]) -> None:
         self.random = np.random.default_rng(0)
         self.number = np.tile(np.arange(len(groups)), 2)

@@ -101,14 +101,12 @@ def offset_bins(context: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def excerpt_tokens(count: int) -> list[str]:
-    """`count` tokens of a small story, with leading spaces as in BPE."""
     words = STORY.replace("\n", " \n").split(" ")[1:]
     tokens = ["<s>"] + [word if word in ",.\n" else f" {word}" for word in words]
     return (tokens * (count // len(tokens) + 1))[:count]
 
 
 def by_kind(kinds: np.ndarray, otherwise: object, **values: object) -> np.ndarray:
-    """A number for each head, by its kind."""
     return np.select([kinds == kind for kind in values], [*values.values()], otherwise)
 
 

@@ -56,7 +56,6 @@ def test_uses_the_public_api_only(script: Path):
 
 
 def run_copy(python: Command, script: Path, place: Path, *options: object) -> Path:
-    """Run a copy of `script` in a new project at `place`; return its folder of reports."""
     (place / "analyses").mkdir()
     copy, sweep = place / "analyses" / script.name, '"bands": 2, "keep": [0.5], "controls": 1'
     copy.write_text(script.read_text().replace('"bands": 8', sweep))
@@ -87,6 +86,7 @@ def test_runs_on_a_model_and_text(script: Path, tmp_path: Path, python: Command)
         assert set(sweep["kind"].values) >= {"none", "slow", "fast", "random", "band"}
 
 
+@pytest.mark.thorough
 def test_claims_skip_models_that_were_measured_before(tmp_path, python, monkeypatch):
     def run_here(command: list[str]) -> SimpleNamespace:  # a new process would take seconds
         return SimpleNamespace(returncode=CliRunner().invoke(app, command[3:]).exit_code)
@@ -192,6 +192,7 @@ def test_planes_are_split_near_half_of_the_push():
     assert share == pytest.approx(0.45)
 
 
+@pytest.mark.thorough
 def test_induction_needs_previous_token_heads():
     """In the bundled model head 3.4 is such a head; random heads of its layer matter little."""
     causal = script_named("causal")
@@ -270,6 +271,7 @@ steps = 1
 """
 
 
+@pytest.mark.thorough
 def test_variants_are_trained_and_compared(tmp_path, python, monkeypatch):
     """copying.py then reads the same runs; after one step no head copies."""
     shutil.copytree(ROOT / "analyses", tmp_path / "analyses")

@@ -20,7 +20,6 @@ def tiny_llama(**changes: object) -> LlamaForCausalLM:
 
 
 def save_tiny(folder: Path, **changes: object) -> Path:
-    """Save a tiny Llama of std 0.3 and a tokenizer of letters into `folder`."""
     tiny_llama(**changes).save_pretrained(folder)
     letters = {"<s>": 0, "<unk>": 1} | {chr(97 + i): i + 2 for i in range(26)}
     tokenizer = Tokenizer(models.WordLevel(letters, unk_token="<unk>"))

@@ -79,7 +79,6 @@ def only_pickle(folder: Path) -> None:
 
 
 def sharded(folder: Path) -> tuple[Path, dict[str, str]]:
-    """Save a checkpoint of several files; return the index file and its weight map."""
     (folder / "model.safetensors").unlink()
     tiny_llama().save_pretrained(folder, max_shard_size="20KB")
     index = folder / "model.safetensors.index.json"

@@ -77,6 +77,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "index"), PLANTED)
 def test_a_claim_holds_in_one_model_and_not_in_its_opposite(name: str, index: int):
     row = row_of(name, MODELS[name][index]())
@@ -89,6 +90,7 @@ def test_every_claim_has_two_models_and_a_definition():
     assert all(f"`{name}`" in measures for name in MODELS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("claim", DIFFERENT, ids=lambda claim: claim.name)
 def test_on_draws_of_its_null_a_claim_holds_in_a_fortieth_of_cases(claim, shapes):
     random = np.random.default_rng(1)
@@ -139,6 +141,7 @@ MIN_SIZES: list[tuple[str, str, Callable[[int], tuple[np.ndarray, ...]], tuple[i
 ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "needs", "arrays", "sizes"), MIN_SIZES)
 def test_the_smallest_size_that_decides_is_the_stated_size(name, needs, arrays, sizes):
     claim = next(claim for claim in DRAWN if claim.name == name)

@@ -26,6 +26,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("pageless")
 def test_a_repeated_command_measures_the_remaining_checkpoints(run, text, tmp_path, ropelens):
     out, last = tmp_path / "out", run / "history" / STEPS[1] / "model.safetensors"

@@ -197,6 +197,7 @@ def test_help_names_every_option(ropelens: Command, command: str, options: str):
     assert not command or f"  ropelens {command} " in ended.out  # an example
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("pageless")
 def test_the_claim_holds_in_a_real_checkpoint_on_real_stories(ropelens, shared, tmp_path):
     texts = ("--context", 250, "--text", shared / "corpora" / "tinystories")

@@ -68,7 +68,6 @@ def test_a_signal_stops_a_run_although_a_library_converts_it(ropelens, monkeypat
 
 
 def test_a_signal_while_a_page_is_drawn(ropelens, model, text, out, monkeypatch):
-    """The numbers are saved, but the page is missing."""
     stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     monkeypatch.setattr("ropelens.analysis.analysis.render_page", stop)
     ended = ropelens("analyze", model, "--text", text, "--surrogates", 2, "--out", out)

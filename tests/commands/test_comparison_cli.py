@@ -43,6 +43,7 @@ def analyses(tmp_path_factory: pytest.TempPathFactory, prose: Path) -> list[Path
     return [place / name / "out" for name in texts]
 
 
+@pytest.mark.thorough
 def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: Path):
     out = tmp_path / "out"
     ended = ropelens("compare", *runs, "--sequences", 4, "--out", out)
@@ -70,6 +71,7 @@ def losses_of(analysis: Path, text: Path) -> list[float]:
         return [float(model(row[None], labels=row[None]).loss) for row in tokens]
 
 
+@pytest.mark.thorough
 def test_models_of_other_depths_are_compared_by_what_was_analyzed(
     ropelens: Command, analyses: list[Path], prose: Path, tmp_path: Path
 ):

@@ -99,6 +99,7 @@ def single(args: tuple, one_thread: None) -> rl.Analysis:
     return rl.analyze(model, text, OPTIONS, truncation=SWEEP)
 
 
+@pytest.mark.thorough
 def test_three_processes_give_the_same_sweep_as_one(args, single, tmp_path):
     """Random draws are equal. The first process measures one of five sequences."""
     out = tmp_path / "three"
@@ -112,6 +113,7 @@ def test_three_processes_give_the_same_sweep_as_one(args, single, tmp_path):
     assert_same(shared.truncation, single.truncation)
 
 
+@pytest.mark.thorough
 def test_remaining_checkpoints_are_shared_one_after_another(args, single, tmp_path):
     model, _, text, *_ = args
     out, other, same = tmp_path / "out", tmp_path / "other", tmp_path / "same"
@@ -183,6 +185,7 @@ def test_importing_ropelens_first_is_enough(tmp_path: Path):
     assert (ended.returncode, ended.stdout) == (0, "set()\n"), ended.stderr
 
 
+@pytest.mark.thorough
 def test_a_killed_run_ends_bit_for_bit_the_same(run: Path, prose: Path, tmp_path: Path):
     out = tmp_path / "killed"
     ended = forked(1, DIES_LEARNING, prose, out, torch.get_num_threads())

@@ -43,6 +43,7 @@ def swept(ropelens: Command, model: Path, text: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(first, tmp_path / "swept"))
 
 
+@pytest.mark.thorough
 def test_the_bundled_model_is_swept_to_six_files_and_a_page(ropelens: Command, tmp_path: Path):
     out = tmp_path / "out"
     small = ("--context", 96, "--sequences", 3, "--keep", "1,0.75", "--bands", 2)
@@ -71,6 +72,7 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(ropelens: Command, t
     assert f"{len(table) - 1} edits (loss), trained for 512 tokens" in planned
 
 
+@pytest.mark.thorough
 def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept: Path):
     page, sweep = ((swept / name).read_bytes() for name in ("index.html", "truncation.nc"))
     others = {name: (swept / name).read_bytes() for name in FILES if name != "index.html"}

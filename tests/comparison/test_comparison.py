@@ -258,6 +258,7 @@ def test_only_missing_checkpoints_are_measured(
     assert loss[0] == loss[1] != comparison["loss"].sel(entry=changed)
 
 
+@pytest.mark.thorough
 def test_text_sampled_from_a_model_is_the_first_finding(tmp_path: Path):
     few = rl.Options(context=64, sequences=2, rows=8, surrogates=0)
     profile = rl.analyze("bundled", sample_path(), few).profile

@@ -221,6 +221,7 @@ def test_axes_have_units_and_arguments_stay_unchanged(name: str):
     pd.testing.assert_frame_equal(SMALL[1], table)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PLOTS)
 @hypothesis.settings(max_examples=4)
 @hypothesis.given(drawn=st.data())
@@ -267,7 +268,6 @@ def test_tables_of_other_models_are_refused(small):
 
 
 def test_layers_of_unequal_width():
-    """Layer 1 has half the heads and one key-value head, and NaN for the others."""
     profile, heads = synthetic_profile(layers=3, heads=4, kv_heads=2)
     profile["q_norm"][1, 2:] = np.nan
     profile["k_norm"][1, 1:] = np.nan

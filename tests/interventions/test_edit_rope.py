@@ -57,6 +57,7 @@ def test_a_function_chooses_planes():
     assert (chosen == (plain < 0.02)).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_stopped_planes_equal_a_model_with_frequency_zero(name: str):
     """An edit of nothing leaves every bit."""

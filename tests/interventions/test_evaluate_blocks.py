@@ -124,6 +124,7 @@ def test_an_open_edit_counts_as_the_unmodified_model():
     assert np.isinf(results.head_wavelength.sel(layer=0, head=1)[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["gemma4", "gpt_oss", "smollm3"])
 def test_families(family: str):
     """Head sizes that differ by layer, learned sinks, and layers without rotation."""

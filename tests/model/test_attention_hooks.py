@@ -41,7 +41,6 @@ LENGTH = 30  # more than twice the window
 
 @pytest.fixture(autouse=True)
 def nothing_stays_wrapped() -> Iterator[None]:
-    """Check after every test that transformers has its own attention functions."""
     before = dict(ALL_ATTENTION_FUNCTIONS)
     yield
     assert dict(ALL_ATTENTION_FUNCTIONS) == before

@@ -63,6 +63,7 @@ def assert_same_profile(one: xr.Dataset, other: xr.Dataset) -> None:
         assert one.attrs[name] == other.attrs[name]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", BRIDGED)
 def test_a_bridge_gives_the_profile_of_the_model(name: str, tmp_path: Path):
     model, tokenizer = saved(name, tmp_path)
@@ -106,6 +107,7 @@ def outputs(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return logits | {"after": run()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EDITED)
 def test_edits_and_silence_change_a_bridge_in_the_same_way(name: str, tmp_path: Path):
     model, tokenizer = saved(name, tmp_path)

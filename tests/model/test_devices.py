@@ -180,6 +180,7 @@ WRAPPED: dict[str, Callable[[PreTrainedModel], nn.Module]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")  # warnings of torch.compile
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_wrapper_is_measured_and_edited_like_its_model(name: str):

@@ -34,6 +34,7 @@ def attend_alike(model: PreTrainedModel, plain: PreTrainedModel) -> list[int]:
     return layers
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_layers_of_a_hybrid_that_attend_are_measured(name: str):
     model = families.tiny(f"{name}ForCausalLM")

@@ -75,7 +75,6 @@ class LayerRotation:
         return result
 
     def parts(self) -> list[NDArray[np.int64]]:
-        """Coordinates of every plane, then the unrotated coordinates (possibly none)."""
         return [*self.pairs, self.rest]
 
 
@@ -118,7 +117,6 @@ def recorded_attention(
 def attention_calls(
     model: transformers.PreTrainedModel, tokens: Tensor
 ) -> tuple[list[AttentionCall], Tensor]:
-    """Every layer's attention for one sequence `tokens` [position], and the logits."""
     with recorded_attention(model) as calls:
         out = model(tokens[None], output_attentions=True, use_cache=False)
     assert sorted(calls) == list(range(model.config.num_hidden_layers)), "a layer was silent"

@@ -267,7 +267,6 @@ def tiny(name: str, *, seed: int = 0, **overrides: Any) -> transformers.PreTrain
 
 
 def of_kind(kind: str, *, how: str = "eager", **config: Any) -> transformers.PreTrainedModel:
-    """A model of type `kind`, with the sizes in `COMMON` unless `config` has others."""
     sizes = COMMON | {"initializer_range": INITIAL_STD} | config
     built = transformers.CONFIG_MAPPING[kind](**sizes)
     with torch.random.fork_rng():

@@ -40,6 +40,7 @@ def profile(family: str, rows: int | str, heads: str | None) -> tuple[xr.Dataset
     return result, past
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("family", "rows", "heads"),
     [

@@ -14,7 +14,6 @@ CASES = [(0, 32), *(pytest.param(case, marks=pytest.mark.slow) for case in OTHER
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"seed {case[0]}, {case[1]}")
 def built(request: pytest.FixtureRequest) -> tuple[xr.Dataset, pd.DataFrame, list[Expected]]:
-    """Profile of a layer with 19 heads, their labels, and the purposes of the heads."""
     model, tokens, expected = handmade(*request.param)
     profile = rl.profile(model, torch.from_numpy(tokens), surrogates=0)
     return profile, rl.classify_heads(profile, resamples=200), expected

@@ -42,7 +42,6 @@ class Fitted:
     def collect(
         self, part: slice = slice(None), *, width: int | None = None, **options
     ) -> Sums:
-        """Sums over some of the sequences, with the fits to all sequences."""
         text = self.text.part(slice(None), width=width or self.text.ids.shape[1])
         live = as_live_model(self.model)
         measurement = Measurement(live, text, RotationProbe(live), **options)

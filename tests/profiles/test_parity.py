@@ -167,6 +167,7 @@ def test_float32_of_a_real_checkpoint(shared: Path):
     assert_profile_agrees(profile, true, rtol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "mask"),
     [("llama_gqa", ""), ("gpt_oss", ""), ("llama_gqa", "a choice"), ("llama_gqa", "a prefix")],

@@ -19,7 +19,6 @@ tokens = partial(random_tokens, sequences=4, length=24)
 
 
 def profile(model: PreTrainedModel, heads: str | None) -> xr.Dataset:
-    """Profile of the model while `PLANES` of some heads do not rotate."""
     edits = [] if heads is None else [rl.stop(rl.PlaneNumbers(PLANES), heads=heads)]
     with rl.edit_rope(model, *edits):
         return rl.profile(model, tokens(), excerpts=[tokens()[0]], surrogates=1)

@@ -210,6 +210,7 @@ def test_the_table_marks_unknown_numbers(comparison: xr.Dataset):
     assert [row["loss_change"] for row in rows[:2]] == ["–", change]
 
 
+@pytest.mark.thorough
 def test_the_page_shows_all_and_does_no_harm(browser, tmp_path: Path):
     comparison = synthetic_comparison(groups=("rope", f"p-rope:{HOSTILE}", "nope"))
     page = Answer(f"{HOSTILE}?", [HOSTILE], {}).save(tmp_path / "out", comparison)

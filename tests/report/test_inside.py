@@ -206,6 +206,7 @@ def test_numbers_are_saved_as_csv(opened, measured: Measured):
         assert float(row["value"]) == pytest.approx(weights[place], abs=1e-3)
 
 
+@pytest.mark.thorough
 def test_on_a_phone_the_head_is_a_sheet_and_axe_finds_nothing(browser, opened):
     size = {"width": 400, "height": 800}
     more = {"has_touch": True, "bypass_csp": True, "color_scheme": "dark"}
@@ -262,6 +263,7 @@ def test_no_key_leaves_a_sliding_window():
     assert farthest_distance(full, 0) == 39
 
 
+@pytest.mark.thorough
 def test_planes_that_do_not_rotate_do_not_count(browser, tmp_path):
     """p counts only rotating planes, and a layer without rotation has no plane to stop."""
     edits = [rl.stop(rl.Fastest(0.25), heads="2.*"), rl.stop_slowest(1, heads="0.*")]

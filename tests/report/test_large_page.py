@@ -38,6 +38,7 @@ def clock(page):
     return spent
 
 
+@pytest.mark.thorough
 def test_a_thousand_heads_are_quick(large):
     """CPU seconds until the page is ready, and from a click to the picture.
 

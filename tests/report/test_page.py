@@ -55,7 +55,6 @@ def report(tmp_path_factory, small) -> Path:
 
 @pytest.fixture(scope="module")
 def opened(browser, report, small) -> Iterator[Opened]:
-    """A page for all tests that only choose, sort and filter."""
     with Opened(browser, report) as opened:
         page = opened.load()
         layer, head = first_head(small[1])
@@ -240,7 +239,6 @@ def test_the_table_sorts_and_filters(opened, small):
 
 
 def test_offers_no_upload(opened):
-    """By default, plotly.js shows a button that uploads a chart."""
     buttons = opened.page.locator("[id^=plot-] .modebar-btn")
     titles = buttons.evaluate_all("(all) => all.map((b) => b.dataset.title)")
     known = {"Save the picture (SVG)", "Save the picture (PNG)", "Save the numbers (CSV)"}
@@ -313,6 +311,7 @@ def test_a_page_without_figures_has_the_table(browser, report, why, tmp_path):
         assert ("cannot be read" in page.inner_text("header")) == (why != "no scripts")
 
 
+@pytest.mark.thorough
 def test_missing_heads_are_skipped(browser, tmp_path):
     """Some layers have fewer heads, and one layer has no attention."""
     profile, heads = synthetic_profile(layers=4, heads=4, kv_heads=2, unrotated=True)

@@ -105,7 +105,6 @@ def test_cautions_list_warnings_and_weak_labels(small):
 
 
 def test_a_text_of_one_repeated_token_has_a_page(tmp_path, small):
-    """The figure explains that no head prefers any key."""
     profile = small[0].assign(selectivity_keys=0 * small[0]["selectivity_keys"])
     path = write_report(profile, tmp_path / "page.html")
     packed = re.search('id="payload">([^<]+)', path.read_text())[1].translate(BACK)

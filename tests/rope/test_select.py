@@ -39,7 +39,6 @@ def test_an_item_that_names_no_head_is_refused(heads: str):
 @pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
 @pytest.mark.parametrize("p", [tenths / 10 for tenths in range(11)])
 def test_the_number_of_planes_equals_transformers(head_dim: int, p: float):
-    """Check selections, sweeps and formulas, from the fast end and from the slow end."""
     rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": p}
     config = LlamaConfig(head_dim=head_dim, rope_parameters=rope)
     kept = ROPE_INIT_FUNCTIONS["proportional"](config, device="cpu")[0] != 0

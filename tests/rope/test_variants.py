@@ -61,6 +61,7 @@ def test_frequencies_equal_transformers(spelled: str, length: int):
     assert factor == pytest.approx(rotary.attention_scaling, rel=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["llama_gqa", "qwen3", "gemma2", "cohere", "mistral_sliding", "nanochat", "llama4"]
 )

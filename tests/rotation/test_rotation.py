@@ -36,7 +36,6 @@ def layers_of(model: nn.Module, *, context: int | None = None) -> list[LayerRota
 
 
 def rotating(planes: Planes) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates [plane, 2] and signed frequencies of the planes that rotate."""
     coordinates = np.arange(planes.head_dim)
     pairs = np.stack([coordinates[planes.first], coordinates[planes.second]], axis=1)
     inv_freq = planes.inv_freq.double().numpy()

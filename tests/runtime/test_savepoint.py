@@ -43,14 +43,12 @@ def uninterrupted() -> dict[Callable[..., xr.Dataset], xr.Dataset]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a savepoint that is written without delay."""
     monkeypatch.setattr(module, "SECONDS", 0.0)
     return tmp_path / "saved"
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of sequences in each pass over the text that computes logits."""
     sizes: list[int] = []
     logits = LiveModel.logits
 

@@ -90,6 +90,7 @@ def alone(name: str) -> xr.Dataset:
     return profile(name, right_padded())
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:in packed rows this model gives")
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(
