@@ -105,7 +105,8 @@ def check_value(name: str, value: object, hint: Any, *, bounds: Bounds = None) -
         fits &= (low is None or value >= low) and (high is None or value <= high)
     if not fits:
         written = inspect.formatannotation(hint)
-        words = IN_WORDS.get(hint) or re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", written)
+        plain = next((key for key in IN_WORDS if key | None == hint), hint)
+        words = IN_WORDS.get(plain) or re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", written)
         words += f", at least {low}" * (low is not None)
         words += f", at most {high}" * (high is not None)
         seen = f"{type(value).__name__} {value!r}"[:80]

@@ -20,7 +20,7 @@ from ropelens.errors import BadArgument
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {
-    **{"errors.py": 135, "config_facts.py": 90, "intervals.py": 65, "rope": 735, "text": 785},
+    **{"errors.py": 135, "config_facts.py": 90, "intervals.py": 65, "rope": 735, "text": 790},
     **{"attention": 1_380, "budget": 1_110, "runtime": 685, "checkpoints": 670, "model": 1_400},
     **{"rotation": 885, "profiles": 1_890, "interventions": 2_030, "claims": 970, "train": 865},
     **{"comparison": 545, "figures": 1_590, "report": 1_320, "analysis": 915, "commands": 850},

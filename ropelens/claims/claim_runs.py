@@ -20,18 +20,19 @@ from jaxtyping import Float, Int
 from ropelens.attention.sums import LayerMeans
 from ropelens.claims.claims import INDUCTION
 from ropelens.claims.tables import ledger
-from ropelens.errors import Positive, Whole, public
+from ropelens.errors import BadArgument, Positive, Whole, public
 from ropelens.interventions.edit import Edit, drop, stack_edits, stop
 from ropelens.interventions.evaluate import evaluate
 from ropelens.interventions.reach import reach
 from ropelens.profiles.capture import TokenNames, token_names
 from ropelens.profiles.heads import require_budget
-from ropelens.profiles.measurement import Measurement
+from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.passes import collect
 from ropelens.profiles.token_sets import shares_of
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
 from ropelens.runtime.progress import ShowProgress
 from ropelens.text.rows import rows_for
+from ropelens.text.tokenize import TextInput
 
 SETS = 40  # random sets of planes or tokens
 RUNS, FAR = 8, 2048  # draws of random tokens; largest distance of a copy in tokens
@@ -44,8 +45,8 @@ ROWS_READ = 64  # rows of each sequence, for attention on sets of tokens
 def test_claims(
     profile: xr.Dataset,
     *,
-    model: Any = None,  # noqa: PT028
-    text: Any = None,  # noqa: PT028
+    model: Measured | None = None,  # noqa: PT028
+    text: TextInput | None = None,  # noqa: PT028
     tokenizer: Any = None,  # noqa: PT028
     draws: Positive = 1000,  # noqa: PT028
     seed: Whole = 0,  # noqa: PT028
@@ -71,7 +72,9 @@ def test_claims(
     """
     require_budget(profile)
     seed, arrays = int(seed), dict[str, np.ndarray]()
-    if model is not None:
+    if (model is None) != (text is None):
+        raise BadArgument("Claims of runs need model and text.", hint="both, or neither")
+    if model is not None and text is not None:
         measurement = Measurement.of(
             model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=seed
         )

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ropelens.config_facts import changes_with_position, slides
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, explained
 
 TEXT_INPUTS = {"input_ids", "attention_mask", "position_ids", "labels", "length", "seq_idx"}
 TEXT_INPUTS |= {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping"}
@@ -84,7 +84,9 @@ def number_sequences(
             seen=", ".join(sorted(unread)),
             hint="the batch without these inputs",
         )
-    ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu()
+    what = "input_ids must be rows of equal length."
+    with explained(what, "tokenizer(texts, padding=True)", error=BadArgument):
+        ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu()
     numbers = torch.zeros_like(ids) if documents is None else torch.as_tensor(documents)
     if numbers.ndim == 1:
         numbers = numbers[:, None].expand_as(ids)
