@@ -42,7 +42,7 @@ def test_one_file_with_everything_and_nothing_to_load(tmp_path):
         *("toy/llama-5l", "0123abcd", "1.234 ± 0.012 nats per token", "torch 2.13.0"),
         "ropelens analyze toy/llama-5l --text stories --out out",
         "All text is from 7 documents: the numbers",
-        "at least 67% of the bits",
+        "at least 66.7% of the bits",
     ):
         assert fact in page
 
