@@ -20,6 +20,7 @@ LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --req
 # Use a path entry: a folder called ropelens would take precedence over setuptools' import hook.
 EDITABLE := --config-settings editable_mode=compat --editable
 export HF_HUB_OFFLINE := 1
+SPREAD := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := report
 SMOLLM2 := models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -48,11 +49,10 @@ reports: .venv/.report
 	@$(BIN)/python analyses/claims.py
 
 test: .venv/.work
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD)
 
 test-thorough: .venv/.work
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
-		-m 'thorough and not slow'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) -m 'thorough and not slow'
 
 test-slow: .venv/.work
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m slow
@@ -63,8 +63,7 @@ mutants: .venv/.work
 test-newest:
 	$(PYTHON) -m venv --clear .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check '.[test]'
-	@OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
-		-m 'not slow'
+	@OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest $(SPREAD) -m 'not slow'
 
 lint: .venv/.work
 	@$(BIN)/ruff check

@@ -95,7 +95,6 @@ def fits(page: playwright.Page) -> None:
 
 
 def values(page: playwright.Page, name: str, axis: str, trace: int = 0) -> np.ndarray:
-    """Numbers of a trace of the figure in the element `name`."""
     numbers = page.evaluate(
         """([name, axis, trace]) => Array.from(document.getElementById(name).data[trace][axis],
              (row) => row?.length === undefined ? row : Array.from(row))""",

@@ -85,8 +85,7 @@ class LiveModel:
         parameters = inspect.signature(model.forward).parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._takes_logits_to_keep &= model.base_model is not model
-        bases = (part.get("rope_theta") for part in config_facts.rope_parameters(self.config))
-        self._output_check = OutputCheck(self.class_name, (*filter(None, {*bases}),))
+        self._output_check = OutputCheck(self.class_name, self.config)
         self._checked: set[tuple[int, bool]] = set()
 
     def forward(

@@ -13,24 +13,23 @@ import torch
 from jaxtyping import Bool, Float
 from scipy.optimize import minimize_scalar
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from ropelens.attention.call import AttentionCall, attention_map, output_residual
+from ropelens.config_facts import rope_parameters
 from ropelens.errors import UnsupportedModel
 from ropelens.rope.planes import Pairing, Planes
-from ropelens.rope.turn import rotate_by
+from ropelens.rope.turn import TargetRotation, rotate_to
 
 COMPARED_ROWS = 16  # rows of a call that are compared
 
 
 @dataclass(frozen=True)
 class OutputCheck:
-    """Compare every kind of call once for each layer; errors name the model by `class_name`.
-
-    `bases` are the bases of RoPE that the configuration states.
-    """
+    """Compare every kind of call once for each layer; errors name the model by `class_name`."""
 
     class_name: str
-    bases: tuple[float, ...] = ()
+    config: PreTrainedConfig
     compared: set[tuple[object, ...]] = field(default_factory=set)
     """Layer, number of rows, cache, and kind of mask of the calls that were compared."""
 
@@ -70,7 +69,7 @@ class OutputCheck:
                 return
             cause = "the mask differs between heads or adds numbers to scores"
             if plain_mask:
-                variants = chain(_variants(sample, real), _rotated(sample, self.bases))
+                variants = chain(_variants(sample, real), _rotated(sample, self.config))
                 matching = (name for name, x in variants if recomputed_residual(x) <= allowed)
                 cause = next(matching, "")
                 if not cause and _residual_up_to_factors(sample) <= allowed:
@@ -118,21 +117,18 @@ def _variants(
 
 
 def _rotated(
-    call: AttentionCall, bases: tuple[float, ...]
+    call: AttentionCall, config: PreTrainedConfig
 ) -> Iterator[tuple[str, AttentionCall]]:
     """Calls without the rotation of queries and keys, or with a further rotation."""
-    dim, position = call.query.shape[-1], call.visibility.position
-    keys = torch.arange(call.key.shape[2])[None]
+    bases = {part.get("rope_theta") for part in rope_parameters(config)} - {None}
+    dim, see = call.query.shape[-1], call.visibility
     pairings: tuple[Pairing, ...] = ("half", "interleaved")
     for base, pairing in product(bases, pairings):
-        planes = Planes(base ** -(torch.arange(0, dim, 2).double() / dim), dim, pairing)
-        for sign, change in ((-1, "without their rotation"), (1, "rotated once more")):
-            query, key = (
-                rotate_by(
-                    x, sign * (p[:, None, :, None] * planes.inv_freq).to(x.device), planes
-                )
-                for x, p in ((call.query, position), (call.key, keys))
-            )
+        planes = Planes(base ** -(torch.arange(0, dim, 2) / dim), dim, pairing)
+        for factor, change in ((0, "without their rotation"), (2, "rotated once more")):
+            target = TargetRotation(factor * planes.inv_freq[None], torch.ones(1, dim // 2))
+            query = rotate_to(call.query, see.position, planes, target)
+            key = rotate_to(call.key, torch.tensor([[*see.keys]]), planes, target)
             changed = replace(call, query=query, key=key)
             yield f"it matches if queries and keys are {change} (base {base:g})", changed
 

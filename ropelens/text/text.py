@@ -212,9 +212,13 @@ def _own_copy(name: str, values: Any) -> Tensor | None:
         copy = torch.as_tensor(values).detach().clone()
     if name == "hidden":
         return copy.bool()
-    if copy.is_floating_point() or copy.is_complex() or copy.dtype == torch.bool:
+    if not _is_whole(copy):
         raise BadArgument(f"{name} must be whole numbers.", seen=str(copy.dtype))
     return copy.long()
+
+
+def _is_whole(values: Tensor) -> bool:
+    return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
 
 
 def _checked_ids(ids: ArrayLike | None) -> Ids:
@@ -226,8 +230,7 @@ def _checked_ids(ids: ArrayLike | None) -> Ids:
     hint = "rows of equal length, and lengths= for the number of tokens of each row"
     with explained(what, hint, error=BadArgument):
         ids = ids if isinstance(ids, Tensor) else torch.tensor(np.asarray(ids))
-    whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
-    if not whole or ids.ndim != 2 or not len(ids) or len(ids[0]) < 2:
+    if not _is_whole(ids) or ids.ndim != 2 or not len(ids) or len(ids[0]) < 2:
         raise BadArgument(
             "Token ids must be whole numbers [sequence, position], 2 or more per sequence.",
             seen=f"{ids.dtype} of shape {tuple(ids.shape)}",

@@ -58,11 +58,14 @@ def test_a_model_that_cannot_be_measured(ropelens, tmp_path, text, out):
         (["analyze", "--seed", str(2**70)], "'--seed': Input should be less than or equal to"),
         (["analyze", "--nonsense"], "No such option: --nonsense"),
         (["analyze", "--out", ""], "'--out': it is empty"),
-        (["truncate", "--keep", "half", "--out", "o"], "convert string to float: 'half'"),
+        (
+            ["truncate", "--keep", "half", "--out", "o"],
+            "could not convert string to float: 'half'",
+        ),
         (["train", "--out", "run"], "one of --text, --tokens and --study is needed"),
         (
             ["train", "--study", "s", "--out", "o", "--steps", "9"],
-            "--steps cannot be used toge",
+            "--steps cannot be used together with --study",
         ),
     ],
 )

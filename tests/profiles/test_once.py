@@ -1,7 +1,6 @@
 """A public function checks a text, warns about it and probes the model once."""
 
 import warnings
-from collections.abc import Callable
 from functools import cache
 from unittest import mock
 
@@ -67,8 +66,7 @@ def test_a_text_is_checked_once(measure: str, kind: str):
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
-        run: Callable[..., object] = MEASURED[measure]
-        run(model, text)
+        MEASURED[measure](model, text)
     assert calls["model_text"].call_count == 1
     assert calls["count_length_mismatches"].call_count == 1
     assert calls["check_padding"].call_count == 1
