@@ -71,6 +71,7 @@ def run_copy(python: Command, script: Path, place: Path, *options: object) -> Pa
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("script", ANSWERS, ids=lambda path: path.stem)
 def test_runs_on_a_model_and_text(script: Path, tmp_path: Path, python: Command):
     layers = 2 if script.stem in ("causal", "causes") else 1

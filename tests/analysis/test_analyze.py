@@ -126,7 +126,6 @@ def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: P
 
 
 def test_stages_are_shown(checkpoint: Path):
-    """All of a sweep as one, and all of a profile."""
     shown: list[tuple[Stage, ...]] = []
 
     @contextmanager

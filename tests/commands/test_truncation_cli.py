@@ -89,6 +89,7 @@ def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept
     assert (swept / "index.html").read_bytes() == page
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("pageless")
 def test_a_sweep_joins_an_analysis_and_stays_when_the_analysis_is_repeated(
     ropelens: Command, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -229,6 +229,7 @@ def test_cached_results_are_used_even_if_the_weights_were_deleted(
         rl.compare([study], **given)
 
 
+@pytest.mark.thorough
 def test_only_missing_checkpoints_are_measured(
     comparison: xr.Dataset,
     study: Path,

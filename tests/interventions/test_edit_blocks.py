@@ -144,7 +144,6 @@ def silenced(to: str) -> Block:
     ],
 )
 def test_generation_with_a_cache(block, name, implementation, cache, padding):
-    """Generation with a cache and left padding equals generation without a cache."""
     model = tiny(name)
     model.set_attn_implementation(implementation)
     ids = random_tokens(length=20)

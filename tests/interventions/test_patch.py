@@ -186,7 +186,6 @@ def test_missing_heads_planes_and_positions_are_refused(llama, options, message)
 
 
 def test_caches_with_keys_of_another_rotation_are_refused():
-    """Dynamic RoPE past its trained context."""
     rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
     model = tiny("llama_dynamic", rope_parameters=rope, max_position_embeddings=16)
     with torch.no_grad():

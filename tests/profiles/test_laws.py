@@ -113,7 +113,6 @@ def test_batches_change_nothing(name: str, rows: int | str):
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma2"])
 def test_padding_changes_nothing(name: str):
-    """The padding tokens and their number change neither sums nor fits."""
     tokens = random_tokens(sequences=3, length=40)
     lengths = torch.tensor([30, 8, 19])
     rubbish = tokens.clone()

@@ -130,7 +130,6 @@ def test_every_family(name: str):
 
 @pytest.mark.parametrize("name", ["mistral_sliding", "gpt_oss"])
 def test_beyond_the_exact_bins(name: str):
-    """Three batches with one sequence each and different lengths."""
     assert_parity(tiny(name, seed=1), name=name, lengths=LONG, seed=1, batch_size=1)
 
 
@@ -153,7 +152,6 @@ def test_kv_heads_that_differ_between_layers():
 
 
 def test_float32_of_a_real_checkpoint(shared: Path):
-    """Five stories that are cut at different lengths."""
     folder = shared / "checkpoints" / "babyllama105"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -56,7 +56,6 @@ def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
 
 
 def test_attention_and_selectivity_match_a_capture():
-    """In every layer. Selectivity is computed from its definition."""
     model = tiny("llama_gqa")
     sequence = tokens()[:1]
     edits = (

@@ -74,6 +74,7 @@ def test_a_measure_that_is_newer_than_the_profile_is_nan(folder, new_measure, pa
     rl.plot_head_map(profile)
 
 
+@pytest.mark.thorough
 def test_a_profile_opens_without_any_one_measure(folder: Path):
     saved = rl.open(folder / "profile.nc")
     assert isinstance(saved, xr.Dataset)

@@ -48,6 +48,7 @@ def second_words(page: playwright.Page) -> str:
     return page.inner_text("#beside-now")
 
 
+@pytest.mark.thorough
 def test_the_same_head_of_the_other_model_follows(opened, analyses):
     one, other = (analysis.profile["selectivity_keys"] for analysis in analyses)
     page = opened.at("#L0H1&beside=same")
@@ -119,7 +120,6 @@ def test_pair_score_and_text_show_both_models(opened, models, analyses):
 
 @pytest.mark.parametrize("mode", ["stop", "drop"])
 def test_planes_of_the_same_wavelengths_stop_in_both(opened, models, analyses, mode):
-    """The attention agrees with the same edit of the second model in Python."""
     page = opened.at(f"#L1H3&tab=attention&text=2&{mode}=2-4&beside=L2H1")
     one, other = (analysis.profile["wavelength"].values for analysis in analyses)
     planes = np.flatnonzero((one[1, 2] <= other[2]) & (other[2] <= one[1, 4])).tolist()

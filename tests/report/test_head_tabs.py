@@ -55,6 +55,7 @@ def table(page: playwright.Page, name: str) -> list[list[str]]:
     return page.evaluate(f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))")
 
 
+@pytest.mark.thorough
 def test_the_head_as_planes_stop(opened, sweep):
     page = opened.at(f"#L{LAYER}H{HEAD}&tab=stopped")
     traces = page.evaluate(

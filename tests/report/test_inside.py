@@ -57,6 +57,7 @@ def captured(
         return rl.capture(measured.model, PROMPTS[excerpt], **options).isel(head=0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mode", "excerpt"), [("stop", 1), ("drop", 0)])
 def test_attention_agrees_with_the_edited_model(opened, measured, mode, excerpt):
     part = f"{LAYER}.{HEAD}"

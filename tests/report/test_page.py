@@ -104,6 +104,7 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert marked[0] == pytest.approx(fraction)
 
 
+@pytest.mark.thorough
 def test_the_other_ways_to_choose_a_head(opened, small):
     _, heads = small
     page = opened.page

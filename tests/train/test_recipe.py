@@ -40,7 +40,6 @@ def recipe_run(prose, tmp_path_factory) -> tuple[Path, list[Tensor]]:
 
 @pytest.mark.parametrize("decay", [1.0, 0.25, 0.0])
 def test_the_rate_follows_the_schedule_of_transformers(decay: float):
-    """Warm-up, constant rate, decay."""
     settings = Settings(**RECIPE | {"decay": decay})
     warmup = settings.warmup_steps
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=NANO.learning_rate)
