@@ -29,6 +29,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from ropelens.checkpoints.bundled import bundled_path
+from ropelens.checkpoints.gguf_rope import add_rope, check_rope
 from ropelens.checkpoints.load_options import Loading
 from ropelens.config_facts import stated_number
 from ropelens.errors import BadArgument, BadCheckpoint, explained
@@ -104,6 +105,7 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
             if not 1 <= stated_number(config, name, 1) < 2**31:
                 raise ValueError(f"impossible {name}")
         vars(config).pop("transformers_weights", None)  # weight_files chooses the files
+        inv_freq = add_rope(path, config) if path.is_file() else None
         with init_empty_weights():
             code = loading.trust_remote_code
             try:
@@ -111,6 +113,8 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
             except KeyError as error:
                 known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
                 raise ValueError(f"it does not know {error}; a rope_type is {known}") from error
+        if inv_freq is not None:
+            check_rope(path, empty, inv_freq)
         empty.tie_weights()  # else tied embeddings count twice
     return config, empty.num_parameters()
 
