@@ -1,0 +1,110 @@
+"""Weight files of a checkpoint, and an error for each kind of folder without such files."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+
+import gguf
+from safetensors import safe_open
+
+from ropelens.errors import BadCheckpoint, explained
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+NO_PICKLES = "ropelens does not read pickles (.bin, .pt), because they can run any code"
+UNREAD = {
+    "*-of-*.safetensors": (
+        f"has shards of weights, but no index {INDEX}",
+        "the index states which file has which tensor",
+        f"download {INDEX} from the source of the shards",
+    ),
+    "*.safetensors": (
+        f"has neither {SINGLE} nor an index {INDEX}",
+        "transformers reads weights of no other name, because other programs wrote them",
+        "the files for transformers, which most repositories also have",
+    ),
+    "*.gguf": (f"has GGUF files, but no {SINGLE}", "", "the path of one of its GGUF files"),
+    "*": (
+        f"has no {SINGLE}",
+        NO_PICKLES,
+        "if you trust it, CLASS.from_pretrained(OLD).save_pretrained(NEW_FOLDER)",
+    ),
+}
+"""Patterns of files in folders without weights for transformers. The first match counts."""
+
+LAYER_COUNTS = re.compile(
+    r"(?:(?:n|num|encoder|decoder)_(?:\w+_)?(?:layers?|experts)|(?:block|expert)_count)"
+)
+MOST = 1000  # a configuration may ask for so many layers or experts, whatever the weights are
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files from which transformers loads the weights in `folder`, which may be a file."""
+    single, index = folder / SINGLE, folder / INDEX
+    if folder.is_file() or single.is_file():
+        files = [folder if folder.is_file() else single]
+    elif index.is_file():
+        refuse_pointers([index])
+        with explained(f"{index} cannot be read."):
+            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+            files = [folder / name for name in names]
+            if any(PurePath(n).name != n for n in names) or not all(f.is_file() for f in files):
+                raise ValueError("it names weights that are missing, or outside the folder")
+    else:
+        what, means, hint = next(
+            UNREAD[pattern] for pattern in UNREAD if any(folder.glob(pattern))
+        )
+        raise BadCheckpoint(f"{folder} {what}.", means=means, hint=hint)
+    refuse_pointers(files)
+    return files
+
+
+def refuse_pointers(files: Iterable[Path]) -> None:
+    """Raise BadCheckpoint if git-LFS has not downloaded one of the files."""
+    for file in files:
+        with file.open("rb") as stream:
+            if stream.read(40).startswith(b"version https://git-lfs"):
+                raise BadCheckpoint(
+                    f"{file} is only a git-LFS pointer to the file.",
+                    hint="git lfs pull in its folder, or download the file",
+                )
+
+
+def check_stated(path: Path) -> None:
+    """Raise BadCheckpoint for MLX's own quantization, or for more layers than tensors.
+
+    The configuration is read as plain data, because transformers makes a list of all layers.
+    """
+    if path.is_file():
+        reader = gguf.GGUFReader(path)
+        facts = {key.rpartition(".")[2]: field for key, field in reader.fields.items()}
+        stated = {
+            key: field.contents() for key, field in facts.items() if LAYER_COUNTS.fullmatch(key)
+        }
+        tensors = len(reader.tensors)
+    else:
+        stated = json.loads((path / "config.json").read_text("utf-8"))
+        bits = stated.get("quantization") or stated.get("quantization_config")
+        if isinstance(bits, dict) and "bits" in bits and "quant_method" not in bits:
+            raise BadCheckpoint(
+                f"{path} has weights in {bits['bits']} bits, in the format of MLX.",
+                means="only MLX reads this format",
+                hint="the model before its conversion, or mlx_lm.convert --dequantize",
+            )
+        parts = [part.items() for part in stated.values() if isinstance(part, dict)]
+        stated |= {key: value for part in parts for key, value in part}
+        tensors = 0
+        for file in weight_files(path):
+            with safe_open(file, framework="pt") as opened:
+                tensors += len(opened.keys())
+    for key, value in stated.items():
+        if (
+            LAYER_COUNTS.fullmatch(key)
+            and isinstance(value, int)
+            and value > max(tensors, MOST)
+        ):
+            raise BadCheckpoint(
+                f"The configuration of {path} does not fit its weights.",
+                seen=f"{key} {value:,}; all weights are {tensors:,} tensors",
+                hint="the configuration of these weights",
+            )
