@@ -210,21 +210,22 @@ def _require_floats(paths: Iterable[Path]) -> None:
 
 
 def _check_scales(paths: Iterable[Path], unused: set[str]) -> None:
-    """Raise BadCheckpoint if scales of float8 weights are unused and differ from 1."""
+    """Raise BadCheckpoint if scales of weights in 8 bits are unused and differ from 1."""
     endings = {match[0] for name in unused if (match := WEIGHT_SCALE.search(name))}
-    scales, float8 = set(), False
+    scales, in_8_bits = set(), False
     for file in paths if endings else ():
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
-                float8 |= tensors.get_slice(name).get_dtype().startswith("F8")
+                dtype = tensors.get_slice(name).get_dtype()
+                in_8_bits |= dtype.startswith(("F8", "I8", "U8"))
                 if (
                     name.endswith(tuple(endings))
                     and (tensors.get_tensor(name).float() != 1).any()
                 ):
                     scales.add(name)
-    if float8 and scales:
+    if in_8_bits and scales:
         raise BadCheckpoint(
-            "Float8 weights would stay without their scales, so all of them would be wrong.",
+            "Weights in 8 bits are wrong, because nothing multiplies them by their scales.",
             seen=f"{len(scales)} scales that the model does not use: {_first_names(scales)}",
             hint="the model in bfloat16, or with weights that transformers scales",
         )
