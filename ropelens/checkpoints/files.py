@@ -42,7 +42,7 @@ from ropelens.checkpoints.weight_files import (
     weight_files,
 )
 from ropelens.config_facts import stated_number
-from ropelens.errors import BadArgument, BadCheckpoint, explained
+from ropelens.errors import BadArgument, explained
 from ropelens.text.tokenize import encode
 
 FETCHED = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.safetensors"]
@@ -79,20 +79,16 @@ def locate(name: str, loading: Loading) -> Checkpoint:
         return checkpoint
     if any((folder / weights).is_file() for weights in (SINGLE, INDEX)):
         return checkpoint._replace(adapter=folder)
-    with explained(f"The adapter in {folder} does not name its model.", f"edit {stated}"):
+    with explained(f"The adapter in {folder} cannot be read.", "download its files again"):
         refuse_pointers([stated])
         base = json.loads(stated.read_text("utf-8"))["base_model_name_or_path"]
         if not base:
-            raise ValueError(f"base_model_name_or_path is {base!r}")
-    try:
-        path = _find(base, replace(loading, revision=None)).path
-    except BadCheckpoint as error:
-        what, hint = f"The model of the adapter in {folder} is missing.", error.parts["try"]
-        raise BadCheckpoint(what, seen=error.what, hint=hint) from error
-    return checkpoint._replace(path=path, adapter=folder)
+            raise ValueError("it does not name the model")
+    model = _find(str(base), replace(loading, revision=None), f", the model of {folder}")
+    return checkpoint._replace(path=model.path, adapter=folder)
 
 
-def _find(name: str, loading: Loading) -> Checkpoint:
+def _find(name: str, loading: Loading, role: str = "") -> Checkpoint:
     prefix, _, bundled_name = name.partition(":")
     path = bundled_path(bundled_name or "rope") if prefix == "bundled" else Path(name)
     if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for long names)
@@ -101,7 +97,7 @@ def _find(name: str, loading: Loading) -> Checkpoint:
     elif not (path.suffix == ".gguf" and path.is_file()):
         revision = f" at revision {loading.revision}" * bool(loading.revision)
         with explained(
-            f"No checkpoint and no folder is called {name:.80}{revision}.",
+            f"No checkpoint and no folder is called {name:.80}{revision}{role}.",
             "a folder or a GGUF file (pass text with --text); downloads from the Hub need the "
             "network, with HF_HUB_OFFLINE unset, and `hf auth login` for a gated model",
         ):

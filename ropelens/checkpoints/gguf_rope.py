@@ -1,8 +1,7 @@
 """RoPE of a GGUF file: the metadata `ARCH.rope.*` and the tensors `rope_*`.
 
 The GGUF reader of transformers drops scaling, frequency factors and most counts of rotated
-coordinates. `add_rope` adds them to the configuration, with the meaning that they have in
-llama.cpp. `check_rope` compares the frequencies of the model with the file.
+coordinates. They have the meaning that llama.cpp gives them.
 """
 
 import math
@@ -17,12 +16,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropelens.errors import BadCheckpoint
 
-KEYS = {
-    *("dimension_count", "dimension_count_swa", "freq_base", "freq_base_swa", "scale_linear"),
-    *("scaling.type", "scaling.factor", "scaling.original_context_length", "scaling.finetuned"),
-    *("scaling.attn_factor", "scaling.yarn_beta_fast", "scaling.yarn_beta_slow"),
-}
-
 
 def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"] | None:
     """Add the rotation that a GGUF file states to `config`, and return its frequencies.
@@ -30,34 +23,44 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
     They are in rad/token, of the layers with full attention; None if there is nothing to check.
     Raises BadCheckpoint if no variant of RoPE in transformers rotates in this way.
     """
-    (keys, scaling, unread), facts = _read_rope(path), config.to_dict()
+    reader, facts = gguf.GGUFReader(path), config.to_dict()
+    names = {name.partition(".rope.")[2]: name for name in reader.fields if ".rope." in name}
+    stated: dict[str, Any] = {
+        key: reader.fields[name].contents() for key, name in names.items()
+    }
+    stated |= {
+        tensor.name.removesuffix(".weight"): gguf.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in reader.tensors
+        if "rope_f" in tensor.name
+    }
     whole: dict[str, Any] = facts.get("rope_parameters") or {}
-    if not (whole or scaling or unread):
+    if not whole and not stated:
         return None
     rope, local = whole.get("full_attention", whole), whole.get("sliding_attention")
-    base = rope["rope_theta"] = float(keys.get("freq_base", rope.get("rope_theta", 0)))
-    base_swa = float(keys.get("freq_base_swa", base))
-    if local and "freq_base_swa" in keys:
+    base = rope["rope_theta"] = float(stated.pop("freq_base", rope.get("rope_theta", 0)))
+    base_swa = float(stated.pop("freq_base_swa", local["rope_theta"] if local else base))
+    if local:
         local["rope_theta"] = base_swa
-    unread += [f"rope.freq_base_swa {base_swa:g}"] * (base_swa != base and not local)
+    elif base_swa != base:
+        stated["freq_base_swa"] = base_swa
     size = facts.get("head_dim") or facts["hidden_size"] // facts["num_attention_heads"]
-    rotated = keys.get("dimension_count", int(size * rope.get("partial_rotary_factor", 1)))
+    rotated = int(size * rope.get("partial_rotary_factor", 1))
+    rotated = stated.pop("dimension_count", rotated)
+    context = stated.pop("scaling.original_context_length", config.max_position_embeddings)
+    scaling = _pop_scaling(stated)
     divisor = np.array(scaling.get("short_factor", [scaling.get("factor", 1)] * (rotated // 2)))
-    unread += [f"{len(divisor)} factors, {rotated} coordinates"] * (2 * len(divisor) != rotated)
-    if unread:
-        raise _refusal(path, ", ".join(unread))
-    context = keys.get("scaling.original_context_length", config.max_position_embeddings)
-    if "original_max_position_embeddings" in facts:  # Phi-3 reads it there
-        config.original_max_position_embeddings = context
-    if scaling.keys() & {"attention_factor"}:
+    if stated or 2 * len(divisor) != rotated:
+        sizes = [f"{len(divisor)} factors for {rotated} coordinates"] * (not stated)
+        raise _refusal(path, f"keys or tensors of RoPE: {', '.join([*stated, *sizes])}")
+    if "attention_factor" in scaling:
         scaling["original_max_position_embeddings"] = context
+        if "original_max_position_embeddings" in facts:  # Phi-3
+            config.original_max_position_embeddings = context
     if rope["rope_type"] != "proportional":
+        rope |= scaling
         if rotated != size * rope.get("partial_rotary_factor", 1):
             rope["partial_rotary_factor"] = rotated / size
-        rope |= scaling
-    elif scaling:  # Gemma 4 divides by 1 or, for planes that do not rotate, by 1e30
-        rope["partial_rotary_factor"] = float((divisor < 1e20).mean())
-    else:
+    elif not scaling:  # Gemma 4 without the factors that check_rope compares
         return None
     config.rope_parameters = whole
     if rope["rope_type"] == "yarn":
@@ -66,48 +69,38 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
     return base ** -(np.arange(0, rotated, 2) / rotated) / divisor
 
 
-def _read_rope(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Keys of the rotation, `rope_parameters` of its scaling, and what these cannot express."""
-    reader = gguf.GGUFReader(path)
-    names = {name.partition(".rope.")[2]: name for name in reader.fields if ".rope." in name}
-    keys: dict[str, Any] = {key: reader.fields[name].contents() for key, name in names.items()}
-    tensors = {
-        tensor.name.removesuffix(".weight"): gguf.dequantize(tensor.data, tensor.tensor_type)
-        for tensor in reader.tensors
-        if "rope_f" in tensor.name
-    }
-    kind = keys.get("scaling.type", "linear")
-    factor = float(keys.get("scaling.factor") or keys.get("scale_linear") or 1)
+def _pop_scaling(stated: dict[str, Any]) -> dict[str, Any]:
+    """Turn keys and tensors into `rope_parameters`; those without equivalent stay in `stated`.
+
+    Programs disagree about yarn_ext_factor, yarn_attn_factor and yarn_log_multiplier.
+    """
+    for unused in ("scaling.finetuned", "dimension_count_swa"):
+        stated.pop(unused, None)
+    kind = stated.pop("scaling.type", "linear")
+    factor = float(stated.pop("scaling.factor", 0) or stated.pop("scale_linear", 0) or 1)
     factor = 1.0 if kind == "none" else factor
-    mscale = 1 + 0.1 * math.log(max(factor, 1)) if kind == "yarn" else 1.0
-    # Programs disagree about these keys, unless they repeat what follows from the other keys.
-    implied = {"ext_factor": float(kind == "yarn"), "attn_factor": mscale, "log_multiplier": 0}
-    unread = [
-        f"rope.{key} {value}"
-        for key, value in keys.items()
-        if key not in KEYS
-        and not np.isclose(
-            implied.get(key.removeprefix("scaling.yarn_"), math.inf), value, 1e-5
-        )
-    ]
-    every = tensors.pop("rope_freqs", None)
-    divisors = [tensors.pop(f"rope_factors_{n}", every) for n in ("short", "long")]
-    unread += sorted(tensors)
-    attention = mscale * float(keys.get("scaling.attn_factor", 1))
-    lists = [(factor * x.astype(float)).tolist() for x in divisors if x is not None]
+    attention = float(stated.pop("scaling.attn_factor", 1))
+    betas = {
+        f"beta_{end}": stated.pop(f"scaling.yarn_beta_{end}", None) for end in ("fast", "slow")
+    }
+    every = stated.pop("rope_freqs", None)
+    tensors = {n: stated.pop(f"rope_factors_{n}", every) for n in ("short", "long")}
+    lists = {
+        f"{n}_factor": (factor * x.astype(float)).tolist()
+        for n, x in tensors.items()
+        if x is not None
+    }
     scaling: dict[str, Any] = {"rope_type": "linear", "factor": factor} if factor != 1 else {}
-    if kind == "yarn":
+    if lists:
+        scaling = {"rope_type": "longrope", "attention_factor": attention} | lists
+    elif kind == "yarn":
+        attention *= 1 + 0.1 * math.log(max(factor, 1))
         scaling = {"rope_type": "yarn", "factor": factor, "attention_factor": attention}
-        betas = {f"beta_{x}": keys.get(f"scaling.yarn_beta_{x}") for x in ("fast", "slow")}
         scaling |= {name: beta for name, beta in betas.items() if beta is not None}
-    elif len(lists) == 2:
-        scaling = {"rope_type": "longrope", "attention_factor": attention}
-        scaling |= {"short_factor": lists[0], "long_factor": lists[1]}
-    lengths = {"none": (0, 2), "linear": (0, 2), "yarn": (0,), "longrope": (2,)}
-    odd = (kind == "longrope" and factor != 1) or (attention != 1 and not len(scaling) > 2)
-    if odd or len(lists) not in lengths.get(kind, ()):
-        unread.append(f"rope.scaling.type {kind}, factor {factor:g}, {len(lists)} tensors")
-    return keys, scaling, unread
+    fits = {"none": True, "linear": True, "yarn": not lists, "longrope": lists and factor == 1}
+    if not fits.get(kind) or len(lists) == 1 or attention != scaling.get("attention_factor", 1):
+        stated[f"scaling of type {kind}"] = factor
+    return scaling
 
 
 def check_rope(
@@ -116,11 +109,14 @@ def check_rope(
     """Raise BadCheckpoint if the buffers of `model` have other frequencies than `inv_freq`."""
     for name, buffer in model.named_buffers():
         if name.rpartition(".")[2] in ("inv_freq", "full_attention_inv_freq"):
-            shown = buffer.double().numpy()
-            if shown.shape != inv_freq.shape or not np.allclose(shown, inv_freq, 1e-5, 1e-20):
-                seen = f"{len(inv_freq)} planes, the slowest at {inv_freq[-1]:.3g} rad/token; "
-                seen += f"transformers has {len(shown)}, the slowest at {shown[-1]:.3g}"
-                raise _refusal(path, seen)
+            built = buffer.double().numpy()
+            if len(built) != len(inv_freq) or not np.allclose(built, inv_freq, 1e-5, 1e-20):
+                seen = (
+                    f"{len(inv_freq)} frequencies with the sum {inv_freq.sum():.6g} rad/token"
+                )
+                raise _refusal(
+                    path, f"{seen}; {len(built)} with {built.sum():.6g} in its model"
+                )
 
 
 def _refusal(path: Path, seen: str) -> BadCheckpoint:

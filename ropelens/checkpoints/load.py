@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from ropelens.checkpoints import files
 from ropelens.checkpoints.load_options import Dtype, Loading, Quantization
 from ropelens.checkpoints.row_order import row_order
-from ropelens.checkpoints.weight_files import NO_PICKLES, refuse_pointers, weight_files
+from ropelens.checkpoints.weight_files import refuse_pointers, weight_files
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained, public
 from ropelens.runtime.devices import device_named, device_of, free_bytes, room_for_weights
 
@@ -150,14 +150,8 @@ class Opened:
         return model
 
     def _add_adapter(self, model: PreTrainedModel, folder: Path) -> None:
-        if not (folder / "adapter_model.safetensors").is_file():
-            raise BadCheckpoint(
-                f"{folder} has no adapter_model.safetensors.",
-                means=NO_PICKLES,
-                hint="save_pretrained of peft writes this file",
-            )
-        refuse_pointers([folder / "adapter_model.safetensors"])
         with explained(f"transformers cannot load the adapter in {folder}."):
+            refuse_pointers([folder / "adapter_model.safetensors"])  # no pickle
             weights = model.load_adapter(str(folder), dtype=self.torch_dtype)
         _check_weights(f"the adapter in {folder}", weights.to_dict())
 
@@ -210,22 +204,16 @@ def _require_floats(paths: Iterable[Path]) -> None:
 
 
 def _check_scales(paths: Iterable[Path], unused: set[str]) -> None:
-    """Raise BadCheckpoint if scales of weights in 8 bits are unused and differ from 1."""
-    endings = {match[0] for name in unused if (match := WEIGHT_SCALE.search(name))}
-    scales, in_8_bits = set(), False
-    for file in paths if endings else ():
+    """Raise BadCheckpoint if the model uses weights without their scales, which are not 1."""
+    scales = {name for name in unused if WEIGHT_SCALE.search(name)}
+    scales -= {name for name in scales if WEIGHT_SCALE.sub(".weight", name) in unused}
+    for file in paths if scales else ():
         with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                dtype = tensors.get_slice(name).get_dtype()
-                in_8_bits |= dtype.startswith(("F8", "I8", "U8"))
-                if (
-                    name.endswith(tuple(endings))
-                    and (tensors.get_tensor(name).float() != 1).any()
-                ):
-                    scales.add(name)
-    if in_8_bits and scales:
+            for name in scales & set(tensors.keys()):
+                scales -= {name} if (tensors.get_tensor(name).float() == 1).all() else set()
+    if scales:
         raise BadCheckpoint(
-            "Weights in 8 bits are wrong, because nothing multiplies them by their scales.",
+            "Weights in few bits are wrong, because nothing multiplies them by their scales.",
             seen=f"{len(scales)} scales that the model does not use: {_first_names(scales)}",
             hint="the model in bfloat16, or with weights that transformers scales",
         )

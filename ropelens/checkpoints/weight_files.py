@@ -11,26 +11,23 @@ from safetensors import safe_open
 from ropelens.errors import BadCheckpoint, explained
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-NO_PICKLES = "ropelens does not read pickles (.bin, .pt), because they can run any code"
+PICKLES = "ropelens does not read pickles (.bin, .pt), because they can run any code"
 UNREAD = {
     "*-of-*.safetensors": (
         f"has shards of weights, but no index {INDEX}",
-        "the index states which file has which tensor",
-        f"download {INDEX} from the source of the shards",
+        "download the index",
     ),
     "*.safetensors": (
-        f"has neither {SINGLE} nor an index {INDEX}",
-        "transformers reads weights of no other name, because other programs wrote them",
+        f"has weights, but neither {SINGLE} nor an index {INDEX}",
         "the files for transformers, which most repositories also have",
     ),
-    "*.gguf": (f"has GGUF files, but no {SINGLE}", "", "the path of one of its GGUF files"),
+    "*.gguf": (f"has no {SINGLE}", "one of its GGUF files instead of the folder"),
     "*": (
         f"has no {SINGLE}",
-        NO_PICKLES,
         "if you trust it, CLASS.from_pretrained(OLD).save_pretrained(NEW_FOLDER)",
     ),
 }
-"""Patterns of files in folders without weights for transformers. The first match counts."""
+"""Errors and remedies for folders without weights for transformers, by the first match."""
 
 LAYER_COUNTS = re.compile(
     r"(?:(?:n|num|encoder|decoder)_(?:\w+_)?(?:layers?|experts)|(?:block|expert)_count)"
@@ -51,10 +48,9 @@ def weight_files(folder: Path) -> list[Path]:
             if any(PurePath(n).name != n for n in names) or not all(f.is_file() for f in files):
                 raise ValueError("it names weights that are missing, or outside the folder")
     else:
-        what, means, hint = next(
-            UNREAD[pattern] for pattern in UNREAD if any(folder.glob(pattern))
-        )
-        raise BadCheckpoint(f"{folder} {what}.", means=means, hint=hint)
+        pattern = next(pattern for pattern in UNREAD if any(folder.glob(pattern)))
+        what, hint = UNREAD[pattern]
+        raise BadCheckpoint(f"{folder} {what}.", means=PICKLES * (pattern == "*"), hint=hint)
     refuse_pointers(files)
     return files
 
