@@ -29,9 +29,7 @@ UNREAD = {
 }
 """Errors and remedies for folders without weights for transformers, by the first match."""
 
-LAYER_COUNTS = re.compile(
-    r"(?:(?:n|num|encoder|decoder)_(?:\w+_)?(?:layers?|experts)|(?:block|expert)_count)"
-)
+LAYER_COUNTS = re.compile(r"(n|num|encoder|decoder)_(\w+_)?(layers?|experts)")
 MOST = 1000  # a configuration may ask for so many layers or experts, whatever the weights are
 
 
@@ -72,12 +70,10 @@ def check_stated(path: Path) -> None:
     The configuration is read as plain data, because transformers makes a list of all layers.
     """
     if path.is_file():
-        reader = gguf.GGUFReader(path)
-        facts = {key.rpartition(".")[2]: field for key, field in reader.fields.items()}
-        stated = {
-            key: field.contents() for key, field in facts.items() if LAYER_COUNTS.fullmatch(key)
-        }
-        tensors = len(reader.tensors)
+        fields = gguf.GGUFReader(path).fields.items()
+        pairs = [
+            (k, x.contents()) for k, x in fields if k.endswith(("block_count", "expert_count"))
+        ]
     else:
         stated = json.loads((path / "config.json").read_text("utf-8"))
         bits = stated.get("quantization") or stated.get("quantization_config")
@@ -87,20 +83,25 @@ def check_stated(path: Path) -> None:
                 means="only MLX reads this format",
                 hint="the model before its conversion, or mlx_lm.convert --dequantize",
             )
-        parts = [part.items() for part in stated.values() if isinstance(part, dict)]
-        stated |= {key: value for part in parts for key, value in part}
-        tensors = 0
-        for file in weight_files(path):
-            with safe_open(file, framework="pt") as opened:
-                tensors += len(opened.keys())
-    for key, value in stated.items():
-        if (
-            LAYER_COUNTS.fullmatch(key)
-            and isinstance(value, int)
-            and value > max(tensors, MOST)
-        ):
+        parts = [stated, *(part for part in stated.values() if isinstance(part, dict))]
+        pairs = [
+            pair for part in parts for pair in part.items() if LAYER_COUNTS.fullmatch(pair[0])
+        ]
+    for key, value in pairs:
+        if isinstance(value, int) and value > MOST and value > (count := count_tensors(path)):
             raise BadCheckpoint(
                 f"The configuration of {path} does not fit its weights.",
-                seen=f"{key} {value:,}; all weights are {tensors:,} tensors",
+                seen=f"{key} {value:,}; all weights are {count:,} tensors",
                 hint="the configuration of these weights",
             )
+
+
+def count_tensors(path: Path) -> int:
+    """Number of tensors in the weight files."""
+    if path.is_file():
+        return len(gguf.GGUFReader(path).tensors)
+    count = 0
+    for file in weight_files(path):
+        with safe_open(file, framework="pt") as tensors:
+            count += len(tensors.keys())
+    return count
