@@ -10,7 +10,6 @@ import pytest
 import torch
 from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
-from peft import LoraConfig
 from safetensors.torch import load_file
 from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_tiny, tiny_llama
 from transformers import (
@@ -215,7 +214,8 @@ def test_fingerprints_agree_with_sha256sum(folder: Path):
 def adapter(folder: Path) -> Path:
     """A folder with an adapter of the model in `folder`."""
     model, adapter = LlamaForCausalLM.from_pretrained(folder), folder.parent / "adapter"
-    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    peft = pytest.importorskip("peft")
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     model.save_pretrained(adapter)
     edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(folder))
     return adapter
