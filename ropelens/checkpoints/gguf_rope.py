@@ -25,9 +25,7 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
     """
     reader, facts = gguf.GGUFReader(path), config.to_dict()
     names = {name.partition(".rope.")[2]: name for name in reader.fields if ".rope." in name}
-    stated: dict[str, Any] = {
-        key: reader.fields[name].contents() for key, name in names.items()
-    }
+    stated: dict[str, Any] = {key: reader.fields[names[key]].contents() for key in names}
     stated |= {
         tensor.name.removesuffix(".weight"): gguf.dequantize(tensor.data, tensor.tensor_type)
         for tensor in reader.tensors
@@ -44,8 +42,7 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
     elif base_swa != base:
         stated["freq_base_swa"] = base_swa
     size = facts.get("head_dim") or facts["hidden_size"] // facts["num_attention_heads"]
-    rotated = int(size * rope.get("partial_rotary_factor", 1))
-    rotated = stated.pop("dimension_count", rotated)
+    rotated = stated.pop("dimension_count", int(size * rope.get("partial_rotary_factor", 1)))
     context = stated.pop("scaling.original_context_length", config.max_position_embeddings)
     scaling = _pop_scaling(stated)
     divisor = np.array(scaling.get("short_factor", [scaling.get("factor", 1)] * (rotated // 2)))
@@ -70,7 +67,7 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
 
 
 def _pop_scaling(stated: dict[str, Any]) -> dict[str, Any]:
-    """Turn keys and tensors into `rope_parameters`; those without equivalent stay in `stated`.
+    """Turn keys and tensors into `rope_parameters`; they stay if there is no equivalent.
 
     Programs disagree about yarn_ext_factor, yarn_attn_factor and yarn_log_multiplier.
     """
@@ -111,12 +108,9 @@ def check_rope(
         if name.rpartition(".")[2] in ("inv_freq", "full_attention_inv_freq"):
             built = buffer.double().numpy()
             if len(built) != len(inv_freq) or not np.allclose(built, inv_freq, 1e-5, 1e-20):
-                seen = (
-                    f"{len(inv_freq)} frequencies with the sum {inv_freq.sum():.6g} rad/token"
-                )
-                raise _refusal(
-                    path, f"{seen}; {len(built)} with {built.sum():.6g} in its model"
-                )
+                in_file = f"{len(inv_freq)} frequencies, sum {inv_freq.sum():.6g} rad/token"
+                in_model = f"its model has {len(built)}, sum {built.sum():.6g}"
+                raise _refusal(path, f"{in_file}; {in_model}")
 
 
 def _refusal(path: Path, seen: str) -> BadCheckpoint:

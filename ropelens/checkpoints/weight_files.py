@@ -30,7 +30,7 @@ UNREAD = {
 """Errors and remedies for folders without weights for transformers, by the first match."""
 
 LAYER_COUNTS = re.compile(r"(n|num|encoder|decoder)_(\w+_)?(layers?|experts)")
-MOST = 1000  # a configuration may ask for so many layers or experts, whatever the weights are
+MOST_LAYERS = 1000  # more layers, or experts, than this need a tensor each
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -46,7 +46,7 @@ def weight_files(folder: Path) -> list[Path]:
             if any(PurePath(n).name != n for n in names) or not all(f.is_file() for f in files):
                 raise ValueError("it names weights that are missing, or outside the folder")
     else:
-        pattern = next(pattern for pattern in UNREAD if any(folder.glob(pattern)))
+        pattern = next((pattern for pattern in UNREAD if any(folder.glob(pattern))), "*")
         what, hint = UNREAD[pattern]
         raise BadCheckpoint(f"{folder} {what}.", means=PICKLES * (pattern == "*"), hint=hint)
     refuse_pointers(files)
@@ -71,9 +71,8 @@ def check_stated(path: Path) -> None:
     """
     if path.is_file():
         fields = gguf.GGUFReader(path).fields.items()
-        pairs = [
-            (k, x.contents()) for k, x in fields if k.endswith(("block_count", "expert_count"))
-        ]
+        counts = ("block_count", "expert_count")
+        pairs = [(key, field.contents()) for key, field in fields if key.endswith(counts)]
     else:
         stated = json.loads((path / "config.json").read_text("utf-8"))
         bits = stated.get("quantization") or stated.get("quantization_config")
@@ -84,11 +83,11 @@ def check_stated(path: Path) -> None:
                 hint="the model before its conversion, or mlx_lm.convert --dequantize",
             )
         parts = [stated, *(part for part in stated.values() if isinstance(part, dict))]
-        pairs = [
-            pair for part in parts for pair in part.items() if LAYER_COUNTS.fullmatch(pair[0])
-        ]
+        facts = [pair for part in parts for pair in part.items()]
+        pairs = [(key, value) for key, value in facts if LAYER_COUNTS.fullmatch(key)]
     for key, value in pairs:
-        if isinstance(value, int) and value > MOST and value > (count := count_tensors(path)):
+        many = isinstance(value, int) and value > MOST_LAYERS
+        if many and value > (count := count_tensors(path)):
             raise BadCheckpoint(
                 f"The configuration of {path} does not fit its weights.",
                 seen=f"{key} {value:,}; all weights are {count:,} tensors",

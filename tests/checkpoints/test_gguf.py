@@ -206,7 +206,7 @@ def llama3_factors() -> np.ndarray:
 
 
 # fmt: off
-STATED = {  # what a file states, and the rope_parameters of its model or words of an error
+STATED = {  # keys and tensors of a file, and the rope_parameters of its model or an error
     "linear": ({"scaling.type": "linear", "scaling.factor": 4.0}, LINEAR),
     "an older key": ({"scale_linear": 4.0}, LINEAR),
     "none": ({"scaling.type": "none", "scaling.factor": 4.0}, {"rope_type": "default"}),
@@ -232,7 +232,7 @@ FAMILIES = {
     "starcoder2": ({"freq_base": 1e5}, {"rope_type": "default", "rope_theta": 1e5}),
     "nemotron": ({"freq_base": 1e4, "dimension_count": 32},
         {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}),
-    "qwen2": ({"freq_base": 1e4, "dimension_count": 16}, "8 frequencies with the sum 1.46"),
+    "qwen2": ({"freq_base": 1e4, "dimension_count": 16}, "8 frequencies, sum 1.46"),
 }
 # fmt: on
 
