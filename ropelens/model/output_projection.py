@@ -59,12 +59,13 @@ def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
 
 
 def weight_of(linear: Any, dtype: torch.dtype) -> Float[Tensor, "out in"]:
-    """Weights of a linear map, computed from unit vectors if it is quantized or offloaded."""
-    weight = linear.weight.detach()
-    if type(weight) is Tensor and weight.is_floating_point() and not weight.is_meta:
+    """Weights of a linear map, from unit vectors if it is quantized, offloaded or adapted."""
+    weight, plain = linear.weight.detach(), type(linear).forward is nn.Linear.forward
+    if plain and type(weight) is Tensor and weight.is_floating_point() and not weight.is_meta:
         return weight
     unit = torch.eye(linear.in_features, dtype=dtype, device=computes_on(linear))
-    return (linear(unit) - linear(torch.zeros_like(unit[:1]))).mT
+    with torch.autocast(unit.device.type, enabled=False):
+        return (linear(unit) - linear(torch.zeros_like(unit[:1]))).mT
 
 
 @torch.no_grad()
