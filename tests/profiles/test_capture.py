@@ -255,7 +255,7 @@ def test_logits_contain_the_adapter_of_the_unembedding():
     found = rl.capture(adapted, tokens(), logits_of=[7])["logit"]
     merged = rl.capture(adapted.merge_and_unload(), tokens(), logits_of=[7])["logit"]
     np.testing.assert_allclose(found, merged, rtol=1e-4, atol=1e-5)
-    assert np.linalg.norm(under_autocast - merged) < 0.03 * np.linalg.norm(merged)
+    assert np.linalg.norm(under_autocast - merged) < 0.08 * np.linalg.norm(merged)
 
 
 @not_as_configured
