@@ -13,10 +13,7 @@ from ropelens.errors import BadCheckpoint, explained
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = "ropelens does not read pickles (.bin, .pt), because they can run any code"
 UNREAD = {
-    "*-of-*.safetensors": (
-        f"has shards of weights, but no index {INDEX}",
-        "download the index",
-    ),
+    "*-of-*.safetensors": (f"has shards of weights, but no index {INDEX}", "download it"),
     "*.safetensors": (
         f"has weights, but neither {SINGLE} nor an index {INDEX}",
         "the files for transformers, which most repositories also have",
@@ -99,8 +96,4 @@ def count_tensors(path: Path) -> int:
     """Number of tensors in the weight files."""
     if path.is_file():
         return len(gguf.GGUFReader(path).tensors)
-    count = 0
-    for file in weight_files(path):
-        with safe_open(file, framework="pt") as tensors:
-            count += len(tensors.keys())
-    return count
+    return sum(len(safe_open(file, framework="pt").keys()) for file in weight_files(path))
