@@ -178,7 +178,7 @@ def test_a_model_that_looks_ahead_is_refused(folder: Path):
     save_over(folder, BertLMHeadModel(BertConfig(**SIZES)))
     with pytest.raises(UnsupportedModel, match="BertLMHeadModel is not a causal") as caught:
         load(folder)
-    assert "changes earlier logits by" in caught.value.parts["seen"]
+    assert "change earlier logits by" in caught.value.parts["seen"]
 
 
 def test_weights_outside_the_folder_are_not_read(folder: Path):
