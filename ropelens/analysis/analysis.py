@@ -15,8 +15,6 @@ import xarray as xr
 from torch import nn
 
 from ropelens.analysis.plan import Plan, this_command
-from ropelens.checkpoints.files import fingerprint
-from ropelens.checkpoints.load import Opened
 from ropelens.claims.tables import classify_heads
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
@@ -97,12 +95,18 @@ class Analysis:
     def save(self, folder: str | Path) -> Path:
         """Write the page, `results` and run.json to `folder`; return the page.
 
-        If `folder` already has a sweep or a reach of the same weights, it is kept and shown on
+        If `folder` already has a sweep or a reach of the same model, it is kept and shown on
         the page. Either all numbers are written or none; then the page is drawn. Raises
-        `BadArgument` for a folder that cannot be written to, or that holds something else.
+        `BadArgument` for a folder that cannot be written to, or that holds something else, such
+        as results of another model.
         """
-        weights = self.provenance.get("model", {}).get("fingerprint")
-        earlier = earlier_results(Path(folder), weights) or {}
+        check_model(Path(folder), self.provenance.get("model", {}))
+        return self.write(folder)
+
+    def write(self, folder: str | Path) -> Path:
+        """Save as `save` does, and replace the results of another model in `folder`."""
+        fingerprint = self.provenance.get("model", {}).get("fingerprint")
+        earlier = earlier_results(Path(folder), fingerprint) or {}
         lacking = [name for name in ("truncation", "reach") if getattr(self, name) is None]
         added: dict[str, Any] = {name: earlier.get(name) for name in lacking}
         joined = replace(self, **added)
@@ -112,6 +116,8 @@ class Analysis:
 
         def page() -> str:
             shutil.rmtree(unfinished, ignore_errors=True)  # all numbers are written
+            if joined.reach is None:  # a reach of another model
+                (Path(folder) / "reach.nc").unlink(missing_ok=True)
             return joined.page()
 
         try:
@@ -174,14 +180,34 @@ def open_analysis(folder: str | Path, numbers: Mapping[str, Any] | None = None) 
     return Analysis(heads=heads, **numbers)
 
 
-def earlier_results(folder: Path, weights: str | None) -> dict[str, Any] | None:
-    """Results in `folder` that were measured on these weights; None if missing or damaged."""
+def earlier_results(folder: Path, fingerprint: str | None) -> dict[str, Any] | None:
+    """Results in `folder` that were measured on this model; None if missing or damaged."""
     record = read_record(folder)
-    same = weights is not None and record.get("model", {}).get("fingerprint") == weights
+    same = fingerprint is not None and record.get("model", {}).get("fingerprint") == fingerprint
     with contextlib.suppress(BadArgument):  # damaged results are replaced
         if same and record["kind"] in ("analysis", "truncation"):
             return _read_numbers(folder)
     return None
+
+
+def check_model(folder: Path, model: Mapping[str, Any], *, again: object = None) -> None:
+    """Raise `BadArgument` if `folder` has results of a model other than `model` in a run.json.
+
+    Results of the model argument `again` may be replaced, although the model was changed.
+    Fingerprints of different kinds cannot be compared, and then the names count.
+    """
+    record = read_record(folder)
+    before, argument = record.get("model", {}), record.get("arguments", {}).get("model")
+    old, new = (str(facts.get("fingerprint")) for facts in (before, model))
+    comparable = old.partition(":")[0] == new.partition(":")[0]
+    same = old == new if comparable else before.get("name") == model.get("name")
+    if record.get("kind") in ("analysis", "truncation") and not same and argument != again:
+        raise BadArgument(
+            f"{folder} has results of another model, {before.get('name')}.",
+            seen=f"its fingerprint is {old[:18]}, now it is {new[:18]}; it covers the weights, "
+            "configuration, adapters, tokenizer, dtype and quantization",
+            hint="another --out, or delete the folder",
+        )
 
 
 def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
@@ -283,13 +309,12 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
 
 
 def is_measured(folder: Path, plan: Plan) -> bool:
-    """True if `folder` has the results of the plan, with the same weights and versions."""
-    assert isinstance(plan.source, Opened)
+    """True if `folder` has the results of the plan, with the same model and versions."""
     record = read_record(folder)
     if (record.get("arguments"), record.get("versions")) != (plan.arguments, versions()):
         return False
     saved = [record.get(name, {}).get("fingerprint") for name in ("model", "text")]
-    return saved == [fingerprint(plan.source.checkpoint.path), plan.text.documents_sha256]
+    return saved == [plan.model["fingerprint"], plan.text.documents_sha256]
 
 
 def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:

@@ -41,6 +41,10 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     *("sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "*.tiktoken"),
 )
+READ_FILES = (
+    *("config.json", "*.safetensors.index.json", "adapter_*", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "merges.txt"),
+)
 COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
 
 
@@ -152,17 +156,20 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def fingerprint(path: str | Path) -> str:
-    """SHA-256 of a file or a checkpoint's weight files, in hex.
+def loaded_files(path: Path, loading: Loading) -> list[Path]:
+    """The files that `load` reads, except notes for generating text and templates of chats."""
+    folder, patterns = path, [*READ_FILES, *TOKENIZER_FILES]
+    if path.is_file():
+        folder, patterns = path.parent, ["adapter_*"]  # a GGUF file contains the rest
+    patterns += ["*.py"] * loading.trust_remote_code
+    found = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+    return sorted(found | set(weight_files(path)))
 
-    For several files, it is the SHA-256 of the list that `sha256sum FILE...` prints.
-    """
-    files, listing = weight_files(Path(path)), ""
-    for file in files:
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        listing += f"{digest}  {file.name}\n"
-    return digest if len(files) == 1 else hashlib.sha256(listing.encode()).hexdigest()
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager
