@@ -190,18 +190,21 @@ def earlier_results(folder: Path, fingerprint: str | None) -> dict[str, Any] | N
     return None
 
 
-def check_model(folder: Path, model: Mapping[str, Any], *, again: object = None) -> None:
+def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> None:
     """Raise `BadArgument` if `folder` has results of a model other than `model` in a run.json.
 
     Results of the model argument `again` may be replaced, although the model was changed.
     Fingerprints of different kinds cannot be compared, and then the names count.
     """
     record = read_record(folder)
-    before, argument = record.get("model", {}), record.get("arguments", {}).get("model")
+    before, argument = record.get("model", {}), record.get("arguments", {}).get("model", "")
     old, new = (str(facts.get("fingerprint")) for facts in (before, model))
+    name = model.get("name")
     comparable = old.partition(":")[0] == new.partition(":")[0]
-    same = old == new if comparable else before.get("name") == model.get("name")
-    if record.get("kind") in ("analysis", "truncation") and not same and argument != again:
+    same = old == new if comparable else before.get("name", name) == name
+    if record.get("kind") in ("analysis", "truncation") and not (
+        same or again == argument != ""
+    ):
         raise BadArgument(
             f"{folder} has results of another model, {before.get('name')}.",
             seen=f"its fingerprint is {old[:18]}, now it is {new[:18]}; it covers the weights, "

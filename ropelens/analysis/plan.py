@@ -85,8 +85,9 @@ class Plan:
             name = short_name(self.source.checkpoint.name)
             return {"name": name, "fingerprint": identity(self.source)}
         self.source.forget_length()  # a buffer may depend on the text that ran before
-        name = short_name(str(self.source.model.config.name_or_path))
-        return {"name": name or self.source.class_name, "fingerprint": identity(self.source.model)}
+        model = self.source.model
+        name = short_name(str(model.config.name_or_path)) or self.source.class_name
+        return {"name": name, "fingerprint": identity(model)}
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<7} {value}" for name, value in self.facts.items())

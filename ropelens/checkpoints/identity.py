@@ -30,9 +30,12 @@ def identity(model: Opened | nn.Module) -> str:
     configuration, adapters, parameters and buffers. The hash starts with "live:". A hash of
     files and a hash of a live model cannot be compared.
     """
-    kind, facts = ("files", _file_facts) if isinstance(model, Opened) else ("live", _live_facts)
+    if isinstance(model, Opened):
+        kind, facts = "files", _file_facts(model)
+    else:
+        kind, facts = "live", _live_facts(model)
     listing = hashlib.sha256()
-    for name, fact in facts(model):  # type: ignore[operator]
+    for name, fact in facts:
         listing.update(f"{fact}  {name}\n".encode("utf-8", "backslashreplace"))
     return f"{kind}:{listing.hexdigest()}"
 
@@ -63,8 +66,8 @@ def _live_facts(model: nn.Module) -> Iterator[tuple[str, str]]:
 def checksum(tensor: Tensor) -> str:
     """Hash of the dtype, the shape and all bits of a tensor, which stays on its device.
 
-    A row of numbers x_i, read as integers, is summed as sum_i a_i x_i modulo 2^64, with random
-    odd factors a_i, so that the hash depends on their order. SHA-256 joins the sums of all rows.
+    A row of numbers x_i, read as integers, becomes the sum of a_i x_i modulo 2^64. The factors
+    a_i are random and odd, so the sum depends on the order. SHA-256 joins the sums of all rows.
     """
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     parts = dict(vars(tensor))  # bitsandbytes stores scales as attributes of a parameter
@@ -78,7 +81,7 @@ def checksum(tensor: Tensor) -> str:
     if hasattr(tensor, "__tensor_flatten__") or not tensor.numel():
         return digest.hexdigest()
     numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor.detach()
-    words = numbers.reshape(-1).view(WORDS.get(numbers.itemsize, torch.int32))
+    words = numbers.reshape(-1).contiguous().view(WORDS.get(numbers.itemsize, torch.int32))
     factors = torch.from_numpy(FACTORS).to(words.device)
     for block in words.split(AT_ONCE[words.device.type]):
         rows = pad(block.long(), (0, -len(block) % ROW)).view(-1, ROW)

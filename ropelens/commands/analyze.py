@@ -87,7 +87,7 @@ def analyze_command(
     folders = {name: out / name if several else out for name in plans}
     with opening(show_progress, "reading"):
         for name, planned in plans.items():
-            again = planned.arguments["model"] if several else None
+            again = checkpoints[name] if several else ""
             check_model(folders[name], planned.model, again=again)
     for name, planned in plans.items():
         _measure_and_save(planned, folders[name], once=several)

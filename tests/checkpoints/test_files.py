@@ -1,6 +1,5 @@
 """Locating checkpoints, and refusing damaged checkpoints with one clear line."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_tiny, tiny_llama
 from transformers import BertConfig, BertLMHeadModel, T5Config, T5ForConditionalGeneration
 
-from ropelens.checkpoints.files import fingerprint, locate
+from ropelens.checkpoints.files import locate
 from ropelens.checkpoints.load import load
 from ropelens.checkpoints.load_options import Loading
 from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
@@ -171,18 +170,3 @@ def test_weights_outside_the_folder_are_not_read(folder: Path):
     whole = save_tiny(folder.parent / "whole")
     edit_config(whole, transformers_weights="../outside.safetensors")
     assert load(whole)[0].num_parameters() == tiny_llama().num_parameters()
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def test_fingerprints_agree_with_sha256sum(folder: Path):
-    whole = folder / "model.safetensors"
-    assert fingerprint(folder / "config.json") == sha256((folder / "config.json").read_bytes())
-    assert fingerprint(folder) == sha256(whole.read_bytes())
-    _, files = sharded(folder)
-    shutil.copy(folder / next(iter(files.values())), folder / "more.safetensors")
-    names = sorted(set(files.values()))
-    lines = (f"{sha256((folder / name).read_bytes())}  {name}\n" for name in names)
-    assert fingerprint(str(folder)) == sha256("".join(lines).encode())

@@ -9,12 +9,12 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
+from tiny_checkpoints import identity_of
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import bundled_path
-from ropelens.checkpoints.files import fingerprint
 from ropelens.checkpoints.row_order import row_order
 from ropelens.commands.app import app
 from ropelens.errors import BadCheckpoint
@@ -151,7 +151,7 @@ def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path):
     result = runner.invoke(app, ["analyze", str(bundled_file), *arguments, "--out", out])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "out/run.json").read_text())
-    assert record["model"]["fingerprint"] == fingerprint(bundled_file)
+    assert record["model"]["fingerprint"] == identity_of(bundled_file)
 
 
 def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path):
