@@ -202,9 +202,8 @@ def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> N
     name = model.get("name")
     comparable = old.partition(":")[0] == new.partition(":")[0]
     same = old == new if comparable else before.get("name", name) == name
-    if record.get("kind") in ("analysis", "truncation") and not (
-        same or again == argument != ""
-    ):
+    same |= again == argument != ""
+    if record.get("kind") in ("analysis", "truncation") and not same:
         raise BadArgument(
             f"{folder} has results of another model, {before.get('name')}.",
             seen=f"its fingerprint is {old[:18]}, now it is {new[:18]}; it covers the weights, "

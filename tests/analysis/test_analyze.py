@@ -125,6 +125,7 @@ def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: P
     assert record["model"] == analysis.provenance["model"]
 
 
+@not_as_configured
 def test_results_of_another_live_model_are_not_replaced(checkpoint: Path, tmp_path: Path):
     model, tokenizer = rl.load(checkpoint)
     analyses = []
