@@ -25,7 +25,7 @@ from ropelens.profiles.measures import complete_profile, open_profile
 from ropelens.report import words
 from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
 from ropelens.report.tables import about
-from ropelens.runtime.folder import file_name, write_whole
+from ropelens.runtime.folder import file_name, locked, write_whole
 from ropelens.runtime.results import open_results, read_record, write_folder, write_page
 from ropelens.runtime.savepoint import UNFINISHED
 from ropelens.text.text import Text
@@ -100,32 +100,38 @@ class Analysis:
         `BadArgument` for a folder that cannot be written to, or that holds something else, such
         as results of another model.
         """
-        check_model(Path(folder), self.provenance.get("model", {}))
-        return self.write(folder)
+        with locked(folder):
+            check_model(Path(folder), self.provenance.get("model", {}))
+            return self.write(folder)
 
     def write(self, folder: str | Path) -> Path:
         """Save as `save` does, and replace the results of another model in `folder`."""
+        unfinished = Path(folder) / UNFINISHED
+        try:
+            with locked(folder):
+                return self._join(Path(folder))
+        except OSError as error:
+            hint = f"the same command continues from {unfinished}" * unfinished.exists()
+            what = f"Not all results could be written to {folder}."
+            raise BadArgument(what, seen=words_of(error), hint=hint) from error
+
+    def _join(self, folder: Path) -> Path:
+        """Write the results, with the earlier results of the same model in `folder`."""
         fingerprint = self.provenance.get("model", {}).get("fingerprint")
-        earlier = earlier_results(Path(folder), fingerprint) or {}
+        earlier = earlier_results(folder, fingerprint) or {}
         lacking = [name for name in ("truncation", "reach") if getattr(self, name) is None]
         added: dict[str, Any] = {name: earlier.get(name) for name in lacking}
         joined = replace(self, **added)
         kind = "analysis" if joined.truncation is None else "truncation"
         record = self.provenance | {"kind": kind, "findings": joined.findings}
-        unfinished = Path(folder) / UNFINISHED
 
         def page() -> str:
-            shutil.rmtree(unfinished, ignore_errors=True)  # all numbers are written
+            shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # all numbers are written
             if joined.reach is None:  # a reach of another model
-                (Path(folder) / "reach.nc").unlink(missing_ok=True)
+                (folder / "reach.nc").unlink(missing_ok=True)
             return joined.page()
 
-        try:
-            return write_folder(folder, record=record, results=joined.results, page=page)
-        except OSError as error:
-            hint = f"the same command continues from {unfinished}" * unfinished.exists()
-            what = f"Not all results could be written to {folder}."
-            raise BadArgument(what, seen=words_of(error), hint=hint) from error
+        return write_folder(folder, record=record, results=joined.results, page=page)
 
     def __repr__(self) -> str:
         return f"<Analysis of {self.profile.attrs['model']}: {self.findings[0]}>"
@@ -149,6 +155,11 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
 
 def _read_numbers(folder: Path) -> dict[str, Any]:
     """Arguments of `Analysis` without the heads; raises the errors of `open_analysis`."""
+    with locked(folder):
+        return _read_files(folder)
+
+
+def _read_files(folder: Path) -> dict[str, Any]:
     record = read_record(folder)
     profile = open_profile(folder / "profile.nc")
     profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
@@ -306,8 +317,9 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
         comparison = open_results(folder / "comparison.nc", "comparison")
         return write_page(folder, lambda: render_comparison(comparison))
     other = None if beside is None else open_analysis(beside)
-    analysis = open_analysis(folder)
-    return write_page(folder, lambda: analysis.page(beside=other))
+    with locked(folder):
+        analysis = open_analysis(folder)
+        return write_page(folder, lambda: analysis.page(beside=other))
 
 
 def is_measured(folder: Path, plan: Plan) -> bool:

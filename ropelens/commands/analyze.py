@@ -19,7 +19,7 @@ from ropelens.analysis.options import (
 from ropelens.checkpoints.bundled import check_text, sample_path
 from ropelens.checkpoints.load_options import option, setting
 from ropelens.checkpoints.names import name_checkpoints
-from ropelens.commands.terminal import finish, print_message
+from ropelens.commands.terminal import finish, print_lines, print_message
 from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def analyze_command(
     with opening(show_progress, "reading"):  # find errors before the first measurement
         plans = {name: plan_analysis(c, text, options) for name, c in checkpoints.items()}
     if plan:
-        typer.echo("\n".join(map(str, plans.values())))
+        print_lines("\n".join(map(str, plans.values())))
         return
     folders = {name: out / name if several else out for name in plans}
     with opening(show_progress, "reading"):
@@ -198,7 +198,7 @@ def truncate_command(
     with opening(show_progress, "reading"):
         planned = plan_analysis(model, text, plain, truncation=sweep)
     if plan:
-        typer.echo(planned)
+        print_lines(planned)
         return
     check_model(out, planned.model)
     check_sweep(out, planned.arguments)

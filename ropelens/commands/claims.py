@@ -12,7 +12,7 @@ import typer
 from ropelens.analysis.options import Options, OutOption, TextOption, with_options
 from ropelens.checkpoints.load_options import option
 from ropelens.checkpoints.names import name_checkpoints
-from ropelens.commands.terminal import finish
+from ropelens.commands.terminal import finish, print_lines
 from ropelens.errors import BadArgument
 from ropelens.runtime.progress import opening, show_progress
 
@@ -119,10 +119,10 @@ def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> No
     for name, rows in shown.groupby(table["model"], sort=False):
         number = partial(signed, form=".3g")
         lines = rows.to_string(index=False, na_rep="–", float_format=number)
-        typer.echo(f"{name}\n{lines}\n", err=True)
+        print_lines(f"{name}\n{lines}\n", err=True)
     numbers = dict(zip(table["claim"], table["what"], strict=True))
     meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
-    typer.echo("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
+    print_lines("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
     record = {
         "kind": "claims",
         "findings": claims_sentences(table),

@@ -14,6 +14,8 @@ from torch import Tensor
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.rope.planes import Planes
 
+MOST_CONTROLS = 10_000  # for each edit
+
 ALL_HEADS = "*.*"
 
 HeadMask = Bool[Tensor, "layer head"]
@@ -172,6 +174,12 @@ class Cut:
         return [layer[number] for layer, numbers in pairs for number in numbers]
 
 
+def check_controls(controls: int) -> None:
+    """Raise `BadArgument` for more random controls than a model can be measured under."""
+    if controls > MOST_CONTROLS:
+        raise BadArgument(f"There are at most {MOST_CONTROLS:,} controls, not {controls:,}.")
+
+
 def plan_cuts(
     layers: Sequence[Wavelengths],
     *,
@@ -182,6 +190,7 @@ def plan_cuts(
     seed: int,
 ) -> list[Cut]:
     """The entries of a sweep, "none" first; see `truncate`."""
+    check_controls(controls)
     for share in keep:
         Slowest(share)  # from 0 to 1
     if not (keep or bands):

@@ -3,12 +3,19 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import select
+import stat
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from psutil import virtual_memory
 
 from ropelens.errors import BadText, explained, public
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
+READABLE = "a text file, a pipe that ends, or standard input"
+WAIT = 10.0  # seconds in which another process must open a pipe
 
 
 @public
@@ -41,7 +48,8 @@ def _read(path: Path) -> list[str]:
         "iconv -f LATIN1 -t UTF-8 for an older text, or a folder of *.txt, *.md and *.jsonl",
         error=BadText,
     ):
-        text = path.read_text("utf-8-sig")
+        text = _read_bytes(path).decode("utf-8-sig")
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
     if path.suffix != ".jsonl":
         return [text.rstrip("\n")]
     documents = []
@@ -55,6 +63,42 @@ def _read(path: Path) -> list[str]:
                 documents.append(json.loads(line)["text"])
                 documents[-1].encode()
     return documents
+
+
+def _read_bytes(path: Path) -> bytes:
+    """The bytes of a file, or of a pipe or terminal that ends."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
+        return path.read_bytes()
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a writer
+    try:
+        if not (stat.S_ISFIFO(mode) or os.isatty(number)):
+            raise BadText(f"{path} is a device, which may never end.", hint=READABLE)
+        return b"".join(_read_pipe(path, number))
+    finally:
+        os.close(number)
+
+
+def _read_pipe(path: Path, number: int) -> Iterator[bytes]:
+    """Yield the parts of an open pipe until its writer closes it."""
+    pipe, most, end = select.poll(), virtual_memory().available // 8, time.monotonic() + WAIT
+    pipe.register(number, select.POLLIN)
+    begun = False
+    while most > 0:
+        closed = bool(pipe.poll(100))
+        try:
+            part = os.read(number, 2**20)
+        except BlockingIOError:  # its writer has not written yet
+            begun = True
+            continue
+        if not part and (begun or closed):
+            return
+        if not part and time.monotonic() > end:
+            raise BadText(f"Nothing writes to the pipe {path}.", hint=READABLE)
+        begun |= bool(part)
+        most -= len(part)
+        yield part
+    raise BadText(f"The pipe {path} does not end, or does not fit into memory.", hint=READABLE)
 
 
 def check_document(text: str) -> None:

@@ -107,7 +107,7 @@ def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path):
     (tmp_path / "mine.txt").write_text("mine")
     folder = tmp_path / "out"
     folder.mkdir()
-    for name in ("heads.csv", "run.json", ".page.html.part"):
+    for name in ("heads.csv", "run.json", "page.html"):
         (folder / name).symlink_to(tmp_path / "mine.txt")
     publish(folder, lambda results: None)
     write_whole(folder / "page.html", "a page")
