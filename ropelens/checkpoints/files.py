@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -63,10 +65,15 @@ def locate(name: str, loading: Loading) -> Checkpoint:
     """
     prefix, _, bundled_name = name.partition(":")
     path = bundled_path(bundled_name or "rope") if prefix == "bundled" else Path(name)
-    if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for long names)
+    if name and os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for long names)
         config, files = path / "config.json", list(path.glob("*.gguf"))
         path = files[0] if len(files) == 1 and not config.is_file() else path
     elif not (path.suffix == ".gguf" and path.is_file()):
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            what = f"No folder and no GGUF file is called {name:.80}."
+            raise BadCheckpoint(what, hint="the path of a model, or a Hub id") from None
         revision = f" at revision {loading.revision}" * bool(loading.revision)
         with explained(
             f"No checkpoint and no folder is called {name:.80}{revision}.",

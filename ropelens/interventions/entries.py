@@ -28,7 +28,7 @@ from ropelens.profiles.measures import STATISTICS
 from ropelens.profiles.passes import OBSERVED, Progress, fit_cost, fit_layers, sum_batch
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, HeadMask, check_controls
+from ropelens.rope.select import ALL_HEADS, HeadMask, check_draws
 from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ShowProgress, Stage, silent
@@ -64,7 +64,7 @@ def entries_of(
 
     An edit that names heads is followed by `controls` entries with other heads.
     """
-    check_controls(controls)
+    check_draws(controls)
     if NONE in edits:
         raise BadArgument(
             f'An edit cannot be called "{NONE}", the name of the unmodified model.'

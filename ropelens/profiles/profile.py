@@ -1,6 +1,5 @@
 """A model and some tokens become a profile: labelled arrays that can be saved and shown."""
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial, reduce
 from operator import add
@@ -22,6 +21,7 @@ from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import AXES, MEASURES, STATISTICS
 from ropelens.profiles.passes import OBSERVED, collect, fit_cost, fit_layers
 from ropelens.profiles.summary import summarize
+from ropelens.rope.select import check_draws
 from ropelens.runtime.processes import gather, place, shard
 from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.runtime.savepoint import begin_stage
@@ -97,11 +97,15 @@ def profile(
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """
     options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
+    check_draws(surrogates, "surrogates")
     measurement = Measurement.of(model, text, tokenizer=tokenizer, sinks=sinks, **options)
     live, text = measurement.live, measurement.text
-    name, count = Counter(row.name for row in (*MEASURES, *statistics)).most_common(1)[0]
-    if count > 1:
-        raise BadArgument(f"There is a variable {name!r} already.")
+    taken = {name for row in (*MEASURES, *AXES) for name in (row.name, *row.dims)}
+    for row in statistics:
+        if row.name in {*taken, "", "."} or {*"/\0"} & {*row.name}:
+            what = f"A statistic cannot be called {row.name!r}."
+            raise BadArgument(what, hint="a name that no variable has, without a slash")
+        taken.add(row.name)
     planes = measurement.rotation.planes(text.context)
     live.check_observation_is_exact(text)
     repeated = repeats(measurement, planes)

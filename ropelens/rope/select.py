@@ -14,7 +14,7 @@ from torch import Tensor
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.rope.planes import Planes
 
-MOST_CONTROLS = 10_000  # for each edit
+MOST_DRAWS = 10_000
 
 ALL_HEADS = "*.*"
 
@@ -103,8 +103,9 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
     first, dash, last = name.partition("-")
     ends = [0, count] if name == "*" else [first, last if dash else first]
     within = all(str(end).isdecimal() for end in ends)
+    first, last = (min(int(end), count) for end in ends) if within else (count, count)
     number = torch.arange(count)
-    return (number >= int(ends[0])) & (number <= int(ends[1])) if within else number < 0
+    return (number >= first) & (number <= last)
 
 
 SAME_WAVELENGTH = 1e-3  # relative difference up to which two wavelengths count as the same
@@ -174,10 +175,10 @@ class Cut:
         return [layer[number] for layer, numbers in pairs for number in numbers]
 
 
-def check_controls(controls: int) -> None:
-    """Raise `BadArgument` for more random controls than a model can be measured under."""
-    if controls > MOST_CONTROLS:
-        raise BadArgument(f"There are at most {MOST_CONTROLS:,} controls, not {controls:,}.")
+def check_draws(count: int, what: str = "controls") -> None:
+    """Raise `BadArgument` for more random draws than can be measured."""
+    if count > MOST_DRAWS:
+        raise BadArgument(f"There are at most {MOST_DRAWS:,} {what}, not {count:,}.")
 
 
 def plan_cuts(
@@ -190,7 +191,7 @@ def plan_cuts(
     seed: int,
 ) -> list[Cut]:
     """The entries of a sweep, "none" first; see `truncate`."""
-    check_controls(controls)
+    check_draws(controls)
     for share in keep:
         Slowest(share)  # from 0 to 1
     if not (keep or bands):
@@ -255,7 +256,8 @@ def _bands(layers: Sequence[Wavelengths], bands: int) -> list[Stopped]:
     """Divide the planes into `bands` groups of neighbouring wavelengths, fastest first."""
     lengths = np.unique([length for layer in layers for length in layer.values()])
     distinct = lengths[np.append(True, np.diff(np.log(lengths)) > SAME_WAVELENGTH)]
-    begins = [part[0] for part in np.array_split(distinct, max(bands, 1)) if len(part)]
+    count = min(bands, len(distinct))  # other bands would be empty
+    begins = [part[0] for part in np.array_split(distinct, max(count, 1)) if len(part)]
     edges = [*begins, math.inf] if bands else []
     return [
         tuple(tuple(n for n, w in layer.items() if low <= w < high) for layer in layers)

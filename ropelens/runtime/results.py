@@ -142,6 +142,8 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     The attribute `kind` names their contents. Numbers keep every bit. netCDF cannot store two
     kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
     """
+    if Path(path).is_dir():
+        raise BadArgument(f"{path} is a folder.", hint="the path of a file")
     written = results.assign_attrs({name: _printable(v) for name, v in results.attrs.items()})
     for name, variable in results.variables.items():
         if variable.dtype.kind in "OUT":

@@ -11,7 +11,16 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
-from ropelens.errors import IN_WORDS, BadArgument, BadText, Count, Positive, Several, public
+from ropelens.errors import (
+    IN_WORDS,
+    BadArgument,
+    BadText,
+    Count,
+    Positive,
+    Several,
+    explained,
+    public,
+)
 from ropelens.text.batches import split_batch
 from ropelens.text.documents import check_document, documents_sha256
 from ropelens.text.rows import generator_of
@@ -148,6 +157,12 @@ def encode(text: str, tokenizer: Any, begin: Bos = "always") -> tuple[list[int],
             "A text needs the tokenizer of the model.",
             hint="tokenizer files in the folder of the model, tokenizer=, or token ids",
         )
+    if not callable(tokenizer) or not hasattr(tokenizer, "bos_token_id"):
+        kind = type(tokenizer).__name__
+        raise BadArgument("tokenizer must be a tokenizer of transformers.", seen=kind)
+    hint = 'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+    with explained("The text contains half of a character.", hint, error=BadText):
+        text.encode()
     # verbose=False: no warning about documents longer than the maximum of the model.
     # split_special_tokens: a "<s>" inside a document is text, not a special token.
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
