@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from io import TextIOWrapper
@@ -34,7 +34,8 @@ def print_message(message: str, *, by: str = "ropelens: ") -> None:
 def print_lines(lines: object, *, err: bool = False) -> None:
     """Print lines of text, and write control characters as escapes such as \\x1b."""
     characters = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in str(lines))
-    typer.echo("".join(characters), err=err)
+    with suppress(OSError) if err else nullcontext():
+        print("".join(characters), file=sys.stderr if err else sys.stdout)
 
 
 def print_path(path: Path) -> None:
@@ -115,9 +116,10 @@ def catch_signals() -> list[int]:
         raise KeyboardInterrupt
 
     def repeat(ignored: Any, report: Callable[[Any], object] = sys.unraisablehook) -> None:
-        report(ignored)
         if issubclass(ignored.exc_type, KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            report(ignored)
 
     sys.unraisablehook = repeat
     signal.signal(signal.SIGALRM, stop)

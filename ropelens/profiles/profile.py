@@ -102,9 +102,10 @@ def profile(
     live, text = measurement.live, measurement.text
     taken = {name for row in (*MEASURES, *AXES) for name in (row.name, *row.dims)}
     for row in statistics:
-        if row.name in {*taken, "", "."} or {*"/\0"} & {*row.name}:
-            what = f"A statistic cannot be called {row.name!r}."
-            raise BadArgument(what, hint="a name that no variable has, without a slash")
+        if row.name in taken:
+            raise BadArgument(f"There is a variable {row.name!r} already.")
+        if row.name in ("", ".") or {*"/\0"} & {*row.name}:
+            raise BadArgument(f"A file cannot have a variable {row.name!r}.", hint="letters")
         taken.add(row.name)
     planes = measurement.rotation.planes(text.context)
     live.check_observation_is_exact(text)

@@ -103,9 +103,9 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
     first, dash, last = name.partition("-")
     ends = [0, count] if name == "*" else [first, last if dash else first]
     within = all(str(end).isdecimal() for end in ends)
-    first, last = (min(int(end), count) for end in ends) if within else (count, count)
+    low, high = (min(int(end), count) for end in ends) if within else (count, count)
     number = torch.arange(count)
-    return (number >= first) & (number <= last)
+    return (number >= low) & (number <= high)
 
 
 SAME_WAVELENGTH = 1e-3  # relative difference up to which two wavelengths count as the same
