@@ -92,46 +92,38 @@ class Analysis:
         """
         return write_whole(path, self.page(beside=beside))
 
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: str | Path, *, again: str = "") -> Path:
         """Write the page, `results` and run.json to `folder`; return the page.
 
         If `folder` already has a sweep or a reach of the same model, it is kept and shown on
         the page. Either all numbers are written or none; then the page is drawn. Raises
         `BadArgument` for a folder that cannot be written to, or that holds something else, such
-        as results of another model.
+        as results of another model. Results of the model argument `again` are replaced, even if
+        the model has changed.
         """
+        folder, model = Path(folder), self.provenance.get("model", {})
+        unfinished = folder / UNFINISHED
         with locked(folder):
-            check_model(Path(folder), self.provenance.get("model", {}))
-            return self.write(folder)
+            check_model(folder, model, again=again)
+            earlier = earlier_results(folder, model.get("fingerprint")) or {}
+            lacking = [name for name in ("truncation", "reach") if getattr(self, name) is None]
+            added: dict[str, Any] = {name: earlier.get(name) for name in lacking}
+            joined = replace(self, **added)
+            kind = "analysis" if joined.truncation is None else "truncation"
+            record = self.provenance | {"kind": kind, "findings": joined.findings}
 
-    def write(self, folder: str | Path) -> Path:
-        """Save as `save` does, and replace the results of another model in `folder`."""
-        unfinished = Path(folder) / UNFINISHED
-        try:
-            with locked(folder):
-                return self._join(Path(folder))
-        except OSError as error:
-            hint = f"the same command continues from {unfinished}" * unfinished.exists()
-            what = f"Not all results could be written to {folder}."
-            raise BadArgument(what, seen=words_of(error), hint=hint) from error
+            def page() -> str:
+                shutil.rmtree(unfinished, ignore_errors=True)  # all numbers are written
+                if joined.reach is None:  # a reach of another model
+                    (folder / "reach.nc").unlink(missing_ok=True)
+                return joined.page()
 
-    def _join(self, folder: Path) -> Path:
-        """Write the results, with the earlier results of the same model in `folder`."""
-        fingerprint = self.provenance.get("model", {}).get("fingerprint")
-        earlier = earlier_results(folder, fingerprint) or {}
-        lacking = [name for name in ("truncation", "reach") if getattr(self, name) is None]
-        added: dict[str, Any] = {name: earlier.get(name) for name in lacking}
-        joined = replace(self, **added)
-        kind = "analysis" if joined.truncation is None else "truncation"
-        record = self.provenance | {"kind": kind, "findings": joined.findings}
-
-        def page() -> str:
-            shutil.rmtree(folder / UNFINISHED, ignore_errors=True)  # all numbers are written
-            if joined.reach is None:  # a reach of another model
-                (folder / "reach.nc").unlink(missing_ok=True)
-            return joined.page()
-
-        return write_folder(folder, record=record, results=joined.results, page=page)
+            try:
+                return write_folder(folder, record=record, results=joined.results, page=page)
+            except OSError as error:
+                hint = f"the same command continues from {unfinished}" * unfinished.exists()
+                what = f"Not all results could be written to {folder}."
+                raise BadArgument(what, seen=words_of(error), hint=hint) from error
 
     def __repr__(self) -> str:
         return f"<Analysis of {self.profile.attrs['model']}: {self.findings[0]}>"
@@ -156,25 +148,23 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
 def _read_numbers(folder: Path) -> dict[str, Any]:
     """Arguments of `Analysis` without the heads; raises the errors of `open_analysis`."""
     with locked(folder):
-        return _read_files(folder)
-
-
-def _read_files(folder: Path) -> dict[str, Any]:
-    record = read_record(folder)
-    profile = open_profile(folder / "profile.nc")
-    profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
-    sweep = reach = None
-    if (file := folder / "reach.nc").exists():
-        reach = open_results(file, "reach")
-        model, other = (results.attrs.get("model") for results in (profile, reach))
-        if model != other:
-            raise BadArgument(
-                f"{file} was measured on {other}, but the profile in the same folder was "
-                f"measured on {model}.",
-                hint=f"move {file} away, or measure it again",
-            )
-    if record.get("kind") == "truncation":
-        sweep = open_results(folder / "truncation.nc", "truncation")
+        record = read_record(folder)
+        profile = open_profile(folder / "profile.nc")
+        profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
+        reach = sweep = None
+        if (file := folder / "reach.nc").exists():
+            reach = open_results(file, "reach")
+        if record.get("kind") == "truncation":
+            sweep = open_results(folder / "truncation.nc", "truncation")
+    model, other = (
+        results.attrs.get("model") for results in (profile, profile if reach is None else reach)
+    )
+    if model != other:
+        raise BadArgument(
+            f"{file} was measured on {other}, but the profile in the same folder was measured "
+            f"on {model}.",
+            hint=f"move {file} away, or measure it again",
+        )
     return {"profile": profile, "provenance": record, "truncation": sweep, "reach": reach}
 
 

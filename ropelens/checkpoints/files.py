@@ -72,8 +72,8 @@ def locate(name: str, loading: Loading) -> Checkpoint:
         try:
             validate_repo_id(name)
         except HFValidationError:
-            what = f"No folder and no GGUF file is called {name:.80}."
-            raise BadCheckpoint(what, hint="the path of a model, or a Hub id") from None
+            what = f"No checkpoint and no folder is called {name:.80}."
+            raise BadCheckpoint(what, hint="a folder, a GGUF file, or a Hub id") from None
         revision = f" at revision {loading.revision}" * bool(loading.revision)
         with explained(
             f"No checkpoint and no folder is called {name:.80}{revision}.",

@@ -117,7 +117,7 @@ def _measure_and_save(plan: Plan, folder: Path, *, once: bool = False) -> None:
     if processes().is_main_process:
         with opening(show_progress, "writing"):
             folder.parent.mkdir(exist_ok=True)
-            analysis.write(folder)
+            analysis.save(folder, again=str(plan.arguments["model"]) if once else "")
 
 
 @dataclass(frozen=True, kw_only=True)

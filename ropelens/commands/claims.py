@@ -165,6 +165,6 @@ def _open_or_measure(
     analysis = run_plan(plan, folder=None, progress=show_progress)
     with opening(show_progress, "writing"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        analysis.write(folder)
+        analysis.save(folder, again=place)
     arguments = {name: getattr(analysis, name) for name in ("model", "tokenizer", "text")}
     return analysis.profile, arguments | {"progress": show_progress}

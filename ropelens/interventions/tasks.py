@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, check_count
 from ropelens.interventions.variables import NEEDLES
 from ropelens.profiles.induction import REPEATS, Task, repeated_tokens, whole_lengths
 from ropelens.profiles.measurement import TOKENS_PER_BATCH, Measurement
@@ -36,7 +36,7 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
     if min(distances) < 2:
         raise BadArgument("Distances of copies must be 2 tokens or more.", seen=str(distances))
     total = REPEATS * sum(1 + 2 * distance for distance in distances)
-    _check_tokens(total, f"distances {distances}")
+    check_count(total, "tokens of copies", most=MOST_TOKENS)
 
     def measure(progress: Progress) -> dict[str, Tensor]:
         by_distance = []
@@ -66,7 +66,7 @@ def needles(
     by_default = [max(SHORTEST_PROMPT, context // part) for part in (4, 2, 1)]
     lengths = tuple(dict.fromkeys(map(int, lengths or by_default)))
     total = len(DEPTHS) * prompts * sum(lengths)
-    _check_tokens(total, f"{prompts:,} prompts of lengths {lengths}")
+    check_count(total, "tokens in prompts", most=MOST_TOKENS)
     stream = text.ids.cpu()[:, 1:][text.real[:, 1:]]
     options = {"vocabulary": live.vocabulary, "seed": measurement.seed, "trials": prompts}
     options["first_token"] = text.first_token
@@ -146,13 +146,6 @@ def hide_needles(
         values.append(needle[:, KEY])
     by_depth = torch.from_numpy(np.array(prompts, dtype=np.int64)).transpose(0, 1)
     return by_depth, torch.from_numpy(np.array(values, dtype=np.int64))
-
-
-def _check_tokens(total: int, seen: str) -> None:
-    """Raise `BadArgument` if a task has so many tokens that it would never end."""
-    if total > MOST_TOKENS:
-        what = f"A task has at most {MOST_TOKENS:,} tokens, not {total:,}."
-        raise BadArgument(what, seen=seen[:200], hint="shorter distances or prompts")
 
 
 def _split_by_memory(tokens: Tensor, device: torch.device) -> tuple[Tensor, ...]:

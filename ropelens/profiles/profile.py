@@ -13,7 +13,7 @@ from torch import Tensor
 from ropelens.attention.variables import Statistic, labelled
 from ropelens.budget.held_out import Sample
 from ropelens.budget.surrogates import DRAWS
-from ropelens.errors import BadArgument, Count, Positive, Whole, public
+from ropelens.errors import BadArgument, Count, Positive, Whole, check_count, public
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
 from ropelens.profiles.induction import repeats
@@ -21,7 +21,6 @@ from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import AXES, MEASURES, STATISTICS
 from ropelens.profiles.passes import OBSERVED, collect, fit_cost, fit_layers
 from ropelens.profiles.summary import summarize
-from ropelens.rope.select import check_draws
 from ropelens.runtime.processes import gather, place, shard
 from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.runtime.savepoint import begin_stage
@@ -97,7 +96,7 @@ def profile(
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """
     options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
-    check_draws(surrogates, "surrogates")
+    check_count(surrogates, "surrogates")
     measurement = Measurement.of(model, text, tokenizer=tokenizer, sinks=sinks, **options)
     live, text = measurement.live, measurement.text
     taken = {name for row in (*MEASURES, *AXES) for name in (row.name, *row.dims)}

@@ -11,10 +11,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.errors import BadArgument, UnsupportedModel, check_count
 from ropelens.rope.planes import Planes
-
-MOST_DRAWS = 10_000
 
 ALL_HEADS = "*.*"
 
@@ -175,12 +173,6 @@ class Cut:
         return [layer[number] for layer, numbers in pairs for number in numbers]
 
 
-def check_draws(count: int, what: str = "controls") -> None:
-    """Raise `BadArgument` for more random draws than can be measured."""
-    if count > MOST_DRAWS:
-        raise BadArgument(f"There are at most {MOST_DRAWS:,} {what}, not {count:,}.")
-
-
 def plan_cuts(
     layers: Sequence[Wavelengths],
     *,
@@ -191,7 +183,7 @@ def plan_cuts(
     seed: int,
 ) -> list[Cut]:
     """The entries of a sweep, "none" first; see `truncate`."""
-    check_draws(controls)
+    check_count(controls, "controls")
     for share in keep:
         Slowest(share)  # from 0 to 1
     if not (keep or bands):

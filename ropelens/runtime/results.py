@@ -54,24 +54,18 @@ def write_folder(
     """
     with locked(folder):
         check_out(Path(folder), record["kind"])
-        _write_numbers(folder, record, results)
+        with output_folder(folder) as new:
+            for name, result in results.items():
+                if isinstance(result, xr.Dataset):
+                    save(result.assign_attrs(kind=Path(name).stem), new / name)
+                else:
+                    table = result.map(_no_formula)
+                    write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
+            write_whole(
+                new / RECORD, json.dumps(dict(record), indent=2, allow_nan=False) + "\n"
+            )
         (Path(folder) / PAGE).unlink(missing_ok=True)  # it shows the earlier numbers
         return write_page(folder, page)
-
-
-def _write_numbers(
-    folder: str | Path,
-    record: Mapping[str, Any],
-    results: Mapping[str, xr.Dataset | pd.DataFrame],
-) -> None:
-    with output_folder(folder) as new:
-        for name, result in results.items():
-            if isinstance(result, xr.Dataset):
-                save(result.assign_attrs(kind=Path(name).stem), new / name)
-            else:
-                table = result.map(_no_formula)
-                write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
-        write_whole(new / RECORD, json.dumps(dict(record), indent=2, allow_nan=False) + "\n")
 
 
 def write_page(folder: str | Path, page: Callable[[], str]) -> Path:

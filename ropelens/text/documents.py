@@ -6,7 +6,7 @@ import os
 import select
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from psutil import virtual_memory
@@ -14,7 +14,6 @@ from psutil import virtual_memory
 from ropelens.errors import BadText, explained, public
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
-READABLE = "a text file, a pipe that ends, or standard input"
 WAIT = 10.0  # seconds in which another process must open a pipe
 
 
@@ -67,38 +66,27 @@ def _read(path: Path) -> list[str]:
 
 def _read_bytes(path: Path) -> bytes:
     """The bytes of a file, or of a pipe or terminal that ends."""
-    mode = path.stat().st_mode
+    mode, parts = path.stat().st_mode, list[bytes]()
     if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
         return path.read_bytes()
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a writer
-    try:
-        if not (stat.S_ISFIFO(mode) or os.isatty(number)):
-            raise BadText(f"{path} is a device, which may never end.", hint=READABLE)
-        return b"".join(_read_pipe(path, number))
-    finally:
-        os.close(number)
-
-
-def _read_pipe(path: Path, number: int) -> Iterator[bytes]:
-    """Yield the parts of an open pipe until its writer closes it."""
-    pipe, most, end = select.poll(), virtual_memory().available // 8, time.monotonic() + WAIT
-    pipe.register(number, select.POLLIN)
-    begun = False
-    while most > 0:
-        closed = bool(pipe.poll(100))
-        try:
-            part = os.read(number, 2**20)
-        except BlockingIOError:  # its writer has not written yet
-            begun = True
-            continue
-        if not part and (begun or closed):
-            return
-        if not part and time.monotonic() > end:
-            raise BadText(f"Nothing writes to the pipe {path}.", hint=READABLE)
-        begun |= bool(part)
-        most -= len(part)
-        yield part
-    raise BadText(f"The pipe {path} does not end, or does not fit into memory.", hint=READABLE)
+    left, end, poll = virtual_memory().available // 8, time.monotonic() + WAIT, select.poll()
+    hint, begun = "a text file, a pipe that ends, or standard input", False
+    # O_NONBLOCK: opening and reading do not wait until another process writes.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", 0) as pipe:  # noqa: PTH123
+        if not (stat.S_ISFIFO(mode) or pipe.isatty()):
+            raise BadText(f"{path} is a device, which may never end.", hint=hint)
+        poll.register(pipe, select.POLLIN)
+        while left > 0:
+            closed = bool(poll.poll(100))
+            part = pipe.read(2**20)  # None: the writer has not written yet
+            if part == b"" and (begun or closed):
+                return b"".join(parts)
+            if part == b"" and time.monotonic() > end:
+                raise BadText(f"Nothing writes to the pipe {path}.", hint=hint)
+            begun |= part != b""
+            parts.append(part or b"")
+            left -= len(parts[-1])
+    raise BadText(f"The pipe {path} does not end, or does not fit into memory.", hint=hint)
 
 
 def check_document(text: str) -> None:

@@ -11,16 +11,7 @@ import torch
 from jaxtyping import Int, Integer
 from torch import Tensor
 
-from ropelens.errors import (
-    IN_WORDS,
-    BadArgument,
-    BadText,
-    Count,
-    Positive,
-    Several,
-    explained,
-    public,
-)
+from ropelens.errors import IN_WORDS, BadArgument, BadText, Count, Positive, Several, public
 from ropelens.text.batches import split_batch
 from ropelens.text.documents import check_document, documents_sha256
 from ropelens.text.rows import generator_of
@@ -160,9 +151,9 @@ def encode(text: str, tokenizer: Any, begin: Bos = "always") -> tuple[list[int],
     if not callable(tokenizer) or not hasattr(tokenizer, "bos_token_id"):
         kind = type(tokenizer).__name__
         raise BadArgument("tokenizer must be a tokenizer of transformers.", seen=kind)
-    hint = 'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
-    with explained("The text contains half of a character.", hint, error=BadText):
-        text.encode()
+    if re.search(r"[\ud800-\udfff]", text):
+        hint = 'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+        raise BadText("The text contains half of a character (a surrogate).", hint=hint)
     # verbose=False: no warning about documents longer than the maximum of the model.
     # split_special_tokens: a "<s>" inside a document is text, not a special token.
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}

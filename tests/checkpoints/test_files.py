@@ -52,7 +52,7 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("/no/such/folder", ["no folder is called /no/such/folder", "Repo id must be"]),
+        ("/no/such/folder", ["no folder is called /no/such/folder", "a Hub id"]),
         ("a" * 3000, ["No checkpoint and no folder is called aaaa"]),
         ("bundled:alibi", ["no checkpoint called 'alibi' is bundled", "of: rope, p-rope-"]),
         ("acme/none", ["no folder is called acme/none", "HF_HUB_OFFLINE"]),
