@@ -99,7 +99,10 @@ def logit_directions(
     norm, x = norms[0], norms[1]
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
     gradients = torch.autograd.grad(x, head_outputs, direction, materialize_grads=True)
-    close = allowed_residual(0, live.eps)
+    device, dtype = live.device.type, live.model.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    close = allowed_residual(0, torch.finfo(dtype).eps)
     same = (torch.allclose(g.to(direction), direction, close, close) for g in gradients)
     _check_linear(live, all(same))
     x = x[0].detach()
