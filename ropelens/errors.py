@@ -113,6 +113,12 @@ def check_value(name: str, value: object, hint: Any, *, bounds: Bounds = None) -
         raise BadArgument(f"{name} must be {words}.", seen=seen)
 
 
+def check_count(count: int, what: str, *, most: int = 10_000) -> None:
+    """Raise `BadArgument` for a number that would take more time or memory than there is."""
+    if count > most:
+        raise BadArgument(f"There are at most {most:,} {what}, not {count:,}.")
+
+
 def public(function: Function) -> Function:
     """Make `function` raise `BadArgument` for an argument that does not fit its annotation.
 

@@ -10,6 +10,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from ropelens.checkpoints.identity import identity
+from ropelens.checkpoints.load import open_checkpoint
+from ropelens.checkpoints.load_options import Loading
+
 SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "max_position_embeddings": 64, "initializer_range": 0.3}
 
@@ -43,3 +47,7 @@ def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], objec
 def save_over(folder: Path, model: PreTrainedModel) -> None:
     shutil.rmtree(folder)
     model.save_pretrained(folder)
+
+
+def identity_of(path: Path, **options: object) -> str:
+    return identity(open_checkpoint(path, Loading(**options)))

@@ -15,8 +15,6 @@ import xarray as xr
 from torch import nn
 
 from ropelens.analysis.plan import Plan, this_command
-from ropelens.checkpoints.files import fingerprint
-from ropelens.checkpoints.load import Opened
 from ropelens.claims.tables import classify_heads
 from ropelens.comparison.compare import compare
 from ropelens.comparison.table import summarize_comparison
@@ -27,7 +25,7 @@ from ropelens.profiles.measures import complete_profile, open_profile
 from ropelens.report import words
 from ropelens.report.page import QUESTION, render_comparison, render_figures, render_page
 from ropelens.report.tables import about
-from ropelens.runtime.folder import file_name, write_whole
+from ropelens.runtime.folder import file_name, locked, write_whole
 from ropelens.runtime.results import open_results, read_record, write_folder, write_page
 from ropelens.runtime.savepoint import UNFINISHED
 from ropelens.text.text import Text
@@ -94,32 +92,38 @@ class Analysis:
         """
         return write_whole(path, self.page(beside=beside))
 
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: str | Path, *, again: str = "") -> Path:
         """Write the page, `results` and run.json to `folder`; return the page.
 
-        If `folder` already has a sweep or a reach of the same weights, it is kept and shown on
+        If `folder` already has a sweep or a reach of the same model, it is kept and shown on
         the page. Either all numbers are written or none; then the page is drawn. Raises
-        `BadArgument` for a folder that cannot be written to, or that holds something else.
+        `BadArgument` for a folder that cannot be written to, or that holds something else, such
+        as results of another model. Results of the model argument `again` are replaced, even if
+        the model has changed.
         """
-        weights = self.provenance.get("model", {}).get("fingerprint")
-        earlier = earlier_results(Path(folder), weights) or {}
-        lacking = [name for name in ("truncation", "reach") if getattr(self, name) is None]
-        added: dict[str, Any] = {name: earlier.get(name) for name in lacking}
-        joined = replace(self, **added)
-        kind = "analysis" if joined.truncation is None else "truncation"
-        record = self.provenance | {"kind": kind, "findings": joined.findings}
-        unfinished = Path(folder) / UNFINISHED
+        folder, model = Path(folder), self.provenance.get("model", {})
+        unfinished = folder / UNFINISHED
+        with locked(folder):
+            check_model(folder, model, again=again)
+            earlier = earlier_results(folder, model.get("fingerprint")) or {}
+            lacking = [name for name in ("truncation", "reach") if getattr(self, name) is None]
+            added: dict[str, Any] = {name: earlier.get(name) for name in lacking}
+            joined = replace(self, **added)
+            kind = "analysis" if joined.truncation is None else "truncation"
+            record = self.provenance | {"kind": kind, "findings": joined.findings}
 
-        def page() -> str:
-            shutil.rmtree(unfinished, ignore_errors=True)  # all numbers are written
-            return joined.page()
+            def page() -> str:
+                shutil.rmtree(unfinished, ignore_errors=True)  # all numbers are written
+                if joined.reach is None:  # a reach of another model
+                    (folder / "reach.nc").unlink(missing_ok=True)
+                return joined.page()
 
-        try:
-            return write_folder(folder, record=record, results=joined.results, page=page)
-        except OSError as error:
-            hint = f"the same command continues from {unfinished}" * unfinished.exists()
-            what = f"Not all results could be written to {folder}."
-            raise BadArgument(what, seen=words_of(error), hint=hint) from error
+            try:
+                return write_folder(folder, record=record, results=joined.results, page=page)
+            except OSError as error:
+                hint = f"the same command continues from {unfinished}" * unfinished.exists()
+                what = f"Not all results could be written to {folder}."
+                raise BadArgument(what, seen=words_of(error), hint=hint) from error
 
     def __repr__(self) -> str:
         return f"<Analysis of {self.profile.attrs['model']}: {self.findings[0]}>"
@@ -143,21 +147,24 @@ def open(path: str | Path) -> Analysis | xr.Dataset:
 
 def _read_numbers(folder: Path) -> dict[str, Any]:
     """Arguments of `Analysis` without the heads; raises the errors of `open_analysis`."""
-    record = read_record(folder)
-    profile = open_profile(folder / "profile.nc")
-    profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
-    sweep = reach = None
-    if (file := folder / "reach.nc").exists():
-        reach = open_results(file, "reach")
-        model, other = (results.attrs.get("model") for results in (profile, reach))
-        if model != other:
-            raise BadArgument(
-                f"{file} was measured on {other}, but the profile in the same folder was "
-                f"measured on {model}.",
-                hint=f"move {file} away, or measure it again",
-            )
-    if record.get("kind") == "truncation":
-        sweep = open_results(folder / "truncation.nc", "truncation")
+    with locked(folder):
+        record = read_record(folder)
+        profile = open_profile(folder / "profile.nc")
+        profile.attrs |= {"command": str(record["command"])} if "command" in record else {}
+        reach = sweep = None
+        if (file := folder / "reach.nc").exists():
+            reach = open_results(file, "reach")
+        if record.get("kind") == "truncation":
+            sweep = open_results(folder / "truncation.nc", "truncation")
+    model, other = (
+        results.attrs.get("model") for results in (profile, profile if reach is None else reach)
+    )
+    if model != other:
+        raise BadArgument(
+            f"{file} was measured on {other}, but the profile in the same folder was measured "
+            f"on {model}.",
+            hint=f"move {file} away, or measure it again",
+        )
     return {"profile": profile, "provenance": record, "truncation": sweep, "reach": reach}
 
 
@@ -174,14 +181,36 @@ def open_analysis(folder: str | Path, numbers: Mapping[str, Any] | None = None) 
     return Analysis(heads=heads, **numbers)
 
 
-def earlier_results(folder: Path, weights: str | None) -> dict[str, Any] | None:
-    """Results in `folder` that were measured on these weights; None if missing or damaged."""
+def earlier_results(folder: Path, fingerprint: str | None) -> dict[str, Any] | None:
+    """Results in `folder` that were measured on this model; None if missing or damaged."""
     record = read_record(folder)
-    same = weights is not None and record.get("model", {}).get("fingerprint") == weights
+    same = fingerprint is not None and record.get("model", {}).get("fingerprint") == fingerprint
     with contextlib.suppress(BadArgument):  # damaged results are replaced
         if same and record["kind"] in ("analysis", "truncation"):
             return _read_numbers(folder)
     return None
+
+
+def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> None:
+    """Raise `BadArgument` if `folder` has results of a model other than `model` in a run.json.
+
+    Results of the model argument `again` may be replaced, although the model was changed.
+    Fingerprints of different kinds cannot be compared, and then the names count.
+    """
+    record = read_record(folder)
+    before, argument = record.get("model", {}), record.get("arguments", {}).get("model", "")
+    old, new = (str(facts.get("fingerprint")) for facts in (before, model))
+    name = model.get("name")
+    comparable = old.partition(":")[0] == new.partition(":")[0]
+    same = old == new if comparable else before.get("name", name) == name
+    same |= again == argument != ""
+    if record.get("kind") in ("analysis", "truncation") and not same:
+        raise BadArgument(
+            f"{folder} has results of another model, {before.get('name')}.",
+            seen=f"its fingerprint is {old[:18]}, now it is {new[:18]}; it covers the weights, "
+            "configuration, adapters, tokenizer, dtype and quantization",
+            hint="another --out, or delete the folder",
+        )
 
 
 def check_sweep(folder: Path, arguments: Mapping[str, Any]) -> None:
@@ -278,18 +307,18 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
         comparison = open_results(folder / "comparison.nc", "comparison")
         return write_page(folder, lambda: render_comparison(comparison))
     other = None if beside is None else open_analysis(beside)
-    analysis = open_analysis(folder)
-    return write_page(folder, lambda: analysis.page(beside=other))
+    with locked(folder):
+        analysis = open_analysis(folder)
+        return write_page(folder, lambda: analysis.page(beside=other))
 
 
 def is_measured(folder: Path, plan: Plan) -> bool:
-    """True if `folder` has the results of the plan, with the same weights and versions."""
-    assert isinstance(plan.source, Opened)
+    """True if `folder` has the results of the plan, with the same model and versions."""
     record = read_record(folder)
     if (record.get("arguments"), record.get("versions")) != (plan.arguments, versions()):
         return False
     saved = [record.get(name, {}).get("fingerprint") for name in ("model", "text")]
-    return saved == [fingerprint(plan.source.checkpoint.path), plan.text.documents_sha256]
+    return saved == [plan.model["fingerprint"], plan.text.documents_sha256]
 
 
 def write_checkpoints(folder: Path, names: Sequence[str]) -> Path:

@@ -16,10 +16,9 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from ropelens.analysis.analysis import Analysis, check_sweep, earlier_results, open_analysis
+from ropelens.analysis.analysis import Analysis, earlier_results, open_analysis
 from ropelens.analysis.options import Options
 from ropelens.analysis.plan import Plan, TextSource, keep_warnings, plan_analysis, this_command
-from ropelens.checkpoints.files import fingerprint
 from ropelens.claims.tables import classify_heads
 from ropelens.errors import BadArgument, public
 from ropelens.interventions.truncate import truncate
@@ -77,13 +76,12 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
     """Return the analysis that `analyze` returns for the arguments of the plan.
 
     While a checkpoint is measured, the progress is saved in `folder` once a minute, so that the
-    same command continues after a kill. A sweep joins an analysis of the same weights and text
+    same command continues after a kill. A sweep joins an analysis of the same model and text
     in `folder`, whose profile is not measured again.
     """
     begin, source, options = time.perf_counter(), plan.source, plan.options
-    if folder is not None and plan.truncation is not None:
-        check_sweep(folder, plan.arguments)
-    weights = revision = sweep = earlier = None
+    revision = sweep = earlier = None
+    fingerprint = plan.model["fingerprint"]
     how: dict[str, Any] = {name: getattr(options, name) for name in ("rows", "seed")}
     with keep_warnings(plan.warnings):
         with opening(progress, "loading"):
@@ -91,7 +89,6 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
                 live = source
             else:
                 live = as_live_model(source.read(), source.tokenizer)
-                weights = fingerprint(source.checkpoint.path)
                 revision = source.checkpoint.revision
         loaded, shown = time.perf_counter(), live.model
         display: dict[str, Any] = {"tokenizer": source.tokenizer, "progress": progress}
@@ -100,12 +97,12 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
             seen=f"context {plan.text.ids.shape[1]:,}",
             hint="a smaller --context, fewer --rows, --dtype bfloat16, or another --device",
         )
-        with explain_memory, _saved_in(folder, plan, weights):
+        with explain_memory, _saved_in(folder, plan):
             measurement = Measurement.of(live, plan.text, batch_size=plan.batch_size, **how)
             if plan.truncation is not None:
                 sweep = truncate(measurement, plan.text, **plan.truncation, **display)
-                earlier = _joined_by_sweep(folder, weights, plan.text.documents_sha256)
-            if options.backend == "transformer-lens" and weights is not None:
+                earlier = _joined_by_sweep(folder, fingerprint, plan.text.documents_sha256)
+            if options.backend == "transformer-lens" and live is not source:
                 shown = bridge(live.model, source.tokenizer)
                 live = as_live_model(shown, source.tokenizer)
                 measurement = replace(measurement, live=live, rotation=RotationProbe(live))
@@ -126,18 +123,18 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
         return replace(earlier, **measured)
     profile.attrs |= facts
     times = {"load": loaded - begin, "measure": time.perf_counter() - loaded}
-    record = _record(profile, heads, plan, live, weights)
+    record = _record(profile, heads, plan, live)
     record["seconds"] = {name: round(seconds, 3) for name, seconds in times.items()}
     return Analysis(profile, heads, record, **measured)
 
 
-def _joined_by_sweep(folder: Path | None, weights: str | None, text: str) -> Analysis | None:
+def _joined_by_sweep(folder: Path | None, fingerprint: str, text: str) -> Analysis | None:
     """The analysis in `folder` that a sweep joins, or None; the same for all processes.
 
     If a sweep measured the profile itself, the profile is measured again.
     """
     analysis = None
-    if folder is not None and (results := earlier_results(folder, weights)):
+    if folder is not None and (results := earlier_results(folder, fingerprint)):
         same_text = results["provenance"].get("text", {}).get("fingerprint") == text != ""
         command, sweep = results["profile"].attrs.get("command"), results["truncation"]
         if same_text and (sweep is None or sweep.attrs.get("command") != command):
@@ -146,16 +143,13 @@ def _joined_by_sweep(folder: Path | None, weights: str | None, text: str) -> Ana
     return analysis if all(gather(analysis is not None)) else None
 
 
-def _saved_in(
-    folder: Path | None, plan: Plan, weights: str | None
-) -> AbstractContextManager[None]:
+def _saved_in(folder: Path | None, plan: Plan) -> AbstractContextManager[None]:
     """Save the progress in `folder`, with every setting that affects the numbers as the key."""
     if folder is None or isinstance(plan.source, LiveModel):
-        return nullcontext()  # a model in memory has no files that identify it
+        return nullcontext()
     text = (plan.text.ids, plan.text.lengths, plan.text.documents, plan.text.hidden)
     key = {
-        "weights": weights,
-        "config": plan.source.config.to_dict(),
+        "model": plan.model,
         "tokens": [None if tensor is None else tensor.tolist() for tensor in text],
         "arguments": plan.arguments,
         "device": ", ".join(map(str, plan.source.devices)),
@@ -165,14 +159,13 @@ def _saved_in(
 
 
 def _record(
-    profile: xr.Dataset, heads: pd.DataFrame, plan: Plan, live: LiveModel, weights: str | None
+    profile: xr.Dataset, heads: pd.DataFrame, plan: Plan, live: LiveModel
 ) -> dict[str, Any]:
-    """The contents of run.json; `weights` is the fingerprint of the weights."""
+    """The contents of run.json."""
     attrs, peak = profile.attrs, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     record = {name: _known(attrs[name]) for name in RECORDED} | {
         "arguments": plan.arguments,
-        "model": {"name": attrs["model"], "revision": attrs["revision"]}
-        | {"class": live.class_name, "fingerprint": weights},
+        "model": plan.model | {"revision": attrs["revision"], "class": live.class_name},
         "text": {"source": attrs["text"], "fingerprint": plan.text.documents_sha256 or None},
         "labels": heads["label"].value_counts().to_dict(),
         "thresholds": heads.attrs["thresholds"],

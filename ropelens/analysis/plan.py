@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ropelens.analysis.options import Options
 from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import fitted_sequences
 from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
+from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import Opened, open_checkpoint
 from ropelens.checkpoints.names import short_name
 from ropelens.errors import public
@@ -75,6 +77,17 @@ class Plan:
     batch_size: int | None
     facts: dict[str, str]
     warnings: list[str]
+
+    @cached_property
+    def model(self) -> dict[str, str]:
+        """The name of the model in results, and the fingerprint that identifies it."""
+        if isinstance(self.source, Opened):
+            name = short_name(self.source.checkpoint.name)
+            return {"name": name, "fingerprint": identity(self.source)}
+        self.source.forget_length()  # a buffer may depend on the text that ran before
+        model = self.source.model
+        name = short_name(str(model.config.name_or_path)) or self.source.class_name
+        return {"name": name, "fingerprint": identity(model)}
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<7} {value}" for name, value in self.facts.items())

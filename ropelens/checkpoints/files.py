@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import gguf
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -42,7 +44,7 @@ from ropelens.checkpoints.weight_files import (
     weight_files,
 )
 from ropelens.config_facts import stated_number
-from ropelens.errors import BadArgument, explained
+from ropelens.errors import BadArgument, BadCheckpoint, explained
 from ropelens.text.tokenize import encode
 
 FETCHED = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.safetensors"]
@@ -51,6 +53,10 @@ NOT_FETCHED = ["*/*", "consolidated*.safetensors"]
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     *("sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "*.tiktoken"),
+)
+READ_FILES = (
+    *("config.json", "*.safetensors.index.json", "adapter_*", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "merges.txt"),
 )
 COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
 
@@ -91,10 +97,15 @@ def locate(name: str, loading: Loading) -> Checkpoint:
 def _find(name: str, loading: Loading, role: str = "") -> Checkpoint:
     prefix, _, bundled_name = name.partition(":")
     path = bundled_path(bundled_name or "rope") if prefix == "bundled" else Path(name)
-    if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for long names)
+    if name and os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for long names)
         config, files = path / "config.json", list(path.glob("*.gguf"))
         path = files[0] if len(files) == 1 and not config.is_file() else path
     elif not (path.suffix == ".gguf" and path.is_file()):
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            what = f"No checkpoint and no folder is called {name:.80}."
+            raise BadCheckpoint(what, hint="a folder, a GGUF file, or a Hub id") from None
         revision = f" at revision {loading.revision}" * bool(loading.revision)
         with explained(
             f"No checkpoint and no folder is called {name:.80}{revision}{role}.",
@@ -176,17 +187,20 @@ def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | No
     return tokenizer
 
 
-def fingerprint(path: str | Path) -> str:
-    """SHA-256 of a file or a checkpoint's weight files, in hex.
+def loaded_files(path: Path, loading: Loading) -> list[Path]:
+    """The files that `load` reads, except notes for generating text and templates of chats."""
+    folder, patterns = path, [*READ_FILES, *TOKENIZER_FILES]
+    if path.is_file():
+        folder, patterns = path.parent, ["adapter_*"]  # a GGUF file contains the rest
+    patterns += ["*.py"] * loading.trust_remote_code
+    found = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+    return sorted(found | set(weight_files(path)))
 
-    For several files, it is the SHA-256 of the list that `sha256sum FILE...` prints.
-    """
-    files, listing = weight_files(Path(path)), ""
-    for file in files:
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        listing += f"{digest}  {file.name}\n"
-    return digest if len(files) == 1 else hashlib.sha256(listing.encode()).hexdigest()
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextmanager

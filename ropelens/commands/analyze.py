@@ -19,7 +19,7 @@ from ropelens.analysis.options import (
 from ropelens.checkpoints.bundled import check_text, sample_path
 from ropelens.checkpoints.load_options import option, setting
 from ropelens.checkpoints.names import name_checkpoints
-from ropelens.commands.terminal import finish, print_message
+from ropelens.commands.terminal import finish, print_lines, print_message
 from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
@@ -76,16 +76,21 @@ def analyze_command(
     if several and not text:
         text = [sample_path(first.partition(":")[2] or "rope")]  # one text for all models
     with opening(show_progress, "starting"):  # importing torch takes seconds
-        from ropelens.analysis.analysis import write_checkpoints
+        from ropelens.analysis.analysis import check_model, write_checkpoints
         from ropelens.analysis.plan import plan_analysis
         from ropelens.runtime.processes import processes
     with opening(show_progress, "reading"):  # find errors before the first measurement
         plans = {name: plan_analysis(c, text, options) for name, c in checkpoints.items()}
     if plan:
-        typer.echo("\n".join(map(str, plans.values())))
+        print_lines("\n".join(map(str, plans.values())))
         return
+    folders = {name: out / name if several else out for name in plans}
+    with opening(show_progress, "reading"):
+        for name, planned in plans.items():
+            again = checkpoints[name] if several else ""
+            check_model(folders[name], planned.model, again=again)
     for name, planned in plans.items():
-        _measure_and_save(planned, out / name if several else out, once=several)
+        _measure_and_save(planned, folders[name], once=several)
     if several and processes().is_main_process:
         with opening(show_progress, "writing"):
             write_checkpoints(out, list(checkpoints))
@@ -112,7 +117,7 @@ def _measure_and_save(plan: Plan, folder: Path, *, once: bool = False) -> None:
     if processes().is_main_process:
         with opening(show_progress, "writing"):
             folder.parent.mkdir(exist_ok=True)
-            analysis.save(folder)
+            analysis.save(folder, again=str(plan.arguments["model"]) if once else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +173,7 @@ def truncate_command(
     row per edit) to DIR, and prints the path of the page. Sequences are as long as the
     trained context; if this takes more than two hours, they are halved as often as needed. If
     they have more than 2048 tokens, 2 to 7 sequences are used. If DIR contains an analysis of
-    the same weights and text, its profile is kept, and the page shows both. For other
+    the same model and text, its profile is kept, and the page shows both. For other
     options, choose another --out.
 
     \b
@@ -184,6 +189,7 @@ def truncate_command(
     wanted_measures(options.measures or DEFAULT_MEASURES)
     check_text(model, text or ())
     with opening(show_progress, "starting"):  # importing torch takes seconds
+        from ropelens.analysis.analysis import check_model, check_sweep
         from ropelens.analysis.plan import plan_analysis
     values = vars(options)
     sweep = {name: values[name] for name in Sweep.__annotations__ if name != "end"}
@@ -192,7 +198,9 @@ def truncate_command(
     with opening(show_progress, "reading"):
         planned = plan_analysis(model, text, plain, truncation=sweep)
     if plan:
-        typer.echo(planned)
-    else:
-        _measure_and_save(planned, out)
-        finish(out)
+        print_lines(planned)
+        return
+    check_model(out, planned.model)
+    check_sweep(out, planned.arguments)
+    _measure_and_save(planned, out)
+    finish(out)

@@ -12,13 +12,15 @@ import typer
 from ropelens.analysis.options import Options, OutOption, TextOption, with_options
 from ropelens.checkpoints.load_options import option
 from ropelens.checkpoints.names import name_checkpoints
-from ropelens.commands.terminal import finish
+from ropelens.commands.terminal import finish, print_lines
 from ropelens.errors import BadArgument
 from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+
+    from ropelens.analysis.plan import Plan
 
 
 @with_options(Options, only=Options.__dataclass_fields__.keys() - {"prompts", "attention_on"})
@@ -63,10 +65,12 @@ def claims_command(
         from ropelens.report.tables import short_facts
     tables: list[pd.DataFrame] = []
     runs: dict[str, Any] = {}
-    for name, (table, entries) in _read_ledgers(places, text).items():
+    ledgers = _read_ledgers(places, text)
+    plans = _plan(places, text, options, out)
+    for name, (table, entries) in ledgers.items():
         place = places[name]
         if table is None:
-            profile, arguments = _open_or_measure(place, text, options, out / name)
+            profile, arguments = _open_or_measure(place, plans.get(name), out / name)
             place = str(out / name) if arguments else place
             table = test_claims(profile, seed=options.seed, **({} if quick else arguments))
             table = table.assign(model=name)
@@ -115,10 +119,10 @@ def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> No
     for name, rows in shown.groupby(table["model"], sort=False):
         number = partial(signed, form=".3g")
         lines = rows.to_string(index=False, na_rep="–", float_format=number)
-        typer.echo(f"{name}\n{lines}\n", err=True)
+        print_lines(f"{name}\n{lines}\n", err=True)
     numbers = dict(zip(table["claim"], table["what"], strict=True))
     meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
-    typer.echo("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
+    print_lines("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
     record = {
         "kind": "claims",
         "findings": claims_sentences(table),
@@ -132,19 +136,35 @@ def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> No
     write_folder(folder, record=record, results={"claims.csv": table}, page=page)
 
 
-def _open_or_measure(
-    place: str, text: TextOption, options: Options, folder: Path
-) -> tuple[xr.Dataset, dict[str, Any]]:
-    """Open a profile, or measure a model and save it; also give arguments to run it again."""
-    from ropelens.analysis.analyze import analyze
-    from ropelens.profiles.measures import open_profile
+def _plan(
+    places: dict[str, str], text: TextOption, options: Options, out: Path
+) -> dict[str, Plan]:
+    """Plans of the models that are measured, by name. Finds errors before all measurements."""
+    from ropelens.analysis.analysis import check_model
+    from ropelens.analysis.plan import plan_analysis
     from ropelens.runtime.results import read_record
 
-    if read_record(place):
+    plans: dict[str, Plan] = {}
+    with opening(show_progress, "reading"):
+        for name, place in places.items():
+            if not read_record(place):
+                plans[name] = plan_analysis(place, text, options)
+                check_model(out / name, plans[name].model, again=place)
+    return plans
+
+
+def _open_or_measure(
+    place: str, plan: Plan | None, folder: Path
+) -> tuple[xr.Dataset, dict[str, Any]]:
+    """Open a profile, or measure a model and save it; also give arguments to run it again."""
+    from ropelens.analysis.analyze import run_plan
+    from ropelens.profiles.measures import open_profile
+
+    if plan is None:
         return open_profile(Path(place) / "profile.nc"), {}
-    analysis = analyze(place, text, options, progress=show_progress)
+    analysis = run_plan(plan, folder=None, progress=show_progress)
     with opening(show_progress, "writing"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        analysis.save(folder)
+        analysis.save(folder, again=place)
     arguments = {name: getattr(analysis, name) for name in ("model", "tokenizer", "text")}
     return analysis.profile, arguments | {"progress": show_progress}

@@ -6,11 +6,10 @@ import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 import ropelens as rl
 from ropelens.analysis.options import ModelArgument, with_options
 from ropelens.checkpoints.load_options import Loading, option
+from ropelens.commands.terminal import print_lines
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -62,10 +61,10 @@ def rope_command(
         same = (n for n in groups if not verbose and _alike(rotation.isel(layer=[n, layer])))
         groups.setdefault(next(same, layer), []).append(layer)
     for group in groups.values():
-        print(_table(rotation.isel(layer=group)))
+        print_lines(_table(rotation.isel(layer=group)))
     order = None if tokenizer is None or variant else row_order(loaded, tokenizer)
     if order is not None:
-        typer.echo(textwrap.fill(order[1], WIDTH))
+        print_lines(textwrap.fill(order[1], WIDTH))
 
 
 def _alike(rope: xr.Dataset) -> bool:

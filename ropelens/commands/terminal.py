@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from io import TextIOWrapper
@@ -25,13 +25,24 @@ if TYPE_CHECKING:
 
 
 def print_message(message: str, *, by: str = "ropelens: ") -> None:
-    """Print one line on stderr, without control characters."""
+    """Print one line on stderr, without control characters. A broken stderr is ignored."""
     line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
-    print(f"{by}{line}", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(f"{by}{line}", file=sys.stderr, flush=True)
+
+
+def print_lines(lines: object, *, err: bool = False) -> None:
+    """Print lines of text, and write control characters as escapes such as \\x1b."""
+    characters = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in str(lines))
+    with suppress(OSError) if err else nullcontext():
+        print("".join(characters), file=sys.stderr if err else sys.stdout)
 
 
 def print_path(path: Path) -> None:
-    typer.echo(bytes(path))  # the terminal may not be able to encode a path
+    if sys.stdout.isatty():
+        print_lines(path)
+    else:
+        typer.echo(bytes(path))  # the encoding of stdout may lack characters of a path
 
 
 def finish(folder: Path) -> None:
@@ -41,6 +52,17 @@ def finish(folder: Path) -> None:
     for finding in read_record(folder).get("findings", [])[:5]:
         print_message(finding, by="")
     print_path(folder / PAGE)
+
+
+def open_streams() -> None:
+    """Open the streams that the caller closed, so that no result file takes their numbers."""
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r+" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def quiet_libraries() -> None:
@@ -82,13 +104,25 @@ def let_first_process_print() -> None:
 
 
 def catch_signals() -> list[int]:
-    """Let SIGTERM and SIGHUP stop a run as Ctrl-C does. The list collects received signals."""
+    """Let SIGTERM and SIGHUP stop a run as Ctrl-C does. The list collects received signals.
+
+    Python ignores errors in functions that run when an object is removed. A signal that arrives
+    in such a function is raised again after a moment.
+    """
     received: list[int] = []  # some libraries convert Ctrl-C to their own errors
 
     def stop(number: int, _: object) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
+    def repeat(ignored: Any, report: Callable[[Any], object] = sys.unraisablehook) -> None:
+        if issubclass(ignored.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            report(ignored)
+
+    sys.unraisablehook = repeat
+    signal.signal(signal.SIGALRM, stop)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` ignore signals
             signal.signal(number, stop)
@@ -141,9 +175,9 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
     cause, which print one line. It is 128 + N after the signal N. Any other error is a bug and
     shows a traceback.
     """
+    open_streams()
     quiet_libraries()
-    signals = catch_signals()
-    code = 1
+    report, signals, code = sys.unraisablehook, catch_signals(), 1
     try:
         with explained("The working directory is gone.", "cd to a folder", error=RopelensError):
             Path.cwd()  # torch would end the process
@@ -153,7 +187,8 @@ def run_app(app: typer.Typer, *, name: str = "ropelens") -> None:
         if not signals:
             let_first_process_print()
             code = _explain(error, name)
-    if signals and code:
+    sys.unraisablehook = report
+    if signals:  # also if a library ignored it
         let_first_process_print()
         with suppress(OSError):  # the terminal may be gone
             print_message("stopped; no file is incomplete, and the same command continues")

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ropelens.checkpoints.files import fingerprint
-from ropelens.checkpoints.load import load
+from ropelens.checkpoints.files import sha256_of
+from ropelens.checkpoints.identity import identity
+from ropelens.checkpoints.load import open_checkpoint
+from ropelens.checkpoints.load_options import Loading
 from ropelens.comparison.entries import ComparisonEntry, find_entries, head_measures, measure
 from ropelens.comparison.table import NO_PARTNER
 from ropelens.errors import BadArgument, Count, Positive, explained, public
@@ -51,7 +53,7 @@ def compare(
     | early checkpoint | 1/32 | 1/64 | 1/32 |
 
     Returns a dataset over `entry` (coordinates group, variant, size, seed) with the heads and
-    planes of a profile, `label` and `loss`. Runs also have the `fingerprint` of the weights,
+    planes of a profile, `label` and `loss`. Runs also have the `fingerprint` of the model,
     losses, copying and retrieval up to four times the trained context, and results over
     (entry, step) in variables that start with "growth_". Intervals draw the documents or
     stretches in `sequence_group`. NaN and "" mark what an entry does not have.
@@ -122,7 +124,7 @@ def _measure_or_read(
     device: str,
     advance: Advance,
 ) -> xr.Dataset:
-    """Results of the checkpoint in `folder`, from the cache if they belong to these weights.
+    """Results of the checkpoint in `folder`, from the cache if they belong to this model.
 
     If the weights were deleted, results of any version of ropelens are used.
     """
@@ -130,7 +132,8 @@ def _measure_or_read(
     weights = (folder / "model.safetensors").exists()
     key: dict[str, object] = dict(how)
     if weights:
-        key |= {"weights": fingerprint(folder), "text": fingerprint(run.data / DATA)}
+        opened = open_checkpoint(folder, Loading(device=device))
+        key |= {"weights": identity(opened), "text": sha256_of(run.data / DATA)}
         key["versions"] = versions()
     dataset = xr.Dataset()
     with contextlib.suppress(BadArgument):
@@ -141,8 +144,7 @@ def _measure_or_read(
             hint = "the settings of the earlier comparison, or the folder with its weights"
             what = f"{folder} has no weights, and {file} has no results for these settings."
             raise BadArgument(what, hint=hint)
-        model, _ = load(folder, device=device)
-        dataset = measure(run, model, final=name == "final", **how)
+        dataset = measure(run, opened.read(), final=name == "final", **how)
         dataset = dataset.assign_attrs(kind="measurement", key=json.dumps(key))
         if place()[0] == 0:
             save(dataset, file)
@@ -151,7 +153,7 @@ def _measure_or_read(
 
 
 def key_of(measured: xr.Dataset) -> dict[str, Any]:
-    """Weights, text and settings of a cached measurement; {} for other datasets."""
+    """Identity, text and settings of a cached measurement; {} for other datasets."""
     return json.loads(measured.attrs.get("key", "{}"))
 
 

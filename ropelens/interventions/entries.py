@@ -16,7 +16,7 @@ from ropelens.attention.call import AttentionCall
 from ropelens.attention.sums import Sums
 from ropelens.attention.visibility import sum_bins
 from ropelens.budget.held_out import LayerFit
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, check_count
 from ropelens.interventions.edit import Edit, ModelEdit, stack_edits
 from ropelens.interventions.silence import Silence
 from ropelens.model.attention_hooks import HeadSilence
@@ -64,6 +64,7 @@ def entries_of(
 
     An edit that names heads is followed by `controls` entries with other heads.
     """
+    check_count(controls, "controls")
     if NONE in edits:
         raise BadArgument(
             f'An edit cannot be called "{NONE}", the name of the unmodified model.'

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, check_count
 from ropelens.interventions.variables import NEEDLES
 from ropelens.profiles.induction import REPEATS, Task, repeated_tokens, whole_lengths
 from ropelens.profiles.measurement import TOKENS_PER_BATCH, Measurement
@@ -18,6 +18,7 @@ NEAREST = 8  # default of the shortest distance between copies, in tokens
 KEY = 2  # tokens of the key of a needle; the value has one token
 DEPTHS = (0.1, 0.5, 0.9)  # shares of the text before a needle
 TRIALS = 16  # prompts per length and depth
+MOST_TOKENS = 10**8
 SHORTEST_PROMPT = 32  # tokens of the shortest prompt that hides needles
 
 
@@ -34,6 +35,8 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
     distances = tuple(dict.fromkeys(map(int, distances or by_default)))
     if min(distances) < 2:
         raise BadArgument("Distances of copies must be 2 tokens or more.", seen=str(distances))
+    total = REPEATS * sum(1 + 2 * distance for distance in distances)
+    check_count(total, "tokens of copies", most=MOST_TOKENS)
 
     def measure(progress: Progress) -> dict[str, Tensor]:
         by_distance = []
@@ -46,7 +49,6 @@ def copies(measurement: Measurement, distances: Sequence[int] | None) -> Task:
             progress(tokens.numel())
         return {"copy_loss": torch.stack(by_distance)}
 
-    total = REPEATS * sum(1 + 2 * distance for distance in distances)
     return Task(total, measure, {"copy_distance": np.array(distances)})
 
 
@@ -63,6 +65,8 @@ def needles(
     context = min(live.context, text.context)
     by_default = [max(SHORTEST_PROMPT, context // part) for part in (4, 2, 1)]
     lengths = tuple(dict.fromkeys(map(int, lengths or by_default)))
+    total = len(DEPTHS) * prompts * sum(lengths)
+    check_count(total, "tokens in prompts", most=MOST_TOKENS)
     stream = text.ids.cpu()[:, 1:][text.real[:, 1:]]
     options = {"vocabulary": live.vocabulary, "seed": measurement.seed, "trials": prompts}
     options["first_token"] = text.first_token
@@ -87,7 +91,7 @@ def needles(
         return {"retrieval": hit.mean(-1), "retrieval_hit": hit}
 
     coordinates = {"retrieval_length": np.array(lengths), "depth": np.array(DEPTHS)}
-    return Task(len(DEPTHS) * prompts * sum(lengths), measure, coordinates)
+    return Task(total, measure, coordinates)
 
 
 def found_needles(

@@ -140,6 +140,8 @@ def capture(
     """
     live = as_live_model(model, tokenizer)
     tokenizer = tokenizer or live.tokenizer
+    if text_or_tokens == []:
+        raise BadArgument("There is no prompt to capture.", hint="a list of one or more")
     if isinstance(text_or_tokens, list):
         options: dict[str, Any] = {"heads": heads, "tokenizer": tokenizer, "values": values}
         options |= {"runner_up": runner_up, "logits_of": logits_of}

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -70,7 +70,7 @@ class Measurement:
         text: TextInput,
         *,
         tokenizer: Any = None,
-        sinks: Iterable[int] = (),
+        sinks: Collection[int] = (),
         rows: HowMany = "all",
         seed: int = 0,
         batch_size: int | None = None,
@@ -195,16 +195,22 @@ def sequences_at_once(
 
 
 def model_text(
-    live: LiveModel, text: TextInput, *, tokenizer: Any = None, sinks: Iterable[int] = ()
+    live: LiveModel, text: TextInput, *, tokenizer: Any = None, sinks: Collection[int] = ()
 ) -> Text:
     """Return `text` as a `Text` that the model can read; tokens in `sinks` are sinks.
 
-    Raises `BadArgument` for tokens outside the vocabulary and for lengths that count padding.
+    Raises `BadArgument` for tokens outside the vocabulary, for lengths that count padding, and
+    if all tokens are hidden.
     """
     tokenizer = live.tokenizer if tokenizer is None else tokenizer
     text = read_text(text, tokenizer=tokenizer, config=live.config, context=live.context)
     check_ids(text.ids, vocabulary=live.vocabulary)
     check_padding(text.ids.cpu(), text.lengths, padding_ids(live.model))
+    if not text.real.any():
+        raise BadArgument("All tokens of the text are hidden.")
+    if outside := [token for token in sinks if not 0 <= token < live.vocabulary]:
+        seen = f"{outside[0]}, vocabulary {live.vocabulary}"
+        raise BadArgument("Sinks must be tokens of the vocabulary.", seen=seen)
     return replace(text, bos=live.bos, sink_ids=tuple(sinks))
 
 

@@ -1,6 +1,5 @@
 """A model and some tokens become a profile: labelled arrays that can be saved and shown."""
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial, reduce
 from operator import add
@@ -14,7 +13,7 @@ from torch import Tensor
 from ropelens.attention.variables import Statistic, labelled
 from ropelens.budget.held_out import Sample
 from ropelens.budget.surrogates import DRAWS
-from ropelens.errors import BadArgument, Count, Positive, Whole, public
+from ropelens.errors import BadArgument, Count, Positive, Whole, check_count, public
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
 from ropelens.profiles.induction import repeats
@@ -97,11 +96,16 @@ def profile(
     Raises `UnsupportedModel` for a model without RoPE or with hidden attention.
     """
     options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
+    check_count(surrogates, "surrogates")
     measurement = Measurement.of(model, text, tokenizer=tokenizer, sinks=sinks, **options)
     live, text = measurement.live, measurement.text
-    name, count = Counter(row.name for row in (*MEASURES, *statistics)).most_common(1)[0]
-    if count > 1:
-        raise BadArgument(f"There is a variable {name!r} already.")
+    taken = {name for row in (*MEASURES, *AXES) for name in (row.name, *row.dims)}
+    for row in statistics:
+        if row.name in taken:
+            raise BadArgument(f"There is a variable {row.name!r} already.")
+        if row.name in ("", ".") or {*"/\0"} & {*row.name}:
+            raise BadArgument(f"A file cannot have a variable {row.name!r}.", hint="letters")
+        taken.add(row.name)
     planes = measurement.rotation.planes(text.context)
     live.check_observation_is_exact(text)
     repeated = repeats(measurement, planes)

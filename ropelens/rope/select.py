@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.errors import BadArgument, UnsupportedModel, check_count
 from ropelens.rope.planes import Planes
 
 ALL_HEADS = "*.*"
@@ -101,8 +101,9 @@ def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
     first, dash, last = name.partition("-")
     ends = [0, count] if name == "*" else [first, last if dash else first]
     within = all(str(end).isdecimal() for end in ends)
+    low, high = (min(int(end), count) for end in ends) if within else (count, count)
     number = torch.arange(count)
-    return (number >= int(ends[0])) & (number <= int(ends[1])) if within else number < 0
+    return (number >= low) & (number <= high)
 
 
 SAME_WAVELENGTH = 1e-3  # relative difference up to which two wavelengths count as the same
@@ -182,6 +183,7 @@ def plan_cuts(
     seed: int,
 ) -> list[Cut]:
     """The entries of a sweep, "none" first; see `truncate`."""
+    check_count(controls, "controls")
     for share in keep:
         Slowest(share)  # from 0 to 1
     if not (keep or bands):
@@ -246,7 +248,8 @@ def _bands(layers: Sequence[Wavelengths], bands: int) -> list[Stopped]:
     """Divide the planes into `bands` groups of neighbouring wavelengths, fastest first."""
     lengths = np.unique([length for layer in layers for length in layer.values()])
     distinct = lengths[np.append(True, np.diff(np.log(lengths)) > SAME_WAVELENGTH)]
-    begins = [part[0] for part in np.array_split(distinct, max(bands, 1)) if len(part)]
+    count = min(bands, len(distinct))  # other bands would be empty
+    begins = [part[0] for part in np.array_split(distinct, max(count, 1)) if len(part)]
     edges = [*begins, math.inf] if bands else []
     return [
         tuple(tuple(n for n, w in layer.items() if low <= w < high) for layer in layers)

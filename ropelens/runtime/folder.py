@@ -1,14 +1,33 @@
 """Files and folders that are written completely or not at all."""
 
+import hashlib
 import os
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
+
+from filelock import FileLock
 
 from ropelens.errors import BadArgument, explained
 
 RECORD = "run.json"  # marks a complete set: it is removed first and written last
+
+
+@contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Keep other processes of the user from writing to the folder `path`; they wait.
+
+    The lock is a file in the folder of temporary files, because results may be read-only, and
+    their folder contains only results. If it cannot be created, there is no lock.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError, ValueError):
+            place = hashlib.sha256(os.fsencode(Path(path).resolve())).hexdigest()[:32]
+            file = Path(gettempdir()) / f"ropelens-{os.getuid()}-{place}.lock"
+            stack.enter_context(FileLock(file, is_singleton=True))
+        yield
 
 
 @contextmanager
@@ -64,8 +83,7 @@ def write_whole(path: str | Path, content: str | bytes | memoryview) -> Path:
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.part")
-    aside.unlink(missing_ok=True)  # a killed process may have left it, or it is a link
+    aside = path.with_name(f".ropelens-{secrets.token_hex(8)}.part")
     try:
         with aside.open("xb") as file:
             file.write(content)

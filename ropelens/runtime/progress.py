@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -119,7 +119,8 @@ def _log_lines(stages: tuple[Stage, ...], begin: float) -> Callable[[Stage, str,
         if rate := current.measured / max(current.seconds, 1e-9):
             parts.append(f"{rate:{',.0f' if rate >= 10 else '.2g'}} {current.unit}/s")
             parts += [f"{_clock(seconds_of(stages)[1])} left"] * (not done)
-        print(", ".join(filter(None, [*parts, note])), file=sys.stderr, flush=True)
+        with suppress(OSError):  # nobody reads stderr
+            print(", ".join(filter(None, [*parts, note])), file=sys.stderr, flush=True)
 
     return show
 

@@ -1,7 +1,7 @@
 """Writing and reading of result folders; numbers are stored as netCDF 4."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,13 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument, RopelensError, explained, public
-from ropelens.runtime.folder import RECORD, check_writable, output_folder, write_whole
+from ropelens.runtime.folder import (
+    RECORD,
+    check_writable,
+    locked,
+    output_folder,
+    write_whole,
+)
 
 PAGE = "index.html"
 
@@ -23,6 +29,12 @@ KINDS = {
     "claims": "a ledger of claims",
 }
 """Description of a result folder, by the `kind` in its run.json."""
+
+NAMES = (PAGE, RECORD, "heads.csv", "claims.csv", "comparison.csv", "comparison.nc")
+"""Files of a folder with several models, whose results are in folders named after them."""
+
+MOST_BYTES, MOST_RATIO = 2**30, 100
+"""A compressed file that exceeds both, in bytes and in its own size, is not read."""
 
 CONTENTS = "contents"  # attribute of a file: the names of its variables, to notice damage
 
@@ -40,17 +52,20 @@ def write_folder(
     netCDF, and the name gives its kind ("profile.nc"). A table becomes CSV; formulas of
     spreadsheets get a "'" in front. Either all files are written or none.
     """
-    check_out(Path(folder), record["kind"])
-    with output_folder(folder) as new:
-        for name, result in results.items():
-            if isinstance(result, xr.Dataset):
-                save(result.assign_attrs(kind=Path(name).stem), new / name)
-            else:
-                table = result.map(_no_formula)
-                write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
-        write_whole(new / RECORD, json.dumps(dict(record), indent=2, allow_nan=False) + "\n")
-    (Path(folder) / PAGE).unlink(missing_ok=True)  # it shows the earlier numbers
-    return write_page(folder, page)
+    with locked(folder):
+        check_out(Path(folder), record["kind"])
+        with output_folder(folder) as new:
+            for name, result in results.items():
+                if isinstance(result, xr.Dataset):
+                    save(result.assign_attrs(kind=Path(name).stem), new / name)
+                else:
+                    table = result.map(_no_formula)
+                    write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
+            write_whole(
+                new / RECORD, json.dumps(dict(record), indent=2, allow_nan=False) + "\n"
+            )
+        (Path(folder) / PAGE).unlink(missing_ok=True)  # it shows the earlier numbers
+        return write_page(folder, page)
 
 
 def write_page(folder: str | Path, page: Callable[[], str]) -> Path:
@@ -86,15 +101,19 @@ def other_place(place: str | Path, wanted: str) -> BadArgument:
     return BadArgument(f"{place} {state}.", hint=wanted)
 
 
-def check_out(folder: Path, kind: str, *, parts: Iterable[str] = ()) -> None:
+def check_out(folder: Path, kind: str, *, parts: Collection[str] = ()) -> None:
     """Raise `BadArgument` if results of `kind` cannot or must not be written to `folder`.
 
     They must not replace the run.json of a training run, the page of other results, or a page
-    or run.json that ropelens did not write. None of `parts` in `folder` may be a symbolic link.
+    or run.json that ropelens did not write. `parts` are the names of models. They must not be
+    names of results, and none of them may be a file or a symbolic link in `folder`.
     """
+    if taken := [name for name in parts if name.lower() in NAMES]:
+        what = f"A model has the name {taken[0]}, which is the name of a file of results."
+        raise BadArgument(what, hint="another name for its folder")
     check_writable(folder)
     record = read_record(folder).get("kind")
-    lost = [name for name in parts if (folder / name).is_symlink()]
+    lost = [name for name in parts if (folder / name).is_symlink() or (folder / name).is_file()]
     if record not in KINDS:
         page = folder / PAGE
         by_ropelens = page.is_file() and b"ropelens</title>" in page.read_bytes()[:100_000]
@@ -117,6 +136,8 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     The attribute `kind` names their contents. Numbers keep every bit. netCDF cannot store two
     kinds of characters: a NUL becomes "␀", and a lone surrogate a backslash escape.
     """
+    if Path(path).is_dir():
+        raise BadArgument(f"{path} is a folder.", hint="the path of a file")
     written = results.assign_attrs({name: _printable(v) for name, v in results.attrs.items()})
     for name, variable in results.variables.items():
         if variable.dtype.kind in "OUT":
@@ -157,13 +178,18 @@ def open_results(path: str | Path, kind: str | None = None) -> xr.Dataset:
 
 
 def _require_plain(path: Path) -> None:
-    """Raise ValueError for links, groups and data in other files, which could be any file."""
+    """Raise ValueError for links, groups, data in other files, and data too large to unpack."""
+    if not path.is_file():
+        raise ValueError("it is not a file")
     with h5py.File(path, "r") as file:
         for name in file:
             linked = type(file.get(name, getlink=True)) is not h5py.HardLink
             entry = None if linked else file[name]
             if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
                 raise ValueError(f"{name} is not stored in it")
+        size = sum((entry.size or 0) * entry.dtype.itemsize for entry in file.values())
+        if size > max(MOST_BYTES, MOST_RATIO * path.stat().st_size):
+            raise ValueError(f"it unpacks to {size / 1e9:.1f} GB")
 
 
 def _no_formula(value: object) -> object:

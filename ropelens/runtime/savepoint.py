@@ -110,7 +110,8 @@ def begin_stage(*kinds: type) -> SavedStage:
         if state is None:
             line = f"removed the progress in {folder}: it is damaged or from other settings"
             shutil.rmtree(folder, ignore_errors=True)
-        print(line, file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
     if not all(gather(state is not None)):  # another process may have no state
         state = None
     return SavedStage(path, key, state, time.monotonic() + SECONDS)

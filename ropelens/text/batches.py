@@ -40,7 +40,7 @@ def split_batch(
     Sequences of one token are dropped. `number_sequences` explains the arguments.
     """
     of_row, places, numbers = number_sequences(encoding, documents, config)
-    ids, real = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu(), of_row > 0
+    ids, real = _rows_of(encoding), of_row > 0
     row, column = real.nonzero(as_tuple=True)
     begins = _first_and((row.diff() != 0) | (of_row[real].diff() != 0))
     sequence, place = begins.cumsum(0) - 1, places[real]
@@ -66,6 +66,12 @@ def split_batch(
     return fields | {"hidden": hidden[long]}
 
 
+def _rows_of(encoding: Mapping[str, Any]) -> Tensor:
+    """Dense input_ids on the CPU; torch computes little with unsigned numbers."""
+    ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"]).to_dense()).cpu()
+    return ids.long() if ids.dtype in (torch.uint16, torch.uint32, torch.uint64) else ids
+
+
 def number_sequences(
     encoding: Mapping[str, Any], documents: Any, config: Any
 ) -> tuple[Int[Tensor, "row column"], Int[Tensor, "row column"], Int[Tensor, "row column"]]:
@@ -84,9 +90,11 @@ def number_sequences(
             seen=", ".join(sorted(unread)),
             hint="the batch without these inputs",
         )
+    if "input_ids" not in encoding:
+        raise BadArgument("The batch has no input_ids.", hint="tokenizer(texts, padding=True)")
     what = "input_ids must be rows of equal length."
     with explained(what, "tokenizer(texts, padding=True)", error=BadArgument):
-        ids = torch.atleast_2d(torch.as_tensor(encoding["input_ids"])).cpu()
+        ids = _rows_of(encoding)
     numbers = torch.zeros_like(ids) if documents is None else torch.as_tensor(documents)
     if numbers.ndim == 1:
         numbers = numbers[:, None].expand_as(ids)
@@ -127,7 +135,7 @@ def number_sequences(
 
 
 def _number_per_token(name: str, value: Any, shape: torch.Size) -> Int[Tensor, "row column"]:
-    value = torch.atleast_2d(torch.as_tensor(value)).cpu().long()
+    value = torch.atleast_2d(torch.as_tensor(value).to_dense()).cpu().long()
     if value.ndim == 3 and bool((value == value[0]).all()):
         value = value[0]  # text has the same position on all axes of M-RoPE
     if value.shape != shape:

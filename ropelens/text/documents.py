@@ -3,12 +3,18 @@
 import hashlib
 import json
 import os
+import select
+import stat
+import time
 from collections.abc import Iterable
 from pathlib import Path
+
+from psutil import virtual_memory
 
 from ropelens.errors import BadText, explained, public
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
+WAIT = 10.0  # seconds in which another process must open a pipe
 
 
 @public
@@ -41,7 +47,8 @@ def _read(path: Path) -> list[str]:
         "iconv -f LATIN1 -t UTF-8 for an older text, or a folder of *.txt, *.md and *.jsonl",
         error=BadText,
     ):
-        text = path.read_text("utf-8-sig")
+        text = _read_bytes(path).decode("utf-8-sig")
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
     if path.suffix != ".jsonl":
         return [text.rstrip("\n")]
     documents = []
@@ -55,6 +62,31 @@ def _read(path: Path) -> list[str]:
                 documents.append(json.loads(line)["text"])
                 documents[-1].encode()
     return documents
+
+
+def _read_bytes(path: Path) -> bytes:
+    """The bytes of a file, or of a pipe or terminal that ends."""
+    mode, parts = path.stat().st_mode, list[bytes]()
+    if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
+        return path.read_bytes()
+    left, end, poll = virtual_memory().available // 8, time.monotonic() + WAIT, select.poll()
+    hint, begun = "a text file, a pipe that ends, or standard input", False
+    # O_NONBLOCK: opening and reading do not wait until another process writes.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", 0) as pipe:  # noqa: PTH123
+        if not (stat.S_ISFIFO(mode) or pipe.isatty()):
+            raise BadText(f"{path} is a device, which may never end.", hint=hint)
+        poll.register(pipe, select.POLLIN)
+        while left > 0:
+            closed = bool(poll.poll(100))
+            part = pipe.read(2**20)  # None: the writer has not written yet
+            if part == b"" and (begun or closed):
+                return b"".join(parts)
+            if part == b"" and time.monotonic() > end:
+                raise BadText(f"Nothing writes to the pipe {path}.", hint=hint)
+            begun |= part != b""
+            parts.append(part or b"")
+            left -= len(parts[-1])
+    raise BadText(f"The pipe {path} does not end, or does not fit into memory.", hint=hint)
 
 
 def check_document(text: str) -> None:

@@ -218,7 +218,9 @@ def _own_copy(name: str, values: Any) -> Tensor | None:
 
 
 def _is_whole(values: Tensor) -> bool:
-    return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+    number = values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
+    dense = values.layout == torch.strided and not (values.is_quantized or values.is_meta)
+    return dense and not number
 
 
 def _checked_ids(ids: ArrayLike | None) -> Ids:
@@ -229,11 +231,12 @@ def _checked_ids(ids: ArrayLike | None) -> Ids:
     what = "Token ids must be whole numbers [sequence, position]."
     hint = "rows of equal length, and lengths= for the number of tokens of each row"
     with explained(what, hint, error=BadArgument):
-        ids = ids if isinstance(ids, Tensor) else torch.tensor(np.asarray(ids))
+        ids = ids.to_dense() if isinstance(ids, Tensor) else torch.tensor(np.asarray(ids))
     if not _is_whole(ids) or ids.ndim != 2 or not len(ids) or len(ids[0]) < 2:
         raise BadArgument(
             "Token ids must be whole numbers [sequence, position], 2 or more per sequence.",
-            seen=f"{ids.dtype} of shape {tuple(ids.shape)}",
+            seen=f"{ids.dtype} of shape {tuple(ids.shape)} ({ids.layout}, {ids.device})",
+            hint="a dense tensor on the CPU or a GPU",
         )
     return ids.long().clone()
 

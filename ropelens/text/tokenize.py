@@ -156,6 +156,12 @@ def encode(
             "A text needs the tokenizer of the model.",
             hint="tokenizer files in the folder of the model, tokenizer=, or token ids",
         )
+    if not callable(tokenizer) or not hasattr(tokenizer, "bos_token_id"):
+        kind = type(tokenizer).__name__
+        raise BadArgument("tokenizer must be a tokenizer of transformers.", seen=kind)
+    if re.search(r"[\ud800-\udfff]", text):
+        hint = 'text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+        raise BadText("The text contains half of a character (a surrogate).", hint=hint)
     # verbose=False: no warning about documents longer than the maximum of the model.
     options = {
         "add_special_tokens": False,

@@ -18,7 +18,7 @@ from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ropelens.checkpoints.files import fingerprint
+from ropelens.checkpoints.files import sha256_of
 from ropelens.errors import BadArgument, BadText, explained
 from ropelens.runtime.folder import write_whole
 from ropelens.text.documents import documents_sha256, read_documents
@@ -104,10 +104,10 @@ def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str
         with FileLock(folder / ".lock"):
             if not path.exists():
                 _write_data(folder, texts, settings)
-                made = {"tokenizer_sha256": fingerprint(folder / TOKENIZER[0])}
+                made = {"tokenizer_sha256": sha256_of(folder / TOKENIZER[0])}
                 write_json(path, facts | made | {"stages": ["train.npy"]})
     record = read_json(path)
-    facts["tokenizer_sha256"] = fingerprint(folder / TOKENIZER[0])
+    facts["tokenizer_sha256"] = sha256_of(folder / TOKENIZER[0])
     require_same(record, facts, what=f"the data in {folder}")
     return record
 

@@ -11,13 +11,13 @@ import torch
 import xarray as xr
 from oracles.tiny import not_as_configured, tiny
 from safetensors.torch import save_file
-from tiny_checkpoints import save_tiny, tiny_llama
+from tiny_checkpoints import identity_of, save_tiny, tiny_llama
 from transformers import DbrxConfig, LlamaConfig
 
 import ropelens as rl
 from ropelens.analysis.analysis import Answer, write_answer
 from ropelens.analysis.plan import plan_analysis
-from ropelens.checkpoints.files import fingerprint
+from ropelens.checkpoints.identity import identity
 from ropelens.profiles.measurement import sequences_at_once
 from ropelens.runtime.devices import pass_bytes
 from ropelens.runtime.progress import Stage
@@ -50,7 +50,7 @@ def test_it_is_what_its_parts_give(analysis: rl.Analysis, checkpoint: Path):
     profile = rl.profile(model, read, tokenizer=tokenizer, seed=3, surrogates=2)
     xr.testing.assert_equal(analysis.profile, profile)
     pd.testing.assert_frame_equal(analysis.heads, rl.classify_heads(profile, seed=3))
-    assert analysis.provenance["model"]["fingerprint"] == fingerprint(checkpoint)
+    assert analysis.provenance["model"]["fingerprint"] == identity_of(checkpoint)
     assert analysis.provenance["text"]["fingerprint"] == read.documents_sha256
 
 
@@ -61,7 +61,7 @@ def test_models_documents_and_tokens_are_taken_alike(analysis: rl.Analysis, chec
     for text in (WORDS, [WORDS], read, {"input_ids": read.ids, "attention_mask": mask}):
         same = rl.analyze(model, text, FEW, tokenizer=tokenizer)
         xr.testing.assert_equal(same.profile, analysis.profile)
-    assert same.provenance["model"]["fingerprint"] is None
+    assert same.provenance["model"]["fingerprint"] == identity(model)
     assert same.provenance["text"]["fingerprint"] is None
     assert same.provenance["arguments"]["model"] == "LlamaForCausalLM"
 
@@ -123,6 +123,19 @@ def test_results_of_another_kind_are_not_lost(analysis: rl.Analysis, tmp_path: P
     assert scope.startswith("All text is from 1 document")
     assert scope == analysis.findings[-1]
     assert record["model"] == analysis.provenance["model"]
+
+
+@not_as_configured
+def test_results_of_another_live_model_are_not_replaced(checkpoint: Path, tmp_path: Path):
+    model, tokenizer = rl.load(checkpoint)
+    analyses = []
+    for _ in range(2):
+        analyses.append(rl.analyze(model, WORDS, FEW, tokenizer=tokenizer))
+        model.model.rotary_emb.inv_freq.neg_()
+    for saved in (analyses[0], analyses[0]):
+        saved.save(tmp_path / "out")
+    with pytest.raises(rl.BadArgument, match="has results of another model, tiny"):
+        analyses[1].save(tmp_path / "out")
 
 
 def test_stages_are_shown(checkpoint: Path):

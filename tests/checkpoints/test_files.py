@@ -1,6 +1,5 @@
 """Locating checkpoints, and refusing damaged checkpoints with one clear line."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from ropelens.checkpoints.files import fingerprint, locate
+from ropelens.checkpoints.files import locate
 from ropelens.checkpoints.load import load
 from ropelens.checkpoints.load_options import Loading
 from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
@@ -60,7 +59,7 @@ def test_no_pickle_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("/no/such/folder", ["no folder is called /no/such/folder", "Repo id must be"]),
+        ("/no/such/folder", ["no folder is called /no/such/folder", "a Hub id"]),
         ("a" * 3000, ["No checkpoint and no folder is called aaaa"]),
         ("bundled:alibi", ["no checkpoint called 'alibi' is bundled", "of: rope, p-rope-"]),
         ("acme/none", ["no folder is called acme/none", "HF_HUB_OFFLINE"]),
@@ -193,21 +192,6 @@ def test_weights_outside_the_folder_are_not_read(folder: Path):
     whole = save_tiny(folder.parent / "whole")
     edit_config(whole, transformers_weights="../outside.safetensors")
     assert load(whole)[0].num_parameters() == tiny_llama().num_parameters()
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def test_fingerprints_agree_with_sha256sum(folder: Path):
-    whole = folder / "model.safetensors"
-    assert fingerprint(folder / "config.json") == sha256((folder / "config.json").read_bytes())
-    assert fingerprint(folder) == sha256(whole.read_bytes())
-    _, files = sharded(folder)
-    shutil.copy(folder / next(iter(files.values())), folder / "more.safetensors")
-    names = sorted(set(files.values()))
-    lines = (f"{sha256((folder / name).read_bytes())}  {name}\n" for name in names)
-    assert fingerprint(str(folder)) == sha256("".join(lines).encode())
 
 
 def test_an_adapter_is_added_to_its_model(folder: Path):

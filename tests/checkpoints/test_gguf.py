@@ -14,13 +14,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tiny_checkpoints import identity_of
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from typer.testing import CliRunner
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import bundled_path
-from ropelens.checkpoints.files import fingerprint, read_config
+from ropelens.checkpoints.files import read_config
 from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.row_order import row_order
 from ropelens.commands.app import app
@@ -176,7 +177,7 @@ def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path):
     result = runner.invoke(app, ["analyze", str(bundled_file), *arguments, "--out", out])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "out/run.json").read_text())
-    assert record["model"]["fingerprint"] == fingerprint(bundled_file)
+    assert record["model"]["fingerprint"] == identity_of(bundled_file)
 
 
 def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from cli_runs import NAMES
 from measured import assert_same
-from tiny_checkpoints import edit_weights, save_tiny
+from tiny_checkpoints import edit_config, edit_weights, save_tiny
 
 import ropelens as rl
 from ropelens.analysis.analysis import is_measured
@@ -63,8 +63,12 @@ def test_a_repeated_command_measures_the_remaining_checkpoints(run, text, tmp_pa
     assert not same()
     text.write_text(text.read_text()[::-1])
     assert same()
-    edit_weights(model, lambda weights: weights["lm_head.weight"].neg_())
+    edit_config(model, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     assert not same()
+    ended = ropelens("analyze", *models, *options)
+    assert (ended.code, ended.err.count("plan: ")) == (0, 1)
+    edited = rl.analyze(model, text, rl.Options(context=32, surrogates=2)).profile
+    assert_same(rl.open(out / STEPS[0]).profile, edited)
 
 
 def test_names_tell_checkpoints_apart(run: Path):

@@ -13,11 +13,10 @@ import pytest
 import torch
 import xarray as xr
 from cli_runs import COLUMNS, NAMES, PLAN, Command, save_family
-from tiny_checkpoints import save_tiny
+from tiny_checkpoints import identity_of, save_tiny
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import BUNDLED, bundled_path
-from ropelens.checkpoints.files import fingerprint
 
 HEAD = ("layer", "head")
 DIMS = {
@@ -100,7 +99,7 @@ def test_profile_nc_has_the_promised_names_and_the_command(analyzed, model, text
 def test_run_json_is_enough_to_repeat_the_run(ropelens: Command, analyzed: Path, model: Path):
     record = json.loads((analyzed / "run.json").read_text())
     facts = {"name": "tiny llama", "revision": "", "class": "LlamaForCausalLM"}
-    assert record["model"] == facts | {"fingerprint": fingerprint(model)}
+    assert record["model"] == facts | {"fingerprint": identity_of(model)}
     assert len(record["text"]["fingerprint"]) == 64
     assert (record["seed"], record["arguments"]["rows"]) == (3, "auto")
     assert record["versions"].keys() >= {"ropelens", "torch", "transformers"}

@@ -1,5 +1,6 @@
 """An error that a user can cause prints one clear line, and keeps earlier results."""
 
+import json
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,23 @@ def test_a_model_that_cannot_be_measured(ropelens, tmp_path, text, out):
     for end in ended:
         assert end.code == 1
         assert "GPTJForCausalLM hides its attention" in end.problem
+
+
+@pytest.mark.parametrize("command", ["analyze", "truncate", "analyze two", "claims"])
+def test_results_of_another_model_are_refused_before_loading(
+    ropelens, folder, model, text, tmp_path, monkeypatch, command
+):
+    monkeypatch.delattr("ropelens.checkpoints.load.Opened.read")
+    name, *two = command.split()
+    place = tmp_path / "out" / ("model" if two or name == "claims" else "")
+    place.mkdir(parents=True)
+    record = {"kind": "analysis", "model": {"name": "other llama", "fingerprint": "files:0"}}
+    (place / "run.json").write_text(json.dumps(record))
+    models = [folder, model] if two else [folder]
+    ended = ropelens(name, *models, "--text", text, "--out", tmp_path / "out")
+    assert ended.code == 1
+    assert f"{place} has results of another model, other llama" in ended.problem
+    assert list(place.iterdir()) == [place / "run.json"]
 
 
 @pytest.mark.parametrize(

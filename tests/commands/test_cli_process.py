@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from cli_runs import MAIN, NAMES, PLAN, STOPPING, Ended, unharmed
 
+from ropelens.commands.terminal import print_lines
 from ropelens.runtime.progress import Advance
 from ropelens.runtime.results import open_results
 from ropelens.train import loop
@@ -67,6 +70,19 @@ def test_a_signal_stops_a_run_although_a_library_converts_it(ropelens, monkeypat
     assert ropelens("rope").code == 128 + number
 
 
+def test_a_signal_in_a_function_that_ignores_errors(ropelens, monkeypatch):
+    class Removed:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def stop(*_: object) -> None:
+        Removed()
+        time.sleep(60)
+
+    monkeypatch.setattr("ropelens.checkpoints.load.open_checkpoint", stop)
+    assert ropelens("rope") == Ended(130, "", STOPPED)
+
+
 def test_a_signal_while_a_page_is_drawn(ropelens, model, text, out, monkeypatch):
     stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     monkeypatch.setattr("ropelens.analysis.analysis.render_page", stop)
@@ -106,6 +122,18 @@ def test_a_reader_that_stops_early_is_not_an_error():
     os.close(read)
     assert apart(MAIN, "list", stdout=write) == Ended(1, "", "")
     os.close(write)
+
+
+def test_closed_streams_are_not_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    names = ("stdin", "stdout", "stderr")
+    run = f"import sys; sys.argv[1:] = ['list']; {MAIN}"
+    for number, name in enumerate(names):
+        closing = f"import os; os.close({number}); os.execv({sys.executable!r}, "
+        ended = apart(f"{closing}[{sys.executable!r}, '-c', {run!r}])")
+        assert (ended.code, ended.err) == (0, ""), name
+        assert ("bundled:rope" in ended.out) == (name != "stdout")
+    print_lines("a\x1b[31m\tb\n→")
+    assert capsys.readouterr().out == "a\\x1b[31m\\tb\n→\n"
 
 
 def test_characters_that_an_encoding_lacks_are_escaped(ropelens, monkeypatch):

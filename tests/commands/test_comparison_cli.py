@@ -12,12 +12,11 @@ import xarray as xr
 from cli_runs import Command, Ended, without_page
 from scipy import stats
 from synthetic_profile import synthetic_profile
-from tiny_checkpoints import save_tiny
+from tiny_checkpoints import identity_of, save_tiny
 from trained import run_folder
 from typer.testing import CliRunner
 
 import ropelens as rl
-from ropelens.checkpoints.files import fingerprint
 from ropelens.commands.app import app
 from ropelens.runtime.results import save
 
@@ -57,7 +56,7 @@ def test_runs_become_four_files(ropelens: Command, runs: list[Path], tmp_path: P
     assert record["command"].startswith("ropelens compare ")
     assert (record["context"], record["sequences"]) == (32, 4)
     for entry, folder in zip(record["entries"], runs, strict=True):
-        assert record["fingerprints"][entry] == fingerprint(folder)
+        assert record["fingerprints"][entry] == identity_of(folder)
     page = (out / "index.html").read_bytes()
     assert ropelens("report", out) == Ended(0, f"{out / 'index.html'}\n", "")
     assert (out / "index.html").read_bytes() == page

@@ -168,9 +168,10 @@ def test_a_plan_refuses_the_same_options_as_the_run(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_sweep_of_other_weights_is_removed(ropelens, swept, text, tmp_path):
+def test_a_sweep_of_other_weights_is_not_replaced(ropelens, swept, text, tmp_path):
     other = save_tiny(tmp_path / "tiny", initializer_range=0.5)
-    few = ("--sequences", 4, "--surrogates", 2)
-    assert ropelens("analyze", other, "--text", text, *few, "--out", swept).code == 0
-    assert rl.open(swept).truncation is None
-    assert b"Stopping planes" not in (swept / "index.html").read_bytes()
+    before = {path: path.read_bytes() for path in swept.iterdir()}
+    for command in (("analyze", other), ("truncate", other, *FEW)):
+        ended = ropelens(*command, "--text", text, "--out", swept)
+        assert (ended.code, "another model, tiny llama" in ended.problem) == (1, True)
+    assert {path: path.read_bytes() for path in swept.iterdir()} == before

@@ -1,7 +1,9 @@
 """Errors of measurements, restored models, and progress."""
 
 import re
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -12,11 +14,13 @@ from measured import evaluate, token_progress
 from oracles.tiny import logits, tiny
 
 import ropelens as rl
-from ropelens.errors import BadArgument, UnsupportedModel
+from ropelens.errors import BadArgument, RopelensError, UnsupportedModel
 from ropelens.interventions.edit import ModelEdit
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES
 from ropelens.runtime.progress import Stage
+from ropelens.text.tokenize import read_text
 
+NO_TOKENS = mock.Mock(bos_token_id=None)
 TOKENS = torch.arange(24).reshape(2, 12) + 3  # the vocabulary has 96 tokens
 
 
@@ -26,11 +30,48 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # the vocabulary has 96 tokens
         (TOKENS[:, :2], "A text must have 3 tokens or more"),
         (TOKENS[0], r"profile: text must be a Text.* token ids .sequence, position."),
         (TOKENS + 90, "not in the vocabulary of the model.*ids 93 to 116"),
+        (TOKENS.to("meta"), "Token ids must be whole numbers.*meta"),
+        ({}, "The batch has no input_ids"),
+        (rl.Text(TOKENS, hidden=torch.ones_like(TOKENS)), "All tokens of the text are hidden"),
+        (rl.Text(TOKENS, hidden=None), "Sinks must be tokens of the vocabulary.*96"),
     ],
 )
 def test_profile_refuses_bad_texts(tokens: torch.Tensor, line: str):
     with pytest.raises(BadArgument) as refused:
-        rl.profile(tiny("llama_gqa"), tokens)
+        rl.profile(tiny("llama_gqa"), tokens, sinks=[96] if isinstance(tokens, rl.Text) else ())
+    assert re.search(line, refused.value.line), refused.value.line
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_tokens_of_any_kind_are_read():
+    wide = TOKENS.to(torch.uint64)
+    for ids in (TOKENS.to_sparse(), TOKENS.to_sparse_csr(), wide, wide.numpy()):
+        assert torch.equal(read_text(ids).ids, TOKENS)
+        assert torch.equal(read_text({"input_ids": ids}).ids, TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda model: rl.capture(model, []), "There is no prompt to capture"),
+        (lambda model: rl.reach(model, "a text", tokenizer=5), "must be a tokenizer .*int"),
+        (
+            lambda model: rl.profile(model, TOKENS, surrogates=10**9),
+            "at most 10,000 surrogates",
+        ),
+        (lambda model: rl.truncate(model, TOKENS, controls=10**9), "at most 10,000 controls"),
+        (lambda model: rl.capture(model, TOKENS[:1], heads=f"{10**20}.1"), "has no head '1000"),
+        (
+            lambda model: rl.profile(model, "a \ud800", tokenizer=NO_TOKENS),
+            "half of a character",
+        ),
+        (lambda _: rl.save(xr.Dataset(), "/"), "/ is a folder"),
+        (lambda _: rl.load("./nope"), "No checkpoint and no folder is called ./nope; try"),
+    ],
+)
+def test_odd_arguments_are_refused(call: Callable[[Any], object], line: str):
+    with pytest.raises(RopelensError) as refused:
+        call(tiny("llama_gqa"))
     assert re.search(line, refused.value.line), refused.value.line
 
 
@@ -54,6 +95,12 @@ def test_a_profile_without_budget_has_the_same_sums_and_no_labels():
         ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
         ({"edits": {"a": rl.stop(rl.PlaneNumbers([8]))}}, "The model has no plane for Pl"),
         ({"measures": "copying", "distances": [1]}, "Distances of copies must be 2 tokens"),
+        (
+            {"measures": "copying", "distances": [10**9]},
+            "tokens of copies, not 16,00",
+        ),
+        ({"measures": "retrieval", "prompt_lengths": [10**9]}, "at most 100,000,000 tokens"),
+        ({"measures": "loss", "controls": 10**9}, "at most 10,000 controls"),
     ],
 )
 def test_evaluate_refuses_bad_options(options: dict[str, object], line: str):

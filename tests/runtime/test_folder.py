@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -18,8 +19,8 @@ from hypothesis import strategies as st
 from ropelens.analysis.analysis import Analysis, earlier_results, rewrite_page
 from ropelens.errors import BadArgument, RopelensError
 from ropelens.report import write_index
-from ropelens.runtime.folder import check_writable, output_folder, write_whole
-from ropelens.runtime.results import check_out, save
+from ropelens.runtime.folder import check_writable, locked, output_folder, write_whole
+from ropelens.runtime.results import check_out, save, write_folder
 from ropelens.runtime.savepoint import UNFINISHED
 
 NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
@@ -72,6 +73,25 @@ def test_an_earlier_run_is_replaced_and_other_files_stay(earlier: tuple[Path, di
     assert holds(folder) == expected | {"notes.txt": "mine"}
 
 
+def test_simultaneous_runs_write_one_after_the_other(tmp_path: Path):
+    def write(number: int) -> None:
+        for _ in range(20):
+            write_whole(tmp_path / "page.html", str(number) * 10_000)
+
+    with ThreadPoolExecutor() as pool:
+        for result in [pool.submit(write, number) for number in range(4)]:
+            result.result()
+    assert list(tmp_path.iterdir()) == [tmp_path / "page.html"]
+    with ThreadPoolExecutor() as pool:
+        with locked(tmp_path), locked(tmp_path / "." / "" / "x" / ".."):
+            other = pool.submit(
+                write_folder, tmp_path, record={"kind": "answer"}, results={}, page=str
+            )
+            with pytest.raises(TimeoutError):
+                other.result(timeout=0.5)
+        assert other.result(timeout=60) == tmp_path / "index.html"
+
+
 @pytest.mark.parametrize("new", [True, False])
 def test_a_body_that_ends_early_changes_nothing(earlier, tmp_path, new):
     folder, before = (tmp_path / "other", None) if new else earlier
@@ -107,7 +127,7 @@ def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path):
     (tmp_path / "mine.txt").write_text("mine")
     folder = tmp_path / "out"
     folder.mkdir()
-    for name in ("heads.csv", "run.json", ".page.html.part"):
+    for name in ("heads.csv", "run.json", "page.html"):
         (folder / name).symlink_to(tmp_path / "mine.txt")
     publish(folder, lambda results: None)
     write_whole(folder / "page.html", "a page")
@@ -240,3 +260,10 @@ def test_a_part_that_is_a_link_is_refused(tmp_path: Path):
     (tmp_path / "received" / "A").symlink_to(tmp_path / "user")
     with pytest.raises(RopelensError, match="holds A: results would"):
         check_out(tmp_path / "received", "comparison", parts=["B", "A"])
+    (tmp_path / "received" / "B").touch()
+    for name, words in (
+        ("B", "holds B: results"),
+        ("index.html", "the name index.html, which"),
+    ):
+        with pytest.raises(RopelensError, match=words):
+            check_out(tmp_path / "received", "comparison", parts=[name])

@@ -69,6 +69,10 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path):
     with pytest.raises(BadArgument, match=r"text is not a netCDF file") as refused:
         rl.open(tmp_path / "text")
     assert "HDF5" not in str(refused.value)
+    with h5py.File(tmp_path / "bomb.nc", "w") as file:
+        file.create_dataset("x", (3_000_000_000,), "f8", chunks=True, fillvalue=0)
+    with pytest.raises(BadArgument, match=r"it unpacks to 24.0 GB"):
+        rl.open(tmp_path / "bomb.nc")
     whole = xr.load_dataset(path, engine="h5netcdf")
     content = path.read_bytes()
     for part in (0, len(content) // 2):

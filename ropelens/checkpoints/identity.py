@@ -1,0 +1,92 @@
+"""Identity of a model: two models with the same identity compute the same function."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from accelerate.utils import align_module_device
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ropelens.checkpoints.files import loaded_files, sha256_of
+from ropelens.checkpoints.load import Opened
+
+ROW = 2**16  # numbers in a sum; equal on all devices
+AT_ONCE = {"cpu": 2**20, "cuda": 2**25}  # numbers whose products are in memory at once
+WORDS = {1: torch.uint8, 2: torch.int16}  # by size of a number in bytes; others are int32
+FACTORS = np.random.PCG64(0).random_raw(ROW).view(np.int64) | 1
+SETTINGS = ("_active_adapter", "_disable_adapters", "is_causal", "merged_adapters", "scaling")
+"""Attributes of attention and of adapters that change outputs, besides tensors and floats."""
+NOT_USED = ("_name_or_path", "_commit_hash", "transformers_version")  # in a configuration
+
+
+def identity(model: Opened | nn.Module) -> str:
+    """Hash of everything that affects the outputs of a model.
+
+    For a checkpoint, these are all files that `load` reads, the dtype and the quantization. The
+    hash starts with "files:". For a live model, they are the classes of its modules, its
+    configuration, adapters, parameters and buffers. The hash starts with "live:". A hash of
+    files and a hash of a live model cannot be compared.
+    """
+    if isinstance(model, Opened):
+        kind, facts = "files", _file_facts(model)
+    else:
+        kind, facts = "live", _live_facts(model)
+    listing = hashlib.sha256()
+    for name, fact in facts:
+        listing.update(f"{fact}  {name}\n".encode("utf-8", "backslashreplace"))
+    return f"{kind}:{listing.hexdigest()}"
+
+
+def _file_facts(opened: Opened) -> Iterator[tuple[str, str]]:
+    files = {*loaded_files(opened.checkpoint.path, opened.loading)}
+    if opened.checkpoint.adapter is not None:
+        files |= {*opened.checkpoint.adapter.glob("adapter_*")}
+    for file in sorted(files):
+        yield file.name, sha256_of(file)
+    yield "dtype", str(opened.torch_dtype)
+    yield "quantize", str(opened.loading.quantize)
+
+
+@torch.no_grad()
+def _live_facts(model: nn.Module) -> Iterator[tuple[str, str]]:
+    config = json.loads(model.config.to_json_string(use_diff=False))  # type: ignore[operator,union-attr]
+    used = {name: value for name, value in config.items() if name not in NOT_USED}
+    yield "config", json.dumps(used, sort_keys=True)
+    for path, module in model.named_modules():
+        yield path, f"{type(module).__module__}.{type(module).__qualname__}"
+        for name, value in sorted(vars(module).items()):
+            if isinstance(value, float) or name in SETTINGS:
+                yield f"{path}.{name}", str(value)
+        with align_module_device(module):  # offloaded weights are read one module at a time
+            tensors = [*module.named_parameters("", False), *module.named_buffers("", False)]
+            for name, tensor in tensors:
+                yield f"{path}.{name}", checksum(tensor)
+
+
+def checksum(tensor: Tensor) -> str:
+    """Hash of the dtype, the shape and all bits of a tensor, which stays on its device.
+
+    A row of numbers x_i, read as integers, becomes the sum of a_i x_i modulo 2^64. The factors
+    a_i are random and odd, so the sum depends on the order. SHA-256 joins the sums of all rows.
+    """
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    parts = dict(vars(tensor))  # bitsandbytes stores scales as attributes of a parameter
+    if (state := parts.pop("quant_state", None)) is not None:
+        parts |= state.as_dict(packed=True)
+    if hasattr(tensor, "__tensor_flatten__"):  # torchao stores numbers and scales
+        parts |= {name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}
+    for name, part in sorted(parts.items()):
+        if isinstance(part, Tensor):
+            digest.update(f"{name} {checksum(part)}".encode())
+    if hasattr(tensor, "__tensor_flatten__") or not tensor.numel():
+        return digest.hexdigest()
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor.detach()
+    words = numbers.reshape(-1).contiguous().view(WORDS.get(numbers.itemsize, torch.int32))
+    factors = torch.from_numpy(FACTORS).to(words.device)
+    for block in words.split(AT_ONCE[words.device.type]):
+        rows = pad(block.long(), (0, -len(block) % ROW)).view(-1, ROW)
+        digest.update(rows.mul_(factors).sum(1).cpu().numpy().tobytes())
+    return digest.hexdigest()
