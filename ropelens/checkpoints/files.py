@@ -187,14 +187,12 @@ def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | No
     return tokenizer
 
 
-def loaded_files(path: Path, loading: Loading) -> list[Path]:
+def loaded_files(checkpoint: Checkpoint, loading: Loading) -> list[Path]:
     """The files that `load` reads, except notes for generating text and templates of chats."""
-    folder, patterns = path, [*READ_FILES, *TOKENIZER_FILES]
-    if path.is_file():
-        folder, patterns = path.parent, ["adapter_*"]  # a GGUF file contains the rest
-    patterns += ["*.py"] * loading.trust_remote_code
-    found = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
-    return sorted(found | set(weight_files(path)))
+    patterns = [*READ_FILES, *TOKENIZER_FILES, *["*.py"] * loading.trust_remote_code]
+    folders = [x for x in (checkpoint.path, checkpoint.adapter) if x is not None and x.is_dir()]
+    found = {file for x in folders for pattern in patterns for file in x.glob(pattern)}
+    return [*{*weight_files(checkpoint.path), *filter(Path.is_file, found)}]
 
 
 def sha256_of(file: Path) -> str:

@@ -41,11 +41,8 @@ def identity(model: Opened | nn.Module) -> str:
 
 
 def _file_facts(opened: Opened) -> Iterator[tuple[str, str]]:
-    files = {*loaded_files(opened.checkpoint.path, opened.loading)}
-    if opened.checkpoint.adapter is not None:
-        files |= {*opened.checkpoint.adapter.glob("adapter_*")}
-    for file in sorted(files):
-        yield file.name, sha256_of(file)
+    files = loaded_files(opened.checkpoint, opened.loading)
+    yield from sorted((file.name, sha256_of(file)) for file in files)
     yield "dtype", str(opened.torch_dtype)
     yield "quantize", str(opened.loading.quantize)
 

@@ -133,3 +133,16 @@ def test_the_checksum_is_equal_on_a_gpu():
     tensor = torch.randn(2**22 + 5)
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         assert checksum(tensor.to(dtype)) == checksum(tensor.to(dtype).cuda())
+
+
+def test_an_adapter_and_its_model_count(tmp_path: Path):
+    model, adapter = save_tiny(tmp_path / "model"), tmp_path / "adapter"
+    save_adapter(adapter)
+    edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(model))
+    identities = [identity_of(model), identity_of(adapter)]
+    EDITS["RoPE"](model)
+    identities.append(identity_of(adapter))
+    save_adapter(adapter, rank=3)
+    edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(model))
+    identities.append(identity_of(adapter))
+    assert len(set(identities)) == 4
