@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -41,6 +42,9 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     *("sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "*.tiktoken"),
 )
+ConfigInput = PreTrainedConfig | Mapping[str, Any] | str | Path
+"""A configuration, its dict or file, or the name of a checkpoint."""
+
 COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
 
 
@@ -113,6 +117,21 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
                 raise ValueError(f"it does not know {error}; a rope_type is {known}") from error
         empty.tie_weights()  # else tied embeddings count twice
     return config, empty.num_parameters()
+
+
+def read_config_of(source: ConfigInput) -> PreTrainedConfig:
+    """The text configuration in a dict or file, or of a checkpoint."""
+    with explained("The configuration cannot be read.", "a config.json with a model_type"):
+        if isinstance(source, Mapping):
+            config = CONFIG_MAPPING[source["model_type"]].from_dict(dict(source))
+        elif isinstance(source, PreTrainedConfig):
+            config = source
+        elif Path(source).suffix == ".json":
+            return read_config_of(json.loads(Path(source).read_text("utf-8")))
+        else:
+            place = source_of(locate(str(source), Loading()).path, Loading())
+            config = AutoConfig.from_pretrained(**place)
+    return config.get_text_config()
 
 
 def auto_class(config: PreTrainedConfig) -> Any:

@@ -1,6 +1,7 @@
 """The rotation of each layer of a live model, measured and compared with the stated one."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,13 +10,15 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import trained_length
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
-from ropelens.rotation.stated import match_stated, stated_inv_freq, warn_of_configuration
+from ropelens.rotation.conformance import model_faults
+from ropelens.rotation.stated import match_stated, stated_inv_freq
 
 
 @dataclass(frozen=True)
@@ -124,9 +127,18 @@ class RotationProbe:
         if key not in self._layers:
             self._layers[key] = _measure(live, context)
             if not live.depends_on_length:
-                stated = [(layer.planes, layer.stated) for layer in self._layers[key]]
-                warn_of_configuration(live.config, stated, live.class_name)
+                for fault in self.faults():
+                    message = f"{live.class_name}, {fault}; ropelens measures the model."
+                    warnings.warn(message, stacklevel=2)
         return self._layers[key]
+
+    def faults(
+        self, config: PreTrainedConfig | None = None, context: int | None = None
+    ) -> list[str]:
+        """Properties in which the model differs from `config`, by default from its own."""
+        layers = self._layers[context if self.live.depends_on_length else None]
+        stated = [(layer.planes, layer.stated) for layer in layers]
+        return model_faults(self.live, stated, config, context)
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
         """Planes of each layer under the open edit, with a row per head if heads differ.

@@ -5,7 +5,6 @@ frequencies, and a family may not read every key of the configuration.
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +40,14 @@ def stated_inv_freq(live: LiveModel, layer: int) -> list[Tensor]:
                 # cloned, because longrope changes the buffer in place
                 stated.append(module.get_buffer(name).float().cpu().clone())
     return stated
+
+
+def stated_factors(live: LiveModel, layer: int) -> list[float]:
+    """Candidates for the attention factor of a layer that the rotary modules state."""
+    layer_type = live.layer_types[layer]
+    names = (f"{layer_type}_attention_scaling", "attention_scaling")
+    modules = [vars(module) for module in live.model.modules()]
+    return [float(module[name]) for name in names for module in modules if name in module]
 
 
 def match_stated(
@@ -101,25 +108,7 @@ def _whole_turns(
     return turns if ((difference - 2 * math.pi * turns).abs() <= allowed).all() else None
 
 
-def warn_of_configuration(
-    config: PreTrainedConfig, layers: Sequence[tuple[Planes, Tensor | None]], class_name: str
-) -> None:
-    """Warn if the configuration asks for other frequencies, or for a key that is not read.
-
-    `layers` are the planes of each layer, and the frequencies that the model states for it.
-    """
-    messages = _unused_keys(config, [planes for planes, _ in layers])
-    configured = configured_inv_freqs(config, layers=len(layers))
-    for layer, ((planes, stated), inv_freq) in enumerate(zip(layers, configured, strict=True)):
-        if stated is not None and inv_freq is not None:
-            difference = _difference(stated.double(), inv_freq, planes.rotary_dim)
-            if difference and not any(difference in earlier for earlier in messages):
-                messages.append(f"layer {layer}: {difference}; ropelens measures the model.")
-    for message in messages:
-        warnings.warn(f"{class_name}, {message}", stacklevel=2)
-
-
-def _unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
+def unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
     """Keys that do not change a rotation and that transformers does not report itself."""
     facts = config.to_dict()
     with suppress(OSError, ValueError):  # transformers drops some keys of the file
@@ -144,36 +133,38 @@ def _unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
     return [f"{fault}: {key}" for key in unused]
 
 
-def configured_inv_freqs(
+def configured_rotations(
     config: PreTrainedConfig, *, layers: int, length: int | None = None
-) -> list[Float[Tensor, " frequency"] | None]:
-    """Frequencies (rad/token) of each layer that the configuration asks for.
+) -> list[tuple[Float[Tensor, " frequency"] | None, float]]:
+    """Frequencies (rad/token) and attention factor that the configuration asks for, by layer.
 
-    None if the configuration states none, or uses keys that only its family knows.
+    The frequencies are None if the configuration states none, or uses keys that only its
+    family knows.
     """
     facts = config.to_dict()
     parameters, types = facts.get("rope_parameters") or {}, facts.get("layer_types") or [None]
     if {*(facts.get("layer_rope_theta") or ())} - {0, parameters.get("rope_theta")}:
-        return [None] * layers
+        return [(None, 1.0)] * layers
 
-    def inv_freq_of(layer_type: str | None) -> Float[Tensor, " frequency"] | None:
+    def of_type(layer_type: str | None) -> tuple[Float[Tensor, " frequency"] | None, float]:
         layer_type = layer_type if isinstance(parameters.get(layer_type), dict) else None
         part = parameters if layer_type is None else parameters[layer_type]
         init = ROPE_INIT_FUNCTIONS.get(part.get("rope_type", "default"))
         with suppress(AttributeError, KeyError, TypeError, ValueError):  # unknown keys
             if init is not None:
-                return init(config, "cpu", seq_len=length, layer_type=layer_type)[0].double()
+                w, factor = init(config, "cpu", seq_len=length, layer_type=layer_type)
+                return w.double(), float(factor)
             shape = stated_shape(config, part)
             rotary = int(shape.head_dim * (part.get("partial_rotary_factor") or 1))
             plain = frequencies(parse_variant("rope"), replace(shape, head_dim=rotary))
-            return plain[0].double()
-        return None
+            return plain[0].double(), 1.0
+        return None, 1.0
 
-    by_type = {layer_type: inv_freq_of(layer_type) for layer_type in types}
+    by_type = {layer_type: of_type(layer_type) for layer_type in types}
     return [by_type[types[layer % len(types)]] for layer in range(layers)]
 
 
-def _difference(
+def stated_difference(
     stated: Float[Tensor, " stated"], configured: Float[Tensor, " frequency"], rotary: int
 ) -> str:
     """Difference from the configured frequencies in words; "" if they are equal."""
@@ -186,8 +177,11 @@ def _difference(
     worst = int(error.argmax())
     if error[worst] <= 1e-6:  # rounding in float32
         return ""
-    rounded = error[worst] <= 4e-3  # rounding in half precision
-    cause = "are rounded to half precision" if rounded else "differ from its configuration"
+    ratio, cause = (stated / configured).nan_to_num(), "differ from its configuration"
+    if error[worst] <= 4e-3:
+        cause = "are rounded to half precision"
+    elif (ratio / ratio[0] - 1).abs().max() < 1e-3:
+        cause = f"are {float(ratio[0]):.4g} times as high as in its configuration"
     return (
         f"the frequencies {cause}: plane {worst} rotates by {float(stated[worst]):.6g} "
         f"rad/token, the configuration asks for {float(configured[worst]):.6g}"
