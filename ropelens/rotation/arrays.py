@@ -118,17 +118,21 @@ def read_array(
         # RoPE does to a vector of ones what it does to the text.
         ones = x / before
         ones[..., planes.first], ones[..., planes.second] = factor.real, factor.imag
-        found = _read(ones.nan_to_num(1, 1, 1), offsets, noise, counts)
-        options.append((replace(found, factor=float(factor.abs().mean())), factor[:, 0]))
+        ones = ones.nan_to_num(1, 1, 1)
+        options.append((_read(ones, offsets, noise, counts), ones))
     least = min(found.measured.residual for found, _ in options)
     fits = (o for o in options if o[0].measured.residual <= 2 * least + 4 * noise)
-    found, first = next(fits)
-    turns = torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1) + positions[0]
-    w = found.measured.planes.inv_freq.double().nan_to_num(0)
-    fit = (first[:, None] * torch.polar(torch.ones(()).double(), -turns[:, None] * w)).real.sum(
-        -1
+    found, ones = next(fits)
+    planes, turns = found.measured.planes, torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1)
+    if planes.pairing == "none":
+        return found
+    z, angle = (
+        _complex(ones, planes),
+        (positions[0] + turns)[:, None] * planes.inv_freq.double(),
     )
-    return replace(found, shift=tuple((turns[fit.argmax(1)] - positions[0]).tolist()))
+    agreement = (z[:, :1] * torch.exp(-1j * angle.nan_to_num(0))).real.sum(-1)
+    shift = tuple(turns[agreement.argmax(1)].tolist())
+    return replace(found, factor=float(z.abs().mean()), shift=shift)
 
 
 def _complex(x: ByHead, planes: Planes) -> Complex[Tensor, "head position frequency"]:
@@ -146,7 +150,7 @@ def _read(
     measured = read_rotation(x, offsets, noise=noise, counts=counts)
     z = _complex(x, measured.planes)
     angle = offsets[:, None] * measured.planes.inv_freq.double().nan_to_num(0)
-    still = z * torch.polar(torch.ones(()).double(), -angle)
+    still = z * torch.exp(-1j * angle)
     change = (still - still[:, :1]).abs().square().sum(-1).sqrt() / x.square().sum(-1).sqrt()
     rounding = 4 * 2**-23 * angle.abs().sum(-1)
     allowed = max(MOVED, 4 * noise, 4 * measured.residual) + rounding
