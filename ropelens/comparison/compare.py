@@ -12,12 +12,12 @@ import numpy as np
 import xarray as xr
 
 from ropelens.checkpoints.files import fingerprint
-from ropelens.checkpoints.load import load
 from ropelens.comparison.entries import ComparisonEntry, find_entries, head_measures, measure
 from ropelens.comparison.table import NO_PARTNER
 from ropelens.errors import BadArgument, Count, Positive, explained, public
 from ropelens.profiles.measurement import versions
 from ropelens.profiles.measures import open_profile
+from ropelens.rotation.load import load
 from ropelens.runtime.devices import device_named
 from ropelens.runtime.folder import file_name
 from ropelens.runtime.processes import gather, place

@@ -125,7 +125,7 @@ class RotationProbe:
         live = self.live
         key = context if live.depends_on_length else None
         if key not in self._layers:
-            self._layers[key] = _measure(live, context)
+            self._layers[key] = measure_layers(live, context)
             if not live.depends_on_length:
                 for fault in self.faults():
                     message = f"{live.class_name}, {fault}; ropelens measures the model."
@@ -226,7 +226,8 @@ def read_rotations(
     }
 
 
-def _measure(live: LiveModel, context: int | None) -> list[LayerRotation]:
+def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
+    """Rotation of each layer without edits; `measure_rope` explains `context`."""
     config, longest = live.config, 2**24  # a wavelength of 10 million tokens still turns
     if "rope_parameters" not in config.to_dict() or not stated_inv_freq(live, 0):
         longest = live.context - 1  # positions may index a table
