@@ -149,12 +149,12 @@ def _read(
     x = x / growth[:, None]
     measured = read_rotation(x, offsets, noise=noise, counts=counts)
     z = _complex(x, measured.planes)
-    angle = offsets[:, None] * measured.planes.inv_freq.double().nan_to_num(0)
-    still = z * torch.exp(-1j * angle)
-    change = (still - still[:, :1]).abs().square().sum(-1).sqrt() / x.square().sum(-1).sqrt()
-    rounding = 4 * 2**-23 * angle.abs().sum(-1)
-    allowed = max(MOVED, 4 * noise, 4 * measured.residual) + rounding
-    moved, fault = change > allowed, ""
+    w, steps = measured.planes.inv_freq.double().nan_to_num(0), offsets[:, None]
+    still = z * torch.exp(-1j * steps * w)
+    error = 4 * steps * (measured.resolution * w.abs()).nan_to_num(0) * z.abs()
+    moved = ((still - still[:, :1]).abs() - error).clamp(min=0).square().sum(-1).sqrt()
+    moved = moved > max(MOVED, 4 * noise, 4 * measured.residual) * x.square().sum(-1).sqrt()
+    fault = ""
     if measured.residual > NOT_A_ROTATION or moved.any():
         alone = (
             [_read(head, offsets, noise, counts) for head in x.split(1)] if len(x) > 1 else []
@@ -166,8 +166,7 @@ def _read(
         elif measured.residual > NOT_A_ROTATION:
             fault = f"changes with position, but not by a rotation ({measured.residual:.2g})"
         else:
-            late = int(offsets[moved.any(0)][0])
-            fault = f"angles do not grow with the position, from {late} tokens on"
+            fault = "angles are not proportional to the position"
     return ArrayRotation(measured, fault, growth)
 
 

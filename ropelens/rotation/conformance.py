@@ -120,15 +120,17 @@ def model_faults(
 def array_faults(found: ArrayRotation, asked: AskedRotation, longest: int) -> list[str]:
     """Properties in which queries or keys at offsets up to `longest` differ from `asked`."""
     planes, wanted = found.measured.planes, asked.inv_freq
-    if found.fault or wanted is None:
-        return [found.fault] if found.fault else []
-    turns = bool((wanted.abs() * longest > TURNED).any())
-    if planes.pairing == "none" or not turns:
-        same = turns == (planes.pairing != "none")
-        return [] if same else [f"it {'does' if turns else 'must'} not rotate"]
+    if found.fault:
+        return [found.fault]
     faults, w = [], asked.direction * planes.inv_freq.double()
-    if planes.pairing not in asked.pairings:
+    if wanted is not None:
+        turns = bool((wanted.abs() * longest > TURNED).any())
+        if turns != (planes.pairing != "none"):
+            return [f"it {'does' if turns else 'must'} not rotate"]
+    if planes.pairing not in (*asked.pairings, "none"):
         faults.append(f"it has {planes.pairing} pairing, not {asked.pairings[0]}")
+    if wanted is None or planes.pairing == "none":
+        return faults
     both = min(len(w), len(wanted))
     rest = torch.cat([w[both:], wanted[both:]]).abs().nan_to_num(0)
     if (planes.pairing == "half" and len(w) != len(wanted)) or (rest * longest > TURNED).any():

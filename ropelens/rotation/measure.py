@@ -149,10 +149,12 @@ def _measure_arrays(
     ]
     values: dict[str, Any] = {
         "inv_freq": stack(x.term_inv_freq for x in planes),
+        "inv_freq_stated": stack(torch.full((x.terms,), math.nan) for x in planes),
         "inv_freq_configured": stack(configured),
         "residual": [rotation.measured.residual for rotation in first],
         "pairing": [x.pairing for x in planes],
         "rotary_dim": [x.rotary_dim for x in planes],
+        "layer_type": [""] * len(first),
         "query_scale": stack(rotation.growth for rotation in first),
     }
     coords = {"layer": list(found), "position": positions.tolist()}
@@ -170,9 +172,8 @@ def _dataset(
 ) -> xr.Dataset:
     with np.errstate(divide="ignore"):
         values["wavelength"] = 2 * math.pi / np.abs(values["inv_freq"])
-    order = [row.name for row in ROTATION if row.name in values]
-    variables = labelled({name: values[name] for name in order}, ROTATION)
-    return xr.Dataset(variables, coords=coords, attrs=verdict)
+    values = {row.name: values[row.name] for row in ROTATION}
+    return xr.Dataset(labelled(values, ROTATION), coords=coords, attrs=verdict)
 
 
 @public
