@@ -7,6 +7,7 @@ transformers would replace with random numbers, and models that are not causal.
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ropelens.checkpoints import files
 from ropelens.checkpoints.load_options import Loading, Quantization
+from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained
+from ropelens.noise import TOKENS, allowed_residual, logit_change, noise_tokens, run_noise
 from ropelens.runtime.devices import device_named, device_of, free_bytes, room_for_weights
 
 
@@ -66,7 +69,7 @@ class Opened:
                     parameter.data = parameter.data.to(self.torch_dtype)
             model.config._name_or_path = self.checkpoint.name
             model.eval().requires_grad_(False)
-            _check_causal(model)
+            check_causal(model)
         return model
 
     def _from_pretrained(self) -> PreTrainedModel:
@@ -162,29 +165,30 @@ def _first_names(names: Iterable[str]) -> str:
 
 
 @torch.no_grad()
-def _check_causal(model: PreTrainedModel) -> None:
+def check_causal(model: PreTrainedModel) -> None:
     """Raise UnsupportedModel if another last token changes the logits of earlier positions.
 
     Some configurations do not state whether a model is causal.
     """
-    length, vocabulary = 8, model.config.get_text_config().vocab_size
-    tokens = torch.arange(length, device=device_of(model)) % vocabulary
-    pair = torch.stack([tokens, tokens])
-    pair[1, -1] = (pair[1, -1] + 1) % vocabulary
+    name, vocabulary = type(model).__name__, model.config.get_text_config().vocab_size
+    ids = noise_tokens(vocabulary, stated_context(model.config) or TOKENS)
+    run = lambda ids: model(input_ids=ids.to(device_of(model)), use_cache=False).logits  # noqa: E731
     with explained(
-        f"{type(model).__name__} does not run in {model.dtype} on token ids.",
+        f"{name} does not run in {model.dtype} on token ids.",
         hint="another dtype (float32 or bfloat16), or another checkpoint",
     ):
-        logits = model(input_ids=pair, use_cache=False).logits
+        logits = run(ids)
         if not torch.isfinite(logits).all():
             raise ValueError("some logits are NaN or infinite")
-    change = (logits[0] - logits[1]).abs().amax(-1)
-    tolerance = max(1e-4, 4 * torch.finfo(model.dtype).eps)
-    earlier, last = float(change[:-1].max()), float(change[-1])
-    if earlier > tolerance * last:
+    pairs = [
+        logit_change(logits[[i]], logits[[j]]) for i, j in combinations(range(len(ids)), 2)
+    ]
+    change = torch.cat(pairs)[:, :-1].median(0).values.max()  # experts may flip in one sequence
+    eps, noise = torch.finfo(model.dtype).eps, run_noise(run, ids)
+    if change > allowed_residual(noise, eps):
         raise UnsupportedModel(
-            f"{type(model).__name__} is not a causal language model.",
-            seen=f"another last token changes earlier logits by {earlier:.2g}, and the last "
-            f"logits by {last:.2g}",
+            f"{name} is not a causal language model.",
+            seen=f"another last token changes earlier logits by {float(change):.2g} of their "
+            f"spread over the vocabulary; equal runs differ by {noise:.2g}",
             hint="a decoder-only model, such as a Llama",
         )

@@ -29,11 +29,11 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def recomputed(model: nn.Module) -> Iterator[None]:
-    """Enable gradients and store only inputs of layers; a backward pass runs layers again."""
+def gradients_enabled(model: nn.Module, *, recomputed: bool) -> Iterator[None]:
+    """Enable gradients; with `recomputed`, store only inputs of layers and run layers again."""
     with torch.enable_grad(), without_dropout(model), ExitStack() as stack:
         for module in model.modules():
-            if isinstance(module, GradientCheckpointingLayer):
+            if recomputed and isinstance(module, GradientCheckpointingLayer):
                 again = partial(checkpoint, module.forward, use_reentrant=False)
                 stack.enter_context(_replaced_forward(module, again))
         yield

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import UnsupportedModel
 from ropelens.model.live_model import LiveModel
+from ropelens.noise import allowed_residual
 from ropelens.runtime.devices import computes_on
 
 
@@ -97,7 +98,7 @@ def logit_directions(
     norm, x = norms[0], norms[1]
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
     gradients = torch.autograd.grad(x, head_outputs, direction, materialize_grads=True)
-    close = max(1e-3, 4 * live.noise)
+    close = allowed_residual(0, live.eps)
     same = (torch.allclose(g.to(direction), direction, close, close) for g in gradients)
     _check_linear(live, all(same))
     x = x[0].detach()

@@ -9,6 +9,7 @@ from functools import cache, partial
 from importlib.metadata import version
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -19,6 +20,7 @@ from ropelens.config_facts import count_length_mismatches
 from ropelens.errors import IN_WORDS, BadArgument
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
+from ropelens.noise import NOISY
 from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
 from ropelens.text.batches import PackedRow
@@ -126,6 +128,23 @@ class Measurement:
         return Batch(part, rows.zero_hidden(part.hidden), scored, fitted)
 
     @property
+    def _noise(self) -> dict[str, float]:
+        """Rounding noise of each kind, relative; warns if it is large."""
+        live, layers = self.live, self.rotation.layers(self.text.context)
+        noise = {
+            "noise_run": live.noise.run,
+            "noise_call": max(live.noise.call.values(), default=0.0),
+            "noise_rotation": float(np.nanmax([layer.measured.noise for layer in layers])),
+        }
+        if (largest := max(noise.values())) > NOISY:
+            warnings.warn(
+                f"{live.class_name} has a rounding noise of {largest:.1%}: sound runs differ by "
+                "up to this share",
+                stacklevel=4,
+            )
+        return noise
+
+    @property
     def facts(self) -> dict[str, str | int | float]:
         """The attributes of results: model, tokens, options and versions."""
         live, text, config = self.live, self.text, self.live.model.config
@@ -133,6 +152,7 @@ class Measurement:
             "model": short_name(str(config.name_or_path)) or live.class_name,
             "revision": str(config.to_dict().get("_commit_hash") or ""),
             "dtype": str(live.model.dtype).removeprefix("torch."),
+            **self._noise,
             "seed": self.seed,
             "context": text.context,
             "trained_context": live.context,

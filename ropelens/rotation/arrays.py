@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ropelens.errors import BadArgument, explained
+from ropelens.noise import FLOOR, allowed_residual
 from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Planes, read_rotation
 
 Arrays = Mapping[str, Any] | str | Path
@@ -29,9 +30,6 @@ LAYOUT = (
 
 NOT_A_ROTATION = 0.05
 """Relative change of lengths that bfloat16 stays below, and another pairing exceeds."""
-
-MOVED = 1e-3
-"""Relative change of queries or keys in float32 that is not rounding."""
 
 FARTHEST_SHIFT = 4096  # tokens
 
@@ -102,11 +100,14 @@ def read_array(
     """Read the rotation of one array; `counts` are the numbers of planes to try first."""
     halves = (torch.bfloat16, torch.float16)
     exact = (dtype for dtype in halves if torch.equal(x.to(dtype).to(x.dtype), x))
-    noise, offsets = torch.finfo(next(exact, torch.float32)).eps, positions - positions[0]
+    rounding, offsets = (
+        torch.finfo(next(exact, torch.float32)).eps / 4,
+        positions - positions[0],
+    )
     if before is None:
-        return _read(x.double(), offsets, noise, counts)
+        return _read(x.double(), offsets, rounding, counts)
     x, before = x.double(), before.double()
-    moved = (x - before).square().mean((0, 1)).sqrt() > MOVED * before.square().mean().sqrt()
+    moved = (x - before).square().mean((0, 1)).sqrt() > FLOOR * before.square().mean().sqrt()
     changed = [*moved.nonzero()[:, 0].tolist()] or [0]
     start = changed[0] - changed[0] % 2
     shapes = [(n, 0) for n in (*counts, x.shape[-1] // 2) if changed[-1] < 2 * n <= x.shape[-1]]
@@ -119,9 +120,9 @@ def read_array(
         ones = x / before
         ones[..., planes.first], ones[..., planes.second] = factor.real, factor.imag
         ones = ones.nan_to_num(1, 1, 1)
-        options.append((_read(ones, offsets, noise, counts), ones))
+        options.append((_read(ones, offsets, rounding, counts), ones))
     least = min(found.measured.residual for found, _ in options)
-    fits = (o for o in options if o[0].measured.residual <= 2 * least + 4 * noise)
+    fits = (o for o in options if o[0].measured.residual <= 2 * least + 16 * rounding)
     found, ones = next(fits)
     planes, turns = found.measured.planes, torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1)
     if planes.pairing == "none":
@@ -140,25 +141,25 @@ def _complex(x: ByHead, planes: Planes) -> Complex[Tensor, "head position freque
 
 
 def _read(
-    x: ByHead, offsets: Int[Tensor, " position"], noise: float, counts: list[int]
+    x: ByHead, offsets: Int[Tensor, " position"], rounding: float, counts: list[int]
 ) -> ArrayRotation:
     """Read one token at positions that start with 0 and 1, and check that it only rotates."""
     length = x.square().sum((0, 2)).sqrt()
     growth = length / length[0]
-    growth = growth.where((growth - 1).abs() > max(MOVED, 4 * noise), 1)
+    growth = growth.where((growth - 1).abs() > allowed_residual(0, rounding), 1)
     x = x / growth[:, None]
+    size = x.square().mean((0, 1)).sqrt()
+    noise = rounding * size.clamp(min=0.1 * size.square().mean().sqrt())
     measured = read_rotation(x, offsets, noise=noise, counts=counts)
-    z = _complex(x, measured.planes)
-    w, steps = measured.planes.inv_freq.double().nan_to_num(0), offsets[:, None]
-    still = z * torch.exp(-1j * steps * w)
-    error = 4 * steps * (measured.resolution * w.abs()).nan_to_num(0) * z.abs()
+    planes, z = measured.planes, _complex(x, measured.planes)
+    still = z * torch.exp(-1j * offsets[:, None] * planes.inv_freq.double().nan_to_num(0))
+    error = offsets[:, None] * measured.resolution.nan_to_num(0, 0, 0) * z.abs()
     moved = ((still - still[:, :1]).abs() - error).clamp(min=0).square().sum(-1).sqrt()
-    moved = moved > max(MOVED, 4 * noise, 4 * measured.residual) * x.square().sum(-1).sqrt()
-    fault = ""
+    allowed = max(allowed_residual(0, rounding), 4 * measured.residual)
+    fault, moved = "", moved > allowed * x.square().sum(-1).sqrt()
     if measured.residual > NOT_A_ROTATION or moved.any():
-        alone = (
-            [_read(head, offsets, noise, counts) for head in x.split(1)] if len(x) > 1 else []
-        )
+        heads = x.split(1) if len(x) > 1 else ()
+        alone = [_read(head, offsets, rounding, counts) for head in heads]
         words = [_describe(head.measured.planes) for head in alone]
         other = next((h for h, text in enumerate(words) if text != words[0]), 0)
         if other and not any(head.fault for head in alone):

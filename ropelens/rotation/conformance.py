@@ -135,8 +135,7 @@ def array_faults(found: ArrayRotation, asked: AskedRotation, longest: int) -> li
     rest = torch.cat([w[both:], wanted[both:]]).abs().nan_to_num(0)
     if (planes.pairing == "half" and len(w) != len(wanted)) or (rest * longest > TURNED).any():
         faults.append(f"{2 * len(w)} coordinates of a head rotate, not {2 * len(wanted)}")
-    allowed = 32 * found.measured.resolution * planes.inv_freq.abs() + 2e-6 * w.abs()
-    allowed = allowed.nan_to_num(0.25 / longest)[:both]
+    allowed = found.measured.resolution[:both] + 2e-6 * w[:both].abs().nan_to_num(0)
 
     def differs(inv_freq: Tensor) -> bool:
         turned = torch.remainder(w[:both] - inv_freq + math.pi, 2 * math.pi) - math.pi

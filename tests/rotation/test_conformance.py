@@ -214,13 +214,9 @@ ROWS = [pytest.param(*row, False, id=report) for report, *row in OF_TOKENS]
 ROWS += [pytest.param(*row, True, id=report) for report, *row in OF_TEXT]
 
 
-@pytest.mark.parametrize(
-    ("report", "asked", "bug", "fault", "text"),
-    ROWS,
-    ids=lambda x: x if isinstance(x, str) and "#" in x else "",
-)
-def test_a_historic_bug_has_its_verdict(report, asked, bug, fault, text):
-    rope = rl.measure_rope(dumped(bug, TEXT if text else STEPS, text=text), config=asked)
+@pytest.mark.parametrize(("asked", "bug", "fault", "of_text"), ROWS)
+def test_a_historic_bug_has_its_verdict(asked, bug: Bug, fault: str, of_text: bool):
+    rope = rl.measure_rope(dumped(bug, TEXT if of_text else STEPS, text=of_text), config=asked)
     assert rope.attrs["verdict"] == ("different" if fault else "same")
     assert fault in rope.attrs["why"]
 
