@@ -128,9 +128,13 @@ class Measurement:
         return Batch(part, rows.zero_hidden(part.hidden), scored, fitted)
 
     @property
-    def _noise(self) -> dict[str, float]:
-        """Rounding noise of each kind, relative; warns if it is large."""
-        live, layers = self.live, self.rotation.layers(self.text.context)
+    def facts(self) -> dict[str, str | int | float]:
+        """The attributes of results: model, noise, tokens, options and versions.
+
+        Warns if the rounding noise is large.
+        """
+        live, text, config = self.live, self.text, self.live.model.config
+        layers = self.rotation.layers(text.context)
         noise = {
             "noise_run": live.noise.run,
             "noise_call": max(live.noise.call.values(), default=0.0),
@@ -138,21 +142,15 @@ class Measurement:
         }
         if (largest := max(noise.values())) > NOISY:
             warnings.warn(
-                f"{live.class_name} has a rounding noise of {largest:.1%}: sound runs differ by "
-                "up to this share",
-                stacklevel=4,
+                f"{live.class_name} has a rounding noise of {largest:.1%}: sound runs differ "
+                "by up to this share",
+                stacklevel=3,
             )
-        return noise
-
-    @property
-    def facts(self) -> dict[str, str | int | float]:
-        """The attributes of results: model, tokens, options and versions."""
-        live, text, config = self.live, self.text, self.live.model.config
         return {
             "model": short_name(str(config.name_or_path)) or live.class_name,
             "revision": str(config.to_dict().get("_commit_hash") or ""),
             "dtype": str(live.model.dtype).removeprefix("torch."),
-            **self._noise,
+            **noise,
             "seed": self.seed,
             "context": text.context,
             "trained_context": live.context,
@@ -226,7 +224,8 @@ def padding_ids(model: PreTrainedModel) -> dict[int, int]:
     one such token.
     """
     ids, config = [], model.config.get_text_config()
-    for facts in (config.to_dict(), (model.generation_config or config).to_dict()):
+    generation = getattr(model, "generation_config", None) or config  # older classes have none
+    for facts in (config.to_dict(), generation.to_dict()):
         end = facts.get("eos_token_id")
         ids += [facts.get("pad_token_id"), *(end if isinstance(end, list) else [end])]
     return {id: 1 if id == ids[0] else 2 for id in ids if id is not None}

@@ -6,22 +6,25 @@ and keys of any text before and after RoPE.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Complex, Float, Int
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import PreTrainedConfig
 
+from ropelens.config_facts import changes_with_position
 from ropelens.errors import BadArgument, explained
 from ropelens.noise import FLOOR, allowed_residual
 from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Planes, read_rotation
+from ropelens.rotation.conformance import asked_rotations, differences
+from ropelens.rotation.probe import LayerRotation
 
-Arrays = Mapping[str, Any] | str | Path
-ByHead = Float[Tensor, "head position coordinate"]
+ArraySource = Mapping[str, Any] | str | Path
+Vectors = Float[Tensor, "head position coordinate"]
 
 LAYOUT = (
     "q and k after RoPE, [position, head, coordinate] (q.3 is layer 3) or [layer, position, "
@@ -34,14 +37,12 @@ NOT_A_ROTATION = 0.05
 FARTHEST_SHIFT = 4096  # tokens
 
 
-@dataclass(frozen=True)
-class ArrayRotation:
+class ArrayRotation(NamedTuple):
     """The rotation of the queries or the keys of one layer.
 
-    `fault` states how they change with position if this is not one rotation, and is "" if it
-    is one. `growth` is their length relative to the first position. If the arrays before RoPE
-    are known, `factor` is the factor of RoPE on lengths. `shift` is then the position by which
-    RoPE rotates each head at the first position, minus this position.
+    `fault` is "" if one rotation explains them. `growth` is their length relative to the first
+    position. `factor` (the attention factor) and `shift` (the positions by which RoPE rotates
+    each head too far) are known if the arrays before RoPE are known.
     """
 
     measured: MeasuredRotation
@@ -52,13 +53,9 @@ class ArrayRotation:
 
 
 def read_arrays(
-    source: Arrays,
-) -> tuple[Int[Tensor, " position"], dict[tuple[int, str], tuple[ByHead, ByHead | None]]]:
-    """Positions, and arrays after and before RoPE for each layer and each of "q" and "k".
-
-    Raises `BadArgument` for unknown names, shapes that do not fit, numbers that are not finite,
-    and positions that do not start with two neighbours.
-    """
+    source: ArraySource,
+) -> tuple[Int[Tensor, " position"], dict[tuple[int, str], tuple[Vectors, Vectors | None]]]:
+    """Positions, and arrays after and before RoPE for each layer and each of "q" and "k"."""
     with explained("The arrays cannot be read.", LAYOUT, error=BadArgument):
         if isinstance(source, (str, Path)):
             numpy = Path(source).suffix == ".npz"
@@ -94,84 +91,98 @@ def read_arrays(
     }
 
 
+def array_layers(
+    source: ArraySource, config: PreTrainedConfig | None, context: int | None
+) -> tuple[dict[int, LayerRotation], list[str]]:
+    """The rotation of q (or of k, without q) by layer, and how q and k differ from `config`."""
+    positions, arrays = read_arrays(source)
+    longest, count = int(positions[-1] - positions[0]), 1 + max(layer for layer, _ in arrays)
+    if config is not None and count > config.num_hidden_layers:
+        seen = f"layer {count - 1}; the configuration has {config.num_hidden_layers} layers"
+        raise BadArgument("The configuration has no such layer.", seen=seen)
+    asked = asked_rotations(config, layers=count, length=context or int(positions[-1]) + 1)
+    grows = config is None or changes_with_position(config)
+    layers: dict[int, LayerRotation] = {}
+    faults, shifts = [], dict[int, set[int]]()
+    for (layer, name), (x, before) in arrays.items():
+        inv_freq = asked[layer].inv_freq
+        found = read_array(x, before, positions, [] if inv_freq is None else [len(inv_freq)])
+        measured, texts = found.measured, [found.fault] * bool(found.fault)
+        if not texts:
+            facts: Any = {"longest": longest, "factor": found.factor}
+            texts = differences(measured, asked[layer], **facts)
+        if not grows and (found.growth != 1).any():
+            texts.append("its length changes with position")
+        faults += [f"layer {layer}, {name}: {'; '.join(texts)}"] * bool(texts)
+        scale = dict(zip(positions.tolist(), found.growth.tolist(), strict=True))
+        layers.setdefault(layer, LayerRotation(measured, None, measured.planes, scale))
+        shifts.setdefault(layer, set()).update(found.shift)
+    faults += [
+        f"layer {layer}: heads rotate {sorted(shift)} positions too far"
+        for layer, shift in shifts.items()
+        if len(shift) > 1
+    ]
+    return layers, faults
+
+
 def read_array(
-    x: ByHead, before: ByHead | None, positions: Int[Tensor, " position"], counts: list[int]
+    x: Vectors, before: Vectors | None, positions: Int[Tensor, " position"], counts: list[int]
 ) -> ArrayRotation:
     """Read the rotation of one array; `counts` are the numbers of planes to try first."""
     halves = (torch.bfloat16, torch.float16)
     exact = (dtype for dtype in halves if torch.equal(x.to(dtype).to(x.dtype), x))
-    rounding, offsets = (
-        torch.finfo(next(exact, torch.float32)).eps / 4,
-        positions - positions[0],
-    )
+    rounding = torch.finfo(next(exact, torch.float32)).eps / 4
+    offsets, size = positions - positions[0], x.shape[-1]
     if before is None:
         return _read(x.double(), offsets, rounding, counts)
     x, before = x.double(), before.double()
     moved = (x - before).square().mean((0, 1)).sqrt() > FLOOR * before.square().mean().sqrt()
-    changed = [*moved.nonzero()[:, 0].tolist()] or [0]
-    start = changed[0] - changed[0] % 2
-    shapes = [(n, 0) for n in (*counts, x.shape[-1] // 2) if changed[-1] < 2 * n <= x.shape[-1]]
-    shapes.append(((changed[-1] - start) // 2 + 1, start))
-    options = []
-    for (count, offset), pairing in ((shape, p) for shape in shapes for p in PAIRINGS):
-        planes = Planes(torch.zeros(count), x.shape[-1], pairing, offset)
-        factor = _complex(x, planes) / _complex(before, planes)
-        # RoPE does to a vector of ones what it does to the text.
-        ones = x / before
-        ones[..., planes.first], ones[..., planes.second] = factor.real, factor.imag
-        ones = ones.nan_to_num(1, 1, 1)
-        options.append((_read(ones, offsets, rounding, counts), ones))
-    least = min(found.measured.residual for found, _ in options)
-    fits = (o for o in options if o[0].measured.residual <= 2 * least + 16 * rounding)
-    found, ones = next(fits)
+    changed = moved.nonzero()[:, 0].tolist() or [0]
+    start, options = changed[0] - changed[0] % 2, []
+    shapes = [(n, 0) for n in (*counts, size // 2) if changed[-1] < 2 * n <= size]
+    for count, offset in (*shapes, ((changed[-1] - start) // 2 + 1, start)):
+        for pairing in PAIRINGS:
+            planes = Planes(torch.zeros(count), size, pairing, offset)
+            ratio, factor = x / before, _complex(x, planes) / _complex(before, planes)
+            # If each plane of a token is 1, RoPE changes it to this factor.
+            ratio[..., planes.first], ratio[..., planes.second] = factor.real, factor.imag
+            ratio = ratio.nan_to_num(1, 1, 1)
+            options.append((_read(ratio, offsets, rounding, counts), ratio))
+    least = min(found.measured.residual for found, _ in options) + 8 * rounding
+    found, ratio = next(o for o in options if o[0].measured.residual <= 2 * least)
     planes, turns = found.measured.planes, torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1)
     if planes.pairing == "none":
         return found
     z, angle = (
-        _complex(ones, planes),
+        _complex(ratio, planes),
         (positions[0] + turns)[:, None] * planes.inv_freq.double(),
     )
     agreement = (z[:, :1] * torch.exp(-1j * angle.nan_to_num(0))).real.sum(-1)
     shift = tuple(turns[agreement.argmax(1)].tolist())
-    return replace(found, factor=float(z.abs().mean()), shift=shift)
+    return found._replace(factor=float(z.abs().mean()), shift=shift)
 
 
-def _complex(x: ByHead, planes: Planes) -> Complex[Tensor, "head position frequency"]:
-    return torch.complex(x[..., planes.first].double(), x[..., planes.second].double())
+def _complex(x: Vectors, planes: Planes) -> Complex[Tensor, "head position frequency"]:
+    return torch.complex(x[..., planes.first], x[..., planes.second])
 
 
 def _read(
-    x: ByHead, offsets: Int[Tensor, " position"], rounding: float, counts: list[int]
+    x: Vectors, offsets: Int[Tensor, " position"], rounding: float, counts: list[int]
 ) -> ArrayRotation:
     """Read one token at positions that start with 0 and 1, and check that it only rotates."""
-    length = x.square().sum((0, 2)).sqrt()
+    length, allowed = x.square().sum((0, 2)).sqrt(), allowed_residual(0, rounding)
     growth = length / length[0]
-    growth = growth.where((growth - 1).abs() > allowed_residual(0, rounding), 1)
+    growth = growth.where((growth - 1).abs() > allowed, 1)
     x = x / growth[:, None]
     size = x.square().mean((0, 1)).sqrt()
     noise = rounding * size.clamp(min=0.1 * size.square().mean().sqrt())
     measured = read_rotation(x, offsets, noise=noise, counts=counts)
-    planes, z = measured.planes, _complex(x, measured.planes)
-    still = z * torch.exp(-1j * offsets[:, None] * planes.inv_freq.double().nan_to_num(0))
-    error = offsets[:, None] * measured.resolution.nan_to_num(0, 0, 0) * z.abs()
-    moved = ((still - still[:, :1]).abs() - error).clamp(min=0).square().sum(-1).sqrt()
-    allowed = max(allowed_residual(0, rounding), 4 * measured.residual)
-    fault, moved = "", moved > allowed * x.square().sum(-1).sqrt()
-    if measured.residual > NOT_A_ROTATION or moved.any():
-        heads = x.split(1) if len(x) > 1 else ()
-        alone = [_read(head, offsets, rounding, counts) for head in heads]
-        words = [_describe(head.measured.planes) for head in alone]
-        other = next((h for h, text in enumerate(words) if text != words[0]), 0)
-        if other and not any(head.fault for head in alone):
-            fault = f"heads rotate differently: head 0 {words[0]}, head {other} {words[other]}"
-        elif measured.residual > NOT_A_ROTATION:
-            fault = f"changes with position, but not by a rotation ({measured.residual:.2g})"
-        else:
-            fault = "angles are not proportional to the position"
+    z, distance = _complex(x, measured.planes), offsets[:, None]
+    still = z * torch.exp(-1j * distance * measured.planes.inv_freq.double().nan_to_num(0))
+    error = distance * measured.resolution.nan_to_num(0, 0, 0) * z.abs()
+    moved = ((still - still[:, :1]).abs() - error).clamp(min=0).square().sum(-1)
+    moved = (moved / x.square().sum(-1)).sqrt() > max(allowed, 4 * measured.residual)
+    fault = "changes with position, but not by one rotation of all heads" * bool(moved.any())
+    if measured.residual > NOT_A_ROTATION:
+        fault = f"changes with position, but not by a rotation ({measured.residual:.2g})"
     return ArrayRotation(measured, fault, growth)
-
-
-def _describe(planes: Planes) -> str:
-    if planes.pairing == "none":
-        return "does not rotate"
-    return f"has {planes.pairing} pairing and {planes.inv_freq[0]:.4g} rad/token"

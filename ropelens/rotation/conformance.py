@@ -1,26 +1,15 @@
 """The rotation that a configuration asks for, and the properties in which another differs."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from ropelens import config_facts
-from ropelens.model.live_model import LiveModel
-from ropelens.rope.planes import PAIRINGS, Pairing, Planes
-from ropelens.rotation.arrays import ArrayRotation
-from ropelens.rotation.stated import (
-    configured_rotations,
-    stated_difference,
-    stated_factors,
-    unused_keys,
-)
-
-AS_CONFIGURED = "rotates as configured"
+from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Pairing
+from ropelens.rotation.stated import configured_rotations
 
 INTERLEAVED = {
     *("cohere", "cohere2", "cohere2_moe", "codegen", "deepseek_v2", "ernie4_5", "ernie4_5_moe"),
@@ -38,126 +27,92 @@ TURNED = 0.05  # rad: a plane that turns less over all positions may look still
 SAME_FACTOR = 3e-3  # relative difference of attention factors that bfloat16 causes
 
 
-@dataclass(frozen=True)
-class AskedRotation:
+class AskedRotation(NamedTuple):
     """The rotation of one layer that a configuration asks for.
 
-    `inv_freq` is None if it is not known, and empty if the layer must not rotate. An
-    implementation may have any of the `pairings`. `grows` is set if the length of queries may
-    change with their position.
+    `inv_freq` is None if it is unknown, and empty if the layer must not rotate. An
+    implementation may have any of the `pairings`.
     """
 
     inv_freq: Float[Tensor, " frequency"] | None
     factor: float
     pairings: tuple[Pairing, ...]
     direction: int
-    grows: bool
-
-    @classmethod
-    def like(cls, found: ArrayRotation) -> "AskedRotation":
-        """The rotation that other arrays have if they rotate as `found`."""
-        planes, factor = found.measured.planes, found.factor or 1.0
-        inv_freq = None if found.fault else planes.inv_freq.double().nan_to_num(0)
-        return cls(inv_freq, factor, (planes.pairing,), 1, grows=True)
 
 
 def asked_rotations(
     config: PreTrainedConfig | None, *, layers: int, length: int | None = None
 ) -> list[AskedRotation]:
-    """The rotation of each layer that the configuration asks for; none without one."""
+    """The rotation of each layer that the configuration asks for; any without one."""
     if config is None:
-        return []
+        return [AskedRotation(None, 1.0, PAIRINGS, 1)] * layers
     facts, kind = config.to_dict(), config.model_type
     pairings: tuple[Pairing, ...] = PAIRINGS[1:] if kind in INTERLEAVED else PAIRINGS[:1]
     if facts.get("rope_interleave") or kind not in CONFIG_MAPPING:
         pairings = PAIRINGS
     sliding = facts.get("sliding_window") is not None and kind in ROTATES_IF_SLIDING
     types, rotates = facts.get("layer_types") or [""], facts.get("no_rope_layers") or [True]
-    grows, asked = config_facts.changes_with_position(config), []
+    asked = []
     configured = configured_rotations(config, layers=layers, length=length)
     for layer, (inv_freq, factor) in enumerate(configured):
         full = sliding and types[layer % len(types)] != "sliding_attention"
-        still = full or not rotates[layer % len(rotates)]
+        if full or not rotates[layer % len(rotates)]:
+            inv_freq = torch.zeros(0)
         direction = -1 if kind in CLOCKWISE else 1
-        inv_freq = torch.zeros(0) if still else inv_freq
-        asked.append(AskedRotation(inv_freq, factor, pairings, direction, grows))
+        asked.append(AskedRotation(inv_freq, factor, pairings, direction))
     return asked
 
 
-def model_faults(
-    live: LiveModel,
-    layers: Sequence[tuple[Planes, Tensor | None]],
-    config: PreTrainedConfig | None = None,
-    length: int | None = None,
+def differences(
+    rotation: MeasuredRotation,
+    asked: AskedRotation,
+    *,
+    longest: int = 2**24,
+    factor: float | None = None,
 ) -> list[str]:
-    """Properties in which a model differs from a configuration, by default from its own.
+    """Properties in which a rotation differs from the rotation that is asked for.
 
-    `layers` are the planes of each layer, and the frequencies that the model states for it.
+    `longest` is the largest distance at which it was measured, and `factor` is the attention
+    factor if it is known.
     """
-    config = config or live.config
-    faults = unused_keys(config, [planes for planes, _ in layers])
-    asked = asked_rotations(config, layers=len(layers), length=length)
-    for layer, ((planes, stated), wanted) in enumerate(zip(layers, asked, strict=True)):
-        texts = []
-        if stated is not None and wanted.inv_freq is not None and len(wanted.inv_freq):
-            texts.append(stated_difference(stated.double(), wanted.inv_freq, planes.rotary_dim))
-        factors = stated_factors(live, layer)
-        if planes.rotary_dim and factors and wanted.factor not in factors:
-            texts.append(f"its attention factor is {factors[0]:.6g}, not {wanted.factor:.6g}")
-        if planes.rotary_dim and planes.pairing not in wanted.pairings:
-            texts.append(f"it has {planes.pairing} pairing, not {wanted.pairings[0]}")
-        if stated is not None and (planes.inv_freq.sum() * stated.sum() * wanted.direction < 0):
-            texts.append("its planes rotate backward")
-        turns = wanted.inv_freq is not None and bool(wanted.inv_freq.any())
-        if turns and planes.pairing == "none" and planes.head_dim:
-            texts.append("it does not rotate")
-        text = "; ".join(filter(None, texts))
-        if text and not any(text in earlier for earlier in faults):
-            faults.append(f"layer {layer}: {text}")
-    return faults
-
-
-def array_faults(found: ArrayRotation, asked: AskedRotation, longest: int) -> list[str]:
-    """Properties in which queries or keys at offsets up to `longest` differ from `asked`."""
-    planes, wanted = found.measured.planes, asked.inv_freq
-    if found.fault:
-        return [found.fault]
-    faults, w = [], asked.direction * planes.inv_freq.double()
+    planes, error = rotation.planes, rotation.resolution
+    w, wanted, texts = asked.direction * planes.inv_freq.double(), asked.inv_freq, []
     if wanted is not None:
         turns = bool((wanted.abs() * longest > TURNED).any())
-        if turns != (planes.pairing != "none"):
-            return [f"it {'does' if turns else 'must'} not rotate"]
-    if planes.pairing not in (*asked.pairings, "none"):
-        faults.append(f"it has {planes.pairing} pairing, not {asked.pairings[0]}")
-    if wanted is None or planes.pairing == "none":
-        return faults
-    both = min(len(w), len(wanted))
-    rest = torch.cat([w[both:], wanted[both:]]).abs().nan_to_num(0)
+        if turns != bool(w.any()):
+            still = "" if turns else "the configuration asks for no rotation, but "
+            return [f"{still}it {'does not rotate' if turns else 'rotates'}"]
+    if not w.any():
+        return []
+    if planes.pairing not in asked.pairings:
+        texts.append(f"it has {planes.pairing} pairing, not {asked.pairings[0]}")
+    if wanted is None:
+        return texts
+    if factor is not None and abs(factor / asked.factor - 1) > SAME_FACTOR:
+        texts.append(f"its attention factor is {factor:.6g}, not {asked.factor:.6g}")
+    count = min(len(w), len(wanted))
+    rest = torch.cat([w[count:], wanted[count:]]).abs().nan_to_num(0)
     if (planes.pairing == "half" and len(w) != len(wanted)) or (rest * longest > TURNED).any():
-        faults.append(f"{2 * len(w)} coordinates of a head rotate, not {2 * len(wanted)}")
-    allowed = found.measured.resolution[:both] + 2e-6 * w[:both].abs().nan_to_num(0)
+        sizes = 2 * len(w), 2 * len(wanted)
+        texts.append("{} coordinates of a head rotate, not {}".format(*sizes))
+    w, wanted, error = w[:count], wanted[:count], error[:count] + 1e-6 * wanted[:count].abs()
 
-    def differs(inv_freq: Tensor) -> bool:
-        turned = torch.remainder(w[:both] - inv_freq + math.pi, 2 * math.pi) - math.pi
-        return bool((turned.abs() > allowed).any())
+    def differ(inv_freq: Tensor) -> bool:
+        turned = torch.remainder(w - inv_freq + math.pi, 2 * math.pi) - math.pi
+        return bool((turned.abs() > error).any())
 
-    if differs(wanted[:both]):
-        backward = not differs(-wanted[:both])
-        text = stated_difference(w[:both], wanted[:both], planes.rotary_dim)
-        faults.append("its planes rotate backward" if backward else text)
-    if found.factor is not None and abs(found.factor / asked.factor - 1) > SAME_FACTOR:
-        faults.append(f"its attention factor is {found.factor:.6g}, not {asked.factor:.6g}")
-    if (found.growth != 1).any() and not asked.grows:
-        faults.append(f"its length grows with position, by {float(found.growth.max()):.4g}")
-    return faults
-
-
-def judge_rotation(faults: Sequence[str], *, configured: bool = True) -> dict[str, str]:
-    """Attributes of a measured rotation: a verdict, and a sentence that gives the reason."""
-    if faults:
-        more = f"; and {len(faults) - 3} more faults" * (len(faults) > 3)
-        why = f"does not rotate as {'configured' if configured else 'RoPE does'}: "
-        return {"verdict": "different", "why": why + "; ".join(faults[:3]) + more}
-    if not configured:
-        return {"verdict": "unknown", "why": "rotates; there is no configuration to compare"}
-    return {"verdict": "same", "why": AS_CONFIGURED}
+    if not differ(wanted):
+        return texts
+    if not differ(-wanted):
+        return [*texts, "its planes rotate backward"]
+    ratio = (w / wanted).where(wanted != 0, 1).nan_to_num(1)
+    worst, cause = int((ratio - 1).abs().argmax()), "differ from its configuration"
+    if (ratio - 1).abs()[worst] <= 4e-3:
+        cause = "are rounded to half precision"
+    elif (ratio / ratio[0] - 1).abs().max() < 1e-3:
+        cause = f"are {float(ratio[0]):.4g} times as high as in its configuration"
+    return [
+        *texts,
+        f"the frequencies {cause}: plane {worst} rotates by {float(w[worst]):.6g} rad/token, "
+        f"the configuration asks for {float(wanted[worst]):.6g}",
+    ]

@@ -6,30 +6,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import PreTrainedConfig
 
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.variables import labelled, stack, table
 from ropelens.checkpoints.files import ConfigInput, read_config_of
-from ropelens.errors import BadArgument, Positive, public
+from ropelens.errors import Positive, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.rotation.arrays import ArrayRotation, Arrays, read_array, read_arrays
-from ropelens.rotation.conformance import (
-    CLOCKWISE,
-    AskedRotation,
-    array_faults,
-    asked_rotations,
-    judge_rotation,
-)
+from ropelens.rotation.arrays import ArraySource, array_layers
+from ropelens.rotation.conformance import asked_rotations
 from ropelens.rotation.probe import RotationProbe
-from ropelens.rotation.stated import configured_rotations
 
 ROTATION = table("""
 inv_freq (layer, frequency) rad/token: angular frequency, measured
@@ -46,7 +36,10 @@ layer_type (layer): type of the layer in the configuration
 
 @public
 def measure_rope(
-    model: Model | Arrays, *, config: ConfigInput | None = None, context: Positive | None = None
+    model: Model | ArraySource,
+    *,
+    config: ConfigInput | None = None,
+    context: Positive | None = None,
 ) -> xr.Dataset:
     """The rotation of every layer of `model`, measured from one forward pass.
 
@@ -83,97 +76,50 @@ def measure_rope(
     attention; and `BadArgument` for arrays that cannot be read, and if an edit makes heads of a
     layer differ.
     """
-    asked_config = None if config is None else read_config_of(config)
+    config = None if config is None else read_config_of(config)
     if isinstance(model, (Mapping, str, Path)):
-        return _measure_arrays(model, asked_config, context)
-    live = as_live_model(model)
-    probe = RotationProbe(live)
-    layers, edited = probe.layers(context), probe.planes(context, alike=True)
-    facts: Any = {"layers": live.layers, "length": context}
-    configured = configured_rotations(asked_config or live.config, **facts)
-    backward = live.config.model_type in CLOCKWISE
+        by_layer, faults = array_layers(model, config, context)
+        layers, types = list(by_layer.values()), [""] * len(by_layer)
+        edited, context = [x.planes for x in layers], context or 1 + max(layers[0].query_scale)
+    else:
+        live = as_live_model(model)
+        probe = RotationProbe(live)
+        layers, edited = probe.layers(context), probe.planes(context, alike=True)
+        by_layer, types = dict(enumerate(layers)), live.layer_types
+        faults, config = probe.faults(config, context), config or live.config
+    asked = asked_rotations(config, layers=1 + max(by_layer), length=context)
     planes, measured = [], []
     references: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for layer, now, (asked, _) in zip(layers, edited, configured, strict=True):
-        same = torch.equal(now.inv_freq, layer.planes.inv_freq)
+    for layer, now, wanted in zip(layers, edited, [asked[n] for n in by_layer], strict=True):
+        same = now is layer.planes or torch.equal(now.inv_freq, layer.planes.inv_freq)
         planes.append(layer.measured.planes if same else now)
-        direction = -1 if backward else 1
-        measured.append(direction * planes[-1].term_inv_freq)
-        edit = direction * now.inv_freq
-        asked = None if layer.planes.pairing == "none" else asked
-        for column, inv_freq in zip(references, (layer.stated, asked), strict=True):
+        measured.append(wanted.direction * planes[-1].term_inv_freq)
+        edit = wanted.direction * now.inv_freq
+        configured = None if layer.planes.pairing == "none" else wanted.inv_freq
+        for column, inv_freq in zip(references, (layer.stated, configured), strict=True):
             inv_freq = inv_freq if same else edit
-            column.append(_with_terms(inv_freq, planes[-1].terms))
+            terms = planes[-1].terms
+            inv_freq = torch.zeros(0) if inv_freq is None else inv_freq[:terms].double()
+            column.append(pad(inv_freq, (0, terms - len(inv_freq)), value=math.nan))
     values: dict[str, Any] = {
         "inv_freq": stack(measured),
+        "wavelength": stack(2 * math.pi / w.double().abs() for w in measured),
         "inv_freq_stated": stack(references[0]),
         "inv_freq_configured": stack(references[1]),
         "residual": [layer.measured.residual for layer in layers],
         "pairing": [layer.pairing for layer in planes],
         "rotary_dim": [layer.rotary_dim for layer in planes],
-        "layer_type": live.layer_types,
+        "layer_type": types,
         "query_scale": [list(layer.query_scale.values()) for layer in layers],
     }
-    coords = {"layer": range(len(layers)), "position": list(layers[0].query_scale)}
-    return _dataset(values, coords, judge_rotation(probe.faults(asked_config, context)))
-
-
-def _measure_arrays(
-    source: Arrays, config: PreTrainedConfig | None, context: int | None
-) -> xr.Dataset:
-    """`measure_rope` for arrays of queries and keys."""
-    positions, arrays = read_arrays(source)
-    longest, number = int(positions[-1] - positions[0]), 1 + max(layer for layer, _ in arrays)
-    if config is not None and number > config.num_hidden_layers:
-        seen = f"layer {number - 1}; the configuration has {config.num_hidden_layers} layers"
-        raise BadArgument("The configuration has no such layer.", seen=seen)
-    length = context or int(positions[-1]) + 1
-    asked = dict(enumerate(asked_rotations(config, layers=number, length=length)))
-    found: dict[int, dict[str, ArrayRotation]] = {}
-    faults = []
-    for (layer, name), (x, before) in arrays.items():
-        inv_freq = asked[layer].inv_freq if layer in asked else None
-        rotation = read_array(x, before, positions, [] if inv_freq is None else [len(inv_freq)])
-        found.setdefault(layer, {})[name] = rotation
-        wanted = asked.get(layer) or AskedRotation.like(found[layer].get("q", rotation))
-        texts = array_faults(rotation, wanted, longest)
-        faults += [f"layer {layer}, {name}: {text}" for text in texts]
-        shifts = {shift for other in found[layer].values() for shift in other.shift}
-        if len(shifts) > 1:
-            faults.append(f"layer {layer}: heads rotate by positions {sorted(shifts)} ahead")
-    first = [next(iter(of_layer.values())) for of_layer in found.values()]
-    planes = [rotation.measured.planes for rotation in first]
-    configured = [
-        _with_terms(asked[layer].inv_freq if layer in asked else None, x.terms)
-        for layer, x in zip(found, planes, strict=True)
-    ]
-    values: dict[str, Any] = {
-        "inv_freq": stack(x.term_inv_freq for x in planes),
-        "inv_freq_stated": stack(torch.full((x.terms,), math.nan) for x in planes),
-        "inv_freq_configured": stack(configured),
-        "residual": [rotation.measured.residual for rotation in first],
-        "pairing": [x.pairing for x in planes],
-        "rotary_dim": [x.rotary_dim for x in planes],
-        "layer_type": [""] * len(first),
-        "query_scale": stack(rotation.growth for rotation in first),
-    }
-    coords = {"layer": list(found), "position": positions.tolist()}
-    return _dataset(values, coords, judge_rotation(faults, configured=config is not None))
-
-
-def _with_terms(inv_freq: Tensor | None, terms: int) -> Float[Tensor, " term"]:
-    """Frequencies for all terms of a score, NaN where they are unknown."""
-    known = torch.zeros(0) if inv_freq is None else inv_freq[:terms].double()
-    return pad(known, (0, terms - len(known)), value=math.nan)
-
-
-def _dataset(
-    values: dict[str, Any], coords: dict[str, Any], verdict: dict[str, str]
-) -> xr.Dataset:
-    with np.errstate(divide="ignore"):
-        values["wavelength"] = 2 * math.pi / np.abs(values["inv_freq"])
-    values = {row.name: values[row.name] for row in ROTATION}
-    return xr.Dataset(labelled(values, ROTATION), coords=coords, attrs=verdict)
+    coords = {"layer": list(by_layer), "position": list(layers[0].query_scale)}
+    verdict = "different" if faults else "same" if config else "unknown"
+    why = "rotates as configured" if config else "rotates; no configuration is compared"
+    if faults:
+        why = f"does not rotate{' as configured' * bool(config)}: {'; '.join(faults[:3])}"
+        why += f"; and {len(faults) - 3} more" * (len(faults) > 3)
+    attrs = {"verdict": verdict, "why": why}
+    return xr.Dataset(labelled(values, ROTATION), coords=coords, attrs=attrs)
 
 
 @public

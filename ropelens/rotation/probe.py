@@ -17,8 +17,13 @@ from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
-from ropelens.rotation.conformance import model_faults
-from ropelens.rotation.stated import match_stated, stated_inv_freq
+from ropelens.rotation.conformance import asked_rotations, differences
+from ropelens.rotation.stated import (
+    match_stated,
+    stated_factor,
+    stated_inv_freq,
+    unused_keys,
+)
 
 REPEATS = 4  # further runs of each token at the first position, which show noise
 
@@ -162,8 +167,19 @@ class RotationProbe:
     ) -> list[str]:
         """Properties in which the model differs from `config`, by default from its own."""
         layers = self._layers[context if self.live.depends_on_length else None]
-        stated = [(layer.planes, layer.stated) for layer in layers]
-        return model_faults(self.live, stated, config, context)
+        config = config or self.live.config
+        faults = unused_keys(config, [layer.planes for layer in layers])
+        asked = asked_rotations(config, layers=len(layers), length=context)
+        for number, (layer, wanted) in enumerate(zip(layers, asked, strict=True)):
+            rotation = replace(layer.measured, planes=layer.planes)
+            if layer.stated is not None:  # exact
+                rotation = replace(rotation, resolution=torch.zeros(len(layer.stated)))
+            factor = stated_factor(self.live, number)
+            found = differences(rotation, wanted, factor=factor)
+            text = "; ".join(found if layer.planes.head_dim else [])
+            if text and not any(text in earlier for earlier in faults):
+                faults.append(f"layer {number}: {text}")
+        return faults
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
         """Planes of each layer under the open edit, with a row per head if heads differ.

@@ -41,12 +41,11 @@ def stated_inv_freq(live: LiveModel, layer: int) -> list[Tensor]:
     return stated
 
 
-def stated_factors(live: LiveModel, layer: int) -> list[float]:
-    """Candidates for the attention factor of a layer that the rotary modules state."""
-    layer_type = live.layer_types[layer]
-    names = (f"{layer_type}_attention_scaling", "attention_scaling")
-    modules = [vars(module) for module in live.model.modules()]
-    return [float(module[name]) for name in names for module in modules if name in module]
+def stated_factor(live: LiveModel, layer: int) -> float | None:
+    """The attention factor of a layer that a rotary module states; None without one."""
+    names = (f"{live.layer_types[layer]}_attention_scaling", "attention_scaling")
+    pairs = product(names, map(vars, live.model.modules()))
+    return next((float(module[name]) for name, module in pairs if name in module), None)
 
 
 def match_stated(
@@ -122,9 +121,6 @@ def unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
             unused.append(f"{name} {facts[name]}, but {max(rotating)} coordinates rotate")
     if facts.get("rope_interleave") and not hasattr(type(config), "rope_interleave"):
         unused.append("rope_interleave, a key of other families")
-    rotates = zip(facts.get("no_rope_layers") or (), layers, strict=False)
-    if any(not configured and planes.rotary_dim for configured, planes in rotates):
-        unused.append("no_rope_layers, but these layers rotate")
     fault = "the configuration has a key that the model does not read"
     return [f"{fault}: {key}" for key in unused]
 
@@ -158,30 +154,6 @@ def configured_rotations(
 
     by_type = {layer_type: of_type(layer_type) for layer_type in types}
     return [by_type[types[layer % len(types)]] for layer in range(layers)]
-
-
-def stated_difference(
-    stated: Float[Tensor, " stated"], configured: Float[Tensor, " frequency"], rotary: int
-) -> str:
-    """Difference from the configured frequencies in words; "" if they are equal."""
-    if len(stated) != len(configured):
-        return (
-            f"the configuration asks for {2 * len(configured)} rotated coordinates of a head "
-            f"(partial_rotary_factor), the model rotates {rotary}"
-        )
-    error = ((stated - configured).abs() / configured.abs().clamp(min=1e-30)).nan_to_num(0)
-    worst = int(error.argmax())
-    if error[worst] <= 1e-6:  # rounding in float32
-        return ""
-    ratio, cause = (stated / configured).nan_to_num(), "differ from its configuration"
-    if error[worst] <= 4e-3:
-        cause = "are rounded to half precision"
-    elif (ratio / ratio[0] - 1).abs().max() < 1e-3:
-        cause = f"are {float(ratio[0]):.4g} times as high as in its configuration"
-    return (
-        f"the frequencies {cause}: plane {worst} rotates by {float(stated[worst]):.6g} "
-        f"rad/token, the configuration asks for {float(configured[worst]):.6g}"
-    )
 
 
 def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Shape:

@@ -15,9 +15,9 @@ from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_t
 from transformers import BertConfig, BertLMHeadModel, T5Config, T5ForConditionalGeneration
 
 from ropelens.checkpoints.files import fingerprint, locate
-from ropelens.checkpoints.load import load
 from ropelens.checkpoints.load_options import Loading
 from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
+from ropelens.rotation.load import load
 
 
 def cached(folder: Path, hub: Path) -> None:

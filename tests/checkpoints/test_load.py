@@ -26,7 +26,7 @@ from transformers import (
 import ropelens as rl
 from ropelens.checkpoints.bundled import BUNDLED, bundled_path, sample_path
 from ropelens.checkpoints.files import locate
-from ropelens.checkpoints.load import load, open_checkpoint
+from ropelens.checkpoints.load import open_checkpoint
 from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import stated_context

@@ -96,7 +96,7 @@ def both(change: Callable[[Tensor, Tensor], Tensor], layer: int = 0) -> Bug:
 YARN_FACTOR = 0.1 * math.log(16) + 1
 FIRST_HEAD = torch.tensor([True, False])[:, None]
 
-NOT_PROPORTIONAL = "angles are not proportional to the position"
+NOT_ONE = "not by one rotation of all heads"
 
 Row = tuple[str, transformers.PreTrainedConfig, Bug, str]
 # Report, configuration, what the runtime does to q and k at p, and the fault ("" if none).
@@ -141,23 +141,24 @@ OF_TOKENS: list[Row] = [
      "the frequencies are 2 times as high as in its configuration"),
     # layers without RoPE
     ("airockchip/rknn-llm#501", config("smollm3"),
-     both(lambda x, p: turn(x, p, freq(base=2e6)), layer=3), "layer 3, q: it must not rotate"),
+     both(lambda x, p: turn(x, p, freq(base=2e6)), layer=3),
+     "layer 3, q: the configuration asks for no rotation"),
     ("pytorch/executorch#21115", config("exaone4"), both(turn, layer=1),
-     "layer 1, q: it must not rotate"),
+     "layer 1, q: the configuration asks for no rotation"),
     # precision
     ("sgl-project/sglang-jax#1472", config("llama_gqa"),
      both(lambda x, p: turn(x, p, W.bfloat16().double())), "are rounded to half precision"),
     ("EleutherAI/gpt-neox#1016", config("llama_gqa"),
      both(lambda x, p: turn(x, (p + (p == 256)).bfloat16().double() + (p == 4096))),
-     NOT_PROPORTIONAL),
+     NOT_ONE),
     # positions
     ("fla-org/flash-linear-attention#766", config("llama_gqa"),
-     both(lambda x, p: turn(x, p + (p >= 64)), layer=1), NOT_PROPORTIONAL),
+     both(lambda x, p: turn(x, p + (p >= 64)), layer=1), NOT_ONE),
     ("Blaizzy/mlx-vlm#1983", config("llama_gqa"), both(lambda x, p: turn(x, p * (p < 64))),
-     NOT_PROPORTIONAL),
+     NOT_ONE),
     # heads
     ("oxiglade/mlx-rs#357", config("llama_gqa"),
-     both(lambda x, p: torch.where(FIRST_HEAD, turn(x, p), x)), "heads rotate differently"),
+     both(lambda x, p: torch.where(FIRST_HEAD, turn(x, p), x)), NOT_ONE),
     ("mlfoundations/open_lm#4", config("llama_gqa"),
      both(lambda x, p: turn(x, torch.arange(2.0).expand(len(p), 2))), "it does not rotate"),
     # queries and keys
@@ -174,14 +175,14 @@ OF_TOKENS: list[Row] = [
      both(lambda x, p: turn(x, p, by_length(torch.tensor([16383.0]))[0, 0])),
      "the frequencies differ from its configuration"),
     ("huggingface/transformers#25104", config("llama_gqa", rope_type="dynamic", factor=2.0),
-     both(lambda x, p: turn(x, p, by_length(p))), NOT_PROPORTIONAL),
+     both(lambda x, p: turn(x, p, by_length(p))), NOT_ONE),
     ("ggml-org/llama.cpp#24823", config("llama_gqa", **LONGROPE),
      both(lambda x, p: turn(x, p, W / LONG)), "the frequencies differ from its configuration"),
 ]  # fmt: skip
 OF_TEXT: list[Row] = [
     ("EleutherAI/gpt-neox#1003", config("llama_gqa"),
      both(lambda x, p: turn(x, torch.ones_like(p), (p[:, None, None] * W).half().double())),
-     NOT_PROPORTIONAL),
+     NOT_ONE),
     # attention factor
     ("ggml-org/llama.cpp#24820", config("llama_gqa", **LONGROPE),
      both(lambda x, p: turn(x, p, W / SHORT)), "its attention factor is 1, not 1.0"),
@@ -190,7 +191,8 @@ OF_TEXT: list[Row] = [
     ("vllm-project/vllm#48621", config("llama_gqa", **YARN, mscale=1.0, mscale_all_dim=1.0),
      both(lambda x, p: turn(x, p, yarn(), factor=YARN_FACTOR)), "factor is 1.27726, not 1"),
     ("elixir-nx/emlx#121", config("llama_gqa"),
-     both(lambda x, p: turn(x, p[:, None] + torch.arange(2.0))), "positions [0, 1] ahead"),
+     both(lambda x, p: turn(x, p[:, None] + torch.arange(2.0))),
+     "heads rotate [0, 1] positions too far"),
     ("hpcaitech/ColossalAI#6429", config("llama_gqa"), crossed, "not by a rotation"),
     ("vllm-project/vllm#55204", config("phi"), both(sine_of_one), "not by a rotation"),
     ("huggingface/transformers#22161", config("gpt_neox"),
@@ -260,7 +262,7 @@ def test_a_negated_buffer_has_negative_frequencies(name: str):
     rope = rl.measure_rope(model)
     assert (rope["inv_freq"] < 0).all()
     np.testing.assert_allclose(rope["inv_freq"], rope["inv_freq_stated"], rtol=1e-6)
-    assert "the frequencies are -1 times as high as" in rope.attrs["why"]
+    assert "its planes rotate backward" in rope.attrs["why"]
 
 
 HY_V4 = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 16}
