@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.variables import labelled, stack, table
 from ropelens.checkpoints.files import ConfigInput, read_config_of
-from ropelens.errors import Positive, public
+from ropelens.errors import IN_WORDS, Positive, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
 from ropelens.rotation.arrays import ArraySource, array_layers
@@ -33,10 +33,13 @@ pairing (layer): which coordinates share a plane
 layer_type (layer): type of the layer in the configuration
 """)
 
+Measurable = Model | ArraySource
+IN_WORDS[Measurable] = f"{IN_WORDS[Model]}; or a dict or a file of arrays"
+
 
 @public
 def measure_rope(
-    model: Model | ArraySource,
+    model: Measurable,
     *,
     config: ConfigInput | None = None,
     context: Positive | None = None,
