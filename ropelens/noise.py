@@ -1,4 +1,4 @@
-"""Rounding noise of sound numbers, and the residual that a check accepts because of it.
+"""Rounding noise, and the residual that a check accepts.
 
 Another processor, another batch or TF32 adds the same products in another order. Checks
 therefore measure the noise of the model that they check, and assume no rounding.
@@ -31,15 +31,20 @@ def allowed_residual(noise: float, eps: float) -> float:
 
 
 def noise_tokens(vocabulary: int, context: int) -> Int[Tensor, "4 position"]:
-    """Four random sequences that differ only in their last token.
+    """Four random sequences that differ only in their last tokens; see `common_tokens`.
 
     They have 64 tokens or `context`, and no special tokens, which have the first and last ids.
     """
-    random = torch.Generator().manual_seed(0)
-    first, count = vocabulary // 8, max(4, vocabulary // 2 - vocabulary // 8)
-    ids = torch.randint(count, (1, min(TOKENS, context)), generator=random).repeat(4, 1)
-    ids[:, -1] = torch.randperm(count, generator=random)[:4]
-    return (first + ids) % vocabulary
+    random, length = torch.Generator().manual_seed(0), min(TOKENS, context)
+    low, high = vocabulary // 8, max(vocabulary // 2, vocabulary // 8 + 1)
+    ids = torch.randint(low, high, (4, length), generator=random)
+    ids[:, : common_tokens(length)] = ids[0, : common_tokens(length)]
+    return ids
+
+
+def common_tokens(length: int) -> int:
+    """Number of tokens with which all sequences of `noise_tokens` begin: three quarters."""
+    return length - length // 4
 
 
 def logit_change(

@@ -19,7 +19,14 @@ from ropelens.checkpoints import files
 from ropelens.checkpoints.load_options import Loading, Quantization
 from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained
-from ropelens.noise import TOKENS, allowed_residual, logit_change, noise_tokens, run_noise
+from ropelens.noise import (
+    TOKENS,
+    allowed_residual,
+    common_tokens,
+    logit_change,
+    noise_tokens,
+    run_noise,
+)
 from ropelens.runtime.devices import device_named, device_of, free_bytes, room_for_weights
 
 
@@ -166,7 +173,7 @@ def _first_names(names: Iterable[str]) -> str:
 
 @torch.no_grad()
 def check_causal(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModel if another last token changes the logits of earlier positions.
+    """Raise UnsupportedModel if other last tokens change the logits of earlier positions.
 
     Some configurations do not state whether a model is causal.
     """
@@ -180,15 +187,17 @@ def check_causal(model: PreTrainedModel) -> None:
         logits = run(ids)
         if not torch.isfinite(logits).all():
             raise ValueError("some logits are NaN or infinite")
+    common = common_tokens(ids.shape[1])
     pairs = [
         logit_change(logits[[i]], logits[[j]]) for i, j in combinations(range(len(ids)), 2)
     ]
-    change = torch.cat(pairs)[:, :-1].median(0).values.max()  # experts may flip in one sequence
+    # The median, because rounding may send a token of one sequence to another expert.
+    change = torch.cat(pairs)[:, :common].median(0).values.max()
     eps, noise = torch.finfo(model.dtype).eps, run_noise(run, ids)
     if change > allowed_residual(noise, eps):
         raise UnsupportedModel(
             f"{name} is not a causal language model.",
-            seen=f"another last token changes earlier logits by {float(change):.2g} of their "
+            seen=f"other last tokens change earlier logits by {float(change):.2g} of their "
             f"spread over the vocabulary; equal runs differ by {noise:.2g}",
             hint="a decoder-only model, such as a Llama",
         )

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ropelens.errors import UnsupportedModel
 from ropelens.model.attention_hooks import attention_modules
 
 
@@ -31,6 +32,11 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def gradients_enabled(model: nn.Module, *, recomputed: bool) -> Iterator[None]:
     """Enable gradients; with `recomputed`, store only inputs of layers and run layers again."""
+    if any(x.is_inference() for x in model.parameters()) or torch.is_inference_mode_enabled():
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no gradients in torch.inference_mode.",
+            hint="load the model, and call ropelens, outside of torch.inference_mode",
+        )
     with torch.enable_grad(), without_dropout(model), ExitStack() as stack:
         for module in model.modules():
             if recomputed and isinstance(module, GradientCheckpointingLayer):

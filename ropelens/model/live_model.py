@@ -135,6 +135,13 @@ class LiveModel:
         results: dict[int, Recorded] = {}
 
         def observe(call: AttentionCall) -> None:
+            if call.query.shape[2] > tokens.shape[1]:
+                raise UnsupportedModel(
+                    f"{self.class_name} puts tokens of its own before its input.",
+                    seen=f"layer {call.layer}: {call.query.shape[2]} rows for "
+                    f"{tokens.shape[1]} tokens",
+                    hint="the model without these tokens",
+                )
             if call.layer in results:
                 raise UnsupportedModel(
                     f"{self.class_name} attends more than once in a layer.",
@@ -324,6 +331,14 @@ class LiveModel:
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
         missing, count = sorted(set(self.attending) - seen), len(self.attending)
+        built = {vars(module).get("layer_idx") for module in self._modules}
+        if lacking := sorted({*missing} - built if len(self._modules) > 1 else ()):
+            raise UnsupportedModel(
+                f"{self.class_name} lacks layers that its configuration states.",
+                seen=f"{count} layers in the configuration, and no layer {lacking[0]}",
+                hint="config.num_hidden_layers and the layer_idx of each attention module must "
+                "count the layers of the model",
+            )
         if missing or not count:
             raise UnsupportedModel(
                 f"{self.class_name} {'hides its' if missing else 'has no'} attention.",

@@ -1,4 +1,4 @@
-"""Rounding noise of a model and of its attention calls, measured on short sequences."""
+"""Rounding noise of a model, measured on short sequences."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ OTHER_ROUNDING = 1 / 8
 
 @dataclass(frozen=True)
 class Noise:
-    """Relative noise of the logits of a `run`, and of the attention `call` of each layer."""
+    """Relative noise: of logits for a `run`, and by layer for an attention `call`."""
 
     run: float
     call: dict[int, float]
@@ -41,8 +41,8 @@ def measure_noise(
     """Rounding noise, measured once for a model, its dtype, its device and its precision.
 
     `run` runs token ids with an observer of attention calls. The noise of a call is the largest
-    change of the recomputed output minus the model's output: among the runs of `run_noise`, and
-    in a run with slightly other embeddings.
+    change of the recomputed output minus the model's output. The runs of `run_noise` are
+    compared, and a further run has slightly other embeddings.
     """
     device, embeddings = device_of(model), model.get_input_embeddings()
     autocast = torch.is_autocast_enabled(device.type)
