@@ -56,7 +56,7 @@ def rope_command(
     ] = False,
     options: Loading,
 ) -> None:
-    """Measure the rotation of each layer of a model or of arrays, and print it.
+    """Measure the rotation of a model, or of queries and keys in a file, and print it.
 
     Each row is a plane: measured frequency (rad/token), measured wavelength (tokens), the
     frequency in the model's buffer ("stated"), the frequency from its configuration, and the
@@ -76,7 +76,9 @@ def rope_command(
     from ropelens.rotation.row_order import check_row_order
 
     order, how = None, dict[str, Any](config=config, context=context)
-    if Path(model).suffix in (".npz", ".safetensors"):
+    if Path(model).suffix in (".npz", ".safetensors") and not Path(model).is_dir():
+        if variant:
+            raise typer.BadParameter("--variant needs a model, not a file of arrays")
         rotation = rl.measure_rope(Path(model), **how)
     else:
         opened = open_checkpoint(model, options)
@@ -91,7 +93,7 @@ def rope_command(
     for group in groups.values():
         print(_table(rotation.isel(layer=group)))
     wrong, sentence = order or (False, "")
-    if sentence:
+    if sentence and not wrong:
         typer.echo(textwrap.fill(sentence, WIDTH))
     faults = [rotation.attrs["why"]] * (rotation.attrs["verdict"] == "different")
     faults += [sentence] * wrong

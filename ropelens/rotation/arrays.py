@@ -94,7 +94,7 @@ def read_arrays(
 def array_layers(
     source: ArraySource, config: PreTrainedConfig | None, context: int | None
 ) -> tuple[dict[int, LayerRotation], list[str]]:
-    """The rotation of q (or of k, without q) by layer, and how q and k differ from `config`."""
+    """The rotation of q by layer (of k if q is missing), and all differences from `config`."""
     positions, arrays = read_arrays(source)
     longest, count = int(positions[-1] - positions[0]), 1 + max(layer for layer, _ in arrays)
     if config is not None and count > config.num_hidden_layers:
@@ -111,8 +111,8 @@ def array_layers(
         if not texts:
             facts: Any = {"longest": longest, "factor": found.factor}
             texts = differences(measured, asked[layer], **facts)
-        if not grows and (found.growth != 1).any():
-            texts.append("its length changes with position")
+        if not grows and measured.planes.rotary_dim and (found.growth != 1).any():
+            texts.append("the length changes with position")
         faults += [f"layer {layer}, {name}: {'; '.join(texts)}"] * bool(texts)
         scale = dict(zip(positions.tolist(), found.growth.tolist(), strict=True))
         layers.setdefault(layer, LayerRotation(measured, None, measured.planes, scale))

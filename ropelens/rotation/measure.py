@@ -57,7 +57,7 @@ def measure_rope(
     repeated at `positions`, by default 0, 1, 2, ...; the best positions are 0, 1, 2, 4, 8, ...
     up to the trained context. With `q_before` and `k_before`, the same arrays before RoPE, they
     may belong to any text. Names such as `q.3` are of layer 3; an array with four axes has all
-    layers. The dataset then describes q, or k if there is no q.
+    layers. The dataset then describes q, or k if q is missing.
 
     Returns a dataset over `layer` and `frequency`. Coordinates that RoPE does not rotate are
     the last frequency, with inv_freq 0. Layers that do not attend are NaN.

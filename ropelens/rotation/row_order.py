@@ -35,7 +35,7 @@ KNOWLEDGE = 0.1  # nats/token by which a right order predicts better than chance
 def order_losses(
     live: LiveModel, tokens: Int[Tensor, " position"]
 ) -> Float[np.ndarray, "order token"]:
-    """Loss of each token in nats with the rows as they are, and in the two other orders.
+    """Loss of each token in nats with the rows unchanged, and in the two other orders.
 
     The rows of each head are permuted among the coordinates that rotate. Instead of the rows,
     this permutes queries and keys before RoPE, which gives the same scores.
