@@ -153,10 +153,8 @@ def read_array(
     planes, turns = found.measured.planes, torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1)
     if planes.pairing == "none":
         return found
-    z, angle = (
-        _complex(ratio, planes),
-        (positions[0] + turns)[:, None] * planes.inv_freq.double(),
-    )
+    z = _complex(ratio, planes)
+    angle = (positions[0] + turns)[:, None] * planes.inv_freq.double()
     agreement = (z[:, :1] * torch.exp(-1j * angle.nan_to_num(0))).real.sum(-1)
     shift = tuple(turns[agreement.argmax(1)].tolist())
     return found._replace(factor=float(z.abs().mean()), shift=shift)
