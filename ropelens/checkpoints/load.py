@@ -4,6 +4,7 @@ It refuses checkpoints that transformers accepts silently: checkpoints that lack
 transformers would replace with random numbers, and models that are not causal.
 """
 
+import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ropelens.checkpoints import files
 from ropelens.checkpoints.load_options import Loading, Quantization
+from ropelens.checkpoints.weight_files import refuse_pointers, weight_files
 from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained
 from ropelens.noise import (
@@ -28,6 +30,8 @@ from ropelens.noise import (
     run_noise,
 )
 from ropelens.runtime.devices import device_named, device_of, free_bytes, room_for_weights
+
+WEIGHT_SCALE = re.compile(r"\.(weight[._]scale\w*|q?scale_weight|scales?(_inv)?)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +89,13 @@ class Opened:
         options["device_map"] = loading.device_map or {"": self.devices[0]}
         if path.is_dir():
             options["use_safetensors"] = True
+            # _add_adapter loads adapters, because transformers then reports only their weights.
+            options["adapter_kwargs"] = {"subfolder": "none"}
         if loading.device_map is not None:
             options["max_memory"] = room_for_weights(self.devices)
         with explained(f"transformers cannot load the model in {path}."):
             if not (path.is_file() or _is_quantized(self.config)):
-                _require_floats(files.weight_files(path))
+                _require_floats(weight_files(path))
             if loading.quantize is not None:
                 options["quantization_config"] = _quantization_config(loading.quantize)
             model, weights = files.auto_class(self.config).from_pretrained(
@@ -99,10 +105,20 @@ class Opened:
                 ignore_mismatched_sizes=True,  # _check_weights reports them
                 **options,
             )
+        if path.is_dir():
+            _check_scales(weight_files(path), weights["unexpected_keys"])
         _check_weights(type(model).__name__, weights)
+        if self.checkpoint.adapter is not None:
+            self._add_adapter(model, self.checkpoint.adapter)
         if path.is_file():  # the weights are floats now
             del model.config.quantization_config, model.hf_quantizer
         return model
+
+    def _add_adapter(self, model: PreTrainedModel, folder: Path) -> None:
+        with explained(f"transformers cannot load the adapter in {folder}."):
+            refuse_pointers([folder / "adapter_model.safetensors"])  # no pickle
+            weights = model.load_adapter(str(folder), dtype=self.torch_dtype)
+        _check_weights(f"the adapter in {folder}", weights.to_dict())
 
 
 def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
@@ -113,6 +129,8 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
         devices = [torch.device("cuda", gpu) for gpu in gpus] or [torch.device("cpu")]
     with files.quiet_transformers():
         checkpoint = files.locate(str(name), loading)
+        folders = [checkpoint.adapter or checkpoint.path, checkpoint.path]
+        tokenizers = (files.read_tokenizer(folder, loading) for folder in folders)
         config, parameters = files.read_config(checkpoint.path, loading)
         return Opened(
             checkpoint=checkpoint,
@@ -120,8 +138,8 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
             devices=devices,
             config=config,
             parameters=parameters,
-            file_bytes=sum(file.stat().st_size for file in files.weight_files(checkpoint.path)),
-            tokenizer=files.read_tokenizer(checkpoint.path, loading),
+            file_bytes=sum(file.stat().st_size for file in weight_files(checkpoint.path)),
+            tokenizer=next((tokenizer for tokenizer in tokenizers if tokenizer), None),
         )
 
 
@@ -148,6 +166,22 @@ def _require_floats(paths: Iterable[Path]) -> None:
                 dtype = tensors.get_slice(name).get_dtype()
                 if name.endswith(".weight") and dtype.startswith(("I", "U")):
                     raise ValueError(f"{name} is {dtype} without a quantization in config.json")
+
+
+def _check_scales(paths: Iterable[Path], unused: set[str]) -> None:
+    """Raise BadCheckpoint if the model uses weights without their scales, which are not 1."""
+    scales = {name for name in unused if WEIGHT_SCALE.search(name)}
+    scales -= {name for name in scales if WEIGHT_SCALE.sub(".weight", name) in unused}
+    for file in paths if scales else ():
+        with safe_open(file, framework="pt") as tensors:
+            for name in scales & set(tensors.keys()):
+                scales -= {name} if (tensors.get_tensor(name).float() == 1).all() else set()
+    if scales:
+        raise BadCheckpoint(
+            "Weights in few bits are wrong, because nothing multiplies them by their scales.",
+            seen=f"{len(scales)} scales that the model does not use: {_first_names(scales)}",
+            hint="the model in bfloat16, or with weights that transformers scales",
+        )
 
 
 def _check_weights(name: str, weights: dict[str, set]) -> None:

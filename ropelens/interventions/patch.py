@@ -46,8 +46,9 @@ def patch_planes(
     """Replace parts of `heads` by the same parts from the prompt `source` while the block runs.
 
     Activation patching (Vig et al. 2020, arXiv 2004.12265), plane by plane. `source` is a text,
-    tokens [position], or a BatchEncoding of one text. It runs once when the block opens, under
-    the blocks that are open then, and is patched into every sequence of a batch.
+    tokens [position], or a BatchEncoding of one text. Special tokens in a text are read as
+    special tokens. The source runs once when the block opens, under the blocks that are open
+    then, and is patched into every sequence of a batch.
 
     `of` selects the part: "query", "key", "both", "value", or the "output" of a head before the
     output projection. `planes` selects planes of queries and keys, such as `Slowest(0.25)`. By

@@ -27,9 +27,11 @@ def load(
     """Load a causal language model and its tokenizer.
 
     `name` is a local folder, a GGUF file, "bundled", "bundled:NAME", or a Hub id with an
-    optional `revision`. Weights are read from safetensors or GGUF, never from a pickle. The
-    tokenizer is None if the checkpoint has no tokenizer; the model then takes only token ids.
-    The model is in evaluation mode, and its weights do not require gradients.
+    optional `revision`. Weights are read from safetensors or GGUF, never from a pickle. If a
+    folder has an adapter (peft), the adapter is added to the model that it names, or to the
+    model in the same folder. The tokenizer is None if the checkpoint has no tokenizer; the
+    model then takes only token ids. The model is in evaluation mode, and its weights do not
+    require gradients.
 
     The default `dtype` is float32, so that a measurement does not depend on the machine. "auto"
     is bfloat16 on a GPU that supports it, and float32 elsewhere. The `device` "auto" is CUDA if
@@ -37,10 +39,11 @@ def load(
     GPUs, then main memory, then disk. `quantize` reads weights in fewer bits: "int8" (torchao),
     "bnb-int8" or "bnb-nf4" (bitsandbytes).
 
-    Raises BadCheckpoint if files or weights are missing or broken, UnsupportedModel if the
-    model is not a causal language model, and BadArgument for other wrong arguments. Warns if
-    the model does not use all tensors of the checkpoint, and if it predicts a short story
-    better with the rows of q and k in another order.
+    Raises BadCheckpoint if files or weights are missing or broken, if weights lack their
+    scales, or if a GGUF file states a RoPE that transformers does not have. Raises
+    UnsupportedModel if the model is not a causal language model, and BadArgument for other
+    wrong arguments. Warns if the model does not use all tensors of the checkpoint, and if it
+    predicts a short story better with the rows of q and k in another order.
     """
     loading = Loading(
         dtype=dtype,
