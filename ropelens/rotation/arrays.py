@@ -34,6 +34,7 @@ LAYOUT = (
 NOT_A_ROTATION = 0.05
 """Relative change of lengths that bfloat16 stays below, and another pairing exceeds."""
 
+EXACT, LARGEST_NOISE = 1e-5, 1e-2  # relative noise in float32 and in any runtime
 FARTHEST_SHIFT = 4096  # tokens
 
 
@@ -173,8 +174,11 @@ def _read(
     growth = growth.where((growth - 1).abs() > allowed, 1)
     x = x / growth[:, None]
     size = x.square().mean((0, 1)).sqrt()
-    noise = rounding * size.clamp(min=0.1 * size.square().mean().sqrt())
-    measured = read_rotation(x, offsets, noise=noise, counts=counts)
+    size = size.clamp(min=0.1 * size.square().mean().sqrt())
+    measured = read_rotation(x, offsets, noise=rounding * size, counts=counts)
+    if measured.residual > EXACT:  # lengths show the noise of a runtime in bfloat16
+        share = min(measured.residual / 2, LARGEST_NOISE)
+        measured = read_rotation(x, offsets, noise=share * size, counts=counts)
     z, distance = _complex(x, measured.planes), offsets[:, None]
     still = z * torch.exp(-1j * distance * measured.planes.inv_freq.double().nan_to_num(0))
     error = distance * measured.resolution.nan_to_num(0, 0, 0) * z.abs()
@@ -183,4 +187,5 @@ def _read(
     fault = "changes with position, but not by one rotation of all heads" * bool(moved.any())
     if measured.residual > NOT_A_ROTATION:
         fault = f"changes with position, but not by a rotation ({measured.residual:.2g})"
-    return ArrayRotation(measured, fault, growth)
+    grown = (growth - 1).abs() > measured.residual
+    return ArrayRotation(measured, fault, growth.where(grown, 1))
