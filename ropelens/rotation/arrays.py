@@ -20,11 +20,11 @@ from ropelens.config_facts import changes_with_position
 from ropelens.errors import BadArgument, explained
 from ropelens.noise import FLOOR, allowed_residual
 from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Planes, read_rotation
-from ropelens.rotation.conformance import asked_rotations, differences
+from ropelens.rotation.conformance import asked_rotations, rotation_differences
 from ropelens.rotation.probe import LayerRotation
 
 ArraySource = Mapping[str, Any] | str | Path
-Vectors = Float[Tensor, "head position coordinate"]
+HeadVectors = Float[Tensor, "head position coordinate"]
 
 LAYOUT = (
     "q and k after RoPE, [position, head, coordinate] (q.3 is layer 3) or [layer, position, "
@@ -55,7 +55,9 @@ class ArrayRotation(NamedTuple):
 
 def read_arrays(
     source: ArraySource,
-) -> tuple[Int[Tensor, " position"], dict[tuple[int, str], tuple[Vectors, Vectors | None]]]:
+) -> tuple[
+    Int[Tensor, " position"], dict[tuple[int, str], tuple[HeadVectors, HeadVectors | None]]
+]:
     """Positions, and arrays after and before RoPE for each layer and each of "q" and "k"."""
     with explained("The arrays cannot be read.", LAYOUT, error=BadArgument):
         if isinstance(source, (str, Path)):
@@ -111,7 +113,7 @@ def array_layers(
         measured, texts = found.measured, [found.fault] * bool(found.fault)
         if not texts:
             facts: Any = {"longest": longest, "factor": found.factor}
-            texts = differences(measured, asked[layer], **facts)
+            texts = rotation_differences(measured, asked[layer], **facts)
         if not grows and measured.planes.rotary_dim and (found.growth != 1).any():
             texts.append("the length changes with position")
         faults += [f"layer {layer}, {name}: {'; '.join(texts)}"] * bool(texts)
@@ -127,7 +129,10 @@ def array_layers(
 
 
 def read_array(
-    x: Vectors, before: Vectors | None, positions: Int[Tensor, " position"], counts: list[int]
+    x: HeadVectors,
+    before: HeadVectors | None,
+    positions: Int[Tensor, " position"],
+    counts: list[int],
 ) -> ArrayRotation:
     """Read the rotation of one array; `counts` are the numbers of planes to try first."""
     halves = (torch.bfloat16, torch.float16)
@@ -135,7 +140,7 @@ def read_array(
     rounding = torch.finfo(next(exact, torch.float32)).eps / 4
     offsets, size = positions - positions[0], x.shape[-1]
     if before is None:
-        return _read(x.double(), offsets, rounding, counts)
+        return _read_token(x.double(), offsets, rounding, counts)
     x, before = x.double(), before.double()
     moved = (x - before).square().mean((0, 1)).sqrt() > FLOOR * before.square().mean().sqrt()
     changed = moved.nonzero()[:, 0].tolist() or [0]
@@ -148,7 +153,7 @@ def read_array(
             # If each plane of a token is 1, RoPE changes it to this factor.
             ratio[..., planes.first], ratio[..., planes.second] = factor.real, factor.imag
             ratio = ratio.nan_to_num(1, 1, 1)
-            options.append((_read(ratio, offsets, rounding, counts), ratio))
+            options.append((_read_token(ratio, offsets, rounding, counts), ratio))
     least = min(found.measured.residual for found, _ in options) + 8 * rounding
     found, ratio = next(o for o in options if o[0].measured.residual <= 2 * least)
     planes, turns = found.measured.planes, torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1)
@@ -161,12 +166,12 @@ def read_array(
     return found._replace(factor=float(z.abs().mean()), shift=shift)
 
 
-def _complex(x: Vectors, planes: Planes) -> Complex[Tensor, "head position frequency"]:
+def _complex(x: HeadVectors, planes: Planes) -> Complex[Tensor, "head position frequency"]:
     return torch.complex(x[..., planes.first], x[..., planes.second])
 
 
-def _read(
-    x: Vectors, offsets: Int[Tensor, " position"], rounding: float, counts: list[int]
+def _read_token(
+    x: HeadVectors, offsets: Int[Tensor, " position"], rounding: float, counts: list[int]
 ) -> ArrayRotation:
     """Read one token at positions that start with 0 and 1, and check that it only rotates."""
     length, allowed = x.square().sum((0, 2)).sqrt(), allowed_residual(0, rounding)

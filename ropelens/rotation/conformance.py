@@ -63,7 +63,7 @@ def asked_rotations(
     return asked
 
 
-def differences(
+def rotation_differences(
     rotation: MeasuredRotation,
     asked: AskedRotation,
     *,

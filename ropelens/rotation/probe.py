@@ -17,7 +17,7 @@ from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
-from ropelens.rotation.conformance import asked_rotations, differences
+from ropelens.rotation.conformance import asked_rotations, rotation_differences
 from ropelens.rotation.stated import (
     match_stated,
     stated_factor,
@@ -51,7 +51,7 @@ def probe_single_tokens(
 ) -> dict[int, SingleTokenProbe]:
     """Run four tokens, each as a sequence of its own at each of `positions`, without edits.
 
-    The tokens run several times at the first position, and the differences are noise.
+    The tokens run several times at the first position, and the rotation_differences are noise.
     """
     tokens, count = torch.arange(1, 5) * live.vocabulary // 6, positions.shape[-1]
     positions = torch.cat(
@@ -175,7 +175,7 @@ class RotationProbe:
             if layer.stated is not None:  # exact
                 rotation = replace(rotation, resolution=torch.zeros(len(layer.stated)))
             factor = stated_factor(self.live, number)
-            found = differences(rotation, wanted, factor=factor)
+            found = rotation_differences(rotation, wanted, factor=factor)
             text = "; ".join(found if layer.planes.head_dim else [])
             if text and not any(text in earlier for earlier in faults):
                 faults.append(f"layer {number}: {text}")
