@@ -2,7 +2,7 @@
 # is first used. The reference has a chapter for each group.
 
 # load
-from .checkpoints.load import load as load
+from .rotation.load import load as load
 from .text.documents import read_documents as read_documents
 from .text.text import Text as Text
 from .text.tokenize import tokenize as tokenize

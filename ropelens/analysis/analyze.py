@@ -28,6 +28,7 @@ from ropelens.model.live_model import LiveModel
 from ropelens.profiles.measurement import Measurement, versions
 from ropelens.profiles.profile import profile as measure
 from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.row_order import warn_of_row_order
 from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.processes import gather
 from ropelens.runtime.progress import ShowProgress, opening, silent
@@ -89,6 +90,7 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
                 live = source
             else:
                 live = as_live_model(source.read(), source.tokenizer)
+                warn_of_row_order(live)
                 revision = source.checkpoint.revision
         loaded, shown = time.perf_counter(), live.model
         display: dict[str, Any] = {"tokenizer": source.tokenizer, "progress": progress}

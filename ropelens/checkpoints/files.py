@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -22,6 +22,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -58,6 +59,10 @@ READ_FILES = (
     *("config.json", "*.safetensors.index.json", "adapter_*", "tokenizer_config.json"),
     *("special_tokens_map.json", "added_tokens.json", "merges.txt"),
 )
+
+ConfigInput = PreTrainedConfig | Mapping[str, Any] | str | Path
+"""A configuration, its dict or file, or the name of a checkpoint."""
+
 COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
 
 
@@ -163,6 +168,21 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
             check_rope(path, empty, inv_freq)
         empty.tie_weights()  # else tied embeddings count twice
     return config, empty.num_parameters()
+
+
+def read_config_of(source: ConfigInput) -> PreTrainedConfig:
+    """The text configuration in a dict or file, or of a checkpoint."""
+    with explained("The configuration cannot be read.", "a config.json with a model_type"):
+        if isinstance(source, Mapping):
+            config = CONFIG_MAPPING[source["model_type"]].from_dict(dict(source))
+        elif isinstance(source, PreTrainedConfig):
+            config = source
+        elif Path(source).suffix == ".json":
+            return read_config_of(json.loads(Path(source).read_text("utf-8")))
+        else:
+            place = source_of(locate(str(source), Loading()).path, Loading())
+            config = AutoConfig.from_pretrained(**place)
+    return config.get_text_config()
 
 
 def auto_class(config: PreTrainedConfig) -> Any:

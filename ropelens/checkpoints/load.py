@@ -1,4 +1,4 @@
-"""`load` reads a checkpoint and returns a model that can be measured.
+"""Reading of a checkpoint for `load`.
 
 It refuses checkpoints that transformers accepts silently: checkpoints that lack weights, which
 transformers would replace with random numbers, and models that are not causal.
@@ -10,18 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ropelens.checkpoints import files
-from ropelens.checkpoints.load_options import Dtype, Loading, Quantization
-from ropelens.checkpoints.row_order import row_order
+from ropelens.checkpoints.load_options import Loading, Quantization
 from ropelens.checkpoints.weight_files import refuse_pointers, weight_files
 from ropelens.config_facts import stated_context
-from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained, public
+from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained
 from ropelens.noise import (
     TOKENS,
     allowed_residual,
@@ -33,49 +32,6 @@ from ropelens.noise import (
 from ropelens.runtime.devices import device_named, device_of, free_bytes, room_for_weights
 
 WEIGHT_SCALE = re.compile(r"\.(weight[._]scale\w*|q?scale_weight|scales?(_inv)?)$")
-
-
-@public
-def load(
-    name: str | Path,
-    *,
-    dtype: Dtype = "float32",
-    device: str = "auto",
-    device_map: Literal["auto"] | None = None,
-    quantize: Quantization | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load a causal language model and its tokenizer.
-
-    `name` is a local folder, a GGUF file, "bundled", "bundled:NAME", or a Hub id with an
-    optional `revision`. Weights are read from safetensors or GGUF, never from a pickle. If a
-    folder has an adapter (peft), the adapter is added to the model that it names, or to the
-    model in the same folder. The tokenizer is None if the checkpoint has no tokenizer; the
-    model then takes only token ids. The model is in evaluation mode, and its weights do not
-    require gradients.
-
-    The default `dtype` is float32, so that a measurement does not depend on the machine. "auto"
-    is bfloat16 on a GPU that supports it, and float32 elsewhere. The `device` "auto" is CUDA if
-    it is available. Instead of a device, `device_map="auto"` spreads a large model over all
-    GPUs, then main memory, then disk. `quantize` reads weights in fewer bits: "int8" (torchao),
-    "bnb-int8" or "bnb-nf4" (bitsandbytes).
-
-    Raises BadCheckpoint if files or weights are missing or broken, if weights lack their
-    scales, or if a GGUF file states a RoPE that transformers does not have. Raises
-    UnsupportedModel if the model is not a causal language model, and BadArgument for other
-    wrong arguments. Warns if the model does not use all tensors of the checkpoint.
-    """
-    loading = Loading(
-        dtype=dtype,
-        device=device,
-        device_map=device_map,
-        quantize=quantize,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-    )
-    opened = open_checkpoint(name, loading)
-    return opened.read(), opened.tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +81,6 @@ class Opened:
             model.config._name_or_path = self.checkpoint.name
             model.eval().requires_grad_(False)
             check_causal(model)
-        if self.checkpoint.path.is_file() and self.tokenizer is not None:
-            wrong, sentence = row_order(model, self.tokenizer) or (False, "")
-            if wrong:
-                warnings.warn(sentence, stacklevel=4)  # the caller of load
         return model
 
     def _from_pretrained(self) -> PreTrainedModel:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import ropelens as rl
-from ropelens.analysis.options import ModelArgument, with_options
+from ropelens.analysis.options import MODEL_HELP, with_options
 from ropelens.checkpoints.load_options import Loading, option
 from ropelens.commands.terminal import print_lines
 
 if TYPE_CHECKING:
-    import xarray as xr
+    import typer
+import xarray as xr
 
 SAME_FREQUENCY = 1e-3  # relative difference between layers that share a table
 WIDTH = 80  # characters in a line
@@ -20,8 +21,23 @@ WIDTH = 80  # characters in a line
 
 @with_options(Loading)
 def rope_command(
-    model: ModelArgument = "bundled",
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help=f"{MODEL_HELP} Or ARRAYS: a .npz or .safetensors file with the queries and "
+            "keys q and k of any runtime (see rl.measure_rope).",
+        ),
+    ] = "bundled",
     *,
+    config: Annotated[
+        str | None,
+        option(
+            "CONFIG",
+            "Compare with this configuration: a config.json, or the name of a model. [default: "
+            "the configuration of MODEL]",
+        ),
+    ] = None,
     context: Annotated[
         int | None,
         option(
@@ -40,31 +56,50 @@ def rope_command(
     ] = False,
     options: Loading,
 ) -> None:
-    """Measure the rotation of each layer of a model in one forward pass, and print it.
+    """Measure the rotation of a model, or of queries and keys in a file, and print it.
 
     Each row is a plane: measured frequency (rad/token), measured wavelength (tokens), the
     frequency in the model's buffer ("stated"), the frequency from its configuration, and the
     relative difference between measured and stated. --variant measures an edited model.
 
+    The last line is the verdict: "rotates as configured", or the fault. The exit status is 0,
+    or 1 for a fault. Edits do not change the verdict.
+
     \b
     Examples:
       ropelens rope ./my-llama
       ropelens rope ./my-llama --variant p-rope:0.75
+      ropelens rope dumped.npz --config ./my-llama/config.json
     """
-    from ropelens.checkpoints.row_order import row_order
+    from ropelens.checkpoints.load import open_checkpoint
+    from ropelens.model.as_live_model import as_live_model
+    from ropelens.rotation.row_order import check_row_order
 
-    loaded, tokenizer = rl.load(model, **asdict(options))
-    with rl.edit_rope(loaded, *([variant] if variant else [])):
-        rotation = rl.measure_rope(loaded, context=context)
+    order, how = None, dict[str, Any](config=config, context=context)
+    if Path(model).suffix in (".npz", ".safetensors") and not Path(model).is_dir():
+        if variant:
+            raise typer.BadParameter("--variant needs a model, not a file of arrays")
+        rotation = rl.measure_rope(Path(model), **how)
+    else:
+        opened = open_checkpoint(model, options)
+        loaded = opened.read()
+        with rl.edit_rope(loaded, *([variant] if variant else [])):
+            rotation = rl.measure_rope(loaded, **how)
+        order = check_row_order(as_live_model(loaded, opened.tokenizer))
     groups: dict[int, list[int]] = {}  # layers that rotate alike, by their first layer
     for layer in range(rotation.sizes["layer"]):
         same = (n for n in groups if not verbose and _alike(rotation.isel(layer=[n, layer])))
         groups.setdefault(next(same, layer), []).append(layer)
     for group in groups.values():
         print_lines(_table(rotation.isel(layer=group)))
-    order = None if tokenizer is None or variant else row_order(loaded, tokenizer)
-    if order is not None:
-        print_lines(textwrap.fill(order[1], WIDTH))
+    wrong, sentence = order or (False, "")
+    if sentence and not wrong:
+        print_lines(textwrap.fill(sentence, WIDTH))
+    faults = [rotation.attrs["why"]] * (rotation.attrs["verdict"] == "different")
+    faults += [sentence] * wrong
+    print_lines("; ".join(faults) or rotation.attrs["why"])
+    if faults:
+        raise typer.Exit(1)
 
 
 def _alike(rope: xr.Dataset) -> bool:

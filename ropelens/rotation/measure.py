@@ -1,8 +1,9 @@
 """Rotation of a model: measured, and shown for every attention call."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from torch.nn.functional import pad
 
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.variables import labelled, stack, table
-from ropelens.errors import Positive, public
+from ropelens.checkpoints.files import ConfigInput, read_config_of
+from ropelens.errors import IN_WORDS, Positive, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
+from ropelens.rotation.arrays import ArraySource, array_layers
+from ropelens.rotation.conformance import asked_rotations
 from ropelens.rotation.probe import RotationProbe
-from ropelens.rotation.stated import configured_inv_freqs
 
 ROTATION = table("""
 inv_freq (layer, frequency) rad/token: angular frequency, measured
@@ -30,45 +33,73 @@ pairing (layer): which coordinates share a plane
 layer_type (layer): type of the layer in the configuration
 """)
 
+Measurable = Model | ArraySource
+IN_WORDS[Measurable] = f"{IN_WORDS[Model]}; or a dict or a file of arrays"
+
 
 @public
-def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset:
+def measure_rope(
+    model: Measurable,
+    *,
+    config: ConfigInput | None = None,
+    context: Positive | None = None,
+) -> xr.Dataset:
     """The rotation of every layer of `model`, measured from one forward pass.
 
     A sequence of one token has the same hidden state at every position. At positions 0, 1, 2,
     4, 8, ..., queries and keys therefore differ only by their rotation. RoPE that changes
     with the length (dynamic, longrope) is measured at `context` tokens; None means within the
-    trained context. Under `edit_rope`, the edited rotation is returned.
+    trained context (or, for arrays, up to the last position). Under `edit_rope`, the edited
+    rotation is returned.
+
+    Instead of a model, pass the queries and keys of any runtime: a dict of arrays, or a .npz or
+    .safetensors file. `q` and `k` [position, head, coordinate] belong to one token that is
+    repeated at `positions`, by default 0, 1, 2, ...; the best positions are 0, 1, 2, 4, 8, ...
+    up to the trained context. With `q_before` and `k_before`, the same arrays before RoPE, they
+    may belong to any text. Names such as `q.3` are of layer 3; an array with four axes has all
+    layers. The dataset then describes q, or k if q is missing.
 
     Returns a dataset over `layer` and `frequency`. Coordinates that RoPE does not rotate are
     the last frequency, with inv_freq 0. Layers that do not attend are NaN.
 
     - `inv_freq`, rad/token, and `wavelength`, tokens: measured; `inv_freq` is negative in
-      planes that rotate backward.
+      planes that rotate backward. (NanoChat rotates all planes by a negative angle; they
+      count as forward.)
     - `inv_freq_stated`, `inv_freq_configured`: rad/token, from the buffer of the model and
       from its configuration; NaN if unknown.
     - `residual`: change of a plane's length between positions, relative to the mean length.
     - `pairing`: "half", "interleaved" or "none". `rotary_dim`: coordinates in planes.
     - `query_scale`, over `position`: length of queries relative to position 0 (Llama 4).
+    - attributes `verdict` ("same", "different", "unknown") and `why`, a sentence, which names
+      the properties that differ from `config`: a configuration, or its dict or file, or the
+      name of a checkpoint. The default is the configuration of the model. Edits do not count.
 
     Warns if the model does not rotate as its configuration asks. Raises `UnsupportedModel` if
     queries do not rotate, if they do not rotate as the model states, or if a layer hides its
-    attention; and `BadArgument` if an edit makes heads of a layer differ.
+    attention; and `BadArgument` for arrays that cannot be read, and if an edit makes heads of a
+    layer differ.
     """
-    live = as_live_model(model)
-    probe = RotationProbe(live)
-    layers, edited = probe.layers(context), probe.planes(context, alike=True)
-    configured = configured_inv_freqs(live.config, layers=live.layers, length=context)
+    config = None if config is None else read_config_of(config)
+    if isinstance(model, (Mapping, str, Path)):
+        by_layer, faults = array_layers(model, config, context)
+        layers, types = list(by_layer.values()), [""] * len(by_layer)
+        edited, context = [x.planes for x in layers], context or 1 + max(layers[0].query_scale)
+    else:
+        live = as_live_model(model)
+        probe = RotationProbe(live)
+        layers, edited = probe.layers(context), probe.planes(context, alike=True)
+        by_layer, types = dict(enumerate(layers)), live.layer_types
+        faults, config = probe.faults(config, context), config or live.config
+    asked = asked_rotations(config, layers=1 + max(by_layer), length=context)
     planes, measured = [], []
     references: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for layer, now, asked in zip(layers, edited, configured, strict=True):
-        same = torch.equal(now.inv_freq, layer.planes.inv_freq)
+    for layer, now, wanted in zip(layers, edited, [asked[n] for n in by_layer], strict=True):
+        same = now is layer.planes or torch.equal(now.inv_freq, layer.planes.inv_freq)
         planes.append(layer.measured.planes if same else now)
-        direction = -1 if layer.planes.inv_freq.sum() < 0 else 1  # which no model states
-        measured.append(direction * planes[-1].term_inv_freq)
-        edit = direction * now.inv_freq
-        asked = None if layer.planes.pairing == "none" else asked
-        for column, inv_freq in zip(references, (layer.stated, asked), strict=True):
+        measured.append(wanted.direction * planes[-1].term_inv_freq)
+        edit = wanted.direction * now.inv_freq
+        configured = None if layer.planes.pairing == "none" else wanted.inv_freq
+        for column, inv_freq in zip(references, (layer.stated, configured), strict=True):
             inv_freq = inv_freq if same else edit
             terms = planes[-1].terms
             inv_freq = torch.zeros(0) if inv_freq is None else inv_freq[:terms].double()
@@ -81,11 +112,17 @@ def measure_rope(model: Model, *, context: Positive | None = None) -> xr.Dataset
         "residual": [layer.measured.residual for layer in layers],
         "pairing": [layer.pairing for layer in planes],
         "rotary_dim": [layer.rotary_dim for layer in planes],
-        "layer_type": live.layer_types,
+        "layer_type": types,
         "query_scale": [list(layer.query_scale.values()) for layer in layers],
     }
-    coords = {"layer": range(len(layers)), "position": list(layers[0].query_scale)}
-    return xr.Dataset(labelled(values, ROTATION), coords=coords)
+    coords = {"layer": list(by_layer), "position": list(layers[0].query_scale)}
+    verdict = "different" if faults else "same" if config else "unknown"
+    why = "rotates as configured" if config else "rotates; no configuration is compared"
+    if faults:
+        why = f"does not rotate{' as configured' * bool(config)}: {'; '.join(faults[:3])}"
+        why += f"; and {len(faults) - 3} more" * (len(faults) > 3)
+    attrs = {"verdict": verdict, "why": why}
+    return xr.Dataset(labelled(values, ROTATION), coords=coords, attrs=attrs)
 
 
 @public

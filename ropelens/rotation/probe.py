@@ -1,6 +1,7 @@
 """The rotation of each layer of a live model, measured and compared with the stated one."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,6 +9,7 @@ from functools import cached_property
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import trained_length
@@ -15,7 +17,13 @@ from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
-from ropelens.rotation.stated import match_stated, stated_inv_freq, warn_of_configuration
+from ropelens.rotation.conformance import asked_rotations, rotation_differences
+from ropelens.rotation.stated import (
+    match_stated,
+    stated_factor,
+    stated_inv_freq,
+    unused_keys,
+)
 
 REPEATS = 4  # further runs of each token at the first position, which show noise
 
@@ -43,7 +51,7 @@ def probe_single_tokens(
 ) -> dict[int, SingleTokenProbe]:
     """Run four tokens, each as a sequence of its own at each of `positions`, without edits.
 
-    The tokens run several times at the first position, and the differences are noise.
+    The tokens run several times at the first position, and the rotation_differences are noise.
     """
     tokens, count = torch.arange(1, 5) * live.vocabulary // 6, positions.shape[-1]
     positions = torch.cat(
@@ -147,11 +155,31 @@ class RotationProbe:
         live = self.live
         key = context if live.depends_on_length else None
         if key not in self._layers:
-            self._layers[key] = _measure(live, context)
+            self._layers[key] = measure_layers(live, context)
             if not live.depends_on_length:
-                stated = [(layer.planes, layer.stated) for layer in self._layers[key]]
-                warn_of_configuration(live.config, stated, live.class_name)
+                for fault in self.faults():
+                    message = f"{live.class_name}, {fault}; ropelens measures the model."
+                    warnings.warn(message, stacklevel=2)
         return self._layers[key]
+
+    def faults(
+        self, config: PreTrainedConfig | None = None, context: int | None = None
+    ) -> list[str]:
+        """Properties in which the model differs from `config`, by default from its own."""
+        layers = self._layers[context if self.live.depends_on_length else None]
+        config = config or self.live.config
+        faults = unused_keys(config, [layer.planes for layer in layers])
+        asked = asked_rotations(config, layers=len(layers), length=context)
+        for number, (layer, wanted) in enumerate(zip(layers, asked, strict=True)):
+            rotation = replace(layer.measured, planes=layer.planes)
+            if layer.stated is not None:  # exact
+                rotation = replace(rotation, resolution=torch.zeros(len(layer.stated)))
+            factor = stated_factor(self.live, number)
+            found = rotation_differences(rotation, wanted, factor=factor)
+            text = "; ".join(found if layer.planes.head_dim else [])
+            if text and not any(text in earlier for earlier in faults):
+                faults.append(f"layer {number}: {text}")
+        return faults
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
         """Planes of each layer under the open edit, with a row per head if heads differ.
@@ -238,7 +266,8 @@ def read_rotations(
     }
 
 
-def _measure(live: LiveModel, context: int | None) -> list[LayerRotation]:
+def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
+    """Rotation of each layer without edits; `measure_rope` explains `context`."""
     config, longest = live.config, 2**24  # a wavelength of 10 million tokens still turns
     if "rope_parameters" not in config.to_dict() or not stated_inv_freq(live, 0):
         longest = live.context - 1  # positions may index a table

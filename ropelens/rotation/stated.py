@@ -5,7 +5,6 @@ frequencies, and a family may not read every key of the configuration.
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,6 +39,13 @@ def stated_inv_freq(live: LiveModel, layer: int) -> list[Tensor]:
                 # cloned, because longrope changes the buffer in place
                 stated.append(module.get_buffer(name).float().cpu().clone())
     return stated
+
+
+def stated_factor(live: LiveModel, layer: int) -> float | None:
+    """The attention factor of a layer that a rotary module states; None without one."""
+    names = (f"{live.layer_types[layer]}_attention_scaling", "attention_scaling")
+    pairs = product(names, map(vars, live.model.modules()))
+    return next((float(module[name]) for name, module in pairs if name in module), None)
 
 
 def match_stated(
@@ -97,25 +103,7 @@ def _whole_turns(
     return turns if (rest <= rotation.resolution).all() else None
 
 
-def warn_of_configuration(
-    config: PreTrainedConfig, layers: Sequence[tuple[Planes, Tensor | None]], class_name: str
-) -> None:
-    """Warn if the configuration asks for other frequencies, or for a key that is not read.
-
-    `layers` are the planes of each layer, and the frequencies that the model states for it.
-    """
-    messages = _unused_keys(config, [planes for planes, _ in layers])
-    configured = configured_inv_freqs(config, layers=len(layers))
-    for layer, ((planes, stated), inv_freq) in enumerate(zip(layers, configured, strict=True)):
-        if stated is not None and inv_freq is not None:
-            difference = _difference(stated.double(), inv_freq, planes.rotary_dim)
-            if difference and not any(difference in earlier for earlier in messages):
-                messages.append(f"layer {layer}: {difference}; ropelens measures the model.")
-    for message in messages:
-        warnings.warn(f"{class_name}, {message}", stacklevel=2)
-
-
-def _unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
+def unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
     """Keys that do not change a rotation and that transformers does not report itself."""
     facts = config.to_dict()
     with suppress(OSError, ValueError):  # transformers drops some keys of the file
@@ -133,61 +121,39 @@ def _unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
             unused.append(f"{name} {facts[name]}, but {max(rotating)} coordinates rotate")
     if facts.get("rope_interleave") and not hasattr(type(config), "rope_interleave"):
         unused.append("rope_interleave, a key of other families")
-    rotates = zip(facts.get("no_rope_layers") or (), layers, strict=False)
-    if any(not configured and planes.rotary_dim for configured, planes in rotates):
-        unused.append("no_rope_layers, but these layers rotate")
     fault = "the configuration has a key that the model does not read"
     return [f"{fault}: {key}" for key in unused]
 
 
-def configured_inv_freqs(
+def configured_rotations(
     config: PreTrainedConfig, *, layers: int, length: int | None = None
-) -> list[Float[Tensor, " frequency"] | None]:
-    """Frequencies (rad/token) of each layer that the configuration asks for.
+) -> list[tuple[Float[Tensor, " frequency"] | None, float]]:
+    """Frequencies (rad/token) and attention factor that the configuration asks for, by layer.
 
-    None if the configuration states none, or uses keys that only its family knows.
+    The frequencies are None if the configuration states none, or uses keys that only its
+    family knows.
     """
     facts = config.to_dict()
     parameters, types = facts.get("rope_parameters") or {}, facts.get("layer_types") or [None]
     if {*(facts.get("layer_rope_theta") or ())} - {0, parameters.get("rope_theta")}:
-        return [None] * layers
+        return [(None, 1.0)] * layers
 
-    def inv_freq_of(layer_type: str | None) -> Float[Tensor, " frequency"] | None:
+    def of_type(layer_type: str | None) -> tuple[Float[Tensor, " frequency"] | None, float]:
         layer_type = layer_type if isinstance(parameters.get(layer_type), dict) else None
         part = parameters if layer_type is None else parameters[layer_type]
         init = ROPE_INIT_FUNCTIONS.get(part.get("rope_type", "default"))
         with suppress(AttributeError, KeyError, TypeError, ValueError):  # unknown keys
             if init is not None:
-                return init(config, "cpu", seq_len=length, layer_type=layer_type)[0].double()
+                w, factor = init(config, "cpu", seq_len=length, layer_type=layer_type)
+                return w.double(), float(factor)
             shape = stated_shape(config, part)
             rotary = int(shape.head_dim * (part.get("partial_rotary_factor") or 1))
             plain = frequencies(parse_variant("rope"), replace(shape, head_dim=rotary))
-            return plain[0].double()
-        return None
+            return plain[0].double(), 1.0
+        return None, 1.0
 
-    by_type = {layer_type: inv_freq_of(layer_type) for layer_type in types}
+    by_type = {layer_type: of_type(layer_type) for layer_type in types}
     return [by_type[types[layer % len(types)]] for layer in range(layers)]
-
-
-def _difference(
-    stated: Float[Tensor, " stated"], configured: Float[Tensor, " frequency"], rotary: int
-) -> str:
-    """Difference from the configured frequencies in words; "" if they are equal."""
-    if len(stated) != len(configured):
-        return (
-            f"the configuration asks for {2 * len(configured)} rotated coordinates of a head "
-            f"(partial_rotary_factor), the model rotates {rotary}"
-        )
-    error = ((stated - configured).abs() / configured.abs().clamp(min=1e-30)).nan_to_num(0)
-    worst = int(error.argmax())
-    if error[worst] <= 1e-6:  # rounding in float32
-        return ""
-    rounded = error[worst] <= 4e-3  # rounding in half precision
-    cause = "are rounded to half precision" if rounded else "differ from its configuration"
-    return (
-        f"the frequencies {cause}: plane {worst} rotates by {float(stated[worst]):.6g} "
-        f"rad/token, the configuration asks for {float(configured[worst]):.6g}"
-    )
 
 
 def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Shape:

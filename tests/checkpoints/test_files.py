@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from ropelens.checkpoints.files import locate
-from ropelens.checkpoints.load import load
 from ropelens.checkpoints.load_options import Loading
 from ropelens.errors import BadCheckpoint, RopelensError, UnsupportedModel
+from ropelens.rotation.load import load
 
 
 def cached(folder: Path, hub: Path) -> None:

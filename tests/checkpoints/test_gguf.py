@@ -23,10 +23,11 @@ import ropelens as rl
 from ropelens.checkpoints.bundled import bundled_path
 from ropelens.checkpoints.files import read_config
 from ropelens.checkpoints.load_options import Loading
-from ropelens.checkpoints.row_order import row_order
 from ropelens.commands.app import app
 from ropelens.config_facts import depends_on_length
 from ropelens.errors import BadCheckpoint
+from ropelens.model.as_live_model import as_live_model
+from ropelens.rotation.row_order import check_row_order
 
 FILE = Path(__file__).parents[2] / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
 needs_smollm2 = pytest.mark.skipif(not FILE.is_file(), reason="make smollm2 was not run")
@@ -131,15 +132,15 @@ def test_a_quantized_file_is_the_model_except_for_rounding(kind, error, tmp_path
     expected, logits = original(tokens).logits, model(tokens).logits
     difference = float((logits - expected).norm() / expected.norm())
     assert error / 10 < difference < error
-    assert not row_order(model, tokenizer)[0]
+    assert not check_row_order(as_live_model(model, tokenizer))[0]
 
 
 @pytest.mark.slow  # it takes 12 seconds; the files of the bundled model are smaller
 @needs_smollm2
 def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyPatch):
     orders: list[tuple[bool, str]] = []
-    record = lambda *args: orders.append(row_order(*args)) or orders[-1]  # noqa: E731
-    monkeypatch.setattr("ropelens.checkpoints.load.row_order", record)
+    record = lambda live: orders.append(check_row_order(live)) or orders[-1]  # noqa: E731
+    monkeypatch.setattr("ropelens.rotation.row_order.check_row_order", record)
     for slow in ("GGUFReader", "get_tensor_name_map"):  # each call takes seconds
         monkeypatch.setattr(gguf, slow, functools.cache(getattr(gguf, slow)))
     model, tokenizer = rl.load(FILE)
@@ -160,7 +161,7 @@ def test_a_wrong_order_of_rows_is_reported(tmp_path: Path, permutations: int):
     with pytest.warns(UserWarning, match="rows of q and k are in the wrong order"):
         model, tokenizer = rl.load(file)
     before = copy.deepcopy(model.state_dict())
-    assert row_order(model, tokenizer)[0]
+    assert check_row_order(as_live_model(model, tokenizer))[0]
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 

@@ -26,11 +26,12 @@ from transformers import (
 import ropelens as rl
 from ropelens.checkpoints.bundled import BUNDLED, bundled_path, sample_path
 from ropelens.checkpoints.files import locate
-from ropelens.checkpoints.load import load, open_checkpoint
+from ropelens.checkpoints.load import open_checkpoint
 from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument, BadCheckpoint
+from ropelens.rotation.load import load
 
 
 def test_a_folder_gives_the_saved_model_ready_to_measure(folder, capfd):

@@ -182,7 +182,7 @@ def test_without_a_command_the_help_comes_as_an_error(ropelens: Command):
         ("analyze", "--dtype --revision --backend --trust-remote-code"),
         ("truncate", "[MODEL] --out --text --keep --end --bands --controls --measures --seed"),
         ("truncate", "--context --sequences --rows --device --dtype --revision"),
-        ("rope", "[MODEL] --context --variant --verbose --device"),
+        ("rope", "[MODEL] --config --context --variant --verbose --device"),
         ("compare", "DIR... --out --sequences --seed --device"),
         ("report", "DIR --beside"),
         ("train", "--text --tokens --study --out --steps --precision --size --seed"),

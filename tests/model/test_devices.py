@@ -17,10 +17,11 @@ from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
-from ropelens.checkpoints.load import load, open_checkpoint
+from ropelens.checkpoints.load import open_checkpoint
 from ropelens.checkpoints.load_options import Loading
 from ropelens.errors import BadArgument, BadCheckpoint
 from ropelens.model.as_live_model import unwrapped
+from ropelens.rotation.load import load
 from ropelens.runtime.devices import device_of, devices_of, room_for_weights
 
 CPU = torch.device("cpu")

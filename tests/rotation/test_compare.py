@@ -178,8 +178,13 @@ def test_a_buffer_that_was_rounded():
         rl.measure_rope(model)
 
 
+def test_a_layer_that_must_not_rotate():
+    with pytest.warns(UserWarning, match="layer 1: the configuration asks for no rotation"):
+        rl.measure_rope(tiny("llama_gqa", no_rope_layers=[1, 0]))
+
+
 def test_a_share_of_planes_that_the_family_does_not_read():
-    with pytest.warns(UserWarning, match="asks for 8 rotated coordinates .* rotates 16"):
+    with pytest.warns(UserWarning, match="16 coordinates of a head rotate, not 8"):
         rl.measure_rope(tiny("llama_gqa", partial_rotary_factor=0.5))
 
 
@@ -188,7 +193,6 @@ def test_a_share_of_planes_that_the_family_does_not_read():
     [
         ("rotary_dim", 8, "rotary_dim 8, but 16 coordinates rotate"),
         ("rotary_pct", 0.5, "rotary_pct 0.5, but 16 coordinates rotate"),
-        ("no_rope_layers", [1, 0], "no_rope_layers, but these layers rotate"),
         ("rope_interleave", True, "rope_interleave, a key of other families"),
         ("rotary_emb_base", 500, "rotary_emb_base 500, unlike the base"),
     ],

@@ -18,8 +18,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import ropelens as rl
-from ropelens.checkpoints.load import load
 from ropelens.errors import BadArgument, BadText, RopelensError
+from ropelens.rotation.load import load
 from ropelens.text.documents import documents_sha256, read_documents
 from ropelens.text.text import Text
 from ropelens.text.tokenize import encode, pieces, tokenize, warn_beyond
