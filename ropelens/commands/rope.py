@@ -6,6 +6,8 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 import ropelens as rl
 from ropelens.analysis.options import MODEL_HELP, with_options
 from ropelens.checkpoints.load_options import Loading, option

@@ -14,7 +14,7 @@ from tiny_checkpoints import edit_config, edit_weights, identity_of, save_tiny, 
 from torch import Tensor, nn
 
 from ropelens.checkpoints.identity import checksum, identity
-from ropelens.checkpoints.load import load
+from ropelens.rotation.load import load
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of peft
 
