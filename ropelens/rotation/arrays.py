@@ -24,7 +24,7 @@ from ropelens.rotation.conformance import asked_rotations, rotation_differences
 from ropelens.rotation.probe import LayerRotation
 
 ArraySource = Mapping[str, Any] | str | Path
-HeadVectors = Float[Tensor, "head position coordinate"]
+OfHeads = Float[Tensor, "head position coordinate"]
 
 LAYOUT = (
     "q and k after RoPE, [position, head, coordinate] (q.3 is layer 3) or [layer, position, "
@@ -55,9 +55,7 @@ class ArrayRotation(NamedTuple):
 
 def read_arrays(
     source: ArraySource,
-) -> tuple[
-    Int[Tensor, " position"], dict[tuple[int, str], tuple[HeadVectors, HeadVectors | None]]
-]:
+) -> tuple[Int[Tensor, " position"], dict[tuple[int, str], tuple[OfHeads, OfHeads | None]]]:
     """Positions, and arrays after and before RoPE for each layer and each of "q" and "k"."""
     with explained("The arrays cannot be read.", LAYOUT, error=BadArgument):
         if isinstance(source, (str, Path)):
@@ -129,8 +127,8 @@ def array_layers(
 
 
 def read_array(
-    x: HeadVectors,
-    before: HeadVectors | None,
+    x: OfHeads,
+    before: OfHeads | None,
     positions: Int[Tensor, " position"],
     counts: list[int],
 ) -> ArrayRotation:
@@ -166,12 +164,12 @@ def read_array(
     return found._replace(factor=float(z.abs().mean()), shift=shift)
 
 
-def _complex(x: HeadVectors, planes: Planes) -> Complex[Tensor, "head position frequency"]:
+def _complex(x: OfHeads, planes: Planes) -> Complex[Tensor, "head position frequency"]:
     return torch.complex(x[..., planes.first], x[..., planes.second])
 
 
 def _read_token(
-    x: HeadVectors, offsets: Int[Tensor, " position"], rounding: float, counts: list[int]
+    x: OfHeads, offsets: Int[Tensor, " position"], rounding: float, counts: list[int]
 ) -> ArrayRotation:
     """Read one token at positions that start with 0 and 1, and check that it only rotates."""
     length, allowed = x.square().sum((0, 2)).sqrt(), allowed_residual(0, rounding)

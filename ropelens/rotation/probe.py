@@ -51,7 +51,7 @@ def probe_single_tokens(
 ) -> dict[int, SingleTokenProbe]:
     """Run four tokens, each as a sequence of its own at each of `positions`, without edits.
 
-    The tokens run several times at the first position, and the rotation_differences are noise.
+    The tokens run several times at the first position, and the differences are noise.
     """
     tokens, count = torch.arange(1, 5) * live.vocabulary // 6, positions.shape[-1]
     positions = torch.cat(
