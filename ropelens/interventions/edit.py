@@ -194,12 +194,13 @@ class ModelEdit:
     edits: tuple[PlacedEdit, ...]
 
     def __call__(
-        self, layer: int, name: str, x: Tensor, tokens: range, positions: Tensor
+        self, layer: int, name: str, x: Tensor, tokens: Tensor, positions: Tensor
     ) -> Tensor:
         """Edited queries or keys."""
         if name == "value":
             return x
-        continued, length = tokens.start > 0, int(positions[:, : len(tokens)].max()) + 1
+        continued = bool(tokens[:, 0].any())
+        length = int(positions[:, : tokens.shape[1]].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
         of_query, of_key = _targets(self.edits, Layer(layer, planes, length), self.heads)
         if name == "query":
