@@ -41,10 +41,10 @@ class CachedKeys(NamedTuple):
 _cached_keys: dict[int, WeakKeyDictionary[object, CachedKeys]] = {}
 """By the id of an attention module: the keys in each cache."""
 
-# In this context, by the id of an attention module: positions [_, row *axis] in the last call of
-# its rotary module, and the cache of its last call.
-_rotary_positions = ContextVar[dict[int, Tensor]]("_rotary_positions")
-_caches = ContextVar[dict[int, ref[Cache]]]("_caches")
+# In this context, by the id of an attention module: positions [_, row *axis] in the last call
+# of its rotary module, and the cache of its last call.
+_rotary_positions = ContextVar[dict[int, Any]]("_rotary_positions")
+_caches = ContextVar[dict[int, Any]]("_caches")
 
 
 def forget_positions(modules: Collection[int]) -> None:
