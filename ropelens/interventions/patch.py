@@ -55,8 +55,8 @@ def patch_planes(
     are turned from their position in `source` to their new position. `heads` is a list such as
     "2.3,4.*" (with grouped keys, query heads: unlisted heads keep their keys and values).
 
-    `positions` lists the patched positions, counted from 0, or maps each patched position to a
-    position in `source`. By default all positions that both sequences have are patched.
+    `positions` lists the patched positions, counted from 0 in each sequence (also in a packed
+    row), or maps each patched position to a position in `source`. By default all positions that both sequences have are patched.
 
     Edits rotate the patched vectors. If two blocks patch the same vector, the inner block takes
     effect. A patch from the same tokens changes no bit. The model is restored on exit, also
@@ -64,7 +64,8 @@ def patch_planes(
 
     Raises `BadArgument` for heads, planes or positions that do not exist, for planes of values
     or outputs, for several sources, and for padding on the left. Raises `UnsupportedModel` for
-    a model that hides its attention, and on a bridge if heads that share a key differ.
+    a model that hides its attention, with continuous batching, and on a bridge if heads that
+    share a key differ.
     """
     live = as_live_model(model, tokenizer)
     rotation = RotationProbe(live)

@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from threading import RLock
-from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -94,7 +94,7 @@ class Block:
 
 
 _lock = RLock()
-_open_blocks: dict[Block, None] = {}  # of all contexts, in the order in which they were opened
+_open_blocks: dict[Block, None] = {}  # in all contexts, the oldest first
 _own_blocks: ContextVar[tuple[Block, ...]] = ContextVar("_own_blocks", default=())
 _repeats: ContextVar[bool] = ContextVar("_repeats", default=False)  # a recomputation runs
 
@@ -265,8 +265,6 @@ def _call_with_hooks(
     layer: int = module.layer_idx  # type: ignore[assignment]
     rows, dropped = cache_positions.row_keys(module, query.shape[2], key.shape[2])
     paged = isinstance(options.get("cache"), PagedAttentionCache)
-    if paged and (hooks.patches or hooks.observers):
-        _refuse_paged("The place of a token in its sequence is not known")
     places = torch.arange(rows.start + dropped, rows.stop + dropped)[None] + paged
     key_heads = key.shape[1]
     if hooks.changes:
@@ -280,10 +278,14 @@ def _call_with_hooks(
             value = change(layer, "value", value, of_all, of_keys)
         most = max(key.shape[1], value.shape[1])
         key, value = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value))
+    if paged and (hooks.patches or hooks.observers or key.shape[1] != key_heads):
+        raise UnsupportedModel(
+            "Continuous batching allows only silences, and edits of whole groups of heads.",
+            seen="a paged cache, which does not show the sequences and keys of a row",
+            hint="model.generate, which runs one batch at a time",
+        )
     called = module
     if key.shape[1] != key_heads:
-        if paged:
-            _refuse_paged("The cache has one key for all query heads of a group")
         called = copy(module)
         called.num_key_value_groups = 1  # type: ignore[assignment]
     result = run(called, query, key, value, attention_mask, **options)
@@ -310,14 +312,6 @@ def _call_with_hooks(
         return result
     output = silence_outputs(hooks.silences, layer, result[0], real, places)
     return output, *result[1:]
-
-
-def _refuse_paged(what: str) -> NoReturn:
-    raise UnsupportedModel(
-        f"{what} with continuous batching.",
-        seen="a paged cache, which holds keys of several requests",
-        hint="generate, which runs a batch at a time, or edits of whole groups of heads",
-    )
 
 
 def silence_outputs(

@@ -3,9 +3,6 @@
 Attention calls do not receive the cache. They do not receive positions on three axes (Qwen2-VL
 and similar families), and some families (Llama 4, Persimmon) pass them no positions at all.
 Therefore hooks record what rotary modules and attention modules receive.
-
-Rows of a cache may be reordered, repeated or dropped between calls, and its last keys may be
-cropped. A number for each key (`key_marks`) shows which row of an earlier call a row continues.
 """
 
 from collections.abc import Collection, Iterator
@@ -159,12 +156,11 @@ def places_in_sequence(
     """Index of each token in its sequence, which a packed row starts at its first position."""
     index = torch.arange(positions.shape[1], device=positions.device) + dropped_keys
     starts = index * (positions <= positions[:, :1])[..., None].flatten(2).all(-1)
-    starts[:, :1] = 0
-    return index - starts.cummax(1).values
+    return index - starts.index_fill(1, index[:1] - dropped_keys, 0).cummax(1).values
 
 
 def key_marks(key: Tensor) -> Int[Tensor, "sequence key"]:
-    """A number for each key, the sum of the bits of its coordinates as integers."""
+    """A number for each key, by which it is found again after rows of a cache have moved."""
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return key.detach().view(integers[key.element_size()]).sum((1, 3), dtype=torch.int64)
 
@@ -188,23 +184,20 @@ def _continued(
 def _check_cache(
     cache: Cache, own: CachedKeys | None, shape: tuple[int, int]
 ) -> CachedKeys | None:
-    """None if the cache was filled before the block, and `own` if it stores rounded keys.
+    """`own` if the cache rounds its keys; None for a cache of transformers without a record.
 
-    Raises `UnsupportedModel` if the block added other keys than the cache has now, or if the
-    cache was filled before the block and may drop keys.
+    Raises `UnsupportedModel` for any other cache, because it may have dropped or moved keys.
     """
-    classes = [type(cache), *map(type, cache.layers)]
-    others = [c.__name__ for c in classes if not c.__module__.startswith("transformers.")]
-    if own is None and not others:
-        return None
-    layers = [vars(layer) for layer in cache.layers if "_quantized_keys" in vars(layer)]
-    in_order = all(layer.get("_pending_beam_idx") is None for layer in layers)
-    if own is not None and own.marks.shape == shape and layers and in_order:
+    parts = [cache, *cache.layers]
+    others = [x for x in parts if not type(x).__module__.startswith("transformers.")]
+    rounded = [vars(x) for x in cache.layers if "_quantized_keys" in vars(x)]
+    in_order = rounded and not any(x.get("_pending_beam_idx") is not None for x in rounded)
+    if (not others) if own is None else (own.marks.shape == shape and in_order):
         return own
     if own is None:
-        seen, hint = f"a {others[0]}, filled before the block", OPEN_BEFORE
+        seen, hint = f"a {type(others[0]).__name__}, filled before the block", OPEN_BEFORE
     else:
-        seen = "keys that differ from the keys added in the block: dropped, moved or changed"
+        seen = "keys that were dropped, moved or changed after the block added them"
         hint = "a cache that keeps every key, such as DynamicCache, or use_cache=False"
     raise UnsupportedModel(UNKNOWN_POSITIONS, seen=seen, hint=hint)
 

@@ -44,7 +44,7 @@ def test_a_block_belongs_to_the_thread_that_opened_it(llama: LlamaForCausalLM):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_another_thread_never_changes_a_measurement(llama: LlamaForCausalLM, training: bool):
-    """The other thread calls the model at every step of progress."""
+    """Another thread calls the model at every attention call and every output."""
     expected = rl.evaluate(llama.train(training), TOKENS, edits={}, measures=["loss"])
     refused: list[BaseException] = []
 
@@ -100,7 +100,7 @@ def test_tasks_do_not_share_blocks(llama: LlamaForCausalLM):
     ("name", "how"), [("llama4", True), ("qwen2_vl", False), ("phi", None)]
 )
 def test_recomputation_belongs_to_the_block_of_its_forward_pass(name, how, backward):
-    """Reentrant or not, by layer; or (None) the whole model in a function of its own."""
+    """Reentrant or not, layer by layer; None: a function that runs the whole model."""
     seen: list[int] = []
 
     def gradient(*, repeats: bool, inside: bool) -> torch.Tensor:
@@ -144,10 +144,10 @@ def test_blocks_do_not_change_the_classes_of_transformers(llama: LlamaForCausalL
         (lambda model: rl.edit_rope(model, rl.stop_slowest(0.5)), ""),
         (
             lambda model: rl.edit_rope(model, rl.stop_slowest(0.5, heads="*.1")),
-            "one key for all",
+            "only silences",
         ),
-        (lambda model: rl.patch_planes(model, TOKENS[:1], heads="*.1"), "place of a token"),
-        (lambda model: rl.observe(model, lambda call, planes: None), "place of a token"),
+        (lambda model: rl.patch_planes(model, TOKENS[:1], heads="*.1"), "only silences"),
+        (lambda model: rl.observe(model, lambda call, planes: None), "only silences"),
         (lambda model: rl.silence_heads(model, "0.1", to="mean"), "mean of a batch"),
     ],
 )
