@@ -4,6 +4,7 @@
 # make test     run the tests, except those of the next two lines
 # make test-thorough  run the tests that repeat a check in more cases or end to end
 # make test-slow  run the tests that take minutes
+# make test-processors  run the tests of checks with the instructions of older processors
 # make mutants  change the mathematics in 128 places, and list the changes that no test finds
 # make test-newest  run the tests with the newest versions that pyproject.toml allows
 # make lint     check formatting, types and imports
@@ -24,7 +25,7 @@ SPREAD := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := report
 SMOLLM2 := models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
-.PHONY: report smollm2 reports test test-thorough test-slow mutants test-newest lint docs bench
+.PHONY: report smollm2 reports test test-thorough test-slow test-processors mutants test-newest lint docs bench
 
 report: .venv/.report
 	@mkdir -p out
@@ -56,6 +57,10 @@ test-thorough: .venv/.work
 
 test-slow: .venv/.work
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m slow
+
+test-processors: .venv/.work
+	@for kind in default avx2; do echo "ATEN_CPU_CAPABILITY=$$kind"; \
+	ATEN_CPU_CAPABILITY=$$kind OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD) tests/rotation tests/attention tests/model || exit 1; done
 
 mutants: .venv/.work
 	@$(BIN)/python tools/mutate.py --out build/mutants.json

@@ -46,8 +46,14 @@ def rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
 
 def depends_on_length(config: PreTrainedConfig) -> bool:
     """Whether RoPE changes with the length of a batch."""
-    types = [part.get("rope_type") for part in rope_parameters(config)]
-    return "dynamic" in types or "longrope" in types
+    return any(
+        part.get("rope_type") == "dynamic"
+        or (
+            part.get("rope_type") == "longrope"
+            and part.get("short_factor") != part.get("long_factor")
+        )
+        for part in rope_parameters(config)
+    )
 
 
 def changes_with_position(config: PreTrainedConfig) -> bool:

@@ -21,8 +21,8 @@ class Options(Loading):
     prompts: list[str] | None = setting(
         None,
         "TEXT",
-        "Text to show token by token, up to 256 tokens. Can be repeated. [default: pieces "
-        "of the text]",
+        "Text to show token by token, up to 256 tokens. Special tokens in it are special "
+        "tokens. Can be repeated. [default: pieces of the text]",
         name="--prompt",
     )
     attention_on: list[str] | None = setting(

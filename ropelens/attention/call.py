@@ -76,13 +76,15 @@ def attention_map(call: AttentionCall) -> Float[Tensor, "batch head row key"]:
     return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
 
 
-def output_residual(call: AttentionCall, weights: Float[Tensor, "batch head row key"]) -> float:
-    """Difference between A V and the model's output, relative to the size of the output.
+def output_error(
+    call: AttentionCall, weights: Float[Tensor, "batch head row key"]
+) -> Float[Tensor, "batch row head feature"]:
+    """A V minus the model's output, relative to the size of the output.
 
-    The residual is small only if ropelens reads the scale, soft-cap, mask and sinks correctly.
+    It is small only if ropelens reads the scale, soft-cap, mask and sinks correctly.
     """
     group = call.query.shape[1] // call.key.shape[1]
     value = call.value.to(weights.dtype).repeat_interleave(group, dim=1)
     ours = (weights @ value).transpose(1, 2)
     theirs = call.output.to(weights.dtype).reshape(ours.shape)
-    return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
+    return (ours - theirs) / theirs.norm().clamp(min=1e-30)

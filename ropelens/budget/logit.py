@@ -168,9 +168,7 @@ def _fit_content(
         nonlocal factor
         if next(evaluation) in CURVATURE_EVALUATIONS:
             joint = covariance(few, point.view(*shape, size)).flatten(0, 1)
-            variance = joint.diagonal(dim1=-2, dim2=-1)
-            variance += options["ridge"] + 1e-6 * variance.amax(-1, keepdim=True)
-            factor = torch.linalg.cholesky(joint)
+            factor = _cholesky(joint, options["ridge"])
         norm = torch.zeros(shape).double()
         total = torch.zeros(*shape, 2 * size - first).double()
         members = active.view(shape).any(0).nonzero()[:, 0]
@@ -191,6 +189,23 @@ def _fit_content(
 
     options = {**options, "start": start, "smooth": smooth, "divide": divide}
     return fit_log_linear(log_z_and_moments, observed[:, :size], **options)
+
+
+def _cholesky(
+    curvature: Float[Tensor, "problem first first"], ridge: float
+) -> Float[Tensor, "problem first first"]:
+    """Cholesky factor of each curvature, which guides the steps and does not move the minimum.
+
+    If rounding makes a curvature indefinite, only its diagonal is used. Raises `LinAlgError`
+    for values that are not finite.
+    """
+    variance = curvature.diagonal(dim1=-2, dim2=-1)
+    if not variance.isfinite().all():
+        raise torch.linalg.LinAlgError
+    variance += ridge + 1e-6 * variance.amax(-1, keepdim=True)
+    factor, failed = torch.linalg.cholesky_ex(curvature)
+    diagonal = torch.diag_embed(variance.clamp(min=ridge).sqrt())
+    return torch.where(failed[:, None, None] > 0, diagonal, factor)
 
 
 def _members(block: Block, members: Int[Tensor, " member"]) -> Block:

@@ -11,9 +11,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path, PurePath
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import gguf
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
 from transformers import (
@@ -24,14 +27,22 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
-from transformers import modeling_gguf_pytorch_utils as gguf
+from transformers import modeling_gguf_pytorch_utils as gguf_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from ropelens.checkpoints.bundled import bundled_path
+from ropelens.checkpoints.gguf_rope import add_rope, check_rope
 from ropelens.checkpoints.load_options import Loading
+from ropelens.checkpoints.weight_files import (
+    INDEX,
+    SINGLE,
+    check_stated,
+    refuse_pointers,
+    weight_files,
+)
 from ropelens.config_facts import stated_number
-from ropelens.errors import BadArgument, BadCheckpoint, explained
+from ropelens.errors import BadArgument, explained
 from ropelens.text.tokenize import encode
 
 FETCHED = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py", "*.safetensors"]
@@ -45,18 +56,39 @@ COUNTS = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers
 
 
 class Checkpoint(NamedTuple):
-    """Name of a checkpoint, its folder or GGUF file, and the commit if it is from the Hub."""
+    """Name of a checkpoint, its folder or GGUF file, and the commit if it is from the Hub.
+
+    `adapter` is the folder of an adapter that is added to the model in `path`.
+    """
 
     name: str
     path: Path
     revision: str
+    adapter: Path | None = None
 
 
 def locate(name: str, loading: Loading) -> Checkpoint:
     """Find the checkpoint `name`, and download a Hub id that is not in the cache.
 
-    A folder may contain one GGUF file. A local folder takes precedence over a Hub id.
+    A folder may contain one GGUF file. A local folder takes precedence over a Hub id. If a
+    folder has an adapter and no model, the adapter names its model.
     """
+    checkpoint = _find(name, loading)
+    folder, stated = checkpoint.path, checkpoint.path / "adapter_config.json"
+    if not stated.is_file():
+        return checkpoint
+    if any((folder / weights).is_file() for weights in (SINGLE, INDEX)):
+        return checkpoint._replace(adapter=folder)
+    with explained(f"The adapter in {folder} cannot be read.", "download its files again"):
+        refuse_pointers([stated])
+        base = json.loads(stated.read_text("utf-8"))["base_model_name_or_path"]
+        if not base:
+            raise ValueError("it does not name the model")
+    model = _find(str(base), replace(loading, revision=None), f", the model of {folder}")
+    return checkpoint._replace(path=model.path, adapter=folder)
+
+
+def _find(name: str, loading: Loading, role: str = "") -> Checkpoint:
     prefix, _, bundled_name = name.partition(":")
     path = bundled_path(bundled_name or "rope") if prefix == "bundled" else Path(name)
     if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for long names)
@@ -65,7 +97,7 @@ def locate(name: str, loading: Loading) -> Checkpoint:
     elif not (path.suffix == ".gguf" and path.is_file()):
         revision = f" at revision {loading.revision}" * bool(loading.revision)
         with explained(
-            f"No checkpoint and no folder is called {name:.80}{revision}.",
+            f"No checkpoint and no folder is called {name:.80}{revision}{role}.",
             "a folder or a GGUF file (pass text with --text); downloads from the Hub need the "
             "network, with HF_HUB_OFFLINE unset, and `hf auth login` for a gated model",
         ):
@@ -92,18 +124,23 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
     """Read the configuration, and count the parameters of a model with this configuration."""
     hint = (
         "a newer transformers; trust_remote_code=True for a model with its own code, after you "
-        "have read the code; for an adapter, merge it into its model"
+        "have read the code"
     )
+    config_file = path if path.is_file() else path / "config.json"
     if path.is_file():
         hint = "download the file again, or use a newer transformers"
-    elif not (path / "config.json").exists():
-        hint = "a folder with config.json; if it contains several models, pass their folders"
+    elif not config_file.is_file():
+        hint = "a folder with config.json; if it contains several models, pass one of them"
     with explained(f"transformers cannot read the configuration in {path}.", hint):
+        if config_file.is_file():
+            refuse_pointers([config_file])
+            check_stated(path)
         config = AutoConfig.from_pretrained(**source_of(path, loading))
         for name in COUNTS:  # else building the model would never end
             if not 1 <= stated_number(config, name, 1) < 2**31:
                 raise ValueError(f"impossible {name}")
         vars(config).pop("transformers_weights", None)  # weight_files chooses the files
+        inv_freq = add_rope(path, config) if path.is_file() else None
         with init_empty_weights():
             code = loading.trust_remote_code
             try:
@@ -111,6 +148,8 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
             except KeyError as error:
                 known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
                 raise ValueError(f"it does not know {error}; a rope_type is {known}") from error
+        if inv_freq is not None:
+            check_rope(path, empty, inv_freq)
         empty.tie_weights()  # else tied embeddings count twice
     return config, empty.num_parameters()
 
@@ -124,32 +163,17 @@ def auto_class(config: PreTrainedConfig) -> Any:
 def read_tokenizer(path: Path, loading: Loading) -> PreTrainedTokenizerBase | None:
     """Read the tokenizer and encode a letter with it. Return None if its files are missing."""
     # If all these files are missing, AutoTokenizer creates an empty tokenizer of the family.
-    if path.is_dir() and not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):
+    found = [file for pattern in TOKENIZER_FILES for file in path.glob(pattern)]
+    if path.is_dir() and not found:
         return None
     with explained(f"The tokenizer in {path} cannot be read.", "download its files again"):
-        tokenizer = AutoTokenizer.from_pretrained(**source_of(path, loading))
-        encode("a", tokenizer)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(**source_of(path, loading))
+            encode("a", tokenizer)
+        except Exception:
+            refuse_pointers(found)
+            raise
     return tokenizer
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files from which transformers loads the weights in `folder`, which may be a file."""
-    if folder.is_file():
-        return [folder]
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        raise BadCheckpoint(
-            f"{folder} has no {single.name}.",
-            means="ropelens does not read pickles (.bin, .pt), because they can run any code",
-            hint="if you trust it, CLASS.from_pretrained(OLD).save_pretrained(NEW_FOLDER)",
-        )
-    with explained(f"{index} cannot be read."):
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        if any(PurePath(name).name != name or not (folder / name).is_file() for name in names):
-            raise ValueError("it names weights that are missing, or outside the folder")
-    return [folder / name for name in names]
 
 
 def fingerprint(path: str | Path) -> str:
@@ -175,6 +199,8 @@ def quiet_transformers(*, bars: bool = True) -> Iterator[None]:
         if transformers_logging.is_progress_bar_enabled() and not bars:
             stack.callback(transformers_logging.enable_progress_bar)
             transformers_logging.disable_progress_bar()
-        stack.callback(setattr, gguf, "tqdm", gguf.tqdm)
-        gguf.tqdm = transformers_logging.tqdm  # obeys disable_progress_bar
+        stack.callback(setattr, gguf_weights, "tqdm", gguf_weights.tqdm)
+        gguf_weights.tqdm = transformers_logging.tqdm  # obeys disable_progress_bar
+        stack.callback(setattr, gguf, "GGUFReader", gguf.GGUFReader)
+        gguf.GGUFReader = cache(gguf.GGUFReader)  # type: ignore[misc,assignment]  # slow
         yield

@@ -4,9 +4,11 @@ It refuses checkpoints that transformers accepts silently: checkpoints that lack
 transformers would replace with random numbers, and models that are not causal.
 """
 
+import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +19,20 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from ropelens.checkpoints import files
 from ropelens.checkpoints.load_options import Dtype, Loading, Quantization
 from ropelens.checkpoints.row_order import row_order
+from ropelens.checkpoints.weight_files import refuse_pointers, weight_files
+from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained, public
+from ropelens.noise import (
+    TOKENS,
+    allowed_residual,
+    common_tokens,
+    logit_change,
+    noise_tokens,
+    run_noise,
+)
 from ropelens.runtime.devices import device_named, device_of, free_bytes, room_for_weights
+
+WEIGHT_SCALE = re.compile(r"\.(weight[._]scale\w*|q?scale_weight|scales?(_inv)?)$")
 
 
 @public
@@ -35,9 +49,11 @@ def load(
     """Load a causal language model and its tokenizer.
 
     `name` is a local folder, a GGUF file, "bundled", "bundled:NAME", or a Hub id with an
-    optional `revision`. Weights are read from safetensors or GGUF, never from a pickle. The
-    tokenizer is None if the checkpoint has no tokenizer; the model then takes only token ids.
-    The model is in evaluation mode, and its weights do not require gradients.
+    optional `revision`. Weights are read from safetensors or GGUF, never from a pickle. If a
+    folder has an adapter (peft), the adapter is added to the model that it names, or to the
+    model in the same folder. The tokenizer is None if the checkpoint has no tokenizer; the
+    model then takes only token ids. The model is in evaluation mode, and its weights do not
+    require gradients.
 
     The default `dtype` is float32, so that a measurement does not depend on the machine. "auto"
     is bfloat16 on a GPU that supports it, and float32 elsewhere. The `device` "auto" is CUDA if
@@ -45,9 +61,10 @@ def load(
     GPUs, then main memory, then disk. `quantize` reads weights in fewer bits: "int8" (torchao),
     "bnb-int8" or "bnb-nf4" (bitsandbytes).
 
-    Raises BadCheckpoint if files or weights are missing or broken, UnsupportedModel if the
-    model is not a causal language model, and BadArgument for other wrong arguments. Warns if
-    the model does not use all tensors of the checkpoint.
+    Raises BadCheckpoint if files or weights are missing or broken, if weights lack their
+    scales, or if a GGUF file states a RoPE that transformers does not have. Raises
+    UnsupportedModel if the model is not a causal language model, and BadArgument for other
+    wrong arguments. Warns if the model does not use all tensors of the checkpoint.
     """
     loading = Loading(
         dtype=dtype,
@@ -107,7 +124,7 @@ class Opened:
                     parameter.data = parameter.data.to(self.torch_dtype)
             model.config._name_or_path = self.checkpoint.name
             model.eval().requires_grad_(False)
-            _check_causal(model)
+            check_causal(model)
         if self.checkpoint.path.is_file() and self.tokenizer is not None:
             wrong, sentence = row_order(model, self.tokenizer) or (False, "")
             if wrong:
@@ -120,11 +137,13 @@ class Opened:
         options["device_map"] = loading.device_map or {"": self.devices[0]}
         if path.is_dir():
             options["use_safetensors"] = True
+            # _add_adapter loads adapters, because transformers then reports only their weights.
+            options["adapter_kwargs"] = {"subfolder": "none"}
         if loading.device_map is not None:
             options["max_memory"] = room_for_weights(self.devices)
         with explained(f"transformers cannot load the model in {path}."):
             if not (path.is_file() or _is_quantized(self.config)):
-                _require_floats(files.weight_files(path))
+                _require_floats(weight_files(path))
             if loading.quantize is not None:
                 options["quantization_config"] = _quantization_config(loading.quantize)
             model, weights = files.auto_class(self.config).from_pretrained(
@@ -134,10 +153,20 @@ class Opened:
                 ignore_mismatched_sizes=True,  # _check_weights reports them
                 **options,
             )
+        if path.is_dir():
+            _check_scales(weight_files(path), weights["unexpected_keys"])
         _check_weights(type(model).__name__, weights)
+        if self.checkpoint.adapter is not None:
+            self._add_adapter(model, self.checkpoint.adapter)
         if path.is_file():  # the weights are floats now
             del model.config.quantization_config, model.hf_quantizer
         return model
+
+    def _add_adapter(self, model: PreTrainedModel, folder: Path) -> None:
+        with explained(f"transformers cannot load the adapter in {folder}."):
+            refuse_pointers([folder / "adapter_model.safetensors"])  # no pickle
+            weights = model.load_adapter(str(folder), dtype=self.torch_dtype)
+        _check_weights(f"the adapter in {folder}", weights.to_dict())
 
 
 def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
@@ -148,6 +177,8 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
         devices = [torch.device("cuda", gpu) for gpu in gpus] or [torch.device("cpu")]
     with files.quiet_transformers():
         checkpoint = files.locate(str(name), loading)
+        folders = [checkpoint.adapter or checkpoint.path, checkpoint.path]
+        tokenizers = (files.read_tokenizer(folder, loading) for folder in folders)
         config, parameters = files.read_config(checkpoint.path, loading)
         return Opened(
             checkpoint=checkpoint,
@@ -155,8 +186,8 @@ def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
             devices=devices,
             config=config,
             parameters=parameters,
-            file_bytes=sum(file.stat().st_size for file in files.weight_files(checkpoint.path)),
-            tokenizer=files.read_tokenizer(checkpoint.path, loading),
+            file_bytes=sum(file.stat().st_size for file in weight_files(checkpoint.path)),
+            tokenizer=next((tokenizer for tokenizer in tokenizers if tokenizer), None),
         )
 
 
@@ -185,6 +216,22 @@ def _require_floats(paths: Iterable[Path]) -> None:
                     raise ValueError(f"{name} is {dtype} without a quantization in config.json")
 
 
+def _check_scales(paths: Iterable[Path], unused: set[str]) -> None:
+    """Raise BadCheckpoint if the model uses weights without their scales, which are not 1."""
+    scales = {name for name in unused if WEIGHT_SCALE.search(name)}
+    scales -= {name for name in scales if WEIGHT_SCALE.sub(".weight", name) in unused}
+    for file in paths if scales else ():
+        with safe_open(file, framework="pt") as tensors:
+            for name in scales & set(tensors.keys()):
+                scales -= {name} if (tensors.get_tensor(name).float() == 1).all() else set()
+    if scales:
+        raise BadCheckpoint(
+            "Weights in few bits are wrong, because nothing multiplies them by their scales.",
+            seen=f"{len(scales)} scales that the model does not use: {_first_names(scales)}",
+            hint="the model in bfloat16, or with weights that transformers scales",
+        )
+
+
 def _check_weights(name: str, weights: dict[str, set]) -> None:
     """Raise BadCheckpoint if the model lacks weights, and warn about unused tensors."""
     missing = weights["missing_keys"] | {name for name, *_ in weights["mismatched_keys"]}
@@ -207,29 +254,32 @@ def _first_names(names: Iterable[str]) -> str:
 
 
 @torch.no_grad()
-def _check_causal(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModel if another last token changes the logits of earlier positions.
+def check_causal(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModel if other last tokens change the logits of earlier positions.
 
     Some configurations do not state whether a model is causal.
     """
-    length, vocabulary = 8, model.config.get_text_config().vocab_size
-    tokens = torch.arange(length, device=device_of(model)) % vocabulary
-    pair = torch.stack([tokens, tokens])
-    pair[1, -1] = (pair[1, -1] + 1) % vocabulary
+    name, vocabulary = type(model).__name__, model.config.get_text_config().vocab_size
+    ids = noise_tokens(vocabulary, stated_context(model.config) or TOKENS)
+    run = lambda ids: model(input_ids=ids.to(device_of(model)), use_cache=False).logits  # noqa: E731
     with explained(
-        f"{type(model).__name__} does not run in {model.dtype} on token ids.",
+        f"{name} does not run in {model.dtype} on token ids.",
         hint="another dtype (float32 or bfloat16), or another checkpoint",
     ):
-        logits = model(input_ids=pair, use_cache=False).logits
+        logits = run(ids)
         if not torch.isfinite(logits).all():
             raise ValueError("some logits are NaN or infinite")
-    change = (logits[0] - logits[1]).abs().amax(-1)
-    tolerance = max(1e-4, 4 * torch.finfo(model.dtype).eps)
-    earlier, last = float(change[:-1].max()), float(change[-1])
-    if earlier > tolerance * last:
+    common = common_tokens(ids.shape[1])
+    pairs = [
+        logit_change(logits[[i]], logits[[j]]) for i, j in combinations(range(len(ids)), 2)
+    ]
+    # The median, because rounding may send a token of one sequence to another expert.
+    change = torch.cat(pairs)[:, :common].median(0).values.max()
+    eps, noise = torch.finfo(model.dtype).eps, run_noise(run, ids)
+    if change > allowed_residual(noise, eps):
         raise UnsupportedModel(
-            f"{type(model).__name__} is not a causal language model.",
-            seen=f"another last token changes earlier logits by {earlier:.2g}, and the last "
-            f"logits by {last:.2g}",
+            f"{name} is not a causal language model.",
+            seen=f"other last tokens change earlier logits by {float(change):.2g} of their "
+            f"spread over the vocabulary; equal runs differ by {noise:.2g}",
             hint="a decoder-only model, such as a Llama",
         )

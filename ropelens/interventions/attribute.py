@@ -63,7 +63,8 @@ def attribute_planes(
     `answer` is a token, whose logit at the last position is the answer; two tokens, whose
     difference in logits is the answer; or a function of the logits [position, token] that
     returns one number. Tokens are ids or texts of one token. `text_or_tokens` is as for
-    `capture`. The model runs under the edits, silences and patches that are open. Returns:
+    `capture`: special tokens in a string are read as special tokens. The model runs under the
+    edits, silences and patches that are open. Returns:
 
     - `attribution` (layer, head, frequency), in units of the answer: gradient of the answer
       times the contribution of the plane to the scores, summed over all pairs of tokens. To

@@ -46,8 +46,9 @@ def patch_planes(
     """Replace parts of `heads` by the same parts from the prompt `source` while the block runs.
 
     Activation patching (Vig et al. 2020, arXiv 2004.12265), plane by plane. `source` is a text,
-    tokens [position], or a BatchEncoding of one text. It runs once when the block opens, under
-    the blocks that are open then, and is patched into every sequence of a batch.
+    tokens [position], or a BatchEncoding of one text. Special tokens in a text are read as
+    special tokens. The source runs once when the block opens, under the blocks that are open
+    then, and is patched into every sequence of a batch.
 
     `of` selects the part: "query", "key", "both", "value", or the "output" of a head before the
     output projection. `planes` selects planes of queries and keys, such as `Slowest(0.25)`. By
@@ -56,7 +57,8 @@ def patch_planes(
     "2.3,4.*" (with grouped keys, query heads: unlisted heads keep their keys and values).
 
     `positions` lists the patched positions, counted from 0 in each sequence (also in a packed
-    row), or maps each patched position to a position in `source`. By default all positions that both sequences have are patched.
+    row), or maps each patched position to a position in `source`. By default all positions that
+    both sequences have are patched.
 
     Edits rotate the patched vectors. If two blocks patch the same vector, the inner block takes
     effect. A patch from the same tokens changes no bit. The model is restored on exit, also

@@ -43,6 +43,11 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
             f"{class_name} is not a model that ropelens can run.",
             hint="a model from ropelens.load or AutoModelForCausalLM, or a TransformerBridge",
         )
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"{class_name} is an encoder-decoder: its decoder also attends to another text.",
+            hint="a decoder-only model, such as a Llama",
+        )
     unequal = f"Layers of {class_name} have different numbers of heads."
     with explained(unequal, error=UnsupportedModel):  # an error of transformers (Dots 3)
         live = LiveModel(model, tokenizer)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ropelens.errors import UnsupportedModel
 from ropelens.model.attention_hooks import attention_modules, hooked, hooks_of
 
 
@@ -30,12 +31,17 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def recomputed(model: nn.Module) -> Iterator[None]:
-    """Enable gradients and store only inputs of layers; a backward pass runs layers again."""
+def gradients_enabled(model: nn.Module, *, recomputed: bool) -> Iterator[None]:
+    """Enable gradients; with `recomputed`, store only inputs of layers and run layers again."""
+    if any(x.is_inference() for x in model.parameters()) or torch.is_inference_mode_enabled():
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no gradients in torch.inference_mode.",
+            hint="load the model, and call ropelens, outside of torch.inference_mode",
+        )
     again: dict[nn.Module, Callable[..., Any]] = {
         module: partial(checkpoint, module.forward, use_reentrant=False)
         for module in model.modules()
-        if isinstance(module, GradientCheckpointingLayer)
+        if recomputed and isinstance(module, GradientCheckpointingLayer)
     }
     with torch.enable_grad(), without_dropout(model), _replaced_forwards(again):
         yield

@@ -4,7 +4,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import product
 from typing import Any, TypeVar
 
 import torch
@@ -28,23 +29,25 @@ from ropelens.model.attention_hooks import (
     hooks_of,
     wrapped_attention,
 )
+from ropelens.model.model_noise import Noise, measure_noise
 from ropelens.model.output_check import OutputCheck
+from ropelens.noise import allowed_residual, logit_change, noise_tokens
 from ropelens.rope.select import HeadMask, heads_by_layer
 from ropelens.runtime.devices import LOGITS_AT_ONCE, device_of
 from ropelens.text.rows import Ids, Lengths, TokenMask
 from ropelens.text.text import Text
 
 CHECKED_TOKENS = 256  # length up to which observation is checked to change no logit
+REPEATS = 8  # further passes after a pass whose logits changed
 ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
 
 MASK_ELEMENTS = 2**25
 """Keys times rows of a chunk. The mask of a model takes about 40 bytes per element."""
 
-LARGEST_RESIDUAL = 1e-3
-"""Largest relative error of rotated lengths and recomputed outputs accepted in float32."""
-
 LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 """Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
+
+LOGITS_OF_NOISE = 16  # last positions whose logits show noise
 
 Recorded = TypeVar("Recorded")
 
@@ -56,8 +59,8 @@ class LiveModel:
     of a layer, `layer_types` are the types that the configuration states, and `attending` lists
     the layers that attend. `bos` is the id of the first token, or None if the configuration
     names none. `trained` is the trained context in tokens, or None if it is not stated;
-    `context` is the trained context or 1024. `noise` is the machine epsilon of the dtype, and
-    `tolerance` the largest residual. `depends_on_length` is set for dynamic and longrope.
+    `context` is the trained context or 1024. `eps` is the machine epsilon of the dtype.
+    `depends_on_length` is set for dynamic and longrope.
     """
 
     in_chunks = True  # whether `logits` can run the tokens in chunks, with a key-value cache
@@ -78,14 +81,13 @@ class LiveModel:
         self.trained = config_facts.stated_context(model.config)
         self.context = self.trained or 1024
         self.device = device_of(model)  # the device of the tokens
-        self.noise = torch.finfo(model.dtype).eps
-        self.tolerance = max(LARGEST_RESIDUAL, 16 * self.noise)
+        self.eps = torch.finfo(model.dtype).eps
         self.depends_on_length = config_facts.depends_on_length(self.config)
         self._modules: list[Any] = attention_modules(model)
         parameters = inspect.signature(model.forward).parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._takes_logits_to_keep &= model.base_model is not model
-        self._output_check = OutputCheck(self.class_name, self.config)
+        self._compared: set[tuple[object, ...]] = set()
         self._checked: set[tuple[int, bool]] = set()
 
     def forward(
@@ -133,6 +135,13 @@ class LiveModel:
         results: dict[int, Recorded] = {}
 
         def observe(call: AttentionCall) -> None:
+            if call.query.shape[2] > tokens.shape[1]:
+                raise UnsupportedModel(
+                    f"{self.class_name} puts tokens of its own before its input.",
+                    seen=f"layer {call.layer}: {call.query.shape[2]} rows for "
+                    f"{tokens.shape[1]} tokens",
+                    hint="the model without these tokens",
+                )
             if call.layer in results:
                 raise UnsupportedModel(
                     f"{self.class_name} attends more than once in a layer.",
@@ -218,11 +227,22 @@ class LiveModel:
                 logits = self.model(ids, **inputs, **options).logits
             yield begin, logits
 
+    @cached_property
+    def noise(self) -> Noise:
+        """Rounding noise of the model without open blocks; see `measure_noise`."""
+
+        def run(ids: Ids, observer: Observer) -> Tensor:
+            with self.without_hooks(), self._hooked(lambda _: Hooks(observers=(observer,))):
+                return self.forward(ids, last=LOGITS_OF_NOISE)[:, -LOGITS_OF_NOISE:]
+
+        return measure_noise(self.model, run, noise_tokens(self.vocabulary, self.context))
+
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` with every attention call while the block runs."""
+        check = OutputCheck(self.class_name, self.config, self.noise.call, self._compared)
         return self._hooked(
             lambda hooks: replace(
-                hooks, observers=(*hooks.observers, observer), output_check=self._output_check
+                hooks, observers=(*hooks.observers, observer), output_check=check
             )
         )
 
@@ -250,10 +270,6 @@ class LiveModel:
                 blocks.enter_context(self.silence(silence))
             yield
 
-    def recomputed(self) -> AbstractContextManager[None]:
-        """Enable gradients in the block; a backward pass recomputes one layer at a time."""
-        return forward_patches.recomputed(self.model)
-
     def without_hooks(self) -> AbstractContextManager[None]:
         """Suspend every open edit, patch, silence and observer while the block runs."""
         blocks = [module for module in self._modules if hooks_of(module) is not None]
@@ -275,7 +291,7 @@ class LiveModel:
 
         The check runs once for each length, on the first 256 tokens of the longest sequence and
         with a shortcut in feed-forward layers. A text that runs in chunks is not checked. A
-        model that does not repeat its own logits is not refused.
+        model that does not repeat its own logits may change by the noise of its passes.
         """
         if self.chunk_length(text.context) is not None:
             return
@@ -286,17 +302,25 @@ class LiveModel:
         if case in self._checked:
             return
         run = partial(self.forward, tokens, hidden=hidden, last=1)
-        with forward_patches.skip_mlp_work(self.model):
-            plain = run()
-            observing: Any = {"observers": (lambda call: None,), "output_check": None}
+        observing: Any = {"observers": (lambda call: None,), "output_check": None}
+
+        def observed() -> Tensor:
             with self._hooked(lambda hooks: replace(hooks, **observing)):
-                observed = run()
-            if not torch.equal(plain, observed) and torch.equal(plain, run()):
-                residual = float((plain - observed).abs().max() / plain.abs().max())
-                raise UnsupportedModel(
-                    f"{self.class_name} computes something else while it is observed.",
-                    seen=f"logits of {case[0]} tokens: a relative change of {residual:.2g}",
-                )
+                return run()
+
+        with forward_patches.skip_mlp_work(self.model):
+            plain, seen = [run()], [observed()]
+            if not torch.equal(plain[0], seen[0]):
+                for passes, once in ((plain, run), (seen, observed)):
+                    passes += [once() for _ in range(REPEATS)]
+                spread = max(_change(x[0], other) for x in (plain, seen) for other in x)
+                change = min(_change(x, y) for x, y in product(plain, seen))
+                if not spread or change > allowed_residual(spread, self.eps):
+                    raise UnsupportedModel(
+                        f"{self.class_name} computes something else while it is observed.",
+                        seen=f"logits of {case[0]} tokens: a relative change of {change:.2g}; "
+                        f"equal passes differ by {spread:.2g}",
+                    )
         self._checked.add(case)
 
     def heads_of(self, heads: str, turning: Sequence[int] | None = None) -> HeadMask:
@@ -307,6 +331,14 @@ class LiveModel:
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
         missing, count = sorted(set(self.attending) - seen), len(self.attending)
+        built = {vars(module).get("layer_idx") for module in self._modules}
+        if lacking := sorted({*missing} - built if len(self._modules) > 1 else ()):
+            raise UnsupportedModel(
+                f"{self.class_name} lacks layers that its configuration states.",
+                seen=f"{count} layers in the configuration, and no layer {lacking[0]}",
+                hint="config.num_hidden_layers and the layer_idx of each attention module must "
+                "count the layers of the model",
+            )
         if missing or not count:
             raise UnsupportedModel(
                 f"{self.class_name} {'hides its' if missing else 'has no'} attention.",
@@ -316,3 +348,7 @@ class LiveModel:
                 else f"layers of {', '.join(sorted(set(self.layer_types)))}",
                 hint="a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX",
             )
+
+
+def _change(one: Tensor, other: Tensor) -> float:
+    return float(logit_change(one, other).max()) if one is not other else 0.0

@@ -5,8 +5,8 @@ An error names the component that explains the difference.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import chain, product
 
 import torch
@@ -15,9 +15,10 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from ropelens.attention.call import AttentionCall, attention_map, output_residual
+from ropelens.attention.call import AttentionCall, attention_map, output_error
 from ropelens.config_facts import rope_parameters
 from ropelens.errors import UnsupportedModel
+from ropelens.noise import allowed_residual
 from ropelens.rope.planes import Pairing, Planes
 from ropelens.rope.turn import TargetRotation, rotate_to
 
@@ -30,7 +31,10 @@ class OutputCheck:
 
     class_name: str
     config: PreTrainedConfig
-    compared: set[tuple[object, ...]] = field(default_factory=set)
+    noise: Mapping[int, float]
+    """Relative noise of the attention call of each layer."""
+
+    compared: set[tuple[object, ...]]
     """Layer, number of rows, cache, and kind of mask of the calls that were compared."""
 
     def __call__(
@@ -60,10 +64,8 @@ class OutputCheck:
         )
         with torch.no_grad():
             residual = recomputed_residual(sample)
-            # Scores, and weights with them, are rounded relative to |q| |k|.
-            longest = [float(x.norm(dim=-1).max()) for x in (call.query, call.key)]
-            eps = torch.finfo(output.dtype).eps
-            allowed = max(1e-5, 2.5 * eps, eps * call.scale * longest[0] * longest[1])
+            noise = self.noise.get(call.layer, 0.0)
+            allowed = allowed_residual(noise, torch.finfo(output.dtype).eps)
             if residual <= allowed:
                 self.compared.add(kind)
                 return
@@ -87,7 +89,7 @@ class OutputCheck:
 
 def recomputed_residual(call: AttentionCall) -> float:
     """Relative difference between recomputed attention and the output of the model."""
-    return output_residual(call, attention_map(call).nan_to_num(0))
+    return float(output_error(call, attention_map(call).nan_to_num(0)).norm())
 
 
 def _variants(
@@ -151,4 +153,4 @@ def _residual_up_to_factors(call: AttentionCall) -> float:
     theirs = call.output.to(weights.dtype).reshape(ours.transpose(1, 2).shape).transpose(1, 2)
     squares = ours.square().sum(-1, keepdim=True).clamp(min=1e-30)
     factor: Float[Tensor, "batch head row 1"] = (ours * theirs).sum(-1, keepdim=True) / squares
-    return output_residual(call, weights * factor)
+    return float(output_error(call, weights * factor).norm())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import UnsupportedModel
 from ropelens.model.live_model import LiveModel
+from ropelens.noise import allowed_residual
 from ropelens.runtime.devices import computes_on
 
 
@@ -58,12 +59,13 @@ def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
 
 
 def weight_of(linear: Any, dtype: torch.dtype) -> Float[Tensor, "out in"]:
-    """Weights of a linear map, computed from unit vectors if it is quantized or offloaded."""
-    weight = linear.weight.detach()
-    if type(weight) is Tensor and weight.is_floating_point() and not weight.is_meta:
+    """Weights of a linear map, from unit vectors if it is quantized, offloaded or adapted."""
+    weight, plain = linear.weight.detach(), type(linear).forward is nn.Linear.forward
+    if plain and type(weight) is Tensor and weight.is_floating_point() and not weight.is_meta:
         return weight
     unit = torch.eye(linear.in_features, dtype=dtype, device=computes_on(linear))
-    return (linear(unit) - linear(torch.zeros_like(unit[:1]))).mT
+    with torch.autocast(unit.device.type, enabled=False):
+        return (linear(unit) - linear(torch.zeros_like(unit[:1]))).mT
 
 
 @torch.no_grad()
@@ -97,7 +99,10 @@ def logit_directions(
     norm, x = norms[0], norms[1]
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
     gradients = torch.autograd.grad(x, head_outputs, direction, materialize_grads=True)
-    close = max(1e-3, 4 * live.noise)
+    device, dtype = live.device.type, live.model.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    close = allowed_residual(0, torch.finfo(dtype).eps)
     same = (torch.allclose(g.to(direction), direction, close, close) for g in gradients)
     _check_linear(live, all(same))
     x = x[0].detach()

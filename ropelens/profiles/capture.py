@@ -91,9 +91,10 @@ def capture(
         even if heads that share a key rotate differently. Under `silence_heads` it shows the
         heads before they are silenced.
     text_or_tokens
-        A string (which `tokenizer` tokenizes, after its BOS if there is one), token ids, a
-        BatchEncoding or a `Text` of one sequence. A list of these adds a dimension `prompt`;
-        shorter prompts end in NaN.
+        A string, token ids, a BatchEncoding or a `Text` of one sequence. A list of these adds a
+        dimension `prompt`; shorter prompts end in NaN. The `tokenizer` reads special tokens in
+        a string, such as "<|im_start|>", as special tokens. It puts its BOS first, unless the
+        string begins with a special token, as strings of chat templates do.
     heads
         List of heads, such as "2.3,4.*" (layer.head). With grouped keys these are query heads.
     runner_up
@@ -295,7 +296,7 @@ def _allocate(
 def token_id(token: Token, tokenizer: TokenNames | None, vocabulary: int) -> int:
     """Id of a token. Raise `BadArgument` if the model does not have the token."""
     known = [int(token)] if not isinstance(token, str) and 0 <= token < vocabulary else []
-    ids = encode(token, tokenizer)[1] if isinstance(token, str) else known
+    ids = encode(token, tokenizer, prompt=True)[1] if isinstance(token, str) else known
     if len(ids) != 1:
         seen = f"{len(ids)} tokens, of the {vocabulary} that it has"
         raise BadArgument(f"{token!r:.80} is not one token of the model.", seen=seen)

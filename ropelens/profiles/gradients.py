@@ -6,11 +6,13 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from ropelens.attention.call import AttentionCall, attention_map
 from ropelens.errors import BadArgument
 from ropelens.model import attention_hooks
 from ropelens.model.attention_hooks import AttentionInput
+from ropelens.model.forward_patches import gradients_enabled
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.select import HeadMask
 from ropelens.text.text import Text
@@ -26,11 +28,18 @@ class Number(NamedTuple):
 
 
 def differentiate(
-    live: LiveModel, text: Text, number: Number, chosen: HeadMask, *, size: float = 1.0
+    live: LiveModel,
+    text: Text,
+    number: Number,
+    chosen: HeadMask,
+    *,
+    size: float = 1.0,
+    recomputed: bool = True,
 ) -> tuple[float, dict[int, tuple[AttentionCall, Tensor]]]:
     """The answer, and for each layer its call and the gradient with respect to its outputs.
 
-    The scores of the `chosen` heads are multiplied by `size`.
+    The scores of the `chosen` heads are multiplied by `size`. Layers are `recomputed` in the
+    backward pass, except if their experts get other tokens then, because of rounding.
     """
     calls: dict[int, AttentionCall] = {}
     outputs: dict[int, Tensor] = {}
@@ -42,11 +51,15 @@ def differentiate(
         outputs.setdefault(layer, output)
 
     scaled = live.patch(scale_queries(chosen, torch.tensor(size, requires_grad=True)))
-    with live.recomputed(), scaled, live.observe(keep_call), live.silence(keep_output):
-        value = value_of(live, text, number)
-        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-            raise BadArgument("answer must give one number that depends on the logits.")
-        of_outputs = torch.autograd.grad(value, [*outputs.values()], materialize_grads=True)
+    enabled = gradients_enabled(live.model, recomputed=recomputed)
+    try:
+        with enabled, scaled, live.observe(keep_call), live.silence(keep_output):
+            value = value_of(live, text, number)
+            if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+                raise BadArgument("answer must give one number that depends on the logits.")
+            of_outputs = torch.autograd.grad(value, [*outputs.values()], materialize_grads=True)
+    except CheckpointError:
+        return differentiate(live, text, number, chosen, size=size, recomputed=False)
     gradients = zip(outputs, of_outputs, strict=True)
     return float(value.detach()), {layer: (calls[layer], x) for layer, x in gradients}
 

@@ -9,6 +9,7 @@ from functools import cache, partial
 from importlib.metadata import version
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -19,6 +20,7 @@ from ropelens.config_facts import count_length_mismatches
 from ropelens.errors import IN_WORDS, BadArgument
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
+from ropelens.noise import NOISY
 from ropelens.rotation.probe import RotationProbe
 from ropelens.runtime.devices import devices_of, free_bytes, pass_bytes
 from ropelens.text.batches import PackedRow
@@ -127,12 +129,28 @@ class Measurement:
 
     @property
     def facts(self) -> dict[str, str | int | float]:
-        """The attributes of results: model, tokens, options and versions."""
+        """The attributes of results: model, noise, tokens, options and versions.
+
+        Warns if the rounding noise is large.
+        """
         live, text, config = self.live, self.text, self.live.model.config
+        layers = self.rotation.layers(text.context)
+        noise = {
+            "noise_run": live.noise.run,
+            "noise_call": max(live.noise.call.values(), default=0.0),
+            "noise_rotation": float(np.nanmax([layer.measured.noise for layer in layers])),
+        }
+        if (largest := max(noise.values())) > NOISY:
+            warnings.warn(
+                f"{live.class_name} has a rounding noise of {largest:.1%}: sound runs differ "
+                "by up to this share",
+                stacklevel=3,
+            )
         return {
             "model": short_name(str(config.name_or_path)) or live.class_name,
             "revision": str(config.to_dict().get("_commit_hash") or ""),
             "dtype": str(live.model.dtype).removeprefix("torch."),
+            **noise,
             "seed": self.seed,
             "context": text.context,
             "trained_context": live.context,
@@ -206,7 +224,8 @@ def padding_ids(model: PreTrainedModel) -> dict[int, int]:
     one such token.
     """
     ids, config = [], model.config.get_text_config()
-    for facts in (config.to_dict(), (model.generation_config or config).to_dict()):
+    generation = getattr(model, "generation_config", None) or config  # older classes have none
+    for facts in (config.to_dict(), generation.to_dict()):
         end = facts.get("eos_token_id")
         ids += [facts.get("pad_token_id"), *(end if isinstance(end, list) else [end])]
     return {id: 1 if id == ids[0] else 2 for id in ids if id is not None}

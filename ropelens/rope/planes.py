@@ -14,6 +14,8 @@ from jaxtyping import Complex, Float, Int, Real
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ropelens.noise import FLOOR, NOISE_FACTOR
+
 Pairing = Literal["half", "interleaved", "none"]
 PAIRINGS: tuple[Pairing, Pairing] = ("half", "interleaved")
 
@@ -163,12 +165,14 @@ class MeasuredRotation:
     """The rotation that a layer applies to a vector as its position grows.
 
     `residual` is the largest change of a plane's length, relative to the mean length: about
-    1e-7 for a rotation in float32, and above 0.1 for anything else. `resolution[f]` is the
-    relative error of `planes.inv_freq[f]`.
+    1e-7 for a rotation in float32, and above 0.1 for anything else. `noise` is the rounding
+    noise in the same unit. `resolution[f]` is the error of `planes.inv_freq[f]` that a sound
+    model may have, in rad/token.
     """
 
     planes: Planes
     residual: float
+    noise: float
     resolution: Float[Tensor, " frequency"]
 
 
@@ -182,25 +186,28 @@ def read_rotation(
     vectors: Float[Tensor, "vector position coordinate"],
     positions: Int[Tensor, " position"],
     *,
-    noise: float,
+    noise: Float[Tensor, " coordinate"],
     counts: Iterable[int] = (),
 ) -> MeasuredRotation:
     """The rotation that maps `vectors[:, 0]` to `vectors[:, p]`, for every p.
 
     `vectors` are queries and keys of single tokens in one layer, at `positions` 0, 1, 2, 4, ...
-    `noise` is the eps of their dtype, and `counts` are the numbers of planes that the model
-    states. The pairing is chosen so that lengths stay constant. The frequency is computed from
-    the phase relative to position 0, which is unwrapped by doubling the distance.
+    `noise` is the rounding noise of each coordinate, in the units of the vectors, and `counts`
+    are the numbers of planes that the model states. The pairing is chosen so that lengths stay
+    constant. The frequency is computed from the phase relative to position 0, which is
+    unwrapped by doubling the distance.
     """
     x = vectors.double()
     head_dim = x.shape[-1]
     still = Planes(torch.zeros(0), head_dim, "none")
-    size = x.square().mean(dim=(0, 1)).sum().sqrt()
-    # A coordinate has about size / sqrt(D), and rounding moves it by the share `noise`.
+    squares = x.square().mean(dim=(0, 1))  # of each coordinate
+    relative = float(noise.max() / squares.mean().sqrt())
+    # A plane that turns moves by its own length, and other coordinates by rounding.
     moved = (x - x[:, :1]).square().mean(dim=0).amax(dim=0).sqrt()
-    changed = (moved > 32 * noise * size / math.sqrt(head_dim)).nonzero()[:, 0].tolist()
+    limit = torch.maximum(NOISE_FACTOR * noise, FLOOR * squares.sqrt())
+    changed = (moved > limit).nonzero()[:, 0].tolist()
     if not changed:
-        return MeasuredRotation(still, 0.0, torch.zeros(0))
+        return MeasuredRotation(still, 0.0, relative, torch.zeros(0))
 
     offset = changed[0] - changed[0] % 2
     count = (changed[-1] - offset) // 2 + 1
@@ -217,17 +224,21 @@ def read_rotation(
         change = (lengths - lengths[:, :1]).square().mean(dim=0).sqrt().max()
         residuals.append(float(change / lengths.square().mean().sqrt()))
     # Planes of length 0 fit any count, so take the first shape, with most planes, that fits.
-    fits = max(2 * min(residuals), 4 * noise)
+    fits = max(2 * min(residuals), 4 * relative)
     best = next(i for i, residual in enumerate(residuals) if not residual > fits)
     inv_freq, resolution = _frequencies(x, positions, candidates[best], noise=noise)
     planes = replace(candidates[best], inv_freq=inv_freq)
-    return MeasuredRotation(planes, residuals[best], resolution)
+    return MeasuredRotation(planes, residuals[best], relative, resolution)
 
 
 def _frequencies(
-    x: Vectors, positions: Int[Tensor, " position"], planes: Planes, *, noise: float
+    x: Vectors,
+    positions: Int[Tensor, " position"],
+    planes: Planes,
+    *,
+    noise: Float[Tensor, " coordinate"],
 ) -> tuple[Float[Tensor, " frequency"], Float[Tensor, " frequency"]]:
-    """Angular frequency of each plane (rad/token) and its relative error.
+    """Angular frequency of each plane and its possible error, both in rad/token.
 
     NaN for a plane in which queries and keys have no length, because its rotation is invisible.
     """
@@ -242,9 +253,11 @@ def _frequencies(
         usable = refined.abs() * p <= 1024.0  # rad: the error of float32 is 6e-8 of an angle
         inv_freq = torch.where(usable, refined, inv_freq)
         baseline = torch.where(usable, float(p), baseline)
-    angle = inv_freq.abs() * baseline
-    still = angle < 8 * noise
     length = z.abs().square().mean(dim=(0, 1)).sqrt()
-    seen = length > 32 * noise * x.square().mean(dim=(0, 1)).sum().sqrt() / x.shape[-1] ** 0.5
+    phase_noise = torch.hypot(noise[planes.first], noise[planes.second]) / length
+    still = inv_freq.abs() * baseline < 8 * phase_noise
+    seen = phase_noise < 1 / NOISE_FACTOR
     inv_freq = torch.where(still, 0.0, inv_freq).where(seen, math.nan)
-    return inv_freq, torch.where(still | ~seen, math.inf, noise / angle + 2**-23)
+    rounding = 32 * 2**-23 * inv_freq.abs()  # of angles in float32
+    resolution = (NOISE_FACTOR * phase_noise).clamp(min=FLOOR) / baseline + rounding
+    return inv_freq, resolution.where(seen, math.inf)

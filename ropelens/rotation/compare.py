@@ -12,6 +12,7 @@ from torch import Tensor
 from ropelens.attention.variables import labelled, stack, table
 from ropelens.errors import BadArgument, Positive, public
 from ropelens.model.as_live_model import Model, as_live_model
+from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import Planes, probe_positions
 from ropelens.rotation.probe import SingleTokenProbe, probe_single_tokens, read_rotations
 from ropelens.rotation.stated import stated_inv_freq
@@ -49,9 +50,10 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     - attributes `verdict` ("same", "different") and `why`, a sentence.
 
     The verdict is "same" if angles differ by at most 1e-3 rad plus the rounding of an angle in
-    float32, and the rest by at most 1e-3 (in half precision, by its rounding). Raises
-    `BadArgument` if the shapes of layers or heads differ, and `UnsupportedModel` for an
-    implementation that hides its attention.
+    float32, and the rest by at most 1e-3, or by 30 times the rounding noise of queries and keys
+    (the difference of runs at one position) if this is larger. Raises `BadArgument` if the
+    shapes of layers or heads differ, and `UnsupportedModel` for an implementation that hides
+    its attention.
     """
     lives = [as_live_model(one), as_live_model(other)]
     positions = probe_positions((context or lives[0].context) - 1)
@@ -64,11 +66,10 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
             seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
         )
     stated = {layer: stated_inv_freq(lives[0], layer) for layer in by_layer[0]}
-    measured = read_rotations(by_layer[0], positions, stated=stated, noise=lives[0].noise)
+    measured = read_rotations(by_layer[0], positions, stated=stated)
     planes = [rotation.planes for rotation in measured.values()]
-    noise = torch.tensor([live.noise for live in lives])
-    layers = [_compare_layer(noise, *pair) for pair in zip(*probes, planes, strict=True)]
-    angle, difference, residual, ratio, score_difference = zip(*layers, strict=True)
+    layers = [_compare_layer(*pair) for pair in zip(*probes, planes, strict=True)]
+    angle, difference, residual, ratio, score_difference, noise = zip(*layers, strict=True)
     values: dict[str, Any] = {
         "angle": stack(angle).swapaxes(0, 1),
         "difference": stack(difference),
@@ -79,10 +80,10 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
     coords = {"implementation": ["one", "other"], "position": positions.numpy()}
     coords |= {"layer": list(by_layer[0])}
     compared = xr.Dataset(labelled(values, COMPARED), coords=coords)
-    limit = max(1e-3, 16 * float(noise.max()))  # rad of angles, share of lengths
+    eps = max(live.eps for live in lives)
     reasons = (
-        _describe_difference(compared.isel(layer=[index]), layer_planes, limit)
-        for index, layer_planes in enumerate(planes)
+        _describe_difference(compared.isel(layer=[index]), planes[index], noise[index], eps)
+        for index in range(len(planes))
     )
     why = next(filter(None, reasons), "")
     alike = f"All planes of {len(planes)} layers rotate alike: {_largest(compared)}."
@@ -90,9 +91,12 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
 
 
 def _compare_layer(
-    noise: Float[Tensor, " 2"], one: SingleTokenProbe, other: SingleTokenProbe, planes: Planes
+    one: SingleTokenProbe, other: SingleTokenProbe, planes: Planes
 ) -> tuple[Tensor, ...]:
-    """Variables of `compare_rope` for one layer, in the order of its docstring."""
+    """Variables of `compare_rope` for one layer, in the order of its docstring, and the noise.
+
+    The noise [2, frequency] is that of angles, in rad, and that of score differences.
+    """
     x = torch.stack([one.vectors, other.vectors])
     z = torch.complex(x[..., planes.first], x[..., planes.second])
     turned = (z * z[:, :, :1].conj()).sum(1, keepdim=True).angle()
@@ -105,8 +109,10 @@ def _compare_layer(
     residual = change / planes.norms(x).square().mean((1, 2, 3)).sqrt()
     residual[1] += (other.query_scale / one.query_scale - 1).abs().max()
 
-    length, size = z.abs().square().mean((1, 2)), x.square().mean((1, 2, 3))
-    unseen = length.sqrt() <= 32 * (noise * size.sqrt())[:, None]
+    coordinate_noise = torch.stack([one.noise, other.noise])
+    of_planes = (coordinate_noise[:, part] for part in (planes.first, planes.second))
+    noise = torch.hypot(*of_planes) / z.abs().square().mean((1, 2)).sqrt()
+    unseen = noise >= 1 / NOISE_FACTOR
     angle = turned[:, 0].masked_fill(unseen[:, None], math.nan).mT
     difference = (torch.remainder(angle[1] - angle[0] + math.pi, 2 * math.pi) - math.pi).abs()
 
@@ -118,21 +124,29 @@ def _compare_layer(
     size = products.sum(-1).square().mean((1, 2, 3)).sqrt().clamp(min=1e-30)
     parts = products[..., planes.first] + products[..., planes.second]
     score_difference = (parts[0] / size[0] - parts[1] / size[1]).square().mean((0, 1, 2)).sqrt()
-    return angle, difference, residual, size[1] / size[0], score_difference
+    part_sizes = parts.square().mean((1, 2, 3)).sqrt() / size[:, None]
+    noise = torch.stack([noise.sum(0), (noise * part_sizes).sum(0)])
+    return angle, difference, residual, size[1] / size[0], score_difference, noise
 
 
-def _describe_difference(compared: xr.Dataset, planes: Planes, limit: float) -> str:
+def _describe_difference(
+    compared: xr.Dataset, planes: Planes, noise: Float[Tensor, "2 frequency"], eps: float
+) -> str:
     """Sentence on how the rotation of one layer differs between two implementations, or ""."""
+    smallest = allowed_residual(0, eps)
+    limits = np.maximum(NOISE_FACTOR * noise.nan_to_num(0).numpy(), smallest)
+    limit = float(np.median(limits[0])) if limits.size else smallest
     layer = compared.isel(layer=0)
     inv_freq = planes.inv_freq.nan_to_num(0).abs()[:, None].double().numpy()
     rounding = 4 * torch.finfo(torch.float32).eps * inv_freq * layer["position"].values
+    angle_limits = limits[0][:, None] + rounding
     residual, ratio = float(layer["residual"].max()), float(layer["strength_ratio"])
-    scores = layer["score_difference"].values
+    scores = layer["score_difference"].values[: len(inv_freq)]
     if residual > limit:
         why = f"more than the angles of planes changes with position (residual {residual:.2g})"
-    elif (layer["difference"].values[: len(inv_freq)] > limit + rounding).any():
+    elif (layer["difference"].values[: len(inv_freq)] > angle_limits).any():
         why = f"planes rotate differently: {_largest(compared)}"
-    elif (scores > limit).any():
+    elif (scores > limits[1]).any():
         why = (
             f"planes rotate alike, but plane {np.nanargmax(scores)} has another part in the "
             "scores, for example because rows of q and k are in another order"

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,8 +13,11 @@ from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import trained_length
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
+from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
 from ropelens.rotation.stated import match_stated, stated_inv_freq, warn_of_configuration
+
+REPEATS = 4  # further runs of each token at the first position, which show noise
 
 
 @dataclass(frozen=True)
@@ -23,21 +25,30 @@ class SingleTokenProbe:
     """Queries and keys (`vectors`) and values of one layer for sequences of one token.
 
     Some models scale queries by their position (Ministral 3, Llama 4). `vectors` are divided by
-    this factor, `query_scale`.
+    this factor, `query_scale`. `noise` is the rounding noise of each coordinate of `vectors`,
+    in their units, and `value_noise` is the noise of the values relative to their size.
     """
 
     vectors: Float[Tensor, "vector position coordinate"]
     values: Float[Tensor, "token position kv_head feature"]
     scale: float
     query_scale: Float[Tensor, " position"]
+    noise: Float[Tensor, " coordinate"]
+    value_noise: float
 
 
 @torch.no_grad()
 def probe_single_tokens(
     live: LiveModel, positions: Int[Tensor, "*axis position"]
 ) -> dict[int, SingleTokenProbe]:
-    """Run four tokens, each as a sequence of its own at each of `positions`, without edits."""
-    tokens = torch.arange(1, 5) * live.vocabulary // 6
+    """Run four tokens, each as a sequence of its own at each of `positions`, without edits.
+
+    The tokens run several times at the first position, and the differences are noise.
+    """
+    tokens, count = torch.arange(1, 5) * live.vocabulary // 6, positions.shape[-1]
+    positions = torch.cat(
+        [positions, positions[..., :1].expand(*positions.shape[:-1], REPEATS)], -1
+    )
     row_scales = {  # Llama 4 scales some queries by their row, which these sequences lack
         module["layer_idx"]: 1
         + module["attn_scale"] * ((positions + 1) // module["floor_scale"]).double().log1p()
@@ -58,11 +69,19 @@ def probe_single_tokens(
             )
         length = query.square().sum((0, 2, 3)).sqrt()
         scale = (length / length[0]).nan_to_num(1)
-        scale = scale.where((scale - 1).abs() > live.tolerance, 1)
+        allowed = allowed_residual(float((scale[count:] - 1).abs().max()), live.eps)
+        scale = scale.where((scale - 1).abs() > allowed, 1)
         both = torch.cat([query / scale[:, None, None], key], dim=2)
         vectors = both.transpose(1, 2).flatten(0, 1)
-        scale = scale * row_scales.get(call.layer, 1)
-        return SingleTokenProbe(vectors, values, float(call.scale), scale)
+        noise = (vectors[:, count:] - vectors[:, :1]).square().mean((0, 1)).sqrt()
+        return SingleTokenProbe(
+            vectors=vectors[:, :count],
+            values=values[:, :count],
+            scale=float(call.scale),
+            query_scale=(scale * row_scales.get(call.layer, 1))[:count],
+            noise=noise.clamp(min=live.eps * vectors.square().mean().sqrt()),
+            value_noise=_relative_change(values[:, count:], values[:, :1]),
+        )
 
     position_ids = positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None]
     sequences = tokens.repeat_interleave(positions.shape[-1])[:, None]
@@ -90,9 +109,15 @@ def find_axes(
         for layer, probe in probe_single_tokens(live, on_axis).items():
             x = probe.vectors[..., planes[layer].first]
             change = (x - x[:, :1]).square().mean((0, 1)).sqrt()
-            moved = change > 32 * live.noise * x.square().mean().sqrt()
+            moved = change > NOISE_FACTOR * probe.noise[planes[layer].first]
             rotated.setdefault(layer, []).append(moved)
     return {layer: torch.stack(axes).byte().argmax(0) for layer, axes in rotated.items()}
+
+
+def _relative_change(x: Tensor, reference: Tensor) -> float:
+    """Root mean square difference, relative to the size of `reference`."""
+    size = reference.square().mean().sqrt().clamp(min=1e-30)
+    return float((x - reference).square().mean().sqrt() / size)
 
 
 @dataclass(frozen=True)
@@ -204,12 +229,11 @@ def read_rotations(
     positions: Int[Tensor, " position"],
     *,
     stated: Mapping[int, list[Tensor]],
-    noise: float,
 ) -> dict[int, MeasuredRotation]:
     """Rotation of each layer, read from its queries and keys at these positions."""
     counts = {layer: [len(w) for w in stated[layer]] for layer in probes}
     return {
-        layer: read_rotation(probe.vectors, positions, noise=noise, counts=counts[layer])
+        layer: read_rotation(probe.vectors, positions, noise=probe.noise, counts=counts[layer])
         for layer, probe in probes.items()
     }
 
@@ -223,17 +247,15 @@ def _measure(live: LiveModel, context: int | None) -> list[LayerRotation]:
     positions = probe_positions(longest)
     probes = probe_single_tokens(live, positions)
     stated = {layer: stated_inv_freq(live, layer) for layer in {0, *probes}}
-    measured = read_rotations(probes, positions, stated=stated, noise=live.noise)
-    name, tolerance = live.class_name, live.tolerance
-    _check_rotation(measured, probes, stated[0], name, tolerance)
+    measured = read_rotations(probes, positions, stated=stated)
+    _check_rotation(measured, probes, stated[0], live.class_name, live.eps)
     nothing = Planes(torch.zeros(0), 0, "none")
-    unmeasured = MeasuredRotation(nothing, math.nan, torch.zeros(0))
+    unmeasured = MeasuredRotation(nothing, math.nan, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
     layers = [LayerRotation(unmeasured, None, nothing, scales)] * live.layers
-    facts: Any = {"class_name": name, "noise": live.noise, "longest": longest}
     for layer, rotation in measured.items():
         scale = dict(zip(scales, probes[layer].query_scale.tolist(), strict=True))
-        matched = match_stated(rotation, stated[layer], layer=layer, **facts)
+        matched = match_stated(rotation, stated[layer], layer=layer, class_name=live.class_name)
         layers[layer] = LayerRotation(*matched, scale)
     if any("mrope_section" in vars(module) for module in live.model.modules()):
         for layer, axis in find_axes(live, [x.planes for x in layers], positions).items():
@@ -247,7 +269,7 @@ def _check_rotation(
     probes: Mapping[int, SingleTokenProbe],
     stated: list[Tensor],
     class_name: str,
-    tolerance: float,
+    eps: float,
 ) -> None:
     """Refuse a model whose queries do not rotate, or whose values change with position too.
 
@@ -255,11 +277,12 @@ def _check_rotation(
     """
     seen, what = "", f"{class_name} does not rotate its queries."
     for layer, rotation in reversed(measured.items()):
-        if not rotation.residual <= tolerance:
+        allowed = allowed_residual(rotation.noise, eps)
+        if not rotation.residual <= allowed:
             what = f"{class_name} changes its queries with position, but not by a rotation."
             seen = (
                 f"layer {layer}: the lengths of its planes change with position (residual "
-                f"{rotation.residual:.2g}; a rotation keeps them to {tolerance:.0e})"
+                f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})"
             )
     still = all(rotation.planes.pairing == "none" for rotation in measured.values())
     if still and not any(len(w) and not w.any() for w in stated):
@@ -268,8 +291,8 @@ def _check_rotation(
         hint = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
         raise UnsupportedModel(what, seen=seen, hint=hint)
     for layer, probe in probes.items():
-        change = (probe.values - probe.values[:, :1]).square().mean().sqrt()
-        if change > tolerance * probe.values.square().mean().sqrt():
+        change = _relative_change(probe.values, probe.values[:, :1])
+        if change > allowed_residual(probe.value_noise, eps):
             raise UnsupportedModel(
                 f"{class_name} rotates its values too.",
                 seen=f"layer {layer}: the values of a token change with its position",

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
-import torch
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor
@@ -49,15 +48,13 @@ def match_stated(
     *,
     layer: int,
     class_name: str,
-    longest: int,
-    noise: float,
 ) -> tuple[MeasuredRotation, Float[Tensor, " stated"] | None, Planes]:
     """Return the measured rotation, the stated frequencies that it matches, and the planes.
 
-    `longest` is the largest position of the measurement. A layer that does not rotate while
-    its model states frequencies is a NoPE layer (SmolLM3). If the stated frequencies are all
-    0, the layer has planes of frequency 0. Raises `UnsupportedModel` if the measured rotation
-    does not match any frequencies that the model states.
+    A layer that does not rotate while its model states frequencies is a NoPE layer (SmolLM3).
+    If the stated frequencies are all 0, the layer has planes of frequency 0. Raises
+    `UnsupportedModel` if the measured rotation does not match any frequencies that the model
+    states.
     """
     planes = rotation.planes
     if planes.pairing == "none":
@@ -67,7 +64,7 @@ def match_stated(
         return rotation, zero[0] if zero else None, planes
     for stated, direction in product(candidates, (1, -1)):
         used = replace(planes, inv_freq=direction * stated)
-        turns = _whole_turns(rotation, used.inv_freq, longest, noise)
+        turns = _whole_turns(rotation, used.inv_freq)
         if turns is not None:
             aligned = replace(planes, inv_freq=planes.inv_freq + 2 * math.pi * turns)
             return replace(rotation, planes=aligned), stated, used
@@ -82,7 +79,7 @@ def match_stated(
 
 
 def _whole_turns(
-    rotation: MeasuredRotation, stated: Float[Tensor, " stated"], longest: int, noise: float
+    rotation: MeasuredRotation, stated: Float[Tensor, " stated"]
 ) -> Float[Tensor, " frequency"] | None:
     """Whole turns per token by which stated and measured frequencies differ.
 
@@ -90,15 +87,14 @@ def _whole_turns(
     rest of a difference exceeds the resolution of the measurement. A plane without a visible
     query or key matches any frequency.
     """
-    planes, resolution = rotation.planes, rotation.resolution
+    planes = rotation.planes
     count = len(planes.inv_freq)
     if len(stated) < count or stated[count:].any() or 2 * len(stated) > planes.head_dim:
         return None
     difference = (stated[:count].double() - planes.inv_freq.double()).nan_to_num(0)
     turns = (difference / (2 * math.pi)).round()
-    relative = resolution * stated[:count].abs()
-    allowed = 32 * torch.where(resolution.isfinite(), relative, noise / longest)
-    return turns if ((difference - 2 * math.pi * turns).abs() <= allowed).all() else None
+    rest = (difference - 2 * math.pi * turns).abs()
+    return turns if (rest <= rotation.resolution).all() else None
 
 
 def warn_of_configuration(

@@ -73,7 +73,8 @@ def tokenize(
     """Cut documents, or one document, into sequences of `context` tokens.
 
     Each sequence starts with the BOS of the tokenizer if there is one, and has no other special
-    token. (With bos="tokenizer", only if the tokenizer itself begins a text with BOS.) A
+    token: the name of a special token in a document, such as "<s>", is text. (With
+    bos="tokenizer", it starts with BOS only if the tokenizer itself begins a text with BOS.) A
     document is tokenized as a whole and then cut. The last, shorter sequence is padded. A
     sequence of fewer than 2 tokens is dropped, because it has nothing to predict.
 
@@ -141,20 +142,34 @@ def warn_beyond(context: int, maximum: int | None) -> None:
         )
 
 
-def encode(text: str, tokenizer: Any, begin: Bos = "always") -> tuple[list[int], list[int]]:
-    """Return the token that a sequence begins with (or no token), and the tokens of `text`."""
+def encode(
+    text: str, tokenizer: Any, begin: Bos = "always", *, prompt: bool = False
+) -> tuple[list[int], list[int]]:
+    """Return the token that a sequence begins with (or no token), and the tokens of `text`.
+
+    The name of a special token, such as "<s>", is text in a document. In a `prompt` it is the
+    special token, and a prompt that begins with a special token gets no BOS, as a chat template
+    wrote the whole prompt.
+    """
     if tokenizer is None:
         raise BadArgument(
             "A text needs the tokenizer of the model.",
             hint="tokenizer files in the folder of the model, tokenizer=, or token ids",
         )
     # verbose=False: no warning about documents longer than the maximum of the model.
-    # split_special_tokens: a "<s>" inside a document is text, not a special token.
-    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    options = {
+        "add_special_tokens": False,
+        "verbose": False,
+        "split_special_tokens": not prompt,
+    }
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     if begin == "tokenizer" and tokenizer("a", verbose=False)["input_ids"][:1] != bos:
         bos = []
     ids = [id for piece in pieces(text) for id in tokenizer(piece, **options)["input_ids"]]
+    if prompt:
+        added = tokenizer.added_tokens_decoder.values()
+        special = tuple(token.content for token in added if token.special)
+        bos = [] if text.startswith(special) else bos
     return bos, ids
 
 
@@ -169,6 +184,6 @@ def pieces(text: str, *, longest: int = PIECE) -> list[str]:
 
 
 def prompt_tokens(text: str, tokenizer: Any, begin: Bos = "always") -> Int[Tensor, " position"]:
-    """Token ids of a short text, after the token that sequences begin with."""
-    bos, ids = encode(text, tokenizer, begin)
+    """Token ids of a prompt, which may contain special tokens; see `encode`."""
+    bos, ids = encode(text, tokenizer, begin, prompt=True)
     return torch.tensor([*bos, *ids], dtype=torch.long)

@@ -12,7 +12,14 @@ from huggingface_hub import constants
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, save_tiny, tiny_llama
-from transformers import BertConfig, BertLMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertLMHeadModel,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from ropelens.checkpoints.files import fingerprint, locate
 from ropelens.checkpoints.load import load
@@ -115,8 +122,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "unknown rope type": (
         lambda f: edit_config(f, rope_parameters={"rope_type": "yeti", "rope_theta": 1e4}),
         ["does not know 'yeti'; a rope_type is default, linear"]),
-    "layers without end": (lambda f: edit_config(f, num_hidden_layers=10**30),
-        ["impossible num_hidden_layers"]),
+    "layers without end": (lambda f: edit_config(f, num_hidden_layers=10**9),
+        ["does not fit its weights", "num_hidden_layers 1,000,000,000; all weights are 21"]),
+    "experts without end": (lambda f: edit_config(f, text_config={"num_experts": 10**9}),
+        ["does not fit its weights", "num_experts 1,000,000,000"]),
     "truncated": (lambda f: truncate(f, 30_000),
         ["cannot load the model in", "SafetensorError"]),
     "missing tensor": (
@@ -128,6 +137,19 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         ["does not run in torch.float32", "logits are NaN or infinite", "another dtype"]),
     "integers": (lambda f: edit_weights(f, integers), ["weight is I32 without a quantization"]),
     "pickle": (only_pickle, ["no model.safetensors", "run any code", "save_pretrained(NEW"]),
+    "no index": (lambda f: sharded(f)[0].unlink(), ["has shards of weights, but no index"]),
+    "another name": (lambda f: (f / "model.safetensors").rename(f / "consolidated.safetensors"),
+        ["neither model.safetensors nor an index"]),
+    "GGUF": (lambda f: (f / "model.safetensors").rename(f / "model.gguf"),
+        ["one of its GGUF files"]),
+    **{name: (lambda f, name=name: (f / name).write_text("version https://git-lfs\noid"),
+        [f"{name} is only a git-LFS pointer", "git lfs pull"])
+        for name in ("model.safetensors", "config.json", "tokenizer.json")},
+    "pointer to a shard": (
+        lambda f: (f / sharded(f)[1]["lm_head.weight"]).write_text("version https://git-lfs"),
+        ["is only a git-LFS pointer"]),
+    "MLX": (lambda f: edit_config(f, quantization={"group_size": 64, "bits": 4}),
+        ["weights in 4 bits, in the format of MLX"]),
     "missing shard": (lose_a_shard, ["index.json cannot be read", "missing"]),
     "tokenizer config": (  # it fails only when it is used
         lambda f: edit_config(f, "tokenizer_config.json", model_max_length="x"),
@@ -186,3 +208,31 @@ def test_fingerprints_agree_with_sha256sum(folder: Path):
     names = sorted(set(files.values()))
     lines = (f"{sha256((folder / name).read_bytes())}  {name}\n" for name in names)
     assert fingerprint(str(folder)) == sha256("".join(lines).encode())
+
+
+def test_an_adapter_is_added_to_its_model(folder: Path):
+    model, adapter = LlamaForCausalLM.from_pretrained(folder), folder.parent / "adapter"
+    peft = pytest.importorskip("peft")
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    model.save_pretrained(adapter)
+    edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(folder))
+    tokens = torch.arange(20)[None]
+    usual, expected = load(folder)[0], AutoModelForCausalLM.from_pretrained(adapter)
+    copies = shutil.copytree(folder, folder.parent / "both")
+    for file in adapter.glob("adapter_*"):
+        shutil.copy(file, copies)
+    for place in (adapter, copies):
+        model, tokenizer = load(place)
+        assert torch.equal(model(tokens).logits, expected(tokens).logits)
+        assert not torch.allclose(model(tokens).logits, usual(tokens).logits)
+        assert tokenizer is not None
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+    edit_weights(copies, lambda weights: weights.pop("model.norm.weight"))
+    with pytest.raises(BadCheckpoint, match="lacks weights of LlamaForCausalLM"):
+        load(copies)  # transformers does not report it
+    names = [("acme/none", "called acme/none, the model of"), (None, "does not name the model")]
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    for model_name, words in [(str(folder), "cannot load the adapter"), *names]:
+        edit_config(adapter, "adapter_config.json", base_model_name_or_path=model_name)
+        with pytest.raises(BadCheckpoint, match=words):
+            load(adapter)

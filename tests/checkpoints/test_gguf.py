@@ -4,19 +4,27 @@ import copy
 import functools
 import json
 import re
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from typer.testing import CliRunner
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import bundled_path
-from ropelens.checkpoints.files import fingerprint
+from ropelens.checkpoints.files import fingerprint, read_config
+from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.row_order import row_order
 from ropelens.commands.app import app
+from ropelens.config_facts import depends_on_length
 from ropelens.errors import BadCheckpoint
 
 FILE = Path(__file__).parents[2] / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -37,7 +45,27 @@ def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.view(heads, 2, -1, x.shape[1]).transpose(1, 2).reshape(x.shape)
 
 
-def write_bundled(file: Path, *, permutations: int = 1, kind: str = "F32") -> None:
+def finish(writer: gguf.GGUFWriter, stated: Mapping[str, Any]) -> None:
+    """Add keys of RoPE, or tensors if the values are arrays, and write the file."""
+    for name, value in stated.items():
+        if isinstance(value, np.ndarray):
+            writer.add_tensor(f"{name}.weight", value.astype(np.float32))
+        else:
+            add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+            add[type(value)](f"{writer.arch}.rope.{name}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_bundled(
+    file: Path,
+    *,
+    permutations: int = 1,
+    kind: str = "F32",
+    stated: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     quantized = gguf.GGMLQuantizationType[kind]
     config = LlamaConfig.from_pretrained(bundled_path())
     model = LlamaForCausalLM.from_pretrained(bundled_path(), dtype=torch.float32)
@@ -70,10 +98,7 @@ def write_bundled(file: Path, *, permutations: int = 1, kind: str = "F32") -> No
             writer.add_tensor(name, x.numpy())
         else:
             writer.add_tensor(name, gguf.quantize(x.numpy(), quantized), raw_dtype=quantized)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, stated)
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +184,90 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path):
     file.write_bytes(b"GGUF" + bytes(40))
     with pytest.raises(BadCheckpoint, match=r"transformers cannot read .*model.gguf"):
         rl.load(file)
+
+
+SHORT, LONG = np.linspace(1, 2, 16), np.linspace(1, 8, 16)
+YARN = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 128}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+FROM_128 = {"original_max_position_embeddings": 128}
+LLAMA3 = FROM_128 | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0}
+
+
+def described(rope_parameters: dict[str, Any]) -> LlamaConfig:
+    config = LlamaConfig.from_pretrained(bundled_path())
+    config.rope_parameters = {"rope_theta": 10000.0} | rope_parameters
+    return config
+
+
+def llama3_factors() -> np.ndarray:
+    rates = [ROPE_INIT_FUNCTIONS[name](described(LLAMA3))[0] for name in ("linear", "llama3")]
+    return 8 * (rates[0] / rates[1]).numpy()
+
+
+# fmt: off
+STATED = {  # keys and tensors of a file, and the rope_parameters of its model or an error
+    "linear": ({"scaling.type": "linear", "scaling.factor": 4.0}, LINEAR),
+    "an older key": ({"scale_linear": 4.0}, LINEAR),
+    "none": ({"scaling.type": "none", "scaling.factor": 4.0}, {"rope_type": "default"}),
+    "yarn": (YARN, LINEAR | FROM_128 | {"rope_type": "yarn"}),
+    "yarn with bounds": (YARN | {"scaling.yarn_beta_fast": 8.0, "scaling.yarn_beta_slow": 2.0},
+        LINEAR | FROM_128 | {"rope_type": "yarn", "beta_fast": 8, "beta_slow": 2}),
+    "llama3": ({"rope_freqs": llama3_factors()}, LLAMA3),
+    "longrope": ({"scaling.attn_factor": 1.25, "scaling.original_context_length": 128,
+        "rope_factors_short": SHORT, "rope_factors_long": LONG}, FROM_128 | {
+        "rope_type": "longrope", "attention_factor": 1.25, "short_factor": [*SHORT],
+        "long_factor": [*LONG]}),
+    "dynamic": ({"scaling.type": "dynamic", "scaling.factor": 4.0}, "scaling of type dynamic"),
+    "attention": (YARN | {"scaling.yarn_attn_factor": 1.5}, "yarn_attn_factor"),
+    "yarn and factors": (YARN | {"rope_freqs": SHORT}, "scaling of type yarn"),
+    "only long": ({"rope_factors_long": LONG}, "scaling of type linear"),
+    "unknown": ({"scaling.alpha": 4.0}, "scaling.alpha"),
+    "few factors": ({"rope_freqs": SHORT[:8]}, "8 factors for 32 coordinates"),
+}
+FAMILIES = {
+    "gemma3": ({"freq_base": 1e6, "scaling.factor": 4.0}, {
+        "full_attention": LINEAR | {"rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+    "starcoder2": ({"freq_base": 1e5}, {"rope_type": "default", "rope_theta": 1e5}),
+    "nemotron": ({"freq_base": 1e4, "dimension_count": 32},
+        {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}),
+    "qwen2": ({"freq_base": 1e4, "dimension_count": 16}, "8 frequencies, sum 1.46"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("rope", STATED)
+def test_a_file_rotates_as_it_states_or_is_refused(tmp_path: Path, rope: str):
+    stated, parameters = STATED[rope]
+    write_bundled(tmp_path / "model.gguf", stated=stated)
+    if isinstance(parameters, str):
+        with pytest.raises(BadCheckpoint, match=f"states a rotation(?s:.*){parameters}"):
+            rl.load(tmp_path / "model.gguf")
+        return
+    model, _ = rl.load(tmp_path / "model.gguf")
+    usual = LlamaForCausalLM.from_pretrained(bundled_path(), dtype=torch.float32)
+    right = LlamaForCausalLM(described(parameters)).eval()
+    right.load_state_dict(usual.state_dict())
+    tokens = torch.arange(300)[None]
+    with torch.no_grad():
+        logits = model(tokens).logits
+        torch.testing.assert_close(logits, right(tokens).logits, atol=1e-3, rtol=0)
+        assert rope == "none" or (logits - usual(tokens).logits).abs().max() > 1
+    assert depends_on_length(model.config) == (rope == "longrope")
+    rl.measure_rope(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_configuration_has_the_rotation_of_the_file(tmp_path: Path, family: str):
+    stated, expected = FAMILIES[family]
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", family)
+    for key in ("vocab_size", "embedding_length", "feed_forward_length", "context_length"):
+        writer.add_uint32(f"{family}.{key}", 128)
+    for key in ("block_count", "attention.head_count", "attention.head_count_kv"):
+        writer.add_uint32(f"{family}.{key}", 4)
+    finish(writer, stated)
+    context = pytest.raises(BadCheckpoint, match=str(expected))
+    with context if isinstance(expected, str) else nullcontext():
+        config, _ = read_config(tmp_path / "model.gguf", Loading())
+        assert config.rope_parameters == expected

@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tiny_checkpoints import SIZES, edit_config, save_over, tiny_llama
+from tiny_checkpoints import SIZES, edit_config, edit_weights, save_over, tiny_llama
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -30,7 +30,7 @@ from ropelens.checkpoints.load import load, open_checkpoint
 from ropelens.checkpoints.load_options import Loading
 from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import stated_context
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, BadCheckpoint
 
 
 def test_a_folder_gives_the_saved_model_ready_to_measure(folder, capfd):
@@ -158,6 +158,23 @@ def test_float8_becomes_numbers_that_a_processor_computes_with(folder: Path, dty
     model, _ = load(folder, dtype=dtype)
     assert torch.equal(model(tokens).logits, usual(tokens).logits)
     assert rl.profile(model, tokens, surrogates=0).attrs["dtype"] == str(usual.dtype)[6:]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may compute in float8")
+@pytest.mark.parametrize("stated", [None, {"quant_method": "fp8"}])
+def test_float8_weights_without_their_scales_are_refused(folder: Path, stated: dict | None):
+    def scale(weights: dict[str, torch.Tensor], value: float) -> None:
+        for name in [name for name in weights if name.endswith("_proj.weight")]:
+            weights[name] = (weights[name].float() / value).to(torch.float8_e4m3fn)
+            weights[f"{name}_scale"] = torch.tensor(value)
+
+    edit_config(folder, quantization_config=stated)
+    edit_weights(folder, lambda weights: scale(weights, 1.0))
+    with pytest.warns(UserWarning, match="does not use 14 tensors"):
+        load(folder)  # scales of 1 change nothing
+    edit_weights(folder, lambda weights: scale(weights, 0.5))
+    with pytest.raises(BadCheckpoint, match="nothing multiplies them by their scales"):
+        load(folder)
 
 
 # Written for this test, in the style of the training text.

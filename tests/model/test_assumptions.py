@@ -13,7 +13,7 @@ import pytest
 import torch
 from oracles.tiny import random_tokens, tiny
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
 
@@ -59,6 +59,16 @@ def patched(change: Callable[..., Any], part: str = "layers.0.self_attn") -> Pre
     return model
 
 
+def with_prefix(forward: Callable, input_ids: Tensor, **kwargs: Any) -> Any:
+    kwargs["position_ids"] = None
+    return forward(torch.cat([torch.ones(len(input_ids), 5).long(), input_ids], 1), **kwargs)
+
+
+@torch.inference_mode()
+def in_inference_mode() -> PreTrainedModel:
+    return tiny("llama_gqa")
+
+
 def twice(forward: Callable, *args: Any, **kwargs: Any) -> Any:
     forward(*args, **kwargs)
     return forward(*args, **kwargs)
@@ -93,6 +103,7 @@ def two_factors() -> PreTrainedModel:
 
 CALLS: dict[str, Callable[[Any], object]] = {
     "attends in a way": lambda model: rl.capture(model, TOKENS[0]),
+    "has no gradients": lambda model: rl.attribute_planes(model, TOKENS[0], answer=5),
     "computes something else": lambda model: rl.profile(model, TOKENS, budget=False),
     "more than one way": lambda model: rl.edit_rope(model, "yarn:4").__enter__(),
     "the base of its RoPE": lambda model: rl.edit_rope(model, "yarn:4").__enter__(),
@@ -107,8 +118,15 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
         "AmbiguousGlobalPerLayerAttributeError"),
     "is on meta": (on_meta, ""),
     "has no attention": (lambda: tiny("mamba"), "layers of linear_attention"),
-    "hides its attention": (lambda: configured(num_hidden_layers=3),
-        "2 of 3 layers showed their queries and keys; the first that did not is layer 2"),
+    "is an encoder-decoder": (
+        lambda: T5ForConditionalGeneration(T5Config(d_model=8, d_ff=8, num_layers=1)), ""),
+    "lacks layers": (lambda: configured(num_hidden_layers=3),
+        "3 layers in the configuration, and no layer 2"),
+    "tokens of its own": (lambda: patched(with_prefix, ""), "layer 0: 6 rows for 1 tokens"),
+    "has no gradients": (in_inference_mode, ""),
+    "hides its attention": (
+        lambda: patched(lambda _, hidden_states, **__: (hidden_states, None)),
+        "1 of 2 layers showed their queries and keys; the first that did not is layer 0"),
     "attends more than once": (lambda: patched(twice),
         "a second attention call of layer 0 in one pass"),
     "hides its mask": (lambda: with_attention("flex_attention"), "flex_attention"),

@@ -26,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
 
 import ropelens as rl
-from ropelens.attention.call import AttentionCall, attention_map, output_residual
+from ropelens.attention.call import AttentionCall, attention_map, output_error
 from ropelens.errors import UnsupportedModel
 from ropelens.model import live_model
 from ropelens.model.as_live_model import as_live_model
@@ -64,7 +64,7 @@ def test_calls_give_the_attention_of_the_model_and_outputs_keep_every_bit(name, 
     for call, true in zip(calls, expected, strict=True):
         weights = attention_map(call)
         torch.testing.assert_close(weights[0].double(), true.attention, rtol=1e-4, atol=1e-5)
-        assert output_residual(call, weights) < 1e-5
+        assert output_error(call, weights).norm() < 1e-5
         assert (call.scale, call.softcap) == (true.scale, true.softcap)
         np.testing.assert_array_equal(call.visibility.first[0], true.visible.int().argmax(1))
 

@@ -245,6 +245,19 @@ def test_heads_and_answers_that_cannot_be_captured_are_refused(llama: LlamaForCa
         rl.capture(adapted, tokens(), values=True)
 
 
+@pytest.mark.filterwarnings("ignore")  # warnings of peft
+def test_logits_contain_the_adapter_of_the_unembedding():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["lm_head"], r=4, init_lora_weights=False)
+    adapted = peft.get_peft_model(tiny("llama_gqa"), config).eval()
+    with torch.autocast("cpu"):
+        under_autocast = rl.capture(adapted, tokens(), logits_of=[7])["logit"]
+    found = rl.capture(adapted, tokens(), logits_of=[7])["logit"]
+    merged = rl.capture(adapted.merge_and_unload(), tokens(), logits_of=[7])["logit"]
+    np.testing.assert_allclose(found, merged, rtol=1e-4, atol=1e-5)
+    assert np.linalg.norm(under_autocast - merged) < 0.08 * np.linalg.norm(merged)
+
+
 @not_as_configured
 def test_logits_in_bfloat16_are_rounded_logits_in_float32():
     exact = rl.capture(tiny("llama_gqa"), tokens(), logits_of=[7])["logit"]

@@ -10,6 +10,7 @@ import xarray as xr
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
+from ropelens.model.as_live_model import as_live_model
 from ropelens.profiles import measurement
 from ropelens.rotation import probe
 
@@ -45,6 +46,7 @@ def profile() -> xr.Dataset:
 def test_a_text_is_checked_once(measure: str, kind: str):
     model, text = tiny("llama_gqa", num_hidden_layers=1), TEXTS[kind]()
     profile()
+    assert as_live_model(model).noise  # measured once for a model
     calls: dict[str, mock.Mock] = {}
     runs: list[torch.Size] = []
 

@@ -104,7 +104,7 @@ def test_the_model_runs_once():
     model, runs = tiny("llama_gqa"), []
     model.register_forward_pre_hook(lambda *_: runs.append(1))
     rl.measure_rope(model)
-    assert len(runs) == 1
+    assert len(runs) == 5, "one, and four that show noise"
     with rl.edit_rope(model, rl.stop_slowest(0.5)):
         runs.clear()
         rl.measure_rope(model)
@@ -151,7 +151,7 @@ def test_reading_vectors_that_were_rotated_by_hand(kind: str, direction: int):
     z = torch.complex(start[..., planes.first], start[..., planes.second])
     z = z * torch.polar(torch.ones(1, dtype=torch.float64), positions[:, None] * speeds)
     x[..., planes.first], x[..., planes.second] = z.real, z.imag
-    found = read_rotation(x, positions, noise=1e-15)
+    found = read_rotation(x, positions, noise=torch.full((16,), 1e-15))
     assert found.planes.pairing == kind
     assert (found.planes.offset, found.planes.rotary_dim) == (4, 10)
     torch.testing.assert_close(found.planes.inv_freq, speeds, rtol=1e-9, atol=0)
@@ -160,15 +160,15 @@ def test_reading_vectors_that_were_rotated_by_hand(kind: str, direction: int):
     assert found.residual < 1e-9
 
 
-@pytest.mark.parametrize(("length", "seen"), [(33, True), (31, False)])
+@pytest.mark.parametrize(("length", "seen"), [(31, True), (29, False)])
 def test_the_rotation_of_a_plane_with_almost_no_length_is_unknown(length: float, seen: bool):
-    """The limit is 32 times the rounding error of a coordinate."""
-    positions, noise = probe_positions(2**6), 1e-3
+    """The limit is 30 times the rounding noise of the plane."""
+    positions, noise = probe_positions(2**6), torch.full((4,), 1e-3)
     angle = positions[:, None] * torch.tensor([1.0, 0.1])
-    x = torch.polar(torch.tensor([1.0, length * noise / 2]).expand_as(angle), angle)
+    x = torch.polar(torch.tensor([1.0, length * 1e-3 * 2**0.5]).expand_as(angle), angle)
     found = read_rotation(torch.cat([x.real, x.imag], -1)[None], positions, noise=noise)
     assert found.planes.inv_freq.isfinite().tolist() == [True, seen]
-    assert read_rotation(0 * x.real[None], positions, noise=noise).planes.pairing == "none"
+    assert read_rotation(0 * x.real[None], positions, noise=noise[:2]).planes.pairing == "none"
 
 
 @not_as_configured

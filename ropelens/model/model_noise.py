@@ -1,0 +1,79 @@
+"""Rounding noise of a model, measured on short sequences."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ropelens.attention.call import AttentionCall, attention_map, output_error
+from ropelens.model.attention_hooks import Observer
+from ropelens.noise import run_noise
+from ropelens.runtime.devices import device_of
+from ropelens.text.rows import Ids
+
+ROUNDING = 2.0**-14
+"""Relative change of embeddings after which every call rounds otherwise, even in TF32."""
+
+OTHER_ROUNDING = 1 / 8
+"""Weight of the run with this change. All its roundings differ, and not only their order."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Relative noise: of logits for a `run`, and by layer for an attention `call`."""
+
+    run: float
+    call: dict[int, float]
+
+
+_measured: WeakKeyDictionary[PreTrainedModel, dict[object, Noise]] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def measure_noise(
+    model: PreTrainedModel, run: Callable[[Ids, Observer], Tensor], ids: Ids
+) -> Noise:
+    """Rounding noise, measured once for a model, its dtype, its device and its precision.
+
+    `run` runs token ids with an observer of attention calls. The noise of a call is the largest
+    change of the recomputed output minus the model's output. The runs of `run_noise` are
+    compared, and a further run has slightly other embeddings.
+    """
+    device, embeddings = device_of(model), model.get_input_embeddings()
+    autocast = torch.is_autocast_enabled(device.type)
+    key = (model.dtype, device, autocast, torch.get_float32_matmul_precision())
+    by_key = _measured.setdefault(model, {})
+    if key in by_key:
+        return by_key[key]
+    errors: list[dict[int, Tensor]] = []
+    random = torch.Generator().manual_seed(0)
+    share = max(torch.finfo(model.dtype).eps / 2, ROUNDING)
+
+    def record(call: AttentionCall) -> None:
+        call = call.of_rows(torch.arange(1, call.query.shape[2]))  # other blocks of rows
+        error = output_error(call, attention_map(call).nan_to_num(0))
+        errors[-1][call.layer] = error[-1] * math.sqrt(len(error))
+
+    def observed(ids: Ids) -> Tensor:
+        errors.append({})
+        return run(ids, record)
+
+    def change(module: Any, args: Any, x: Tensor) -> Tensor:
+        return x * (1 + share * torch.randn(x.shape, generator=random).to(x))
+
+    noise = run_noise(observed, ids)
+    hook = embeddings.register_forward_hook(change)
+    try:
+        observed(ids[-1:])
+    finally:
+        hook.remove()
+    calls = {}
+    for layer, error in errors[0].items():
+        changes = [(other[layer] - error).nan_to_num(0).norm() for other in errors[1:]]
+        calls[layer] = float(max(*changes[:-1], OTHER_ROUNDING * changes[-1]))
+    return by_key.setdefault(key, Noise(noise, calls))

@@ -1,0 +1,179 @@
+"""Checks accept sound models with the rounding of any machine, and still refuse faults."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles.noisy import Noisy
+from oracles.tiny import TEN, not_as_configured, random_tokens, tiny
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import eager_attention_forward, rotate_half
+
+import ropelens as rl
+from ropelens.checkpoints.load import check_causal
+from ropelens.errors import UnsupportedModel
+from ropelens.model.as_live_model import as_live_model
+
+FAMILIES = (*TEN, "gemma3", "qwen3_moe")
+SMOLLM2 = Path(__file__).parents[2] / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
+LEVELS = (1e-7, 2e-6, 1e-5, 3e-4)  # the last is TF32
+
+pytestmark = [pytest.mark.filterwarnings("ignore:.*rounding noise"), not_as_configured]
+both_kinds = pytest.mark.parametrize("repeatable", [True, False], ids=["repeatable", "random"])
+
+
+def run_checks(model: PreTrainedModel) -> None:
+    """Run every check that compares floats and can refuse a model."""
+    ids = random_tokens(vocabulary=model.config.vocab_size, length=24)
+    check_causal(model)
+    rl.evaluate(model, ids, measures=["loss"])
+    verdict = rl.compare_rope(model, model)
+    assert verdict.attrs["verdict"] == "same", verdict.attrs["why"]
+    rl.attribute_planes(model, ids[:1], answer=5, check=0)
+
+
+@both_kinds
+@pytest.mark.parametrize("name", [*FAMILIES, "bundled"])
+def test_a_sound_model_is_not_refused(name: str, repeatable: bool):
+    model = rl.load("bundled")[0] if name == "bundled" else tiny(name)
+    with Noisy(1e-5, repeatable=repeatable):
+        run_checks(model)
+
+
+@pytest.mark.slow
+@both_kinds
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", [*FAMILIES, "bundled", "stories260k", "smollm2"])
+def test_a_sound_model_is_measured(name: str, level: float, repeatable: bool, request: Any):
+    place: Any = name
+    if name == "stories260k":
+        place = request.getfixturevalue("shared") / "checkpoints" / name
+    if name == "smollm2":
+        place = SMOLLM2
+        if not place.exists():
+            pytest.skip("no real checkpoints in models (make smollm2)")
+    model = tiny(name) if name in FAMILIES else rl.load(place)[0]
+    ids = random_tokens(vocabulary=model.config.vocab_size, length=24)
+    with Noisy(level, repeatable=repeatable):
+        run_checks(model)
+        rl.profile(model, ids, surrogates=0)
+
+
+@pytest.mark.parametrize("how", ["bfloat16", "autocast", "high"])
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_neox", "smollm3", "deepseek_v3"])
+def test_low_precision_is_measured(name: str, how: str):
+    model, before = tiny(name), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if how == "high" else before)
+    try:
+        with torch.autocast("cpu") if how == "autocast" else nullcontext():
+            run_checks(model.bfloat16() if how == "bfloat16" else model)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def attend(change: Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+    def run(module, query, key, value, attention_mask, scaling, **options):
+        mask, scaling, factor = change(attention_mask.clone(), scaling)
+        output, _ = eager_attention_forward(
+            module, query, key, value, mask, scaling=scaling, **options
+        )
+        return output * factor, None
+
+    return "eager_attention_forward", run
+
+
+def one_key_ahead(mask: Tensor, scaling: float) -> tuple[Tensor, float, float]:
+    rows = torch.arange(0, mask.shape[2] - 1, 7)
+    mask[:, :, rows, rows + 1] = 0
+    return mask, scaling, 1.0
+
+
+def turn(change: Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+    def run(q, k, cos, sin):
+        angle = torch.atan2(sin, cos)[:, None]
+        return change(q, angle, True), change(k, angle, False)
+
+    return "apply_rotary_pos_emb", run
+
+
+def half(x: Tensor, angle: Tensor) -> Tensor:
+    return x * angle.cos() + rotate_half(x) * angle.sin()
+
+
+def interleaved(x: Tensor, angle: Tensor, query: bool) -> Tensor:
+    angle = angle[..., : angle.shape[-1] // 2].repeat_interleave(2, -1)
+    other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    return x * angle.cos() + other * angle.sin()
+
+
+def growing(x: Tensor, angle: Tensor, query: bool) -> Tensor:
+    """The angle of the slowest plane at 8,192 tokens is about 3 rad."""
+    factor = 1 + 0.01 * (angle[..., -1:].abs() / 3).clamp(max=1) if query else 1
+    return half(x, angle) * factor
+
+
+FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "a scale that is off by 2 %": attend(lambda mask, scaling: (mask, 1.02 * scaling, 1.0)),
+    "one key ahead in every seventh row": attend(one_key_ahead),
+    "another pairing": turn(interleaved),
+    "queries that grow by 1 %": turn(growing),
+}
+
+
+@both_kinds
+@pytest.mark.parametrize("fault", [*FAULTS, "frequencies off by 1 %", "rows of a head swapped"])
+def test_a_fault_is_refused_or_named_under_noise(fault: str, repeatable: bool, monkeypatch):
+    model, sound = tiny("llama_gqa"), tiny("llama_gqa")
+    if fault in FAULTS:
+        monkeypatch.setattr(modeling_llama, *FAULTS[fault])
+    elif fault == "frequencies off by 1 %":
+        used = tiny("llama_gqa").model.rotary_emb
+        used.inv_freq *= 1.01
+        model.model.rotary_emb.forward = used.forward
+    else:
+        rows = model.model.layers[1].self_attn.q_proj.weight
+        rows.data[:16] = rows[:16].flip(0)
+    with Noisy(1e-5, repeatable=repeatable):
+        try:
+            rope = rl.measure_rope(model)
+            rl.evaluate(model, random_tokens(), measures=["loss"])
+        except UnsupportedModel:
+            return
+        if fault == "another pairing":
+            assert set(rope["pairing"].values) == {"interleaved"}
+        elif fault == "queries that grow by 1 %":
+            assert float(rope["query_scale"].max()) > 1.005
+        else:
+            assert rl.compare_rope(sound, model).attrs["verdict"] == "different"
+
+
+@torch.no_grad()
+def test_a_fault_of_ten_percent_is_refused_in_bfloat16(monkeypatch):
+    attention = attend(lambda mask, scaling: (mask, scaling, 1.1))
+    monkeypatch.setattr(modeling_llama, *attention)
+    model = tiny("llama_gqa").bfloat16()
+    with pytest.raises(UnsupportedModel, match="attends in a way"):
+        rl.evaluate(model, random_tokens(), measures=["loss"])
+
+
+def test_noise_is_that_of_the_products():
+    assert as_live_model(tiny("llama_gqa")).noise.run < 1e-5
+    model = tiny("llama_gqa")
+    with Noisy(1e-4):
+        noise = as_live_model(model).noise
+    assert 1e-4 < noise.run < 1e-2
+    assert all(1e-4 < share < 2e-3 for share in noise.call.values())
+    assert as_live_model(model).noise is noise, "a model is measured once"
+
+
+def test_a_profile_states_its_noise_and_warns_if_it_is_large():
+    with Noisy(1e-3), pytest.warns(UserWarning, match=r"rounding noise of \d\.\d%: sound runs"):
+        attrs = rl.profile(tiny("llama_gqa"), random_tokens(), surrogates=0).attrs
+    assert 0.01 < attrs["noise_run"] < 0.1
+    assert 1e-3 < attrs["noise_call"] < 0.01
+    assert 1e-3 < attrs["noise_rotation"] < 0.01
