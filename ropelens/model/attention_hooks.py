@@ -23,10 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils import checkpoint
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
-from transformers.generation.continuous_batching import (
-    ContinuousBatchingManager,
-    PagedAttentionCache,
-)
+from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from ropelens.attention.call import AttentionCall
 from ropelens.errors import BadArgument, UnsupportedModel
@@ -86,7 +83,7 @@ class Hooks:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class HookBlock:
     """A change of the hooks of the modules with these ids."""
 
     modules: frozenset[int]
@@ -94,12 +91,12 @@ class Block:
 
 
 _lock = RLock()
-_open_blocks: dict[Block, None] = {}  # in all contexts, the oldest first
-_own_blocks: ContextVar[tuple[Block, ...]] = ContextVar("_own_blocks", default=())
+_open_blocks: dict[HookBlock, None] = {}  # in all contexts, the oldest first
+_own_blocks: ContextVar[tuple[HookBlock, ...]] = ContextVar("_own_blocks", default=())
 _repeats: ContextVar[bool] = ContextVar("_repeats", default=False)  # a recomputation runs
 
 
-def _blocks_now() -> tuple[Block, ...]:
+def _blocks_now() -> tuple[HookBlock, ...]:
     """The open blocks of this context, or the blocks of the pass that is recomputed."""
     own = _own_blocks.get()
     return own if _repeats.get() else tuple(block for block in own if block in _open_blocks)
@@ -135,7 +132,7 @@ def hooked(
     Raises `BadArgument` if another context has an open block on one of the modules.
     """
     modules = list(modules)
-    block = Block(frozenset(map(id, modules)), change)
+    block = HookBlock(frozenset(map(id, modules)), change)
     with _lock:
         for module in modules:
             hooks_of(module)
@@ -264,9 +261,8 @@ def _call_with_hooks(
     """One attention call: change its inputs, run it, observe it, and silence its heads."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     rows, dropped = cache_positions.row_keys(module, query.shape[2], key.shape[2])
-    paged = isinstance(options.get("cache"), PagedAttentionCache)
+    paged, key_heads = "write_index" in options, key.shape[1]  # continuous batching is paged
     places = torch.arange(rows.start + dropped, rows.stop + dropped)[None] + paged
-    key_heads = key.shape[1]
     if hooks.changes:
         ids, mask = options.get("position_ids"), attention_mask
         of_rows, of_keys = cache_positions.positions(module, rows, dropped, key, ids, mask)
@@ -284,11 +280,10 @@ def _call_with_hooks(
             seen="a paged cache, which does not show the sequences and keys of a row",
             hint="model.generate, which runs one batch at a time",
         )
-    called = module
     if key.shape[1] != key_heads:
-        called = copy(module)
-        called.num_key_value_groups = 1  # type: ignore[assignment]
-    result = run(called, query, key, value, attention_mask, **options)
+        module = copy(module)
+        module.num_key_value_groups = 1  # type: ignore[assignment]
+    result = run(module, query, key, value, attention_mask, **options)
     real = real_rows(rows, attention_mask).to(query.device)
     if hooks.observers:
         scale, sinks = options.get("scaling"), options.get("s_aux")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -44,54 +43,41 @@ def test_a_block_belongs_to_the_thread_that_opened_it(llama: LlamaForCausalLM):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_another_thread_never_changes_a_measurement(llama: LlamaForCausalLM, training: bool):
-    """Another thread calls the model at every attention call and every output."""
+    """Another thread calls the model at every attention call, and before every output."""
     expected = rl.evaluate(llama.train(training), TOKENS, edits={}, measures=["loss"])
-    refused: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            llama(TOKENS.flip(1), use_cache=False)
-        except BadArgument as error:
-            refused.append(error)
+    refused: list[object] = []
 
     def serve(*_: Any) -> None:
-        thread = Thread(target=call)
-        thread.start()
-        thread.join()
+        with REFUSED as error:
+            elsewhere(lambda: llama(TOKENS.flip(1), use_cache=False))
+        refused.append(error)
 
     with as_live_model(llama).observe(serve):
         llama(TOKENS)
-    head = llama.get_output_embeddings().register_forward_pre_hook(serve)
-    measured = rl.evaluate(llama, TOKENS, edits={}, measures=["loss"])
-    head.remove()
-    assert expected.equals(measured)
+    hook = llama.get_output_embeddings().register_forward_pre_hook(serve)
+    assert expected.equals(rl.evaluate(llama, TOKENS, edits={}, measures=["loss"]))
+    hook.remove()
     assert len(refused) > 2
 
 
 def test_tasks_do_not_share_blocks(llama: LlamaForCausalLM):
-    plain, results = logits(llama, TOKENS), []
+    results = {}
 
-    async def run(edit: str | None) -> None:
-        for _ in range(3):
-            try:
-                with nullcontext() if edit is None else rl.edit_rope(llama, edit):
-                    await asyncio.sleep(0)
-                    results.append((edit, logits(llama, TOKENS)))
-            except BadArgument:
-                results.append((edit, None))
-            await asyncio.sleep(0)
+    async def run(edit: str, then: Callable[[], Any]) -> None:
+        with nullcontext() if edit == "plain" else rl.edit_rope(llama, edit):
+            results[edit] = [then() if edit == "plain" else await asyncio.to_thread(then)]
 
-    async def together() -> None:
-        await asyncio.gather(run("nope"), run(None), run("rope:500"))
+    async def together() -> Any:
+        parts = [
+            run(edit, lambda: logits(llama, TOKENS)) for edit in ("nope", "plain", "rope:9")
+        ]
+        return await asyncio.gather(*parts, return_exceptions=True)
 
-    expected = {None: plain}
-    for edit in ("nope", "rope:500"):
-        with rl.edit_rope(llama, edit):
-            expected[edit] = logits(llama, TOKENS)
-    asyncio.run(together())
-    assert any(result is None for _, result in results)
-    for edit, result in results:
-        assert result is None or torch.equal(result, expected[edit])
+    done, *errors = asyncio.run(together())
+    assert done is None
+    assert [type(error) for error in errors] == [BadArgument] * 2
+    with rl.edit_rope(llama, "nope"):
+        assert torch.equal(results["nope"][0], logits(llama, TOKENS))
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
