@@ -12,7 +12,12 @@ import pytest
 import torch
 from oracles.tiny import logits, random_tokens, sighted, tiny
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, GenerationConfig, LlamaForCausalLM
+from transformers import (
+    AttentionInterface,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LlamaForCausalLM,
+)
 
 import ropelens as rl
 from ropelens.errors import BadArgument
@@ -141,7 +146,8 @@ def test_continuous_batching_runs_in_the_context_of_its_caller(llama, block, rea
     prompts = [TOKENS[0].tolist(), TOKENS[1, :9].tolist()]
     options = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1)
     with block(llama):
-        results = llama.generate_batch(prompts, options).values()
+        small = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
+        results = llama.generate_batch(prompts, options, small).values()
         if not reason:
             for prompt, result in zip(prompts, results, strict=True):
                 alone = llama.generate(torch.tensor([prompt]), options, use_cache=False)
