@@ -129,12 +129,13 @@ def edit_rope(model: Model, *edits: Edit | str) -> Iterator[None]:
     An edit may also be the name of a RoPE variant, such as "p-rope:0.75". Blocks nest, and
     their edits add up. Everything that runs the model uses the edited model: calls, generation
     with a cache, `profile`, `measure_rope`. Planes that no edit chooses keep every bit. The
-    model is restored on exit, also after an error.
+    model is restored on exit, also after an error. The block belongs to the thread or task that
+    opened it, and other threads and tasks cannot call the model.
 
     Raises `UnsupportedModel` for a model that does not rotate or hides its attention, and
-    `BadArgument` for planes, heads or a variant that do not exist. A bridge also raises
-    `UnsupportedModel` if it runs with a key-value cache, or if an edit makes query heads differ
-    that share a key-value head.
+    `BadArgument` for planes, heads or a variant that do not exist. When the model runs, a cache
+    that drops keys raises `UnsupportedModel`. A bridge also raises it if it runs with a
+    key-value cache, or if an edit makes query heads differ that share a key-value head.
     """
     live = as_live_model(model)
     with live.edit(stack_edits(RotationProbe(live), edits)):
@@ -194,12 +195,13 @@ class ModelEdit:
     edits: tuple[PlacedEdit, ...]
 
     def __call__(
-        self, layer: int, name: str, x: Tensor, tokens: range, positions: Tensor
+        self, layer: int, name: str, x: Tensor, tokens: Tensor, positions: Tensor
     ) -> Tensor:
         """Edited queries or keys."""
         if name == "value":
             return x
-        continued, length = tokens.start > 0, int(positions[:, : len(tokens)].max()) + 1
+        continued = bool(tokens[:, 0].any())
+        length = int(positions[:, : tokens.shape[1]].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
         of_query, of_key = _targets(self.edits, Layer(layer, planes, length), self.heads)
         if name == "query":

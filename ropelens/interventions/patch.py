@@ -56,8 +56,9 @@ def patch_planes(
     are turned from their position in `source` to their new position. `heads` is a list such as
     "2.3,4.*" (with grouped keys, query heads: unlisted heads keep their keys and values).
 
-    `positions` lists the patched positions, counted from 0, or maps each patched position to a
-    position in `source`. By default all positions that both sequences have are patched.
+    `positions` lists the patched positions, counted from 0 in each sequence (also in a packed
+    row), or maps each patched position to a position in `source`. By default all positions that
+    both sequences have are patched.
 
     Edits rotate the patched vectors. If two blocks patch the same vector, the inner block takes
     effect. A patch from the same tokens changes no bit. The model is restored on exit, also
@@ -65,7 +66,8 @@ def patch_planes(
 
     Raises `BadArgument` for heads, planes or positions that do not exist, for planes of values
     or outputs, for several sources, and for padding on the left. Raises `UnsupportedModel` for
-    a model that hides its attention, and on a bridge if heads that share a key differ.
+    a model that hides its attention, with continuous batching, and on a bridge if heads that
+    share a key differ.
     """
     live = as_live_model(model, tokenizer)
     rotation = RotationProbe(live)
@@ -105,7 +107,7 @@ def read_source(
     source: SourceVectors = {}
 
     def record(
-        layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
+        layer: int, side: AttentionInput, x: Tensor, tokens: Tensor, positions: Tensor
     ) -> Tensor:
         if chosen[layer].any():
             source[layer, side] = x.detach()
@@ -155,12 +157,13 @@ class PlanePatch:
     source: SourceVectors
 
     def __call__(
-        self, layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
+        self, layer: int, side: AttentionInput, x: Tensor, tokens: Tensor, positions: Tensor
     ) -> Tensor:
         sides = ("query", "key") if self.part == "both" else (self.part,)
-        heads = self.chosen[layer]
+        heads, count = self.chosen[layer], tokens.shape[1]
         if self.part not in UNROTATED:  # raises an error if cached keys rotated differently
-            planes = self.rotation.planes_now(layer, continued=places.start > 0)
+            continued = bool(tokens[:, 0].any())
+            planes = self.rotation.planes_now(layer, continued=continued)
         if side == "key":
             _check_first_token(positions[:, 0] >= 0)
         if side not in sides or not heads.any():
@@ -169,40 +172,41 @@ class PlanePatch:
         if not by_key[by_key.any(1)].all():  # heads of a group differ: a vector for each head
             x = x.repeat_interleave(by_key.shape[1], dim=1)
             by_key = heads[:, None]
-        patched = by_key.any(1).nonzero()
-        rows, in_source = self._rows(places)
-        new = self._vectors(layer, side, heads=x.shape[1])[:, patched, in_source]
+        patched_heads = by_key.any(1).nonzero().flatten()
+        patched, in_source = self._in_source(tokens.to(x.device))
+        new = self._vectors(layer, side, heads=x.shape[1])[0, patched_heads][:, in_source]
+        new, old = new.transpose(0, 1), x[:, patched_heads, :count]
         if side != "value":
-            angle = _angles(positions, planes)[:, rows]
-            angle = angle - self.source[layer, "angle"][:, in_source]
+            angle = _angles(positions[:, :count], planes)
+            angle = angle - self.source[layer, "angle"][0, in_source]
             new = rotate_by(new.expand(len(angle), -1, -1, -1), angle[:, None], planes)
             if self.select is not None:
                 coordinates = pad(self.select(planes), (0, 1))[planes.term_of].to(x.device)
-                new = torch.where(coordinates, new, x[:, patched, rows])
+                new = torch.where(coordinates, new, old)
         x = x.clone()
-        x[:, patched, rows] = new
+        x[:, patched_heads, :count] = torch.where(patched[:, None, :, None], new, old)
         return x
 
     def outputs(
-        self, layer: int, output: Tensor, real: Tensor, *, past: int
+        self, layer: int, output: Tensor, real: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """The hook that replaces the outputs of the chosen heads; see `HeadSilence`."""
-        heads = self.chosen[layer]
-        if past == 0:
-            _check_first_token(real[:, 0])
+        heads, tokens = self.chosen[layer], tokens.to(output.device)
+        _check_first_token(real[:, 0].to(tokens.device) | (tokens[:, 0] > 0))
         if self.part != "output" or not heads.any():
             return None
-        rows, in_source = self._rows(range(past, past + output.shape[1]))
-        output = output.clone()
-        vectors = self.source[layer, "output"][:, :, in_source]
-        output[:, rows] = vectors.transpose(1, 2)
-        return heads, output
+        patched, in_source = self._in_source(tokens)
+        new = self.source[layer, "output"][0][:, in_source].permute(1, 2, 0, 3)
+        return heads, torch.where(patched[..., None, None], new, output)
 
-    def _rows(self, places: range) -> tuple[Tensor, Tensor]:
-        """Patched rows among these places, and the position in the source for each."""
+    def _in_source(
+        self, tokens: Int[Tensor, "_ token"]
+    ) -> tuple[Bool[Tensor, "_ token"], Int[Tensor, "_ token"]]:
+        """Whether each token is patched, and its position in the source."""
         patched, in_source = self.pairs
-        within = (patched >= places.start) & (patched < places.stop)
-        return patched[within] - places.start, in_source[within]
+        table = torch.full((int(patched.max()) + 2,), -1).index_copy(0, patched, in_source)
+        index = table.to(tokens.device)[tokens.clamp(max=len(table) - 1)]
+        return index >= 0, index.clamp(min=0)
 
     def _vectors(self, layer: int, side: str, *, heads: int) -> Tensor:
         vectors = self.source[layer, side]

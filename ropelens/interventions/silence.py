@@ -49,7 +49,7 @@ class Silence(AbstractContextManager[None]):
         means = None if self.text is None else _mean_outputs(self.live, self.text)
 
         def silenced(
-            layer: int, output: Tensor, real: Tensor, *, past: int
+            layer: int, output: Tensor, real: Tensor, tokens: Tensor
         ) -> tuple[Tensor, Tensor] | None:
             heads = chosen[layer]
             if not heads.any():
@@ -60,11 +60,11 @@ class Silence(AbstractContextManager[None]):
                 return heads, output[_other_sequences(real.expand(output.shape[:2]), self.seed)]
             if means is not None:
                 return heads, means[layer].to(output).expand(output.shape)
-            if past:
+            if tokens[:, 0].any():
                 raise BadArgument(
                     "The mean of a batch cannot be computed if a key-value cache already holds "
                     "a part of the batch.",
-                    seen=f"{output.shape[1]} tokens after {past} in the cache",
+                    seen=f"{output.shape[1]} tokens after the tokens of a cache",
                     hint="text=, to use the mean over a text, or use_cache=False",
                 )
             weight = real.expand(output.shape[:2])[..., None, None].double()

@@ -3,22 +3,30 @@
 A model asks transformers for an attention function by the name in its config. While a block is
 open, the model gets a wrapper around this function. The config does not change, so that the
 model takes the same branches, makes the same masks and computes the same bits.
+
+A block belongs to the context (a thread or an asyncio task) that opened it, and to copies of
+this context. Other contexts cannot call the model while the block is open.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import reduce
-from threading import Lock
+from contextvars import ContextVar, copy_context
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from threading import RLock
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils import checkpoint
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from ropelens.attention.call import AttentionCall
+from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model import cache_positions
 from ropelens.model.masks import only_hides_keys, real_rows, refuse_hidden_mask, visible_keys
 from ropelens.model.output_check import OutputCheck
@@ -27,13 +35,13 @@ from ropelens.rope.planes import Planes
 Observer = Callable[[AttentionCall], None]
 AttentionInput = Literal["query", "key", "value"]
 
-InputPatch = Callable[[int, AttentionInput, Tensor, range, Tensor], Tensor]
+InputPatch = Callable[[int, AttentionInput, Tensor, Tensor, Tensor], Tensor]
 """Function that changes the queries, keys or values of a layer.
 
-It is called as (layer, name, x [batch, head, token, coordinate], tokens, positions [_, token
-*axis]) and returns the new `x`, with a head for each query head if heads of a group differ.
-`tokens` are the indices of the tokens in their sequence, without tokens that a static cache
-does not contain yet. `positions` may be shifted by a constant in each sequence.
+It is called as (layer, name, x [batch, head, token, coordinate], tokens [_, token], positions
+[_, token *axis]) and returns the new `x`, with a head for each query head if heads of a group
+differ. `tokens` are the indices of the tokens in their sequence, without tokens that a static
+cache does not contain yet. `positions` may be shifted by a constant in each sequence.
 """
 
 
@@ -42,7 +50,7 @@ class AttentionEdit(Protocol):
     """An `InputPatch` that changes the rotation of queries and keys."""
 
     def __call__(
-        self, layer: int, name: AttentionInput, x: Tensor, tokens: range, positions: Tensor, /
+        self, layer: int, name: AttentionInput, x: Tensor, tokens: Tensor, positions: Tensor, /
     ) -> Tensor: ...
 
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
@@ -52,9 +60,9 @@ class AttentionEdit(Protocol):
 HeadSilence = Callable[..., tuple[Bool[Tensor, " head"], Tensor] | None]
 """Function that replaces the outputs of some heads before the output projection.
 
-It is called as (layer, output [batch, row, head, feature], real [_, row], past=tokens) and
+It is called as (layer, output [batch, row, head, feature], real [_, row], tokens [_, row]) and
 returns the silenced heads and outputs of the same shape, or None. `real` marks rows that are
-tokens instead of padding. A cache holds `past` tokens before these rows.
+tokens instead of padding, and `tokens` are their indices in their sequence.
 """
 
 
@@ -74,40 +82,74 @@ class Hooks:
         return self.patches if self.edit is None else (*self.patches, self.edit)
 
 
-_open_blocks: dict[int, list[Callable[[Hooks], Hooks]]] = {}
-"""The changes of hooks that open blocks request, by module id."""
+@dataclass(frozen=True, eq=False)
+class HookBlock:
+    """A change of the hooks of the modules with these ids."""
+
+    modules: frozenset[int]
+    change: Callable[[Hooks], Hooks]
+
+
+_lock = RLock()
+_open_blocks: dict[HookBlock, None] = {}  # in all contexts, the oldest first
+_own_blocks: ContextVar[tuple[HookBlock, ...]] = ContextVar("_own_blocks", default=())
+_repeats: ContextVar[bool] = ContextVar("_repeats", default=False)  # a recomputation runs
+
+
+def _blocks_now() -> tuple[HookBlock, ...]:
+    """The open blocks of this context, or the blocks of the pass that is recomputed."""
+    own = _own_blocks.get()
+    return own if _repeats.get() else tuple(block for block in own if block in _open_blocks)
 
 
 def hooks_of(module: object) -> Hooks | None:
-    """The hooks of the calls of `module` in every thread; None outside all blocks."""
-    changes = _open_blocks.get(id(module))
-    return reduce(lambda hooks, change: change(hooks), changes, Hooks()) if changes else None
+    """The hooks of the calls of `module` in this context; None outside all blocks.
+
+    A recomputation calls no observers of closed blocks. Raises `BadArgument` if a block of
+    another context is open, because its changes are not meant for this call.
+    """
+    blocks, opened = _blocks_now(), list(_open_blocks)
+    if not _repeats.get() and any(id(module) in b.modules for b in opened if b not in blocks):
+        raise BadArgument(
+            "Another thread or asyncio task uses this model in a block of ropelens.",
+            seen=f"a call of {type(module).__name__} outside the context of this block",
+            hint="one thread after the other, a copy of the model for each thread, or "
+            "contextvars.copy_context().run for a call that belongs to the block",
+        )
+    blocks = tuple(block for block in blocks if id(module) in block.modules)
+    hooks = reduce(lambda hooks, block: block.change(hooks), blocks, Hooks())
+    if not set(blocks) <= set(opened):
+        hooks = replace(hooks, observers=())
+    return hooks if blocks else None
 
 
 @contextmanager
-def hooked(modules: Iterable[object], change: Callable[[Hooks], Hooks]) -> Iterator[None]:
-    """Apply `change` to the hooks of `modules`. Blocks may be closed in any order."""
-    ids = [id(module) for module in modules]
-    for module in ids:
-        _open_blocks.setdefault(module, []).append(change)
+def hooked(
+    modules: Iterable[object], change: Callable[[Hooks], Hooks] = lambda hooks: hooks
+) -> Iterator[None]:
+    """Apply `change` to the hooks of `modules`. Blocks may be closed in any order.
+
+    Raises `BadArgument` if another context has an open block on one of the modules.
+    """
+    modules = list(modules)
+    block = HookBlock(frozenset(map(id, modules)), change)
+    with _lock:
+        for module in modules:
+            hooks_of(module)
+        _open_blocks[block] = None
+    _own_blocks.set((*_blocks_now(), block))
     try:
         yield
     finally:
-        for module in ids:
-            _open_blocks[module].remove(change)
-            if not _open_blocks[module]:
-                del _open_blocks[module]
-                cache_positions.forget_positions(module)
+        del _open_blocks[block]
+        _own_blocks.set(_blocks_now())
+        still_open = frozenset[int]().union(*(b.modules for b in list(_open_blocks)))
+        cache_positions.forget_positions(block.modules - still_open)
 
 
 def attention_modules(model: PreTrainedModel) -> list[nn.Module]:
     """The modules of `model` that may call an attention function, and `model` itself."""
     return [model, *(m for m in model.modules() if hasattr(m, "layer_idx") and m is not model)]
-
-
-_lock = Lock()
-_wrapping_blocks: set[object] = set()  # the open blocks of all models
-_wrappers = ExitStack()  # in place from the first open block to the last
 
 
 @contextmanager
@@ -117,37 +159,32 @@ def wrapped_attention(model: PreTrainedModel) -> Iterator[None]:
     names = {c._attn_implementation for c in configs if isinstance(c, PreTrainedConfig)}
     if "flex_attention" in names:
         refuse_hidden_mask("flex_attention")  # before it compiles kernels
+    recorded = cache_positions.positions_recorded(model, attention_modules(model))
+    with _wrappers_in_use(), recorded:
+        yield
+
+
+_wrapping_blocks: set[object] = set()  # the blocks and recomputations of all models
+_eager = ExitStack()
+
+
+@contextmanager
+def _wrappers_in_use() -> Iterator[None]:
+    """Let models get wrappers around their attention functions while the block runs."""
     block = object()
     with _lock:
         if not _wrapping_blocks:
             # Code that was compiled before a block would not call the wrappers, and code that
             # is compiled in a block would still call them afterwards.
-            _wrappers.enter_context(torch.compiler.set_stance("force_eager"))
-            _wrappers.enter_context(_wrapped_functions())
+            _eager.enter_context(torch.compiler.set_stance("force_eager"))
         _wrapping_blocks.add(block)
     try:
-        with cache_positions.positions_recorded(model, attention_modules(model)):
-            yield
+        yield
     finally:
         with _lock:
             _wrapping_blocks.remove(block)
             if not _wrapping_blocks:
-                _wrappers.close()
-
-
-@contextmanager
-def _wrapped_functions() -> Iterator[None]:
-    """Wrap attention functions of transformers, and eager functions of models."""
-    interface: Any = AttentionInterface  # the class, because Doge has its own object
-    get, get_interface = interface.__getitem__, interface.get_interface
-    interface.__getitem__ = lambda self, name: _wrapper(get(self, name))
-    interface.get_interface = lambda self, name, default: get_interface(
-        self, name, _wrapper(default)
-    )
-    try:
-        yield
-    finally:
-        interface.__getitem__, interface.get_interface = get, get_interface
+                _eager.close()
 
 
 def _wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,7 +193,58 @@ def _wrapper(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(module, *arguments, **options)
         return _call_with_hooks(module, *arguments, hooks=hooks, run=run, **options)
 
-    return attend
+    return attend if _wrapping_blocks else run
+
+
+def _repeatable(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` for a recomputation, in the blocks of the forward pass that runs now."""
+    blocks, context = _blocks_now(), copy_context()
+    context.run(_own_blocks.set, blocks)
+    context.run(_repeats.set, True)
+
+    def repeat(*arguments: Any, **options: Any) -> Any:
+        with _wrappers_in_use() if blocks else nullcontext():
+            return context.copy().run(run, *arguments, **options)
+
+    return repeat
+
+
+def _install() -> None:
+    """Wrap functions of transformers and torch once, when this module is imported.
+
+    The wrappers act on open blocks only. Python 3.13 stops following changes of a class after
+    a thousand of them, so blocks do not change the class.
+    """
+    interface: Any = AttentionInterface  # the class, because Doge has its own object
+    get, get_interface = interface.__getitem__, interface.get_interface
+    interface.__getitem__ = lambda self, name: _wrapper(get(self, name))
+    interface.get_interface = lambda self, name, default: get_interface(
+        self, name, _wrapper(default)
+    )
+    manager: Any = ContinuousBatchingManager
+    start, loop = manager.start, manager._run_generation_loop
+
+    def start_in_context(self: Any) -> None:
+        self._run_generation_loop = partial(copy_context().run, loop, self)
+        start(self)
+
+    manager.start = start_in_context
+    torch_checkpoint: Any = checkpoint
+    segment = torch_checkpoint._checkpoint_without_reentrant_generator
+    forward = torch_checkpoint.CheckpointFunction.forward
+
+    def forward_reentrant(ctx: Any, run: Callable[..., Any], *arguments: Any) -> Any:
+        output = forward(ctx, run, *arguments)
+        ctx.run_function = _repeatable(run)
+        return output
+
+    torch_checkpoint.CheckpointFunction.forward = staticmethod(forward_reentrant)
+    torch_checkpoint._checkpoint_without_reentrant_generator = (
+        lambda run, *arguments, **options: segment(_repeatable(run), *arguments, **options)
+    )
+
+
+_install()
 
 
 def _call_with_hooks(
@@ -173,19 +261,29 @@ def _call_with_hooks(
     """One attention call: change its inputs, run it, observe it, and silence its heads."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     rows, dropped = cache_positions.row_keys(module, query.shape[2], key.shape[2])
-    key_heads = key.shape[1]
-    tokens, all_tokens = (range(x + dropped, rows.stop + dropped) for x in (rows.start, 0))
+    paged, key_heads = "write_index" in options, key.shape[1]  # continuous batching is paged
+    places = torch.arange(rows.start + dropped, rows.stop + dropped)[None] + paged
     if hooks.changes:
         ids, mask = options.get("position_ids"), attention_mask
         of_rows, of_keys = cache_positions.positions(module, rows, dropped, key, ids, mask)
+        of_all = cache_positions.places_in_sequence(of_keys[:, : rows.stop], dropped) + paged
+        places = of_all[:, rows.start :]
         for change in hooks.changes:
-            query = change(layer, "query", query, tokens, of_rows)
-            key = change(layer, "key", key, all_tokens, of_keys)
-            value = change(layer, "value", value, all_tokens, of_keys)
+            query = change(layer, "query", query, places, of_rows)
+            key = change(layer, "key", key, of_all, of_keys)
+            value = change(layer, "value", value, of_all, of_keys)
         most = max(key.shape[1], value.shape[1])
         key, value = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value))
-    with nullcontext() if key.shape[1] == key_heads else _one_key_per_query(module):
-        result = run(module, query, key, value, attention_mask, **options)
+    if paged and (hooks.patches or hooks.observers or key.shape[1] != key_heads):
+        raise UnsupportedModel(
+            "Continuous batching allows only silences, and edits of whole groups of heads.",
+            seen="a paged cache, which does not show the sequences and keys of a row",
+            hint="model.generate, which runs one batch at a time",
+        )
+    if key.shape[1] != key_heads:
+        module = copy(module)
+        module.num_key_value_groups = 1  # type: ignore[assignment]
+    result = run(module, query, key, value, attention_mask, **options)
     real = real_rows(rows, attention_mask).to(query.device)
     if hooks.observers:
         scale, sinks = options.get("scaling"), options.get("s_aux")
@@ -207,19 +305,8 @@ def _call_with_hooks(
                 observer(call)
     if not hooks.silences:
         return result
-    output = silence_outputs(hooks.silences, layer, result[0], real, past=tokens.start)
+    output = silence_outputs(hooks.silences, layer, result[0], real, places)
     return output, *result[1:]
-
-
-@contextmanager
-def _one_key_per_query(module: nn.Module) -> Iterator[None]:
-    """Let the module expect a key and a value for every query head in the block."""
-    groups = module.num_key_value_groups
-    module.num_key_value_groups = 1  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        module.num_key_value_groups = groups
 
 
 def silence_outputs(
@@ -227,13 +314,12 @@ def silence_outputs(
     layer: int,
     output: Float[Tensor, "batch row head feature"],
     real: Bool[Tensor, "_ row"],
-    *,
-    past: int,
+    tokens: Int[Tensor, "_ row"],
 ) -> Float[Tensor, "batch row head feature"]:
     """The outputs of a layer after all `silences`; each of them receives the model's output."""
     silenced = output
     for silence in silences:
-        if (replacement := silence(layer, output, real, past=past)) is not None:
+        if (replacement := silence(layer, output, real, tokens)) is not None:
             heads, outputs = replacement
             silenced = torch.where(heads.to(output.device)[:, None], outputs, silenced)
     return silenced

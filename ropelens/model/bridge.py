@@ -14,6 +14,7 @@ from ropelens.attention.call import AttentionCall
 from ropelens.attention.visibility import Visibility
 from ropelens.errors import BadArgument, UnsupportedModel, explained
 from ropelens.model.attention_hooks import Hooks, hooked, hooks_of, silence_outputs
+from ropelens.model.cache_positions import places_in_sequence
 from ropelens.model.live_model import LiveModel
 from ropelens.runtime.devices import device_of
 
@@ -108,8 +109,9 @@ class _CallParts:
             x = value.transpose(1, 2)
             index = torch.arange(x.shape[2], device=x.device)[None]  # no cache: rows are keys
             positions = self.parts.get("position_ids", index)
+            self.parts["places"] = places = places_in_sequence(positions)
             for change in hooks.changes:
-                x = change(self.layer, part, x, range(x.shape[2]), positions)
+                x = change(self.layer, part, x, places, positions)
             if x.shape[1] != value.shape[2]:
                 raise UnsupportedModel(
                     "At hook_rot_k, a bridge has one key for all query heads of a group.",
@@ -146,12 +148,13 @@ class _CallParts:
             sink_logits=self.attention._parameters.get("sinks"),
             visibility=Visibility.from_mask(visible, range(past, visible.shape[2])),
         )
+        places = self.parts.get("places", torch.arange(past, visible.shape[2])[None])
         self.parts.clear()
         if hooks.output_check is not None:
             hooks.output_check(call, real)
         for observer in hooks.observers:
             observer(call)
-        by_head = silence_outputs(hooks.silences, self.layer, by_head, real, past=past)
+        by_head = silence_outputs(hooks.silences, self.layer, by_head, real, places)
         return by_head.reshape(output.shape)
 
 

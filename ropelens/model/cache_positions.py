@@ -5,16 +5,18 @@ and similar families), and some families (Llama 4, Persimmon) pass them no posit
 Therefore hooks record what rotary modules and attention modules receive.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
@@ -22,17 +24,33 @@ from ropelens.config_facts import slides
 from ropelens.errors import UnsupportedModel
 from ropelens.model.masks import shown
 
-# By the id of an attention module: positions [_, row *axis] in the last call of its rotary
-# module, cache of its last call, and positions of the tokens in each cache.
-_rotary_positions: dict[int, Tensor] = {}
-_caches: dict[int, ref[Cache]] = {}
-_cached_positions: dict[int, WeakKeyDictionary[object, Tensor]] = {}
+UNKNOWN_POSITIONS = "ropelens cannot infer the positions of the keys in this cache."
+OPEN_BEFORE = "open the block before the cache is filled, or use_cache=False"
 
 
-def forget_positions(module: int) -> None:
-    """Forget the positions and the cache of the attention module with this id."""
-    for by_module in (_rotary_positions, _caches, _cached_positions):
-        by_module.pop(module, None)
+class CachedKeys(NamedTuple):
+    """Marks and positions of all tokens in a cache, in the order in which they were added."""
+
+    marks: Int[Tensor, "sequence token"]
+    positions: Int[Tensor, "_ token *axis"]
+
+
+_cached_keys: dict[int, WeakKeyDictionary[object, CachedKeys]] = {}
+"""By the id of an attention module: the keys in each cache."""
+
+# In this context, by the id of an attention module: positions [_, row *axis] in the last call
+# of its rotary module, and the cache of its last call.
+_rotary_positions = ContextVar[dict[int, Any]]("_rotary_positions")
+_caches = ContextVar[dict[int, Any]]("_caches")
+
+
+def forget_positions(modules: Collection[int]) -> None:
+    """Forget the positions and caches of the attention modules with these ids."""
+    for module in modules:
+        _cached_keys.pop(module, None)
+    for recorded in (_rotary_positions, _caches):
+        values = recorded.get({})
+        recorded.set({key: values[key] for key in values.keys() - modules})
 
 
 def _record_positions(
@@ -42,13 +60,13 @@ def _record_positions(
     by_axis = positions.ndim == 3 and len(positions) == 3
     if (by_axis or positions.ndim == 2) and not positions.is_floating_point():
         positions = positions.movedim(0, -1) if by_axis else positions
-        _rotary_positions.update(dict.fromkeys(attention, positions))
+        _rotary_positions.set(_rotary_positions.get({}) | dict.fromkeys(attention, positions))
 
 
 def _record_cache(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    _caches.pop(id(module), None)
     caches = [x for x in (*args, *kwargs.values()) if isinstance(x, Cache)]
-    _caches.update({id(module): ref(cache) for cache in caches})
+    others = {key: cache for key, cache in _caches.get({}).items() if key != id(module)}
+    _caches.set(others | {id(module): ref(cache) for cache in caches})
 
 
 @contextmanager
@@ -64,7 +82,7 @@ def positions_recorded(model: PreTrainedModel, attention: list[nn.Module]) -> It
 
 
 def _cache_of(module: Any) -> Cache | None:
-    return _caches.get(id(module), lambda: None)()
+    return _caches.get({}).get(id(module), lambda: None)()
 
 
 def row_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
@@ -94,9 +112,10 @@ def positions(
     `rows` are the keys of the rows, and `dropped_keys` counts the keys dropped before the first
     key. `position_ids` has the positions of all tokens that run; without any positions, tokens
     count from 0. Keys in a cache keep their positions. Keys that were added before the block
-    get consecutive positions. Raises `UnsupportedModel` if their number contradicts this.
+    get consecutive positions. Raises `UnsupportedModel` if their number contradicts this, or if
+    the keys are not those that earlier calls in the block added.
     """
-    keys, recorded = key.shape[2], _rotary_positions.get(id(module))
+    keys, recorded = key.shape[2], _rotary_positions.get({}).get(id(module))
     if position_ids is None or (recorded is not None and recorded.ndim == 3):
         position_ids = recorded
     if position_ids is None or position_ids.ndim == 1:
@@ -104,23 +123,83 @@ def positions(
         return index[:, rows.start : rows.stop], index
     of_rows = position_ids[:, -len(rows) :]  # attention may run on only the last tokens
     cache = _cache_of(module)
-    by_cache = _cached_positions.setdefault(id(module), WeakKeyDictionary())
+    by_cache = _cached_keys.setdefault(id(module), WeakKeyDictionary())
     owner: object = module if cache is None else cache
+    marks = key_marks(key[:, :, : rows.stop])
     if position_ids.shape[1] == keys:
-        by_cache[owner] = position_ids
+        by_cache[owner] = CachedKeys(marks, position_ids)
         return of_rows, position_ids
-    past = rows.start + dropped_keys
-    of_past = by_cache.get(owner, of_rows[:, :0])
-    of_past = of_past[:, : None if past and cache is None else past]
-    if of_past.shape[1] != past or len({len(of_past), len(of_rows)} - {1}) > 1:
+    past, new = rows.start + dropped_keys, marks[:, rows.start :]
+    earlier = [x for x in (by_cache.get(owner), *by_cache.values()) if x is not None]
+    known = (_continued(x, marks[:, : rows.start], past) for x in earlier)
+    nothing = CachedKeys(new[:, :0], of_rows[:, :0])
+    before = next(filter(None, known), None) if past else nothing
+    if before is None and cache is not None:
+        before = _check_cache(cache, by_cache.get(cache), (len(marks), past))
+    if before is None:
+        _check_consecutive(module, rows, past, of_rows, mask)
         count = torch.arange(-past, 0, device=of_rows.device)
         of_past = of_rows[:, :1] + count.view(1, -1, *[1] * (of_rows.ndim - 2))
-        _check_consecutive(module, rows, past, of_rows, mask)
-    batch = max(len(of_past), len(of_rows))
-    of_all = torch.cat([x.expand(batch, *x.shape[1:]) for x in (of_past, of_rows)], dim=1)
-    by_cache[owner], of_keys = of_all, of_all[:, dropped_keys:]
+        before = CachedKeys(pad(marks[:, : rows.start], (dropped_keys, 0)), of_past)
+    batch = max(len(before.positions), len(of_rows))
+    both = (x.expand(batch, *x.shape[1:]) for x in (before.positions, of_rows))
+    of_all = torch.cat([*both], dim=1)
+    by_cache[owner] = CachedKeys(torch.cat([before.marks, new], dim=1), of_all)
+    of_keys = of_all[:, dropped_keys:]
     empty = of_keys[:, -1:].expand(-1, keys - rows.stop, *of_keys.shape[2:])  # static cache
     return of_rows, torch.cat([of_keys, empty], dim=1)
+
+
+def places_in_sequence(
+    positions: Int[Tensor, "_ key *axis"], dropped_keys: int = 0
+) -> Int[Tensor, "_ key"]:
+    """Index of each token in its sequence, which a packed row starts at its first position."""
+    index = torch.arange(positions.shape[1], device=positions.device) + dropped_keys
+    starts = index * (positions <= positions[:, :1])[..., None].flatten(2).all(-1)
+    return index - starts.index_fill(1, index[:1] - dropped_keys, 0).cummax(1).values
+
+
+def key_marks(key: Tensor) -> Int[Tensor, "sequence key"]:
+    """A number for each key, by which it is found again after rows of a cache have moved."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return key.detach().view(integers[key.element_size()]).sum((1, 3), dtype=torch.int64)
+
+
+def _continued(
+    earlier: CachedKeys, marks: Int[Tensor, "sequence key"], past: int
+) -> CachedKeys | None:
+    """Rows of `earlier` whose first `past` tokens end with keys that have these `marks`."""
+    old, row = earlier.marks[:, past - marks.shape[1] : past], torch.arange(len(marks))
+    if not torch.equal(old, marks):  # rows were selected or cropped, or other keys were added
+        if old.shape[1] != marks.shape[1]:
+            return None
+        same = (marks[:, None] == old).all(-1)
+        if not same.any(1).all():
+            return None
+        row = same.byte().argmax(1)
+    of_row = earlier.positions if len(earlier.positions) == 1 else earlier.positions[row]
+    return CachedKeys(earlier.marks[row, :past], of_row[:, :past])
+
+
+def _check_cache(
+    cache: Cache, own: CachedKeys | None, shape: tuple[int, int]
+) -> CachedKeys | None:
+    """`own` if the cache rounds its keys; None for a cache of transformers without a record.
+
+    Raises `UnsupportedModel` for any other cache, because it may have dropped or moved keys.
+    """
+    parts = [cache, *cache.layers]
+    others = [x for x in parts if not type(x).__module__.startswith("transformers.")]
+    rounded = [vars(x) for x in cache.layers if "_quantized_keys" in vars(x)]
+    in_order = rounded and not any(x.get("_pending_beam_idx") is not None for x in rounded)
+    if (not others) if own is None else (own.marks.shape == shape and in_order):
+        return own
+    if own is None:
+        seen, hint = f"a {type(others[0]).__name__}, filled before the block", OPEN_BEFORE
+    else:
+        seen = "keys that were dropped, moved or changed after the block added them"
+        hint = "a cache that keeps every key, such as DynamicCache, or use_cache=False"
+    raise UnsupportedModel(UNKNOWN_POSITIONS, seen=seen, hint=hint)
 
 
 def _check_consecutive(
@@ -143,7 +222,7 @@ def _check_consecutive(
     padded = only_left & unpacked & (first < past) if window else first + hidden == past
     if not bool((padded | (first == past)).all()):
         raise UnsupportedModel(
-            "ropelens cannot infer the positions of the keys in this cache.",
+            UNKNOWN_POSITIONS,
             seen=f"{past} keys, and a token at position {int(of_rows[:, 0].max())}",
-            hint="open the block before the cache is filled, or use_cache=False",
+            hint=OPEN_BEFORE,
         )

@@ -1,7 +1,7 @@
 """Changes of how a model runs: without dropout, or with less work or memory."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,20 +13,21 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ropelens.errors import UnsupportedModel
-from ropelens.model.attention_hooks import attention_modules
+from ropelens.model.attention_hooks import attention_modules, hooked, hooks_of
 
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Run the model without dropout, and restore the training flag of each module."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
-            module.training = False
-        yield
-    finally:
-        for module in training:
-            module.training = True
+    with hooked([model]):
+        training = [module for module in model.modules() if module.training]
+        try:
+            for module in training:
+                module.training = False
+            yield
+        finally:
+            for module in training:
+                module.training = True
 
 
 @contextmanager
@@ -37,11 +38,12 @@ def gradients_enabled(model: nn.Module, *, recomputed: bool) -> Iterator[None]:
             f"{type(model).__name__} has no gradients in torch.inference_mode.",
             hint="load the model, and call ropelens, outside of torch.inference_mode",
         )
-    with torch.enable_grad(), without_dropout(model), ExitStack() as stack:
-        for module in model.modules():
-            if recomputed and isinstance(module, GradientCheckpointingLayer):
-                again = partial(checkpoint, module.forward, use_reentrant=False)
-                stack.enter_context(_replaced_forward(module, again))
+    again: dict[nn.Module, Callable[..., Any]] = {
+        module: partial(checkpoint, module.forward, use_reentrant=False)
+        for module in model.modules()
+        if recomputed and isinstance(module, GradientCheckpointingLayer)
+    }
+    with torch.enable_grad(), without_dropout(model), _replaced_forwards(again):
         yield
 
 
@@ -55,7 +57,7 @@ def cache_first_result(module: nn.Module, results: list[Any]) -> Iterator[None]:
             results.append(forward(*args, **kwargs))
         return results[0]
 
-    with _replaced_forward(module, cached):
+    with _replaced_forwards({module: cached}):
         yield
 
 
@@ -63,11 +65,9 @@ def cache_first_result(module: nn.Module, results: list[Any]) -> Iterator[None]:
 def skip_mlp_work(model: PreTrainedModel) -> Iterator[None]:
     """Give all tokens the results of the first token in linear maps outside attention."""
     attention = {part for m in attention_modules(model)[1:] for part in m.modules()}
-    with ExitStack() as stack:
-        for module in set(model.modules()) - attention:
-            if type(module).forward is nn.Linear.forward:
-                shortened = partial(_first_token, module.forward)
-                stack.enter_context(_replaced_forward(module, shortened))
+    others = [x for x in model.modules() if x not in attention]
+    linear = [x for x in others if type(x).forward is nn.Linear.forward]
+    with _replaced_forwards({x: partial(_first_token, x.forward) for x in linear}):
         yield
 
 
@@ -76,15 +76,26 @@ def _first_token(run: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
 
 
 @contextmanager
-def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward
-        if before is not None:
-            module.forward = before
+def _replaced_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Run these functions instead of `forward` of the modules; refuse other contexts."""
+    before = [(module, vars(module).get("forward")) for module in forwards]
+    with hooked(forwards):
+        for module, forward in forwards.items():
+            module.forward = partial(_in_own_context, module, forward)
+        try:
+            yield
+        finally:
+            for module, own in before:
+                del module.forward
+                if own is not None:
+                    module.forward = own
+
+
+def _in_own_context(
+    module: nn.Module, run: Callable[..., Any], *arguments: Any, **options: Any
+) -> Any:
+    hooks_of(module)
+    return run(*arguments, **options)
 
 
 class PreallocatedLayer(DynamicLayer):

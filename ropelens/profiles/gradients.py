@@ -47,7 +47,7 @@ def differentiate(
     def keep_call(call: AttentionCall) -> None:
         calls.setdefault(call.layer, call)  # layers run again in the backward pass
 
-    def keep_output(layer: int, output: Tensor, real: Tensor, *, past: int) -> None:
+    def keep_output(layer: int, output: Tensor, real: Tensor, tokens: Tensor) -> None:
         outputs.setdefault(layer, output)
 
     scaled = live.patch(scale_queries(chosen, torch.tensor(size, requires_grad=True)))
@@ -91,7 +91,7 @@ def scale_queries(chosen: HeadMask, size: Float[Tensor, ""]) -> attention_hooks.
     """A patch that multiplies the queries of chosen heads; by 1 it changes no bit."""
 
     def scale(
-        layer: int, side: AttentionInput, x: Tensor, places: range, positions: Tensor
+        layer: int, side: AttentionInput, x: Tensor, tokens: Tensor, positions: Tensor
     ) -> Tensor:
         if side != "query":
             return x

@@ -4,7 +4,6 @@ import copy
 import pickle
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
 import pytest
@@ -93,14 +92,6 @@ def test_a_copy_made_inside_a_block_is_the_plain_model(llama, take):
             assert torch.equal(logits(other), logits(llama))
     assert torch.equal(logits(other), plain)
     assert type(other.config._attn_implementation) is str
-
-
-def test_blocks_hold_in_every_thread(llama: LlamaForCausalLM):
-    plain = logits(llama)
-    with rl.edit_rope(llama, "nope"), ThreadPoolExecutor(1) as pool:
-        edited = logits(llama)
-        assert torch.equal(pool.submit(logits, llama).result(), edited)
-        assert torch.equal(pool.submit(logits, copy.deepcopy(llama)).result(), plain)
 
 
 def test_blocks_that_do_not_nest_restore_the_model(llama: LlamaForCausalLM):

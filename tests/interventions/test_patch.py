@@ -141,6 +141,17 @@ def test_every_sequence_of_a_batch_is_patched(llama: LlamaForCausalLM, part: Any
 
 
 @pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
+def test_positions_count_within_each_sequence_of_a_packed_row(name: str, part: Any):
+    model, row, lengths = tiny(name), tokens(), (8, 12)
+    where = torch.cat([torch.arange(n) for n in lengths])[None]
+    with rl.patch_planes(model, tokens(1), heads="*.1", of=part, positions={2: 9, 9: 5}):
+        packed = logits(model, row, position_ids=where)
+        alone = [logits(model, x) for x in row.split(lengths, dim=1)]
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_generation_does_not_depend_on_a_cache(llama: LlamaForCausalLM, part: Any):
     prompt = tokens(length=12)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}

@@ -10,7 +10,8 @@ import pytest
 import torch
 from oracles.tiny import random_tokens, sighted, tiny
 from torch import nn
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
@@ -193,3 +194,69 @@ def test_a_cache_from_before_the_block_is_known_or_refused(
     with nullcontext() if inside or known else UNKNOWN:
         edited = go_on(model, mask, where, EDIT, cropped=cropped, inside=inside)
         torch.testing.assert_close(edited, expected, rtol=0, atol=1e-4)
+
+
+ROWS = {
+    "select": ([1, 0], lambda cache: cache.batch_select_indices(torch.tensor([1, 0]))),
+    "drop": ([1], lambda cache: cache.batch_select_indices(torch.tensor([1]))),
+    "reorder": ([1, 1], lambda cache: cache.reorder_cache(torch.tensor([1, 1]))),
+    "repeat": ([0, 0, 1, 1], lambda cache: cache.batch_repeat_interleave(2)),
+    "crop": ([0, 1], lambda cache: cache.crop(-3)),
+    "a copy": ([0, 1], lambda cache: None),
+    "evict": (None, lambda cache: keep(cache, [*range(4), *range(12, 20)])),
+    "recent": (None, lambda cache: keep(cache, range(8, 20))),
+    "add noise": (None, lambda cache: keep(cache, range(20), 0.01)),
+}
+"""The rows that a change of a cache leaves (None: it is refused), and the change."""
+
+
+def keep(cache: DynamicCache, keys: Any, noise: float = 0) -> None:
+    for layer in cache.layers:
+        layer.keys = layer.keys[:, :, list(keys)] + noise
+        layer.values = layer.values[:, :, list(keys)]
+
+
+@pytest.mark.parametrize("change", ROWS)
+@pytest.mark.parametrize("name", ["llama_gqa", "cohere", "qwen2_vl"])
+@torch.no_grad()
+def test_positions_follow_the_rows_of_a_cache(name: str, change: str):
+    model = sighted(name) if name == "qwen2_vl" else tiny(name)
+    (mask, where), (rows, act) = masked(slice(0, 4)), ROWS[change]
+    where = where if name != "qwen2_vl" else where.expand(3, -1, -1)
+
+    def run(model: nn.Module) -> torch.Tensor:
+        cache, chosen = DynamicCache(config=model.config), rows or [0, 1]
+        part = {"attention_mask": mask[:, :20], "position_ids": where[..., :20]}
+        model(TOKENS[:, :20], past_key_values=cache, **part)
+        cache = copy.deepcopy(cache) if change == "a copy" else cache
+        act(cache)
+        size = cache.get_seq_length()
+        begin = size if rows else 20
+        part["attention_mask"] = mask[chosen][:, : size + 2]
+        part["position_ids"] = where[..., chosen, begin : begin + 2]
+        return model(TOKENS[chosen, 20:22], past_key_values=cache, **part).logits
+
+    expected = run(stopped(model))
+    with rl.edit_rope(model, EDIT), nullcontext() if rows else UNKNOWN:
+        torch.testing.assert_close(run(model), expected, rtol=0, atol=1e-4)
+
+
+class SinkLayer(DynamicLayer):
+    """Layer of a cache that keeps four sinks and the latest eight keys."""
+
+    def update(self, *states: Any, **options: Any) -> Any:
+        result = super().update(*states[:2])
+        kept = [*range(4), *range(max(4, self.keys.shape[2] - 8), self.keys.shape[2])]
+        self.keys, self.values = self.keys[:, :, kept], self.values[:, :, kept]
+        return result
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@torch.no_grad()
+def test_caches_that_drop_keys_are_refused(llama: Any, inside: bool):
+    cache = Cache(layer_class_to_replicate=SinkLayer)
+    edit = rl.edit_rope(llama, EDIT)
+    with edit if inside else nullcontext():
+        llama(TOKENS[:, :20], past_key_values=cache)
+        with nullcontext() if inside else edit, UNKNOWN:
+            llama(TOKENS[:, 20:21], past_key_values=cache)
