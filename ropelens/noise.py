@@ -19,7 +19,7 @@ NOISE_FACTOR = 30
 NOISY = 1e-2
 """Relative noise above which the user is warned."""
 
-TOKENS = 64  # length of the sequences on which noise is measured
+NOISE_TOKENS = 64  # length of the sequences on which noise is measured
 
 
 def allowed_residual(noise: float, eps: float) -> float:
@@ -35,7 +35,7 @@ def noise_tokens(vocabulary: int, context: int) -> Int[Tensor, "4 position"]:
 
     They have 64 tokens or `context`, and no special tokens, which have the first and last ids.
     """
-    random, length = torch.Generator().manual_seed(0), min(TOKENS, context)
+    random, length = torch.Generator().manual_seed(0), min(NOISE_TOKENS, context)
     low, high = vocabulary // 8, max(vocabulary // 2, vocabulary // 8 + 1)
     ids = torch.randint(low, high, (4, length), generator=random)
     ids[:, : common_tokens(length)] = ids[0, : common_tokens(length)]

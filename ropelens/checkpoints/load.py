@@ -22,7 +22,7 @@ from ropelens.checkpoints.weight_files import refuse_pointers, weight_files
 from ropelens.config_facts import stated_context
 from ropelens.errors import BadArgument, BadCheckpoint, UnsupportedModel, explained
 from ropelens.noise import (
-    TOKENS,
+    NOISE_TOKENS,
     allowed_residual,
     common_tokens,
     logit_change,
@@ -212,7 +212,7 @@ def check_causal(model: PreTrainedModel) -> None:
     Some configurations do not state whether a model is causal.
     """
     name, vocabulary = type(model).__name__, model.config.get_text_config().vocab_size
-    ids = noise_tokens(vocabulary, stated_context(model.config) or TOKENS)
+    ids = noise_tokens(vocabulary, stated_context(model.config) or NOISE_TOKENS)
     run = lambda ids: model(input_ids=ids.to(device_of(model)), use_cache=False).logits  # noqa: E731
     with explained(
         f"{name} does not run in {model.dtype} on token ids.",

@@ -38,7 +38,7 @@ from ropelens.text.rows import Ids, Lengths, TokenMask
 from ropelens.text.text import Text
 
 CHECKED_TOKENS = 256  # length up to which observation is checked to change no logit
-REPEATS = 8  # further passes after a pass whose logits changed
+MORE_PASSES = 8  # further passes after a pass whose logits changed
 ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
 
 MASK_ELEMENTS = 2**25
@@ -312,7 +312,7 @@ class LiveModel:
             plain, seen = [run()], [observed()]
             if not torch.equal(plain[0], seen[0]):
                 for passes, once in ((plain, run), (seen, observed)):
-                    passes += [once() for _ in range(REPEATS)]
+                    passes += [once() for _ in range(MORE_PASSES)]
                 spread = max(_change(x[0], other) for x in (plain, seen) for other in x)
                 change = min(_change(x, y) for x, y in product(plain, seen))
                 if not spread or change > allowed_residual(spread, self.eps):

@@ -16,10 +16,10 @@ from ropelens.noise import run_noise
 from ropelens.runtime.devices import device_of
 from ropelens.text.rows import Ids
 
-ROUNDING = 2.0**-14
+EMBEDDING_CHANGE = 2.0**-14
 """Relative change of embeddings after which every call rounds otherwise, even in TF32."""
 
-OTHER_ROUNDING = 1 / 8
+CHANGED_WEIGHT = 1 / 8
 """Weight of the run with this change. All its roundings differ, and not only their order."""
 
 
@@ -52,7 +52,7 @@ def measure_noise(
         return by_key[key]
     errors: list[dict[int, Tensor]] = []
     random = torch.Generator().manual_seed(0)
-    share = max(torch.finfo(model.dtype).eps / 2, ROUNDING)
+    share = max(torch.finfo(model.dtype).eps / 2, EMBEDDING_CHANGE)
 
     def record(call: AttentionCall) -> None:
         call = call.of_rows(torch.arange(1, call.query.shape[2]))  # other blocks of rows
@@ -75,5 +75,5 @@ def measure_noise(
     calls = {}
     for layer, error in errors[0].items():
         changes = [(other[layer] - error).nan_to_num(0).norm() for other in errors[1:]]
-        calls[layer] = float(max(*changes[:-1], OTHER_ROUNDING * changes[-1]))
+        calls[layer] = float(max(*changes[:-1], CHANGED_WEIGHT * changes[-1]))
     return by_key.setdefault(key, Noise(noise, calls))

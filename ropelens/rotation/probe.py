@@ -25,7 +25,7 @@ from ropelens.rotation.stated import (
     unused_keys,
 )
 
-REPEATS = 4  # further runs of each token at the first position, which show noise
+NOISE_REPEATS = 4  # further runs of each token at the first position, which show noise
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def probe_single_tokens(
     """
     tokens, count = torch.arange(1, 5) * live.vocabulary // 6, positions.shape[-1]
     positions = torch.cat(
-        [positions, positions[..., :1].expand(*positions.shape[:-1], REPEATS)], -1
+        [positions, positions[..., :1].expand(*positions.shape[:-1], NOISE_REPEATS)], -1
     )
     row_scales = {  # Llama 4 scales some queries by their row, which these sequences lack
         module["layer_idx"]: 1
