@@ -20,7 +20,13 @@ from ropelens.errors import BadArgument
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {
-    **{"errors.py": 140, "config_facts.py": 95, "intervals.py": 65, "noise.py": 70, "rope": 750},
+    **{
+        "errors.py": 140,
+        "config_facts.py": 95,
+        "intervals.py": 65,
+        "noise.py": 70,
+        "rope": 750,
+    },
     **{"text": 855, "attention": 1_380, "budget": 1_125, "runtime": 730, "checkpoints": 975},
     **{"model": 1_705, "rotation": 1_420, "profiles": 1_935, "interventions": 2_045},
     **{"claims": 970, "train": 865, "comparison": 545, "figures": 1_590, "report": 1_320},

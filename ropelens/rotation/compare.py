@@ -65,7 +65,10 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
             "These are not two implementations of one model.",
             seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
         )
-    stated = {layer: stated_inv_freq(lives[0], layer) for layer in by_layer[0]}
+    stated = {
+        layer: stated_inv_freq(lives[0].model, lives[0].layer_types[layer])
+        for layer in by_layer[0]
+    }
     measured = read_rotations(by_layer[0], positions, stated=stated)
     planes = [rotation.planes for rotation in measured.values()]
     layers = [_compare_layer(*pair) for pair in zip(*probes, planes, strict=True)]

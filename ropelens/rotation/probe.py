@@ -174,7 +174,7 @@ class RotationProbe:
             rotation = replace(layer.measured, planes=layer.planes)
             if layer.stated is not None:  # exact
                 rotation = replace(rotation, resolution=torch.zeros(len(layer.stated)))
-            factor = stated_factor(self.live, number)
+            factor = stated_factor(self.live.model, self.live.layer_types[number])
             found = rotation_differences(rotation, wanted, factor=factor)
             text = "; ".join(found if layer.planes.head_dim else [])
             if text and not any(text in earlier for earlier in faults):
@@ -207,7 +207,11 @@ class RotationProbe:
         if not self.live.depends_on_length:
             return planes
         count = len(planes.inv_freq)
-        stated = next(w for w in stated_inv_freq(self.live, layer) if len(w) == count)
+        stated = next(
+            w
+            for w in stated_inv_freq(self.live.model, self.live.layer_types[layer])
+            if len(w) == count
+        )
         inv_freq = -stated if planes.inv_freq.sum() < 0 else stated
         before = self._last_inv_freq.get(layer)
         if continued and (before is None or not torch.equal(inv_freq, before)):
@@ -269,13 +273,17 @@ def read_rotations(
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
     """Rotation of each layer without edits; `measure_rope` explains `context`."""
     config, longest = live.config, 2**24  # a wavelength of 10 million tokens still turns
-    if "rope_parameters" not in config.to_dict() or not stated_inv_freq(live, 0):
+    if "rope_parameters" not in config.to_dict() or not stated_inv_freq(
+        live.model, live.layer_types[0]
+    ):
         longest = live.context - 1  # positions may index a table
     elif live.depends_on_length:
         longest = max(context or 0, trained_length(config)) - 1
     positions = probe_positions(longest)
     probes = probe_single_tokens(live, positions)
-    stated = {layer: stated_inv_freq(live, layer) for layer in {0, *probes}}
+    stated = {
+        layer: stated_inv_freq(live.model, live.layer_types[layer]) for layer in {0, *probes}
+    }
     measured = read_rotations(probes, positions, stated=stated)
     _check_rotation(measured, probes, stated[0], live.class_name, live.eps)
     nothing = Planes(torch.zeros(0), 0, "none")

@@ -12,7 +12,7 @@ from itertools import product
 
 from accelerate.utils import align_module_device
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -24,16 +24,15 @@ from ropelens.rope.variants import Shape, parse_variant
 from ropelens.rotation.variant_config import frequencies, stated_shape
 
 
-def stated_inv_freq(live: LiveModel, layer: int) -> list[Tensor]:
+def stated_inv_freq(model: nn.Module, layer_type: str) -> list[Tensor]:
     """Candidates for the `inv_freq` of a layer, in rad/token, that the model states.
 
     Rotary modules keep `inv_freq` as a buffer. If types of layers differ (Gemma 3), the name
     of the buffer is `{layer_type}_inv_freq`, and this buffer comes first.
     """
-    types = live.config.to_dict().get("layer_types")
-    names = ["inv_freq"] if types is None else [f"{types[layer]}_inv_freq", "inv_freq"]
+    names = (f"{layer_type}_inv_freq", "inv_freq")
     stated = []
-    for name, module in product(names, live.model.modules()):
+    for name, module in product(names, model.modules()):
         if name in module._buffers:
             with align_module_device(module):
                 # cloned, because longrope changes the buffer in place
@@ -41,10 +40,10 @@ def stated_inv_freq(live: LiveModel, layer: int) -> list[Tensor]:
     return stated
 
 
-def stated_factor(live: LiveModel, layer: int) -> float | None:
+def stated_factor(model: nn.Module, layer_type: str) -> float | None:
     """The attention factor of a layer that a rotary module states; None without one."""
-    names = (f"{live.layer_types[layer]}_attention_scaling", "attention_scaling")
-    pairs = product(names, map(vars, live.model.modules()))
+    names = (f"{layer_type}_attention_scaling", "attention_scaling")
+    pairs = product(names, map(vars, model.modules()))
     return next((float(module[name]) for name, module in pairs if name in module), None)
 
 

@@ -352,7 +352,7 @@ def test_several_prompts_equal_separate_captures(llama: LlamaForCausalLM, tmp_pa
     assert set(seen["query_token"].values[0, 6:]) == {""}
     rl.save(seen, tmp_path / "seen.nc")
     xr.testing.assert_identical(rl.open(tmp_path / "seen.nc"), seen)
-    with pytest.raises(ValueError, match="at least one object"):
+    with pytest.raises(BadArgument, match="There is no prompt to capture"):
         rl.capture(llama, [])
 
 
