@@ -28,7 +28,7 @@ ROOMS = {
         "rope": 750,
     },
     **{"text": 855, "attention": 1_380, "budget": 1_125, "runtime": 730, "checkpoints": 975},
-    **{"model": 1_705, "rotation": 1_420, "profiles": 1_935, "interventions": 2_045},
+    **{"model": 1_705, "rotation": 1_430, "profiles": 1_935, "interventions": 2_045},
     **{"claims": 970, "train": 865, "comparison": 545, "figures": 1_590, "report": 1_320},
     **{"analysis": 955, "commands": 950},
 }
