@@ -273,9 +273,8 @@ def read_rotations(
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
     """Rotation of each layer without edits; `measure_rope` explains `context`."""
     config, longest = live.config, 2**24  # a wavelength of 10 million tokens still turns
-    if "rope_parameters" not in config.to_dict() or not stated_inv_freq(
-        live.model, live.layer_types[0]
-    ):
+    stated_first = stated_inv_freq(live.model, (*live.layer_types, "")[0])
+    if "rope_parameters" not in config.to_dict() or not stated_first:
         longest = live.context - 1  # positions may index a table
     elif live.depends_on_length:
         longest = max(context or 0, trained_length(config)) - 1
