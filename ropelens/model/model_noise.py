@@ -67,11 +67,8 @@ def measure_noise(
         return x * (1 + share * torch.randn(x.shape, generator=random).to(x))
 
     noise = run_noise(observed, ids)
-    hook = embeddings.register_forward_hook(change)
-    try:
+    with embeddings.register_forward_hook(change):
         observed(ids[-1:])
-    finally:
-        hook.remove()
     calls = {}
     for layer, error in errors[0].items():
         changes = [(other[layer] - error).nan_to_num(0).norm() for other in errors[1:]]

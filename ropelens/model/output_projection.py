@@ -22,10 +22,8 @@ def _modules_recorded(
     """Call `record(module, input, result)` for every module; it may return another result."""
     with ExitStack() as stack:
         for module in live.model.modules():
-            hook = module.register_forward_hook(
-                lambda module, x, result: record(module, x[0], result) if x else None
-            )
-            stack.callback(hook.remove)
+            hook = lambda module, x, result: record(module, x[0], result) if x else None  # noqa: E731
+            stack.enter_context(module.register_forward_hook(hook))
         yield
 
 
