@@ -67,14 +67,6 @@ def test_text_on_three_axes_is_measured_and_images_are_not():
             measure(model, image)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "cohere"])
-def test_keys_keep_the_positions_at_which_they_were_added(name: str):
-    model, apart = tiny(name), 3 * torch.arange(24)[None].expand(2, -1)
-    expected = in_steps(stopped(model), apart)
-    with rl.edit_rope(model, EDIT):
-        torch.testing.assert_close(in_steps(model, apart), expected, rtol=0, atol=1e-4)
-
-
 @torch.no_grad()
 def go_on(
     model: nn.Module, mask: Any, where: Any, *edits: Any, cropped: int = 0, inside: bool = False
