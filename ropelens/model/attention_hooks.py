@@ -210,10 +210,9 @@ def _repeatable(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _install() -> None:
-    """Wrap functions of transformers and torch once, when this module is imported.
+    """Wrap functions of transformers and torch once, because a block must not change a class.
 
-    The wrappers act on open blocks only. Python 3.13 stops following changes of a class after
-    a thousand of them, so blocks do not change the class.
+    Python 3.13 stops following the changes of a class after a thousand of them.
     """
     interface: Any = AttentionInterface  # the class, because Doge has its own object
     get, get_interface = interface.__getitem__, interface.get_interface
@@ -303,10 +302,7 @@ def _call_with_hooks(
                 hooks.output_check(call, real, plain_mask=only_hides_keys(attention_mask))
             for observer in hooks.observers:
                 observer(call)
-    if not hooks.silences:
-        return result
-    output = silence_outputs(hooks.silences, layer, result[0], real, places)
-    return output, *result[1:]
+    return silence_outputs(hooks.silences, layer, result[0], real, places), *result[1:]
 
 
 def silence_outputs(
