@@ -111,11 +111,9 @@ def positions(
 ) -> tuple[Int[Tensor, "_ row *axis"], Int[Tensor, "_ key *axis"]]:
     """Positions of the rows and keys of a call, up to a common shift of each sequence.
 
-    `rows` are the keys of the rows, and `dropped_keys` counts the keys dropped before the first
-    key. `position_ids` has the positions of all tokens that run; without any positions, tokens
-    count from 0. Keys in a cache keep their positions. Keys that were added before the block
-    get consecutive positions. Raises `UnsupportedModel` if their number contradicts this, or if
-    the keys are not those that earlier calls in the block added.
+    `position_ids` has the positions of all tokens that run; without any positions, tokens count
+    from 0. Keys in a cache keep their positions, and keys from before the block get consecutive
+    positions. Raises `UnsupportedModel` if the cache contradicts this.
     """
     keys, recorded = key.shape[2], _rotary_positions.get({}).get(id(module))
     if position_ids is None or (recorded is not None and recorded.ndim == 3):
