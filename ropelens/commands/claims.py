@@ -54,19 +54,25 @@ def claims_command(
       ropelens claims analyzed/llama analyzed/qwen --out out
       ropelens claims ./my-llama --text book.txt --out out
     """
-    from ropelens.runtime.results import PAGE, check_out
+    from ropelens.runtime.results import PAGE, check_out, read_record
 
     places = name_checkpoints(models or ["bundled"])
     check_out(out, "claims", parts=places)
     with opening(show_progress, "starting"):  # importing torch takes seconds
         import pandas as pd
 
+        from ropelens.analysis.analysis import check_model
+        from ropelens.analysis.plan import plan_analysis
         from ropelens.claims.claim_runs import test_claims
         from ropelens.report.tables import short_facts
     tables: list[pd.DataFrame] = []
     runs: dict[str, Any] = {}
     ledgers = _read_ledgers(places, text)
-    plans = _plan(places, text, options, out)
+    plans: dict[str, Plan] = {}
+    with opening(show_progress, "reading"):  # find errors before the first measurement
+        for name in (name for name, place in places.items() if not read_record(place)):
+            plans[name] = plan_analysis(places[name], text, options)
+            check_model(out / name, plans[name].model, again=places[name])
     for name, (table, entries) in ledgers.items():
         place = places[name]
         if table is None:
@@ -134,23 +140,6 @@ def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> No
     folder.parent.mkdir(parents=True, exist_ok=True)
     page = partial(render_claims, table, record)
     write_folder(folder, record=record, results={"claims.csv": table}, page=page)
-
-
-def _plan(
-    places: dict[str, str], text: TextOption, options: Options, out: Path
-) -> dict[str, Plan]:
-    """Plans of the models that are measured, by name. Finds errors before all measurements."""
-    from ropelens.analysis.analysis import check_model
-    from ropelens.analysis.plan import plan_analysis
-    from ropelens.runtime.results import read_record
-
-    plans: dict[str, Plan] = {}
-    with opening(show_progress, "reading"):
-        for name, place in places.items():
-            if not read_record(place):
-                plans[name] = plan_analysis(place, text, options)
-                check_model(out / name, plans[name].model, again=place)
-    return plans
 
 
 def _open_or_measure(

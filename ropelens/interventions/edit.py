@@ -171,8 +171,7 @@ def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
 def _as_edit(variant: Variant, rotation: RotationProbe) -> Edit:
     """Edit that makes a live model rotate as `variant` in every layer that rotates.
 
-    A variant that does not just stop planes starts from the base and the trained context of the
-    model. It replaces frequencies, attention factor, and the scale for a longer context.
+    A variant that moves planes starts from the base and the trained context of the model.
     """
     if variant.stops is not None:
         return stop(variant.stops(variant.value))

@@ -60,10 +60,7 @@ class Entry:
 def entries_of(
     rotation: RotationProbe, edits: Edits, *, context: int, controls: int, seed: int
 ) -> list[Entry]:
-    """Entries for the unmodified model and every edit, after a check of all edits.
-
-    An edit that names heads is followed by `controls` entries with other heads.
-    """
+    """Entries of the unmodified model and of every edit, and `controls` if it names heads."""
     check_count(controls, "controls")
     if NONE in edits:
         raise BadArgument(
@@ -199,10 +196,7 @@ def run_entries(
     split: TokenSplit,
     progress: ShowProgress | None,
 ) -> tuple[list[dict[int, LayerFit]], list[EntrySums], list[Answers]]:
-    """The fits, the sums over the text and the answers to the tasks, for each entry.
-
-    Processes share the text and the tasks. An open savepoint saves the finished parts.
-    """
+    """The fits, the sums over the text and the answers to the tasks, for each entry."""
     live, text = measurement.live, measurement.text
     stage = begin_stage(EntrySums)
     sets = 1 + len(split.classes)

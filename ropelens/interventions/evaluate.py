@@ -1,7 +1,7 @@
 """Evaluation of edits: the same measures on the same tokens, without and under each edit."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,13 +97,12 @@ def evaluate(
         measurement.rotation, edits, context=text.context, controls=controls, seed=seed
     )
     planes = [entry.planes for entry in entries]
-    tasks: dict[str, Task] = {}
-    if "induction" in selected:
-        tasks["induction"] = repeats(measurement, planes[0])
-    if "copying" in selected:
-        tasks["copying"] = copies(measurement, distances)
-    if "retrieval" in selected:
-        tasks["retrieval"] = needles(measurement, prompt_lengths, prompts)
+    tasks_of: dict[str, Callable[[], Task]] = {
+        "induction": lambda: repeats(measurement, planes[0]),
+        "copying": lambda: copies(measurement, distances),
+        "retrieval": lambda: needles(measurement, prompt_lengths, prompts),
+    }
+    tasks = {name: plan() for name, plan in tasks_of.items() if name in selected}
     facts: dict[str, Any] = {"context": text.context, "trained": live.trained}
     split = TokenSplit.plan(text.ids, tokenizer=tokenizer, **facts)
     fits, sums, answers = run_entries(measurement, entries, selected, tasks, split, progress)

@@ -31,15 +31,10 @@ from ropelens.text.tokenize import TextInput, read_text
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
 
-_version = cache(version)  # which parses a file
-
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that run together, and the rows that are measured.
-
-    Budgets are scored on the rows `scored` and, in the batch of a sample, fitted to `fitted`.
-    """
+    """Sequences that run together, and the rows that are measured, scored and fitted."""
 
     text: Text
     rows: Rows
@@ -114,10 +109,7 @@ class Measurement:
     def batch(
         self, chosen: Sequence[int], *, width: int | None = None, fitted: tuple[Rows, ...] = ()
     ) -> Batch:
-        """The `chosen` sequences as one batch, as wide as the longest or `width` positions.
-
-        The rows of a sequence do not depend on its batch.
-        """
+        """The `chosen` sequences as one batch, as wide as the longest or `width` positions."""
         part = self.text.part(list(chosen), width=width)
         sample = partial(sample_rows, part.lengths, seed=self.seed, numbers=chosen)
         if self.rows == "all" or self.rows >= part.context - 1:
@@ -129,10 +121,7 @@ class Measurement:
 
     @property
     def facts(self) -> dict[str, str | int | float]:
-        """The attributes of results: model, noise, tokens, options and versions.
-
-        Warns if the rounding noise is large.
-        """
+        """The attributes of results: model, noise, options, versions. Warns of large noise."""
         live, text, config = self.live, self.text, self.live.model.config
         layers = self.rotation.layers(text.context)
         noise = {
@@ -170,10 +159,11 @@ Measured = Model | Measurement
 IN_WORDS[Measured] = IN_WORDS[Model]
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of ropelens and the libraries on which the numbers depend."""
     names = ("ropelens", "torch", "transformers", "transformer-lens", "numpy", "xarray")
-    return {name: _version(name) for name in names}
+    return {name: version(name) for name in names}
 
 
 def sequences_at_once(

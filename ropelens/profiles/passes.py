@@ -150,10 +150,7 @@ def collect(
     sums: Sums | None = None,
     save: Callable[[Sums], None] = lambda _: None,
 ) -> Sums:
-    """Sum the statistics of every layer over the `chosen` sequences (default: all).
-
-    `sums` are the sums of the first sequences, if known. `save` is called after each batch.
-    """
+    """Add the statistics over the `chosen` sequences (default: all) to the first `sums`."""
     sums = sums or Sums()
     chosen = range(len(measurement.text)) if chosen is None else chosen
     options: Any = {"statistics": statistics, "fits": fits or {}, "progress": progress}

@@ -60,10 +60,7 @@ def render_page(
     reach: xr.Dataset | None = None,
     beside: tuple[xr.Dataset, pd.DataFrame] | None = None,
 ) -> str:
-    """Text of the page. `table` is the summary of `truncation`.
-
-    `beside` is the profile and the heads of another model, which the page compares.
-    """
+    """Text of the page. `table` is a summary of `truncation`, `beside` a model to compare."""
     _check_results(truncation, "truncation", profile)
     _check_results(reach, "reach", profile)
     selected = layer, head = first_head(heads)

@@ -137,10 +137,7 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
 
 
 def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> list[str]:
-    """Sentences about a sweep, first on the cost of the slowest and the fastest planes.
-
-    `table` is `summarize_truncation(sweep)`.
-    """
+    """Sentences about a sweep, first on its ends; `table` is `summarize_truncation(sweep)`."""
     rows = _sweep_records(summarize_truncation(sweep) if table is None else table)
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
     setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*")
