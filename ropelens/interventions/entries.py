@@ -63,9 +63,8 @@ def entries_of(
     """Entries of the unmodified model and of every edit, and `controls` if it names heads."""
     check_count(controls, "controls")
     if NONE in edits:
-        raise BadArgument(
-            f'An edit cannot be called "{NONE}", the name of the unmodified model.'
-        )
+        what = f'An edit cannot be called "{NONE}", the name of the unmodified model.'
+        raise BadArgument(what)
     live, layers = rotation.live, rotation.layers(context)
 
     def entry(name: str, changes: Sequence[Intervention], control_of: str = "") -> Entry:

@@ -33,10 +33,8 @@ def wanted_measures(measures: str | Sequence[str]) -> set[str]:
     names = [measures] if isinstance(measures, str) else list(measures)
     unknown = [name for name in names if name not in ALL_MEASURES]
     if unknown or not names:
-        raise BadArgument(
-            f"There is no measure {unknown[0]!r}." if unknown else "No measure was given.",
-            hint=f"measures: any of {', '.join(ALL_MEASURES)}",
-        )
+        what = f"There is no measure {unknown[0]!r}." if unknown else "No measure was given."
+        raise BadArgument(what, hint=f"measures: any of {', '.join(ALL_MEASURES)}")
     return set(names)
 
 

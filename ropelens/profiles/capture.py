@@ -142,8 +142,9 @@ def capture(
     tokenizer = tokenizer or live.tokenizer
     if text_or_tokens == []:
         raise BadArgument("There is no prompt to capture.", hint="a list of one or more")
+    options: dict[str, Any]
     if isinstance(text_or_tokens, list):
-        options: dict[str, Any] = {"heads": heads, "tokenizer": tokenizer, "values": values}
+        options = {"heads": heads, "tokenizer": tokenizer, "values": values}
         options |= {"runner_up": runner_up, "logits_of": logits_of}
         options |= {"max_bytes": max_bytes // max(len(text_or_tokens), 1)}
         return _concatenate([capture(live, prompt, **options) for prompt in text_or_tokens])
@@ -161,33 +162,8 @@ def capture(
     rows = [row for row in CAPTURE if row.name not in unasked]
     dtype = torch.promote_types(live.model.dtype, torch.float32)
     arrays = _allocate(rows, sizes, dtype, max_bytes=max_bytes)
-    _fill(live, text, arrays, places, planes, answers=answers, runner_up=runner_up)
-    names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
-    indices = {"query": np.arange(length), "key": np.arange(length)}
-    indices |= {"query_token": names, "key_token": names}
-    indices["head"] = np.array([f"{layer}.{head}" for layer, head in places])
-    indices["layer"], indices["head_of_layer"] = np.array(places).T
-    if answers:
-        answer_names = token_names(torch.tensor(answers), tokenizer)
-        indices["answer"] = np.array(answer_names, dtype=object)
-    labels = labelled({name: array.numpy() for name, array in arrays.items()}, CAPTURE)
-    attrs = {"kind": "capture"} | measurement.facts
-    dataset = xr.Dataset(labels, labelled(indices, CAPTURE_INDICES), attrs)
-    return dataset.set_coords(["inv_freq", "wavelength", "scale"])
-
-
-def _fill(
-    live: LiveModel,
-    text: Text,
-    arrays: Mapping[str, Tensor],
-    places: Sequence[Sequence[int]],
-    planes: Sequence[Planes],
-    *,
-    answers: Sequence[int],
-    runner_up: int | None,
-) -> None:
     projections = output_projections(live) if "write_norm" in arrays else {}
-    options: dict[str, Any] = {"runner_up": runner_up}
+    options = {"runner_up": runner_up}
     if answers:
         options["toward"] = logit_directions(live, projections, text.ids, answers, text.hidden)
 
@@ -204,6 +180,18 @@ def _fill(
                 write_head(call, head, of_head, into, **options)
 
     live.record_calls(text.ids, see, hidden=text.hidden)
+    names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
+    indices = {"query": np.arange(length), "key": np.arange(length)}
+    indices |= {"query_token": names, "key_token": names}
+    indices["head"] = np.array([f"{layer}.{head}" for layer, head in places])
+    indices["layer"], indices["head_of_layer"] = np.array(places).T
+    if answers:
+        answer_names = token_names(torch.tensor(answers), tokenizer)
+        indices["answer"] = np.array(answer_names, dtype=object)
+    labels = labelled({name: array.numpy() for name, array in arrays.items()}, CAPTURE)
+    attrs = {"kind": "capture"} | measurement.facts
+    dataset = xr.Dataset(labels, labelled(indices, CAPTURE_INDICES), attrs)
+    return dataset.set_coords(["inv_freq", "wavelength", "scale"])
 
 
 def write_head(

@@ -127,6 +127,7 @@ def test_loss_by_position_sums_to_the_loss():
         row = result.sel(edit=entry)
         total = float((row.loss * row.predicted_tokens).sum())
         assert float((row.position_loss * counts).sum()) == pytest.approx(total, rel=1e-9)
+        assert float(row.mean_loss * sum(counts)) == pytest.approx(total, rel=1e-9)
         far = LENGTHS.numpy() > 23  # the bins from 23 on begin in the second half of 40 tokens
         assert result.far_tokens.values.tolist() == [17, 10, 0, 0]
         total = float((row.far_loss * row.far_tokens)[far].sum())
