@@ -70,9 +70,7 @@ class Analysis:
     @property
     def findings(self) -> list[str]:
         """Sentences about the sweep, the labels, the verdict of the claim and the scope."""
-        sweep = []
-        if self.truncation is not None:
-            sweep = words.sweep_sentences(self.truncation, self.truncation_table)
+        sweep = [] if self.truncation is None else words.sweep_sentences(self.truncation)
         first, *more = words.heads_sentences(self.heads)
         attention = words.attention_sentences(self.profile)
         limits = words.scope(self.profile.attrs)
@@ -81,8 +79,7 @@ class Analysis:
     def page(self, *, beside: "Analysis | None" = None) -> str:
         """The page as HTML; with `beside`, it also shows the heads of another analysis."""
         other = None if beside is None else (beside.profile, beside.heads)
-        sweep = self.truncation, self.truncation_table
-        return render_page(self.profile, self.heads, *sweep, self.reach, other)
+        return render_page(self.profile, self.heads, self.truncation, self.reach, other)
 
     def report(self, path: str | Path, *, beside: "Analysis | None" = None) -> Path:
         """Write only the page to the file `path`, completely or not at all; return `path`.
@@ -241,7 +238,7 @@ class Answer:
         comparison = comparison.assign_attrs(said, findings="\n".join(self.findings))
         table, facts = summarize_comparison(comparison), comparison.attrs
         entries = comparison["entry"].values.tolist()
-        findings = [*words.comparison_sentences(comparison, table), words.scope(facts)]
+        findings = [*words.comparison_sentences(comparison), words.scope(facts)]
         record: dict[str, Any] = facts | {
             "kind": "comparison",
             "findings": [*filter(None, findings)],
@@ -254,7 +251,7 @@ class Answer:
             record["fingerprints"] = dict(zip(entries, fingerprints, strict=True))
         Path(folder).parent.mkdir(parents=True, exist_ok=True)
         results = {"comparison.nc": comparison, "comparison.csv": table, **self.more}
-        page = partial(render_comparison, comparison, table)
+        page = partial(render_comparison, comparison)
         return write_folder(folder, record=record, results=results, page=page)
 
 

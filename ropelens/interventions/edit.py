@@ -1,8 +1,5 @@
 """Edits of the rotation of a live model while a block runs.
 
-with rl.edit_rope(model, rl.stop_slowest(0.25)):
-    model(tokens)
-
 An edit gives a new frequency or a gain to chosen planes of chosen heads. The changes of several
 edits are combined first, and queries and keys are rotated once.
 """

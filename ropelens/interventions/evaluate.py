@@ -113,7 +113,9 @@ def evaluate(
     if "loss" in selected:
         values |= _loss_values(text, split, sums)
     if "change" in selected:
-        values |= _change_values(sums)
+        nats = torch.stack([entry.change / entry.rows[:, None, None] for entry in sums])
+        values["attention_change"], *changes = (nats / math.log(2)).numpy().swapaxes(0, 1)
+        values |= {"class_change": np.stack(changes, -1)} if changes else {}
     if "labels" in selected:
         values |= _label_values(planes, fits, sums)
         if split.classes:
@@ -169,14 +171,6 @@ def _loss_values(
         "position_start": edges[:-1].numpy(),
         "position_stop": edges[1:].numpy(),
     }
-
-
-def _change_values(sums: Sequence[EntrySums]) -> dict[str, np.ndarray]:
-    """Change of attention in bits, over all rows and over the rows of each class."""
-    nats = torch.stack([entry.change / entry.rows[:, None, None] for entry in sums])
-    all_rows, *classes = (nats / math.log(2)).numpy().swapaxes(0, 1)
-    by_class = {"class_change": np.stack(classes, -1)} if classes else {}
-    return {"attention_change": all_rows} | by_class
 
 
 def _label_values(

@@ -1,8 +1,4 @@
-"""Patches: chosen planes of chosen heads take queries and keys from another prompt.
-
-with rl.patch_planes(model, other_tokens, heads="2.3", of="key", planes=rl.Slowest(0.25)):
-    model(tokens)
-"""
+"""Patches: chosen planes of chosen heads take queries and keys from another prompt."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
