@@ -70,7 +70,6 @@ def test_models_documents_and_tokens_are_taken_alike(analysis: rl.Analysis, chec
     ("options", "words"),
     [
         ({"rows": 0}, r"rows must be .*, at least 1\.\s+seen:  int 0"),
-        ({"context": 1}, r"context must be .*, at least 3\.\s+seen:  int 1"),
         ({"prompts": "a text"}, r"prompts must be list\[str\].*\s+seen:  str 'a text'"),
         ({"backend": "jax"}, r"backend must be .*'transformer-lens'.*\s+seen:  str 'jax'"),
     ],

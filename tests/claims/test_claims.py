@@ -135,7 +135,6 @@ MIN_SIZES: list[tuple[str, str, Callable[[int], tuple[np.ndarray, ...]], tuple[i
     ("previous_token", "a context of 42", lambda n: (kernel({1: 0.9})[..., :n],), (41, 42)),
     ("slow_reach", "6 draws", lambda n: (ONES[:n],), (5, 6)),
     ("fixed_vectors", "50 planes", lambda n: (0.99 * np.eye(n)[None, [2]],) * 2, (30, 70)),
-    ("diagonal", "a context of 42", lambda n: (kernel({0: 0.9})[..., :n],), (41, 42)),
     ("slow_induction", "10 planes", lambda n: (np.eye(1, 1 + n), np.ones(1)), (39, 40)),
     ("apostrophes", "40 such sets", lambda n: (np.eye(1, 1 + n)[None],), (39, 40)),
 ]  # fmt: skip

@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 import xarray as xr
 from cli_runs import NAMES, Command, Ended
-from tiny_checkpoints import save_tiny
 
 import ropelens as rl
-from ropelens.interventions.truncation_table import COLUMNS, summarize_truncation
+from ropelens.interventions.truncation_table import COLUMNS
 from ropelens.report.page import render_page
 
 FILES = tuple(sorted((*NAMES, "truncation.csv", "truncation.nc")))
@@ -27,11 +26,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     letters = np.random.default_rng(0).choice(list("abcdefghijklmnop"), size=2000)
     path.write_text("".join(letters))
     return path
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model") / "tiny llama", num_hidden_layers=1)
 
 
 @pytest.fixture
@@ -59,8 +53,6 @@ def test_the_bundled_model_is_swept_to_six_files_and_a_page(ropelens: Command, t
     change = table["loss_change"].astype(float)
     assert abs(change[1]) < 0.01 < 0.2 < change[2]
     sweep = rl.open(out / "truncation.nc")
-    again = summarize_truncation(sweep)
-    np.testing.assert_allclose(again["loss_change"], change, rtol=1e-12, atol=1e-15)
     record = json.loads((out / "run.json").read_text())
     assert record["arguments"]["keep"] == [1.0, 0.75]
     assert record["arguments"]["ends"] == ["slow", "fast"]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -205,6 +206,13 @@ def test_equal_sets_are_measured_once(monkeypatch):
         assert (row["band"] >= 0) == row["kind"].startswith("band")
 
 
+def assert_interval(row: pd.Series, name: str, changes: np.ndarray) -> None:
+    """Compare the interval of a change with the t-test of scipy."""
+    expected = stats.ttest_1samp(changes, 0).confidence_interval()
+    ends = [row[f"{name}_change_{end}"] for end in ("low", "high")]
+    assert ends == pytest.approx([*expected])
+
+
 def test_the_summary_has_a_row_for_each_edit(sweep: xr.Dataset):
     table = summarize_truncation(sweep)
     assert tuple(table.columns) == COLUMNS
@@ -218,10 +226,7 @@ def test_the_summary_has_a_row_for_each_edit(sweep: xr.Dataset):
     retrieval = sweep["retrieval"].mean(["retrieval_length", "depth"])
     np.testing.assert_allclose(table["retrieval"], retrieval)
     per_trial = sweep["retrieval_hit"].mean(["retrieval_length", "depth"])
-    expected = stats.ttest_1samp((per_trial[8] - per_trial[0]).values, 0).confidence_interval()
-    row = table.iloc[8]
-    assert row["retrieval_change_low"] == pytest.approx(expected.low)
-    assert row["retrieval_change_high"] == pytest.approx(expected.high)
+    assert_interval(table.iloc[8], "retrieval", (per_trial[8] - per_trial[0]).values)
 
 
 def test_the_summary_counts_labels_and_names_the_head_that_changed(sweep: xr.Dataset):
@@ -262,12 +267,10 @@ def test_changes_of_heads_have_intervals(sweep: xr.Dataset):
     half = scores[0, ::2].mean(0)
     layer, head = np.unravel_index(half.argmax(), half.shape)
     trials = scores[:, 1::2, layer, head]
-    expected = stats.ttest_1samp(trials[5] - trials[0], 0).confidence_interval()
     np.testing.assert_allclose(table["induction"], trials.mean(1))
     np.testing.assert_allclose(table["induction_change"], trials.mean(1) - trials[0].mean())
     row = table.iloc[5]
-    assert row["induction_change_low"] == pytest.approx(expected.low)
-    assert row["induction_change_high"] == pytest.approx(expected.high)
+    assert_interval(row, "induction", trials[5] - trials[0])
     assert row["labels_changed_low"] == np.quantile(resampled, 0.025)
     share = np.quantile(resampled, 0.975) / sweep["label"][0].size
     assert row["labels_changed_share_high"] == pytest.approx(share)
