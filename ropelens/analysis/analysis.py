@@ -278,10 +278,9 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
 
 
 def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:
-    """Draw the page of a result folder again from its numbers; return the page.
+    """Draw the page of a result folder again, also with the heads of the folder `beside`.
 
-    `beside` is the folder of another analysis, whose heads the page shows as well. Raises
-    `BadArgument`, and keeps the page, for damaged numbers and for the folder of an answer.
+    Raises `BadArgument`, and keeps the page, for damaged numbers and for an answer.
     """
     folder, record = Path(folder), read_record(folder)
     kind, question, command = (record.get(name) for name in ("kind", "question", "command"))

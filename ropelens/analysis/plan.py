@@ -62,9 +62,8 @@ ModelSource = Opened | LiveModel
 class Plan:
     """Plan to measure `source` on `text`.
 
-    `excerpts` are the prompts as tokens. `statistics` are the statistics for `attention_on`.
-    `arguments` are the arguments of `analyze` as JSON values. `facts` describe the work on a
-    checkpoint in words. `warnings` collects the texts of all warnings.
+    `excerpts` are the prompts as tokens, and `statistics` are for `attention_on`. `arguments`
+    are the arguments of `analyze` as JSON. `facts` describe the work on a checkpoint in words.
     """
 
     source: ModelSource

@@ -45,10 +45,7 @@ Edits = Mapping[str, Intervention | Sequence[Intervention]]
 
 @dataclass(frozen=True)
 class Entry:
-    """One model of an evaluation, unmodified or changed, and the planes of each layer.
-
-    A control changes random heads. `control_of` is the name of the entry that it controls for.
-    """
+    """A model of an evaluation and its planes; controls of `control_of` change random heads."""
 
     name: str
     planes: list[Planes]
@@ -125,11 +122,10 @@ def _move_heads(
     for layer in any_chosen.any(1).nonzero().flatten().tolist():
         heads, free = any_chosen[layer].nonzero()[:, 0], (~any_chosen[layer]).nonzero()[:, 0]
         if len(free) < len(heads):
-            raise BadArgument(
-                f"Layer {layer} has too few heads for random controls.",
-                seen=f"{len(heads)} of {chosen.shape[2]} heads are chosen",
-                hint="at most half of the heads of a layer, or controls=0",
-            )
+            what = f"Layer {layer} has too few heads for random controls."
+            seen = f"{len(heads)} of {chosen.shape[2]} heads are chosen"
+            hint = "at most half of the heads of a layer, or controls=0"
+            raise BadArgument(what, seen=seen, hint=hint)
         others = free[torch.randperm(len(free), generator=generator)[: len(heads)]]
         moved[:, layer, others] = chosen[:, layer, heads]
     return moved

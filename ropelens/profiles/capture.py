@@ -274,12 +274,11 @@ def _allocate(
     shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
     if total > max_bytes:
-        raise BadArgument(
-            f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed.",
-            seen=f"{sizes['head']} heads, {sizes['query']:,} tokens, "
-            f"{sizes['frequency']} frequencies",
-            hint=f"fewer heads, a shorter text, or max_bytes={total}",
-        )
+        head, query, frequency = (sizes[name] for name in ("head", "query", "frequency"))
+        what = f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed."
+        seen = f"{head} heads, {query:,} tokens, {frequency} frequencies"
+        hint = f"fewer heads, a shorter text, or max_bytes={total}"
+        raise BadArgument(what, seen=seen, hint=hint)
     return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in shapes.items()}
 
 

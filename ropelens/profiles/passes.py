@@ -111,10 +111,9 @@ def fit_layers(
             fits[call.layer] = sample.fit(call, planes[call.layer], **options)
         except torch.linalg.LinAlgError as error:
             query, key = (f"{float(x.abs().max()):.0e}" for x in (call.query, call.key))
-            raise UnsupportedModel(
-                f"The attention budget of layer {call.layer} cannot be fitted.",
-                seen=f"queries up to {query}, keys up to {key}, whose squares are infinite",
-            ) from error
+            seen = f"queries up to {query}, keys up to {key}, whose squares are infinite"
+            what = f"The attention budget of layer {call.layer} cannot be fitted."
+            raise UnsupportedModel(what, seen=seen) from error
         progress(1)
         if statistics is None and len(fits) == len(own_layers):
             raise _AllFitted

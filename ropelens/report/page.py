@@ -129,11 +129,9 @@ def _check_results(results: xr.Dataset | None, kind: str, profile: xr.Dataset) -
     expected, sizes = ((d.sizes.get("layer"), d.sizes.get("head")) for d in (profile, results))
     actual = results.attrs.get("kind")
     if actual != kind or (None not in sizes and sizes != expected):
-        raise BadArgument(
-            f"This is not a {kind} of the profile's model.",
-            seen=f"{actual}, layers and heads {sizes}; the profile has {expected}",
-            hint=f"pass the result of {kind} for the same model",
-        )
+        seen = f"{actual}, layers and heads {sizes}; the profile has {expected}"
+        hint = f"pass the result of {kind} for the same model"
+        raise BadArgument(f"This is not a {kind} of the profile's model.", seen=seen, hint=hint)
 
 
 def _beside(
