@@ -25,17 +25,15 @@ if TYPE_CHECKING:
 
 
 def print_message(message: str, *, by: str = "ropelens: ") -> None:
-    """Print one line on stderr, without control characters. A broken stderr is ignored."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
-    with suppress(OSError):
-        print(f"{by}{line}", file=sys.stderr, flush=True)
+    """Print one line on stderr."""
+    print_lines(by + " ".join(message.split()), err=True)
 
 
 def print_lines(lines: object, *, err: bool = False) -> None:
-    """Print lines of text, and write control characters as escapes such as \\x1b."""
+    """Print lines of text, with escapes for control characters. Ignores a broken stderr."""
     characters = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in str(lines))
     with suppress(OSError) if err else nullcontext():
-        print("".join(characters), file=sys.stderr if err else sys.stdout)
+        print("".join(characters), file=sys.stderr if err else sys.stdout, flush=err)
 
 
 def print_path(path: Path) -> None:

@@ -81,11 +81,11 @@ class Measurement:
         text = model_text(live, text, tokenizer=tokenizer, sinks=sinks)
         across = 0.0 if text.packed is None else attention_across(live, text.packed)
         if different := count_length_mismatches(live.config, text.lengths):
-            warnings.warn(
+            counts = (
                 f"{different:,} of {len(text):,} sequences are measured with the RoPE of the "
-                f"longest one ({text.context:,} tokens); by themselves they rotate differently",
-                stacklevel=3,
             )
+            longest = f"longest one ({text.context:,} tokens); by themselves they rotate "
+            warnings.warn(f"{counts}{longest}differently", stacklevel=3)
         rows = rows_for(rows, text.context)
         return cls(live, text, RotationProbe(live), rows, int(seed), batch_size, across)
 
@@ -130,11 +130,8 @@ class Measurement:
             "noise_rotation": float(np.nanmax([layer.measured.noise for layer in layers])),
         }
         if (largest := max(noise.values())) > NOISY:
-            warnings.warn(
-                f"{live.class_name} has a rounding noise of {largest:.1%}: sound runs differ "
-                "by up to this share",
-                stacklevel=3,
-            )
+            words = f"{live.class_name} has a rounding noise of {largest:.1%}: sound runs "
+            warnings.warn(f"{words}differ by up to this share", stacklevel=3)
         return {
             "model": short_name(str(config.name_or_path)) or live.class_name,
             "revision": str(config.to_dict().get("_commit_hash") or ""),
@@ -237,11 +234,9 @@ def check_padding(ids: Ids, lengths: Lengths, padding: Mapping[int, int]) -> Non
         wrong = ~other[:, :copies].any(1) & (beyond & other).any(1)
         wrong |= ~(other & ~beyond).any(1)
         if wrong.any():
-            raise BadArgument(
-                "Token ids must be padded on the right, because lengths count from the left.",
-                seen=f"sequence {int(wrong.nonzero()[0])} begins with padding (id {id})",
-                hint="a BatchEncoding with its attention_mask",
-            )
+            what = "Token ids must be padded on the right, because lengths count from the left."
+            seen = f"sequence {int(wrong.nonzero()[0])} begins with padding (id {id})"
+            raise BadArgument(what, seen=seen, hint="a BatchEncoding with its attention_mask")
 
 
 def attention_across(live: LiveModel, row: PackedRow) -> float:
@@ -263,9 +258,7 @@ def attention_across(live: LiveModel, row: PackedRow) -> float:
         inputs = {name: x.to(live.device) for name, x in row.inputs.items()}
         live.model(**inputs, use_cache=False)
     if share := sum(shares) / max(1, len(shares)):
-        warnings.warn(
-            f"in packed rows this model gives {share:.0%} of its attention to other documents; "
-            "here each document is measured by itself",
-            stacklevel=5,
-        )
+        words = f"in packed rows this model gives {share:.0%} of its attention to other "
+        words += "documents; here each document is measured by itself"
+        warnings.warn(words, stacklevel=5)
     return share
