@@ -152,7 +152,7 @@ class Measurement:
 
 
 Measured = Model | Measurement
-"""What public functions measure; they pass a measurement on to each other."""
+"""Argument of public functions, which pass a measurement on to each other."""
 IN_WORDS[Measured] = IN_WORDS[Model]
 
 
