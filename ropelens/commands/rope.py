@@ -77,7 +77,7 @@ def rope_command(
     from ropelens.model.as_live_model import as_live_model
     from ropelens.rotation.row_order import check_row_order
 
-    order, how = None, dict[str, Any](config=config, context=context)
+    wrong, sentence, how = False, "", dict[str, Any](config=config, context=context)
     if Path(model).suffix in (".npz", ".safetensors") and not Path(model).is_dir():
         if variant:
             raise typer.BadParameter("--variant needs a model, not a file of arrays")
@@ -87,14 +87,13 @@ def rope_command(
         loaded = opened.read()
         with rl.edit_rope(loaded, *([variant] if variant else [])):
             rotation = rl.measure_rope(loaded, **how)
-        order = check_row_order(as_live_model(loaded, opened.tokenizer))
+        wrong, sentence = check_row_order(as_live_model(loaded, opened.tokenizer))
     groups: dict[int, list[int]] = {}  # layers that rotate alike, by their first layer
     for layer in range(rotation.sizes["layer"]):
         same = (n for n in groups if not verbose and _alike(rotation.isel(layer=[n, layer])))
         groups.setdefault(next(same, layer), []).append(layer)
     for group in groups.values():
         print_lines(_table(rotation.isel(layer=group)))
-    wrong, sentence = order or (False, "")
     if sentence and not wrong:
         print_lines(textwrap.fill(sentence, WIDTH))
     faults = [rotation.attrs["why"]] * (rotation.attrs["verdict"] == "different")

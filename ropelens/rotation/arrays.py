@@ -20,8 +20,11 @@ from ropelens.config_facts import changes_with_position
 from ropelens.errors import BadArgument, explained
 from ropelens.noise import FLOOR, allowed_residual
 from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Planes, read_rotation
-from ropelens.rotation.conformance import asked_rotations, rotation_differences
-from ropelens.rotation.probe import LayerRotation
+from ropelens.rotation.conformance import (
+    LayerRotation,
+    asked_rotations,
+    rotation_differences,
+)
 
 ArraySource = Mapping[str, Any] | str | Path
 OfHeads = Float[Tensor, "head position coordinate"]
@@ -108,15 +111,15 @@ def array_layers(
     for (layer, name), (x, before) in arrays.items():
         inv_freq = asked[layer].inv_freq
         found = read_array(x, before, positions, [] if inv_freq is None else [len(inv_freq)])
-        measured, texts = found.measured, [found.fault] * bool(found.fault)
-        if not texts:
-            facts: Any = {"longest": longest, "factor": found.factor}
-            texts = rotation_differences(measured, asked[layer], **facts)
-        if not grows and measured.planes.rotary_dim and (found.growth != 1).any():
+        planes = found.measured.planes
+        scale = dict(zip(positions.tolist(), found.growth.tolist(), strict=True))
+        rotation = LayerRotation(found.measured, None, planes, scale, found.factor)
+        texts = [found.fault] * bool(found.fault)
+        texts = texts or rotation_differences(rotation, asked[layer], longest=longest)
+        if not grows and planes.rotary_dim and (found.growth != 1).any():
             texts.append("the length changes with position")
         faults += [f"layer {layer}, {name}: {'; '.join(texts)}"] * bool(texts)
-        scale = dict(zip(positions.tolist(), found.growth.tolist(), strict=True))
-        layers.setdefault(layer, LayerRotation(measured, None, measured.planes, scale))
+        layers.setdefault(layer, rotation)
         shifts.setdefault(layer, set()).update(found.shift)
     faults += [
         f"layer {layer}: heads rotate {sorted(shift)} positions too far"

@@ -25,7 +25,8 @@ import ropelens as rl
 from ropelens.errors import UnsupportedModel
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.planes import Planes, probe_positions, read_rotation
-from ropelens.rotation.probe import LayerRotation, RotationProbe
+from ropelens.rotation.conformance import LayerRotation
+from ropelens.rotation.probe import RotationProbe
 
 # Families with different bases, pairing, unrotated coordinates, direction and NoPE layers.
 ANY_DTYPE = ("gemma3", "gemma4", "glm", "gpt_neox", "deepseek_v3", "nanochat", "smollm3")
