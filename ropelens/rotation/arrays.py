@@ -20,11 +20,7 @@ from ropelens.config_facts import changes_with_position
 from ropelens.errors import BadArgument, explained
 from ropelens.noise import FLOOR, allowed_residual
 from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Planes, read_rotation
-from ropelens.rotation.conformance import (
-    LayerRotation,
-    asked_rotations,
-    rotation_differences,
-)
+from ropelens.rotation.conformance import LayerRotation, asked_rotations, rotation_differences
 
 ArraySource = Mapping[str, Any] | str | Path
 OfHeads = Float[Tensor, "head position coordinate"]
@@ -130,10 +126,7 @@ def array_layers(
 
 
 def read_array(
-    x: OfHeads,
-    before: OfHeads | None,
-    positions: Int[Tensor, " position"],
-    counts: list[int],
+    x: OfHeads, before: OfHeads | None, positions: Int[Tensor, " position"], counts: list[int]
 ) -> ArrayRotation:
     """Read the rotation of one array; `counts` are the numbers of planes to try first."""
     halves = (torch.bfloat16, torch.float16)

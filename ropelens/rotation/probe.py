@@ -17,17 +17,8 @@ from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
-from ropelens.rotation.conformance import (
-    LayerRotation,
-    asked_rotations,
-    rotation_differences,
-)
-from ropelens.rotation.stated import (
-    match_stated,
-    stated_factor,
-    stated_inv_freq,
-    unused_keys,
-)
+from ropelens.rotation.conformance import LayerRotation, asked_rotations, rotation_differences
+from ropelens.rotation.stated import match_stated, stated_factor, stated_inv_freq, unused_keys
 
 NOISE_REPEATS = 4  # further runs of each token at the first position, which show noise
 
@@ -254,15 +245,17 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
         longest = max(context or 0, trained_length(config)) - 1
     positions = probe_positions(longest)
     probes = probe_single_tokens(live, positions)
-    stated = {layer: stated_inv_freq(live, layer) for layer in {0, *probes}}
-    measured = {n: probe.rotation(positions, stated[n]) for n, probe in probes.items()}
-    _check_rotation(measured, probes, stated[0], live.class_name, live.eps)
+    measured = {
+        layer: probe.rotation(positions, stated_inv_freq(live, layer))
+        for layer, probe in probes.items()
+    }
+    _check_rotation(live, measured, probes)
     nothing = Planes(torch.zeros(0), 0, "none")
     unmeasured = MeasuredRotation(nothing, math.nan, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
     layers = [LayerRotation(unmeasured, None, nothing, scales)] * live.layers
     for layer, rotation in measured.items():
-        matched = match_stated(rotation, stated[layer], layer=layer, class_name=live.class_name)
+        matched = match_stated(live, layer, rotation)
         scale = dict(zip(scales, probes[layer].query_scale.tolist(), strict=True))
         layers[layer] = LayerRotation(*matched, scale, stated_factor(live, layer))
     if any("mrope_section" in vars(module) for module in live.model.modules()):
@@ -273,11 +266,9 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
 
 
 def _check_rotation(
-    measured: dict[int, MeasuredRotation],
+    live: LiveModel,
+    measured: Mapping[int, MeasuredRotation],
     probes: Mapping[int, SingleTokenProbe],
-    stated: list[Tensor],
-    class_name: str,
-    eps: float,
 ) -> None:
     """Refuse a model whose queries do not rotate, or whose values change with position too.
 
@@ -285,24 +276,24 @@ def _check_rotation(
     """
     hint = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
     for layer, rotation in measured.items():
-        allowed = allowed_residual(rotation.noise, eps)
+        allowed = allowed_residual(rotation.noise, live.eps)
         if not rotation.residual <= allowed:
             raise UnsupportedModel(
-                f"{class_name} changes its queries with position, but not by a rotation.",
+                f"{live.class_name} changes its queries with position, but not by a rotation.",
                 seen=f"layer {layer}: the lengths of its planes change with position (residual "
                 f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})",
                 hint=hint,
             )
     still = all(rotation.planes.pairing == "none" for rotation in measured.values())
-    if still and not any(len(w) and not w.any() for w in stated):
+    if still and not any(len(w) and not w.any() for w in stated_inv_freq(live, 0)):
         seen = "queries and keys are the same at every position (residual 0)"
         raise UnsupportedModel(
-            f"{class_name} does not rotate its queries.", seen=seen, hint=hint
+            f"{live.class_name} does not rotate its queries.", seen=seen, hint=hint
         )
     for layer, probe in probes.items():
         change = _relative_change(probe.values, probe.values[:, :1])
-        if change > allowed_residual(probe.value_noise, eps):
+        if change > allowed_residual(probe.value_noise, live.eps):
             raise UnsupportedModel(
-                f"{class_name} rotates its values too.",
+                f"{live.class_name} rotates its values too.",
                 seen=f"layer {layer}: the values of a token change with its position",
             )

@@ -5,7 +5,6 @@ frequencies, and a family may not read every key of the configuration.
 """
 
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -51,11 +50,7 @@ def _names(live: LiveModel, layer: int, name: str) -> tuple[str, str]:
 
 
 def match_stated(
-    rotation: MeasuredRotation,
-    candidates: Sequence[Tensor],
-    *,
-    layer: int,
-    class_name: str,
+    live: LiveModel, layer: int, rotation: MeasuredRotation
 ) -> tuple[MeasuredRotation, Float[Tensor, " stated"] | None, Planes]:
     """Return the measured rotation, the stated frequencies that it matches, and the planes.
 
@@ -64,7 +59,7 @@ def match_stated(
     `UnsupportedModel` if the measured rotation does not match any frequencies that the model
     states.
     """
-    planes = rotation.planes
+    planes, candidates = rotation.planes, stated_inv_freq(live, layer)
     if planes.pairing == "none":
         zero = [w for w in candidates if not w.any() and 2 * len(w) <= planes.head_dim]
         if zero:
@@ -78,7 +73,7 @@ def match_stated(
             return replace(rotation, planes=aligned), stated, used
     if candidates:
         raise UnsupportedModel(
-            f"{class_name} does not rotate as it states.",
+            f"{live.class_name} does not rotate as it states.",
             seen=f"layer {layer}: {len(planes.inv_freq)} planes, the fastest at "
             f"{planes.inv_freq[0]:.6g} rad/token; the buffer inv_freq has "
             f"{len(candidates[0])}, the fastest at {candidates[0][0]:.6g}",

@@ -162,30 +162,33 @@ LLAMA3 = {
 }
 
 
-def test_a_rotary_module_that_ignores_its_configuration():
-    model = tiny("llama_gqa", rope_parameters=LLAMA3)
-    model.model.rotary_emb = tiny("llama_gqa").model.rotary_emb
-    words = r"layer 0: the frequencies differ from its configuration: plane 3 rotates by"
+def rounded_buffer() -> nn.Module:
+    model = llama()
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.bfloat16().float()
+    return model
+
+
+def ignored_configuration() -> nn.Module:
+    model = llama(**LLAMA3)
+    model.model.rotary_emb = llama().model.rotary_emb
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (ignored_configuration,
+         "layer 0: the frequencies differ from its configuration: plane 3 rotates by"),
+        (rounded_buffer, "rounded to half precision: plane"),
+        (lambda: tiny("llama_gqa", no_rope_layers=[1, 0]),
+         "layer 1: the configuration asks for no rotation"),
+        (lambda: tiny("llama_gqa", partial_rotary_factor=0.5),
+         "16 coordinates of a head rotate, not 8"),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_rotate_as_configured(make: Callable, words: str):
     with pytest.warns(UserWarning, match=words):
-        rl.measure_rope(model)
-
-
-def test_a_buffer_that_was_rounded():
-    model = tiny("llama_gqa")
-    rotary = model.model.rotary_emb
-    rotary.inv_freq = rotary.inv_freq.bfloat16().float()
-    with pytest.warns(UserWarning, match="rounded to half precision: plane"):
-        rl.measure_rope(model)
-
-
-def test_a_layer_that_must_not_rotate():
-    with pytest.warns(UserWarning, match="layer 1: the configuration asks for no rotation"):
-        rl.measure_rope(tiny("llama_gqa", no_rope_layers=[1, 0]))
-
-
-def test_a_share_of_planes_that_the_family_does_not_read():
-    with pytest.warns(UserWarning, match="16 coordinates of a head rotate, not 8"):
-        rl.measure_rope(tiny("llama_gqa", partial_rotary_factor=0.5))
+        rl.measure_rope(make())
 
 
 @pytest.mark.parametrize(
