@@ -116,7 +116,8 @@ OF_TOKENS: list[Row] = [
      both(lambda x, p: turn(x[..., :8], p, freq(2))), "4 coordinates of a head rotate, not 8"),
     # denominators of partial and proportional RoPE
     ("pie-project/pie#603", config("phi"),
-     turned(w=torch.cat([freq(4, dim=16), torch.zeros(4)])), "16 coordinates of a head rotate"),
+     turned(w=torch.cat([freq(4, dim=16), torch.zeros(4)])),
+     "16 coordinates of a head rotate, not 8"),
     ("aws-neuron/neuronx-distributed-inference#106", config("llama_proportional"),
      turned(w=torch.cat([freq(4), torch.zeros(4)])),
      "plane 3 rotates by 0.001 rad/token, the configuration asks for 0.0316228"),
