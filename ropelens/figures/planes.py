@@ -84,8 +84,9 @@ def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             centre = place[layer, planes]
             half = np.diff(centre) / 2 if len(centre) > 1 else np.array([LONE_HALF_WIDTH])
             half = np.maximum(half, 1e-3)  # planes with equal wavelengths need a width too
-            low[layer, planes] = centre - np.append(half[:1], half)[: len(centre)]
-            high[layer, planes] = centre + np.append(half, half[-1:])[: len(centre)]
+            half = np.pad(half, 1, mode="edge")
+            low[layer, planes] = centre - half[: len(centre)]
+            high[layer, planes] = centre + half[1:][: len(centre)]
     return np.exp(low), np.exp(high)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Float, Int
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -143,7 +143,7 @@ def read_array(
     for count, offset in (*shapes, ((changed[-1] - start) // 2 + 1, start)):
         for pairing in PAIRINGS:
             planes = Planes(torch.zeros(count), size, pairing, offset)
-            ratio, factor = x / before, _complex(x, planes) / _complex(before, planes)
+            ratio, factor = x / before, planes.complex(x) / planes.complex(before)
             # If each plane of a token is 1, RoPE changes it to this factor.
             ratio[..., planes.first], ratio[..., planes.second] = factor.real, factor.imag
             ratio = ratio.nan_to_num(1, 1, 1)
@@ -153,15 +153,11 @@ def read_array(
     planes, turns = found.measured.planes, torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1)
     if planes.pairing == "none":
         return found
-    z = _complex(ratio, planes)
+    z = planes.complex(ratio)
     angle = (positions[0] + turns)[:, None] * planes.inv_freq.double()
     agreement = (z[:, :1] * torch.exp(-1j * angle.nan_to_num(0))).real.sum(-1)
     shift = tuple(turns[agreement.argmax(1)].tolist())
     return found._replace(factor=float(z.abs().mean()), shift=shift)
-
-
-def _complex(x: OfHeads, planes: Planes) -> Complex[Tensor, "head position frequency"]:
-    return torch.complex(x[..., planes.first], x[..., planes.second])
 
 
 def _read_token(
@@ -178,7 +174,7 @@ def _read_token(
     if measured.residual > EXACT:  # lengths show the noise of a runtime in bfloat16
         share = min(measured.residual / 2, LARGEST_NOISE)
         measured = read_rotation(x, offsets, noise=share * size, counts=counts)
-    z, distance = _complex(x, measured.planes), offsets[:, None]
+    z, distance = measured.planes.complex(x), offsets[:, None]
     still = z * torch.exp(-1j * distance * measured.planes.inv_freq.double().nan_to_num(0))
     error = distance * measured.resolution.nan_to_num(0, 0, 0) * z.abs()
     moved = ((still - still[:, :1]).abs() - error).clamp(min=0).square().sum(-1)

@@ -99,7 +99,7 @@ def _compare_layer(
     The noise [2, frequency] is that of angles, in rad, and that of score differences.
     """
     x = torch.stack([one.vectors, other.vectors])
-    z = torch.complex(x[..., planes.first], x[..., planes.second])
+    z = planes.complex(x)
     turned = (z * z[:, :, :1].conj()).sum(1, keepdim=True).angle()
     # rotated back by the common angle: a pure rotation leaves no change
     rotated_back = z * torch.polar(torch.ones_like(turned), -turned)
