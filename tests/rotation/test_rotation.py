@@ -83,29 +83,26 @@ def test_the_fastest_planes_may_be_stopped(name: str):
 @pytest.mark.parametrize("name", ["llama_gqa", *ANY_DTYPE])
 def test_the_dataset_contains_the_measured_rotation(name: str):
     model = tiny(name)
-    truth = rotations(model, name=name)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rope = rl.measure_rope(model)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    for layer, true in enumerate(truth):
-        row = rope.isel(layer=layer)
-        inv_freq = row["inv_freq"].values
-        rotates = np.nan_to_num(inv_freq) > 0
+    for number, true in enumerate(rotations(model, name=name)):
+        row = rope.isel(layer=number)
+        inv_freq, wavelength, stated = (
+            row[column].values for column in ("inv_freq", "wavelength", "inv_freq_stated")
+        )
+        rotates, still = inv_freq > 0, inv_freq == 0
         np.testing.assert_allclose(inv_freq[rotates], np.abs(true.inv_freq), rtol=1e-6)
-        wavelength = row["wavelength"].values[rotates]
-        np.testing.assert_allclose(wavelength, 2 * math.pi / inv_freq[rotates], rtol=1e-12)
-        still = ~rotates & ~np.isnan(inv_freq)
-        assert np.isinf(row["wavelength"].values[still]).all()
-        stated = row["inv_freq_stated"].values[rotates]
-        np.testing.assert_array_equal(stated, np.abs(true.inv_freq))
-        expected = FAMILIES[name].pairing if len(true.pairs) else "none"
-        assert row["pairing"].item() == expected
-        stopped = 2 * int((still[: int(row["rotary_dim"]) // 2]).sum())
+        np.testing.assert_allclose(wavelength[rotates], 2 * math.pi / inv_freq[rotates])
+        assert np.isinf(wavelength[still]).all()
+        np.testing.assert_array_equal(stated[rotates], np.abs(true.inv_freq))
+        assert row["pairing"].item() == (FAMILIES[name].pairing if len(true.pairs) else "none")
+        stopped = 2 * int(still[: int(row["rotary_dim"]) // 2].sum())
         assert int(row["rotary_dim"]) == true.pairs.size + stopped
     assert float(rope["residual"].max()) < 1e-5
-    for name in rope.data_vars:
-        assert rope[name].attrs["long_name"]
-        assert "units" in rope[name].attrs
+    for variable in rope.data_vars.values():
+        assert variable.attrs["long_name"]
+        assert "units" in variable.attrs
 
 
 def test_the_model_runs_once():
@@ -300,16 +297,14 @@ def test_unsupported_families_are_refused(name: str):
 def test_a_plane_without_length_keeps_its_stated_frequency(family: str, plane: int):
     """Pruned heads have such planes. The measured frequency is NaN."""
     model = tiny(family)
-    known = RotationProbe(as_live_model(model)).layers()[0].planes
+    known = layers_of(model)[0].planes
     plane = min(plane, len(known.inv_freq) - 1)
     places = [range(known.head_dim)[part][plane] for part in (known.first, known.second)]
     attention = model.model.layers[0].self_attn
-    with torch.no_grad():
-        for projection in (attention.q_proj, attention.k_proj):
-            projection.weight.unflatten(0, (-1, known.head_dim))[:, places] = 0
-            if projection.bias is not None:
-                projection.bias.unflatten(0, (-1, known.head_dim))[:, places] = 0
-    layer = RotationProbe(as_live_model(model)).layers()[0]
+    for projection in (attention.q_proj, attention.k_proj):
+        for x in projection.parameters():
+            x.data.unflatten(0, (-1, known.head_dim))[:, places] = 0
+    layer = layers_of(model)[0]
     assert layer.measured.planes.inv_freq.isnan().nonzero().flatten().tolist() == [plane]
     assert torch.equal(layer.planes.inv_freq, known.inv_freq)
 
