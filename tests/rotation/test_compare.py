@@ -162,33 +162,28 @@ LLAMA3 = {
 }
 
 
-def rounded_buffer() -> nn.Module:
-    model = llama()
-    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.bfloat16().float()
-    return model
-
-
-def ignored_configuration() -> nn.Module:
-    model = llama(**LLAMA3)
-    model.model.rotary_emb = llama().model.rotary_emb
-    return model
+def rounded(rotary: nn.Module) -> nn.Module:
+    rotary.inv_freq = rotary.inv_freq.bfloat16().float()
+    return rotary
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("keys", "change", "words"),
     [
-        (ignored_configuration,
+        ({"rope_parameters": LLAMA3}, lambda _: llama().model.rotary_emb,
          "layer 0: the frequencies differ from its configuration: plane 3 rotates by"),
-        (rounded_buffer, "rounded to half precision: plane"),
-        (lambda: tiny("llama_gqa", no_rope_layers=[1, 0]),
+        ({}, rounded, "the frequencies are rounded to half precision: plane"),
+        ({"no_rope_layers": [1, 0]}, lambda rotary: rotary,
          "layer 1: the configuration asks for no rotation"),
-        (lambda: tiny("llama_gqa", partial_rotary_factor=0.5),
+        ({"partial_rotary_factor": 0.5}, lambda rotary: rotary,
          "16 coordinates of a head rotate, not 8"),
     ],
 )  # fmt: skip
-def test_a_model_that_does_not_rotate_as_configured(make: Callable, words: str):
+def test_a_model_that_does_not_rotate_as_configured(keys: dict, change: Callable, words: str):
+    model = tiny("llama_gqa", **keys)
+    model.model.rotary_emb = change(model.model.rotary_emb)
     with pytest.warns(UserWarning, match=words):
-        rl.measure_rope(make())
+        rl.measure_rope(model)
 
 
 @pytest.mark.parametrize(
