@@ -250,4 +250,4 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(categoryorder="array", categoryarray=sets[::-1], showgrid=False)
     figure.update_yaxes(title_text="silenced heads (set)", col=1)
     figure.update_layout(margin_t=100)
-    return style.note_missing(figure, table["change"], "no change of loss was measured")
+    return style.note_missing(figure, "no change of loss was measured", table["change"])
