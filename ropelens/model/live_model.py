@@ -325,8 +325,21 @@ class LiveModel:
 
     def heads_of(self, heads: str, turning: Sequence[int] | None = None) -> HeadMask:
         """Heads in a list such as "1.3,2.*", from the layers that attend or are `turning`."""
-        among, doing = (self.attending, "attend") if turning is None else (turning, "rotate")
-        return heads_by_layer(heads, shape=(self.layers, self.heads), among=among, doing=doing)
+        if turning is None:
+            return heads_by_layer(heads, self.attending_heads, doing="attend")
+        rotates = torch.isin(torch.arange(self.layers), torch.tensor(turning))
+        return heads_by_layer(heads, self.attending_heads & rotates[:, None], doing="rotate")
+
+    @cached_property
+    def attending_heads(self) -> HeadMask:
+        """The query heads that attention calls have, which are fewer in a pruned layer."""
+        mask = torch.zeros(self.layers, self.heads, dtype=torch.bool)
+        token = torch.ones(1, 1, dtype=torch.long)
+        with self.without_hooks():
+            counts = self.record_calls(token, lambda call: call.query.shape[1])
+        for layer, count in counts.items():
+            mask[layer, :count] = True
+        return mask
 
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
