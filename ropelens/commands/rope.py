@@ -87,8 +87,7 @@ def rope_command(
         loaded = opened.read()
         with rl.edit_rope(loaded, *([variant] if variant else [])):
             rotation = rl.measure_rope(loaded, **how)
-        order = check_row_order(as_live_model(loaded, opened.tokenizer))
-        wrong, sentence = order or (wrong, sentence)
+        wrong, sentence = check_row_order(as_live_model(loaded, opened.tokenizer))
     groups: dict[int, list[int]] = {}  # layers that rotate alike, by their first layer
     for layer in range(rotation.sizes["layer"]):
         same = (n for n in groups if not verbose and _alike(rotation.isel(layer=[n, layer])))
