@@ -65,8 +65,9 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
             "These are not two implementations of one model.",
             seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
         )
+    model, kinds = lives[0].model, lives[0].layer_types
     planes = [
-        probe.rotation(positions, stated_inv_freq(lives[0], layer)).planes
+        probe.rotation(positions, stated_inv_freq(model, kinds[layer])).planes
         for layer, probe in by_layer[0].items()
     ]
     layers = [_compare_layer(*pair) for pair in zip(*probes, planes, strict=True)]

@@ -190,7 +190,7 @@ class RotationProbe:
         planes = self.layers()[layer].planes
         if not self.live.depends_on_length:
             return planes
-        candidates = stated_inv_freq(self.live, layer)
+        candidates = stated_inv_freq(self.live.model, self.live.layer_types[layer])
         stated = next(w for w in candidates if len(w) == len(planes.inv_freq))
         inv_freq = -stated if planes.inv_freq.sum() < 0 else stated
         before = self._last_inv_freq.get(layer)
@@ -239,25 +239,28 @@ class RotationProbe:
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
     """Rotation of each layer without edits; `measure_rope` explains `context`."""
     config, longest = live.config, 2**24  # a wavelength of 10 million tokens still turns
-    if "rope_parameters" not in config.to_dict() or not stated_inv_freq(live, 0):
+    has_buffers = any(stated_inv_freq(live.model, kind) for kind in {*live.layer_types})
+    if "rope_parameters" not in config.to_dict() or not has_buffers:
         longest = live.context - 1  # positions may index a table
     elif live.depends_on_length:
         longest = max(context or 0, trained_length(config)) - 1
     positions = probe_positions(longest)
     probes = probe_single_tokens(live, positions)
+    stated = [stated_inv_freq(live.model, kind) for kind in live.layer_types]
     measured = {
-        layer: probe.rotation(positions, stated_inv_freq(live, layer))
-        for layer, probe in probes.items()
+        layer: probe.rotation(positions, stated[layer]) for layer, probe in probes.items()
     }
-    _check_rotation(live, measured, probes)
+    zero = any(len(w) and not w.any() for candidates in stated for w in candidates)
+    _check_rotation(measured, probes, class_name=live.class_name, eps=live.eps, zero=zero)
     nothing = Planes(torch.zeros(0), 0, "none")
     unmeasured = MeasuredRotation(nothing, math.nan, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
     layers = [LayerRotation(unmeasured, None, nothing, scales)] * live.layers
     for layer, rotation in measured.items():
-        matched = match_stated(live, layer, rotation)
+        matched = match_stated(rotation, stated[layer], (live.class_name, layer))
         scale = dict(zip(scales, probes[layer].query_scale.tolist(), strict=True))
-        layers[layer] = LayerRotation(*matched, scale, stated_factor(live, layer))
+        factor = stated_factor(live.model, live.layer_types[layer])
+        layers[layer] = LayerRotation(*matched, scale, factor)
     if any("mrope_section" in vars(module) for module in live.model.modules()):
         for layer, axis in find_axes(live, [x.planes for x in layers], positions).items():
             planes = replace(layers[layer].planes, axis=axis)
@@ -266,34 +269,38 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
 
 
 def _check_rotation(
-    live: LiveModel,
     measured: Mapping[int, MeasuredRotation],
     probes: Mapping[int, SingleTokenProbe],
+    *,
+    class_name: str,
+    eps: float,
+    zero: bool,
 ) -> None:
     """Refuse a model whose queries do not rotate, or whose values change with position too.
 
-    Edits do not change values, but DeepSeek V4 rotates them.
+    `zero`: the model states frequencies of 0. Edits do not change values, but DeepSeek V4
+    rotates them.
     """
     hint = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
     for layer, rotation in measured.items():
-        allowed = allowed_residual(rotation.noise, live.eps)
+        allowed = allowed_residual(rotation.noise, eps)
         if not rotation.residual <= allowed:
             raise UnsupportedModel(
-                f"{live.class_name} changes its queries with position, but not by a rotation.",
+                f"{class_name} changes its queries with position, but not by a rotation.",
                 seen=f"layer {layer}: the lengths of its planes change with position (residual "
                 f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})",
                 hint=hint,
             )
     still = all(rotation.planes.pairing == "none" for rotation in measured.values())
-    if still and not any(len(w) and not w.any() for w in stated_inv_freq(live, 0)):
+    if still and not zero:
         seen = "queries and keys are the same at every position (residual 0)"
         raise UnsupportedModel(
-            f"{live.class_name} does not rotate its queries.", seen=seen, hint=hint
+            f"{class_name} does not rotate its queries.", seen=seen, hint=hint
         )
     for layer, probe in probes.items():
         change = _relative_change(probe.values, probe.values[:, :1])
-        if change > allowed_residual(probe.value_noise, live.eps):
+        if change > allowed_residual(probe.value_noise, eps):
             raise UnsupportedModel(
-                f"{live.class_name} rotates its values too.",
+                f"{class_name} rotates its values too.",
                 seen=f"layer {layer}: the values of a token change with its position",
             )

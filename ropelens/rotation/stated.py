@@ -5,6 +5,7 @@ frequencies, and a family may not read every key of the configuration.
 """
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -12,7 +13,7 @@ from itertools import product
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.config_facts import rope_parameters
 from ropelens.errors import UnsupportedModel
@@ -22,14 +23,14 @@ from ropelens.rope.variants import Shape
 from ropelens.rotation.variant_config import stated_shape
 
 
-def stated_inv_freq(live: LiveModel, layer: int) -> list[Tensor]:
-    """Candidates for the `inv_freq` of a layer, in rad/token, that the model states.
+def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
+    """Candidates for the `inv_freq` of layers of a type, in rad/token, that the model states.
 
     Rotary modules keep `inv_freq` as a buffer. If types of layers differ (Gemma 3), the name
     of the buffer is `{layer_type}_inv_freq`, and this buffer comes first.
     """
     stated = []
-    for name, module in product(_names(live, layer, "inv_freq"), live.model.modules()):
+    for name, module in product(_names(layer_type, "inv_freq"), model.modules()):
         if name in module._buffers:
             with align_module_device(module):
                 # cloned, because longrope changes the buffer in place
@@ -37,29 +38,31 @@ def stated_inv_freq(live: LiveModel, layer: int) -> list[Tensor]:
     return stated
 
 
-def stated_factor(live: LiveModel, layer: int) -> float | None:
-    """The attention factor of a layer that a rotary module states; None without one."""
-    names = _names(live, layer, "attention_scaling")
-    pairs = product(names, map(vars, live.model.modules()))
+def stated_factor(model: PreTrainedModel, layer_type: str) -> float | None:
+    """The attention factor that a rotary module states for a type of layers, or None."""
+    pairs = product(_names(layer_type, "attention_scaling"), map(vars, model.modules()))
     return next((float(module[name]) for name, module in pairs if name in module), None)
 
 
-def _names(live: LiveModel, layer: int, name: str) -> tuple[str, str]:
-    """Names of a quantity in rotary modules: for the type of this layer, and for all layers."""
-    return f"{(*live.layer_types, '')[layer]}_{name}", name
+def _names(layer_type: str, name: str) -> tuple[str, str]:
+    """Names of a quantity in rotary modules: for this type of layers, and for all layers."""
+    return f"{layer_type}_{name}", name
 
 
 def match_stated(
-    live: LiveModel, layer: int, rotation: MeasuredRotation
+    rotation: MeasuredRotation, candidates: Sequence[Tensor], name: tuple[str, int]
 ) -> tuple[MeasuredRotation, Float[Tensor, " stated"] | None, Planes]:
     """Return the measured rotation, the stated frequencies that it matches, and the planes.
+
+    `candidates` are the stated frequencies. `name` is the class of the model
+    and the number of the layer.
 
     A layer that does not rotate while its model states frequencies is a NoPE layer (SmolLM3).
     If the stated frequencies are all 0, the layer has planes of frequency 0. Raises
     `UnsupportedModel` if the measured rotation does not match any frequencies that the model
     states.
     """
-    planes, candidates = rotation.planes, stated_inv_freq(live, layer)
+    planes = rotation.planes
     if planes.pairing == "none":
         zero = [w for w in candidates if not w.any() and 2 * len(w) <= planes.head_dim]
         if zero:
@@ -73,8 +76,8 @@ def match_stated(
             return replace(rotation, planes=aligned), stated, used
     if candidates:
         raise UnsupportedModel(
-            f"{live.class_name} does not rotate as it states.",
-            seen=f"layer {layer}: {len(planes.inv_freq)} planes, the fastest at "
+            f"{name[0]} does not rotate as it states.",
+            seen=f"layer {name[1]}: {len(planes.inv_freq)} planes, the fastest at "
             f"{planes.inv_freq[0]:.6g} rad/token; the buffer inv_freq has "
             f"{len(candidates[0])}, the fastest at {candidates[0][0]:.6g}",
         )
