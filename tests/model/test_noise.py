@@ -54,11 +54,11 @@ def test_a_sound_model_is_not_refused(name, level, profiled, repeatable, request
         folder = request.getfixturevalue("shared") / "checkpoints" / name
     if name == "smollm2" and not SMOLLM2.exists():
         pytest.skip("no real checkpoints in models (make smollm2)")
-    model = tiny(name) if name in FAMILIES else rl.load(folder)[0]
-    ids = random_tokens(vocabulary=model.config.vocab_size, length=24)
     with Noisy(level, repeatable=repeatable):
+        model = tiny(name) if name in FAMILIES else rl.load(folder)[0]
         run_checks(model)
         if profiled:
+            ids = random_tokens(vocabulary=model.config.vocab_size, length=24)
             rl.profile(model, ids, surrogates=0)
 
 
