@@ -108,15 +108,17 @@ def hooks_of(module: object) -> Hooks | None:
     A recomputation calls no observers of closed blocks. Raises `BadArgument` if a block of
     another context is open, because its changes are not meant for this call.
     """
-    blocks, opened = _blocks_now(), list(_open_blocks)
-    if not _repeats.get() and any(id(module) in b.modules for b in opened if b not in blocks):
+    blocks, opened = (
+        [block for block in list(group) if id(module) in block.modules]
+        for group in (_blocks_now(), _open_blocks)
+    )
+    if not _repeats.get() and not set(opened) <= set(blocks):
         raise BadArgument(
             "Another thread or asyncio task uses this model in a block of ropelens.",
             seen=f"a call of {type(module).__name__} outside the context of this block",
             hint="one thread after the other, a copy of the model for each thread, or "
             "contextvars.copy_context().run for a call that belongs to the block",
         )
-    blocks = tuple(block for block in blocks if id(module) in block.modules)
     hooks = reduce(lambda hooks, block: block.change(hooks), blocks, Hooks())
     if not set(blocks) <= set(opened):
         hooks = replace(hooks, observers=())
@@ -302,6 +304,8 @@ def _call_with_hooks(
                 hooks.output_check(call, real, plain_mask=only_hides_keys(attention_mask))
             for observer in hooks.observers:
                 observer(call)
+    if not hooks.silences:
+        return result
     return silence_outputs(hooks.silences, layer, result[0], real, places), *result[1:]
 
 
