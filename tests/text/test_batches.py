@@ -239,14 +239,14 @@ def test_a_text_does_not_change_with_the_arrays_that_it_was_built_from():
     ],
 )  # fmt: skip
 def test_a_text_of_other_values_than_whole_numbers_is_refused(fields: dict):
-    with pytest.raises(BadArgument, match=r"whole numbers|must be numbers"):
+    with pytest.raises(BadArgument, match="must be whole numbers"):
         rl.Text(**{"ids": torch.randint(3, 96, (2, 30))} | fields)
 
 
 def test_what_no_sequence_is_made_of_is_refused():
     model, ids = tiny("llama_gqa"), torch.randint(3, 96, (2, 30))
     for name, value in (("lengths", [30, 20]), ("hidden", torch.zeros_like(ids))):
-        with pytest.raises(BadArgument, match=f"{name} are only for plain token ids"):
+        with pytest.raises(BadArgument, match="are only for plain token ids"):
             rl.Text({"input_ids": ids}, **{name: value})
     with pytest.raises(BadArgument, match="hides every token"):
         rl.profile(model, {"input_ids": ids, "attention_mask": torch.zeros_like(ids)})
