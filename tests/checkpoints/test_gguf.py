@@ -30,8 +30,6 @@ from ropelens.model.as_live_model import as_live_model
 from ropelens.rotation.row_order import check_row_order
 
 FILE = Path(__file__).parents[2] / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
-needs_smollm2 = pytest.mark.skipif(not FILE.is_file(), reason="make smollm2 was not run")
-
 
 PLACES = {
     **{"token_embd": "model.embed_tokens", "output_norm": "model.norm"},
@@ -136,7 +134,7 @@ def test_a_quantized_file_is_the_model_except_for_rounding(kind, error, tmp_path
 
 
 @pytest.mark.slow  # it takes 12 seconds; the files of the bundled model are smaller
-@needs_smollm2
+@pytest.mark.skipif(not FILE.is_file(), reason="make smollm2 was not run")
 def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyPatch):
     orders: list[tuple[bool, str]] = []
     record = lambda live: orders.append(check_row_order(live)) or orders[-1]  # noqa: E731
@@ -172,10 +170,9 @@ def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert "The rows of q and k are in the right order" in result.output
     (tmp_path / "text.txt").write_text("Once there was a cat. The cat sat by the fire. " * 80)
-    arguments = ["--text", str(tmp_path / "text.txt"), "--context", "64", "--sequences", "4"]
-    arguments += ["--surrogates", "2"]
-    out = str(tmp_path / "out")
-    result = runner.invoke(app, ["analyze", str(bundled_file), *arguments, "--out", out])
+    arguments = f"--text {tmp_path}/text.txt --context 64 --sequences 4 --surrogates 2"
+    arguments += f" --out {tmp_path}/out"
+    result = runner.invoke(app, ["analyze", str(bundled_file), *arguments.split()])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "out/run.json").read_text())
     assert record["model"]["fingerprint"] == identity_of(bundled_file)

@@ -45,12 +45,11 @@ def test_a_changed_file_changes_the_identity(tmp_path: Path):
     for edit in EDITS.values():
         edit(folder)
         identities.append(identity_of(folder))
-    code = {"trust_remote_code": True}
     for text in ("x = 1", "x = 2"):
         (folder / "modeling.py").write_text(text)
         (folder / "README.md").write_text(text)
         edit_config(folder, "generation_config.json", top_k=len(identities))
-        identities.append(identity_of(folder, **code))
+        identities.append(identity_of(folder, trust_remote_code=True))
     assert len(set(identities)) == len(identities)
     assert identity_of(folder) == identities[-3]
     assert identity_of(shutil.copytree(folder, tmp_path / "copy")) == identities[-3]
