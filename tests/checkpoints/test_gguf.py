@@ -31,14 +31,6 @@ from ropelens.rotation.row_order import check_row_order
 
 FILE = Path(__file__).parents[2] / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
 
-PLACES = {
-    **{"token_embd": "model.embed_tokens", "output_norm": "model.norm"},
-    **{"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj"},
-    **{"attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj"},
-    **{"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
-    **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
-}
-
 
 def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:
     """Move coordinates j and j + size / 2 of each head to 2j and 2j + 1."""
@@ -85,15 +77,13 @@ def write_bundled(
     writer.add_token_merges([" ".join(pair) for pair in described["merges"]])
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
-    names = {torch_name: gguf_name for gguf_name, torch_name in PLACES.items()}
-    for name, weight in model.named_parameters():
-        *layer, place = name.removesuffix(".weight").split("layers.")[-1].partition(".")[::2]
-        inside = name.startswith("model.layers.")
-        gguf_name = names[place if inside else name.removesuffix(".weight")]
-        x = weight.detach()
-        for _ in range(permutations if gguf_name in ("attn_q", "attn_k") else 0):
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for torch_name, weight in model.named_parameters():
+        name, x = names.get_name(torch_name, (".weight",)), weight.detach()
+        for _ in range(
+            permutations if name.endswith(("attn_q.weight", "attn_k.weight")) else 0
+        ):
             x = as_pairs(x, config.num_attention_heads)
-        name = (f"blk.{layer[0]}." if inside else "") + f"{gguf_name}.weight"
         if x.ndim == 1 or kind == "F32":
             writer.add_tensor(name, x.numpy())
         else:
