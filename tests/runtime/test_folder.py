@@ -153,11 +153,10 @@ VALUES = st.recursive(
 PRINT = {"fingerprint": "0" * 64}
 RECORDS = st.fixed_dictionaries(
     {"kind": st.sampled_from(["analysis", "answer", "truncation", "comparison"]) | VALUES},
-    optional={
-        "findings": VALUES | st.lists(st.text()),
-        **dict.fromkeys(("model", "text"), st.just(PRINT) | VALUES),
-        **dict.fromkeys(("arguments", "entries", "versions", "seed"), VALUES),
-    },
+    optional=dict.fromkeys(
+        ("findings", "model", "text", "arguments", "entries", "versions", "seed"),
+        VALUES | st.lists(st.text()) | st.just(PRINT),
+    ),
 )
 TEXTS = (RECORDS | VALUES).map(json.dumps) | st.text(max_size=9) | st.just("[" * 9**6)
 LINKS = st.sampled_from(["../user", "../user/notes.txt", "../user/run.json", "../none"])
