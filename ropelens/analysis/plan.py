@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -238,8 +239,9 @@ def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
     names = ("num_hidden_layers", "num_attention_heads")
     layers, heads = (config_facts.stated_number(config, name, 0) for name in names)
     if layers and heads and sweep.heads != "*":
-        rotating = config_facts.attending_layers(config, turning=True)
-        heads_by_layer(sweep.heads, shape=(layers, heads), among=rotating, doing="rotate")
+        able = torch.zeros(layers, heads, dtype=torch.bool)
+        able[config_facts.attending_layers(config, turning=True)] = True
+        heads_by_layer(sweep.heads, able, doing="rotate")
     measures = ", ".join(sorted(wanted_measures(sweep.measures)))
     trained = config_facts.stated_context(config) or "?"
     return f"about {edits} edits ({measures}), trained for {trained} tokens"

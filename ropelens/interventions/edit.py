@@ -21,7 +21,14 @@ from torch import Tensor
 from ropelens.errors import BadArgument, Number, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
-from ropelens.rope.select import ALL_HEADS, ALL_PLANES, PlaneNumbers, Selection, Slowest
+from ropelens.rope.select import (
+    ALL_HEADS,
+    ALL_PLANES,
+    HeadMask,
+    PlaneNumbers,
+    Selection,
+    Slowest,
+)
 from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.rope.variants import Variant, parse_variant
 from ropelens.rotation.probe import RotationProbe
@@ -149,7 +156,9 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelE
     if any(type(module).__name__.endswith("Indexer") for module in live.model.modules()):
         warnings.warn(f"{live.class_name}'s indexer picks keys without the edit", stacklevel=5)
     before = outer.edits if isinstance(outer, ModelEdit) else ()
-    return ModelEdit(rotation, live.heads, (*before, *(place_edit(rotation, x) for x in edits)))
+    return ModelEdit(
+        rotation, live.attending_heads, (*before, *(place_edit(rotation, x) for x in edits))
+    )
 
 
 def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
@@ -191,7 +200,7 @@ class ModelEdit:
     """Edits of a model, applied in their order in its attention; see `AttentionEdit`."""
 
     rotation: RotationProbe
-    heads: int
+    attending: HeadMask
     edits: tuple[PlacedEdit, ...]
 
     def __call__(
@@ -203,31 +212,33 @@ class ModelEdit:
         continued = bool(tokens[:, 0].any())
         length = int(positions[:, : tokens.shape[1]].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
-        of_query, of_key = _targets(self.edits, Layer(layer, planes, length), self.heads)
+        of_query, of_key = _targets(self.edits, Layer(layer, planes, length), self.attending)
         if name == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
             x = rotate_to(x, positions, planes, of_query)
             return x * scales[-1] if scales else x
         shared = of_key.shared(groups=x.shape[1])
         if shared is None:  # heads of one group differ, and each gets its own key
-            x = x.repeat_interleave(self.heads // x.shape[1], dim=1)
+            x = x.repeat_interleave(len(of_key.gain) // x.shape[1], dim=1)
         return rotate_to(x, positions, planes, shared or of_key)
 
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
         """Planes under the edits, with one row per head if heads differ."""
-        inv_freq = _targets(self.edits, Layer(layer, unedited, length), self.heads)[0].inv_freq
+        targets = _targets(self.edits, Layer(layer, unedited, length), self.attending)
+        inv_freq = targets[0].inv_freq
         alike = (inv_freq == inv_freq[:1]).all()
         return replace(unedited, inv_freq=inv_freq[0] if alike else inv_freq)
 
 
 def _targets(
-    edits: Sequence[PlacedEdit], layer: Layer, heads: int
+    edits: Sequence[PlacedEdit], layer: Layer, attending: HeadMask
 ) -> tuple[TargetRotation, TargetRotation]:
     """The rotations that the queries and the keys of a layer should get."""
-    rates = layer.planes.inv_freq.float().expand(heads, -1)
+    heads = attending[layer.index]
+    rates = layer.planes.inv_freq.float().expand(int(heads.sum()), -1)
     query = key = TargetRotation(rates, torch.ones(rates.shape))
     for edit, chosen_heads in edits:
-        chosen = chosen_heads[layer.index][:, None] & edit.select(layer.planes)
+        chosen = chosen_heads[layer.index][heads, None] & edit.select(layer.planes)
         if chosen.any():
             inv_freq, query_gain, key_gain = edit.action(layer)
             query = query.with_changes(chosen, inv_freq, query_gain)

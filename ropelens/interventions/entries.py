@@ -94,13 +94,18 @@ def entries_of(
             for index, change in enumerate(changes)
             if not isinstance(change, str) and change.heads != ALL_HEADS
         }
-        for number, drawn in enumerate(_random_heads(changes, chosen, controls, seed), start=1):
+        sets = _random_heads(changes, chosen, live.attending_heads, controls, seed)
+        for number, drawn in enumerate(sets, start=1):
             entries.append(entry(f"{name}, random {number}", drawn, name))
     return entries
 
 
 def _random_heads(
-    changes: Sequence[Intervention], chosen: Mapping[int, HeadMask], draws: int, seed: int
+    changes: Sequence[Intervention],
+    chosen: Mapping[int, HeadMask],
+    attending: HeadMask,
+    draws: int,
+    seed: int,
 ) -> list[list[Intervention]]:
     """`changes` with random other heads of the same layers, `draws` times.
 
@@ -112,7 +117,7 @@ def _random_heads(
     for _ in range(1000 if chosen else 0):
         if len(sets) == draws:
             break
-        moved = _move_heads(torch.stack([*chosen.values()]), generator)
+        moved = _move_heads(torch.stack([*chosen.values()]), attending, generator)
         drawn: list[Any] = [*changes]
         for index, mask in zip(chosen, moved, strict=True):
             heads = ",".join(f"{layer}.{head}" for layer, head in mask.nonzero().tolist())
@@ -122,20 +127,21 @@ def _random_heads(
 
 
 def _move_heads(
-    chosen: Bool[Tensor, "change layer head"], generator: torch.Generator
+    chosen: Bool[Tensor, "change layer head"], attending: HeadMask, generator: torch.Generator
 ) -> Bool[Tensor, "change layer head"]:
     """Chosen heads, each moved to a random head of its layer that no change chooses."""
     moved, any_chosen = torch.zeros_like(chosen), chosen.any(0)
+    others = attending & ~any_chosen
     for layer in any_chosen.any(1).nonzero().flatten().tolist():
-        heads, free = any_chosen[layer].nonzero()[:, 0], (~any_chosen[layer]).nonzero()[:, 0]
+        heads, free = (x[layer].nonzero()[:, 0] for x in (any_chosen, others))
         if len(free) < len(heads):
             raise BadArgument(
                 f"Layer {layer} has too few heads for random controls.",
-                seen=f"{len(heads)} of {chosen.shape[2]} heads are chosen",
+                seen=f"{len(heads)} of {int(attending[layer].sum())} heads are chosen",
                 hint="at most half of the heads of a layer, or controls=0",
             )
-        others = free[torch.randperm(len(free), generator=generator)[: len(heads)]]
-        moved[:, layer, others] = chosen[:, layer, heads]
+        drawn = free[torch.randperm(len(free), generator=generator)[: len(heads)]]
+        moved[:, layer, drawn] = chosen[:, layer, heads]
     return moved
 
 
@@ -207,7 +213,7 @@ def run_entries(
     stage = begin_stage(EntrySums)
     sets = 1 + len(split.classes)
     change = torch.full((sets, live.layers, live.heads), torch.nan).double()
-    change[:, live.attending] = 0  # layers without attention have NaN
+    change[:, live.attending_heads] = 0  # heads without attention have NaN
     losses = torch.zeros(0, len(split.edges) - 1 + sets, dtype=torch.float64)
     nothing = EntrySums(Sums(), losses, change, torch.zeros(sets).double())
     state = stage.state or [[], [nothing for _ in entries], [{} for _ in entries]]
@@ -275,7 +281,8 @@ def _sum_entry(
             unedited[call.layer] = replace(call, value=call.key[..., :0], output=empty)
         else:
             before = unedited[call.layer]
-            change[:, call.layer] = attention_change(before, call, batch.rows, sets)
+            changes = attention_change(before, call, batch.rows, sets)
+            change[:, call.layer, : changes.shape[1]] = changes
 
     with live.changed(entry.edit, entry.silences):
         sums, losses = sum_batch(

@@ -160,7 +160,8 @@ class PlanePatch:
         self, layer: int, side: AttentionInput, x: Tensor, tokens: Tensor, positions: Tensor
     ) -> Tensor:
         sides = ("query", "key") if self.part == "both" else (self.part,)
-        heads, count = self.chosen[layer], tokens.shape[1]
+        live, count = self.rotation.live, tokens.shape[1]
+        heads = self.chosen[layer][live.attending_heads[layer]]
         if self.part not in UNROTATED:  # raises an error if cached keys rotated differently
             continued = bool(tokens[:, 0].any())
             planes = self.rotation.planes_now(layer, continued=continued)
@@ -191,7 +192,7 @@ class PlanePatch:
         self, layer: int, output: Tensor, real: Tensor, tokens: Tensor
     ) -> tuple[Tensor, Tensor] | None:
         """The hook that replaces the outputs of the chosen heads; see `HeadSilence`."""
-        heads, tokens = self.chosen[layer], tokens.to(output.device)
+        heads, tokens = self.chosen[layer][: output.shape[2]], tokens.to(output.device)
         _check_first_token(real[:, 0].to(tokens.device) | (tokens[:, 0] > 0))
         if self.part != "output" or not heads.any():
             return None

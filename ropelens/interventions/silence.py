@@ -51,7 +51,7 @@ class Silence(AbstractContextManager[None]):
         def silenced(
             layer: int, output: Tensor, real: Tensor, tokens: Tensor
         ) -> tuple[Tensor, Tensor] | None:
-            heads = chosen[layer]
+            heads = chosen[layer][: output.shape[2]]
             if not heads.any():
                 return None
             if to == "zero":
@@ -111,9 +111,7 @@ def silence_heads(
     live = as_live_model(model)
     if text is not None and to != "mean":
         raise BadArgument('text is only for to="mean".', hint='to="mean" with text=')
-    live.heads_of(heads)
-    with live.without_hooks():  # raises an error if the model hides its attention
-        live.record_calls(torch.ones(1, 1, dtype=torch.long), lambda call: None)
+    live.heads_of(heads)  # raises an error also if the model hides its attention
     reference = None if text is None else model_text(live, text, tokenizer=tokenizer)
     return Silence(live, heads, to, reference, int(seed))
 

@@ -192,10 +192,11 @@ def _fill(
         options["toward"] = logit_directions(live, projections, text.ids, answers, text.hidden)
 
     def see(call: AttentionCall) -> None:
-        inv_freq = planes[call.layer].inv_freq.expand(live.heads, -1)
+        heads = call.query.shape[1]
+        inv_freq = planes[call.layer].inv_freq.expand(heads, -1)
         if projections:
             weight = weight_of(projections[call.layer], live.model.dtype)
-            weight = weight.unflatten(1, (live.heads, -1))
+            weight = weight.unflatten(1, (heads, -1))
         for place, (layer, head) in enumerate(places):
             if layer == call.layer:
                 into = {name: array[place] for name, array in arrays.items()}

@@ -69,9 +69,10 @@ def read_excerpts(
         pairs = zip(measurement.rotation.planes(length), planes, strict=True)
         if not all(torch.equal(short.inv_freq, whole.inv_freq) for short, whole in pairs):
             query[:] = np.nan
-    speeds = [p.inv_freq.nan_to_num().abs().expand(live.heads, -1) for p in planes]
-    as_layer = np.stack([(speed == speed.amax(0)).all(-1).numpy() for speed in speeds])
-    query[:, ~as_layer] = np.nan
+    speeds = [torch.atleast_2d(layer.inv_freq.nan_to_num().abs()) for layer in planes]
+    for layer, speed in enumerate(speeds):
+        slower = (speed < speed.amax(0)).any(-1).numpy()
+        query[:, layer, : len(slower)][:, slower] = np.nan
     names = np.full((len(pieces), query.shape[3]), "", dtype=object)
     for row, piece in zip(names, pieces, strict=True):
         row[: len(piece)] = token_names(piece, tokenizer)
@@ -102,8 +103,7 @@ def _next_tokens(
     """
     if any(weight.is_meta for weight in live.model.parameters()):
         return {}
-    answers, leads, gradients = [], [], []
-    heads = torch.ones(live.layers, live.heads, dtype=torch.bool)
+    answers, leads, gradients, heads = [], [], [], live.attending_heads
 
     def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
         (first, second), tokens = logits[-1].topk(2)
@@ -117,8 +117,8 @@ def _next_tokens(
             return {}
         leads.append(value)
         slopes = {
-            layer: torch.stack([score_gradient(*call, head)[0] for head in range(live.heads)])
-            for layer, call in calls.items()
+            layer: torch.stack([score_gradient(call, x, n)[0] for n in range(x.shape[2])])
+            for layer, (call, x) in calls.items()
         }
         gradients.append(by_layer(slopes, live.layers))
     names, gradient = np.array(answers, dtype=object), _rounded(stack(gradients))

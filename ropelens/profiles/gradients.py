@@ -95,6 +95,7 @@ def scale_queries(chosen: HeadMask, size: Float[Tensor, ""]) -> attention_hooks.
     ) -> Tensor:
         if side != "query":
             return x
-        return x * torch.where(chosen[layer], size, 1.0)[:, None, None].to(x)
+        heads = chosen[layer][: x.shape[1]]
+        return x * torch.where(heads, size, 1.0)[:, None, None].to(x)
 
     return scale

@@ -71,17 +71,13 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
     return int(round(p, 12) * rotary_dim // 2)
 
 
-def heads_by_layer(
-    heads: str, *, shape: tuple[int, int], among: Sequence[int], doing: str
-) -> HeadMask:
-    """The heads, of `shape` (layer, head), in a list such as "3.5,4.*,12-29.0".
+def heads_by_layer(heads: str, able: HeadMask, *, doing: str) -> HeadMask:
+    """The heads in a list such as "3.5,4.*,12-29.0" that are `able` to attend or to rotate.
 
-    Raises `BadArgument` if an item of the list matches no head in the layers `among`, which are
-    the layers that are `doing` something.
+    Raises `BadArgument` if an item of the list matches no head that is able to do so.
     """
-    layers, count = shape
-    able = torch.isin(torch.arange(layers), torch.tensor(among))[:, None]
-    chosen = torch.zeros(shape, dtype=torch.bool)
+    (layers, count), among = able.shape, able.any(1).nonzero().flatten().tolist()
+    chosen = torch.zeros_like(able)
     for part in heads.split(","):
         layer, _, head = part.strip().partition(".")
         named = _numbered(layer, layers)[:, None] & _numbered(head, count)

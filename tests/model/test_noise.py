@@ -40,9 +40,8 @@ def run_checks(model: PreTrainedModel) -> None:
 @both_kinds
 @pytest.mark.parametrize("name", [*FAMILIES, "bundled"])
 def test_a_sound_model_is_not_refused(name: str, repeatable: bool):
-    model = rl.load("bundled")[0] if name == "bundled" else tiny(name)
     with Noisy(1e-5, repeatable=repeatable):
-        run_checks(model)
+        run_checks(rl.load("bundled")[0] if name == "bundled" else tiny(name))
 
 
 @pytest.mark.slow
@@ -57,9 +56,9 @@ def test_a_sound_model_is_measured(name: str, level: float, repeatable: bool, re
         place = SMOLLM2
         if not place.exists():
             pytest.skip("no real checkpoints in models (make smollm2)")
-    model = tiny(name) if name in FAMILIES else rl.load(place)[0]
-    ids = random_tokens(vocabulary=model.config.vocab_size, length=24)
     with Noisy(level, repeatable=repeatable):
+        model = tiny(name) if name in FAMILIES else rl.load(place)[0]
+        ids = random_tokens(vocabulary=model.config.vocab_size, length=24)
         run_checks(model)
         rl.profile(model, ids, surrogates=0)
 

@@ -24,7 +24,7 @@ from ropelens.rotation.variant_config import frequencies
     ],
 )
 def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]):
-    chosen = heads_by_layer(heads, shape=(4, 3), among=range(4), doing="attend")
+    chosen = heads_by_layer(heads, torch.ones(4, 3, dtype=torch.bool), doing="attend")
     assert {(layer, head) for layer, head in chosen.nonzero().tolist()} == named
 
 
@@ -33,7 +33,7 @@ def test_a_list_names_heads(heads: str, named: set[tuple[int, int]]):
 )
 def test_an_item_that_names_no_head_is_refused(heads: str):
     with pytest.raises(BadArgument, match=r"has no head(.|\n)*layers 0 to 3, heads 0 to 2\n"):
-        heads_by_layer(heads, shape=(4, 3), among=range(4), doing="attend")
+        heads_by_layer(heads, torch.ones(4, 3, dtype=torch.bool), doing="attend")
 
 
 @pytest.mark.parametrize("head_dim", [2, 10, 16, 20, 64, 80, 100, 128, 256])
