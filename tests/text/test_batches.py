@@ -230,19 +230,6 @@ def test_a_text_does_not_change_with_the_arrays_that_it_was_built_from():
     assert all(torch.equal(getattr(text, name), field) for name, field in fields.items())
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"lengths": [30.0, 20.5]}, {"documents": [0.1, 0.9]}, {"lengths": ["a", "b"]},
-        {"ids": [[1, 2, 3], [4, 5]]}, {"ids": [["a", "b"]]}, {"ids": [[True, False]]},
-        {"hidden": "x"},
-    ],
-)  # fmt: skip
-def test_a_text_of_other_values_than_whole_numbers_is_refused(fields: dict):
-    with pytest.raises(BadArgument, match="must be whole numbers"):
-        rl.Text(**{"ids": torch.randint(3, 96, (2, 30))} | fields)
-
-
 IDS = torch.randint(3, 96, (2, 30))
 REFUSED = [  # inputs next to input_ids, and words of the error
     ({"attention_mask": torch.zeros_like(IDS)}, "hides every token"),
