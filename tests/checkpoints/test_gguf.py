@@ -1,7 +1,6 @@
 """Models in GGUF files: the bundled model, and SmolLM2, which `make smollm2` downloads."""
 
 import copy
-import functools
 import json
 import re
 from collections.abc import Mapping
@@ -123,20 +122,15 @@ def test_a_quantized_file_is_the_model_except_for_rounding(kind, error, tmp_path
     assert not check_row_order(as_live_model(model, tokenizer))[0]
 
 
-@pytest.mark.slow  # it takes 12 seconds; the files of the bundled model are smaller
+@pytest.mark.slow  # the files of the bundled model are smaller
 @pytest.mark.skipif(not FILE.is_file(), reason="make smollm2 was not run")
-def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyPatch):
-    orders: list[tuple[bool, str]] = []
-    record = lambda live: orders.append(check_row_order(live)) or orders[-1]  # noqa: E731
-    monkeypatch.setattr("ropelens.rotation.row_order.check_row_order", record)
-    for slow in ("GGUFReader", "get_tensor_name_map"):  # each call takes seconds
-        monkeypatch.setattr(gguf, slow, functools.cache(getattr(gguf, slow)))
+def test_a_quantized_file_knows_what_its_model_knows():
     model, tokenizer = rl.load(FILE)
     tokens = tokenizer("The capital of France is Paris, on the Seine.", return_tensors="pt")
     with torch.no_grad():
         logits = model(tokens.input_ids).logits
     assert tokenizer.decode(logits[0, 4].argmax()) == " Paris"
-    ((wrong, words),) = orders
+    wrong, words = check_row_order(as_live_model(model, tokenizer))
     as_is, other = map(float, re.findall(r"\d\.\d\d", words))
     assert not wrong
     assert as_is < 2.5 < 3 < other
