@@ -91,10 +91,7 @@ test_claims.__test__ = False  # type: ignore[attr-defined]  # or pytest collects
 def _change_planes(
     profile: xr.Dataset, measurement: Measurement, progress: ShowProgress | None
 ) -> dict[str, np.ndarray]:
-    """The arrays of the claims for which planes stop or drop out.
-
-    Losses have the axes document and set of planes. Set 0 is the set of the claim.
-    """
+    """Arrays [document, set of planes] of claims about edits; set 0 is the set of the claim."""
     rotating = np.flatnonzero(np.isfinite(profile["wavelength"].values).any(0))
     norms = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
     lengths = norms.mean("layer").values[rotating]

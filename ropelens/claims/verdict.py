@@ -117,10 +117,7 @@ def null_bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
 def p_values(
     claim: Claim, number: float, null: Float[np.ndarray, " draw"]
 ) -> tuple[float, float]:
-    """Share of the number and its draws that are as far as the number, on either side.
-
-    The claimed side comes first. Numbers below the floor count as the floor.
-    """
+    """Share of the number and its draws as far as the number: claimed side, opposite side."""
     value, drawn = (np.maximum(claim.sign * x, claim.floor) for x in (number, null))
     as_far, opposite = (drawn >= value - SAME).sum(), (drawn <= value + SAME).sum()
     return (1 + int(as_far)) / (1 + len(null)), (1 + int(opposite)) / (1 + len(null))

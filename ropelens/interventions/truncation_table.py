@@ -33,10 +33,8 @@ def wanted_measures(measures: str | Sequence[str]) -> set[str]:
     names = [measures] if isinstance(measures, str) else list(measures)
     unknown = [name for name in names if name not in ALL_MEASURES]
     if unknown or not names:
-        raise BadArgument(
-            f"There is no measure {unknown[0]!r}." if unknown else "No measure was given.",
-            hint=f"measures: any of {', '.join(ALL_MEASURES)}",
-        )
+        what = f"There is no measure {unknown[0]!r}." if unknown else "No measure was given."
+        raise BadArgument(what, hint=f"measures: any of {', '.join(ALL_MEASURES)}")
     return set(names)
 
 
@@ -85,10 +83,9 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
 
 
 def class_changes(truncation: xr.Dataset) -> pd.DataFrame:
-    """`changes_of_edits` for each `token_class` of the text, one table below the other.
+    """`changes_of_edits` for each `token_class`, one table below the other; may be empty.
 
-    If they were measured, the table also has `bits`, the distance by which attention moved, and
-    `labels_changed` (heads). It is empty if the results have no classes.
+    It may also have `bits`, by which attention moved, and `labels_changed` (heads).
     """
     tables = []
     for name in truncation["token_class"].values if "class_loss" in truncation else []:

@@ -335,13 +335,9 @@ class LiveModel:
     @cached_property
     def attending_heads(self) -> HeadMask:
         """The query heads that attention calls have, which are fewer in a pruned layer."""
-        mask = torch.zeros(self.layers, self.heads, dtype=torch.bool)
-        token = torch.ones(1, 1, dtype=torch.long)
-        with self.without_hooks():
-            counts = self.record_calls(token, lambda call: call.query.shape[1])
-        for layer, count in counts.items():
-            mask[layer, :count] = True
-        return mask
+        self.check_layers({*self.noise.heads})
+        counts = torch.tensor([self.noise.heads.get(layer, 0) for layer in range(self.layers)])
+        return torch.arange(self.heads) < counts[:, None]
 
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""

@@ -28,10 +28,8 @@ def summarize(
 ) -> xr.Dataset:
     """The part of a profile that follows from `sums`, without another run of the model.
 
-    The sums of two halves of a text can be added: they give the profile of the whole text.
     Heads and planes that a layer does not have are NaN, and so are layers without attention.
-    `fits` are the models of the attention budget, and `extra` are statistics in addition to
-    `MEASURES`.
+    `fits` are the models of the budget. `extra` are statistics in addition to `MEASURES`.
     """
     rows = [row for row in (*MEASURES, *extra) if isinstance(row, Statistic | Derived)]
     statistics = [row for row in rows if isinstance(row, Statistic)]

@@ -39,10 +39,7 @@ IN_WORDS[Measurable] = f"{IN_WORDS[Model]}; or a dict or a file of arrays"
 
 @public
 def measure_rope(
-    model: Measurable,
-    *,
-    config: ConfigInput | None = None,
-    context: Positive | None = None,
+    model: Measurable, *, config: ConfigInput | None = None, context: Positive | None = None
 ) -> xr.Dataset:
     """The rotation of every layer of `model`, measured from one forward pass.
 

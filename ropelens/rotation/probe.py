@@ -17,13 +17,8 @@ from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
-from ropelens.rotation.conformance import asked_rotations, rotation_differences
-from ropelens.rotation.stated import (
-    match_stated,
-    stated_factor,
-    stated_inv_freq,
-    unused_keys,
-)
+from ropelens.rotation.conformance import LayerRotation, asked_rotations, rotation_differences
+from ropelens.rotation.stated import match_stated, stated_factor, stated_inv_freq, unused_keys
 
 NOISE_REPEATS = 4  # further runs of each token at the first position, which show noise
 
@@ -43,6 +38,13 @@ class SingleTokenProbe:
     query_scale: Float[Tensor, " position"]
     noise: Float[Tensor, " coordinate"]
     value_noise: float
+
+    def rotation(
+        self, positions: Int[Tensor, " position"], stated: list[Tensor]
+    ) -> MeasuredRotation:
+        """The rotation of the vectors; `stated` are frequencies that the model may have."""
+        counts = [len(inv_freq) for inv_freq in stated]
+        return read_rotation(self.vectors, positions, noise=self.noise, counts=counts)
 
 
 @torch.no_grad()
@@ -128,20 +130,6 @@ def _relative_change(x: Tensor, reference: Tensor) -> float:
     return float((x - reference).square().mean().sqrt() / size)
 
 
-@dataclass(frozen=True)
-class LayerRotation:
-    """Rotation of one layer: as `measured`, as `stated` by the model, and the `planes` to use.
-
-    `planes` has the stated frequencies, exact to the bit, or the measured frequencies if the
-    model states none. `query_scale` is the factor on queries at each position.
-    """
-
-    measured: MeasuredRotation
-    stated: Float[Tensor, " frequency"] | None
-    planes: Planes
-    query_scale: dict[int, float]
-
-
 @dataclass(frozen=True, eq=False)
 class RotationProbe:
     """Rotation of every layer of a live model, measured once and kept."""
@@ -171,11 +159,7 @@ class RotationProbe:
         faults = unused_keys(config, [layer.planes for layer in layers])
         asked = asked_rotations(config, layers=len(layers), length=context)
         for number, (layer, wanted) in enumerate(zip(layers, asked, strict=True)):
-            rotation = replace(layer.measured, planes=layer.planes)
-            if layer.stated is not None:  # exact
-                rotation = replace(rotation, resolution=torch.zeros(len(layer.stated)))
-            factor = stated_factor(self.live.model, self.live.layer_types[number])
-            found = rotation_differences(rotation, wanted, factor=factor)
+            found = rotation_differences(layer, wanted)
             text = "; ".join(found if layer.planes.head_dim else [])
             if text and not any(text in earlier for earlier in faults):
                 faults.append(f"layer {number}: {text}")
@@ -206,12 +190,8 @@ class RotationProbe:
         planes = self.layers()[layer].planes
         if not self.live.depends_on_length:
             return planes
-        count = len(planes.inv_freq)
-        stated = next(
-            w
-            for w in stated_inv_freq(self.live.model, self.live.layer_types[layer])
-            if len(w) == count
-        )
+        candidates = stated_inv_freq(self.live, layer)
+        stated = next(w for w in candidates if len(w) == len(planes.inv_freq))
         inv_freq = -stated if planes.inv_freq.sum() < 0 else stated
         before = self._last_inv_freq.get(layer)
         if continued and (before is None or not torch.equal(inv_freq, before)):
@@ -256,43 +236,28 @@ class RotationProbe:
         return None if rotary and lengths[1] < 1.5 * lengths[0] else factor
 
 
-def read_rotations(
-    probes: Mapping[int, SingleTokenProbe],
-    positions: Int[Tensor, " position"],
-    *,
-    stated: Mapping[int, list[Tensor]],
-) -> dict[int, MeasuredRotation]:
-    """Rotation of each layer, read from its queries and keys at these positions."""
-    counts = {layer: [len(w) for w in stated[layer]] for layer in probes}
-    return {
-        layer: read_rotation(probe.vectors, positions, noise=probe.noise, counts=counts[layer])
-        for layer, probe in probes.items()
-    }
-
-
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
     """Rotation of each layer without edits; `measure_rope` explains `context`."""
     config, longest = live.config, 2**24  # a wavelength of 10 million tokens still turns
-    stated_first = stated_inv_freq(live.model, (*live.layer_types, "")[0])
-    if "rope_parameters" not in config.to_dict() or not stated_first:
+    if "rope_parameters" not in config.to_dict() or not stated_inv_freq(live, 0):
         longest = live.context - 1  # positions may index a table
     elif live.depends_on_length:
         longest = max(context or 0, trained_length(config)) - 1
     positions = probe_positions(longest)
     probes = probe_single_tokens(live, positions)
-    stated = {
-        layer: stated_inv_freq(live.model, live.layer_types[layer]) for layer in {0, *probes}
+    measured = {
+        layer: probe.rotation(positions, stated_inv_freq(live, layer))
+        for layer, probe in probes.items()
     }
-    measured = read_rotations(probes, positions, stated=stated)
-    _check_rotation(measured, probes, stated[0], live.class_name, live.eps)
+    _check_rotation(live, measured, probes)
     nothing = Planes(torch.zeros(0), 0, "none")
     unmeasured = MeasuredRotation(nothing, math.nan, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
     layers = [LayerRotation(unmeasured, None, nothing, scales)] * live.layers
     for layer, rotation in measured.items():
+        matched = match_stated(live, layer, rotation)
         scale = dict(zip(scales, probes[layer].query_scale.tolist(), strict=True))
-        matched = match_stated(rotation, stated[layer], layer=layer, class_name=live.class_name)
-        layers[layer] = LayerRotation(*matched, scale)
+        layers[layer] = LayerRotation(*matched, scale, stated_factor(live, layer))
     if any("mrope_section" in vars(module) for module in live.model.modules()):
         for layer, axis in find_axes(live, [x.planes for x in layers], positions).items():
             planes = replace(layers[layer].planes, axis=axis)
@@ -301,35 +266,34 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
 
 
 def _check_rotation(
-    measured: dict[int, MeasuredRotation],
+    live: LiveModel,
+    measured: Mapping[int, MeasuredRotation],
     probes: Mapping[int, SingleTokenProbe],
-    stated: list[Tensor],
-    class_name: str,
-    eps: float,
 ) -> None:
     """Refuse a model whose queries do not rotate, or whose values change with position too.
 
     Edits do not change values, but DeepSeek V4 rotates them.
     """
-    seen, what = "", f"{class_name} does not rotate its queries."
-    for layer, rotation in reversed(measured.items()):
-        allowed = allowed_residual(rotation.noise, eps)
+    hint = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
+    for layer, rotation in measured.items():
+        allowed = allowed_residual(rotation.noise, live.eps)
         if not rotation.residual <= allowed:
-            what = f"{class_name} changes its queries with position, but not by a rotation."
-            seen = (
-                f"layer {layer}: the lengths of its planes change with position (residual "
-                f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})"
+            raise UnsupportedModel(
+                f"{live.class_name} changes its queries with position, but not by a rotation.",
+                seen=f"layer {layer}: the lengths of its planes change with position (residual "
+                f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})",
+                hint=hint,
             )
     still = all(rotation.planes.pairing == "none" for rotation in measured.values())
-    if still and not any(len(w) and not w.any() for w in stated):
+    if still and not any(len(w) and not w.any() for w in stated_inv_freq(live, 0)):
         seen = "queries and keys are the same at every position (residual 0)"
-    if seen:
-        hint = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
-        raise UnsupportedModel(what, seen=seen, hint=hint)
+        raise UnsupportedModel(
+            f"{live.class_name} does not rotate its queries.", seen=seen, hint=hint
+        )
     for layer, probe in probes.items():
         change = _relative_change(probe.values, probe.values[:, :1])
-        if change > allowed_residual(probe.value_noise, eps):
+        if change > allowed_residual(probe.value_noise, live.eps):
             raise UnsupportedModel(
-                f"{class_name} rotates its values too.",
+                f"{live.class_name} rotates its values too.",
                 seen=f"layer {layer}: the values of a token change with its position",
             )
