@@ -31,20 +31,14 @@ def identity(model: Opened | nn.Module) -> str:
     files and a hash of a live model cannot be compared.
     """
     if isinstance(model, Opened):
-        kind, facts = "files", _file_facts(model)
+        files = loaded_files(model.checkpoint, model.loading)
+        facts = sorted((file.name, sha256_of(file)) for file in files)
+        facts += [("dtype", str(model.torch_dtype)), ("quantize", str(model.loading.quantize))]
+        kind = "files"
     else:
-        kind, facts = "live", _live_facts(model)
-    listing = hashlib.sha256()
-    for name, fact in facts:
-        listing.update(f"{fact}  {name}\n".encode("utf-8", "backslashreplace"))
-    return f"{kind}:{listing.hexdigest()}"
-
-
-def _file_facts(opened: Opened) -> Iterator[tuple[str, str]]:
-    files = loaded_files(opened.checkpoint, opened.loading)
-    yield from sorted((file.name, sha256_of(file)) for file in files)
-    yield "dtype", str(opened.torch_dtype)
-    yield "quantize", str(opened.loading.quantize)
+        kind, facts = "live", [*_live_facts(model)]
+    listing = "".join(f"{fact}  {name}\n" for name, fact in facts)
+    return f"{kind}:{hashlib.sha256(listing.encode('utf-8', 'backslashreplace')).hexdigest()}"
 
 
 @torch.no_grad()

@@ -213,6 +213,8 @@ class ModelEdit:
         """Planes under the edits, with one row per head if heads differ."""
         targets = _targets(self.edits, unedited, layer, length, self.attending[layer])
         inv_freq = targets[0].inv_freq
+        if not len(inv_freq):  # a layer without attention
+            return unedited
         alike = (inv_freq == inv_freq[:1]).all()
         return replace(unedited, inv_freq=inv_freq[0] if alike else inv_freq)
 

@@ -30,7 +30,7 @@ TOKENS = torch.arange(24).reshape(2, 12) + 3  # the vocabulary has 96 tokens
         (TOKENS[:, :2], "A text must have 3 tokens or more"),
         (TOKENS[0], r"profile: text must be a Text.* token ids .sequence, position."),
         (TOKENS + 90, "not in the vocabulary of the model.*ids 93 to 116"),
-        (TOKENS.to("meta"), "Token ids must be whole numbers.*meta"),
+        (TOKENS.to("meta"), "ids must be whole numbers.*meta"),
         ({}, "The batch has no input_ids"),
         (rl.Text(TOKENS, hidden=torch.ones_like(TOKENS)), "All tokens of the text are hidden"),
         (rl.Text(TOKENS, hidden=None), "Sinks must be tokens of the vocabulary.*96"),
