@@ -209,6 +209,16 @@ def test_a_variant_that_a_family_cannot_express(name: str, spelled: str):
     assert "edit_rope" in refused.value.parts["try"]
 
 
+@pytest.mark.parametrize("name", ["gpt_neox", "glm", "phi", "nanochat", "gemma3", "llama4"])
+def test_any_family_can_be_edited(name: str):
+    model = tiny(name)
+    before = logits(model)
+    for spelled in ("p-rope:0.5", "nope", "linear:2", "abf:100", "yarn:2"):
+        with rl.edit_rope(model, spelled):
+            assert (logits(model) - before).abs().max() > 1e-4, spelled
+    assert torch.equal(logits(model), before)
+
+
 @pytest.mark.parametrize(
     ("spelled", "line"),
     [
