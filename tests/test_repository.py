@@ -27,7 +27,7 @@ ROOMS = {
         "noise.py": 70,
         "rope": 750,
     },
-    **{"text": 830, "attention": 1_370, "budget": 1_115, "runtime": 720, "checkpoints": 955},
+    **{"text": 830, "attention": 1_380, "budget": 1_115, "runtime": 720, "checkpoints": 955},
     **{"model": 1_705, "rotation": 1_395, "profiles": 1_895, "interventions": 2_005},
     **{"claims": 955, "train": 860, "comparison": 545, "figures": 1_580, "report": 1_305},
     **{"analysis": 935, "commands": 915},

@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ropelens.attention.attention_change import attention_change
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.sums import Sums, attention_change
+from ropelens.attention.sums import Sums
 from ropelens.attention.visibility import sum_bins
 from ropelens.budget.held_out import LayerFit
 from ropelens.errors import BadArgument, check_count

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.attention import fast_products
-from ropelens.attention.sums import attention_change
+from ropelens.attention.attention_change import attention_change
 from ropelens.attention.visibility import Visibility
 from ropelens.interventions.edit import Edit
 from ropelens.text.rows import all_rows
