@@ -23,12 +23,13 @@ NOT_USED = ("_name_or_path", "_commit_hash", "transformers_version")  # in a con
 
 
 def identity(model: Opened | nn.Module) -> str:
-    """Hash of everything that affects the outputs of a model.
+    """Hash of the files, or of the modules and numbers, that determine the outputs of a model.
 
     For a checkpoint, these are all files that `load` reads, the dtype and the quantization. The
     hash starts with "files:". For a live model, they are the classes of its modules, its
     configuration, adapters, parameters and buffers. The hash starts with "live:". A hash of
-    files and a hash of a live model cannot be compared.
+    files and a hash of a live model cannot be compared. Hooks and replaced methods of a live
+    model do not count.
     """
     if isinstance(model, Opened):
         files = loaded_files(model.checkpoint, model.loading)

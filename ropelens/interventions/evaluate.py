@@ -126,7 +126,9 @@ def evaluate(
         for key in answers[0][name]:
             values[key] = np.stack([answer[name][key].numpy() for answer in answers])
         values |= task.coordinates
-    dataset = xr.Dataset(labelled(values, EVALUATED), plane_coordinates(planes[0]))
+    dataset = xr.Dataset(
+        labelled(values, EVALUATED), plane_coordinates(planes[0], heads=live.heads)
+    )
     names = {"control_of", "group", "position_start", "position_stop", "token_class"}
     dataset = number_dims(dataset.set_coords(names & values.keys()))
     return dataset.assign_attrs(measurement.facts)

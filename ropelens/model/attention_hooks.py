@@ -264,9 +264,11 @@ def _call_with_hooks(
     rows, dropped = cache_positions.row_keys(module, query.shape[2], key.shape[2])
     paged, key_heads = "write_index" in options, key.shape[1]  # continuous batching is paged
     places = torch.arange(rows.start + dropped, rows.stop + dropped)[None] + paged
-    if hooks.changes:
+    cached = not paged and cache_positions.cache_of(module) is not None
+    if hooks.changes or (hooks.observers and cached):
         ids, mask = options.get("position_ids"), attention_mask
         of_rows, of_keys = cache_positions.positions(module, rows, dropped, key, ids, mask)
+    if hooks.changes:
         of_all = cache_positions.places_in_sequence(of_keys[:, : rows.stop], dropped) + paged
         places = of_all[:, rows.start :]
         for change in hooks.changes:

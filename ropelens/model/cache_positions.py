@@ -83,7 +83,7 @@ def positions_recorded(model: PreTrainedModel, attention: list[nn.Module]) -> It
         yield
 
 
-def _cache_of(module: Any) -> Cache | None:
+def cache_of(module: Any) -> Cache | None:
     return _caches.get({}).get(id(module), lambda: None)()
 
 
@@ -92,7 +92,7 @@ def row_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
 
     A cache also holds earlier keys, and a static cache has empty slots at the end.
     """
-    cache, length = _cache_of(module), 0
+    cache, length = cache_of(module), 0
     if cache is not None:
         layer = module.layer_idx  # the cache has no keys of a layer that shares keys
         layers: Any = [x for x in cache.layers[layer:][:1] if isinstance(x, CacheLayerMixin)]
@@ -122,7 +122,7 @@ def positions(
         index = torch.arange(keys, device=key.device)[None]
         return index[:, rows.start : rows.stop], index
     of_rows = position_ids[:, -len(rows) :]  # attention may run on only the last tokens
-    cache = _cache_of(module)
+    cache = cache_of(module)
     by_cache = _cached_keys.setdefault(id(module), WeakKeyDictionary())
     owner: object = module if cache is None else cache
     marks = key_marks(key[:, :, : rows.stop])

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.attention.call import AttentionCall, attention_map, output_error
-from ropelens.model.attention_hooks import Observer
+from ropelens.model.attention_hooks import Observer, attention_modules
 from ropelens.noise import run_noise
 from ropelens.runtime.devices import device_of
 from ropelens.text.rows import Ids
@@ -50,8 +50,11 @@ def measure_noise(
     """
     device, embeddings = device_of(model), model.get_input_embeddings()
     autocast = torch.is_autocast_enabled(device.type)
-    size = sum(weight.numel() for weight in model.parameters())  # heads may be pruned later
-    key = (model.dtype, device, autocast, torch.get_float32_matmul_precision(), size)
+    heads_now = tuple(  # heads and layers may be pruned later
+        (vars(module).get("layer_idx"), *(weight.shape for weight in module.parameters()))
+        for module in attention_modules(model)[1:]
+    )
+    key = (model.dtype, device, autocast, torch.get_float32_matmul_precision(), heads_now)
     by_key = _measured.setdefault(model, {})
     if key in by_key:
         return by_key[key]

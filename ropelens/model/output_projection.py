@@ -51,7 +51,8 @@ def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
     if missing := [layer for layer in live.attending if layer not in projections]:
         raise UnsupportedModel(
             f"{live.class_name} passes the outputs of its heads to no linear map.",
-            seen=f"layer {missing[0]}: no linear map has the output of the heads as its input",
+            seen=f"layer {missing[0]}: no linear map computes all of the result from them",
+            hint="merge_and_unload() of an adapter on the output projection",
         )
     return projections
 

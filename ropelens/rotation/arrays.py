@@ -82,6 +82,9 @@ def read_arrays(
                 shape = f"{name} {[*x.shape]} in layer {layer}, and {len(positions)} positions"
                 raise ValueError(f"shapes that do not fit, or numbers that are not: {shape}")
         steps = positions[order].diff().tolist()
+        before = {name[0] for _, name in by_name if "_" in name}
+        if before and (missing := {name for _, name in after} - before):
+            raise ValueError(f"{sorted(missing)[0]} without {sorted(missing)[0]}_before")
         if not after or steps[:1] != [1] or 0 in steps:
             raise ValueError(f"arrays {[*arrays]} at positions {positions[:3].tolist()}, ...")
     by_head = {key: x[order].transpose(0, 1) for key, x in by_name.items()}
@@ -100,6 +103,12 @@ def array_layers(
     if config is not None and count > config.num_hidden_layers:
         seen = f"layer {count - 1}; the configuration has {config.num_hidden_layers} layers"
         raise BadArgument("The configuration has no such layer.", seen=seen)
+    facts = {} if config is None else config.to_dict()
+    known = {facts.get("num_attention_heads"), facts.get("num_key_value_heads")}
+    heads = {len(x) for x, _ in arrays.values()}
+    if not heads & known and len(positions) in known:
+        seen = f"{len(positions)} positions of {min(heads)} heads"
+        raise BadArgument("The axes of the arrays are exchanged.", seen=seen, hint=LAYOUT)
     asked = asked_rotations(config, layers=count, length=context or int(positions[-1]) + 1)
     grows = config is None or changes_with_position(config)
     layers: dict[int, LayerRotation] = {}

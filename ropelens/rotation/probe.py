@@ -15,12 +15,14 @@ from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import trained_length
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
+from ropelens.model.model_noise import CHANGED_WEIGHT
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
 from ropelens.rotation.conformance import LayerRotation, asked_rotations, rotation_differences
 from ropelens.rotation.stated import match_stated, stated_factor, stated_inv_freq, unused_keys
 
 NOISE_REPEATS = 4  # further runs of each token at the first position, which show noise
+ROUNDED = 4  # further such runs with embeddings that are rounded otherwise
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,15 @@ def probe_single_tokens(
 ) -> dict[int, SingleTokenProbe]:
     """Run four tokens, each as a sequence of its own at each of `positions`, without edits.
 
-    The tokens run several times at the first position, and the differences are noise.
+    The tokens run several times at the first position, and the differences are noise. In some
+    of these runs the embeddings are rounded otherwise, because a few models (gpt-oss in half
+    precision) amplify rounding that depends on the position.
     """
     tokens, count = torch.arange(1, 5) * live.vocabulary // 6, positions.shape[-1]
-    positions = torch.cat(
-        [positions, positions[..., :1].expand(*positions.shape[:-1], NOISE_REPEATS)], -1
-    )
+    repeats = positions[..., :1].expand(*positions.shape[:-1], NOISE_REPEATS + ROUNDED)
+    positions = torch.cat([positions, repeats], -1)
+    rounded = count + NOISE_REPEATS
+    kinds = (slice(count, rounded), 1.0), (slice(rounded, None), CHANGED_WEIGHT)
     row_scales = {  # Llama 4 scales some queries by their row, which these sequences lack
         module["layer_idx"]: 1
         + module["attn_scale"] * ((positions + 1) // module["floor_scale"]).double().log1p()
@@ -79,19 +84,30 @@ def probe_single_tokens(
             )
         length = query.square().sum((0, 2, 3)).sqrt()
         scale = (length / length[0]).nan_to_num(1)
-        allowed = allowed_residual(float((scale[count:] - 1).abs().max()), live.eps)
+        noise_of_scale = max(part * float((scale[at] - 1).abs().max()) for at, part in kinds)
+        allowed = allowed_residual(noise_of_scale, live.eps)
         scale = scale.where((scale - 1).abs() > allowed, 1)
         both = torch.cat([query / scale[:, None, None], key], dim=2)
         vectors = both.transpose(1, 2).flatten(0, 1)
-        noise = (vectors[:, count:] - vectors[:, :1]).square().mean((0, 1)).sqrt()
+        changes = (part * (vectors[:, at] - vectors[:, :1]) for at, part in kinds)
+        noise = torch.stack([x.square().mean((0, 1)).sqrt() for x in changes]).amax(0)
+        first = values[:, :1]
         return SingleTokenProbe(
             vectors=vectors[:, :count],
             values=values[:, :count],
             scale=float(call.scale),
             query_scale=(scale * row_scales.get(call.layer, 1))[:count],
             noise=noise.clamp(min=live.eps * vectors.square().mean().sqrt()),
-            value_noise=_relative_change(values[:, count:], values[:, :1]),
+            value_noise=max(p * _relative_change(values[:, at], first) for at, p in kinds),
         )
+
+    def round_otherwise(module: object, args: object, x: Tensor) -> Tensor:
+        if len(x) == len(sequences):
+            place = torch.arange(len(x), device=x.device) % positions.shape[-1]
+            changed = (place >= rounded).view(-1, *[1] * (x.ndim - 1))
+            change = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+            x = x * (1 + live.eps / 2 * change * changed)
+        return x
 
     position_ids = positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None]
     sequences = tokens.repeat_interleave(positions.shape[-1])[:, None]
@@ -103,7 +119,8 @@ def probe_single_tokens(
     with live.without_hooks(), autocast:
         if live.depends_on_length:
             live.forward(tokens[:1, None])  # a short sequence resets dynamic RoPE
-        return live.record_calls(sequences, read, position_ids)
+        with live.model.get_input_embeddings().register_forward_hook(round_otherwise):
+            return live.record_calls(sequences, read, position_ids)
 
 
 def find_axes(

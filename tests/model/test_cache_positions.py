@@ -105,6 +105,17 @@ def test_a_cropped_cache_of_keys_with_another_rotation_is_refused():
             model(TOKENS[:, 8:9], past_key_values=cache)
 
 
+@torch.no_grad()
+def test_an_observer_refuses_a_cache_that_dropped_keys(llama):
+    with rl.observe(llama, lambda call, planes: None):
+        cache = DynamicCache()
+        llama(TOKENS[:, :10], past_key_values=cache)
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, 4:], layer.values[:, :, 4:]
+        with pytest.raises(UnsupportedModel, match="positions of the keys in this cache"):
+            llama(TOKENS[:, 10:], past_key_values=cache)
+
+
 def test_rows_are_the_last_tokens_and_a_mask_may_have_a_value_for_each_key():
     """Gemma 4 has layers in which only some tokens are rows. Flash attention has such masks."""
     given, key = torch.tensor([[3, 4, 5, 9, 10, 11]]), torch.zeros(1, 2, 6, 8)

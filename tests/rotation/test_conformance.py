@@ -294,6 +294,8 @@ def test_keys_that_were_permuted_with_the_heads_of_queries():
         ({"q": torch.full((14, 2, 16), math.nan)}, "numbers that are not"),
         ({"positions": 2 * STEPS}, "at positions [0, 2, 4], ..."),
         ({"q.7": torch.ones(14, 2, 16)}, "layer 7; the configuration has 2 layers"),
+        ({"k": torch.ones(14, 2, 16), "q_before": torch.ones(14, 2, 16)}, "k without k_before"),
+        ({"q": torch.ones(4, 14, 16), "positions": STEPS[:4]}, "4 positions of 14 heads"),
     ],
 )
 def test_arrays_that_cannot_be_read(change: dict, words: str):
