@@ -67,7 +67,7 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
 
 
 def _pop_scaling(stated: dict[str, Any]) -> dict[str, Any]:
-    """Turn keys and tensors into `rope_parameters`; they stay if there is no equivalent.
+    """Turn keys and tensors into `rope_parameters`; keys without an equivalent stay.
 
     Programs disagree about yarn_ext_factor, yarn_attn_factor and yarn_log_multiplier.
     """

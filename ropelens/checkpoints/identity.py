@@ -18,12 +18,12 @@ AT_ONCE = {"cpu": 2**20, "cuda": 2**25}  # numbers whose products are in memory 
 WORDS = {1: torch.uint8, 2: torch.int16}  # by size of a number in bytes; others are int32
 FACTORS = np.random.PCG64(0).random_raw(ROW).view(np.int64) | 1
 SETTINGS = ("_active_adapter", "_disable_adapters", "is_causal", "merged_adapters", "scaling")
-"""Attributes of attention and of adapters that change outputs, besides tensors and floats."""
+"""Attributes of modules that change outputs, next to tensors and floats."""
 NOT_USED = ("_name_or_path", "_commit_hash", "transformers_version")  # in a configuration
 
 
 def identity(model: Opened | nn.Module) -> str:
-    """Hash of the files, or of the modules and numbers, that determine the outputs of a model.
+    """Hash of the files or modules that determine the outputs of a model.
 
     For a checkpoint, these are all files that `load` reads, the dtype and the quantization. The
     hash starts with "files:". For a live model, they are the classes of its modules, its

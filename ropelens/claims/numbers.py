@@ -1,4 +1,4 @@
-"""Functions that make the number of a claim from arrays of the model or of a null.
+"""Functions that make the number of a claim from arrays of the model or a null.
 
 docs/measures.md defines each number in its section about the ledger of claims.
 """

@@ -27,7 +27,7 @@ class Claim:
     `number` makes a number from the `arrays` (names in `claim_arrays`) of the model, and from
     draws of the `null`. According to the claim the number is large, or small if `sign` is -1. A
     number below `floor` counts as none. `limit` is the largest possible number on the claimed
-    side, for a null whose draws need not reach it.
+    side; it is needed if the draws of the null may not reach it.
 
     `interval` returns the ends of the 95 % interval; the default is a jackknife over the first
     axis of the arrays. `objection` returns a reason against a test, or "". `why_untestable` is

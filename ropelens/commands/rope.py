@@ -57,7 +57,7 @@ def rope_command(
     ] = False,
     options: Loading,
 ) -> None:
-    """Measure the rotation of a model, or of queries and keys in a file, and print it.
+    """Measure and print the rotation of a model or of arrays in a file.
 
     Each row is a plane: measured frequency (rad/token), measured wavelength (tokens), the
     frequency in the model's buffer ("stated"), the frequency from its configuration, and the
@@ -104,7 +104,7 @@ def rope_command(
 
 
 def _alike(rope: xr.Dataset) -> bool:
-    """Whether two layers have equal stated rotations, and equal measured ones up to noise."""
+    """Whether the stated rotations of two layers are equal, and the measured up to noise."""
     first, second = rope.isel(layer=0), rope.isel(layer=1)
     names = ["pairing", "rotary_dim", "inv_freq_stated", "inv_freq_configured"]
     if rope["residual"].isnull().all():  # layers without attention

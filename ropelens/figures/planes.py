@@ -1,4 +1,4 @@
-"""Figures of planes: their axis of wavelengths, the push of heads by wavelength, and norms."""
+"""Figures of planes: the axis of wavelengths, the push of heads by wavelength, and norms."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ NORM_PANELS = {"query": "q_norm", "key": "k_norm", "value": "v_norm"}
 
 
 def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
-    """Position of each plane on the axis [layer, frequency], in tokens: its finite wavelength.
+    """Position of each plane on the axis [layer, frequency], in tokens (the wavelength).
 
     Planes that do not rotate follow after a gap, at most one usual step apart, and fill at most
     a third of the width of the other planes. NaN (the layer lacks the plane) stays NaN.

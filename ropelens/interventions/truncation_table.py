@@ -46,13 +46,13 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
 def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
     """Changes under each edit in the `results` of `evaluate` or `truncate`, one row per edit.
 
-    Changes are differences from the entry "none", the unmodified model, on the same tokens.
+    Changes are differences from the entry "none", the unmodified model, on equal tokens.
     `_low` and `_high` are the ends of their 95 % intervals (`paired_interval`): over trials, or
     for losses of the text over the coordinate `group` of the sequences (else over sequences).
 
     Columns such as `loss_beyond` are the change minus the mean change of the controls of the
     edit. Groups and draws each give an interval, and the squares of the half widths add up.
-    (They are crossed factors, and the sum is rather too wide: Owen 2007, "The pigeonhole
+    (The factors are crossed, and the sum is rather too wide: Owen 2007, "The pigeonhole
     bootstrap".) docs/measures.md defines the other columns.
     """
     # Imported here because it imports scipy, and an unknown measure is refused before that.

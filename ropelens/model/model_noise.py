@@ -25,7 +25,7 @@ CHANGED_WEIGHT = 1 / 8
 
 @dataclass(frozen=True)
 class Noise:
-    """Relative noise: of logits for a `run`, and by layer for an attention `call`.
+    """Relative noise of the logits of a `run`, and by layer of an attention `call`.
 
     `heads` are the query heads of each layer, as the measured calls have them.
     """

@@ -79,7 +79,7 @@ def plane_coordinates(planes: Sequence[Planes], *, heads: int) -> dict[str, xr.V
     """`inv_freq` (rad/token) and `wavelength` (tokens) of each layer; NaN beyond its planes.
 
     If an edit makes heads of a layer differ, these are the numbers of the head that rotates
-    fastest in the plane, and `head_wavelength` (layer, head, frequency) has the others.
+    fastest in the plane, and `head_wavelength` (layer, head, frequency) has all heads.
     """
     fastest = [torch.atleast_2d(layer.term_inv_freq.abs()).amax(0) for layer in planes]
     wavelengths = (2 * math.pi / inv_freq.double() for inv_freq in fastest)

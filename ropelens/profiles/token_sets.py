@@ -70,8 +70,8 @@ def attention_on(
     -------
     Two statistics of a profile, over the rows that see a token of the set that is not a sink.
     `attention_on_NAME` (layer, head), also a column of heads.csv, is the share of the attention
-    outside of sinks that goes to the set. `control_on_NAME` is the share of as many control
-    tokens: within 8 tokens on either side, those most similar in frequency and place.
+    outside of sinks that goes to the set. `control_on_NAME` is the share of an equal number of
+    control tokens: within 8 tokens on either side, those most similar in frequency and place.
 
     Raises `BadArgument` if a tokenizer is missing, or if the text has no such token.
 

@@ -33,7 +33,7 @@ class PageFigure:
 
 
 FIXED_AXES = ("xaxis3", "yaxis", "yaxis2", "yaxis3")
-FIXED_MARGINS = {f"{axis}_automargin": False for axis in FIXED_AXES}  # automatic ones are slow
+FIXED_MARGINS = {f"{axis}_automargin": False for axis in FIXED_AXES}  # otherwise slow
 
 # fmt: off
 PROFILE_FIGURES = (
