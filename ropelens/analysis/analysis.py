@@ -70,7 +70,9 @@ class Analysis:
     @property
     def findings(self) -> list[str]:
         """Sentences about the sweep, the labels, the verdict of the claim and the scope."""
-        sweep = [] if self.truncation is None else words.sweep_sentences(self.truncation)
+        table, sweep = self.truncation_table, list[str]()
+        if self.truncation is not None and table is not None:
+            sweep = words.sweep_sentences(self.truncation, table)
         first, *more = words.heads_sentences(self.heads)
         attention = words.attention_sentences(self.profile)
         limits = words.scope(self.profile.attrs)
@@ -79,7 +81,8 @@ class Analysis:
     def page(self, *, beside: "Analysis | None" = None) -> str:
         """The page as HTML; with `beside`, it also shows the heads of another analysis."""
         other = None if beside is None else (beside.profile, beside.heads)
-        return render_page(self.profile, self.heads, self.truncation, self.reach, other)
+        results = self.profile, self.heads, self.truncation, self.reach
+        return render_page(*results, other, self.truncation_table)
 
     def report(self, path: str | Path, *, beside: "Analysis | None" = None) -> Path:
         """Write only the page to the file `path`, completely or not at all; return `path`.
@@ -238,7 +241,7 @@ class Answer:
         comparison = comparison.assign_attrs(said, findings="\n".join(self.findings))
         table, facts = summarize_comparison(comparison), comparison.attrs
         entries = comparison["entry"].values.tolist()
-        findings = [*words.comparison_sentences(comparison), words.scope(facts)]
+        findings = [*words.comparison_sentences(comparison, table), words.scope(facts)]
         record: dict[str, Any] = facts | {
             "kind": "comparison",
             "findings": [*filter(None, findings)],
@@ -251,7 +254,7 @@ class Answer:
             record["fingerprints"] = dict(zip(entries, fingerprints, strict=True))
         Path(folder).parent.mkdir(parents=True, exist_ok=True)
         results = {"comparison.nc": comparison, "comparison.csv": table, **self.more}
-        page = partial(render_comparison, comparison)
+        page = partial(render_comparison, comparison, table)
         return write_folder(folder, record=record, results=results, page=page)
 
 
@@ -289,7 +292,8 @@ def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Pat
         raise BadArgument(what, seen=str(question), hint=str(command))
     if kind == "comparison" and beside is None:
         comparison = open_results(folder / "comparison.nc", "comparison")
-        return write_page(folder, lambda: render_comparison(comparison))
+        table = summarize_comparison(comparison)
+        return write_page(folder, lambda: render_comparison(comparison, table))
     other = None if beside is None else open_analysis(beside)
     with locked(folder):
         analysis = open_analysis(folder)

@@ -1,7 +1,4 @@
-"""Sums over the attention of a layer, for one call and for a text, and the means of a text.
-
-One of the sums is the change of attention between two calls.
-"""
+"""Sums over the attention of a layer, for one call and for a text, and the means of a text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -13,7 +13,6 @@ import xarray as xr
 
 from ropelens.budget.labels import Thresholds
 from ropelens.claims.tables import ledger
-from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument, public
 from ropelens.figures.formats import plural
 from ropelens.figures.heads import claim_title
@@ -58,8 +57,9 @@ def render_page(
     truncation: xr.Dataset | None = None,
     reach: xr.Dataset | None = None,
     beside: tuple[xr.Dataset, pd.DataFrame] | None = None,
+    table: pd.DataFrame | None = None,
 ) -> str:
-    """Text of the page; `beside` has the profile and heads of another model to compare."""
+    """Text of the page, `beside` another model's; `table` is the summary of `truncation`."""
     _check_results(truncation, "truncation", profile)
     _check_results(reach, "reach", profile)
     selected = layer, head = first_head(heads)
@@ -70,7 +70,7 @@ def render_page(
     measured: dict[str, Any] = {"truncation": truncation, "reach": reach}
     payload = build_payload(profile, heads, figures, selected=selected, **measured)
     payload["beside"] = other.pop("payload", None)
-    section = None if truncation is None else _sweep_section(truncation, payload)
+    section = None if truncation is None else _sweep_section(truncation, table, payload)
     columns, sentences = tables.head_columns(profile, heads), words.head_words(heads)
     claims = ledger(profile).assign(model="")
     claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
@@ -106,14 +106,16 @@ def render_page(
     )
 
 
-def _sweep_section(truncation: xr.Dataset, payload: dict[str, Any]) -> dict[str, Any]:
+def _sweep_section(
+    truncation: xr.Dataset, table: pd.DataFrame | None, payload: dict[str, Any]
+) -> dict[str, Any]:
     """Section of a sweep for the template. Adds its figures to the `payload`."""
-    table = summarize_truncation(truncation)
+    table = summarize_truncation(truncation) if table is None else table
     figures = draw(catalog.SWEEP_FIGURES, truncation, table=table)
     payload["figures"] |= {row.name: bare(figure) for row, figure in figures.items()}
     cards = [card(row, figure) for row, figure in figures.items()]
     section = {"cards": cards, "text": str(truncation.attrs.get("text", ""))}
-    return section | {"sentences": words.sweep_sentences(truncation)}
+    return section | {"sentences": words.sweep_sentences(truncation, table)}
 
 
 def first_head(heads: pd.DataFrame) -> tuple[int, int]:
@@ -148,9 +150,8 @@ def _beside(
     return section | {"payload": {"name": name} | payload}
 
 
-def render_comparison(comparison: xr.Dataset) -> str:
-    """Text of the page of a comparison."""
-    table = summarize_comparison(comparison)
+def render_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> str:
+    """Text of the page of a comparison and its summary `table`."""
     captions = {
         page_words()["figures"][row.name]["explain"].format(**comparison.attrs): figure
         for row, figure in draw(catalog.COMPARISON_FIGURES, comparison, table=table).items()
@@ -159,7 +160,7 @@ def render_comparison(comparison: xr.Dataset) -> str:
         "comparison.html",
         captions,
         question=str(comparison.attrs.get("question", QUESTION)),
-        findings=words.comparison_sentences(comparison),
+        findings=words.comparison_sentences(comparison, table),
         columns=tables.comparison_columns(table),
         rows=tables.comparison_rows(table),
         label_rules=write_sentence("profile", "label_rules", thresholds=asdict(Thresholds())),

@@ -38,11 +38,11 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
         return heads_sentences(results)
     match results.attrs.get("kind"):
         case "truncation":
-            return sweep_sentences(results)
+            return sweep_sentences(results, summarize_truncation(results))
         case "reach":
             return reach_sentences(results)
         case "comparison":
-            return comparison_sentences(results)
+            return comparison_sentences(results, summarize_comparison(results))
     sentences = [*heads_sentences(classify_heads(results)), *attention_sentences(results)]
     return [*sentences, *filter(None, [idle_words(results)])]
 
@@ -136,9 +136,9 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     return [*filter(None, warnings), *write_sentences("profile", weak).values()]
 
 
-def sweep_sentences(sweep: xr.Dataset) -> list[str]:
-    """Sentences about a sweep, first on the cost of the slowest and the fastest planes."""
-    rows = _sweep_records(summarize_truncation(sweep))
+def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
+    """Sentences about a sweep and its summary `table`, first on the cost of planes."""
+    rows = _sweep_records(table)
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
     setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*")
     ends, free, classes = _quarters(rows, "loss_change"), _free(rows), class_changes(sweep)
@@ -226,9 +226,8 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
     return sentences
 
 
-def comparison_sentences(comparison: xr.Dataset) -> list[str]:
-    """Sentences about a comparison, and the sentences of its author."""
-    table = summarize_comparison(comparison)
+def comparison_sentences(comparison: xr.Dataset, table: pd.DataFrame) -> list[str]:
+    """Sentences about a comparison and its `table`, and the sentences of its author."""
     rows, attrs = table.to_dict("records"), comparison.attrs
     baseline = str(attrs["baseline"])
     records: dict[str, Record | None] = {}

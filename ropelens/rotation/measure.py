@@ -114,9 +114,8 @@ def measure_rope(
     }
     coords = {"layer": list(by_layer), "position": list(layers[0].query_scale)}
     verdict = "different" if faults else "same" if config else "unknown"
-    rotates = any(layer.rotary_dim for layer in planes)
-    why = f"{'rotates' if rotates else 'does not rotate'}; no configuration is compared"
-    why = "rotates as configured" if config else why
+    rotates = "rotates" if any(layer.rotary_dim for layer in planes) else "does not rotate"
+    why = "rotates as configured" if config else f"{rotates}; no configuration is compared"
     if faults:
         why = f"does not rotate{' as configured' * bool(config)}: {'; '.join(faults[:3])}"
         why += f"; and {len(faults) - 3} more" * (len(faults) > 3)

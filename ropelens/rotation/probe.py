@@ -256,27 +256,29 @@ class RotationProbe:
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
     """Rotation of each layer without edits; `measure_rope` explains `context`."""
     config, longest = live.config, 2**24  # a wavelength of 10 million tokens still turns
-    has_buffers = any(stated_inv_freq(live.model, kind) for kind in {*live.layer_types})
+    model, kinds = live.model, live.layer_types
+    has_buffers = any(stated_inv_freq(model, kind) for kind in {*kinds})
     if "rope_parameters" not in config.to_dict() or not has_buffers:
         longest = live.context - 1  # positions may index a table
     elif live.depends_on_length:
         longest = max(context or 0, trained_length(config)) - 1
     positions = probe_positions(longest)
     probes = probe_single_tokens(live, positions)
-    stated = [stated_inv_freq(live.model, kind) for kind in live.layer_types]
+    stated = {kind: stated_inv_freq(model, kind) for kind in {*kinds}}
     measured = {
-        layer: probe.rotation(positions, stated[layer]) for layer, probe in probes.items()
+        layer: probe.rotation(positions, stated[kinds[layer]])
+        for layer, probe in probes.items()
     }
-    zero = any(len(w) and not w.any() for candidates in stated for w in candidates)
+    zero = any(len(w) and not w.any() for candidates in stated.values() for w in candidates)
     _check_rotation(measured, probes, class_name=live.class_name, eps=live.eps, zero=zero)
     nothing = Planes(torch.zeros(0), 0, "none")
     unmeasured = MeasuredRotation(nothing, math.nan, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
     layers = [LayerRotation(unmeasured, None, nothing, scales)] * live.layers
     for layer, rotation in measured.items():
-        matched = match_stated(rotation, stated[layer], (live.class_name, layer))
+        matched = match_stated(rotation, stated[kinds[layer]], (live.class_name, layer))
         scale = dict(zip(scales, probes[layer].query_scale.tolist(), strict=True))
-        factor = stated_factor(live.model, live.layer_types[layer])
+        factor = stated_factor(model, kinds[layer])
         layers[layer] = LayerRotation(*matched, scale, factor)
     if any("mrope_section" in vars(module) for module in live.model.modules()):
         for layer, axis in find_axes(live, [x.planes for x in layers], positions).items():

@@ -28,9 +28,13 @@ from ropelens.figures.style import new_figure
 from ropelens.interventions.truncation_table import best_head
 from ropelens.report.tables import comparison_columns as shown_columns
 from ropelens.report.tables import comparison_rows as table_rows
-from ropelens.report.words import comparison_sentences as findings
+from ropelens.report.words import comparison_sentences
 
 HOSTILE = '<img src=x onerror=alert(1)><a href="https://evil.example/">%{y}</a>'
+
+
+def findings(comparison: xr.Dataset) -> list[str]:
+    return comparison_sentences(comparison, summarize_comparison(comparison))
 
 
 @pytest.fixture
