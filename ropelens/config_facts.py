@@ -48,10 +48,7 @@ def depends_on_length(config: PreTrainedConfig) -> bool:
     """Whether RoPE changes with the length of a batch."""
     return any(
         part.get("rope_type") == "dynamic"
-        or (
-            part.get("rope_type") == "longrope"
-            and part.get("short_factor") != part.get("long_factor")
-        )
+        or part.get("short_factor") != part.get("long_factor")
         for part in rope_parameters(config)
     )
 

@@ -9,6 +9,8 @@ import pandas as pd
 import xarray as xr
 
 import ropelens as rl
+from ropelens.attention.formulas import GAINS
+from ropelens.attention.visibility import offset_edges
 from ropelens.profiles.measures import missing_measures
 
 BASE = 10_000.0
@@ -52,7 +54,8 @@ def synthetic_profile(
     rotated = frequencies - unrotated
     wavelength = 2 * np.pi * BASE ** (np.arange(rotated) / rotated)
     wavelength = np.tile(np.append(wavelength, [np.inf] * unrotated), (layers, 1))
-    start, stop = offset_bins(context)
+    edges = offset_edges(context).clip(max=context).numpy()
+    start, stop = edges[:-1], edges[1:]
     data = {
         **_planes(kinds, kv_heads, wavelength, rng),
         **_budget(kinds, rng),
@@ -91,15 +94,6 @@ def synthetic_profile(
     return profile, table
 
 
-def offset_bins(context: int) -> tuple[np.ndarray, np.ndarray]:
-    """Half-open bins over the offsets 0 to context - 1, of width 1 below 64, then wider."""
-    edges = list(range(min(64, context)))
-    while edges[-1] + 1 < context:
-        edges.append(max(edges[-1] + 1, min(int(edges[-1] * 1.19) + 1, context)))
-    edges += [context] if edges[-1] < context else []
-    return np.array(edges[:-1]), np.array(edges[1:])
-
-
 def excerpt_tokens(count: int) -> list[str]:
     words = STORY.replace("\n", " \n").split(" ")[1:]
     tokens = ["<s>"] + [word if word in ",.\n" else f" {word}" for word in words]
@@ -113,43 +107,31 @@ def by_kind(kinds: np.ndarray, otherwise: object, **values: object) -> np.ndarra
 def _planes(
     kinds: np.ndarray, kv_heads: int, wavelength: np.ndarray, rng: np.random.Generator
 ) -> dict:
-    frequencies = wavelength.shape[1]
-    place = np.linspace(0, 1, frequencies)
-    centre = by_kind(kinds, 0.78, positional=0.22, mixed=0.45)
-    centre = centre + rng.normal(0, 0.06, size=kinds.shape)
-    bump = np.exp(-(((place - centre[..., None]) / 0.16) ** 2))
-    wobble = rng.gamma(8, 1 / 8, size=bump.shape)
+    place = np.linspace(0, 1, wavelength.shape[1])
+    centre = by_kind(kinds, 0.78, positional=0.22, mixed=0.45)[..., None]
+    noise = rng.gamma(8, 1 / 8, size=(*kinds.shape, len(place)))
+    bump = np.exp(-(((place - centre) / 0.16) ** 2)) * noise
     strength = by_kind(kinds, 1.0, diffuse=0.05, sink=0.4)[..., None]
-    q_norm = (0.5 + 2.2 * bump * strength) * wobble
-
-    def by_key(values: np.ndarray) -> np.ndarray:
-        return values.reshape(len(kinds), kv_heads, -1, frequencies).mean(2)
-
-    k_norm = by_key(q_norm)
-    k_norm = k_norm * rng.gamma(12, 1 / 12, size=k_norm.shape) + 0.8 * np.exp(
-        -(((place - 0.92) / 0.05) ** 2)
-    )
     coherence = by_kind(kinds, 0.15, positional=0.85, mixed=0.5)[..., None]
-    q_coherence = np.clip(coherence * bump + 0.1 * wobble, 0, 1)
-    selectivity = strength * (1.6 * bump * wobble - 0.06)
-    return {
-        "q_norm": (PLANE, q_norm),
-        "k_norm": (("layer", "kv_head", "frequency"), k_norm),
-        "v_norm": (("layer", "kv_head", "frequency"), np.ones_like(k_norm)),
-        "q_coherence": (PLANE, q_coherence),
-        "k_coherence": (("layer", "kv_head", "frequency"), by_key(q_coherence)),
-        "selectivity": (PLANE, 1.1 * selectivity),
-        "selectivity_keys": (PLANE, selectivity),
-        "selectivity_sink": (PLANE, 0.1 * selectivity),
+    push = strength * (1.6 * bump - 0.06)
+    by_head = {
+        "q_norm": 0.5 * noise + 2.2 * bump * strength,
+        "q_coherence": np.clip(coherence * bump + 0.1 * noise, 0, 1),
+        **{"selectivity": 1.1 * push, "selectivity_keys": push, "selectivity_sink": 0.1 * push},
     }
+    groups = (len(kinds), kv_heads, -1, len(place))
+    by_key = {
+        f"k_{x}": by_head[f"q_{x}"].reshape(groups).mean(2) for x in ("norm", "coherence")
+    }
+    by_key["v_norm"] = np.ones_like(by_key["k_norm"])
+    of_keys = {name: (("layer", "kv_head", "frequency"), x) for name, x in by_key.items()}
+    return of_keys | {name: (PLANE, x) for name, x in by_head.items()}
 
 
 def _budget(kinds: np.ndarray, rng: np.random.Generator) -> dict:
     total = np.where(kinds == "diffuse", 0.06, 1.0 + 3.5 * rng.beta(2, 2, size=kinds.shape))
     sink = np.where(kinds == "sink", 0.95, 0.04 + 0.3 * rng.beta(1, 3, size=kinds.shape))
-    positional, mixed, others = (rng.random(kinds.shape) for _ in range(3))
-    fractions = {"positional": 0.72 + 0.26 * positional, "mixed": 0.4 + 0.2 * mixed}
-    lean = by_kind(kinds, 0.02 + 0.28 * others, **fractions)
+    lean = by_kind(kinds, 0.02, positional=0.72, mixed=0.4) + 0.25 * rng.random(kinds.shape)
     share = rng.random(kinds.shape)
     per_head = {
         "total_bits": total,
@@ -166,10 +148,8 @@ def _budget(kinds: np.ndarray, rng: np.random.Generator) -> dict:
         "learned_sink_mass": np.zeros(kinds.shape),
     }
     trials = per_head["induction"] * np.linspace(0.9, 1.1, 8)[:, None, None]
-    return {
-        "trial_induction": (("trial", *HEAD), trials),
-        **{name: (HEAD, values) for name, values in per_head.items()},
-    }
+    named = {name: (HEAD, values) for name, values in per_head.items()}
+    return named | {"trial_induction": (("trial", *HEAD), trials)}
 
 
 def _offsets(
@@ -187,8 +167,6 @@ def _offsets(
     sink = np.where(kinds == "sink", 0.9, 0.1)
     kernel *= ((1 - sink) / (kernel * width).sum(-1))[..., None]
     mass = kernel * width * (1 - start / context)
-    wave = np.cos(2 * np.pi * (start - looks_back[..., None]) / 9.0)
-    predicted = np.log(height * peak + decay) + 0.5 * wave * (kinds == "positional")[..., None]
     share = kernel / (kernel * width).sum(-1, keepdims=True)
     below = (share * width).cumsum(-1)
     per_head = {
@@ -200,7 +178,7 @@ def _offsets(
     per_bin = {
         "kernel": kernel,
         "offset_mass": mass / mass.sum(-1, keepdims=True) * (1 - sink)[..., None],
-        "predicted_kernel": predicted,
+        "predicted_kernel": np.log(height * peak + decay),
     }
     return {
         **{name: (HEAD, values) for name, values in per_head.items()},
@@ -256,13 +234,12 @@ def _turned(still: np.ndarray, turns: np.ndarray) -> np.ndarray:
 def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:
     names = ("total", "sink", "position", "content")
     total, sink, position, content = (data[f"{name}_bits"][1] for name in names)
-    gains = {"total": total, "sink_gain": sink, "position_gain": sink + position}
-    gains["content_gain"] = sink + content
-    gains["both_gain"] = sink + position + content
+    gains = (total, sink, sink + position, sink + content, sink + position + content)
     spread = rng.gamma(60, 1 / 60, (groups, *total.shape))
-    named = {f"group_{name}": (("group", *HEAD), x * spread) for name, x in gains.items()}
-    rows = {"group_rows": ("group", np.full(groups, 2044))}
-    return named | rows | {"group_scored": ("group", np.full(groups, 256))}
+    pairs = zip(GAINS, gains, strict=True)
+    named = {f"group_{name}": (("group", *HEAD), x * spread) for name, x in pairs}
+    rows = {"group_rows": 2044, "group_scored": 256}
+    return named | {name: ("group", np.full(groups, count)) for name, count in rows.items()}
 
 
 def _surrogates(data: dict, wavelength: np.ndarray, rng: np.random.Generator) -> dict:

@@ -27,12 +27,12 @@ ROOMS = {
         "noise.py": 70,
         "rope": 750,
     },
-    **{"text": 855, "attention": 1_380, "budget": 1_125, "runtime": 730, "checkpoints": 975},
-    **{"model": 1_705, "rotation": 1_430, "profiles": 1_935, "interventions": 2_045},
-    **{"claims": 970, "train": 865, "comparison": 545, "figures": 1_590, "report": 1_320},
-    **{"analysis": 955, "commands": 950},
+    **{"text": 830, "attention": 1_380, "budget": 1_115, "runtime": 720, "checkpoints": 955},
+    **{"model": 1_710, "rotation": 1_430, "profiles": 1_900, "interventions": 2_010},
+    **{"claims": 955, "train": 860, "comparison": 545, "figures": 1_580, "report": 1_305},
+    **{"analysis": 935, "commands": 915},
 }
-PACKAGE, TESTS, NAMES = 20_500, 19_700, 50
+PACKAGE, TESTS, NAMES = 20_260, 19_300, 50
 WORDS = {
     "README.md": 9_000,
     "CONTRIBUTING.md": 6_000,

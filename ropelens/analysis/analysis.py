@@ -70,9 +70,7 @@ class Analysis:
     @property
     def findings(self) -> list[str]:
         """Sentences about the sweep, the labels, the verdict of the claim and the scope."""
-        sweep = []
-        if self.truncation is not None:
-            sweep = words.sweep_sentences(self.truncation, self.truncation_table)
+        sweep = [] if self.truncation is None else words.sweep_sentences(self.truncation)
         first, *more = words.heads_sentences(self.heads)
         attention = words.attention_sentences(self.profile)
         limits = words.scope(self.profile.attrs)
@@ -81,8 +79,7 @@ class Analysis:
     def page(self, *, beside: "Analysis | None" = None) -> str:
         """The page as HTML; with `beside`, it also shows the heads of another analysis."""
         other = None if beside is None else (beside.profile, beside.heads)
-        sweep = self.truncation, self.truncation_table
-        return render_page(self.profile, self.heads, *sweep, self.reach, other)
+        return render_page(self.profile, self.heads, self.truncation, self.reach, other)
 
     def report(self, path: str | Path, *, beside: "Analysis | None" = None) -> Path:
         """Write only the page to the file `path`, completely or not at all; return `path`.
@@ -156,24 +153,16 @@ def _read_numbers(folder: Path) -> dict[str, Any]:
             reach = open_results(file, "reach")
         if record.get("kind") == "truncation":
             sweep = open_results(folder / "truncation.nc", "truncation")
-    model, other = (
-        results.attrs.get("model") for results in (profile, profile if reach is None else reach)
-    )
-    if model != other:
-        raise BadArgument(
-            f"{file} was measured on {other}, but the profile in the same folder was measured "
-            f"on {model}.",
-            hint=f"move {file} away, or measure it again",
-        )
+    model = profile.attrs.get("model")
+    if reach is not None and (other := reach.attrs.get("model")) != model:
+        what = f"{file} was measured on {other}, but the profile in the same folder was "
+        hint = f"move {file} away, or measure it again"
+        raise BadArgument(f"{what}measured on {model}.", hint=hint)
     return {"profile": profile, "provenance": record, "truncation": sweep, "reach": reach}
 
 
 def open_analysis(folder: str | Path, numbers: Mapping[str, Any] | None = None) -> Analysis:
-    """Read an analysis that `Analysis.save` wrote; labels are computed again.
-
-    `numbers` are its `earlier_results`, if they were read before. Raises `BadArgument` for
-    files that are missing, damaged or of another kind, and for a reach of another model.
-    """
+    """Read an analysis that `Analysis.save` wrote, or take its `numbers`; label its heads."""
     numbers, file = numbers or _read_numbers(Path(folder)), Path(folder) / "profile.nc"
     what = f"{file} lacks numbers that labels are computed from."
     with explained(what, "measure again", error=BadArgument):
@@ -192,18 +181,17 @@ def earlier_results(folder: Path, fingerprint: str | None) -> dict[str, Any] | N
 
 
 def check_model(folder: Path, model: Mapping[str, Any], *, again: str = "") -> None:
-    """Raise `BadArgument` if `folder` has results of a model other than `model` in a run.json.
+    """Raise `BadArgument` if `folder` has results of another model than `model` in a run.json.
 
-    Results of the model argument `again` may be replaced, although the model was changed.
-    Fingerprints of different kinds cannot be compared, and then the names count.
+    Results of the model argument `again` may be replaced. Fingerprints of different kinds
+    cannot be compared, and then the names count.
     """
     record = read_record(folder)
-    before, argument = record.get("model", {}), record.get("arguments", {}).get("model", "")
+    before, argument = record.get("model", {}), record.get("arguments", {}).get("model")
     old, new = (str(facts.get("fingerprint")) for facts in (before, model))
-    name = model.get("name")
-    comparable = old.partition(":")[0] == new.partition(":")[0]
-    same = old == new if comparable else before.get("name", name) == name
-    same |= again == argument != ""
+    same = old == new or (again != "" and again == argument)
+    if old.partition(":")[0] != new.partition(":")[0]:
+        same |= before.get("name") in (None, model.get("name"))
     if record.get("kind") in ("analysis", "truncation") and not same:
         raise BadArgument(
             f"{folder} has results of another model, {before.get('name')}.",
@@ -250,7 +238,7 @@ class Answer:
         comparison = comparison.assign_attrs(said, findings="\n".join(self.findings))
         table, facts = summarize_comparison(comparison), comparison.attrs
         entries = comparison["entry"].values.tolist()
-        findings = [*words.comparison_sentences(comparison, table), words.scope(facts)]
+        findings = [*words.comparison_sentences(comparison), words.scope(facts)]
         record: dict[str, Any] = facts | {
             "kind": "comparison",
             "findings": [*filter(None, findings)],
@@ -263,15 +251,12 @@ class Answer:
             record["fingerprints"] = dict(zip(entries, fingerprints, strict=True))
         Path(folder).parent.mkdir(parents=True, exist_ok=True)
         results = {"comparison.nc": comparison, "comparison.csv": table, **self.more}
-        page = partial(render_comparison, comparison, table)
+        page = partial(render_comparison, comparison)
         return write_folder(folder, record=record, results=results, page=page)
 
 
 def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path:
-    """Write the answer of a script about one model; return the page.
-
-    A folder in `folder`, named after the model, gets the page and all numbers.
-    """
+    """Write the answer and all numbers to a folder in `folder` named after the model."""
     attrs = analysis.profile.attrs
     folder = Path(folder) / (file_name(str(attrs["model"])).strip(".-") or "model")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -293,10 +278,9 @@ def write_answer(folder: str | Path, analysis: Analysis, answer: Answer) -> Path
 
 
 def rewrite_page(folder: str | Path, *, beside: str | Path | None = None) -> Path:
-    """Draw the page of a result folder again from its numbers; return the page.
+    """Draw the page of a result folder again, also with the heads of the folder `beside`.
 
-    `beside` is the folder of another analysis, whose heads the page shows as well. Raises
-    `BadArgument`, and keeps the page, for damaged numbers and for the folder of an answer.
+    Raises `BadArgument`, and keeps the page, for damaged numbers and for an answer.
     """
     folder, record = Path(folder), read_record(folder)
     kind, question, command = (record.get(name) for name in ("kind", "question", "command"))

@@ -131,10 +131,7 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
 
 
 def _joined_by_sweep(folder: Path | None, fingerprint: str, text: str) -> Analysis | None:
-    """The analysis in `folder` that a sweep joins, or None; the same for all processes.
-
-    If a sweep measured the profile itself, the profile is measured again.
-    """
+    """The analysis in `folder` that a sweep joins, or None; the same for all processes."""
     analysis = None
     if folder is not None and (results := earlier_results(folder, fingerprint)):
         same_text = results["provenance"].get("text", {}).get("fingerprint") == text != ""

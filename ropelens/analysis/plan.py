@@ -63,9 +63,8 @@ ModelSource = Opened | LiveModel
 class Plan:
     """Plan to measure `source` on `text`.
 
-    `excerpts` are the prompts as tokens. `statistics` are the statistics for `attention_on`.
-    `arguments` are the arguments of `analyze` as JSON values. `facts` describe the work on a
-    checkpoint in words. `warnings` collects the texts of all warnings.
+    `excerpts` are the prompts as tokens, and `statistics` are for `attention_on`. `arguments`
+    are the arguments of `analyze` as JSON. `facts` describe the work on a checkpoint in words.
     """
 
     source: ModelSource
@@ -198,10 +197,7 @@ def _head_dim(config: PreTrainedConfig) -> int:
 def _fit_sweep(
     truncation: Mapping[str, Any], options: Options, source: ModelSource, documents: list[str]
 ) -> tuple[Mapping[str, Any], Options]:
-    """Arguments of a sweep and options of its text, which is as long as the trained context.
-
-    The context is halved until memory, time and the text suffice.
-    """
+    """Arguments of a sweep, and options with the trained context, halved until it fits."""
     context = options.context or config_facts.stated_context(source.config) or DEFAULT_CONTEXT
     if context <= DEFAULT_CONTEXT:
         return truncation, replace(options, context=context)

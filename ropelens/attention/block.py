@@ -135,11 +135,6 @@ class Block:
         return (self.attention.flatten(2, 3) @ self.k).view_as(self.q)
 
     @property
-    def mean_key(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
-        """U K: the mean of the keys that each row sees."""
-        return self.sum_of_keys / self.count[..., None]
-
-    @property
     def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
         """Sum of the keys that each row sees."""
         return self.sampled.sum_of_keys[:, self.heads, :, self._rows]

@@ -68,7 +68,7 @@ def k_coherence(layer: LayerMeans) -> Float[Tensor, "kv_head term"]:
 
 def selectivity(block: Block) -> Float[Tensor, "batch kv_head group row coordinate"]:
     """sum_j (A_ij - U_ij) q_i k_j by coordinate: q_i ((A K)_i - (U K)_i)."""
-    return block.q * (block.attended_key - block.mean_key)
+    return block.q * (block.attended_key - block.sum_of_keys / block.count[..., None])
 
 
 def predicted_kernel(layer: LayerMeans) -> Float[Tensor, "head bin"]:

@@ -1,4 +1,7 @@
-"""Sums over the attention of a layer, for one call and for a text, and the means of a text."""
+"""Sums over the attention of a layer, for one call and for a text, and the means of a text.
+
+One of the sums is the change of attention between two calls.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

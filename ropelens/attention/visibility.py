@@ -204,8 +204,8 @@ class Visibility:
         seen = weight[..., None] * (self.mask.cpu() & (offset >= 0))
         offset = offset.clamp(min=0).expand(seen.shape)
         for nearest, by_offset in enumerate(total):
-            keys = slice(nearest, None)
-            by_offset.index_add_(0, offset[..., keys].flatten(), seen[..., keys].flatten())
+            part = offset[..., nearest:].flatten(), seen[..., nearest:].flatten()
+            by_offset.index_add_(0, *part)
         return total
 
 

@@ -129,11 +129,10 @@ class Sample:
 
 @torch.no_grad()
 def find_sinks(sampled: SampledCall) -> Bool[Tensor, "head position"]:
-    """Keys that take much attention in most sequences and are not known as sinks.
+    """Keys that are not known as sinks and take more than 0.3 of the attention of later rows.
 
-    Such a key gets more than 0.3 of the attention of all later rows, in more than half of the
-    sequences that have later rows, and from at least 16 rows. A single sequence counts as two,
-    its earlier and its later rows. The key must then pass in both, with 16 rows in each.
+    They do so in more than half of the sequences that have later rows, and in at least 16 rows.
+    Of a single sequence, the earlier and the later rows must each show this, in 16 rows each.
     """
     rows, single = sampled.rows, len(sampled.q) == 1
     rank = torch.arange(rows.position.shape[1])

@@ -196,11 +196,7 @@ def _fit_content(
 def _cholesky(
     curvature: Float[Tensor, "problem first first"], ridge: float
 ) -> Float[Tensor, "problem first first"]:
-    """Cholesky factor of each curvature, which guides the steps and does not move the minimum.
-
-    If rounding makes a curvature indefinite, only its diagonal is used. Raises `LinAlgError`
-    for values that are not finite.
-    """
+    """Cholesky factor of each curvature, or of its diagonal if it is indefinite by rounding."""
     variance = curvature.diagonal(dim1=-2, dim2=-1)
     if not variance.isfinite().all():
         raise torch.linalg.LinAlgError

@@ -233,9 +233,8 @@ def split_weights(
 def _look_up(
     x: Float[Tensor, "head entry"], table: Int[Tensor, "shared row sink"]
 ) -> Float[Tensor, "head row sink"]:
-    if len(table) == 1:
-        return x.index_select(1, table[0].flatten()).view(len(x), *table.shape[1:])
-    return x.gather(1, table.flatten(1)).view(table.shape)
+    index = table.flatten(1).expand(len(x), -1)
+    return x.gather(1, index).view(len(x), *table.shape[1:])
 
 
 def _add_to(
@@ -243,6 +242,4 @@ def _add_to(
     table: Int[Tensor, "shared row sink"],
     values: Float[Tensor, "head value"],
 ) -> Float[Tensor, "head entry"]:
-    if len(table) == 1:
-        return into.index_add_(1, table[0].flatten(), values)
-    return into.scatter_add_(1, table.flatten(1), values)
+    return into.scatter_add_(1, table.flatten(1).expand(len(into), -1), values)

@@ -108,11 +108,9 @@ def _attend_by_draw(
     frequency: Float[Tensor, "draw term"],
     wave: Float[Tensor, "sample draw side"],
 ) -> tuple[Float[Tensor, "draw variable"], Float[Tensor, " draw"], Float[Tensor, "draw term"]]:
-    """Means over the rows of one head whose planes have these frequencies.
+    """Masses, information (nats) and `selectivity_keys` of a head, as means over the rows.
 
-    Returns the masses on sinks, by offset, and on sinks by bin; the information over uniform
-    attention (nats); and selectivity_keys, the push toward the attended keys by plane. A key is
-    read at each `offset` and stands for `size` keys; sinks are read at every position.
+    A key is read at each `offset` and stands for `size` keys; sinks are read at every position.
     """
     batch, context, device = len(sampled.q), sampled.k.shape[2], sampled.k.device
     visibility = sampled.visibility.flatten(batch)

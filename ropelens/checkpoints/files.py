@@ -1,4 +1,4 @@
-"""Files of a checkpoint: its folder, configuration, tokenizer and weight files.
+"""Files of a checkpoint: the folder, configuration, tokenizer and weight files.
 
 transformers, tokenizers and safetensors read the files and report errors. ropelens also
 refuses pickles, weights outside the folder, and tokenizers that fail when they are used.
@@ -171,7 +171,7 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
 
 
 def read_config_of(source: ConfigInput) -> PreTrainedConfig:
-    """The text configuration in a dict or file, or of a checkpoint."""
+    """The text configuration in a dict, a file or a checkpoint."""
     with explained("The configuration cannot be read.", "a config.json with a model_type"):
         if isinstance(source, Mapping):
             config = CONFIG_MAPPING[source["model_type"]].from_dict(dict(source))

@@ -67,7 +67,7 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
 
 
 def _pop_scaling(stated: dict[str, Any]) -> dict[str, Any]:
-    """Turn keys and tensors into `rope_parameters`; they stay if there is no equivalent.
+    """Turn keys and tensors into `rope_parameters`; keys without an equivalent stay.
 
     Programs disagree about yarn_ext_factor, yarn_attn_factor and yarn_log_multiplier.
     """
@@ -81,11 +81,10 @@ def _pop_scaling(stated: dict[str, Any]) -> dict[str, Any]:
         f"beta_{end}": stated.pop(f"scaling.yarn_beta_{end}", None) for end in ("fast", "slow")
     }
     every = stated.pop("rope_freqs", None)
-    tensors = {n: stated.pop(f"rope_factors_{n}", every) for n in ("short", "long")}
     lists = {
-        f"{n}_factor": (factor * x.astype(float)).tolist()
-        for n, x in tensors.items()
-        if x is not None
+        f"{name}_factor": (factor * tensor.astype(float)).tolist()
+        for name in ("short", "long")
+        if (tensor := stated.pop(f"rope_factors_{name}", every)) is not None
     }
     scaling: dict[str, Any] = {"rope_type": "linear", "factor": factor} if factor != 1 else {}
     if lists:

@@ -18,33 +18,28 @@ AT_ONCE = {"cpu": 2**20, "cuda": 2**25}  # numbers whose products are in memory 
 WORDS = {1: torch.uint8, 2: torch.int16}  # by size of a number in bytes; others are int32
 FACTORS = np.random.PCG64(0).random_raw(ROW).view(np.int64) | 1
 SETTINGS = ("_active_adapter", "_disable_adapters", "is_causal", "merged_adapters", "scaling")
-"""Attributes of attention and of adapters that change outputs, besides tensors and floats."""
+"""Attributes of modules that change outputs, next to tensors and floats."""
 NOT_USED = ("_name_or_path", "_commit_hash", "transformers_version")  # in a configuration
 
 
 def identity(model: Opened | nn.Module) -> str:
-    """Hash of everything that affects the outputs of a model.
+    """Hash of the files or modules that determine the outputs of a model.
 
     For a checkpoint, these are all files that `load` reads, the dtype and the quantization. The
     hash starts with "files:". For a live model, they are the classes of its modules, its
     configuration, adapters, parameters and buffers. The hash starts with "live:". A hash of
-    files and a hash of a live model cannot be compared.
+    files and a hash of a live model cannot be compared. Hooks and replaced methods of a live
+    model do not count.
     """
     if isinstance(model, Opened):
-        kind, facts = "files", _file_facts(model)
+        files = loaded_files(model.checkpoint, model.loading)
+        facts = sorted((file.name, sha256_of(file)) for file in files)
+        facts += [("dtype", str(model.torch_dtype)), ("quantize", str(model.loading.quantize))]
+        kind = "files"
     else:
-        kind, facts = "live", _live_facts(model)
-    listing = hashlib.sha256()
-    for name, fact in facts:
-        listing.update(f"{fact}  {name}\n".encode("utf-8", "backslashreplace"))
-    return f"{kind}:{listing.hexdigest()}"
-
-
-def _file_facts(opened: Opened) -> Iterator[tuple[str, str]]:
-    files = loaded_files(opened.checkpoint, opened.loading)
-    yield from sorted((file.name, sha256_of(file)) for file in files)
-    yield "dtype", str(opened.torch_dtype)
-    yield "quantize", str(opened.loading.quantize)
+        kind, facts = "live", [*_live_facts(model)]
+    listing = "".join(f"{fact}  {name}\n" for name, fact in facts)
+    return f"{kind}:{hashlib.sha256(listing.encode('utf-8', 'backslashreplace')).hexdigest()}"
 
 
 @torch.no_grad()

@@ -150,12 +150,11 @@ def _is_quantized(config: PreTrainedConfig) -> bool:
 def _quantization_config(name: Quantization) -> Any:
     from transformers import BitsAndBytesConfig, TorchAoConfig
 
-    if name != "int8":
-        bits = {"load_in_8bit": True} if name == "bnb-int8" else {"load_in_4bit": True}
-        return BitsAndBytesConfig(**bits, bnb_4bit_quant_type="nf4")
-    from torchao.quantization import Int8WeightOnlyConfig
+    if name == "int8":
+        from torchao.quantization import Int8WeightOnlyConfig
 
-    return TorchAoConfig(Int8WeightOnlyConfig())
+        return TorchAoConfig(Int8WeightOnlyConfig())
+    return BitsAndBytesConfig(name == "bnb-int8", name == "bnb-nf4", bnb_4bit_quant_type="nf4")
 
 
 def _require_floats(paths: Iterable[Path]) -> None:

@@ -62,8 +62,8 @@ def test_claims(
       `q_value` is the false discovery rate at which the claim would count among all tested
       claims (Benjamini and Hochberg 1995).
     - `verdict` is "holds" if `p_value` is at most 2.5 %, "contradicted" if at most 2.5 % are as
-      far on the other side, "unresolved" if neither is true, and "not testable" if no number
-      could be so rare. `why` gives the reason, and `call` shows the data of the number.
+      far on the other side, "unresolved" if neither is true, and "not testable" if such a
+      number is impossible. `why` gives the reason, and `call` shows the data of the number.
 
     With `model` and `text` (as for `profile`), the table also has claims for which the model
     runs again: under 80 edits on 4 sequences, on copies up to 2,048 tokens apart and, with
@@ -91,10 +91,7 @@ test_claims.__test__ = False  # type: ignore[attr-defined]  # or pytest collects
 def _change_planes(
     profile: xr.Dataset, measurement: Measurement, progress: ShowProgress | None
 ) -> dict[str, np.ndarray]:
-    """The arrays of the claims for which planes stop or drop out.
-
-    Losses have the axes document and set of planes. Set 0 is the set of the claim.
-    """
+    """Arrays [document, set of planes] of claims about edits; set 0 is the set of the claim."""
     rotating = np.flatnonzero(np.isfinite(profile["wavelength"].values).any(0))
     norms = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
     lengths = norms.mean("layer").values[rotating]

@@ -46,11 +46,6 @@ def _other_sets(arrays: Arrays, *_: object) -> Iterator[Arrays]:
         yield np.roll(arrays[0], -index, axis=-1), *arrays[1:]
 
 
-def _other_offsets(arrays: Arrays, *_: object) -> Iterator[Arrays]:
-    """The weight of one offset from 2 on, instead of the weights of offsets 0 and 1."""
-    return ((arrays[0][..., [offset] * 2],) for offset in range(2, arrays[0].shape[-1]))
-
-
 # fmt: off
 PLANES = Null(
     how="planes in a random order, the same in all layers and heads", min_size="8 planes",
@@ -79,7 +74,8 @@ SIGNS = Null(
     possible=lambda x: 2 ** len(x), over="layers")
 OFFSETS = Null(
     how="every other offset from 2 on", min_size="a context of 42",
-    draw=_other_offsets, possible=lambda x: x.shape[-1] - 2)
+    draw=lambda x, *_: ((x[0][..., [offset] * 2],) for offset in range(2, x[0].shape[-1])),
+    possible=lambda x: x.shape[-1] - 2)
 FREQUENCIES = Null(
     how="the frequencies of each kv head in a random order", min_size="39 surrogates",
     draw=_other_sets, possible=lambda x: math.inf, over="layers")

@@ -1,4 +1,4 @@
-"""Functions that make the number of a claim from arrays of the model or of a null.
+"""Functions that make the number of a claim from arrays of the model or a null.
 
 docs/measures.md defines each number in its section about the ledger of claims.
 """
@@ -68,10 +68,7 @@ def rank_with_depth(by_layer: Float[np.ndarray, " layer"]) -> float:
 
 
 def fixed_in_longest(coherence: ByHead, length: ByHead) -> float:
-    """Share of the heads whose longest plane has a coherence above 0.95.
-
-    A large mean vector makes a plane long and coherent, in few heads also by chance.
-    """
+    """Share of the heads whose longest plane has a coherence above 0.95."""
     longest = np.nan_to_num(length).argmax(-1)[..., None]
     of_longest = np.take_along_axis(coherence, longest, -1)
     return float((of_longest > FIXED).sum() / np.isfinite(of_longest).sum())
@@ -109,10 +106,7 @@ def cost(
 
 
 def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"]) -> float:
-    """Spearman's rank correlation over the heads that have both numbers.
-
-    NaN for fewer than 4 heads, and if one of the numbers is the same in all heads.
-    """
+    """Spearman's rank correlation over known heads; NaN for fewer than 4, or equal numbers."""
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:

@@ -27,7 +27,7 @@ class Claim:
     `number` makes a number from the `arrays` (names in `claim_arrays`) of the model, and from
     draws of the `null`. According to the claim the number is large, or small if `sign` is -1. A
     number below `floor` counts as none. `limit` is the largest possible number on the claimed
-    side, for a null whose draws need not reach it.
+    side; it is needed if the draws of the null may not reach it.
 
     `interval` returns the ends of the 95 % interval; the default is a jackknife over the first
     axis of the arrays. `objection` returns a reason against a test, or "". `why_untestable` is
@@ -117,10 +117,7 @@ def null_bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
 def p_values(
     claim: Claim, number: float, null: Float[np.ndarray, " draw"]
 ) -> tuple[float, float]:
-    """Share of the number and its draws that are as far as the number, on either side.
-
-    The claimed side comes first. Numbers below the floor count as the floor.
-    """
+    """Share of the number and its draws as far as the number: claimed side, opposite side."""
     value, drawn = (np.maximum(claim.sign * x, claim.floor) for x in (number, null))
     as_far, opposite = (drawn >= value - SAME).sum(), (drawn <= value + SAME).sum()
     return (1 + int(as_far)) / (1 + len(null)), (1 + int(opposite)) / (1 + len(null))

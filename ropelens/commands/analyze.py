@@ -98,10 +98,7 @@ def analyze_command(
 
 
 def _measure_and_save(plan: Plan, folder: Path, *, once: bool = False) -> None:
-    """Run the plan in all processes that torchrun started, and save in the first process.
-
-    If `once`, results of the same plan in `folder` are not measured again.
-    """
+    """Run the plan in all processes, and save in the first; if `once`, keep equal results."""
     from ropelens.analysis.analysis import is_measured
     from ropelens.analysis.analyze import run_plan
     from ropelens.runtime.processes import gather, processes, shared

@@ -18,7 +18,6 @@ from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
     import pandas as pd
-    import xarray as xr
 
     from ropelens.analysis.plan import Plan
 
@@ -54,31 +53,47 @@ def claims_command(
       ropelens claims analyzed/llama analyzed/qwen --out out
       ropelens claims ./my-llama --text book.txt --out out
     """
-    from ropelens.runtime.results import PAGE, check_out
+    from ropelens.runtime.results import PAGE, check_out, read_record
 
     places = name_checkpoints(models or ["bundled"])
     check_out(out, "claims", parts=places)
     with opening(show_progress, "starting"):  # importing torch takes seconds
         import pandas as pd
 
+        from ropelens.analysis.analysis import check_model
+        from ropelens.analysis.analyze import run_plan
+        from ropelens.analysis.plan import plan_analysis
         from ropelens.claims.claim_runs import test_claims
+        from ropelens.profiles.measures import open_profile
         from ropelens.report.tables import short_facts
     tables: list[pd.DataFrame] = []
     runs: dict[str, Any] = {}
     ledgers = _read_ledgers(places, text)
-    plans = _plan(places, text, options, out)
+    plans: dict[str, Plan] = {}
+    with opening(show_progress, "reading"):  # find errors before the first measurement
+        for name in (name for name, place in places.items() if not read_record(place)):
+            plans[name] = plan_analysis(places[name], text, options)
+            check_model(out / name, plans[name].model, again=places[name])
     for name, (table, entries) in ledgers.items():
         place = places[name]
         if table is None:
-            profile, arguments = _open_or_measure(place, plans.get(name), out / name)
-            place = str(out / name) if arguments else place
-            table = test_claims(profile, seed=options.seed, **({} if quick else arguments))
+            run: dict[str, Any] = {}  # arguments that run the model again
+            if name in plans:
+                analysis = run_plan(plans[name], folder=None, progress=show_progress)
+                place = str(out / name)
+                with opening(show_progress, "writing"):
+                    out.mkdir(parents=True, exist_ok=True)
+                    analysis.save(place, again=places[name])
+                run = {n: getattr(analysis, n) for n in ("model", "tokenizer", "text")}
+                run["progress"] = show_progress
+            profile = analysis.profile if run else open_profile(Path(place) / "profile.nc")
+            table = test_claims(profile, seed=options.seed, **({} if quick else run))
             table = table.assign(model=name)
             entries[name] = {"facts": ", ".join(short_facts(profile)), "page": PAGE}
             entries[name]["tokens_sha256"] = profile.attrs["tokens_sha256"]
-        for run in entries.values():
-            if "page" in run:  # the page of the analysis
-                run["page"] = relpath(Path(place) / run["page"], out)
+        for entry in entries.values():
+            if "page" in entry:  # the page of the analysis
+                entry["page"] = relpath(Path(place) / entry["page"], out)
         runs |= entries
         tables.append(table)
     _write_ledger(out, pd.concat(tables), runs)
@@ -134,37 +149,3 @@ def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> No
     folder.parent.mkdir(parents=True, exist_ok=True)
     page = partial(render_claims, table, record)
     write_folder(folder, record=record, results={"claims.csv": table}, page=page)
-
-
-def _plan(
-    places: dict[str, str], text: TextOption, options: Options, out: Path
-) -> dict[str, Plan]:
-    """Plans of the models that are measured, by name. Finds errors before all measurements."""
-    from ropelens.analysis.analysis import check_model
-    from ropelens.analysis.plan import plan_analysis
-    from ropelens.runtime.results import read_record
-
-    plans: dict[str, Plan] = {}
-    with opening(show_progress, "reading"):
-        for name, place in places.items():
-            if not read_record(place):
-                plans[name] = plan_analysis(place, text, options)
-                check_model(out / name, plans[name].model, again=place)
-    return plans
-
-
-def _open_or_measure(
-    place: str, plan: Plan | None, folder: Path
-) -> tuple[xr.Dataset, dict[str, Any]]:
-    """Open a profile, or measure a model and save it; also give arguments to run it again."""
-    from ropelens.analysis.analyze import run_plan
-    from ropelens.profiles.measures import open_profile
-
-    if plan is None:
-        return open_profile(Path(place) / "profile.nc"), {}
-    analysis = run_plan(plan, folder=None, progress=show_progress)
-    with opening(show_progress, "writing"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        analysis.save(folder, again=place)
-    arguments = {name: getattr(analysis, name) for name in ("model", "tokenizer", "text")}
-    return analysis.profile, arguments | {"progress": show_progress}

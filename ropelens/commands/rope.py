@@ -14,8 +14,7 @@ from ropelens.checkpoints.load_options import Loading, option
 from ropelens.commands.terminal import print_lines
 
 if TYPE_CHECKING:
-    import typer
-import xarray as xr
+    import xarray as xr
 
 SAME_FREQUENCY = 1e-3  # relative difference between layers that share a table
 WIDTH = 80  # characters in a line
@@ -58,7 +57,7 @@ def rope_command(
     ] = False,
     options: Loading,
 ) -> None:
-    """Measure the rotation of a model, or of queries and keys in a file, and print it.
+    """Measure and print the rotation of a model or of arrays in a file.
 
     Each row is a plane: measured frequency (rad/token), measured wavelength (tokens), the
     frequency in the model's buffer ("stated"), the frequency from its configuration, and the
@@ -77,7 +76,8 @@ def rope_command(
     from ropelens.model.as_live_model import as_live_model
     from ropelens.rotation.row_order import check_row_order
 
-    order, how = None, dict[str, Any](config=config, context=context)
+    wrong, sentence = False, ""  # about the order of rows
+    how: dict[str, Any] = {"config": config, "context": context}
     if Path(model).suffix in (".npz", ".safetensors") and not Path(model).is_dir():
         if variant:
             raise typer.BadParameter("--variant needs a model, not a file of arrays")
@@ -87,14 +87,13 @@ def rope_command(
         loaded = opened.read()
         with rl.edit_rope(loaded, *([variant] if variant else [])):
             rotation = rl.measure_rope(loaded, **how)
-        order = check_row_order(as_live_model(loaded, opened.tokenizer))
+        wrong, sentence = check_row_order(as_live_model(loaded, opened.tokenizer))
     groups: dict[int, list[int]] = {}  # layers that rotate alike, by their first layer
     for layer in range(rotation.sizes["layer"]):
         same = (n for n in groups if not verbose and _alike(rotation.isel(layer=[n, layer])))
         groups.setdefault(next(same, layer), []).append(layer)
     for group in groups.values():
         print_lines(_table(rotation.isel(layer=group)))
-    wrong, sentence = order or (False, "")
     if sentence and not wrong:
         print_lines(textwrap.fill(sentence, WIDTH))
     faults = [rotation.attrs["why"]] * (rotation.attrs["verdict"] == "different")
@@ -105,18 +104,15 @@ def rope_command(
 
 
 def _alike(rope: xr.Dataset) -> bool:
-    """Whether two layers have equal stated rotations, and equal measured ones up to noise."""
+    """Whether the stated rotations of two layers are equal, and the measured up to noise."""
     first, second = rope.isel(layer=0), rope.isel(layer=1)
-    stated = ["pairing", "rotary_dim", "inv_freq_stated", "inv_freq_configured"]
-    attend = [bool(layer["residual"].notnull()) for layer in (first, second)]
-    if not any(attend):
-        stated.append("layer_type")
-    elif not all(attend):
-        return False
+    names = ["pairing", "rotary_dim", "inv_freq_stated", "inv_freq_configured"]
+    if rope["residual"].isnull().all():  # layers without attention
+        names.append("layer_type")
+    same = all(first[name].variable.equals(second[name].variable) for name in names)
+    same &= bool(first["residual"].isnull() == second["residual"].isnull())
     ratios = [first[n] / second[n] for n in ("inv_freq", "query_scale")]  # NaN: no rotation
-    return all(first[n].variable.equals(second[n].variable) for n in stated) and not any(
-        bool((abs(ratio - 1) > SAME_FREQUENCY).any()) for ratio in ratios
-    )
+    return same and not any((abs(ratio - 1) > SAME_FREQUENCY).any() for ratio in ratios)
 
 
 def _table(rope: xr.Dataset) -> str:

@@ -25,17 +25,15 @@ if TYPE_CHECKING:
 
 
 def print_message(message: str, *, by: str = "ropelens: ") -> None:
-    """Print one line on stderr, without control characters. A broken stderr is ignored."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
-    with suppress(OSError):
-        print(f"{by}{line}", file=sys.stderr, flush=True)
+    """Print one line on stderr."""
+    print_lines(by + " ".join(message.split()), err=True)
 
 
 def print_lines(lines: object, *, err: bool = False) -> None:
-    """Print lines of text, and write control characters as escapes such as \\x1b."""
+    """Print lines of text, with escapes for control characters. Ignores a broken stderr."""
     characters = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in str(lines))
     with suppress(OSError) if err else nullcontext():
-        print("".join(characters), file=sys.stderr if err else sys.stdout)
+        print("".join(characters), file=sys.stderr if err else sys.stdout, flush=err)
 
 
 def print_path(path: Path) -> None:
@@ -66,10 +64,7 @@ def open_streams() -> None:
 
 
 def quiet_libraries() -> None:
-    """Print warnings of ropelens in one line, and hide warnings and logs of libraries.
-
-    Python's -W and environment variables take precedence. Only the first process prints.
-    """
+    """Print warnings of ropelens in one line, and hide warnings and logs of libraries."""
     warnings.showwarning = lambda message, *_: print_message(f"warning: {message}")
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
@@ -104,17 +99,14 @@ def let_first_process_print() -> None:
 
 
 def catch_signals() -> list[int]:
-    """Let SIGTERM and SIGHUP stop a run as Ctrl-C does. The list collects received signals.
-
-    Python ignores errors in functions that run when an object is removed. A signal that arrives
-    in such a function is raised again after a moment.
-    """
+    """Let SIGTERM and SIGHUP stop a run as Ctrl-C does. The list collects received signals."""
     received: list[int] = []  # some libraries convert Ctrl-C to their own errors
 
     def stop(number: int, _: object) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
+    # Python ignores errors while it removes an object, so the signal is sent again.
     def repeat(ignored: Any, report: Callable[[Any], object] = sys.unraisablehook) -> None:
         if issubclass(ignored.exc_type, KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.01)

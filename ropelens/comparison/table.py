@@ -19,15 +19,14 @@ NO_PARTNER = -1  # index of the partner of an entry without a pair
 
 def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
     """Table of a comparison with a row per group; docs/measures.md defines the columns."""
-    return pd.DataFrame([_summary_row(comparison, group) for group in group_names(comparison)])
-
-
-def _summary_row(comparison: xr.Dataset, group: str) -> dict[str, object]:
-    entries = group_entries(comparison, group)
-    texts = {name: str(entries[name][0].item()) for name in ("variant", "size")}
-    row = {"group": group, **texts, "entries": entries.sizes["entry"]}
-    row |= {"loss": float(entries["loss"].mean()), **_loss_change(comparison, group)}
-    return {**row, **_behaviour(comparison, group), **_heads(entries)}
+    rows = []
+    for group in group_names(comparison):
+        entries = group_entries(comparison, group)
+        texts = {name: str(entries[name][0].item()) for name in ("variant", "size")}
+        row = {"group": group, **texts, "entries": entries.sizes["entry"]}
+        row |= {"loss": float(entries["loss"].mean()), **_loss_change(comparison, group)}
+        rows.append(row | _behaviour(comparison, group) | _heads(entries))
+    return pd.DataFrame(rows)
 
 
 def _loss_change(comparison: xr.Dataset, group: str) -> dict[str, object]:

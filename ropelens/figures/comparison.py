@@ -84,8 +84,7 @@ def _line_panels(
             marks |= {"line": look.line, "hovertemplate": f"{name}<br>{hover}<extra></extra>"}
             figure.add_scatter(**data, **marks, **legend, row=row, col=1)
         figure.update_yaxes(title_text=unit, row=row)
-    drawn = np.concatenate([[], *(trace.y for trace in figure.data)])
-    return style.note_missing(figure, drawn, "these quantities were not measured")
+    return style.note_missing(figure, "these quantities were not measured")
 
 
 def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
@@ -114,7 +113,7 @@ def plot_loss_change(comparison: xr.Dataset, table: pd.DataFrame) -> go.Figure:
     figure.update_xaxes(title_text=title, exponentformat="none")
     figure.update_yaxes(range=[-0.6, len(rows) - 0.4], showgrid=False, type="category")
     figure.update_layout(showlegend=False)
-    return style.note_missing(figure, rows["loss_change"], "no two losses are on the same text")
+    return style.note_missing(figure, "no two losses are on the same text", rows["loss_change"])
 
 
 def plot_position_loss(comparison: xr.Dataset) -> go.Figure:

@@ -1,7 +1,7 @@
 """Figures of the cost of stopping planes, from either end or by bands, and silencing heads."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -15,31 +15,25 @@ from ropelens.figures.planes import mark_trained, plane_borders, set_wavelengths
 from ropelens.figures.truncated_heads import END_LOOKS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
 from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
 
-
-class Axis(NamedTuple):
-    """Column of the summary, and the title of its axis with the unit."""
-
-    column: str
-    title: str
-
-
 MeasureName = Literal[
     "loss", "far_loss", "copy_loss", "repeat_loss", "retrieval", "induction", "labels"
 ]
-MEASURE_AXES: dict[MeasureName, Axis] = {
-    "loss": Axis("loss_change", "change of loss<br>(nats/token)"),
-    "far_loss": Axis("far_loss_change", "change of loss at late<br>positions (nats/token)"),
-    "copy_loss": Axis("copy_loss_change", "change of loss of<br>far copies (nats/token)"),
-    "repeat_loss": Axis("repeat_loss_change", "change of loss of<br>repeats (nats/token)"),
-    "retrieval": Axis("retrieval_change", "change of correct<br>retrievals (share)"),
-    "induction": Axis("induction_change", "change of best induction<br>head (0 to 1)"),
-    "labels": Axis("labels_changed_share", "heads with a new<br>label (share)"),
+AXIS_TITLES = {  # by column of the summary
+    "loss_change": "change of loss<br>(nats/token)",
+    "far_loss_change": "change of loss at late<br>positions (nats/token)",
+    "copy_loss_change": "change of loss of<br>far copies (nats/token)",
+    "repeat_loss_change": "change of loss of<br>repeats (nats/token)",
+    "retrieval_change": "change of correct<br>retrievals (share)",
+    "induction_change": "change of best induction<br>head (0 to 1)",
+    "labels_changed_share": "heads with a new<br>label (share)",
+    "bits": "change of<br>attention (bits)",
+    "labels_changed": "heads with a new<br>label (count)",
 }
-CLASS_AXES = (
-    MEASURE_AXES["loss"],
-    Axis("bits", "change of<br>attention (bits)"),
-    Axis("labels_changed", "heads with a new<br>label (count)"),
-)
+CLASS_COLUMNS = ("loss_change", "bits", "labels_changed")
+
+
+def summary_column(measure: MeasureName) -> str:
+    return "labels_changed_share" if measure == "labels" else f"{measure}_change"
 
 
 @public
@@ -70,21 +64,21 @@ def plot_truncation(
         classes = class_changes(truncation)
         faults[:0] = ["did not measure classes of tokens"] * classes.empty
     else:
-        missing = [name for name in measures if table[MEASURE_AXES[name].column].isna().all()]
+        missing = [name for name in measures if table[summary_column(name)].isna().all()]
         faults[:0] = [f"did not measure {name}" for name in missing]
     if faults:
         hint = "truncate(model, text, ends=..., bands=..., measures=..., tokenizer=...)"
         raise BadArgument(f"The sweep {faults[0]}.", hint=hint)
     if by == "class":
         return _classes_figure(classes, kinds)
-    chosen = [MEASURE_AXES[name] for name in measures]
+    columns = [summary_column(name) for name in measures]
     if by == "band":
-        return _bands_figure(truncation, table, chosen[0])
-    return _ends_figure(truncation, table, kinds, chosen)
+        return _bands_figure(truncation, table, columns[0])
+    return _ends_figure(truncation, table, kinds, columns)
 
 
 def _ends_figure(
-    truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[Axis]
+    truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[str]
 ) -> go.Figure:
     title = "Effect of stopping planes from either end"
     panels: dict[str, Any] = {"rows": len(measures), "cols": len(ends), "shared_yaxes": True}
@@ -96,7 +90,7 @@ def _ends_figure(
             place = {"row": row, "col": column}
             of_end = table[table["kind"] == end]
             steps = [draws, unmodified, of_end[of_end["kept"] == 0]]
-            means = pd.concat(steps).groupby("kept")[measure.column].mean()
+            means = pd.concat(steps).groupby("kept")[measure].mean()
             line = {"x": means.index, "y": means, "showlegend": row == column == 1}
             _add_draws(figure, draws, measure, x=draws["kept"], line=line, **place)
             words, color, symbol = END_LOOKS[end]
@@ -106,7 +100,7 @@ def _ends_figure(
             look |= {"line": {"color": color, "width": 2}, "name": words, "legendgroup": end}
             data = _change_trace(rows, measure) | {"x": rows["kept"], "showlegend": row == 1}
             figure.add_scatter(**data, **look, **place)
-        figure.update_yaxes(title_text=measure.title, row=row, col=1)
+        figure.update_yaxes(title_text=AXIS_TITLES[measure], row=row, col=1)
     figure.update_yaxes(zeroline=True, nticks=6)
     figure.update_xaxes(**KEPT_AXIS, showticklabels=False)
     figure.update_xaxes(showticklabels=True, title_text=KEPT_TITLE, row=len(measures))
@@ -115,7 +109,7 @@ def _ends_figure(
     return figure
 
 
-def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Axis) -> go.Figure:
+def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: str) -> go.Figure:
     bands = table[table["kind"] == "band"]
     figure = _with_words_above("Effect of stopping one band of wavelengths", height=400)
     wavelength = truncation["wavelength"].transpose("layer", "frequency").values
@@ -134,12 +128,12 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Axis) ->
     figure.add_scatter(**bars, x=np.sqrt(low * high), **look)
     draws = table[table["kind"] == "band control"]
     span = dict(zip(bands["band"], spans, strict=True))
-    means = draws.groupby("band")[measure.column].mean()
+    means = draws.groupby("band")[measure].mean()
     middles = [float(np.sqrt(span[band].prod())) for band in draws["band"]]
     ends_of_lines = [place for band in means.index for place in (*span[band], None)]
     line = {"x": ends_of_lines, "y": [y for mean in means for y in (mean, mean, None)]}
     _add_draws(figure, draws, measure, x=middles, line=line)
-    figure.update_yaxes(title_text=measure.title, zeroline=True)
+    figure.update_yaxes(title_text=AXIS_TITLES[measure], zeroline=True)
     set_wavelengths(figure, truncation["wavelength"].values)
     ends = np.log10([spans.min(), spans.max()])
     figure.update_xaxes(range=[float(ends[0]) - 0.03, float(ends[1]) + 0.03])
@@ -149,7 +143,7 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: Axis) ->
 
 def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
     """Panels per measure, with a mark per class and end; a quarter of the planes stops."""
-    measures = [measure for measure in CLASS_AXES if measure.column in table]
+    measures = [measure for measure in CLASS_COLUMNS if measure in table]
     title, height = "Effect of stopping planes, by class of token", 120 + 110 * len(measures)
     figure = style.stacked(title, len(measures), height=height, spacing=0.08)
     for panel, measure in enumerate(measures, start=1):
@@ -163,7 +157,7 @@ def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
             data = _change_trace(rows, measure) | {"x": rows["token_class"]}
             data |= {"showlegend": panel == 1, "cliponaxis": False}
             figure.add_scatter(**data, **look, row=panel, col=1)
-        figure.update_yaxes(title_text=measure.title, zeroline=True, nticks=5, row=panel)
+        figure.update_yaxes(title_text=AXIS_TITLES[measure], zeroline=True, nticks=5, row=panel)
     style.set_x(figure, {}, "class of token (name)")
     return figure.update_layout(scattermode="group", margin_t=80)
 
@@ -175,18 +169,17 @@ def _with_words_above(title: str, *, height: int, **panels: Any) -> go.Figure:
     return figure.update_layout(margin_t=110, legend=legend)
 
 
-def _change_trace(rows: pd.DataFrame, measure: Axis) -> dict[str, Any]:
+def _change_trace(rows: pd.DataFrame, measure: str) -> dict[str, Any]:
     """Keywords of a trace: the change of a measure, its interval, and hover texts."""
-    y, name = rows[measure.column].to_numpy(float), measure.column
-    bars = None
-    if f"{name}_low" in rows:
-        bars = style.interval_bars(y, rows[f"{name}_low"], rows[f"{name}_high"], width=4)
+    y, bars = rows[measure].to_numpy(float), None
+    if f"{measure}_low" in rows:
+        bars = style.interval_bars(y, rows[f"{measure}_low"], rows[f"{measure}_high"], width=4)
     hovers = [_edit_hover(row, measure) for row in rows.to_dict("records")]
     return {"y": y, "error_y": bars, "text": hovers, "hovertemplate": style.TEXT_ONLY}
 
 
-def _edit_hover(row: dict, measure: Axis) -> str:
-    names = (measure.column, f"{measure.column}_low", f"{measure.column}_high")
+def _edit_hover(row: dict, measure: str) -> str:
+    names = (measure, f"{measure}_low", f"{measure}_high")
     value, low, high = (number(row.get(name, np.nan), "+.3f") for name in names)
     if low != NO_NUMBER:
         value += f" (95% interval {low} to {high})"
@@ -198,7 +191,7 @@ def _edit_hover(row: dict, measure: Axis) -> str:
 
 
 def _add_draws(
-    figure: go.Figure, draws: pd.DataFrame, measure: Axis, *, x: Any, line: dict, **place: int
+    figure: go.Figure, draws: pd.DataFrame, measure: str, *, x: Any, line: dict, **place: int
 ) -> None:
     """Draw random sets of planes: a cross at `x` per draw, and the dashed `line` of means."""
     if draws.empty:
@@ -257,4 +250,4 @@ def plot_silenced(table: pd.DataFrame) -> go.Figure:
     figure.update_yaxes(categoryorder="array", categoryarray=sets[::-1], showgrid=False)
     figure.update_yaxes(title_text="silenced heads (set)", col=1)
     figure.update_layout(margin_t=100)
-    return style.note_missing(figure, table["change"], "no change of loss was measured")
+    return style.note_missing(figure, "no change of loss was measured", table["change"])

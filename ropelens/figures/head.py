@@ -64,8 +64,7 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Fi
     figure.update_yaxes(range=[-0.03, 1.03], tickvals=[0, 0.5, 1], row=3)
     set_wavelengths(figure, wavelength)
     mark_context(figure, profile)
-    drawn = [trace.y for trace in figure.data]
-    return style.note_missing(figure, drawn, "no plane of this head was measured")
+    return style.note_missing(figure, "no plane of this head was measured")
 
 
 @public
@@ -97,8 +96,7 @@ def plot_kernel(profile: xr.Dataset, *, layer: Count, head: Count) -> go.Figure:
     title = "weight of one offset (% of attention)"
     figure.update_yaxes(title_text=title, tickformat=".2~%", rangemode="tozero")
     figure.update_layout(hovermode="x unified", meta=style.DRAWN_FROM_ONE)
-    drawn = arrays["kernel_measured"][layer, head]
-    return style.note_missing(figure, drawn, "no kernel was fitted to this head")
+    return style.note_missing(figure, "no kernel was fitted to this head")
 
 
 def kernel_arrays(profile: xr.Dataset) -> dict[str, np.ndarray]:
@@ -151,7 +149,7 @@ def plot_attention(
     figure.update_xaxes(title_text="key (token)", tickangle=-90, **axis)
     figure.update_yaxes(title_text="query (token)", **axis)
     figure.update_yaxes(range=[len(keys) - 0.5, -0.5])
-    return style.note_missing(figure, weights, "this head has no attention on the excerpt")
+    return style.note_missing(figure, "this head has no attention on the excerpt")
 
 
 def pair_figure(profile: xr.Dataset) -> go.Figure:
@@ -230,8 +228,8 @@ def plot_reach(
     style.set_x(figure, axis, "distance (tokens, log scale)")
     below = {"yref": "container", "y": 0, "yanchor": "bottom"}  # room for several rows
     figure.update_layout(legend=below, meta=style.DRAWN_FROM_ONE)
-    drawn = shares["found_share"].values
-    return style.note_missing(figure, drawn, "the reach of these heads was not measured")
+    why = "the reach of these heads was not measured"
+    return style.note_missing(figure, why, shares["found_share"])
 
 
 def reach_arrays(reach: xr.Dataset) -> dict[str, np.ndarray]:

@@ -69,7 +69,7 @@ def plot_head_map(
         corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
         fill = {"line_width": 3, "fillcolor": "rgba(0,0,0,0)"}
         figure.add_shape(name="selected", type="rect", **corners, **fill)
-    return style.note_missing(figure, bits, "no head has a number of bits")
+    return style.note_missing(figure, "no head has a number of bits", bits)
 
 
 def _add_cells(figure: go.Figure, label: str, *, z: np.ndarray, **texts: np.ndarray) -> None:
@@ -158,7 +158,7 @@ def plot_claim(
     figure.update_xaxes(title_text=title, **axis, row=2)
     figure.update_yaxes(visible=False, range=[-1, 1], row=2)
     figure.update_layout(legend_itemsizing="constant")
-    return style.note_missing(figure, x * y, "no head has a wavelength and a share")
+    return style.note_missing(figure, "no head has a wavelength and a share", x * y)
 
 
 def claim_title(claim: dict | None) -> str:

@@ -1,4 +1,4 @@
-"""Figures of planes: their axis of wavelengths, the push of heads by wavelength, and norms."""
+"""Figures of planes: the axis of wavelengths, the push of heads by wavelength, and norms."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ NORM_PANELS = {"query": "q_norm", "key": "k_norm", "value": "v_norm"}
 
 
 def wavelength_positions(wavelength: np.ndarray) -> np.ndarray:
-    """Position of each plane on the axis [layer, frequency], in tokens: its finite wavelength.
+    """Position of each plane on the axis [layer, frequency], in tokens (the wavelength).
 
     Planes that do not rotate follow after a gap, at most one usual step apart, and fill at most
     a third of the width of the other planes. NaN (the layer lacks the plane) stays NaN.
@@ -84,8 +84,9 @@ def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             centre = place[layer, planes]
             half = np.diff(centre) / 2 if len(centre) > 1 else np.array([LONE_HALF_WIDTH])
             half = np.maximum(half, 1e-3)  # planes with equal wavelengths need a width too
-            low[layer, planes] = centre - np.append(half[:1], half)[: len(centre)]
-            high[layer, planes] = centre + np.append(half, half[-1:])[: len(centre)]
+            half = np.pad(half, 1, mode="edge")
+            low[layer, planes] = centre - half[: len(centre)]
+            high[layer, planes] = centre + half[1:][: len(centre)]
     return np.exp(low), np.exp(high)
 
 
@@ -176,7 +177,7 @@ def plot_head_wavelengths(
         box = {"x0": edges[0], "x1": edges[-1], "y0": y - 0.5, "y1": y + 0.5}
         line = {"color": "#ffffff", "width": 2}
         figure.add_shape(name="selected", type="rect", **box, line=line, row=2, col=1)
-    return style.note_missing(figure, cells["z"], "no head prefers keys other than sinks")
+    return style.note_missing(figure, "no head prefers keys other than sinks", cells["z"])
 
 
 def _add_label_lines(
@@ -253,5 +254,4 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10(figure.data[0].x[[0, -1]]), showgrid=False)
     mark_context(figure, profile, color="#ffffff", below=True)
-    drawn = np.concatenate([trace.z.ravel() for trace in figure.data])
-    return style.note_missing(figure, drawn, "no queries and keys were measured")
+    return style.note_missing(figure, "no queries and keys were measured")

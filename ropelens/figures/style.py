@@ -129,8 +129,11 @@ def mark(
     figure.add_annotation(place | {"text": text, "name": "context"} | note)
 
 
-def note_missing(figure: go.Figure, values: Any, why: str) -> go.Figure:
-    """Add the note "no data: `why`" to `figure` if none of the `values` is finite."""
+def note_missing(figure: go.Figure, why: str, values: Any = None) -> go.Figure:
+    """Add the note "no data: `why`" if none of the `values` (default: all drawn) is finite."""
+    if values is None:
+        drawn = [trace.z if trace.type == "heatmap" else trace.y for trace in figure.data]
+        values = np.concatenate([[], *map(np.ravel, drawn)])
     if not np.isfinite(np.asarray(values, float)).any():
         place = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "name": NO_DATA}
         figure.add_annotation(place | {"text": f"no data: {why}", "font_size": 13})

@@ -117,7 +117,15 @@ def attribute_planes(
     if check:
         attribution = values["attribution"]
         checked, others = _checked_planes(planes, attribution, check)
-        answers = partial(_answers, checked, attribution.shape, answer_now)
+        places = np.stack(np.unravel_index(checked, attribution.shape), axis=1)
+
+        def answers(block: PlaneBlock) -> Float[np.ndarray, "layer head frequency"]:
+            changed = np.full(attribution.shape, np.nan)
+            for layer, head, plane in places:
+                with block(PlaneNumbers((int(plane),)), f"{layer}.{head}"):
+                    changed[layer, head, plane] = answer_now()
+            return changed
+
         values["dropped"] = dropped = answers(_drop_block(rotation)) - facts["answer"]
         facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
         if len(others) > 2:
@@ -202,17 +210,3 @@ def _checked_planes(
     order = indices[np.argsort(-np.abs(attribution.flat[indices]), kind="stable")]
     others = np.random.default_rng(0).permutation(order[check:])[:check]
     return np.concatenate([order[:check], others]), others
-
-
-def _answers(
-    checked: Int[np.ndarray, " place"],
-    shape: tuple[int, ...],
-    answer: Callable[[], float],
-    block: PlaneBlock,
-) -> Float[np.ndarray, "layer head frequency"]:
-    """The answer with each of the checked planes changed by itself; NaN for other planes."""
-    answers = np.full(shape, np.nan)
-    for layer, head, plane in zip(*np.unravel_index(checked, shape), strict=True):
-        with block(PlaneNumbers((int(plane),)), f"{layer}.{head}"):
-            answers[layer, head, plane] = answer()
-    return answers

@@ -1,8 +1,5 @@
 """Edits of the rotation of a live model while a block runs.
 
-with rl.edit_rope(model, rl.stop_slowest(0.25)):
-    model(tokens)
-
 An edit gives a new frequency or a gain to chosen planes of chosen heads. The changes of several
 edits are combined first, and queries and keys are rotated once.
 """
@@ -36,15 +33,6 @@ from ropelens.rotation.stated import shape_of, sharpening
 from ropelens.rotation.variant_config import frequencies
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A layer that is edited, with unedited planes, and the length of the sequence."""
-
-    index: int
-    planes: Planes
-    length: int = 1
-
-
 class PlaneChange(NamedTuple):
     """New frequencies of planes, and factors on queries and keys; see `TargetRotation`."""
 
@@ -57,12 +45,13 @@ class PlaneChange(NamedTuple):
 class Edit:
     """A change (`action`) of chosen planes (`select`) of some heads, such as "3.5,4.*".
 
-    Planes are chosen by their frequencies without edits, whatever other edits do. All scores
-    are multiplied by `scale`.
+    Planes are chosen by their frequencies without edits, whatever other edits do. `action` gets
+    the unedited planes, the number of the layer and the length of the sequence. All scores are
+    multiplied by `scale`.
     """
 
     select: Selection
-    action: Callable[[Layer], PlaneChange]
+    action: Callable[[Planes, int, int], PlaneChange]
     heads: str = ALL_HEADS
     scale: float = 1.0
 
@@ -74,7 +63,7 @@ PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]  # an edit, and the heads t
 def stop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
     """The planes stop rotating: they add the same amount to a score at every distance."""
     return Edit(
-        select, lambda layer: PlaneChange(torch.zeros_like(layer.planes.inv_freq)), heads
+        select, lambda planes, *_: PlaneChange(torch.zeros_like(planes.inv_freq)), heads
     )
 
 
@@ -96,7 +85,7 @@ def drop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
     A head without any plane attends evenly to all keys that it sees (except for coordinates
     that never rotate), and outputs the mean of their values.
     """
-    return Edit(select, lambda layer: PlaneChange(query_gain=0.0), heads)
+    return Edit(select, lambda *_: PlaneChange(query_gain=0.0), heads)
 
 
 @public
@@ -112,19 +101,17 @@ def rescale(
     Queries and keys in these planes are multiplied by `attention_factor`, as in YaRN. Layers
     that do not rotate stay as they are.
     """
-    rates = torch.as_tensor(inv_freq, dtype=torch.float32)
-    return Edit(select, lambda layer: _rotate_at(layer, rates, float(attention_factor)), heads)
+    new = torch.as_tensor(inv_freq, dtype=torch.float32), float(attention_factor)
+    return Edit(select, lambda planes, layer, _: _rotate_at(planes, layer, *new), heads)
 
 
-def _rotate_at(layer: Layer, inv_freq: Tensor, gain: float) -> PlaneChange:
+def _rotate_at(planes: Planes, layer: int, inv_freq: Tensor, gain: float) -> PlaneChange:
     """Rotate the planes at `inv_freq`, in the direction in which the model rotates them."""
-    count = len(layer.planes.inv_freq)
+    count = len(planes.inv_freq)
     if len(inv_freq) != count:
-        raise BadArgument(
-            "A new rotation needs a frequency for every plane.",
-            seen=f"{len(inv_freq)} frequencies; layer {layer.index} has {count} planes",
-        )
-    backward = layer.planes.inv_freq.sum() < 0
+        seen = f"{len(inv_freq)} frequencies; layer {layer} has {count} planes"
+        raise BadArgument("A new rotation needs a frequency for every plane.", seen=seen)
+    backward = planes.inv_freq.sum() < 0
     return PlaneChange(-inv_freq if backward else inv_freq, gain, gain)
 
 
@@ -165,32 +152,32 @@ def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
     """Raise `BadArgument` if the model lacks heads or planes of an edit."""
     edit = _as_edit(parse_variant(edit), rotation) if isinstance(edit, str) else edit
     heads = rotation.live.heads_of(edit.heads)
-    layers = [Layer(index, layer.planes) for index, layer in enumerate(rotation.layers())]
-    most = max(len(layer.planes.inv_freq) for layer in layers)
+    layers = [layer.planes for layer in rotation.layers()]
+    most = max(len(planes.inv_freq) for planes in layers)
     numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()
     if not all(0 <= number < most for number in numbers):
         what = f"The model has no plane for {edit.select}."
         raise BadArgument(what, seen=f"planes 0 to {most - 1}")
-    for layer in layers:
-        if edit.select(layer.planes).any():
-            edit.action(layer)
+    for layer, planes in enumerate(layers):
+        if edit.select(planes).any():
+            edit.action(planes, layer, 1)
     return edit, heads
 
 
 def _as_edit(variant: Variant, rotation: RotationProbe) -> Edit:
     """Edit that makes a live model rotate as `variant` in every layer that rotates.
 
-    A variant that does not just stop planes starts from the base and the trained context of the
-    model. It replaces frequencies, attention factor, and the scale for a longer context.
+    A variant that moves planes starts from the base and the trained context of the model.
     """
     if variant.stops is not None:
         return stop(variant.stops(variant.value))
     live, model_factor = rotation.live, rotation.attention_factor
 
-    def act(layer: Layer) -> PlaneChange:
-        options = {"rotary_dim": layer.planes.rotary_dim, "length": layer.length}
-        inv_freq, factor = frequencies(variant, shape_of(live, layer.index, **options))
-        return _rotate_at(layer, inv_freq, factor / model_factor if model_factor else 1.0)
+    def act(planes: Planes, layer: int, length: int) -> PlaneChange:
+        shape = shape_of(live, layer, rotary_dim=planes.rotary_dim, length=length)
+        inv_freq, factor = frequencies(variant, shape)
+        gain = factor / model_factor if model_factor else 1.0
+        return _rotate_at(planes, layer, inv_freq, gain)
 
     return Edit(ALL_PLANES, act, scale=1 / sharpening(live))
 
@@ -212,7 +199,7 @@ class ModelEdit:
         continued = bool(tokens[:, 0].any())
         length = int(positions[:, : tokens.shape[1]].max()) + 1
         planes = self.rotation.planes_now(layer, continued=continued)
-        of_query, of_key = _targets(self.edits, Layer(layer, planes, length), self.attending)
+        of_query, of_key = _targets(self.edits, planes, layer, length, self.attending[layer])
         if name == "query":
             scales = [edit.scale for edit, _ in self.edits if edit.scale != 1]
             x = rotate_to(x, positions, planes, of_query)
@@ -224,23 +211,28 @@ class ModelEdit:
 
     def planes(self, layer: int, unedited: Planes, *, length: int) -> Planes:
         """Planes under the edits, with one row per head if heads differ."""
-        targets = _targets(self.edits, Layer(layer, unedited, length), self.attending)
+        targets = _targets(self.edits, unedited, layer, length, self.attending[layer])
         inv_freq = targets[0].inv_freq
+        if not len(inv_freq):  # a layer without attention
+            return unedited
         alike = (inv_freq == inv_freq[:1]).all()
         return replace(unedited, inv_freq=inv_freq[0] if alike else inv_freq)
 
 
 def _targets(
-    edits: Sequence[PlacedEdit], layer: Layer, attending: HeadMask
+    edits: Sequence[PlacedEdit],
+    planes: Planes,
+    layer: int,
+    length: int,
+    heads: Bool[Tensor, " head"],
 ) -> tuple[TargetRotation, TargetRotation]:
-    """The rotations that the queries and the keys of a layer should get."""
-    heads = attending[layer.index]
-    rates = layer.planes.inv_freq.float().expand(int(heads.sum()), -1)
+    """The rotations that the queries and the keys of the `heads` of a layer should get."""
+    rates = planes.inv_freq.float().expand(int(heads.sum()), -1)
     query = key = TargetRotation(rates, torch.ones(rates.shape))
     for edit, chosen_heads in edits:
-        chosen = chosen_heads[layer.index][heads, None] & edit.select(layer.planes)
+        chosen = chosen_heads[layer][heads, None] & edit.select(planes)
         if chosen.any():
-            inv_freq, query_gain, key_gain = edit.action(layer)
+            inv_freq, query_gain, key_gain = edit.action(planes, layer, length)
             query = query.with_changes(chosen, inv_freq, query_gain)
             key = key.with_changes(chosen, inv_freq, key_gain)
     return query, key

@@ -45,10 +45,7 @@ Edits = Mapping[str, Intervention | Sequence[Intervention]]
 
 @dataclass(frozen=True)
 class Entry:
-    """One model of an evaluation, unmodified or changed, and the planes of each layer.
-
-    A control changes random heads. `control_of` is the name of the entry that it controls for.
-    """
+    """A model of an evaluation and its planes; controls of `control_of` change random heads."""
 
     name: str
     planes: list[Planes]
@@ -60,15 +57,11 @@ class Entry:
 def entries_of(
     rotation: RotationProbe, edits: Edits, *, context: int, controls: int, seed: int
 ) -> list[Entry]:
-    """Entries for the unmodified model and every edit, after a check of all edits.
-
-    An edit that names heads is followed by `controls` entries with other heads.
-    """
+    """Entries of the unmodified model and of every edit, and `controls` if it names heads."""
     check_count(controls, "controls")
     if NONE in edits:
-        raise BadArgument(
-            f'An edit cannot be called "{NONE}", the name of the unmodified model.'
-        )
+        what = f'An edit cannot be called "{NONE}", the name of the unmodified model.'
+        raise BadArgument(what)
     live, layers = rotation.live, rotation.layers(context)
 
     def entry(name: str, changes: Sequence[Intervention], control_of: str = "") -> Entry:
@@ -135,11 +128,10 @@ def _move_heads(
     for layer in any_chosen.any(1).nonzero().flatten().tolist():
         heads, free = (x[layer].nonzero()[:, 0] for x in (any_chosen, others))
         if len(free) < len(heads):
-            raise BadArgument(
-                f"Layer {layer} has too few heads for random controls.",
-                seen=f"{len(heads)} of {int(attending[layer].sum())} heads are chosen",
-                hint="at most half of the heads of a layer, or controls=0",
-            )
+            what = f"Layer {layer} has too few heads for random controls."
+            seen = f"{len(heads)} of {int(attending[layer].sum())} heads are chosen"
+            hint = "at most half of the heads of a layer, or controls=0"
+            raise BadArgument(what, seen=seen, hint=hint)
         drawn = free[torch.randperm(len(free), generator=generator)[: len(heads)]]
         moved[:, layer, drawn] = chosen[:, layer, heads]
     return moved
@@ -205,10 +197,7 @@ def run_entries(
     split: TokenSplit,
     progress: ShowProgress | None,
 ) -> tuple[list[dict[int, LayerFit]], list[EntrySums], list[Answers]]:
-    """The fits, the sums over the text and the answers to the tasks, for each entry.
-
-    Processes share the text and the tasks. An open savepoint saves the finished parts.
-    """
+    """The fits, the sums over the text and the answers to the tasks, for each entry."""
     live, text = measurement.live, measurement.text
     stage = begin_stage(EntrySums)
     sets = 1 + len(split.classes)

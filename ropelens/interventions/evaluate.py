@@ -1,7 +1,7 @@
 """Evaluation of edits: the same measures on the same tokens, without and under each edit."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,13 +97,12 @@ def evaluate(
         measurement.rotation, edits, context=text.context, controls=controls, seed=seed
     )
     planes = [entry.planes for entry in entries]
-    tasks: dict[str, Task] = {}
-    if "induction" in selected:
-        tasks["induction"] = repeats(measurement, planes[0])
-    if "copying" in selected:
-        tasks["copying"] = copies(measurement, distances)
-    if "retrieval" in selected:
-        tasks["retrieval"] = needles(measurement, prompt_lengths, prompts)
+    tasks_of: dict[str, Callable[[], Task]] = {
+        "induction": lambda: repeats(measurement, planes[0]),
+        "copying": lambda: copies(measurement, distances),
+        "retrieval": lambda: needles(measurement, prompt_lengths, prompts),
+    }
+    tasks = {name: plan() for name, plan in tasks_of.items() if name in selected}
     facts: dict[str, Any] = {"context": text.context, "trained": live.trained}
     split = TokenSplit.plan(text.ids, tokenizer=tokenizer, **facts)
     fits, sums, answers = run_entries(measurement, entries, selected, tasks, split, progress)
@@ -114,7 +113,9 @@ def evaluate(
     if "loss" in selected:
         values |= _loss_values(text, split, sums)
     if "change" in selected:
-        values |= _change_values(sums)
+        nats = torch.stack([entry.change / entry.rows[:, None, None] for entry in sums])
+        values["attention_change"], *changes = (nats / math.log(2)).numpy().swapaxes(0, 1)
+        values |= {"class_change": np.stack(changes, -1)} if changes else {}
     if "labels" in selected:
         values |= _label_values(planes, fits, sums)
         if split.classes:
@@ -125,7 +126,9 @@ def evaluate(
         for key in answers[0][name]:
             values[key] = np.stack([answer[name][key].numpy() for answer in answers])
         values |= task.coordinates
-    dataset = xr.Dataset(labelled(values, EVALUATED), plane_coordinates(planes[0]))
+    dataset = xr.Dataset(
+        labelled(values, EVALUATED), plane_coordinates(planes[0], heads=live.heads)
+    )
     names = {"control_of", "group", "position_start", "position_stop", "token_class"}
     dataset = number_dims(dataset.set_coords(names & values.keys()))
     return dataset.assign_attrs(measurement.facts)
@@ -170,14 +173,6 @@ def _loss_values(
         "position_start": edges[:-1].numpy(),
         "position_stop": edges[1:].numpy(),
     }
-
-
-def _change_values(sums: Sequence[EntrySums]) -> dict[str, np.ndarray]:
-    """Change of attention in bits, over all rows and over the rows of each class."""
-    nats = torch.stack([entry.change / entry.rows[:, None, None] for entry in sums])
-    all_rows, *classes = (nats / math.log(2)).numpy().swapaxes(0, 1)
-    by_class = {"class_change": np.stack(classes, -1)} if classes else {}
-    return {"attention_change": all_rows} | by_class
 
 
 def _label_values(

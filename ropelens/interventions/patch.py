@@ -1,8 +1,4 @@
-"""Patches: chosen planes of chosen heads take queries and keys from another prompt.
-
-with rl.patch_planes(model, other_tokens, heads="2.3", of="key", planes=rl.Slowest(0.25)):
-    model(tokens)
-"""
+"""Patches: chosen planes of chosen heads take queries and keys from another prompt."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,9 +70,8 @@ def patch_planes(
     if of not in UNROTATED:
         _, chosen = place_edit(rotation, stop(planes or PlaneNumbers(()), heads=heads))
     elif planes is not None:
-        raise BadArgument(
-            f"The {of} of a head has no planes, because it does not rotate.", hint="no planes="
-        )
+        what = f"The {of} of a head has no planes, because it does not rotate."
+        raise BadArgument(what, hint="no planes=")
     else:
         chosen = live.heads_of(heads)
     if isinstance(source, str):
@@ -84,10 +79,9 @@ def patch_planes(
     source = torch.atleast_2d(source) if isinstance(source, Tensor) else source
     text = model_text(live, source)
     if len(text) > 1 or text.hidden is not None:
-        raise BadArgument(
-            "The source of a patch must be one sequence without hidden tokens.",
-            seen=f"{len(text)} sequences" if len(text) > 1 else "a mask with a gap",
-        )
+        seen = f"{len(text)} sequences" if len(text) > 1 else "a mask with a gap"
+        what = "The source of a patch must be one sequence without hidden tokens."
+        raise BadArgument(what, seen=seen)
     vectors = read_source(rotation, text, chosen, of)
     pairs = position_pairs(positions, text.context)
     patch = PlanePatch(rotation, chosen, planes, of, pairs, vectors)
@@ -138,10 +132,8 @@ def position_pairs(
     positions = range(length) if positions is None else positions
     pairs = dict(positions) if isinstance(positions, Mapping) else {p: p for p in positions}
     if not pairs or min(*pairs, *pairs.values()) < 0 or max(pairs.values()) >= length:
-        raise BadArgument(
-            "Positions to patch must exist in both sequences, counted from 0.",
-            seen=f"{pairs}; the source has {length} tokens"[:200],
-        )
+        what = "Positions to patch must exist in both sequences, counted from 0."
+        raise BadArgument(what, seen=f"{pairs}; the source has {length} tokens"[:200])
     return torch.tensor([*pairs]), torch.tensor([*pairs.values()])
 
 
@@ -175,8 +167,9 @@ class PlanePatch:
             by_key = heads[:, None]
         patched_heads = by_key.any(1).nonzero().flatten()
         patched, in_source = self._in_source(tokens.to(x.device))
-        new = self._vectors(layer, side, heads=x.shape[1])[0, patched_heads][:, in_source]
-        new, old = new.transpose(0, 1), x[:, patched_heads, :count]
+        (vectors,) = self.source[layer, side]
+        vectors = vectors.repeat_interleave(x.shape[1] // len(vectors), dim=0)[patched_heads]
+        new, old = vectors[:, in_source].transpose(0, 1), x[:, patched_heads, :count]
         if side != "value":
             angle = _angles(positions[:, :count], planes)
             angle = angle - self.source[layer, "angle"][0, in_source]
@@ -209,14 +202,8 @@ class PlanePatch:
         index = table.to(tokens.device)[tokens.clamp(max=len(table) - 1)]
         return index >= 0, index.clamp(min=0)
 
-    def _vectors(self, layer: int, side: str, *, heads: int) -> Tensor:
-        vectors = self.source[layer, side]
-        return vectors.repeat_interleave(heads // vectors.shape[1], dim=1)
-
 
 def _check_first_token(real: Bool[Tensor, "*axis"]) -> None:
     if not real.all():
-        raise BadArgument(
-            "Patches count positions from the first token, which here is padding.",
-            hint="prompts of one length, or one prompt at a time",
-        )
+        what = "Patches count positions from the first token, which here is padding."
+        raise BadArgument(what, hint="prompts of one length, or one prompt at a time")

@@ -95,11 +95,9 @@ def reach(
     farthest = live.context - 1 - copied
     run_distances = sorted(doublings(copied, farthest) if copies is None else copies)
     if not run_distances or not copied <= run_distances[0] <= run_distances[-1] <= farthest:
-        raise BadArgument(
-            "Copies must lie in the context that the model was trained for.",
-            seen=f"distances {run_distances}",
-            hint=f"copies from {copied} to {farthest} tokens",
-        )
+        what = "Copies must lie in the context that the model was trained for."
+        hint = f"copies from {copied} to {farthest} tokens"
+        raise BadArgument(what, seen=f"distances {run_distances}", hint=hint)
     beyond = np.array([float(d) for d in distances if d > run_distances[-1]])
     measurement.rotation.planes(alike=True)  # raises an error if heads of a layer differ
     longest = two_copies(measurement, run_distances[-1], copied, draw=0)

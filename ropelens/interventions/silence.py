@@ -1,8 +1,4 @@
-"""Silencing of heads: a block replaces the outputs of heads while it runs.
-
-with rl.silence_heads(model, "2.3,4.*", to="mean", text=reference):
-    model(tokens)
-"""
+"""Silencing of heads: a block replaces the outputs of heads while it runs."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack

@@ -121,11 +121,9 @@ def hide_needles(
     """
     size = NEEDLES * (KEY + 1)
     if length < SHORTEST_PROMPT or vocabulary < size:
-        raise BadArgument(
-            f"A prompt that hides needles has {SHORTEST_PROMPT} tokens or more, with {size} "
-            "different tokens.",
-            seen=f"a prompt of {length} tokens, a vocabulary of {vocabulary}",
-        )
+        least = f"{SHORTEST_PROMPT} tokens or more, with {size} different tokens"
+        seen = f"a prompt of {length} tokens, a vocabulary of {vocabulary}"
+        raise BadArgument(f"A prompt that hides needles has {least}.", seen=seen)
     random = np.random.default_rng([seed % 2**64, length])
     around = length - 1 - size - KEY
     known, all_ids = text.unique().numpy(), np.arange(vocabulary)

@@ -33,10 +33,8 @@ def wanted_measures(measures: str | Sequence[str]) -> set[str]:
     names = [measures] if isinstance(measures, str) else list(measures)
     unknown = [name for name in names if name not in ALL_MEASURES]
     if unknown or not names:
-        raise BadArgument(
-            f"There is no measure {unknown[0]!r}." if unknown else "No measure was given.",
-            hint=f"measures: any of {', '.join(ALL_MEASURES)}",
-        )
+        what = f"There is no measure {unknown[0]!r}." if unknown else "No measure was given."
+        raise BadArgument(what, hint=f"measures: any of {', '.join(ALL_MEASURES)}")
     return set(names)
 
 
@@ -48,13 +46,13 @@ def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
 def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
     """Changes under each edit in the `results` of `evaluate` or `truncate`, one row per edit.
 
-    Changes are differences from the entry "none", the unmodified model, on the same tokens.
+    Changes are differences from the entry "none", the unmodified model, on equal tokens.
     `_low` and `_high` are the ends of their 95 % intervals (`paired_interval`): over trials, or
     for losses of the text over the coordinate `group` of the sequences (else over sequences).
 
     Columns such as `loss_beyond` are the change minus the mean change of the controls of the
     edit. Groups and draws each give an interval, and the squares of the half widths add up.
-    (They are crossed factors, and the sum is rather too wide: Owen 2007, "The pigeonhole
+    (The factors are crossed, and the sum is rather too wide: Owen 2007, "The pigeonhole
     bootstrap".) docs/measures.md defines the other columns.
     """
     # Imported here because it imports scipy, and an unknown measure is refused before that.
@@ -85,10 +83,9 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
 
 
 def class_changes(truncation: xr.Dataset) -> pd.DataFrame:
-    """`changes_of_edits` for each `token_class` of the text, one table below the other.
+    """`changes_of_edits` for each `token_class`, one table below the other; may be empty.
 
-    If they were measured, the table also has `bits`, the distance by which attention moved, and
-    `labels_changed` (heads). It is empty if the results have no classes.
+    It may also have `bits`, by which attention moved, and `labels_changed` (heads).
     """
     tables = []
     for name in truncation["token_class"].values if "class_loss" in truncation else []:

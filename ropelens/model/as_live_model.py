@@ -29,8 +29,8 @@ IN_WORDS[Model] = (
 def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
     """Live model for a transformers model, a wrapper around one, or a `TransformerBridge`.
 
-    Raises `UnsupportedModel` for other modules, for a model that predicts no tokens, and for a
-    device without float64.
+    Raises `UnsupportedModel` for other modules, a model that predicts no tokens, and a device
+    without float64.
     """
     if isinstance(model, LiveModel):
         return model
@@ -45,7 +45,7 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
         )
     if model.config.is_encoder_decoder:
         raise UnsupportedModel(
-            f"{class_name} is an encoder-decoder: its decoder also attends to another text.",
+            f"{class_name} is an encoder-decoder: the decoder also attends to another text.",
             hint="a decoder-only model, such as a Llama",
         )
     unequal = f"Layers of {class_name} have different numbers of heads."

@@ -108,15 +108,17 @@ def hooks_of(module: object) -> Hooks | None:
     A recomputation calls no observers of closed blocks. Raises `BadArgument` if a block of
     another context is open, because its changes are not meant for this call.
     """
-    blocks, opened = _blocks_now(), list(_open_blocks)
-    if not _repeats.get() and any(id(module) in b.modules for b in opened if b not in blocks):
+    blocks, opened = (
+        [block for block in list(group) if id(module) in block.modules]
+        for group in (_blocks_now(), _open_blocks)
+    )
+    if not _repeats.get() and not set(opened) <= set(blocks):
         raise BadArgument(
             "Another thread or asyncio task uses this model in a block of ropelens.",
             seen=f"a call of {type(module).__name__} outside the context of this block",
             hint="one thread after the other, a copy of the model for each thread, or "
             "contextvars.copy_context().run for a call that belongs to the block",
         )
-    blocks = tuple(block for block in blocks if id(module) in block.modules)
     hooks = reduce(lambda hooks, block: block.change(hooks), blocks, Hooks())
     if not set(blocks) <= set(opened):
         hooks = replace(hooks, observers=())
@@ -210,10 +212,9 @@ def _repeatable(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _install() -> None:
-    """Wrap functions of transformers and torch once, when this module is imported.
+    """Wrap functions of transformers and torch once, because a block must not change a class.
 
-    The wrappers act on open blocks only. Python 3.13 stops following changes of a class after
-    a thousand of them, so blocks do not change the class.
+    Python 3.13 stops following the changes of a class after a thousand of them.
     """
     interface: Any = AttentionInterface  # the class, because Doge has its own object
     get, get_interface = interface.__getitem__, interface.get_interface
@@ -263,9 +264,11 @@ def _call_with_hooks(
     rows, dropped = cache_positions.row_keys(module, query.shape[2], key.shape[2])
     paged, key_heads = "write_index" in options, key.shape[1]  # continuous batching is paged
     places = torch.arange(rows.start + dropped, rows.stop + dropped)[None] + paged
-    if hooks.changes:
+    cached = not paged and cache_positions.cache_of(module) is not None
+    if hooks.changes or (hooks.observers and cached):
         ids, mask = options.get("position_ids"), attention_mask
         of_rows, of_keys = cache_positions.positions(module, rows, dropped, key, ids, mask)
+    if hooks.changes:
         of_all = cache_positions.places_in_sequence(of_keys[:, : rows.stop], dropped) + paged
         places = of_all[:, rows.start :]
         for change in hooks.changes:
@@ -305,8 +308,7 @@ def _call_with_hooks(
                 observer(call)
     if not hooks.silences:
         return result
-    output = silence_outputs(hooks.silences, layer, result[0], real, places)
-    return output, *result[1:]
+    return silence_outputs(hooks.silences, layer, result[0], real, places), *result[1:]
 
 
 def silence_outputs(

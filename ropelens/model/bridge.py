@@ -67,8 +67,8 @@ class BridgeModel(LiveModel):
         with ExitStack() as stack:
             for layer, block in enumerate(self.bridge.blocks if outermost else ()):
                 calls = _CallParts(self, layer, block.attn.original_component)
-                hook = block.attn.register_forward_pre_hook(calls.begin, with_kwargs=True)
-                stack.callback(hook.remove)
+                begin = block.attn.register_forward_pre_hook(calls.begin, with_kwargs=True)
+                stack.enter_context(begin)
                 names = {part: f"blocks.{layer}.attn.{hook}" for part, hook in _HOOKS.items()}
                 known = [part for part, name in names.items() if name in self.bridge.hook_dict]
                 functions = [(names[part], partial(calls.collect, part)) for part in known]

@@ -74,14 +74,16 @@ def positions_recorded(model: PreTrainedModel, attention: list[nn.Module]) -> It
     """Record the positions and caches of every call while the block runs."""
     record = partial(_record_positions, tuple(map(id, attention)))
     rotary = [m for m in model.get_decoder().modules() if "inv_freq" in " ".join(m._buffers)]
-    hooks = [*zip(rotary, repeat(record)), *zip(attention, repeat(_record_cache))]
     with ExitStack() as stack:
-        for module, hook in hooks:
-            stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        for module, hook in (
+            *zip(rotary, repeat(record)),
+            *zip(attention, repeat(_record_cache)),
+        ):
+            stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
         yield
 
 
-def _cache_of(module: Any) -> Cache | None:
+def cache_of(module: Any) -> Cache | None:
     return _caches.get({}).get(id(module), lambda: None)()
 
 
@@ -90,7 +92,7 @@ def row_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
 
     A cache also holds earlier keys, and a static cache has empty slots at the end.
     """
-    cache, length = _cache_of(module), 0
+    cache, length = cache_of(module), 0
     if cache is not None:
         layer = module.layer_idx  # the cache has no keys of a layer that shares keys
         layers: Any = [x for x in cache.layers[layer:][:1] if isinstance(x, CacheLayerMixin)]
@@ -109,11 +111,9 @@ def positions(
 ) -> tuple[Int[Tensor, "_ row *axis"], Int[Tensor, "_ key *axis"]]:
     """Positions of the rows and keys of a call, up to a common shift of each sequence.
 
-    `rows` are the keys of the rows, and `dropped_keys` counts the keys dropped before the first
-    key. `position_ids` has the positions of all tokens that run; without any positions, tokens
-    count from 0. Keys in a cache keep their positions. Keys that were added before the block
-    get consecutive positions. Raises `UnsupportedModel` if their number contradicts this, or if
-    the keys are not those that earlier calls in the block added.
+    `position_ids` has the positions of all tokens that run; without any positions, tokens count
+    from 0. Keys in a cache keep their positions, and keys from before the block get consecutive
+    positions. Raises `UnsupportedModel` if the cache contradicts this.
     """
     keys, recorded = key.shape[2], _rotary_positions.get({}).get(id(module))
     if position_ids is None or (recorded is not None and recorded.ndim == 3):
@@ -122,7 +122,7 @@ def positions(
         index = torch.arange(keys, device=key.device)[None]
         return index[:, rows.start : rows.stop], index
     of_rows = position_ids[:, -len(rows) :]  # attention may run on only the last tokens
-    cache = _cache_of(module)
+    cache = cache_of(module)
     by_cache = _cached_keys.setdefault(id(module), WeakKeyDictionary())
     owner: object = module if cache is None else cache
     marks = key_marks(key[:, :, : rows.stop])
@@ -134,9 +134,9 @@ def positions(
     known = (_continued(x, marks[:, : rows.start], past) for x in earlier)
     nothing = CachedKeys(new[:, :0], of_rows[:, :0])
     before = next(filter(None, known), None) if past else nothing
-    if before is None and cache is not None:
-        before = _check_cache(cache, by_cache.get(cache), (len(marks), past))
     if before is None:
+        if cache is not None:
+            _check_cache(cache, filled_in_block=cache in by_cache)
         _check_consecutive(module, rows, past, of_rows, mask)
         count = torch.arange(-past, 0, device=of_rows.device)
         of_past = of_rows[:, :1] + count.view(1, -1, *[1] * (of_rows.ndim - 2))
@@ -181,34 +181,24 @@ def _continued(
     return CachedKeys(earlier.marks[row, :past], of_row[:, :past])
 
 
-def _check_cache(
-    cache: Cache, own: CachedKeys | None, shape: tuple[int, int]
-) -> CachedKeys | None:
-    """`own` if the cache rounds its keys; None for a cache of transformers without a record.
-
-    Raises `UnsupportedModel` for any other cache, because it may have dropped or moved keys.
-    """
-    parts = [cache, *cache.layers]
-    others = [x for x in parts if not type(x).__module__.startswith("transformers.")]
-    rounded = [vars(x) for x in cache.layers if "_quantized_keys" in vars(x)]
-    in_order = rounded and not any(x.get("_pending_beam_idx") is not None for x in rounded)
-    if (not others) if own is None else (own.marks.shape == shape and in_order):
-        return own
-    if own is None:
-        seen, hint = f"a {type(others[0]).__name__}, filled before the block", OPEN_BEFORE
-    else:
-        seen = "keys that were dropped, moved or changed after the block added them"
-        hint = "a cache that keeps every key, such as DynamicCache, or use_cache=False"
-    raise UnsupportedModel(UNKNOWN_POSITIONS, seen=seen, hint=hint)
+def _check_cache(cache: Cache, *, filled_in_block: bool) -> None:
+    """Raise `UnsupportedModel` for a cache that may have dropped, moved or changed keys."""
+    if filled_in_block:
+        raise UnsupportedModel(
+            UNKNOWN_POSITIONS,
+            seen="keys that were dropped, moved or changed after the block added them",
+            hint="a cache that keeps every key, such as DynamicCache, or use_cache=False",
+        )
+    for part in (cache, *cache.layers):
+        if not type(part).__module__.startswith("transformers."):
+            seen = f"a {type(part).__name__}, filled before the block"
+            raise UnsupportedModel(UNKNOWN_POSITIONS, seen=seen, hint=OPEN_BEFORE)
 
 
 def _check_consecutive(
     module: Any, rows: range, past: int, of_rows: Int[Tensor, "_ row *axis"], mask: Any
 ) -> None:
-    """Raise `UnsupportedModel` unless the keys of the cache have consecutive positions.
-
-    The first position must be the number of keys before it, less the padding on the left.
-    """
+    """Raise `UnsupportedModel` unless only padding on the left can precede the first key."""
     first = of_rows[:, 0] if of_rows.ndim == 2 else of_rows[:, 0].mT
     types = getattr(module.config, "layer_types", None)
     full = types is not None and types[module.layer_idx] == "full_attention"

@@ -85,6 +85,8 @@ class LiveModel:
         self.depends_on_length = config_facts.depends_on_length(self.config)
         self._modules: list[Any] = attention_modules(model)
         parameters = inspect.signature(model.forward).parameters
+        # transformers 5.24 renamed the argument, and warns of the old name.
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._takes_logits_to_keep &= model.base_model is not model
         self._compared: set[tuple[object, ...]] = set()
@@ -173,7 +175,7 @@ class LiveModel:
         for first in range(0, tokens.shape[1], chunk):
             part = tokens[:, first : first + chunk]
             options = {name: mask[:, : first + chunk] for name, mask in inputs.items()}
-            options |= {"past_key_values": past, "use_cache": True}
+            options |= {self._cache_name: past, "use_cache": True}
             for begin, logits in self._logits_in_pieces(part, options):
                 yield first + begin, logits
 
@@ -333,13 +335,9 @@ class LiveModel:
     @cached_property
     def attending_heads(self) -> HeadMask:
         """The query heads that attention calls have, which are fewer in a pruned layer."""
-        mask = torch.zeros(self.layers, self.heads, dtype=torch.bool)
-        token = torch.ones(1, 1, dtype=torch.long)
-        with self.without_hooks():
-            counts = self.record_calls(token, lambda call: call.query.shape[1])
-        for layer, count in counts.items():
-            mask[layer, :count] = True
-        return mask
+        self.check_layers({*self.noise.heads})
+        counts = torch.tensor([self.noise.heads.get(layer, 0) for layer in range(self.layers)])
+        return torch.arange(self.heads) < counts[:, None]
 
     def check_layers(self, seen: set[int]) -> None:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""

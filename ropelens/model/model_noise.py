@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropelens.attention.call import AttentionCall, attention_map, output_error
-from ropelens.model.attention_hooks import Observer
+from ropelens.model.attention_hooks import Observer, attention_modules
 from ropelens.noise import run_noise
 from ropelens.runtime.devices import device_of
 from ropelens.text.rows import Ids
@@ -25,10 +25,14 @@ CHANGED_WEIGHT = 1 / 8
 
 @dataclass(frozen=True)
 class Noise:
-    """Relative noise: of logits for a `run`, and by layer for an attention `call`."""
+    """Relative noise of the logits of a `run`, and by layer of an attention `call`.
+
+    `heads` are the query heads of each layer, as the measured calls have them.
+    """
 
     run: float
     call: dict[int, float]
+    heads: dict[int, int]
 
 
 _measured: WeakKeyDictionary[PreTrainedModel, dict[object, Noise]] = WeakKeyDictionary()
@@ -46,17 +50,22 @@ def measure_noise(
     """
     device, embeddings = device_of(model), model.get_input_embeddings()
     autocast = torch.is_autocast_enabled(device.type)
-    key = (model.dtype, device, autocast, torch.get_float32_matmul_precision())
+    heads_now = tuple(  # heads and layers may be pruned later
+        (vars(module).get("layer_idx"), *(weight.shape for weight in module.parameters()))
+        for module in attention_modules(model)[1:]
+    )
+    key = (model.dtype, device, autocast, torch.get_float32_matmul_precision(), heads_now)
     by_key = _measured.setdefault(model, {})
     if key in by_key:
         return by_key[key]
-    errors: list[dict[int, Tensor]] = []
+    errors, heads = list[dict[int, Tensor]](), dict[int, int]()
     random = torch.Generator().manual_seed(0)
     share = max(torch.finfo(model.dtype).eps / 2, EMBEDDING_CHANGE)
 
     def record(call: AttentionCall) -> None:
         call = call.of_rows(torch.arange(1, call.query.shape[2]))  # other blocks of rows
         error = output_error(call, attention_map(call).nan_to_num(0))
+        heads[call.layer] = call.query.shape[1]
         errors[-1][call.layer] = error[-1] * math.sqrt(len(error))
 
     def observed(ids: Ids) -> Tensor:
@@ -67,13 +76,10 @@ def measure_noise(
         return x * (1 + share * torch.randn(x.shape, generator=random).to(x))
 
     noise = run_noise(observed, ids)
-    hook = embeddings.register_forward_hook(change)
-    try:
+    with embeddings.register_forward_hook(change):
         observed(ids[-1:])
-    finally:
-        hook.remove()
     calls = {}
     for layer, error in errors[0].items():
         changes = [(other[layer] - error).nan_to_num(0).norm() for other in errors[1:]]
         calls[layer] = float(max(*changes[:-1], CHANGED_WEIGHT * changes[-1]))
-    return by_key.setdefault(key, Noise(noise, calls))
+    return by_key.setdefault(key, Noise(noise, calls, heads))

@@ -42,8 +42,8 @@ class OutputCheck:
     ) -> None:
         """Raise `UnsupportedModel` if the recomputed attention does not match the output.
 
-        `real` marks the rows that are tokens. Rows whose output is NaN or infinite are skipped.
-        A call without a `plain_mask` is always compared.
+        Rows that are not `real` tokens and outputs that are not finite are skipped. A call
+        without a `plain_mask` is always compared.
         """
         rows, visibility = call.query.shape[2], call.visibility
         mask_kind = (visibility.mask is None, len(visibility.first) > 1)

@@ -22,10 +22,8 @@ def _modules_recorded(
     """Call `record(module, input, result)` for every module; it may return another result."""
     with ExitStack() as stack:
         for module in live.model.modules():
-            hook = module.register_forward_hook(
-                lambda module, x, result: record(module, x[0], result) if x else None
-            )
-            stack.callback(hook.remove)
+            hook = lambda module, x, result: record(module, x[0], result) if x else None  # noqa: E731
+            stack.enter_context(module.register_forward_hook(hook))
         yield
 
 
@@ -53,7 +51,8 @@ def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
     if missing := [layer for layer in live.attending if layer not in projections]:
         raise UnsupportedModel(
             f"{live.class_name} passes the outputs of its heads to no linear map.",
-            seen=f"layer {missing[0]}: no linear map has the output of the heads as its input",
+            seen=f"layer {missing[0]}: no linear map computes all of the result from them",
+            hint="merge_and_unload() of an adapter on the output projection",
         )
     return projections
 
@@ -103,8 +102,7 @@ def logit_directions(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     close = allowed_residual(0, torch.finfo(dtype).eps)
-    same = (torch.allclose(g.to(direction), direction, close, close) for g in gradients)
-    _check_linear(live, all(same))
+    same = all(torch.allclose(g.to(direction), direction, close, close) for g in gradients)
     x = x[0].detach()
     y, even = norm(x), torch.ones_like(x[:1])
     even[:, 1::2] = -1  # mean 0, mean square 1
@@ -116,16 +114,12 @@ def logit_directions(
     x, y, shift, gain = (z.to(dtype) for z in (x, y, shift, gain))
     part = gain * (x - centered * x.mean(-1, keepdim=True))
     scale = ((y - shift) * part).sum(-1, keepdim=True) / part.square().sum(-1, keepdim=True)
-    _check_linear(live, float((scale * part + shift - y).norm() / y.norm()) < close)
-    head = weight_of(live.model.get_output_embeddings(), live.model.dtype)
-    before = head[list(answers)][:, None].to(x) * (scale * gain)
-    return before - centered * before.mean(-1, keepdim=True)
-
-
-def _check_linear(live: LiveModel, linear: bool) -> None:
-    if not linear:
+    if not (same and float((scale * part + shift - y).norm() / y.norm()) < close):
         raise UnsupportedModel(
             f"The path from the heads of {live.class_name} to the logits is not linear.",
             seen="a norm or a factor on the path, or a final norm that is not linear",
             hint="values=True without logits_of",
         )
+    head = weight_of(live.model.get_output_embeddings(), live.model.dtype)
+    before = head[list(answers)][:, None].to(x) * (scale * gain)
+    return before - centered * before.mean(-1, keepdim=True)

@@ -142,8 +142,9 @@ def capture(
     tokenizer = tokenizer or live.tokenizer
     if text_or_tokens == []:
         raise BadArgument("There is no prompt to capture.", hint="a list of one or more")
+    options: dict[str, Any]
     if isinstance(text_or_tokens, list):
-        options: dict[str, Any] = {"heads": heads, "tokenizer": tokenizer, "values": values}
+        options = {"heads": heads, "tokenizer": tokenizer, "values": values}
         options |= {"runner_up": runner_up, "logits_of": logits_of}
         options |= {"max_bytes": max_bytes // max(len(text_or_tokens), 1)}
         return _concatenate([capture(live, prompt, **options) for prompt in text_or_tokens])
@@ -161,7 +162,25 @@ def capture(
     rows = [row for row in CAPTURE if row.name not in unasked]
     dtype = torch.promote_types(live.model.dtype, torch.float32)
     arrays = _allocate(rows, sizes, dtype, max_bytes=max_bytes)
-    _fill(live, text, arrays, places, planes, answers=answers, runner_up=runner_up)
+    projections = output_projections(live) if "write_norm" in arrays else {}
+    options = {"runner_up": runner_up}
+    if answers:
+        options["toward"] = logit_directions(live, projections, text.ids, answers, text.hidden)
+
+    def see(call: AttentionCall) -> None:
+        count = call.query.shape[1]  # heads of the layer
+        inv_freq = planes[call.layer].inv_freq.expand(count, -1)
+        if projections:
+            weight = weight_of(projections[call.layer], live.model.dtype)
+            weight = weight.unflatten(1, (count, -1))
+        for place, (layer, head) in enumerate(places):
+            if layer == call.layer:
+                into = {name: array[place] for name, array in arrays.items()}
+                of_head = replace(planes[layer], inv_freq=inv_freq[head])
+                options["projection"] = weight[:, head] if projections else None
+                write_head(call, head, of_head, into, **options)
+
+    live.record_calls(text.ids, see, hidden=text.hidden)
     names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
     indices = {"query": np.arange(length), "key": np.arange(length)}
     indices |= {"query_token": names, "key_token": names}
@@ -174,37 +193,6 @@ def capture(
     attrs = {"kind": "capture"} | measurement.facts
     dataset = xr.Dataset(labels, labelled(indices, CAPTURE_INDICES), attrs)
     return dataset.set_coords(["inv_freq", "wavelength", "scale"])
-
-
-def _fill(
-    live: LiveModel,
-    text: Text,
-    arrays: Mapping[str, Tensor],
-    places: Sequence[Sequence[int]],
-    planes: Sequence[Planes],
-    *,
-    answers: Sequence[int],
-    runner_up: int | None,
-) -> None:
-    projections = output_projections(live) if "write_norm" in arrays else {}
-    options: dict[str, Any] = {"runner_up": runner_up}
-    if answers:
-        options["toward"] = logit_directions(live, projections, text.ids, answers, text.hidden)
-
-    def see(call: AttentionCall) -> None:
-        heads = call.query.shape[1]
-        inv_freq = planes[call.layer].inv_freq.expand(heads, -1)
-        if projections:
-            weight = weight_of(projections[call.layer], live.model.dtype)
-            weight = weight.unflatten(1, (heads, -1))
-        for place, (layer, head) in enumerate(places):
-            if layer == call.layer:
-                into = {name: array[place] for name, array in arrays.items()}
-                of_head = replace(planes[layer], inv_freq=inv_freq[head])
-                options["projection"] = weight[:, head] if projections else None
-                write_head(call, head, of_head, into, **options)
-
-    live.record_calls(text.ids, see, hidden=text.hidden)
 
 
 def write_head(
@@ -287,12 +275,11 @@ def _allocate(
     shapes = {row.name: [sizes[dim] for dim in row.dims] for row in rows}
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * dtype.itemsize
     if total > max_bytes:
-        raise BadArgument(
-            f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed.",
-            seen=f"{sizes['head']} heads, {sizes['query']:,} tokens, "
-            f"{sizes['frequency']} frequencies",
-            hint=f"fewer heads, a shorter text, or max_bytes={total}",
-        )
+        head, query, frequency = (sizes[name] for name in ("head", "query", "frequency"))
+        what = f"This capture takes {total:,} bytes, more than the {max_bytes:,} allowed."
+        seen = f"{head} heads, {query:,} tokens, {frequency} frequencies"
+        hint = f"fewer heads, a shorter text, or max_bytes={total}"
+        raise BadArgument(what, seen=seen, hint=hint)
     return {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in shapes.items()}
 
 

@@ -96,10 +96,9 @@ def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 def _next_tokens(
     live: LiveModel, pieces: Sequence[Int[Tensor, " _"]], tokenizer: TokenNames | None
 ) -> dict[str, np.ndarray]:
-    """The two likeliest next tokens of each piece, and the `lead` of the first in nats.
+    """The two likeliest next tokens of each piece, the `lead` of the first, and its gradient.
 
-    `score_gradient` is the derivative of the lead with respect to every score. The result is
-    empty if the model has no backward pass (some kernels, or weights that are offloaded).
+    The result is empty without a backward pass (some kernels, or weights that are offloaded).
     """
     if any(weight.is_meta for weight in live.model.parameters()):
         return {}

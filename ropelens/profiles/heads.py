@@ -51,10 +51,8 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
 def require_budget(profile: xr.Dataset) -> None:
     """Raise `BadArgument` if the profile has no attention budget."""
     if "total_bits" not in profile:
-        raise BadArgument(
-            "This profile has no attention budget, and labels and claims follow from it.",
-            hint="rl.profile(model, text), without budget=False",
-        )
+        what = "This profile has no attention budget, and labels and claims follow from it."
+        raise BadArgument(what, hint="rl.profile(model, text), without budget=False")
 
 
 def resample_labels(

@@ -32,15 +32,10 @@ from ropelens.text.tokenize import TextInput, read_text
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 ROWS_ACROSS = 128  # rows of a packed row whose attention across documents is measured
 
-_version = cache(version)  # which parses a file
-
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that run together, and the rows that are measured.
-
-    Budgets are scored on the rows `scored` and, in the batch of a sample, fitted to `fitted`.
-    """
+    """Sequences that run together, and the rows that are measured, scored and fitted."""
 
     text: Text
     rows: Rows
@@ -87,11 +82,11 @@ class Measurement:
         text = model_text(live, text, tokenizer=tokenizer, sinks=sinks)
         across = 0.0 if text.packed is None else attention_across(live, text.packed)
         if different := count_length_mismatches(live.config, text.lengths):
-            warnings.warn(
+            counts = (
                 f"{different:,} of {len(text):,} sequences are measured with the RoPE of the "
-                f"longest one ({text.context:,} tokens); by themselves they rotate differently",
-                stacklevel=3,
             )
+            longest = f"longest one ({text.context:,} tokens); by themselves they rotate "
+            warnings.warn(f"{counts}{longest}differently", stacklevel=3)
         rows = rows_for(rows, text.context)
         return cls(live, text, RotationProbe(live), rows, int(seed), batch_size, across)
 
@@ -115,10 +110,7 @@ class Measurement:
     def batch(
         self, chosen: Sequence[int], *, width: int | None = None, fitted: tuple[Rows, ...] = ()
     ) -> Batch:
-        """The `chosen` sequences as one batch, as wide as the longest or `width` positions.
-
-        The rows of a sequence do not depend on its batch.
-        """
+        """The `chosen` sequences as one batch, as wide as the longest or `width` positions."""
         part = self.text.part(list(chosen), width=width)
         sample = partial(sample_rows, part.lengths, seed=self.seed, numbers=chosen)
         if self.rows == "all" or self.rows >= part.context - 1:
@@ -132,10 +124,7 @@ class Measurement:
 
     @property
     def facts(self) -> dict[str, str | int | float]:
-        """The attributes of results: model, noise, tokens, options and versions.
-
-        Warns if the rounding noise is large.
-        """
+        """The attributes of results: model, noise, options, versions. Warns of large noise."""
         live, text, config = self.live, self.text, self.live.model.config
         layers = self.rotation.layers(text.context)
         noise = {
@@ -144,11 +133,8 @@ class Measurement:
             "noise_rotation": float(np.nanmax([layer.measured.noise for layer in layers])),
         }
         if (largest := max(noise.values())) > NOISY:
-            warnings.warn(
-                f"{live.class_name} has a rounding noise of {largest:.1%}: sound runs differ "
-                "by up to this share",
-                stacklevel=3,
-            )
+            words = f"{live.class_name} has a rounding noise of {largest:.1%}: sound runs "
+            warnings.warn(f"{words}differ by up to this share", stacklevel=3)
         return {
             "model": short_name(str(config.name_or_path)) or live.class_name,
             "revision": str(config.to_dict().get("_commit_hash") or ""),
@@ -169,14 +155,15 @@ class Measurement:
 
 
 Measured = Model | Measurement
-"""What public functions measure; they pass a measurement on to each other."""
+"""Argument of public functions, which pass a measurement on to each other."""
 IN_WORDS[Measured] = IN_WORDS[Model]
 
 
+@cache
 def versions() -> dict[str, str]:
     """Versions of ropelens and the libraries on which the numbers depend."""
     names = ("ropelens", "torch", "transformers", "transformer-lens", "numpy", "xarray")
-    return {name: _version(name) for name in names}
+    return {name: version(name) for name in names}
 
 
 def sequences_at_once(
@@ -250,11 +237,9 @@ def check_padding(ids: Ids, lengths: Lengths, padding: Mapping[int, int]) -> Non
         wrong = ~other[:, :copies].any(1) & (beyond & other).any(1)
         wrong |= ~(other & ~beyond).any(1)
         if wrong.any():
-            raise BadArgument(
-                "Token ids must be padded on the right, because lengths count from the left.",
-                seen=f"sequence {int(wrong.nonzero()[0])} begins with padding (id {id})",
-                hint="a BatchEncoding with its attention_mask",
-            )
+            what = "Token ids must be padded on the right, because lengths count from the left."
+            seen = f"sequence {int(wrong.nonzero()[0])} begins with padding (id {id})"
+            raise BadArgument(what, seen=seen, hint="a BatchEncoding with its attention_mask")
 
 
 def attention_across(live: LiveModel, row: PackedRow) -> float:
@@ -276,9 +261,7 @@ def attention_across(live: LiveModel, row: PackedRow) -> float:
         inputs = {name: x.to(live.device) for name, x in row.inputs.items()}
         live.model(**inputs, use_cache=False)
     if share := sum(shares) / max(1, len(shares)):
-        warnings.warn(
-            f"in packed rows this model gives {share:.0%} of its attention to other documents; "
-            "here each document is measured by itself",
-            stacklevel=5,
-        )
+        words = f"in packed rows this model gives {share:.0%} of its attention to other "
+        words += "documents; here each document is measured by itself"
+        warnings.warn(words, stacklevel=5)
     return share

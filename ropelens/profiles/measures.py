@@ -173,10 +173,7 @@ def open_profile(path: str | Path) -> xr.Dataset:
 
 
 def complete_profile(profile: xr.Dataset, path: str | Path) -> xr.Dataset:
-    """`profile`, with NaN for each measure that did not exist when it was saved to `path`.
-
-    One warning names these measures.
-    """
+    """`profile`, with NaN and a warning for measures that did not exist when it was saved."""
     rows = missing_measures(profile)
     if names := ", ".join(row.name for row in rows):
         warnings.warn(f"{path} was saved before ropelens measured {names}: NaN", stacklevel=3)

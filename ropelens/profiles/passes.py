@@ -111,10 +111,9 @@ def fit_layers(
             fits[call.layer] = sample.fit(call, planes[call.layer], **options)
         except torch.linalg.LinAlgError as error:
             query, key = (f"{float(x.abs().max()):.0e}" for x in (call.query, call.key))
-            raise UnsupportedModel(
-                f"The attention budget of layer {call.layer} cannot be fitted.",
-                seen=f"queries up to {query}, keys up to {key}, whose squares are infinite",
-            ) from error
+            seen = f"queries up to {query}, keys up to {key}, whose squares are infinite"
+            what = f"The attention budget of layer {call.layer} cannot be fitted."
+            raise UnsupportedModel(what, seen=seen) from error
         progress(1)
         if statistics is None and len(fits) == len(own_layers):
             raise _AllFitted
@@ -150,10 +149,7 @@ def collect(
     sums: Sums | None = None,
     save: Callable[[Sums], None] = lambda _: None,
 ) -> Sums:
-    """Sum the statistics of every layer over the `chosen` sequences (default: all).
-
-    `sums` are the sums of the first sequences, if known. `save` is called after each batch.
-    """
+    """Add the statistics over the `chosen` sequences (default: all) to the first `sums`."""
     sums = sums or Sums()
     chosen = range(len(measurement.text)) if chosen is None else chosen
     options: Any = {"statistics": statistics, "fits": fits or {}, "progress": progress}

@@ -8,6 +8,7 @@ import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ropelens.attention.formulas import attention_budget, describe_kernel
 from ropelens.attention.sums import LayerMeans, Sums
@@ -29,10 +30,8 @@ def summarize(
 ) -> xr.Dataset:
     """The part of a profile that follows from `sums`, without another run of the model.
 
-    The sums of two halves of a text can be added: they give the profile of the whole text.
     Heads and planes that a layer does not have are NaN, and so are layers without attention.
-    `fits` are the models of the attention budget, and `extra` are statistics in addition to
-    `MEASURES`.
+    `fits` are the models of the budget. `extra` are statistics in addition to `MEASURES`.
     """
     rows = [row for row in (*MEASURES, *extra) if isinstance(row, Statistic | Derived)]
     statistics = [row for row in rows if isinstance(row, Statistic)]
@@ -43,7 +42,9 @@ def summarize(
     values |= _budget(sums, fits) if fits else {}
     edges, (loss, loss_se) = layers[0].edges.numpy(), sums.loss
     bins = labelled({"offset_start": edges[:-1], "offset_stop": edges[1:]}, AXES)
-    coordinates = plane_coordinates([planes[n] for n in numbers]) | bins
+    coordinates = bins | plane_coordinates(
+        [planes[n] for n in numbers], heads=values["q_norm"].shape[1]
+    )
     attrs: dict[str, float] = {"sequences": sums.sequences, "tokens": sums.tokens}
     attrs |= {"rows_measured": float(sums.row_weight.sum()), "loss": loss, "loss_se": loss_se}
     variables = labelled(values, [*MEASURES, *extra, *AXES])
@@ -75,18 +76,20 @@ def number_dims(dataset: xr.Dataset) -> xr.Dataset:
     return dataset.assign_coords(labelled(numbers, AXES))
 
 
-def plane_coordinates(planes: Sequence[Planes]) -> dict[str, xr.Variable]:
+def plane_coordinates(planes: Sequence[Planes], *, heads: int) -> dict[str, xr.Variable]:
     """`inv_freq` (rad/token) and `wavelength` (tokens) of each layer; NaN beyond its planes.
 
     If an edit makes heads of a layer differ, these are the numbers of the head that rotates
-    fastest in the plane, and `head_wavelength` (layer, head, frequency) has the others.
+    fastest in the plane, and `head_wavelength` (layer, head, frequency) has all heads.
     """
     fastest = [torch.atleast_2d(layer.term_inv_freq.abs()).amax(0) for layer in planes]
     wavelengths = (2 * math.pi / inv_freq.double() for inv_freq in fastest)
     values = {"inv_freq": stack(fastest), "wavelength": stack(wavelengths)}
-    if heads := [len(layer.inv_freq) for layer in planes if layer.inv_freq.ndim == 2]:
-        expanded = (layer.wavelength.expand(heads[0], -1) for layer in planes)
-        values["head_wavelength"] = stack(expanded)
+    if any(layer.inv_freq.ndim == 2 for layer in planes):
+        by_layer = (torch.atleast_2d(layer.wavelength) for layer in planes)
+        by_layer = (w.expand(heads, -1) if len(w) == 1 else w for w in by_layer)
+        missing = (pad(w, (0, 0, 0, heads - len(w)), value=math.nan) for w in by_layer)
+        values["head_wavelength"] = stack(missing)
     return labelled(values, AXES)
 
 

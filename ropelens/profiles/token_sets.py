@@ -70,8 +70,8 @@ def attention_on(
     -------
     Two statistics of a profile, over the rows that see a token of the set that is not a sink.
     `attention_on_NAME` (layer, head), also a column of heads.csv, is the share of the attention
-    outside of sinks that goes to the set. `control_on_NAME` is the share of as many control
-    tokens: within 8 tokens on either side, those most similar in frequency and place.
+    outside of sinks that goes to the set. `control_on_NAME` is the share of an equal number of
+    control tokens: within 8 tokens on either side, those most similar in frequency and place.
 
     Raises `BadArgument` if a tokenizer is missing, or if the text has no such token.
 
@@ -88,12 +88,10 @@ def attention_on(
     word = what.removeprefix(AFTER) if isinstance(what, str) else what
     ids = None if word == "repeated" else ids_of(tokens, word, tokenizer)
     if not places_of(tokens, ids, after=after).any():
+        means = "a token must be that text, but for spaces around it"
         hint = 'any that contains it, "*\'*", or another text to measure on'
-        raise BadArgument(
-            f"There is no token {what!r} in this text.",
-            means="a token must be that text, but for spaces around it",
-            hint="tokenizer=, which names tokens" if tokenizer is None else hint,
-        )
+        hint = "tokenizer=, which names tokens" if tokenizer is None else hint
+        raise BadArgument(f"There is no token {what!r} in this text.", means=means, hint=hint)
     texts = [what] if isinstance(what, str) else list(what)
     name, words = "_or_".join(map(_spelled, texts)), " or ".join(texts)
     return shares_of(tokens, ids, name, words, after=after)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures import comparison, head, heads, planes, truncated_heads
-from ropelens.figures.edits import MEASURE_AXES, MeasureName, plot_truncation
+from ropelens.figures.edits import MeasureName, plot_truncation, summary_column
 from ropelens.report.render import page_words
 
 
@@ -33,7 +33,7 @@ class PageFigure:
 
 
 FIXED_AXES = ("xaxis3", "yaxis", "yaxis2", "yaxis3")
-FIXED_MARGINS = {f"{axis}_automargin": False for axis in FIXED_AXES}  # automatic ones are slow
+FIXED_MARGINS = {f"{axis}_automargin": False for axis in FIXED_AXES}  # otherwise slow
 
 # fmt: off
 PROFILE_FIGURES = (
@@ -66,7 +66,7 @@ REACH_FIGURE = PageFigure("reach", head.plot_reach,
 
 
 def _measures_in(table: pd.DataFrame) -> list[MeasureName]:
-    return [name for name, m in MEASURE_AXES.items() if table[m.column].notna().any()]
+    return [n for n in get_args(MeasureName) if table[summary_column(n)].notna().any()]
 
 
 def _other_measures(table: pd.DataFrame) -> list[MeasureName]:

@@ -49,21 +49,17 @@ def write_report(
     page stays unchanged. Raises `BadArgument` for results of another model or kind.
     """
     heads = head_table(profile, heads)
-    return write_whole(Path(path), render_page(profile, heads, truncation, reach=reach))
+    return write_whole(Path(path), render_page(profile, heads, truncation, reach))
 
 
 def render_page(
     profile: xr.Dataset,
     heads: pd.DataFrame,
     truncation: xr.Dataset | None = None,
-    table: pd.DataFrame | None = None,
     reach: xr.Dataset | None = None,
     beside: tuple[xr.Dataset, pd.DataFrame] | None = None,
 ) -> str:
-    """Text of the page. `table` is the summary of `truncation`.
-
-    `beside` is the profile and the heads of another model, which the page compares.
-    """
+    """Text of the page; `beside` has the profile and heads of another model to compare."""
     _check_results(truncation, "truncation", profile)
     _check_results(reach, "reach", profile)
     selected = layer, head = first_head(heads)
@@ -74,7 +70,7 @@ def render_page(
     measured: dict[str, Any] = {"truncation": truncation, "reach": reach}
     payload = build_payload(profile, heads, figures, selected=selected, **measured)
     payload["beside"] = other.pop("payload", None)
-    section = None if truncation is None else _sweep_section(truncation, table, payload)
+    section = None if truncation is None else _sweep_section(truncation, payload)
     columns, sentences = tables.head_columns(profile, heads), words.head_words(heads)
     claims = ledger(profile).assign(model="")
     claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
@@ -110,16 +106,14 @@ def render_page(
     )
 
 
-def _sweep_section(
-    truncation: xr.Dataset, table: pd.DataFrame | None, payload: dict[str, Any]
-) -> dict[str, Any]:
+def _sweep_section(truncation: xr.Dataset, payload: dict[str, Any]) -> dict[str, Any]:
     """Section of a sweep for the template. Adds its figures to the `payload`."""
-    table = summarize_truncation(truncation) if table is None else table
+    table = summarize_truncation(truncation)
     figures = draw(catalog.SWEEP_FIGURES, truncation, table=table)
     payload["figures"] |= {row.name: bare(figure) for row, figure in figures.items()}
     cards = [card(row, figure) for row, figure in figures.items()]
     section = {"cards": cards, "text": str(truncation.attrs.get("text", ""))}
-    return section | {"sentences": words.sweep_sentences(truncation, table)}
+    return section | {"sentences": words.sweep_sentences(truncation)}
 
 
 def first_head(heads: pd.DataFrame) -> tuple[int, int]:
@@ -135,11 +129,9 @@ def _check_results(results: xr.Dataset | None, kind: str, profile: xr.Dataset) -
     expected, sizes = ((d.sizes.get("layer"), d.sizes.get("head")) for d in (profile, results))
     actual = results.attrs.get("kind")
     if actual != kind or (None not in sizes and sizes != expected):
-        raise BadArgument(
-            f"This is not a {kind} of the profile's model.",
-            seen=f"{actual}, layers and heads {sizes}; the profile has {expected}",
-            hint=f"pass the result of {kind} for the same model",
-        )
+        seen = f"{actual}, layers and heads {sizes}; the profile has {expected}"
+        hint = f"pass the result of {kind} for the same model"
+        raise BadArgument(f"This is not a {kind} of the profile's model.", seen=seen, hint=hint)
 
 
 def _beside(
@@ -156,9 +148,9 @@ def _beside(
     return section | {"payload": {"name": name} | payload}
 
 
-def render_comparison(comparison: xr.Dataset, table: pd.DataFrame | None = None) -> str:
-    """Text of the page of a comparison. `table` is its summary."""
-    table = summarize_comparison(comparison) if table is None else table
+def render_comparison(comparison: xr.Dataset) -> str:
+    """Text of the page of a comparison."""
+    table = summarize_comparison(comparison)
     captions = {
         page_words()["figures"][row.name]["explain"].format(**comparison.attrs): figure
         for row, figure in draw(catalog.COMPARISON_FIGURES, comparison, table=table).items()
@@ -167,7 +159,7 @@ def render_comparison(comparison: xr.Dataset, table: pd.DataFrame | None = None)
         "comparison.html",
         captions,
         question=str(comparison.attrs.get("question", QUESTION)),
-        findings=words.comparison_sentences(comparison, table),
+        findings=words.comparison_sentences(comparison),
         columns=tables.comparison_columns(table),
         rows=tables.comparison_rows(table),
         label_rules=write_sentence("profile", "label_rules", thresholds=asdict(Thresholds())),

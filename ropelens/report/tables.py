@@ -158,10 +158,8 @@ def about_comparison(comparison: xr.Dataset, table: pd.DataFrame) -> dict[str, A
         tokens = " and ".join(f"{count:,}" for count in seen)
         facts.append(f"context {int(attrs['context']):,}")
         facts.append(f"{tokens} training tokens" + " each" * (len(seen) == 1))
-        used = (
-            f"{attrs['sequences']:,} for the loss, {attrs['head_sequences']:,} for heads and "
-        )
-        used += f"planes, {attrs['growth_sequences']:,} for heads and planes at each step"
+        used = f"{attrs['sequences']:,} for the loss, {attrs['head_sequences']:,} for heads "
+        used += f"and planes, {attrs['growth_sequences']:,} for heads and planes at each step"
         run = [("context", f"{attrs['context']:,} tokens")]
         run += [("text", "validation text of the runs"), ("sequences", used)]
     else:

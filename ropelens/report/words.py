@@ -136,12 +136,9 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
     return [*filter(None, warnings), *write_sentences("profile", weak).values()]
 
 
-def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame | None = None) -> list[str]:
-    """Sentences about a sweep, first on the cost of the slowest and the fastest planes.
-
-    `table` is `summarize_truncation(sweep)`.
-    """
-    rows = _sweep_records(summarize_truncation(sweep) if table is None else table)
+def sweep_sentences(sweep: xr.Dataset) -> list[str]:
+    """Sentences about a sweep, first on the cost of the slowest and the fastest planes."""
+    rows = _sweep_records(summarize_truncation(sweep))
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
     setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*")
     ends, free, classes = _quarters(rows, "loss_change"), _free(rows), class_changes(sweep)
@@ -229,11 +226,9 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
     return sentences
 
 
-def comparison_sentences(
-    comparison: xr.Dataset, table: pd.DataFrame | None = None
-) -> list[str]:
-    """Sentences about a comparison and its `table`, and the sentences of its author."""
-    table = summarize_comparison(comparison) if table is None else table
+def comparison_sentences(comparison: xr.Dataset) -> list[str]:
+    """Sentences about a comparison, and the sentences of its author."""
+    table = summarize_comparison(comparison)
     rows, attrs = table.to_dict("records"), comparison.attrs
     baseline = str(attrs["baseline"])
     records: dict[str, Record | None] = {}

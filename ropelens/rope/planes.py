@@ -115,14 +115,17 @@ class Planes:
             squares = torch.cat([squares, rest], dim=-1)
         return squares.sqrt_()
 
+    def complex(self, x: Float[Tensor, "*batch coordinate"]) -> Complex[Tensor, "*batch plane"]:
+        """Each plane of `x` as a complex number, in the units of `x`."""
+        return torch.complex(x[..., self.first], x[..., self.second])
+
     def products(
         self,
         query: Float[Tensor, "*#batch coordinate"],
         key: Float[Tensor, "*#batch coordinate"],
     ) -> Complex[Tensor, "*#batch term"]:
         """q conj(k) of every term. The real parts sum to q . k."""
-        q, k = (torch.complex(x[..., self.first], x[..., self.second]) for x in (query, key))
-        of_planes = q * k.conj_physical_()
+        of_planes = self.complex(query) * self.complex(key).conj_physical_()
         if self.rotary_dim == self.head_dim:
             return of_planes
         return torch.cat([of_planes, self.sum_coordinates(query * key)[..., -1:]], dim=-1)
@@ -242,7 +245,7 @@ def _frequencies(
 
     NaN for a plane in which queries and keys have no length, because its rotation is invisible.
     """
-    z = torch.complex(x[..., planes.first], x[..., planes.second])
+    z = planes.complex(x)
     turned = (z * z[:, :1].conj()).sum(dim=0)  # [position, frequency]
     inv_freq = turned[1].angle()
     baseline = torch.ones_like(inv_freq)

@@ -218,9 +218,8 @@ def _random(
 ) -> dict[Numbers, list[Cut]]:
     """Draw random sets of `size[layer]` planes in each layer, for each of `sizes`.
 
-    A draw stops planes in one order, so its larger sets contain its smaller sets. Layers with
-    the same number of planes get the same set. An order that leads to one of the sets in
-    `exclude` is drawn again, up to 100 times. Sets that cannot differ from these are left out.
+    The larger sets of a draw contain its smaller sets, and layers with as many planes get the
+    same set. A draw with a set in `exclude` is repeated, and sets that stay equal are left out.
     """
     counts = [len(numbers) for numbers in layers]
     varied = [s for s in sizes if any(0 < n < m for n, m in zip(s, counts, strict=True))]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Float, Int
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -20,8 +20,7 @@ from ropelens.config_facts import changes_with_position
 from ropelens.errors import BadArgument, explained
 from ropelens.noise import FLOOR, allowed_residual
 from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Planes, read_rotation
-from ropelens.rotation.conformance import asked_rotations, rotation_differences
-from ropelens.rotation.probe import LayerRotation
+from ropelens.rotation.conformance import LayerRotation, asked_rotations, rotation_differences
 
 ArraySource = Mapping[str, Any] | str | Path
 OfHeads = Float[Tensor, "head position coordinate"]
@@ -83,6 +82,9 @@ def read_arrays(
                 shape = f"{name} {[*x.shape]} in layer {layer}, and {len(positions)} positions"
                 raise ValueError(f"shapes that do not fit, or numbers that are not: {shape}")
         steps = positions[order].diff().tolist()
+        before = {name[0] for _, name in by_name if "_" in name}
+        if before and (missing := {name for _, name in after} - before):
+            raise ValueError(f"{sorted(missing)[0]} without {sorted(missing)[0]}_before")
         if not after or steps[:1] != [1] or 0 in steps:
             raise ValueError(f"arrays {[*arrays]} at positions {positions[:3].tolist()}, ...")
     by_head = {key: x[order].transpose(0, 1) for key, x in by_name.items()}
@@ -101,6 +103,12 @@ def array_layers(
     if config is not None and count > config.num_hidden_layers:
         seen = f"layer {count - 1}; the configuration has {config.num_hidden_layers} layers"
         raise BadArgument("The configuration has no such layer.", seen=seen)
+    facts = {} if config is None else config.to_dict()
+    known = {facts.get("num_attention_heads"), facts.get("num_key_value_heads")}
+    heads = {len(x) for x, _ in arrays.values()}
+    if not heads & known and len(positions) in known:
+        seen = f"{len(positions)} positions of {min(heads)} heads"
+        raise BadArgument("The axes of the arrays are exchanged.", seen=seen, hint=LAYOUT)
     asked = asked_rotations(config, layers=count, length=context or int(positions[-1]) + 1)
     grows = config is None or changes_with_position(config)
     layers: dict[int, LayerRotation] = {}
@@ -108,15 +116,15 @@ def array_layers(
     for (layer, name), (x, before) in arrays.items():
         inv_freq = asked[layer].inv_freq
         found = read_array(x, before, positions, [] if inv_freq is None else [len(inv_freq)])
-        measured, texts = found.measured, [found.fault] * bool(found.fault)
-        if not texts:
-            facts: Any = {"longest": longest, "factor": found.factor}
-            texts = rotation_differences(measured, asked[layer], **facts)
-        if not grows and measured.planes.rotary_dim and (found.growth != 1).any():
+        planes = found.measured.planes
+        scale = dict(zip(positions.tolist(), found.growth.tolist(), strict=True))
+        rotation = LayerRotation(found.measured, None, planes, scale, found.factor)
+        texts = [found.fault] * bool(found.fault)
+        texts = texts or rotation_differences(rotation, asked[layer], longest=longest)
+        if not grows and planes.rotary_dim and (found.growth != 1).any():
             texts.append("the length changes with position")
         faults += [f"layer {layer}, {name}: {'; '.join(texts)}"] * bool(texts)
-        scale = dict(zip(positions.tolist(), found.growth.tolist(), strict=True))
-        layers.setdefault(layer, LayerRotation(measured, None, measured.planes, scale))
+        layers.setdefault(layer, rotation)
         shifts.setdefault(layer, set()).update(found.shift)
     faults += [
         f"layer {layer}: heads rotate {sorted(shift)} positions too far"
@@ -127,10 +135,7 @@ def array_layers(
 
 
 def read_array(
-    x: OfHeads,
-    before: OfHeads | None,
-    positions: Int[Tensor, " position"],
-    counts: list[int],
+    x: OfHeads, before: OfHeads | None, positions: Int[Tensor, " position"], counts: list[int]
 ) -> ArrayRotation:
     """Read the rotation of one array; `counts` are the numbers of planes to try first."""
     halves = (torch.bfloat16, torch.float16)
@@ -147,7 +152,7 @@ def read_array(
     for count, offset in (*shapes, ((changed[-1] - start) // 2 + 1, start)):
         for pairing in PAIRINGS:
             planes = Planes(torch.zeros(count), size, pairing, offset)
-            ratio, factor = x / before, _complex(x, planes) / _complex(before, planes)
+            ratio, factor = x / before, planes.complex(x) / planes.complex(before)
             # If each plane of a token is 1, RoPE changes it to this factor.
             ratio[..., planes.first], ratio[..., planes.second] = factor.real, factor.imag
             ratio = ratio.nan_to_num(1, 1, 1)
@@ -157,15 +162,11 @@ def read_array(
     planes, turns = found.measured.planes, torch.arange(-FARTHEST_SHIFT, FARTHEST_SHIFT + 1)
     if planes.pairing == "none":
         return found
-    z = _complex(ratio, planes)
+    z = planes.complex(ratio)
     angle = (positions[0] + turns)[:, None] * planes.inv_freq.double()
     agreement = (z[:, :1] * torch.exp(-1j * angle.nan_to_num(0))).real.sum(-1)
     shift = tuple(turns[agreement.argmax(1)].tolist())
     return found._replace(factor=float(z.abs().mean()), shift=shift)
-
-
-def _complex(x: OfHeads, planes: Planes) -> Complex[Tensor, "head position frequency"]:
-    return torch.complex(x[..., planes.first], x[..., planes.second])
 
 
 def _read_token(
@@ -182,7 +183,7 @@ def _read_token(
     if measured.residual > EXACT:  # lengths show the noise of a runtime in bfloat16
         share = min(measured.residual / 2, LARGEST_NOISE)
         measured = read_rotation(x, offsets, noise=share * size, counts=counts)
-    z, distance = _complex(x, measured.planes), offsets[:, None]
+    z, distance = measured.planes.complex(x), offsets[:, None]
     still = z * torch.exp(-1j * distance * measured.planes.inv_freq.double().nan_to_num(0))
     error = distance * measured.resolution.nan_to_num(0, 0, 0) * z.abs()
     moved = ((still - still[:, :1]).abs() - error).clamp(min=0).square().sum(-1)

@@ -14,7 +14,7 @@ from ropelens.errors import BadArgument, Positive, public
 from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import Planes, probe_positions
-from ropelens.rotation.probe import SingleTokenProbe, probe_single_tokens, read_rotations
+from ropelens.rotation.probe import SingleTokenProbe, probe_single_tokens
 from ropelens.rotation.stated import stated_inv_freq
 
 COMPARED = table("""
@@ -65,12 +65,11 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
             "These are not two implementations of one model.",
             seen=" and ".join(f"{len(s)} layers, heads of {s[0][1]}" for s in shapes),
         )
-    stated = {
-        layer: stated_inv_freq(lives[0].model, lives[0].layer_types[layer])
-        for layer in by_layer[0]
-    }
-    measured = read_rotations(by_layer[0], positions, stated=stated)
-    planes = [rotation.planes for rotation in measured.values()]
+    model, kinds = lives[0].model, lives[0].layer_types
+    planes = [
+        probe.rotation(positions, stated_inv_freq(model, kinds[layer])).planes
+        for layer, probe in by_layer[0].items()
+    ]
     layers = [_compare_layer(*pair) for pair in zip(*probes, planes, strict=True)]
     angle, difference, residual, ratio, score_difference, noise = zip(*layers, strict=True)
     values: dict[str, Any] = {
@@ -101,12 +100,11 @@ def _compare_layer(
     The noise [2, frequency] is that of angles, in rad, and that of score differences.
     """
     x = torch.stack([one.vectors, other.vectors])
-    z = torch.complex(x[..., planes.first], x[..., planes.second])
+    z = planes.complex(x)
     turned = (z * z[:, :, :1].conj()).sum(1, keepdim=True).angle()
     # rotated back by the common angle: a pure rotation leaves no change
     rotated_back = z * torch.polar(torch.ones_like(turned), -turned)
-    outside = torch.ones(x.shape[-1], dtype=torch.bool)
-    outside[planes.first] = outside[planes.second] = False
+    outside = planes.term_of >= len(planes.inv_freq)
     changes = [(rotated_back - z[:, :, :1]).abs(), (x - x[:, :, :1])[..., outside].abs()]
     change = torch.cat(changes, dim=-1).square().mean(1).sqrt().amax((1, 2))
     residual = change / planes.norms(x).square().mean((1, 2, 3)).sqrt()

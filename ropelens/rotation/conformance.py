@@ -1,15 +1,19 @@
 """The rotation that a configuration asks for, and the properties in which another differs."""
 
 import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Pairing
-from ropelens.rotation.stated import configured_rotations
+from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Pairing, Planes
+from ropelens.rope.variants import parse_variant
+from ropelens.rotation.variant_config import frequencies, stated_shape
 
 INTERLEAVED = {
     *("cohere", "cohere2", "cohere2_moe", "codegen", "deepseek_v2", "ernie4_5", "ernie4_5_moe"),
@@ -40,6 +44,22 @@ class AskedRotation(NamedTuple):
     direction: int
 
 
+@dataclass(frozen=True)
+class LayerRotation:
+    """Rotation of one layer: as `measured`, as `stated` by the model, and the `planes` to use.
+
+    `planes` has the stated frequencies, exact to the bit, or the measured frequencies if the
+    model states none. `query_scale` is the factor on queries at each position, and `factor` is
+    the attention factor if it is known.
+    """
+
+    measured: MeasuredRotation
+    stated: Float[Tensor, " frequency"] | None
+    planes: Planes
+    query_scale: dict[int, float]
+    factor: float | None = None
+
+
 def asked_rotations(
     config: PreTrainedConfig | None, *, layers: int, length: int | None = None
 ) -> list[AskedRotation]:
@@ -50,40 +70,64 @@ def asked_rotations(
     pairings: tuple[Pairing, ...] = PAIRINGS[1:] if kind in INTERLEAVED else PAIRINGS[:1]
     if facts.get("rope_interleave") or kind not in CONFIG_MAPPING:
         pairings = PAIRINGS
+    direction = -1 if kind in CLOCKWISE else 1
+    types, rotates = facts.get("layer_types") or [None], facts.get("no_rope_layers") or [True]
+    configured = {of_type: _configured(config, of_type, length) for of_type in types}
     sliding = facts.get("sliding_window") is not None and kind in ROTATES_IF_SLIDING
-    types, rotates = facts.get("layer_types") or [""], facts.get("no_rope_layers") or [True]
     asked = []
-    configured = configured_rotations(config, layers=layers, length=length)
-    for layer, (inv_freq, factor) in enumerate(configured):
-        full = sliding and types[layer % len(types)] != "sliding_attention"
+    for layer in range(layers):
+        layer_type = types[layer % len(types)]
+        inv_freq, factor = configured[layer_type]
+        full = sliding and layer_type != "sliding_attention"
         if full or not rotates[layer % len(rotates)]:
             inv_freq = torch.zeros(0)
-        direction = -1 if kind in CLOCKWISE else 1
         asked.append(AskedRotation(inv_freq, factor, pairings, direction))
     return asked
 
 
-def rotation_differences(
-    rotation: MeasuredRotation,
-    asked: AskedRotation,
-    *,
-    longest: int = 2**24,
-    factor: float | None = None,
-) -> list[str]:
-    """Properties in which a rotation differs from the rotation that is asked for.
+def _configured(
+    config: PreTrainedConfig, layer_type: str | None, length: int | None
+) -> tuple[Float[Tensor, " frequency"] | None, float]:
+    """Frequencies (rad/token) and attention factor that the configuration asks for.
 
-    `longest` is the largest distance at which it was measured, and `factor` is the attention
-    factor if it is known.
+    The frequencies are None if the configuration states none, or uses keys that only its
+    family knows.
     """
-    planes, error = rotation.planes, rotation.resolution
-    w, wanted, texts = asked.direction * planes.inv_freq.double(), asked.inv_freq, []
-    if wanted is not None:
-        turns = bool((wanted.abs() * longest > TURNED).any())
-        if turns != bool(w.any()):
-            still = "" if turns else "the configuration asks for no rotation, but "
-            return [f"{still}it {'does not rotate' if turns else 'rotates'}"]
-    if not w.any():
-        return []
+    facts = config.to_dict()
+    part = facts.get("rope_parameters") or {}
+    if {*(facts.get("layer_rope_theta") or ())} - {0, part.get("rope_theta")}:
+        return None, 1.0
+    layer_type = layer_type if isinstance(part.get(layer_type), dict) else None
+    part = part if layer_type is None else part[layer_type]
+    init = ROPE_INIT_FUNCTIONS.get(part.get("rope_type", "default"))
+    with suppress(AttributeError, KeyError, TypeError, ValueError):  # unknown keys
+        if init is not None:
+            w, factor = init(config, "cpu", seq_len=length, layer_type=layer_type)
+            return w.double(), float(factor)
+        shape = stated_shape(config, part)
+        rotary = int(shape.head_dim * (part.get("partial_rotary_factor") or 1))
+        plain = frequencies(parse_variant("rope"), replace(shape, head_dim=rotary))
+        return plain[0].double(), 1.0
+    return None, 1.0
+
+
+def rotation_differences(
+    layer: LayerRotation, asked: AskedRotation, *, longest: int = 2**24
+) -> list[str]:
+    """Properties in which the planes of a layer differ from the rotation that is asked for.
+
+    `longest` is the largest distance at which the layer was measured.
+    """
+    planes, factor, wanted = layer.planes, layer.factor, asked.inv_freq
+    w = asked.direction * planes.inv_freq.double()
+    error = layer.measured.resolution if layer.stated is None else torch.zeros(len(w))
+    rotates = bool(w.any())
+    asks = rotates if wanted is None else bool((wanted.abs() * longest > TURNED).any())
+    if not rotates:
+        return ["it does not rotate"] * asks
+    if not asks:
+        return ["the configuration asks for no rotation, but it rotates"]
+    texts = []
     if planes.pairing not in asked.pairings:
         texts.append(f"it has {planes.pairing} pairing, not {asked.pairings[0]}")
     if wanted is None:
@@ -93,9 +137,9 @@ def rotation_differences(
     count = min(len(w), len(wanted))
     rest = torch.cat([w[count:], wanted[count:]]).abs().nan_to_num(0)
     if (planes.pairing == "half" and len(w) != len(wanted)) or (rest * longest > TURNED).any():
-        sizes = 2 * len(w), 2 * len(wanted)
-        texts.append("{} coordinates of a head rotate, not {}".format(*sizes))
-    w, wanted, error = w[:count], wanted[:count], error[:count] + 1e-6 * wanted[:count].abs()
+        texts.append(f"{2 * len(w)} coordinates of a head rotate, not {2 * len(wanted)}")
+    w, wanted = w[:count], wanted[:count]
+    error = error[:count] + 1e-6 * wanted.abs()
 
     def differ(inv_freq: Tensor) -> bool:
         turned = torch.remainder(w - inv_freq + math.pi, 2 * math.pi) - math.pi
@@ -111,8 +155,6 @@ def rotation_differences(
         cause = "are rounded to half precision"
     elif (ratio / ratio[0] - 1).abs().max() < 1e-3:
         cause = f"are {float(ratio[0]):.4g} times as high as in its configuration"
-    return [
-        *texts,
-        f"the frequencies {cause}: plane {worst} rotates by {float(w[worst]):.6g} rad/token, "
-        f"the configuration asks for {float(wanted[worst]):.6g}",
-    ]
+    seen = f"plane {worst} rotates by {float(w[worst]):.6g} rad/token"
+    asks_for = f"the configuration asks for {float(wanted[worst]):.6g}"
+    return [*texts, f"the frequencies {cause}: {seen}, {asks_for}"]

@@ -39,10 +39,7 @@ IN_WORDS[Measurable] = f"{IN_WORDS[Model]}; or a dict or a file of arrays"
 
 @public
 def measure_rope(
-    model: Measurable,
-    *,
-    config: ConfigInput | None = None,
-    context: Positive | None = None,
+    model: Measurable, *, config: ConfigInput | None = None, context: Positive | None = None
 ) -> xr.Dataset:
     """The rotation of every layer of `model`, measured from one forward pass.
 
@@ -117,7 +114,9 @@ def measure_rope(
     }
     coords = {"layer": list(by_layer), "position": list(layers[0].query_scale)}
     verdict = "different" if faults else "same" if config else "unknown"
-    why = "rotates as configured" if config else "rotates; no configuration is compared"
+    rotates = any(layer.rotary_dim for layer in planes)
+    why = f"{'rotates' if rotates else 'does not rotate'}; no configuration is compared"
+    why = "rotates as configured" if config else why
     if faults:
         why = f"does not rotate{' as configured' * bool(config)}: {'; '.join(faults[:3])}"
         why += f"; and {len(faults) - 3} more" * (len(faults) > 3)

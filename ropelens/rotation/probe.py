@@ -15,17 +15,14 @@ from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import trained_length
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
+from ropelens.model.model_noise import CHANGED_WEIGHT
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
-from ropelens.rotation.conformance import asked_rotations, rotation_differences
-from ropelens.rotation.stated import (
-    match_stated,
-    stated_factor,
-    stated_inv_freq,
-    unused_keys,
-)
+from ropelens.rotation.conformance import LayerRotation, asked_rotations, rotation_differences
+from ropelens.rotation.stated import match_stated, stated_factor, stated_inv_freq, unused_keys
 
 NOISE_REPEATS = 4  # further runs of each token at the first position, which show noise
+ROUNDED = 4  # further such runs with embeddings that are rounded otherwise
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,13 @@ class SingleTokenProbe:
     noise: Float[Tensor, " coordinate"]
     value_noise: float
 
+    def rotation(
+        self, positions: Int[Tensor, " position"], stated: list[Tensor]
+    ) -> MeasuredRotation:
+        """The rotation of the vectors; `stated` are frequencies that the model may have."""
+        counts = [len(inv_freq) for inv_freq in stated]
+        return read_rotation(self.vectors, positions, noise=self.noise, counts=counts)
+
 
 @torch.no_grad()
 def probe_single_tokens(
@@ -51,12 +55,15 @@ def probe_single_tokens(
 ) -> dict[int, SingleTokenProbe]:
     """Run four tokens, each as a sequence of its own at each of `positions`, without edits.
 
-    The tokens run several times at the first position, and the differences are noise.
+    The tokens run several times at the first position, and the differences are noise. In some
+    of these runs the embeddings are rounded otherwise, because a few models (gpt-oss in half
+    precision) amplify rounding that depends on the position.
     """
     tokens, count = torch.arange(1, 5) * live.vocabulary // 6, positions.shape[-1]
-    positions = torch.cat(
-        [positions, positions[..., :1].expand(*positions.shape[:-1], NOISE_REPEATS)], -1
-    )
+    repeats = positions[..., :1].expand(*positions.shape[:-1], NOISE_REPEATS + ROUNDED)
+    positions = torch.cat([positions, repeats], -1)
+    rounded = count + NOISE_REPEATS
+    kinds = (slice(count, rounded), 1.0), (slice(rounded, None), CHANGED_WEIGHT)
     row_scales = {  # Llama 4 scales some queries by their row, which these sequences lack
         module["layer_idx"]: 1
         + module["attn_scale"] * ((positions + 1) // module["floor_scale"]).double().log1p()
@@ -77,19 +84,30 @@ def probe_single_tokens(
             )
         length = query.square().sum((0, 2, 3)).sqrt()
         scale = (length / length[0]).nan_to_num(1)
-        allowed = allowed_residual(float((scale[count:] - 1).abs().max()), live.eps)
+        noise_of_scale = max(part * float((scale[at] - 1).abs().max()) for at, part in kinds)
+        allowed = allowed_residual(noise_of_scale, live.eps)
         scale = scale.where((scale - 1).abs() > allowed, 1)
         both = torch.cat([query / scale[:, None, None], key], dim=2)
         vectors = both.transpose(1, 2).flatten(0, 1)
-        noise = (vectors[:, count:] - vectors[:, :1]).square().mean((0, 1)).sqrt()
+        changes = (part * (vectors[:, at] - vectors[:, :1]) for at, part in kinds)
+        noise = torch.stack([x.square().mean((0, 1)).sqrt() for x in changes]).amax(0)
+        first = values[:, :1]
         return SingleTokenProbe(
             vectors=vectors[:, :count],
             values=values[:, :count],
             scale=float(call.scale),
             query_scale=(scale * row_scales.get(call.layer, 1))[:count],
             noise=noise.clamp(min=live.eps * vectors.square().mean().sqrt()),
-            value_noise=_relative_change(values[:, count:], values[:, :1]),
+            value_noise=max(p * _relative_change(values[:, at], first) for at, p in kinds),
         )
+
+    def round_otherwise(module: object, args: object, x: Tensor) -> Tensor:
+        if len(x) == len(sequences):
+            place = torch.arange(len(x), device=x.device) % positions.shape[-1]
+            changed = (place >= rounded).view(-1, *[1] * (x.ndim - 1))
+            change = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+            x = x * (1 + live.eps / 2 * change * changed)
+        return x
 
     position_ids = positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None]
     sequences = tokens.repeat_interleave(positions.shape[-1])[:, None]
@@ -101,7 +119,8 @@ def probe_single_tokens(
     with live.without_hooks(), autocast:
         if live.depends_on_length:
             live.forward(tokens[:1, None])  # a short sequence resets dynamic RoPE
-        return live.record_calls(sequences, read, position_ids)
+        with live.model.get_input_embeddings().register_forward_hook(round_otherwise):
+            return live.record_calls(sequences, read, position_ids)
 
 
 def find_axes(
@@ -126,20 +145,6 @@ def _relative_change(x: Tensor, reference: Tensor) -> float:
     """Root mean square difference, relative to the size of `reference`."""
     size = reference.square().mean().sqrt().clamp(min=1e-30)
     return float((x - reference).square().mean().sqrt() / size)
-
-
-@dataclass(frozen=True)
-class LayerRotation:
-    """Rotation of one layer: as `measured`, as `stated` by the model, and the `planes` to use.
-
-    `planes` has the stated frequencies, exact to the bit, or the measured frequencies if the
-    model states none. `query_scale` is the factor on queries at each position.
-    """
-
-    measured: MeasuredRotation
-    stated: Float[Tensor, " frequency"] | None
-    planes: Planes
-    query_scale: dict[int, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,11 +176,7 @@ class RotationProbe:
         faults = unused_keys(config, [layer.planes for layer in layers])
         asked = asked_rotations(config, layers=len(layers), length=context)
         for number, (layer, wanted) in enumerate(zip(layers, asked, strict=True)):
-            rotation = replace(layer.measured, planes=layer.planes)
-            if layer.stated is not None:  # exact
-                rotation = replace(rotation, resolution=torch.zeros(len(layer.stated)))
-            factor = stated_factor(self.live.model, self.live.layer_types[number])
-            found = rotation_differences(rotation, wanted, factor=factor)
+            found = rotation_differences(layer, wanted)
             text = "; ".join(found if layer.planes.head_dim else [])
             if text and not any(text in earlier for earlier in faults):
                 faults.append(f"layer {number}: {text}")
@@ -206,12 +207,8 @@ class RotationProbe:
         planes = self.layers()[layer].planes
         if not self.live.depends_on_length:
             return planes
-        count = len(planes.inv_freq)
-        stated = next(
-            w
-            for w in stated_inv_freq(self.live.model, self.live.layer_types[layer])
-            if len(w) == count
-        )
+        candidates = stated_inv_freq(self.live.model, self.live.layer_types[layer])
+        stated = next(w for w in candidates if len(w) == len(planes.inv_freq))
         inv_freq = -stated if planes.inv_freq.sum() < 0 else stated
         before = self._last_inv_freq.get(layer)
         if continued and (before is None or not torch.equal(inv_freq, before)):
@@ -256,43 +253,31 @@ class RotationProbe:
         return None if rotary and lengths[1] < 1.5 * lengths[0] else factor
 
 
-def read_rotations(
-    probes: Mapping[int, SingleTokenProbe],
-    positions: Int[Tensor, " position"],
-    *,
-    stated: Mapping[int, list[Tensor]],
-) -> dict[int, MeasuredRotation]:
-    """Rotation of each layer, read from its queries and keys at these positions."""
-    counts = {layer: [len(w) for w in stated[layer]] for layer in probes}
-    return {
-        layer: read_rotation(probe.vectors, positions, noise=probe.noise, counts=counts[layer])
-        for layer, probe in probes.items()
-    }
-
-
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:
     """Rotation of each layer without edits; `measure_rope` explains `context`."""
     config, longest = live.config, 2**24  # a wavelength of 10 million tokens still turns
-    stated_first = stated_inv_freq(live.model, (*live.layer_types, "")[0])
-    if "rope_parameters" not in config.to_dict() or not stated_first:
+    has_buffers = any(stated_inv_freq(live.model, kind) for kind in {*live.layer_types})
+    if "rope_parameters" not in config.to_dict() or not has_buffers:
         longest = live.context - 1  # positions may index a table
     elif live.depends_on_length:
         longest = max(context or 0, trained_length(config)) - 1
     positions = probe_positions(longest)
     probes = probe_single_tokens(live, positions)
-    stated = {
-        layer: stated_inv_freq(live.model, live.layer_types[layer]) for layer in {0, *probes}
+    stated = [stated_inv_freq(live.model, kind) for kind in live.layer_types]
+    measured = {
+        layer: probe.rotation(positions, stated[layer]) for layer, probe in probes.items()
     }
-    measured = read_rotations(probes, positions, stated=stated)
-    _check_rotation(measured, probes, stated[0], live.class_name, live.eps)
+    zero = any(len(w) and not w.any() for candidates in stated for w in candidates)
+    _check_rotation(measured, probes, class_name=live.class_name, eps=live.eps, zero=zero)
     nothing = Planes(torch.zeros(0), 0, "none")
     unmeasured = MeasuredRotation(nothing, math.nan, math.nan, torch.zeros(0))
     scales = dict.fromkeys(positions.tolist(), math.nan)
     layers = [LayerRotation(unmeasured, None, nothing, scales)] * live.layers
     for layer, rotation in measured.items():
+        matched = match_stated(rotation, stated[layer], (live.class_name, layer))
         scale = dict(zip(scales, probes[layer].query_scale.tolist(), strict=True))
-        matched = match_stated(rotation, stated[layer], layer=layer, class_name=live.class_name)
-        layers[layer] = LayerRotation(*matched, scale)
+        factor = stated_factor(live.model, live.layer_types[layer])
+        layers[layer] = LayerRotation(*matched, scale, factor)
     if any("mrope_section" in vars(module) for module in live.model.modules()):
         for layer, axis in find_axes(live, [x.planes for x in layers], positions).items():
             planes = replace(layers[layer].planes, axis=axis)
@@ -301,31 +286,34 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
 
 
 def _check_rotation(
-    measured: dict[int, MeasuredRotation],
+    measured: Mapping[int, MeasuredRotation],
     probes: Mapping[int, SingleTokenProbe],
-    stated: list[Tensor],
+    *,
     class_name: str,
     eps: float,
+    zero: bool,
 ) -> None:
     """Refuse a model whose queries do not rotate, or whose values change with position too.
 
-    Edits do not change values, but DeepSeek V4 rotates them.
+    `zero`: the model states frequencies of 0. Edits do not change values, but DeepSeek V4
+    rotates them.
     """
-    seen, what = "", f"{class_name} does not rotate its queries."
-    for layer, rotation in reversed(measured.items()):
+    hint = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
+    for layer, rotation in measured.items():
         allowed = allowed_residual(rotation.noise, eps)
         if not rotation.residual <= allowed:
-            what = f"{class_name} changes its queries with position, but not by a rotation."
-            seen = (
-                f"layer {layer}: the lengths of its planes change with position (residual "
-                f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})"
+            raise UnsupportedModel(
+                f"{class_name} changes its queries with position, but not by a rotation.",
+                seen=f"layer {layer}: the lengths of its planes change with position (residual "
+                f"{rotation.residual:.2g}; a rotation keeps them to {allowed:.0e})",
+                hint=hint,
             )
     still = all(rotation.planes.pairing == "none" for rotation in measured.values())
-    if still and not any(len(w) and not w.any() for w in stated):
+    if still and not zero:
         seen = "queries and keys are the same at every position (residual 0)"
-    if seen:
-        hint = "a model that uses RoPE, such as Llama, Qwen, Gemma, GPT-NeoX or GLM"
-        raise UnsupportedModel(what, seen=seen, hint=hint)
+        raise UnsupportedModel(
+            f"{class_name} does not rotate its queries.", seen=seen, hint=hint
+        )
     for layer, probe in probes.items():
         change = _relative_change(probe.values, probe.values[:, :1])
         if change > allowed_residual(probe.value_noise, eps):

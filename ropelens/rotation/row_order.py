@@ -62,22 +62,22 @@ def order_losses(
     return losses[:, 1:].numpy()
 
 
-def check_row_order(live: LiveModel) -> tuple[bool, str] | None:
+def check_row_order(live: LiveModel) -> tuple[bool, str]:
     """Compare losses on a short story; return whether the order is wrong, and a sentence.
 
     The order is wrong if another order predicts the story better than this order (the paired
-    95 % interval over tokens is above 0), and better than chance. Returns None without a
-    tokenizer, and for a model whose rotation ropelens cannot measure.
+    95 % interval over tokens is above 0), and better than chance. The sentence is ""
+    without a tokenizer, and for a model whose rotation ropelens cannot measure.
     """
     if live.tokenizer is None:
-        return None
+        return False, ""
     tokens = prompt_tokens(STORY, live.tokenizer)[: live.context]
     if len(tokens) < 3 or tokens.max() >= live.vocabulary:
-        return None
+        return False, ""
     try:
         losses = order_losses(live, tokens)
     except RopelensError:
-        return None
+        return False, ""
     as_is, other = losses[0], min(losses[1:], key=np.mean)
     _, low, high = paired_interval(as_is - other)
     knows = other.mean() < math.log(live.vocabulary) - KNOWLEDGE
@@ -92,6 +92,6 @@ def check_row_order(live: LiveModel) -> tuple[bool, str] | None:
 
 def warn_of_row_order(live: LiveModel, *, stacklevel: int = 2) -> None:
     """Warn if the rows of q and k are in the wrong order."""
-    wrong, sentence = check_row_order(live) or (False, "")
+    wrong, sentence = check_row_order(live)
     if wrong:
         warnings.warn(sentence, stacklevel=stacklevel + 1)

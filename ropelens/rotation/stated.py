@@ -12,27 +12,25 @@ from itertools import product
 
 from accelerate.utils import align_module_device
 from jaxtyping import Float
-from torch import Tensor, nn
-from transformers import PreTrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.config_facts import rope_parameters
 from ropelens.errors import UnsupportedModel
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import MeasuredRotation, Planes
-from ropelens.rope.variants import Shape, parse_variant
-from ropelens.rotation.variant_config import frequencies, stated_shape
+from ropelens.rope.variants import Shape
+from ropelens.rotation.variant_config import stated_shape
 
 
-def stated_inv_freq(model: nn.Module, layer_type: str) -> list[Tensor]:
-    """Candidates for the `inv_freq` of a layer, in rad/token, that the model states.
+def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
+    """Candidates for the `inv_freq` of layers of a type, in rad/token, that the model states.
 
     Rotary modules keep `inv_freq` as a buffer. If types of layers differ (Gemma 3), the name
     of the buffer is `{layer_type}_inv_freq`, and this buffer comes first.
     """
-    names = (f"{layer_type}_inv_freq", "inv_freq")
     stated = []
-    for name, module in product(names, model.modules()):
+    for name, module in product(_names(layer_type, "inv_freq"), model.modules()):
         if name in module._buffers:
             with align_module_device(module):
                 # cloned, because longrope changes the buffer in place
@@ -40,21 +38,24 @@ def stated_inv_freq(model: nn.Module, layer_type: str) -> list[Tensor]:
     return stated
 
 
-def stated_factor(model: nn.Module, layer_type: str) -> float | None:
-    """The attention factor of a layer that a rotary module states; None without one."""
-    names = (f"{layer_type}_attention_scaling", "attention_scaling")
-    pairs = product(names, map(vars, model.modules()))
+def stated_factor(model: PreTrainedModel, layer_type: str) -> float | None:
+    """The attention factor that a rotary module states for a type of layers, or None."""
+    pairs = product(_names(layer_type, "attention_scaling"), map(vars, model.modules()))
     return next((float(module[name]) for name, module in pairs if name in module), None)
 
 
+def _names(layer_type: str, name: str) -> tuple[str, str]:
+    """Names of a quantity in rotary modules: for this type of layers, and for all layers."""
+    return f"{layer_type}_{name}", name
+
+
 def match_stated(
-    rotation: MeasuredRotation,
-    candidates: Sequence[Tensor],
-    *,
-    layer: int,
-    class_name: str,
+    rotation: MeasuredRotation, candidates: Sequence[Tensor], name: tuple[str, int]
 ) -> tuple[MeasuredRotation, Float[Tensor, " stated"] | None, Planes]:
     """Return the measured rotation, the stated frequencies that it matches, and the planes.
+
+    `candidates` are the stated frequencies. `name` is the class of the model
+    and the number of the layer.
 
     A layer that does not rotate while its model states frequencies is a NoPE layer (SmolLM3).
     If the stated frequencies are all 0, the layer has planes of frequency 0. Raises
@@ -75,8 +76,8 @@ def match_stated(
             return replace(rotation, planes=aligned), stated, used
     if candidates:
         raise UnsupportedModel(
-            f"{class_name} does not rotate as it states.",
-            seen=f"layer {layer}: {len(planes.inv_freq)} planes, the fastest at "
+            f"{name[0]} does not rotate as it states.",
+            seen=f"layer {name[1]}: {len(planes.inv_freq)} planes, the fastest at "
             f"{planes.inv_freq[0]:.6g} rad/token; the buffer inv_freq has "
             f"{len(candidates[0])}, the fastest at {candidates[0][0]:.6g}",
         )
@@ -122,37 +123,6 @@ def unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
         unused.append("rope_interleave, a key of other families")
     fault = "the configuration has a key that the model does not read"
     return [f"{fault}: {key}" for key in unused]
-
-
-def configured_rotations(
-    config: PreTrainedConfig, *, layers: int, length: int | None = None
-) -> list[tuple[Float[Tensor, " frequency"] | None, float]]:
-    """Frequencies (rad/token) and attention factor that the configuration asks for, by layer.
-
-    The frequencies are None if the configuration states none, or uses keys that only its
-    family knows.
-    """
-    facts = config.to_dict()
-    parameters, types = facts.get("rope_parameters") or {}, facts.get("layer_types") or [None]
-    if {*(facts.get("layer_rope_theta") or ())} - {0, parameters.get("rope_theta")}:
-        return [(None, 1.0)] * layers
-
-    def of_type(layer_type: str | None) -> tuple[Float[Tensor, " frequency"] | None, float]:
-        layer_type = layer_type if isinstance(parameters.get(layer_type), dict) else None
-        part = parameters if layer_type is None else parameters[layer_type]
-        init = ROPE_INIT_FUNCTIONS.get(part.get("rope_type", "default"))
-        with suppress(AttributeError, KeyError, TypeError, ValueError):  # unknown keys
-            if init is not None:
-                w, factor = init(config, "cpu", seq_len=length, layer_type=layer_type)
-                return w.double(), float(factor)
-            shape = stated_shape(config, part)
-            rotary = int(shape.head_dim * (part.get("partial_rotary_factor") or 1))
-            plain = frequencies(parse_variant("rope"), replace(shape, head_dim=rotary))
-            return plain[0].double(), 1.0
-        return None, 1.0
-
-    by_type = {layer_type: of_type(layer_type) for layer_type in types}
-    return [by_type[types[layer % len(types)]] for layer in range(layers)]
 
 
 def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Shape:

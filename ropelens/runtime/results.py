@@ -11,13 +11,7 @@ import pandas as pd
 import xarray as xr
 
 from ropelens.errors import BadArgument, RopelensError, explained, public
-from ropelens.runtime.folder import (
-    RECORD,
-    check_writable,
-    locked,
-    output_folder,
-    write_whole,
-)
+from ropelens.runtime.folder import RECORD, check_writable, locked, output_folder, write_whole
 
 PAGE = "index.html"
 
@@ -61,9 +55,8 @@ def write_folder(
                 else:
                     table = result.map(_no_formula)
                     write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
-            write_whole(
-                new / RECORD, json.dumps(dict(record), indent=2, allow_nan=False) + "\n"
-            )
+            facts = json.dumps(dict(record), indent=2, allow_nan=False)
+            write_whole(new / RECORD, f"{facts}\n")
         (Path(folder) / PAGE).unlink(missing_ok=True)  # it shows the earlier numbers
         return write_page(folder, page)
 
@@ -138,11 +131,11 @@ def save(results: xr.Dataset, path: str | Path) -> Path:
     """
     if Path(path).is_dir():
         raise BadArgument(f"{path} is a folder.", hint="the path of a file")
-    written = results.assign_attrs({name: _printable(v) for name, v in results.attrs.items()})
+    texts = {name: text for name, text in results.attrs.items() if isinstance(text, str)}
+    written = results.assign_attrs({name: _printable(text) for name, text in texts.items()})
     for name, variable in results.variables.items():
         if variable.dtype.kind in "OUT":
-            texts = [_printable(str(text)) for text in variable.values.ravel()]
-            values = np.array(texts, dtype=object).reshape(variable.shape)
+            values = np.vectorize(_printable, otypes=[object])(variable.values)
             written[name] = (variable.dims, values, variable.attrs)
     encoding = {
         name: {"zlib": True, "complevel": 4}
@@ -197,8 +190,6 @@ def _no_formula(value: object) -> object:
     return f"'{value}" if runs else value
 
 
-def _printable(value: object) -> object:
+def _printable(text: object) -> str:
     """Replace the characters of a text that netCDF cannot store."""
-    if not isinstance(value, str):
-        return value
-    return value.encode("utf-8", "backslashreplace").decode().replace("\0", "␀")
+    return str(text).encode("utf-8", "backslashreplace").decode().replace("\0", "␀")

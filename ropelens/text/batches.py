@@ -51,19 +51,19 @@ def split_batch(
     source = (column[begins][:, None] + slots).clamp(max=ids.shape[1] - 1)
     tokens = ids[row[begins]].gather(1, source) * hidden
     tokens[sequence, slot], hidden[sequence, slot] = ids[real], False
-    known = documents is not None
-    if known or int(of_row.max()) > 1:
-        documents = numbers[real][begins] if known else torch.arange(len(lengths))
-    long = lengths >= 2
-    documents = None if documents is None else documents[long]
-    fields = {"ids": tokens[long], "lengths": lengths[long], "documents": documents}
+    long, number = lengths >= 2, None
+    if documents is not None or int(of_row.max()) > 1:
+        number = torch.arange(len(lengths)) if documents is None else numbers[real][begins]
+        number = number[long]
+    fields: dict[str, Any] = {"ids": tokens[long], "hidden": hidden[long]}
+    fields |= {"lengths": lengths[long], "documents": number}
     packed = (of_row.amax(1) > 1).nonzero().flatten()[:1]
     if len(packed):
         names = encoding.keys() & {"input_ids", "attention_mask", "position_ids"}
-        inputs = {name: torch.atleast_2d(torch.as_tensor(encoding[name])) for name in names}
-        inputs = {name: x[..., packed, :] for name, x in inputs.items()}
+        rows = {name: torch.atleast_2d(torch.as_tensor(encoding[name])) for name in names}
+        inputs = {name: values[..., packed, :] for name, values in rows.items()}
         fields["packed"] = PackedRow(inputs, of_row[packed[0]])
-    return fields | {"hidden": hidden[long]}
+    return fields
 
 
 def _rows_of(encoding: Mapping[str, Any]) -> Tensor:

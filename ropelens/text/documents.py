@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import select
-import stat
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -66,27 +64,23 @@ def _read(path: Path) -> list[str]:
 
 def _read_bytes(path: Path) -> bytes:
     """The bytes of a file, or of a pipe or terminal that ends."""
-    mode, parts = path.stat().st_mode, list[bytes]()
-    if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
+    is_pipe, hint = path.is_fifo(), "a text file, a pipe that ends, or standard input"
+    if not (is_pipe or path.is_char_device() or path.is_block_device()):
         return path.read_bytes()
-    left, end, poll = virtual_memory().available // 8, time.monotonic() + WAIT, select.poll()
-    hint, begun = "a text file, a pipe that ends, or standard input", False
-    # O_NONBLOCK: opening and reading do not wait until another process writes.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", 0) as pipe:  # noqa: PTH123
-        if not (stat.S_ISFIFO(mode) or pipe.isatty()):
+    poll, most = select.poll(), virtual_memory().available // 8
+    # O_NONBLOCK: opening a pipe does not wait until another process opens it.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:  # noqa: PTH123
+        if not (is_pipe or pipe.isatty()):
             raise BadText(f"{path} is a device, which may never end.", hint=hint)
         poll.register(pipe, select.POLLIN)
-        while left > 0:
-            closed = bool(poll.poll(100))
-            part = pipe.read(2**20)  # None: the writer has not written yet
-            if part == b"" and (begun or closed):
-                return b"".join(parts)
-            if part == b"" and time.monotonic() > end:
-                raise BadText(f"Nothing writes to the pipe {path}.", hint=hint)
-            begun |= part != b""
-            parts.append(part or b"")
-            left -= len(parts[-1])
-    raise BadText(f"The pipe {path} does not end, or does not fit into memory.", hint=hint)
+        opened, start = poll.poll(1000 * WAIT), pipe.read(1)
+        if start == b"" and not opened:
+            raise BadText(f"Nothing writes to the pipe {path}.", hint=hint)
+        os.set_blocking(pipe.fileno(), True)
+        content = (start or b"") + pipe.read(most)
+    if len(content) > most:
+        raise BadText(f"The pipe {path} does not end, or does not fit into memory.", hint=hint)
+    return content
 
 
 def check_document(text: str) -> None:

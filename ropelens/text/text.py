@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -62,35 +61,21 @@ class Text:
     sink_ids: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        names = ("lengths", "documents", "hidden")
+        names = ("ids", "lengths", "documents", "hidden")
         fields: dict[str, Any] = {name: _own_copy(name, vars(self)[name]) for name in names}
-        encoding: Any = self.ids
-        documents = fields["documents"]
-        if isinstance(encoding, Mapping) or (documents is not None and documents.ndim == 2):
-            given = ("lengths", "hidden") if isinstance(encoding, Mapping) else ("lengths",)
-            if refused := [name for name in given if fields[name] is not None]:
+        ids, lengths, documents, hidden = fields.values()
+        batch = isinstance(ids, Mapping)
+        if batch or (documents is not None and documents.ndim == 2):
+            if lengths is not None or (batch and hidden is not None):
                 raise BadArgument(
-                    f"{' and '.join(refused)} are only for plain token ids.",
+                    "lengths and hidden are only for plain token ids.",
                     seen="a BatchEncoding or packed rows",
                     hint="an attention_mask, or negative documents for padding",
                 )
-            if not isinstance(encoding, Mapping):
-                mask = {} if self.hidden is None else {"attention_mask": ~fields["hidden"]}
-                encoding = {"input_ids": _checked_ids(self.ids), **mask}
-            fields = split_batch(encoding, documents)
-            documents = fields["documents"]
-        ids, hidden = _checked_ids(fields.get("ids", self.ids)), fields["hidden"]
-        lengths = _checked_lengths(fields["lengths"], ids)
-        fields |= {"ids": ids, "lengths": lengths, "documents": documents}
-        for name, shape in (("documents", ids.shape[:1]), ("hidden", ids.shape)):
-            if fields[name] is not None and fields[name].shape != shape:
-                raise BadArgument(
-                    f"{name} must have a value for every "
-                    f"{'sequence' if name == 'documents' else 'token'}.",
-                    seen=f"shape {tuple(fields[name].shape)} for ids {tuple(ids.shape)}",
-                )
-        fields["hidden"] = None if hidden is None or not hidden.any() else hidden
-        for name, value in fields.items():
+            mask = {} if hidden is None else {"attention_mask": ~hidden}
+            fields = split_batch(ids if batch else {"input_ids": ids, **mask}, documents)
+            fields["ids"] = _own_copy("ids", fields["ids"])
+        for name, value in (fields | _checked(fields)).items():
             object.__setattr__(self, name, value)
 
     def __len__(self) -> int:
@@ -203,55 +188,48 @@ class Text:
         return sinks.masked_fill(~self.real[:, None], 0)
 
 
-def _own_copy(name: str, values: Any) -> Tensor | None:
-    """A copy of one argument of a `Text`, so that later changes of `values` do not reach it."""
-    if values is None:
-        return None
-    hint = "a tensor of whole numbers, or of True and False for hidden"
-    with explained(f"{name} must be numbers.", hint, error=BadArgument):
-        copy = torch.as_tensor(values).detach().clone()
+def _own_copy(name: str, values: Any) -> Any:
+    """A copy of an argument of a `Text`, so that later changes of `values` do not reach it."""
+    if isinstance(values, Mapping) or (values is None and name != "ids"):
+        return values
+    what = f"{name} must be whole numbers, in rows of equal length."
+    hint = "lengths= for the number of tokens of each row; rl.tokenize for strings"
+    with explained(what, hint, error=BadArgument):
+        array = values if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+        copy = array.detach().to_dense().clone()
     if name == "hidden":
         return copy.bool()
-    if not _is_whole(copy):
-        raise BadArgument(f"{name} must be whole numbers.", seen=str(copy.dtype))
+    number = copy.is_floating_point() or copy.is_complex() or copy.dtype == torch.bool
+    if number or copy.is_quantized or copy.is_meta:
+        raise BadArgument(what, seen=f"{copy.dtype} on {copy.device}", hint=hint)
     return copy.long()
 
 
-def _is_whole(values: Tensor) -> bool:
-    number = values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
-    dense = values.layout == torch.strided and not (values.is_quantized or values.is_meta)
-    return dense and not number
-
-
-def _checked_ids(ids: ArrayLike | None) -> Ids:
-    ids = () if ids is None else ids
-    if isinstance(ids, str):
-        hint = "rl.tokenize(documents, tokenizer, context=512)"
-        raise BadArgument("A Text is built from token ids, not from a string.", hint=hint)
-    what = "Token ids must be whole numbers [sequence, position]."
-    hint = "rows of equal length, and lengths= for the number of tokens of each row"
-    with explained(what, hint, error=BadArgument):
-        ids = ids.to_dense() if isinstance(ids, Tensor) else torch.tensor(np.asarray(ids))
-    if not _is_whole(ids) or ids.ndim != 2 or not len(ids) or len(ids[0]) < 2:
-        raise BadArgument(
-            "Token ids must be whole numbers [sequence, position], 2 or more per sequence.",
-            seen=f"{ids.dtype} of shape {tuple(ids.shape)} ({ids.layout}, {ids.device})",
-            hint="a dense tensor on the CPU or a GPU",
-        )
-    return ids.long().clone()
-
-
-def _checked_lengths(lengths: Tensor | None, ids: Ids) -> Int[Tensor, " sequence"]:
-    if lengths is None:
-        return torch.full(ids.shape[:1], ids.shape[1])
-    lengths = lengths.cpu()
-    fits = lengths.shape == ids.shape[:1]
-    if not fits or int(lengths.min()) < 2 or int(lengths.max()) > ids.shape[1]:
-        raise BadArgument(
-            "lengths must state the number of tokens of every sequence, 2 or more.",
-            seen=f"lengths {lengths.tolist()} for ids of shape {tuple(ids.shape)}"[:200],
-        )
-    return lengths
+def _checked(fields: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    """The lengths and hidden tokens; raises BadArgument if shapes do not fit the ids."""
+    ids, lengths, hidden = fields["ids"], fields["lengths"], fields["hidden"]
+    if ids.ndim != 2 or not len(ids) or ids.shape[1] < 2:
+        what = "Token ids must be [sequence, position], 2 or more per sequence."
+        raise BadArgument(what, seen=f"shape {tuple(ids.shape)}")
+    lengths = torch.full(ids.shape[:1], ids.shape[1]) if lengths is None else lengths.cpu()
+    for name, values, kind in (
+        ("lengths", lengths, "sequence"),
+        ("documents", fields["documents"], "sequence"),
+        ("hidden", hidden, "token"),
+    ):
+        shape = ids.shape if kind == "token" else ids.shape[:1]
+        if values is not None and values.shape != shape:
+            raise BadArgument(
+                f"{name} must have a value for every {kind}.",
+                seen=f"shape {tuple(values.shape)} for ids {tuple(ids.shape)}",
+            )
+    if int(lengths.min()) < 2 or int(lengths.max()) > ids.shape[1]:
+        what = f"lengths must be from 2 to {ids.shape[1]}, the number of tokens in a row."
+        raise BadArgument(what, seen=str(lengths.tolist())[:200])
+    return {
+        "lengths": lengths,
+        "hidden": None if hidden is None or not hidden.any() else hidden,
+    }
 
 
 def assign_groups(

@@ -74,19 +74,17 @@ def train(
     )
     with memory_errors, lock_run(out):
         facts = prepare_data(data, texts, settings) | settings.facts()
-        record = read_settings(out, RECORD, key="settings")
-        if not record:
-            record = {
-                "kind": "training",
-                "settings": facts,
-                "data": os.path.relpath(data, out),
-                "versions": versions() | {"accelerate": version("accelerate")},
-                "threads": torch.get_num_threads(),
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "command": sys.argv,
-            }
-            write_json(out / RECORD, record)
+        record = read_settings(out, RECORD, key="settings") or {
+            "kind": "training",
+            "settings": facts,
+            "data": os.path.relpath(data, out),
+            "versions": versions() | {"accelerate": version("accelerate")},
+            "threads": torch.get_num_threads(),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": sys.argv,
+        }
         require_same(record["settings"], facts, what=f"the run in {out}")
+        write_json(out / RECORD, record)
         if "finished" in record:
             log_line(f"{out} is finished already")
             return out
@@ -201,10 +199,11 @@ def run_study(
     study = read_study(Path(path))
     training, held_out = (list(map(Path, files)) for files in (text, valid))
     data = out / "data" if tokens is None else Path(tokens)
-    if not read_settings(out, STUDY, key="variants"):
+    if before := read_settings(out, STUDY, key="variants"):
+        require_same(before, study, what=f"the study in {out}")
+    else:
         read_texts(training, held_out, data=data)  # before any folder is created
         write_json(out / STUDY, study)
-    require_same(read_settings(out, STUDY, key="variants"), study, what=f"the study in {out}")
     runs = runs_of(study)
     diverged, busy = list[str](), list[str]()
     for number, (folder, settings) in enumerate(runs.items(), start=1):

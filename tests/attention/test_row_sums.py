@@ -13,7 +13,6 @@ from oracles.handmade import call_of
 from torch import Tensor
 
 from ropelens.attention import fast_products
-from ropelens.attention.block import blocks_of
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import sum_attention
@@ -185,13 +184,3 @@ def test_keys_under_a_mask_are_counted_by_offset():
     visibility = replace(Visibility.causal(range(4)), mask=mask)
     expected = [[2, 0, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]
     assert visibility.count_by_offset()[0].tolist() == expected
-
-
-def test_a_value_of_each_row_is_summed_over_all_sequences():
-    call = call_of(normal(3, 4, 9, 2, seed=0), normal(3, 2, 9, 2, seed=1))
-    rows = sample_rows(torch.tensor([9, 5, 7]), count=3, seed=0)
-    sampled = SampledCall(call, rows, Planes(torch.ones(1), 2, "half"))
-    (block,) = blocks_of(sampled)
-    by_row = block.expect(block.scores)
-    expected = (by_row * block.weight[:, None, None]).double().sum((0, -1))
-    torch.testing.assert_close(block.weigh(by_row), expected)

@@ -99,14 +99,6 @@ def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
     assert math.isclose(float(seen.sum()), float(found))
 
 
-@pytest.mark.parametrize(("key", "found"), [(51, True), (52, False)])
-def test_a_sink_needs_sixteen_later_rows(key: int, found: bool):
-    """8 and 7 rows of each of 2 sequences come after these keys."""
-    call = at_key(key, share=0.9, sequences=2, only=2)
-    known = (torch.arange(60) == 0).long().expand(2, 1, -1)
-    assert found_in(call, all_rows(torch.tensor([60, 60])), known).any() == found
-
-
 @pytest.mark.parametrize(
     ("key", "share", "found"),
     [(1, 0.5, True), (1, 0.2, False), (12, 0.5, True), (20, 0.5, False)],

@@ -1,7 +1,6 @@
 """Models in GGUF files: the bundled model, and SmolLM2, which `make smollm2` downloads."""
 
 import copy
-import functools
 import json
 import re
 from collections.abc import Mapping
@@ -30,16 +29,6 @@ from ropelens.model.as_live_model import as_live_model
 from ropelens.rotation.row_order import check_row_order
 
 FILE = Path(__file__).parents[2] / "models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
-needs_smollm2 = pytest.mark.skipif(not FILE.is_file(), reason="make smollm2 was not run")
-
-
-PLACES = {
-    **{"token_embd": "model.embed_tokens", "output_norm": "model.norm"},
-    **{"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj"},
-    **{"attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj"},
-    **{"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"},
-    **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
-}
 
 
 def as_pairs(x: torch.Tensor, heads: int) -> torch.Tensor:
@@ -87,15 +76,13 @@ def write_bundled(
     writer.add_token_merges([" ".join(pair) for pair in described["merges"]])
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)
-    names = {torch_name: gguf_name for gguf_name, torch_name in PLACES.items()}
-    for name, weight in model.named_parameters():
-        *layer, place = name.removesuffix(".weight").split("layers.")[-1].partition(".")[::2]
-        inside = name.startswith("model.layers.")
-        gguf_name = names[place if inside else name.removesuffix(".weight")]
-        x = weight.detach()
-        for _ in range(permutations if gguf_name in ("attn_q", "attn_k") else 0):
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for torch_name, weight in model.named_parameters():
+        name, x = names.get_name(torch_name, (".weight",)), weight.detach()
+        for _ in range(
+            permutations if name.endswith(("attn_q.weight", "attn_k.weight")) else 0
+        ):
             x = as_pairs(x, config.num_attention_heads)
-        name = (f"blk.{layer[0]}." if inside else "") + f"{gguf_name}.weight"
         if x.ndim == 1 or kind == "F32":
             writer.add_tensor(name, x.numpy())
         else:
@@ -135,20 +122,15 @@ def test_a_quantized_file_is_the_model_except_for_rounding(kind, error, tmp_path
     assert not check_row_order(as_live_model(model, tokenizer))[0]
 
 
-@pytest.mark.slow  # it takes 12 seconds; the files of the bundled model are smaller
-@needs_smollm2
-def test_a_quantized_file_knows_what_its_model_knows(monkeypatch: pytest.MonkeyPatch):
-    orders: list[tuple[bool, str]] = []
-    record = lambda live: orders.append(check_row_order(live)) or orders[-1]  # noqa: E731
-    monkeypatch.setattr("ropelens.rotation.row_order.check_row_order", record)
-    for slow in ("GGUFReader", "get_tensor_name_map"):  # each call takes seconds
-        monkeypatch.setattr(gguf, slow, functools.cache(getattr(gguf, slow)))
+@pytest.mark.slow  # the files of the bundled model are smaller
+@pytest.mark.skipif(not FILE.is_file(), reason="make smollm2 was not run")
+def test_a_quantized_file_knows_what_its_model_knows():
     model, tokenizer = rl.load(FILE)
     tokens = tokenizer("The capital of France is Paris, on the Seine.", return_tensors="pt")
     with torch.no_grad():
         logits = model(tokens.input_ids).logits
     assert tokenizer.decode(logits[0, 4].argmax()) == " Paris"
-    ((wrong, words),) = orders
+    wrong, words = check_row_order(as_live_model(model, tokenizer))
     as_is, other = map(float, re.findall(r"\d\.\d\d", words))
     assert not wrong
     assert as_is < 2.5 < 3 < other
@@ -172,10 +154,9 @@ def test_a_run_on_a_file(bundled_file: Path, tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert "The rows of q and k are in the right order" in result.output
     (tmp_path / "text.txt").write_text("Once there was a cat. The cat sat by the fire. " * 80)
-    arguments = ["--text", str(tmp_path / "text.txt"), "--context", "64", "--sequences", "4"]
-    arguments += ["--surrogates", "2"]
-    out = str(tmp_path / "out")
-    result = runner.invoke(app, ["analyze", str(bundled_file), *arguments, "--out", out])
+    arguments = f"--text {tmp_path}/text.txt --context 64 --sequences 4 --surrogates 2"
+    arguments += f" --out {tmp_path}/out"
+    result = runner.invoke(app, ["analyze", str(bundled_file), *arguments.split()])
     assert result.exit_code == 0, result.output
     record = json.loads((tmp_path / "out/run.json").read_text())
     assert record["model"]["fingerprint"] == identity_of(bundled_file)

@@ -21,17 +21,17 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of peft
 SCALED = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
 
 
-def save_adapter(folder: Path, *, rank: int = 2) -> None:
+def adapted(rank: int = 2, module: str = "q_proj") -> Any:
     torch.manual_seed(rank)
-    config = LoraConfig(r=rank, target_modules=["q_proj"], init_lora_weights=False)
-    get_peft_model(tiny_llama(), config).save_pretrained(folder)
+    config = LoraConfig(r=rank, target_modules=[module], init_lora_weights=False)
+    return get_peft_model(tiny_llama(), config)
 
 
 EDITS: dict[str, Callable[[Path], object]] = {
     "RoPE": lambda folder: edit_config(folder, rope_parameters=SCALED),
     "weights": lambda folder: edit_weights(folder, lambda w: w["lm_head.weight"].neg_()),
-    "adapter": lambda folder: save_adapter(folder, rank=2),
-    "newer adapter": lambda folder: save_adapter(folder, rank=3),
+    "adapter": lambda folder: adapted().save_pretrained(folder),
+    "newer adapter": lambda folder: adapted(rank=3).save_pretrained(folder),
     "scale": lambda folder: edit_config(folder, "adapter_config.json", lora_alpha=32),
     "tokenizer": lambda folder: edit_config(folder, "tokenizer_config.json", bos_token="a"),
     "index": lambda folder: shutil.move(folder / "adapter_model.safetensors", folder / "a"),
@@ -45,12 +45,11 @@ def test_a_changed_file_changes_the_identity(tmp_path: Path):
     for edit in EDITS.values():
         edit(folder)
         identities.append(identity_of(folder))
-    code = {"trust_remote_code": True}
     for text in ("x = 1", "x = 2"):
         (folder / "modeling.py").write_text(text)
         (folder / "README.md").write_text(text)
         edit_config(folder, "generation_config.json", top_k=len(identities))
-        identities.append(identity_of(folder, **code))
+        identities.append(identity_of(folder, trust_remote_code=True))
     assert len(set(identities)) == len(identities)
     assert identity_of(folder) == identities[-3]
     assert identity_of(shutil.copytree(folder, tmp_path / "copy")) == identities[-3]
@@ -74,15 +73,9 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 }
 
 
-def adapted() -> Any:
-    torch.manual_seed(1)
-    config = LoraConfig(r=2, target_modules=["lm_head"], init_lora_weights=False)
-    return get_peft_model(tiny_llama(), config)
-
-
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_model_has_another_identity(name: str):
-    changed = adapted() if name == "strength" else tiny_llama()
+    changed = adapted(module="lm_head") if name == "strength" else tiny_llama()
     before = identity(changed)
     assert before == identity(copy.deepcopy(changed)), "an equal model"
     CHANGES[name](changed)
@@ -137,12 +130,11 @@ def test_the_checksum_is_equal_on_a_gpu():
 
 def test_an_adapter_and_its_model_count(tmp_path: Path):
     model, adapter = save_tiny(tmp_path / "model"), tmp_path / "adapter"
-    save_adapter(adapter)
-    edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(model))
-    identities = [identity_of(model), identity_of(adapter)]
+    identities = [identity_of(model)]
+    for rank in (2, 3):
+        adapted(rank).save_pretrained(adapter)
+        edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(model))
+        identities.append(identity_of(adapter))
     EDITS["RoPE"](model)
-    identities.append(identity_of(adapter))
-    save_adapter(adapter, rank=3)
-    edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(model))
     identities.append(identity_of(adapter))
     assert len(set(identities)) == 4

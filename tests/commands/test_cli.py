@@ -11,31 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import xarray as xr
 from cli_runs import COLUMNS, NAMES, PLAN, Command, save_family
 from tiny_checkpoints import identity_of, save_tiny
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import BUNDLED, bundled_path
 
-HEAD = ("layer", "head")
-DIMS = {
-    "q_norm": (*HEAD, "frequency"),
-    "k_norm": ("layer", "kv_head", "frequency"),
-    "selectivity": (*HEAD, "frequency"),
-    "offset_mass": (*HEAD, "offset_bin"),
-    "total_bits": HEAD,
-    "inv_freq": ("layer", "frequency"),
-    "wavelength": ("layer", "frequency"),
-    "offset_start": ("offset_bin",),
-    "offset_stop": ("offset_bin",),
-    "interaction_bits": HEAD,
-    "selectivity_keys": (*HEAD, "frequency"),
-    "group_total": ("group", *HEAD),
-    "surrogate_offset_fraction": ("draw", *HEAD),
-}
-UNITS = {"selectivity": "nat", "total_bits": "bit", "inv_freq": "rad/token", "q_norm": "1"}
-UNITS |= {"wavelength": "token", "offset_start": "token"}
 FEW = ("--seed", 3, "--surrogates", 2)
 
 
@@ -73,19 +54,10 @@ def test_heads_csv_has_one_row_per_head_and_the_promised_columns(analyzed: Path)
     assert heads["confidence"].between(0, 1).all()
     assert heads["offset_low"].notna().equals(heads["label"] == "positional")
     assert (heads["label"][heads["offset"].notna()] == "positional").all()
-    parts = ("sink_bits", "position_bits", "content_bits", "interaction_bits")
-    np.testing.assert_allclose(heads[list(parts)].sum(axis=1), heads["total_bits"], rtol=1e-9)
-    assert (heads[list(parts)] >= 0).to_numpy().all()
 
 
-def test_profile_nc_has_the_promised_names_and_the_command(analyzed, model, text):
-    with xr.open_dataset(analyzed / "profile.nc") as profile:
-        profile.load()
-    for name, dims in DIMS.items():
-        assert profile[name].dims == dims, name
-    for name, units in UNITS.items():
-        assert profile[name].attrs["units"] == units, name
-    attrs = profile.attrs
+def test_profile_nc_has_the_promised_attributes(analyzed, model, text):
+    attrs = rl.open(analyzed / "profile.nc").attrs
     words = {"model": "tiny llama", "revision": "", "dtype": "float32", "rows": "all"}
     words |= {"backend": "hf", "warnings": "", "seed": 3, "context": 64, "sequences": 48}
     # each of 12 documents has 200 letters: 3 sequences of BOS and 63 letters, and a rest
@@ -146,8 +118,6 @@ def test_a_plan_describes_the_run_and_measures_nothing(ropelens, model, text, mo
     assert (ended.code, ended.err) == (0, "")
     facts = dict(line.split(maxsplit=1) for line in ended.out.splitlines())
     assert facts["model"].startswith("tiny llama, 2 layers x 4 heads, 18,080 param")
-    assert facts["tokens"] == "2,448 tokens (48 sequences of up to 64)"
-    assert facts["rows"] == "7 rows of each sequence"
     assert facts["batch"] == "5 sequences at a time, 10 batches"
     assert re.fullmatch(r"about 0\.8 GB of [\d.]+ GB free on cpu", facts["memory"])
     assert "model   bundled:rope, 6 layers" in ropelens("analyze", "--plan").out
@@ -194,22 +164,6 @@ def test_help_names_every_option(ropelens: Command, command: str, options: str):
     assert set(options.split()) <= set(ended.out.split())
     assert max(map(len, ended.out.splitlines())) <= 80
     assert not command or f"  ropelens {command} " in ended.out  # an example
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("pageless")
-def test_the_claim_holds_in_a_real_checkpoint_on_real_stories(ropelens, shared, tmp_path):
-    texts = ("--context", 250, "--text", shared / "corpora" / "tinystories")
-    model = shared / "checkpoints" / "stories260k"
-    ended = ropelens("analyze", model, *texts, "--out", tmp_path / "out")
-    assert ended.code == 0
-    record = json.loads((tmp_path / "out" / "run.json").read_text())
-    claim = record["claim"]
-    assert claim["rank_correlation"] == pytest.approx(-0.65, abs=0.1)
-    assert claim["null_median"] == pytest.approx(0.35, abs=0.15)
-    assert (claim["null_draws"], claim["verdict"]) == (40, "holds")
-    assert " holds here. " in record["findings"][0]
-    assert len(pd.read_csv(tmp_path / "out" / "heads.csv")) == 40
 
 
 def test_list_names_the_bundled_checkpoints(ropelens: Command):

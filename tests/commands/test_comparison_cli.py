@@ -185,18 +185,13 @@ def test_an_analysis_stays_and_no_model_is_in_a_ledger_twice(ledger: Path, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "damage", ["run.json kind", "claims.csv claim,model", "claims.csv", ""]
-)
-def test_a_broken_ledger_is_refused_in_one_line(ledger: Path, tmp_path: Path, damage: str):
+BROKEN = [("run.json", '{"kind": "claims"}'), ("claims.csv", "claim,model"), ("claims.csv", "")]
+
+
+@pytest.mark.parametrize(("name", "content"), BROKEN)
+def test_a_broken_ledger_is_refused_in_one_line(ledger, tmp_path, name, content):
     folder = Path(shutil.copytree(ledger, tmp_path / "ledger"))
-    name, _, content = damage.partition(" ")
-    if name == "run.json":
-        (folder / name).write_text('{"kind": "claims"}')
-    elif name:
-        (folder / name).write_text(content)
-    else:
-        (folder / "claims.csv").unlink()
+    (folder / name).write_text(content)
     words = error_line("claims", folder, "--out", tmp_path / "out")
     assert words.startswith(f"The claims in {folder} cannot be read; seen: ")
 

@@ -48,24 +48,33 @@ def test_long_text_joins_consecutive_sequences(study: Path):
 def test_losses_match_transformers(comparison: xr.Dataset, study: Path):
     for entry in runs_in(study)[:3]:
         tokens = validation(entry, sequences=SEQUENCES).ids
-        model = AutoModelForCausalLM.from_pretrained(entry.folder)
-        with torch.no_grad():
-            expected = [float(model(row[None], labels=row[None]).loss) for row in tokens]
+        expected = token_losses(entry, tokens).mean(1)
         results = comparison.sel(entry=entry.name)
         np.testing.assert_allclose(results["sequence_loss"], expected, rtol=1e-5)
-        assert float(results["loss"]) == pytest.approx(np.mean(expected), rel=1e-6)
+        assert float(results["loss"]) == pytest.approx(expected.mean(), rel=1e-6)
         group = results["sequence_group"].values
         count = len(group)  # the text is one document, so groups are stretches
         np.testing.assert_array_equal(group, np.arange(count) * min(count, 16) // count)
-        error, _ = jackknife(np.array(expected), group)
+        error = jackknife(expected, group)
         assert float(results["loss_se"]) == pytest.approx(error, rel=0.05)
 
 
-def jackknife(values: np.ndarray, group: np.ndarray) -> tuple[float, int]:
-    """Standard error of a mean by leaving out one group at a time, and number of groups."""
+def interval(change: np.ndarray) -> tuple[float, float]:
+    return tuple(stats.ttest_1samp(change, 0).confidence_interval(0.95))
+
+
+def jackknife(values: np.ndarray, group: np.ndarray) -> float:
+    """Standard error of a mean by leaving out one group at a time."""
     means = np.array([values[group != out].mean() for out in np.unique(group)])
-    count = len(means)
-    return float(np.sqrt((count - 1) / count * ((means - means.mean()) ** 2).sum())), count
+    return float(np.sqrt((len(means) - 1) * means.var()))
+
+
+def token_losses(entry: Entry, tokens: torch.Tensor) -> np.ndarray:
+    """Loss of each token but the first [sequence, position], computed by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(entry.folder)
+    with torch.no_grad():
+        log_p = model(tokens).logits.log_softmax(-1)[:, :-1]
+    return -log_p.gather(-1, tokens[:, 1:, None])[..., 0].numpy()
 
 
 def test_a_sequence_belongs_to_the_document_in_which_it_begins(tmp_path: Path):
@@ -82,10 +91,7 @@ def test_a_sequence_belongs_to_the_document_in_which_it_begins(tmp_path: Path):
 def test_loss_by_position_goes_to_four_times_the_context(comparison: xr.Dataset, study: Path):
     entry = runs_in(study)[1]
     tokens = past_context(entry, sequences=SEQUENCES // 8).ids
-    model = AutoModelForCausalLM.from_pretrained(entry.folder)
-    with torch.no_grad():
-        log_p = model(tokens).logits.log_softmax(-1)[:, :-1]
-    loss = -log_p.gather(-1, tokens[:, 1:, None])[..., 0].mean(0).numpy()
+    loss = token_losses(entry, tokens).mean(0)
     results = comparison.sel(entry=entry.name)
     start, stop = results["position_start"].values, results["position_stop"].values
     assert stop[-1] == 4 * entry.context
@@ -136,9 +142,8 @@ def test_pairs_have_the_same_seed(comparison: xr.Dataset):
     for group in VARIANTS[1:]:
         change = losses[group] - losses["rope"]
         row = table.loc[group]
-        expected = stats.ttest_1samp(change, 0).confidence_interval(0.95)
         assert row["loss_change"] == pytest.approx(change.mean())
-        assert (row["low"], row["high"]) == pytest.approx(tuple(expected))
+        assert (row["low"], row["high"]) == pytest.approx(interval(change))
         assert (row["over"], row["pairs"]) == ("seeds", 2)
         assert row["worse"] == (change > 0).sum()
     assert table.loc["rope", ["loss_change", "low", "high"]].isna().all()
@@ -152,8 +157,7 @@ def test_the_interval_of_one_pair_is_over_documents():
     losses = one_pair["sequence_loss"].values
     assert (row["over"], row["pairs"]) == ("sequences", 1)
     means = (losses[2] - losses[0]).reshape(4, 2).mean(1)
-    expected = stats.ttest_1samp(means, 0).confidence_interval(0.95)
-    assert (row["low"], row["high"]) == pytest.approx(tuple(expected))
+    assert (row["low"], row["high"]) == pytest.approx(interval(means))
 
 
 def test_entries_without_an_equal_baseline_have_no_partner():
@@ -199,9 +203,8 @@ def test_behaviour_of_runs_has_intervals(comparison: xr.Dataset):
         trials = parts[2] - parts[0]
         for row, change in ((two, seeds), (one, trials)):
             assert row[f"{name}_change"] == pytest.approx(change.mean(), abs=1e-9)
-            expected = stats.ttest_1samp(change, 0).confidence_interval(0.95)
-            interval = row[[f"{name}_low", f"{name}_high"]].tolist()
-            np.testing.assert_allclose(interval, [*expected], atol=1e-9)
+            ends = row[[f"{name}_low", f"{name}_high"]].tolist()
+            np.testing.assert_allclose(ends, interval(change), atol=1e-9)
     assert np.isfinite(two["loss_past_context_low"])
     assert np.isnan(one["loss_past_context_low"])
 

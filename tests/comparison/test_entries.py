@@ -23,9 +23,7 @@ def test_a_study_gives_its_runs_in_order(study: Path):
 def test_unfinished_runs_of_a_study_are_left_out(study: Path, tmp_path: Path):
     copy = copy_of(study, tmp_path)
     unfinished = run_folder(copy, "nope", 1)
-    record = json.loads((unfinished / "run.json").read_text())
-    del record["finished"]
-    (unfinished / "run.json").write_text(json.dumps(record))
+    change(unfinished, without="finished")
     shutil.rmtree(run_folder(copy, "p-rope:0.5", 0))
     with pytest.warns(UserWarning, match=r"left out: .*p-rope-0.5/seed-0, .*nope/seed-1"):
         entries, left_out = find_entries([copy])
@@ -48,8 +46,9 @@ def test_folders_that_cannot_be_compared_are_refused(study: Path, tmp_path: Path
             find_entries(paths)
 
 
-def change(run: Path, **settings: object) -> None:
+def change(run: Path, *, without: str = "", **settings: object) -> None:
     record = json.loads((run / "run.json").read_text())
+    record.pop(without, None)
     record["settings"] |= settings
     (run / "run.json").write_text(json.dumps(record))
 

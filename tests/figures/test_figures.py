@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import hypothesis
 import hypothesis.strategies as st
@@ -25,7 +26,7 @@ from ropelens.figures.comparison import (
     plot_loss_change,
     plot_position_loss,
 )
-from ropelens.figures.edits import MEASURE_AXES, plot_silenced
+from ropelens.figures.edits import MeasureName, plot_silenced
 from ropelens.figures.formats import number
 from ropelens.figures.head import kernel_arrays, pair_figure
 from ropelens.figures.heads import claim_title
@@ -190,7 +191,7 @@ OTHERS: dict[str, tuple[xr.Dataset, Callable[[xr.Dataset], go.Figure]]] = {
 }
 PLOTS = {name: (SMALL[0], lambda ds, f=f: f(ds, heads_of(ds))) for name, f in FAMILIES.items()}
 SWEPT = {
-    "shares": (SWEEP, lambda ds: rl.plot_truncation(ds, measures=tuple(MEASURE_AXES))),
+    "shares": (SWEEP, lambda ds: rl.plot_truncation(ds, measures=get_args(MeasureName))),
     "bands": (SWEEP, lambda ds: rl.plot_truncation(ds, by="band")),
     "head of a sweep": OTHERS["head of a sweep"],
 }

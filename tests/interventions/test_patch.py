@@ -183,7 +183,6 @@ def test_a_bridge_is_patched_like_its_model(part: Any, tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": "7.0"}, "no head"),
         ({"planes": PlaneNumbers((99,))}, "no plane"),
         ({"planes": rl.Slowest(0.5), "of": "value"}, "does not rotate"),
         ({"positions": [LENGTH]}, f"the source has {LENGTH} tokens"),

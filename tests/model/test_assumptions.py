@@ -178,55 +178,50 @@ def test_a_live_model_has_few_methods():
 Attend = Callable[..., tuple[Tensor, Tensor]]
 
 
-def run(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, *, attend: Attend, **options: Any
-) -> Any:
-    return attend(module, q, k, v, mask, **options)
+def with_mask(change: Callable[[Tensor], Tensor]) -> Attend:
+    return lambda attend, *inputs, **options: attend(
+        *inputs[:-1], change(inputs[-1]), **options
+    )
 
 
-def causal(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
-    low = torch.finfo(q.dtype).min
-    mask = torch.full(mask.shape[-2:], low).triu(1).expand(mask.shape)
-    return run(module, q, k, v, mask, **options)
+def causal(mask: Tensor) -> Tensor:
+    return torch.full(mask.shape[-2:], torch.finfo(mask.dtype).min).triu(1).expand(mask.shape)
 
 
-def every_key(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
-    return run(module, q, k, v, torch.zeros_like(mask), **options)
+def biased(mask: Tensor) -> Tensor:
+    row, key = (torch.arange(size) for size in mask.shape[-2:])
+    return mask - 0.1 * (row[:, None] - key)
 
 
-def without_sinks(module: Any, *inputs: Any, attend: Attend, **options: Any) -> Any:
-    return modeling_llama.eager_attention_forward(module, *inputs, **options)
+def without_sinks(attend: Attend, *inputs: Any, **options: Any) -> Any:
+    return modeling_llama.eager_attention_forward(*inputs, **options)
 
 
-def capped(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
-    options |= {"attend": modeling_gemma2.eager_attention_forward, "softcap": 7.0}
-    return run(module, q, k, v, mask, **options)
+def capped(attend: Attend, *inputs: Any, **options: Any) -> Any:
+    return modeling_gemma2.eager_attention_forward(*inputs, **options, softcap=7.0)
 
 
-def biased(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
-    offset = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
-    return run(module, q, k, v, mask - 0.1 * offset, **options)
+def with_scale(change: Callable[[float], float]) -> Attend:
+    return lambda attend, *inputs, scaling, **options: attend(
+        *inputs, scaling=change(scaling), **options
+    )
 
 
-def with_options(**changes: Callable[[Any], Any]) -> Attend:
-    def change(module: Any, *inputs: Any, **options: Any) -> Any:
-        options |= {name: new(options.get(name)) for name, new in changes.items()}
-        return run(module, *inputs, **options)
-
-    return change
+def uncapped(attend: Attend, *inputs: Any, softcap: float, **options: Any) -> Any:
+    return attend(*inputs, softcap=None, **options)
 
 
-def gated(module: Any, *inputs: Any, **options: Any) -> Any:
-    output, weights = run(module, *inputs, **options)
+def gated(attend: Attend, *inputs: Any, **options: Any) -> Any:
+    output, weights = attend(*inputs, **options)
     return output * torch.linspace(0.5, 1.5, output.shape[2])[:, None], weights
 
 
 def with_rotation(sign: int) -> Attend:
-    def change(module: Any, q: Tensor, k: Tensor, *rest: Any, **options: Any) -> Any:
+    def change(attend: Attend, module: Any, q: Tensor, k: Tensor, *rest: Any, **options: Any):
         rotary = modeling_llama.LlamaRotaryEmbedding(module.config)
         cos, sin = rotary(q, torch.arange(q.shape[2])[None])
         q, k = modeling_llama.apply_rotary_pos_emb(q, k, cos, sign * sin)
-        return run(module, q, k, *rest, **options)
+        return attend(module, q, k, *rest, **options)
 
     return change
 
@@ -235,17 +230,16 @@ def with_rotation(sign: int) -> Attend:
 CAUSES: list[tuple[str, Attend, str]] = [
     ("llama_gqa", with_rotation(1), "if queries and keys are rotated once more"),
     ("llama_gqa", with_rotation(-1), "if queries and keys are without their rotation"),
-    ("mistral_sliding", causal, "if rows see all keys up to their own position"),
-    ("llama_gqa", every_key, "if rows see all keys, also later keys"),
-    ("gemma2", with_options(softcap=lambda _: None), "if the soft-cap is left out"),
+    ("mistral_sliding", with_mask(causal), "if rows see all keys up to their own position"),
+    ("llama_gqa", with_mask(torch.zeros_like), "if rows see all keys, also later keys"),
+    ("gemma2", uncapped, "if the soft-cap is left out"),
     ("gpt_oss", without_sinks, "if the sink logits are left out"),
-    ("granite", with_options(scaling=lambda _: 0.25), "with the scale 1 / sqrt(head_dim)"),
-    ("llama_gqa", with_options(scaling=lambda _: 1.0), "if the scale is left out"),
-    ("llama_gqa", with_options(scaling=lambda s: 1.7 * s),
-     "with the scale 0.425 instead of 0.25"),
+    ("granite", with_scale(lambda _: 0.25), "with the scale 1 / sqrt(head_dim)"),
+    ("llama_gqa", with_scale(lambda _: 1.0), "if the scale is left out"),
+    ("llama_gqa", with_scale(lambda x: 1.7 * x), "with the scale 0.425 instead of 0.25"),
     ("llama_gqa", capped, "with a soft-cap of 7"),
     ("llama_gqa", gated, "up to a factor of each row and head"),
-    ("llama_gqa", biased, ""),
+    ("llama_gqa", with_mask(biased), ""),
 ]
 # fmt: on
 
@@ -257,7 +251,7 @@ def test_the_changed_component_is_named(name, attend, cause, monkeypatch):
         model.model.layers[0].self_attn.scaling = 0.1
     file = sys.modules[type(model).__module__]
     plain = file.eager_attention_forward
-    monkeypatch.setattr(file, "eager_attention_forward", partial(attend, attend=plain))
+    monkeypatch.setattr(file, "eager_attention_forward", partial(attend, plain))
     with pytest.raises(UnsupportedModel, match="attends in a way") as refused:
         rl.capture(model, TOKENS[0])
     seen = refused.value.parts["seen"]

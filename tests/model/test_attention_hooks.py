@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from types import MethodType
 
 import numpy as np
 import pytest
@@ -127,8 +126,8 @@ def test_rows_that_do_not_see_their_own_key_are_still_rows():
             with rl.silence_heads(model, "0.*", to=to):
                 logits(model, ids)
     expected = call.output.flatten(2)
-    torch.testing.assert_close(read[1][0, 0], expected.mean((0, 1)))
-    assert torch.equal(read[3], expected.flip(0))
+    torch.testing.assert_close(read[0][0, 0], expected.mean((0, 1)))
+    assert torch.equal(read[1], expected.flip(0))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -158,15 +157,15 @@ def test_the_model_runs_the_function_that_it_asks_for(llama, monkeypatch):
 
 def test_a_model_that_changes_when_it_is_observed_is_refused(llama: LlamaForCausalLM):
     """This model looks at the attention function. It is refused before a long stage starts."""
-    layer, other = llama.model.layers[1], LlamaAttention.forward
+    attention, stages = llama.model.layers[1].self_attn, list[str]()
+    own = attention.forward
 
-    def forward(self: LlamaAttention, *args: object, **kwargs: object) -> tuple:
-        output, weights = other(self, *args, **kwargs)
+    def forward(*args: object, **kwargs: object) -> tuple:
+        output, weights = own(*args, **kwargs)
         named = ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager_attention_forward)
         return output * (1 if named is eager_attention_forward else 1.001), weights
 
-    layer.self_attn.forward = MethodType(forward, layer.self_attn)
-    stages: list[str] = []
+    attention.forward = forward
 
     def progress(*shown: Stage) -> AbstractContextManager[Advance]:
         stages.extend(stage.what for stage in shown)

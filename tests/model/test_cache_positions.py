@@ -67,14 +67,6 @@ def test_text_on_three_axes_is_measured_and_images_are_not():
             measure(model, image)
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding", "cohere"])
-def test_keys_keep_the_positions_at_which_they_were_added(name: str):
-    model, apart = tiny(name), 3 * torch.arange(24)[None].expand(2, -1)
-    expected = in_steps(stopped(model), apart)
-    with rl.edit_rope(model, EDIT):
-        torch.testing.assert_close(in_steps(model, apart), expected, rtol=0, atol=1e-4)
-
-
 @torch.no_grad()
 def go_on(
     model: nn.Module, mask: Any, where: Any, *edits: Any, cropped: int = 0, inside: bool = False
@@ -111,6 +103,17 @@ def test_a_cropped_cache_of_keys_with_another_rotation_is_refused():
         cache.crop(-16)
         with pytest.raises(UnsupportedModel, match="rotation of the keys in this cache"):
             model(TOKENS[:, 8:9], past_key_values=cache)
+
+
+@torch.no_grad()
+def test_an_observer_refuses_a_cache_that_dropped_keys(llama):
+    with rl.observe(llama, lambda call, planes: None):
+        cache = DynamicCache()
+        llama(TOKENS[:, :10], past_key_values=cache)
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, 4:], layer.values[:, :, 4:]
+        with pytest.raises(UnsupportedModel, match="positions of the keys in this cache"):
+            llama(TOKENS[:, 10:], past_key_values=cache)
 
 
 def test_rows_are_the_last_tokens_and_a_mask_may_have_a_value_for_each_key():

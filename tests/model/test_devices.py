@@ -135,27 +135,19 @@ def test_weights_of_eight_bits_give_nearly_the_same_numbers(plain: xr.Dataset, t
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
-def test_layers_on_two_gpus_are_summed_where_they_are(plain: xr.Dataset, tmp_path: Path):
+@pytest.mark.parametrize(("second", "gpus"), [(1, 2), ("cpu", 1)])
+def test_layers_are_summed_on_the_gpu_that_computes_them(plain, tmp_path, second, gpus):
+    """The second layer is on another GPU or in main memory."""
+    if torch.cuda.device_count() < gpus:
+        pytest.skip(f"fewer than {gpus} CUDA devices")
     save_tiny(tmp_path / "model")
-    places = dict.fromkeys(MAP, 0) | {"model.layers.1": 1, "lm_head": 1}
+    places = dict.fromkeys(MAP, 0) | {"model.layers.1": second, "lm_head": gpus - 1}
     model = LlamaForCausalLM.from_pretrained(tmp_path / "model", device_map=places).eval()
-    assert len(devices_of(model)) == 2
+    assert [str(device) for device in devices_of(model)] == ["cuda:0", "cuda:1"][:gpus]
     seen: list[torch.device] = []
     with rl.observe(model, lambda call, _: seen.append(call.key.device)), torch.no_grad():
         model(TOKENS.to("cuda:0"))
-    assert [device.index for device in seen] == [0, 1]
-    found = rl.profile(model, TOKENS, surrogates=0)
-    np.testing.assert_allclose(found["selectivity"], plain["selectivity"], atol=1e-3)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_layers_in_main_memory_are_summed_on_the_gpu(plain: xr.Dataset, tmp_path: Path):
-    save_tiny(tmp_path / "model")
-    places = dict.fromkeys(MAP, 0) | {"model.layers.1": "cpu"}
-    model = LlamaForCausalLM.from_pretrained(tmp_path / "model", device_map=places).eval()
-    assert [device.type for device in devices_of(model)] == ["cuda"]
+    assert [device.index for device in seen] == [0, gpus - 1]
     found = rl.profile(model, TOKENS, surrogates=0)
     np.testing.assert_allclose(found["selectivity"], plain["selectivity"], atol=1e-3)
 

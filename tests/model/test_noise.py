@@ -37,35 +37,33 @@ def run_checks(model: PreTrainedModel) -> None:
     rl.attribute_planes(model, ids[:1], answer=5, check=0)
 
 
-@both_kinds
-@pytest.mark.parametrize("name", [*FAMILIES, "bundled"])
-def test_a_sound_model_is_not_refused(name: str, repeatable: bool):
-    model = rl.load("bundled")[0] if name == "bundled" else tiny(name)
-    with Noisy(1e-5, repeatable=repeatable):
-        run_checks(model)
+QUICK = [(name, 1e-5, False) for name in (*FAMILIES, "bundled")]
+NAMES = (*FAMILIES, "bundled", "stories260k", "smollm2")
+THOROUGH = [
+    pytest.param(name, level, True, marks=pytest.mark.slow)
+    for name in NAMES
+    for level in LEVELS
+]
 
 
-@pytest.mark.slow
 @both_kinds
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", [*FAMILIES, "bundled", "stories260k", "smollm2"])
-def test_a_sound_model_is_measured(name: str, level: float, repeatable: bool, request: Any):
-    place: Any = name
+@pytest.mark.parametrize(("name", "level", "profiled"), [*QUICK, *THOROUGH])
+def test_a_sound_model_is_not_refused(name, level, profiled, repeatable, request):
+    folder: Any = {"smollm2": SMOLLM2}.get(name, name)
     if name == "stories260k":
-        place = request.getfixturevalue("shared") / "checkpoints" / name
-    if name == "smollm2":
-        place = SMOLLM2
-        if not place.exists():
-            pytest.skip("no real checkpoints in models (make smollm2)")
-    model = tiny(name) if name in FAMILIES else rl.load(place)[0]
-    ids = random_tokens(vocabulary=model.config.vocab_size, length=24)
+        folder = request.getfixturevalue("shared") / "checkpoints" / name
+    if name == "smollm2" and not SMOLLM2.exists():
+        pytest.skip("no real checkpoints in models (make smollm2)")
     with Noisy(level, repeatable=repeatable):
+        model = tiny(name) if name in FAMILIES else rl.load(folder)[0]
         run_checks(model)
-        rl.profile(model, ids, surrogates=0)
+        if profiled:
+            ids = random_tokens(vocabulary=model.config.vocab_size, length=24)
+            rl.profile(model, ids, surrogates=0)
 
 
 @pytest.mark.parametrize("how", ["bfloat16", "autocast", "high"])
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma2", "gpt_neox", "smollm3", "deepseek_v3"])
+@pytest.mark.parametrize("name", [*TEN[:1], *TEN[3:5], "gpt_neox", "smollm3", "deepseek_v3"])
 def test_low_precision_is_measured(name: str, how: str):
     model, before = tiny(name), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if how == "high" else before)

@@ -26,6 +26,11 @@ def in_block(model: PreTrainedModel, block: Any) -> xr.Dataset:
         return xr.Dataset({"logits": (("sequence", "row", "token"), model(IDS).logits.numpy())})
 
 
+def in_edit(model: PreTrainedModel, call: Callable[[], xr.Dataset]) -> xr.Dataset:
+    with rl.edit_rope(model, rl.stop_slowest(0.5, heads="0.1,1.3")):
+        return call()
+
+
 CALLS: dict[str, Callable[[PreTrainedModel], xr.Dataset]] = {
     "profile": lambda m: rl.profile(m, IDS, surrogates=0),
     "capture": lambda m: rl.capture(m, IDS[0], heads="0.0-1,1.*", values=True),
@@ -35,6 +40,9 @@ CALLS: dict[str, Callable[[PreTrainedModel], xr.Dataset]] = {
     "reach": lambda m: rl.reach(m, IDS, **COPIES),
     "evaluate": lambda m: rl.evaluate(
         m, IDS, edits={"one": rl.stop_slowest(0.5, heads="0.1")}, measures=("loss", "change")
+    ),
+    "profile of an edit": lambda m: in_edit(
+        m, lambda: rl.profile(m, IDS, surrogates=0).drop_dims("kv_head")
     ),
     "edit": lambda m: in_block(m, rl.edit_rope(m, rl.stop_slowest(0.5, heads="0.1,1.3"))),
     "silence": lambda m: in_block(m, rl.silence_heads(m, "0.1", to="mean", text=IDS)),
@@ -74,5 +82,13 @@ def test_the_remaining_heads_are_those_of_the_complete_model(name: str, models: 
 
 
 def test_heads_that_are_pruned_cannot_be_named(models: tuple):
+    _, pruned = models
     with pytest.raises(BadArgument, match=r"no head '0\.2'"):
-        rl.silence_heads(models[1], "0.2")
+        rl.silence_heads(pruned, "0.2")
+    layers = [model.model.layers for model in models]  # the other layer is pruned next
+    for attention, index in ((layers[1][0].self_attn, 1), (layers[0][1].self_attn, 0)):
+        attention.layer_idx = index
+        layers[1][index].self_attn = attention
+    rl.silence_heads(pruned, "0.2")
+    with pytest.raises(BadArgument, match=r"no head '1\.2'"):
+        rl.silence_heads(pruned, "1.2")

@@ -72,6 +72,11 @@ def _scaled(rope_type: str = "default", **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {**_ROPE, "rope_type": rope_type, **parameters}}
 
 
+def _by_type(rope_type: str = "default", **parameters: Any) -> dict[str, Any]:
+    own = {**_ROPE, "rope_type": rope_type, **parameters}
+    return {"rope_parameters": {SLIDING: dict(_ROPE), FULL: own}}
+
+
 def _partial(factor: float) -> dict[str, Any]:
     return _scaled(partial_rotary_factor=factor)
 
@@ -120,29 +125,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma3": Family(
         "Gemma3ForCausalLM",
-        {
-            **_HEAD,
-            **_GEMMA,
-            **_LOCAL_GLOBAL,
-            "rope_parameters": {SLIDING: _ROPE, FULL: {**_ROPE, "rope_theta": 1_000_000.0}},
-        },
+        {**_HEAD, **_GEMMA, **_LOCAL_GLOBAL, **_by_type(rope_theta=1_000_000.0)},
     ),
     "gemma4": Family(
         "Gemma4ForCausalLM",
         {
-            **_HEAD,
-            **_LOCAL_GLOBAL,
-            "global_head_dim": 32,
-            "vocab_size_per_layer_input": 96,
-            "hidden_size_per_layer_input": 8,
-            "rope_parameters": {
-                SLIDING: dict(_ROPE),
-                FULL: {
-                    "rope_type": "proportional",
-                    "partial_rotary_factor": 0.25,
-                    "rope_theta": 1_000_000.0,
-                },
-            },
+            **{**_HEAD, **_LOCAL_GLOBAL, "global_head_dim": 32},
+            **{"vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8},
+            **_by_type("proportional", partial_rotary_factor=0.25, rope_theta=1_000_000.0),
         },
         unrotated=(0, 24),
         head_norms=0.0,  # it divides no score by sqrt(head_dim)
@@ -185,12 +175,8 @@ FAMILIES: dict[str, Family] = {
     "llama4": Family(
         "Llama4ForCausalLM",
         {
-            **_HEAD,
-            "num_hidden_layers": 4,
-            "intermediate_size_mlp": 96,
-            "num_local_experts": 2,
-            "no_rope_layers": [1, 1, 1, 0],
-            **_scaled(),
+            **{**_HEAD, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+            **{"intermediate_size_mlp": 96, "num_local_experts": 2, **_scaled()},
         },
         pairing="interleaved",
         unrotated=(0, 0, 0, 16),

@@ -232,8 +232,6 @@ def test_heads_and_answers_that_cannot_be_captured_are_refused(llama: LlamaForCa
     """A norm or a factor before the stream, unknown tokens, and an adapter on the heads."""
     with pytest.raises(IndexError, match="index 99 is out of bounds"):
         rl.capture(llama, tokens(), runner_up=99)
-    with pytest.raises(BadArgument, match="96 is not one token of the model"):
-        rl.capture(llama, tokens(), logits_of=[96])
     llama.model.layers[1].self_attn.register_forward_hook(lambda m, x, y: (y[0] * 0.5, y[1]))
     for model in (tiny("gemma2"), llama):
         with pytest.raises(UnsupportedModel, match="to the logits is not linear"):
@@ -331,8 +329,6 @@ def test_answers_of_any_type_and_texts_of_any_length(tmp_path: Path):
     assert [answer.strip() for answer in text["answer"].values] == ["b"]
     with pytest.raises(BadArgument, match="'ab' is not one token of the model"):
         rl.capture(model, "aabca", tokenizer=tokenizer, logits_of="ab")
-    with pytest.raises(BadArgument, match="3 tokens or more"):
-        rl.capture(model, "a", tokenizer=tokenizer)
     with pytest.warns(UserWarning, match="beyond the 64 tokens that the model was made for"):
         rl.capture(model, 70 * "a", tokenizer=tokenizer, heads="0.0")
 
@@ -352,8 +348,6 @@ def test_several_prompts_equal_separate_captures(llama: LlamaForCausalLM, tmp_pa
     assert set(seen["query_token"].values[0, 6:]) == {""}
     rl.save(seen, tmp_path / "seen.nc")
     xr.testing.assert_identical(rl.open(tmp_path / "seen.nc"), seen)
-    with pytest.raises(BadArgument, match="There is no prompt to capture"):
-        rl.capture(llama, [])
 
 
 def test_memory_is_checked_first(llama: LlamaForCausalLM):

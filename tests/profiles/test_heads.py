@@ -126,17 +126,6 @@ def test_layers_with_fewer_heads_or_planes():
     assert heads["planes_to_half"].tolist() == [1, 1, 1]
 
 
-def test_confidence_of_two_groups_by_hand():
-    """A resample has the first group twice (1/4), both groups (1/2) or the second twice."""
-    much: Gains = (9.0, 0.0, 0.0, 9.0, 9.0)
-    groups = [(10.0, [POSITIONAL] * 3), (10.0, [SEMANTIC, POSITIONAL, much])]
-    heads = classify_heads(profile_of(groups), resamples=20_000, seed=1)
-    # Both groups together: P 0.5, C 0.5, B 1, so position and content have 0.5 of 1 bit each.
-    assert heads["label"].tolist() == ["mixed", "positional", "semantic"]
-    # The content of the third head outweighs its position if the second group is drawn.
-    np.testing.assert_allclose(heads["confidence"], [0.5, 1.0, 0.75], atol=0.015)
-
-
 def test_confidence_is_the_share_of_other_samples_with_the_same_label():
     """40 heads around the threshold of content, in 24 samples of 16 groups each."""
     random = np.random.default_rng(0)

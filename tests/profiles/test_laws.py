@@ -27,8 +27,6 @@ from ropelens.rotation.probe import RotationProbe
 from ropelens.text.rows import sample_rows
 from ropelens.text.text import Text
 
-# sums over sequences
-
 
 @dataclass(frozen=True)
 class Fitted:

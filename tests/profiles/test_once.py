@@ -1,6 +1,7 @@
 """A public function checks a text, warns about it and probes the model once."""
 
 import warnings
+from contextlib import ExitStack
 from functools import cache
 from unittest import mock
 
@@ -59,21 +60,15 @@ def test_a_text_is_checked_once(measure: str, kind: str):
         calls[name] = mock.Mock(wraps=getattr(module, name))
         return mock.patch.object(module, name, calls[name])
 
-    with (
-        count(measurement, "model_text"),
-        count(measurement, "attention_across"),
-        count(measurement, "count_length_mismatches"),
-        count(measurement, "check_padding"),
-        count(probe, "probe_single_tokens"),
-        warnings.catch_warnings(record=True) as caught,
-    ):
+    with ExitStack() as patches, warnings.catch_warnings(record=True) as caught:
+        for name in ("model_text", "attention_across", "count_length_mismatches"):
+            patches.enter_context(count(measurement, name))
+        patches.enter_context(count(measurement, "check_padding"))
+        patches.enter_context(count(probe, "probe_single_tokens"))
         warnings.simplefilter("always")
         MEASURED[measure](model, text)
-    assert calls["model_text"].call_count == 1
-    assert calls["count_length_mismatches"].call_count == 1
-    assert calls["check_padding"].call_count == 1
-    assert calls["attention_across"].call_count == (kind == "packed")
-    assert calls["probe_single_tokens"].call_count == 1
+    assert calls.pop("attention_across").call_count == (kind == "packed")
+    assert {name: call.call_count for name, call in calls.items()} == dict.fromkeys(calls, 1)
     messages = [str(warning.message) for warning in caught]
     fewer = kind == "padded" and measure in ("analyze", "sweep")  # two excerpts share a run
     assert len(runs) == RUNS[measure] + (kind == "packed") - fewer, runs

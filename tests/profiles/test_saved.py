@@ -11,6 +11,7 @@ and `gzip -9 -n`. Do not write it again when the layout changes.
 import gzip
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,19 +19,11 @@ import xarray as xr
 
 import ropelens as rl
 from ropelens.analysis.analysis import Analysis, rewrite_page
-from ropelens.attention.variables import Derived
 from ropelens.profiles import measures
 
 SAVED = Path(__file__).with_name("saved_profile.nc.gz")
-NEW = Derived(
-    "second_token",
-    dims=("layer", "head"),
-    units="1",
-    long_name="mean attention on the token before the previous token",
-    column="score",
-    compared="growth",
-    value=lambda layer: layer["sink_mass"],
-)
+SINK_MASS = next(row for row in measures.MEASURES if row.name == "sink_mass")
+NEW = replace(SINK_MASS, name="second_token")
 WARNING = r"profile.nc was saved before ropelens measured second_token: NaN$"
 
 

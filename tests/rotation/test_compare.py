@@ -162,30 +162,28 @@ LLAMA3 = {
 }
 
 
-def test_a_rotary_module_that_ignores_its_configuration():
-    model = tiny("llama_gqa", rope_parameters=LLAMA3)
-    model.model.rotary_emb = tiny("llama_gqa").model.rotary_emb
-    words = r"layer 0: the frequencies differ from its configuration: plane 3 rotates by"
+def rounded(rotary: nn.Module) -> nn.Module:
+    rotary.inv_freq = rotary.inv_freq.bfloat16().float()
+    return rotary
+
+
+@pytest.mark.parametrize(
+    ("keys", "change", "words"),
+    [
+        ({"rope_parameters": LLAMA3}, lambda _: llama().model.rotary_emb,
+         "layer 0: the frequencies differ from its configuration: plane 3 rotates by"),
+        ({}, rounded, "the frequencies are rounded to half precision: plane"),
+        ({"no_rope_layers": [1, 0]}, lambda rotary: rotary,
+         "layer 1: the configuration asks for no rotation"),
+        ({"partial_rotary_factor": 0.5}, lambda rotary: rotary,
+         "16 coordinates of a head rotate, not 8"),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_rotate_as_configured(keys: dict, change: Callable, words: str):
+    model = tiny("llama_gqa", **keys)
+    model.model.rotary_emb = change(model.model.rotary_emb)
     with pytest.warns(UserWarning, match=words):
         rl.measure_rope(model)
-
-
-def test_a_buffer_that_was_rounded():
-    model = tiny("llama_gqa")
-    rotary = model.model.rotary_emb
-    rotary.inv_freq = rotary.inv_freq.bfloat16().float()
-    with pytest.warns(UserWarning, match="rounded to half precision: plane"):
-        rl.measure_rope(model)
-
-
-def test_a_layer_that_must_not_rotate():
-    with pytest.warns(UserWarning, match="layer 1: the configuration asks for no rotation"):
-        rl.measure_rope(tiny("llama_gqa", no_rope_layers=[1, 0]))
-
-
-def test_a_share_of_planes_that_the_family_does_not_read():
-    with pytest.warns(UserWarning, match="16 coordinates of a head rotate, not 8"):
-        rl.measure_rope(tiny("llama_gqa", partial_rotary_factor=0.5))
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,6 @@ def freq(count: int = 8, *, base: float = 1e4, dim: int | None = None) -> Tensor
 W = freq()
 
 
-def yarn() -> Tensor:
-    return ROPE_INIT_FUNCTIONS["yarn"](config("llama_gqa", **YARN), "cpu")[0].double()
-
-
 def turn(
     x: Tensor, p: Tensor, w: Tensor = W, *, half: bool = True, factor: float = 1.0
 ) -> Tensor:
@@ -81,10 +77,6 @@ def by_length(p: Tensor) -> Tensor:
     return freq() * factor[:, None, None] ** (-torch.arange(8) / 7)
 
 
-def wide(x: Tensor) -> Tensor:
-    return torch.cat([x, x.flip(-1)], -1)
-
-
 Bug = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
 
 
@@ -92,106 +84,100 @@ def both(change: Callable[[Tensor, Tensor], Tensor], layer: int = 0) -> Bug:
     return lambda q, k, p: {f"q.{layer}": change(q, p), f"k.{layer}": change(k, p)}
 
 
-YARN_FACTOR = 0.1 * math.log(16) + 1
+def turned(layer: int = 0, move: Callable[[Tensor], Tensor] = lambda p: p, **how: Any) -> Bug:
+    """RoPE by hand at the positions `move(p)`, with these keywords of `turn`."""
+    return both(lambda x, p: turn(x, move(p), **how), layer)
+
+
 FIRST_HEAD = torch.tensor([True, False])[:, None]
-
+LLAMA, LLAMA_3 = config("llama_gqa"), config("llama_gqa", **LLAMA3)
+DYNAMIC = config("llama_gqa", rope_type="dynamic", factor=2.0)
+LONG_ROPE, YARN_16 = config("llama_gqa", **LONGROPE), config("llama_gqa", **YARN)
+FACTOR_TWICE = 0.1 * (0.1 * math.log(16) + 1) * math.log(16) + 1
+YARN_W = ROPE_INIT_FUNCTIONS["yarn"](YARN_16, "cpu")[0].double()
 NOT_ONE = "not by one rotation of all heads"
-
-LLAMA = config("llama_gqa")
+OTHERS = "the frequencies differ from its configuration"
 
 Row = tuple[str, transformers.PreTrainedConfig, Bug, str]
 # Report, configuration, what the runtime does to q and k at p, and the fault ("" if none).
 OF_TOKENS: list[Row] = [
     # pairing
-    ("vllm-project/vllm#941", config("gptj"), both(lambda x, p: turn(x, p, freq(4))),
-     "it has half pairing, not interleaved"),
-    ("NeuraLegion/shainet#111", LLAMA, both(lambda x, p: turn(x, p, half=False)),
-     "it has interleaved pairing, not half"),
-    ("raiyanyahya/how-to-train-your-gpt#6", LLAMA, both(mixed_pairs),
-     "not by a rotation"),
+    ("vllm-project/vllm#941", config("gptj"), turned(w=freq(4)),
+     "half pairing, not interleaved"),
+    ("NeuraLegion/shainet#111", LLAMA, turned(half=False), "interleaved pairing, not half"),
+    ("raiyanyahya/how-to-train-your-gpt#6", LLAMA, both(mixed_pairs), "not by a rotation"),
     # coordinates that rotate
-    ("ml-explore/mlx-lm#1698", config("glm"), both(lambda x, p: turn(x, p, half=False)),
+    ("ml-explore/mlx-lm#1698", config("glm"), turned(half=False),
      "16 coordinates of a head rotate, not 8"),
     ("NVIDIA-NeMo/Megatron-Bridge#4195", config("gemma4"),
-     both(lambda x, p: turn(wide(x), p, freq(4, base=1e6, dim=32)), layer=1),
+     both(lambda x, p: turn(torch.cat([x, x.flip(-1)], -1), p, freq(4, base=1e6, dim=32)), 1),
      "8 coordinates of a head rotate, not 32"),
     ("vllm-project/vllm#41185", config("deepseek_v3"),
      both(lambda x, p: turn(x[..., :8], p, freq(2))), "4 coordinates of a head rotate, not 8"),
     # denominators of partial and proportional RoPE
     ("pie-project/pie#603", config("phi"),
-     both(lambda x, p: turn(x, p, torch.cat([freq(4, dim=16), torch.zeros(4)]))),
+     turned(w=torch.cat([freq(4, dim=16), torch.zeros(4)])),
      "16 coordinates of a head rotate, not 8"),
     ("aws-neuron/neuronx-distributed-inference#106", config("llama_proportional"),
-     both(lambda x, p: turn(x, p, torch.cat([freq(4), torch.zeros(4)]))),
+     turned(w=torch.cat([freq(4), torch.zeros(4)])),
      "plane 3 rotates by 0.001 rad/token, the configuration asks for 0.0316228"),
-    ("rasbt/LLMs-from-scratch#410", LLAMA,
-     both(lambda x, p: turn(x, p, 1e4 ** -(torch.arange(8) / 8))), ""),
+    ("rasbt/LLMs-from-scratch#410", LLAMA, turned(w=1e4 ** -(torch.arange(8) / 8)), ""),
     # base
-    ("lyogavin/airllm#368", config("llama_gqa", rope_theta=500_000.0), both(turn),
-     "the frequencies differ from its configuration"),
-    ("vllm-project/vllm#29111", config("gemma3"),
-     both(lambda x, p: turn(x, p, freq(base=1e6))), "layer 0, q: the frequencies differ"),
+    ("lyogavin/airllm#368", config("llama_gqa", rope_theta=500_000.0), turned(), OTHERS),
+    ("vllm-project/vllm#29111", config("gemma3"), turned(w=freq(base=1e6)),
+     f"layer 0, q: {OTHERS}"),
     # scaling
-    ("Blaizzy/mlx-vlm#1710", config("llama_gqa", **LLAMA3), both(turn),
-     "the frequencies differ from its configuration"),
-    ("lablup/mlxcel#1688", config("llama_gqa", **LLAMA3),
-     both(lambda x, p: turn(x, p / 16)), "the frequencies differ from its configuration"),
-    ("ml-explore/mlx-lm#1553", LLAMA, both(lambda x, p: turn(x, 2 * p)),
+    ("Blaizzy/mlx-vlm#1710", LLAMA_3, turned(), OTHERS),
+    ("lablup/mlxcel#1688", LLAMA_3, turned(move=lambda p: p / 16), OTHERS),
+    ("ml-explore/mlx-lm#1553", LLAMA, turned(move=lambda p: 2 * p),
      "the frequencies are 2 times as high as in its configuration"),
     # layers without RoPE
-    ("airockchip/rknn-llm#501", config("smollm3"),
-     both(lambda x, p: turn(x, p, freq(base=2e6)), layer=3),
+    ("airockchip/rknn-llm#501", config("smollm3"), turned(3, w=freq(base=2e6)),
      "layer 3, q: the configuration asks for no rotation"),
     # precision
-    ("sgl-project/sglang-jax#1472", LLAMA,
-     both(lambda x, p: turn(x, p, W.bfloat16().double())), "are rounded to half precision"),
+    ("sgl-project/sglang-jax#1472", LLAMA, turned(w=W.bfloat16().double()),
+     "are rounded to half precision"),
     # positions
-    ("fla-org/flash-linear-attention#766", LLAMA,
-     both(lambda x, p: turn(x, p + (p >= 64)), layer=1), NOT_ONE),
-    ("Blaizzy/mlx-vlm#1983", LLAMA, both(lambda x, p: turn(x, p * (p < 64))),
-     NOT_ONE),
+    ("fla-org/flash-linear-attention#766", LLAMA, turned(1, lambda p: p + (p >= 64)), NOT_ONE),
+    ("Blaizzy/mlx-vlm#1983", LLAMA, turned(move=lambda p: p * (p < 64)), NOT_ONE),
     # heads
     ("oxiglade/mlx-rs#357", LLAMA,
      both(lambda x, p: torch.where(FIRST_HEAD, turn(x, p), x)), NOT_ONE),
     ("mlfoundations/open_lm#4", LLAMA,
-     both(lambda x, p: turn(x, torch.arange(2.0).expand(len(p), 2))), "it does not rotate"),
+     turned(move=lambda p: torch.arange(2.0).expand(len(p), 2)), "it does not rotate"),
     # queries and keys
     ("RobertCsordas/moeut#6", LLAMA, lambda q, k, p: {"q": q, "k": turn(k, p)},
      "layer 0, q: it does not rotate"),
-    ("vllm-project/vllm-omni#3828", LLAMA,
-     lambda q, k, p: {"q": q, "k": turn(q, 2 * p)}, "k: the frequencies are 2 times as high"),
+    ("vllm-project/vllm-omni#3828", LLAMA, lambda q, k, p: {"q": q, "k": turn(q, 2 * p)},
+     "k: the frequencies are 2 times as high"),
     # direction
-    ("trymirai/lalamo#268", LLAMA, both(lambda x, p: turn(x, -p)),
-     "its planes rotate backward"),
-    ("karpathy/nanochat#489", config("nanochat"), both(lambda x, p: turn(x, -p)), ""),
+    ("trymirai/lalamo#268", LLAMA, turned(move=lambda p: -p), "its planes rotate backward"),
+    ("karpathy/nanochat#489", config("nanochat"), turned(move=lambda p: -p), ""),
     # length
-    ("vllm-project/vllm#3488", config("llama_gqa", rope_type="dynamic", factor=2.0),
-     both(lambda x, p: turn(x, p, by_length(torch.tensor([16383.0]))[0, 0])),
-     "the frequencies differ from its configuration"),
-    ("huggingface/transformers#25104", config("llama_gqa", rope_type="dynamic", factor=2.0),
+    ("vllm-project/vllm#3488", DYNAMIC,
+     turned(w=by_length(torch.tensor([16383.0]))[0, 0]), OTHERS),
+    ("huggingface/transformers#25104", DYNAMIC,
      both(lambda x, p: turn(x, p, by_length(p))), NOT_ONE),
-    ("ggml-org/llama.cpp#24823", config("llama_gqa", **LONGROPE),
-     both(lambda x, p: turn(x, p, W / LONG)), "the frequencies differ from its configuration"),
+    ("ggml-org/llama.cpp#24823", LONG_ROPE, turned(w=W / LONG), OTHERS),
 ]  # fmt: skip
 OF_TEXT: list[Row] = [
     # precision
-    ("EleutherAI/gpt-neox#1016", LLAMA, both(lambda x, p: turn(x, p.bfloat16().double())),
-     NOT_ONE),
+    ("EleutherAI/gpt-neox#1016", LLAMA, turned(move=lambda p: p.bfloat16().double()), NOT_ONE),
     ("EleutherAI/gpt-neox#1003", LLAMA,
      both(lambda x, p: turn(x, torch.ones_like(p), (p[:, None, None] * W).half().double())),
      NOT_ONE),
     # attention factor
-    ("ggml-org/llama.cpp#24820", config("llama_gqa", **LONGROPE),
-     both(lambda x, p: turn(x, p, W / SHORT)), "its attention factor is 1, not 1.0"),
-    ("NVIDIA/TensorRT-LLM#16379", config("llama_gqa", **YARN),
-     both(lambda x, p: turn(x, p, yarn(), factor=0.1 * YARN_FACTOR * math.log(16) + 1)),
+    ("ggml-org/llama.cpp#24820", LONG_ROPE, turned(w=W / SHORT),
+     "its attention factor is 1, not 1.0"),
+    ("NVIDIA/TensorRT-LLM#16379", YARN_16, turned(w=YARN_W, factor=FACTOR_TWICE),
      "its attention factor is 1.35413, not 1.27726"),
-    ("elixir-nx/emlx#121", LLAMA, both(lambda x, p: turn(x, p[:, None] + torch.arange(2.0))),
+    # positions and pairs of coordinates
+    ("elixir-nx/emlx#121", LLAMA, turned(move=lambda p: p[:, None] + torch.arange(2.0)),
      "heads rotate [0, 1] positions too far"),
     ("hpcaitech/ColossalAI#6429", LLAMA, crossed, "not by a rotation"),
     ("vllm-project/vllm#55204", config("phi"), both(sine_of_one), "not by a rotation"),
     ("huggingface/transformers#22161", config("gpt_neox"),
-     both(lambda x, p: turn(x, p + 3, freq(2))), ""),  # padding counts: only differences matter
+     turned(w=freq(2), move=lambda p: p + 3), ""),  # padding counts: only differences matter
 ]  # fmt: skip
 
 
@@ -207,13 +193,10 @@ def dumped(bug: Bug, positions: Tensor, *, text: bool) -> dict[str, Tensor]:
     return arrays | {f"{n[0]}_before{n[1:]}": x for n, x in before.items()}
 
 
-ROWS = [pytest.param(*row, False, id=report) for report, *row in OF_TOKENS]
-ROWS += [pytest.param(*row, True, id=report) for report, *row in OF_TEXT]
-
-
-@pytest.mark.parametrize(("asked", "bug", "fault", "of_text"), ROWS)
-def test_a_historic_bug_has_its_verdict(asked, bug: Bug, fault: str, of_text: bool):
-    rope = rl.measure_rope(dumped(bug, TEXT if of_text else STEPS, text=of_text), config=asked)
+@pytest.mark.parametrize("row", OF_TOKENS + OF_TEXT, ids=lambda row: row[0])
+def test_a_historic_bug_has_its_verdict(row: Row):
+    (_, asked, bug, fault), text = row, row in OF_TEXT
+    rope = rl.measure_rope(dumped(bug, TEXT if text else STEPS, text=text), config=asked)
     assert rope.attrs["verdict"] == ("different" if fault else "same")
     assert fault in rope.attrs["why"]
 
@@ -311,6 +294,8 @@ def test_keys_that_were_permuted_with_the_heads_of_queries():
         ({"q": torch.full((14, 2, 16), math.nan)}, "numbers that are not"),
         ({"positions": 2 * STEPS}, "at positions [0, 2, 4], ..."),
         ({"q.7": torch.ones(14, 2, 16)}, "layer 7; the configuration has 2 layers"),
+        ({"k": torch.ones(14, 2, 16), "q_before": torch.ones(14, 2, 16)}, "k without k_before"),
+        ({"q": torch.ones(4, 14, 16), "positions": STEPS[:4]}, "4 positions of 14 heads"),
     ],
 )
 def test_arrays_that_cannot_be_read(change: dict, words: str):

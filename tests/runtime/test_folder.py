@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
@@ -29,12 +28,6 @@ NAMES = ("heads.csv", "index.html", "profile.nc", "run.json")
 def write_run(folder: Path, words: str) -> None:
     for name in NAMES:
         (folder / name).write_text(f"{words} {name}")
-
-
-def publish(folder: Path, write: Callable[[Path], object]) -> None:
-    with output_folder(folder) as results:
-        write_run(results, "new")
-        write(results)
 
 
 def holds(folder: Path) -> dict[str, str]:
@@ -96,12 +89,9 @@ def test_simultaneous_runs_write_one_after_the_other(tmp_path: Path):
 def test_a_body_that_ends_early_changes_nothing(earlier, tmp_path, new):
     folder, before = (tmp_path / "other", None) if new else earlier
     neighbours = set(tmp_path.iterdir())
-
-    def fail(results: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), output_folder(folder) as results:  # noqa: PT012
+        write_run(results, "new")
         raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        publish(folder, fail)
     assert (holds(folder) if folder.exists() else None) == before
     assert set(tmp_path.iterdir()) == neighbours
 
@@ -129,15 +119,14 @@ def test_links_in_a_result_folder_are_replaced_and_not_followed(tmp_path: Path):
     folder.mkdir()
     for name in ("heads.csv", "run.json", "page.html"):
         (folder / name).symlink_to(tmp_path / "mine.txt")
-    publish(folder, lambda results: None)
+    with output_folder(folder) as results:
+        write_run(results, "new")
     write_whole(folder / "page.html", "a page")
     assert (tmp_path / "mine.txt").read_text() == "mine"
     assert holds(folder) == {name: f"new {name}" for name in NAMES} | {"page.html": "a page"}
 
 
-@pytest.mark.parametrize(
-    "call", [check_writable, lambda path: publish(path, lambda _: pytest.fail("the body ran"))]
-)
+@pytest.mark.parametrize("call", [check_writable, lambda path: output_folder(path).__enter__()])
 @pytest.mark.parametrize(
     ("place", "words"),
     [
@@ -164,11 +153,10 @@ VALUES = st.recursive(
 PRINT = {"fingerprint": "0" * 64}
 RECORDS = st.fixed_dictionaries(
     {"kind": st.sampled_from(["analysis", "answer", "truncation", "comparison"]) | VALUES},
-    optional={
-        "findings": VALUES | st.lists(st.text()),
-        **dict.fromkeys(("model", "text"), st.just(PRINT) | VALUES),
-        **dict.fromkeys(("arguments", "entries", "versions", "seed"), VALUES),
-    },
+    optional=dict.fromkeys(
+        ("findings", "model", "text", "arguments", "entries", "versions", "seed"),
+        VALUES | st.lists(st.text()) | st.just(PRINT),
+    ),
 )
 TEXTS = (RECORDS | VALUES).map(json.dumps) | st.text(max_size=9) | st.just("[" * 9**6)
 LINKS = st.sampled_from(["../user", "../user/notes.txt", "../user/run.json", "../none"])
@@ -185,13 +173,11 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(made, tmp_path_factory.mktemp("whole") / "profile.nc")
 
 
-def tree(folder: Path) -> dict[str, object]:
-    return {
-        str(path.relative_to(folder)): path.readlink()
-        if path.is_symlink()
-        else path.is_dir() or path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-    }
+def outside(received: Path) -> dict[Path, object]:
+    """Links, folders and files next to the folder."""
+    paths = [p for p in received.parent.rglob("*") if not p.is_relative_to(received)]
+    links = {path: path.readlink() for path in paths if path.is_symlink()}
+    return {path: path.is_dir() or path.read_bytes() for path in paths} | links
 
 
 def receive(folder: Path, contents: dict[str, tuple[str, str]], profile: Path) -> None:
@@ -224,7 +210,7 @@ def test_nothing_outside_a_received_folder_changes(tmp_path, profile, contents):
         (user / name).write_text(f"{name} of the user")
 
     receive(received, contents, profile)
-    outside = tree(tmp_path)
+    before = outside(received)
     with (
         mock.patch.object(Analysis, "page", return_value="a page"),  # drawn elsewhere
         mock.patch("ropelens.analysis.analysis.classify_heads", return_value=pd.DataFrame()),
@@ -246,11 +232,7 @@ def test_nothing_outside_a_received_folder_changes(tmp_path, profile, contents):
     with contextlib.suppress(RopelensError), output_folder(tmp_path / "beside") as results:
         (results / "run.json").write_text("new")
     shutil.rmtree(tmp_path / "beside", ignore_errors=True)
-
-    def others(entries: dict[str, object]) -> dict[str, object]:
-        return {name: what for name, what in entries.items() if not name.startswith("received")}
-
-    assert others(tree(tmp_path)) == others(outside)
+    assert outside(received) == before
 
 
 def test_a_part_that_is_a_link_is_refused(tmp_path: Path):

@@ -62,13 +62,11 @@ def test_a_file_of_another_kind_is_refused(profile: xr.Dataset, tmp_path: Path):
         open_results(path, "reach")
     with pytest.raises(BadArgument, match="is not a profile"):
         open_results(tmp_path, "profile")
-    with pytest.raises(BadArgument, match=r"nothere does not exist\.") as refused:
-        rl.open(tmp_path / "nothere")
-    assert "HDF5" not in str(refused.value)
     (tmp_path / "text").write_text("no numbers")
-    with pytest.raises(BadArgument, match=r"text is not a netCDF file") as refused:
-        rl.open(tmp_path / "text")
-    assert "HDF5" not in str(refused.value)
+    for name, words in (("nothere", "does not exist"), ("text", "is not a netCDF file")):
+        with pytest.raises(BadArgument, match=f"{name} {words}") as refused:
+            rl.open(tmp_path / name)
+        assert "HDF5" not in str(refused.value)
     with h5py.File(tmp_path / "bomb.nc", "w") as file:
         file.create_dataset("x", (3_000_000_000,), "f8", chunks=True, fillvalue=0)
     with pytest.raises(BadArgument, match=r"it unpacks to 24.0 GB"):

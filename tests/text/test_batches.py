@@ -230,54 +230,45 @@ def test_a_text_does_not_change_with_the_arrays_that_it_was_built_from():
     assert all(torch.equal(getattr(text, name), field) for name, field in fields.items())
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"lengths": [30.0, 20.5]}, {"documents": [0.1, 0.9]}, {"lengths": ["a", "b"]},
-        {"ids": [[1, 2, 3], [4, 5]]}, {"ids": [["a", "b"]]}, {"ids": [[True, False]]},
-        {"hidden": "x"},
-    ],
-)  # fmt: skip
-def test_a_text_of_other_values_than_whole_numbers_is_refused(fields: dict):
-    with pytest.raises(BadArgument, match=r"whole numbers|must be numbers"):
-        rl.Text(**{"ids": torch.randint(3, 96, (2, 30))} | fields)
+IDS = torch.randint(3, 96, (2, 30))
+REFUSED = [  # inputs next to input_ids, and words of the error
+    ({"attention_mask": torch.zeros_like(IDS)}, "hides every token"),
+    ({"position_ids": torch.arange(29)[None]}, "position_ids must have a number for each"),
+    *(
+        ({"position_ids": x.expand(2, -1)}, "must increase by 1 or begin anew")
+        for x in (torch.arange(30) * 2, torch.arange(30) // 2, torch.arange(30) / 2)
+    ),
+    *(
+        ({name: IDS}, rf"on token ids only.\n.*seen:  {name}\n")
+        for name in ("pixel_values", "token_type_ids", "inputs_embeds")
+    ),
+]
 
 
-def test_what_no_sequence_is_made_of_is_refused():
-    model, ids = tiny("llama_gqa"), torch.randint(3, 96, (2, 30))
-    for name, value in (("lengths", [30, 20]), ("hidden", torch.zeros_like(ids))):
-        with pytest.raises(BadArgument, match=f"{name} are only for plain token ids"):
-            rl.Text({"input_ids": ids}, **{name: value})
-    with pytest.raises(BadArgument, match="hides every token"):
-        rl.profile(model, {"input_ids": ids, "attention_mask": torch.zeros_like(ids)})
-    late = {"input_ids": ids, "position_ids": torch.arange(5, 5 + ids.shape[1]).expand_as(ids)}
-    rl.evaluate(model, late, measures="loss")
-    changing = [families.tiny(f"{name}ForCausalLM") for name in ("Ministral3", "Llama4")]
-    for other in (*changing, tiny("llama_longrope"), tiny("llama_dynamic")):
-        with pytest.raises(BadArgument, match="Positions must begin at 0 in a model"):
-            rl.evaluate(other, late, measures="loss")
-    with pytest.raises(BadArgument, match="position_ids must have a number for each"):
-        rl.profile(model, {"input_ids": ids, "position_ids": torch.arange(29)[None]})
-    for places in (torch.arange(30) * 2, torch.arange(30) // 2, torch.arange(30) / 2):
-        with pytest.raises(BadArgument, match="must increase by 1 or begin anew"):
-            rl.profile(model, {"input_ids": ids, "position_ids": places.expand(2, -1)})
-
-
-@pytest.mark.parametrize("name", ["pixel_values", "token_type_ids", "inputs_embeds"])
-def test_what_would_be_left_out_is_refused(name: str):
-    model, ids = tiny("llama_gqa"), SEQUENCES[0][None]
-    text = {"input_ids": ids, "labels": ids, "token_type_ids": 0 * ids}
-    rl.capture(model, text)
-    held = {"inputs_embeds": ids} if name == "inputs_embeds" else {**text, name: ids}
+@pytest.mark.parametrize(("inputs", "words"), REFUSED)
+def test_a_batch_that_is_not_a_text_is_refused(inputs: dict, words: str):
     for measure in (rl.profile, rl.capture, rl.analyze):
-        with pytest.raises(BadArgument, match=rf"on token ids only.\n.*seen:  {name}\n"):
-            measure(model, held)
+        with pytest.raises(BadArgument, match=words):
+            measure(tiny("llama_gqa"), {"input_ids": IDS} | inputs)
 
 
-def test_a_mask_with_a_hole_is_refused_where_no_mask_is_taken():
-    model, held = tiny("llama_gqa"), with_a_hole()
+def test_an_argument_that_a_batch_does_not_take_is_refused():
+    for name, value in (("lengths", [30, 20]), ("hidden", torch.zeros_like(IDS))):
+        with pytest.raises(BadArgument, match="are only for plain token ids"):
+            rl.Text({"input_ids": IDS}, **{name: value})
     with pytest.raises(BadArgument, match="one sequence without hidden tokens"):
-        rl.patch_planes(model, held, heads="0.*").__enter__()
+        rl.patch_planes(tiny("llama_gqa"), with_a_hole(), heads="0.*").__enter__()
+    ignored = {"input_ids": SEQUENCES[0][None], "labels": SEQUENCES[0][None]}
+    rl.capture(tiny("llama_gqa"), ignored | {"token_type_ids": 0 * SEQUENCES[0][None]})
+
+
+def test_positions_must_begin_at_0_if_the_rotation_changes_with_them():
+    late = {"input_ids": IDS, "position_ids": torch.arange(5, 35).expand_as(IDS)}
+    rl.evaluate(tiny("llama_gqa"), late, measures="loss")
+    changing = [families.tiny(f"{name}ForCausalLM") for name in ("Ministral3", "Llama4")]
+    for model in (*changing, tiny("llama_longrope"), tiny("llama_dynamic")):
+        with pytest.raises(BadArgument, match="Positions must begin at 0 in a model"):
+            rl.evaluate(model, late, measures="loss")
 
 
 @pytest.mark.parametrize("name", ["pad_token_id", "eos_token_id", "generation"])
