@@ -111,6 +111,18 @@ class Visibility:
             return self.mask[:, :, (key - self.keys.start).to(self.mask.device)]
         return (key >= self.first[..., None]) & (key <= self.position[..., None])
 
+    def sees_each(
+        self, key: Int[Tensor, "*draw batch head key"]
+    ) -> Bool[Tensor, "*draw batch head row key"]:
+        """Whether each row sees the keys at positions that differ by sequence and head."""
+        if self.mask is None:
+            ends = self.first.to(key.device), self.position.to(key.device)
+            first, last = (end[:, None, :, None] for end in ends)
+            return (key[..., None, :] >= first) & (key[..., None, :] <= last)
+        mask = self.mask.to(key.device)[:, None].expand(*key.shape[:-1], *self.mask.shape[1:])
+        index = (key - self.keys.start)[..., None, :].expand(*mask.shape[:-1], -1)
+        return mask.gather(-1, index)
+
     def agrees(self, other: "Visibility") -> bool:
         """Whether the rows of two calls over the same tokens see the same keys."""
         if self.mask is None or other.mask is None:

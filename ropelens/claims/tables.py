@@ -49,7 +49,8 @@ def classify_heads(
         resampled = resample_labels(profile, resamples=resamples, seed=int(seed), spread=SPREAD)
         known = table["label"] != "untested"
         table["confidence"] = np.where(known, (resampled == table["label"]).mean(0), np.nan)
-    more = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
+    added = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
+    more = [*columns("follow"), *added]
     table |= {name: profile[name].values for name in (*columns("score"), *more)}
     order = (
         *("layer", "head", "label", "confidence", *FRACTIONS, *columns("budget")),

@@ -1,10 +1,19 @@
 """Numbers of heads that follow from a profile: labels, fractions, wavelengths, resamples."""
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import xarray as xr
+from jaxtyping import Float
 
+from ropelens.attention.exchange import FOLLOW
 from ropelens.attention.formulas import GAINS, attention_budget, describe_wavelengths
-from ropelens.budget.labels import Thresholds, label_heads
+from ropelens.budget.labels import (
+    Thresholds,
+    assign_shared,
+    follow_numbers,
+    label_heads,
+)
 from ropelens.errors import BadArgument
 from ropelens.profiles.measures import columns
 
@@ -15,11 +24,12 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     """Columns of heads.csv that follow from a profile by themselves, each [layer, head]."""
     require_budget(profile)
     columns_of_bits = {name: profile[name].values for name in columns("budget")}
-    bits = {name.removesuffix("_bits"): x for name, x in columns_of_bits.items()}
+    rows = profile["group_scored"].values
+    bits = {name: x[0] for name, x in pooled_bits(profile, rows[None] / rows.sum()).items()}
     parts = np.stack([bits[name] for name in ("position", "content", "interaction")])
     rest = np.broadcast_to(bits["total"] - bits["sink"], parts.shape)
     shares = np.divide(parts, rest, out=np.full_like(parts, np.nan), where=rest > 0)
-    label = label_heads(bits, rows=float(profile["group_scored"].sum()))
+    label = label_heads(bits, rows=float(rows.sum()))
     by_head = "head_wavelength" if "head_wavelength" in profile else "wavelength"
     push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
     names = ("offset", "offset_low", "offset_high", "offset_weight")
@@ -58,6 +68,17 @@ def resample_labels(
     draws = random.multinomial(len(rows), evenly, size=resamples)
     weight, share = draws * rows, rows / rows.sum()
     weight = share + spread * (weight / weight.sum(axis=1, keepdims=True) - share)
-    gains = (profile[f"group_{name}"].values for name in GAINS)
-    bits = attention_budget(*(np.einsum("rg,glh->rlh", weight, gain) for gain in gains))
-    return label_heads(bits, rows=float(rows.sum()))
+    return label_heads(pooled_bits(profile, weight), rows=float(rows.sum()))
+
+
+def pooled_bits(
+    profile: xr.Dataset, weight: Float[np.ndarray, "resample group"]
+) -> dict[str, Float[np.ndarray, "resample layer head"]]:
+    """The budget of each head with these weights of the groups; shared bits are assigned."""
+
+    def pooled(names: Iterable[str]) -> Iterator[np.ndarray]:
+        arrays = (profile[f"group_{name}"].values for name in names)
+        return (np.einsum("rg,glh->rlh", weight, array) for array in arrays)
+
+    follow = follow_numbers(*pooled(f"follow_{name}" for name in FOLLOW))
+    return assign_shared(attention_budget(*pooled(GAINS)), follow["weight"])

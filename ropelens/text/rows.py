@@ -36,7 +36,8 @@ class Rows:
     `position[b, r]` increases with r. `weight[b, r]` is the number of rows of the sequence that
     row r represents; rows that only fill the table have weight 0. `dense` rows are 1, 2, 3, ...
     in every sequence. `length[b]` counts the tokens without padding, and `hidden` marks the
-    tokens that a mask hides. Position 0 is never a row, because it has no choice of keys.
+    tokens that a mask hides. `order` has the random numbers by which keys exchange their
+    contents. Position 0 is never a row, because it has no choice of keys.
     """
 
     position: Int[Tensor, "batch row"]
@@ -44,6 +45,7 @@ class Rows:
     length: Int[Tensor, " batch"]
     dense: bool
     hidden: Bool[Tensor, "batch token"] | None = None
+    order: Float[Tensor, "batch draw token"] | None = None
 
     def zero_hidden(self, hidden: Bool[Tensor, "batch token"] | None) -> "Rows":
         """The same rows, with weight 0 for the rows of `hidden` tokens."""
