@@ -20,20 +20,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ropelens.attention.block import Block, ByRow, blocks_of
-from ropelens.attention.fast_products import HIDDEN, products
-from ropelens.attention.formulas import learned_sink_mass
+from ropelens.attention.block import Block, blocks_of
+from ropelens.attention.fast_products import products
+from ropelens.attention.formulas import FOLLOW, learned_sink_mass
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import Visibility
 from ropelens.rope.planes import unrotate
 from ropelens.text.rows import generator_of
 
-FOLLOW = ("position", "content", "chance", "mass", "rows")
-"""Sums over rows and draws: the three overlaps weighted by the attention on V, this attention,
-and the weight of the rows."""
-
 DRAWS = 4  # permutations of each sequence
 EARLY = 1 / 3  # share of a sequence whose rows have too few keys to exchange
+COPIES = {"cpu": 1 + DRAWS, "cuda": 2}  # parts of a usual block that a block may have
 
 
 def exchange_order(
@@ -49,16 +46,14 @@ def exchange_order(
 
 @dataclass(frozen=True)
 class ExchangedKeys:
-    """The keys of a call under permutations of their contents; the first axis counts draws.
+    """The keys of a call under permutations of their contents.
 
-    `inverse` is pi^-1, and `movable` marks the tokens that take part. `kinds` are the keys
-    whose scores are compared with A: the exchanged keys, the exchanged keys at pi^-1(j), and
-    the unchanged keys at pi^-1(j).
+    `pi` has pi^-1 and pi; it is -1 for tokens that keep their place. `k` has the unchanged keys
+    first, followed by the exchanged keys of each draw.
     """
 
-    inverse: Int[Tensor, "draw batch shared key"]
-    movable: Bool[Tensor, "draw batch shared key"]
-    kinds: tuple[Float[Tensor, "draw batch kv_head key coordinate"], ...]
+    pi: Int[Tensor, "2 batch shared draw key"]
+    k: Float[Tensor, "batch kv_head version key coordinate"]
 
     @classmethod
     def of(
@@ -68,29 +63,25 @@ class ExchangedKeys:
 
         In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
         """
-        order = order.transpose(0, 1)[:, :, None].to(sampled.k)
-        index = torch.arange(order.shape[-1], device=order.device)
-        is_sink = (sampled.sink_kind > 0).any(2)
-        movable = ~(is_sink | sampled.padding[:, None]).expand(len(order), -1, -1, -1)
+        index = torch.arange(order.shape[-1])
+        is_sink = (sampled.sink_kind > 0).any(2).cpu()
+        movable = ~(is_sink | sampled.rows.padding(index)[:, None])[:, :, None]
         span = exchange_span(sampled.call.visibility)
-        windowed = sampled.rows.length.to(index.device)[:, None, None] > span
-        block = torch.where(windowed, index // max(1, span // 2), 0)
+        windowed = sampled.rows.length[:, None] > span
+        block = torch.where(windowed, index // max(1, span // 2), 0)[:, None, None]
         # Both orders list the movable tokens of each block first by block, then the others.
-        last = (index + 2 + len(index)).to(order)
-        drawn = torch.where(movable, order + block, last).argsort(-1)
-        places = torch.where(movable, index, last).argsort(-1)
+        last = index + 2.0 + len(index)
+        drawn = torch.where(movable, order[:, None].double() + block, last).argsort(-1)
+        places = torch.where(movable, index, last).argsort(-1).expand_as(drawn)
         inverse = torch.empty_like(drawn).scatter_(-1, drawn, places)
         contents = torch.empty_like(drawn).scatter_(-1, places, drawn)
-
-        def at(keys: Tensor, index: Tensor) -> Tensor:
-            index = index[..., None].expand(*index.shape[:2], *keys.shape[-3:])
-            return keys.expand(len(index), *keys.shape[-4:]).gather(-2, index)
-
+        pi = torch.stack([inverse, contents]).masked_fill(~movable, -1).to(sampled.k.device)
         planes = sampled.planes.of_keys(sampled.k.shape[1])
-        back = replace(planes, inv_freq=-planes.inv_freq)
-        exchanged = unrotate(at(sampled.k_still, contents), sampled.key_position, back)
-        kinds = exchanged, at(exchanged, inverse), at(sampled.k, inverse)
-        return cls(inverse, movable, kinds)
+        back = replace(planes, inv_freq=-planes.inv_freq[..., None, :])
+        still = sampled.k_still[:, :, None].expand(-1, -1, order.shape[1], -1, -1)
+        moved = still.gather(-2, contents.to(still.device)[..., None].expand_as(still))
+        keys = sampled.k[:, :, None], unrotate(moved, sampled.key_position, back)
+        return cls(pi, torch.cat(keys, dim=2))
 
 
 def exchange_span(visibility: Visibility) -> int:
@@ -105,41 +96,49 @@ def follow_sums(
     sampled: SampledCall, sets: Bool[Tensor, "batch set position"]
 ) -> Float[Tensor, "batch set head follow"]:
     """The sums `FOLLOW` of each sequence and query head over the late rows of each set."""
-    order = sampled.rows.order
-    late = sampled.rows.position >= sampled.rows.length[:, None] * EARLY
-    rows = replace(sampled.rows, weight=sampled.rows.weight * late)
     shape = (len(sampled.k), sets.shape[1], sampled.q.shape[1], len(FOLLOW))
     total = torch.zeros(shape, dtype=torch.float64)
-    if order is None:
+    late = sampled.rows.from_share(EARLY)
+    if late.order is None or not late.weight.any():
         return total
-    late_call = sampled.with_rows(rows)
-    keys = ExchangedKeys.of(late_call, order)
-    for block in blocks_of(late_call):
-        position = block.position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
-        weight = sets.gather(2, position).to(block.weight) * block.weight[:, None]
-        by_row = torch.stack(overlaps(block, keys), dim=-1)
-        sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]
-        total[:, :, block.query_heads] += sums.flatten(2, 3).to("cpu", torch.float64)
+    late_call = sampled.with_rows(late)
+    keys = ExchangedKeys.of(late_call, late.order)
+    for block in blocks_of(late_call, part=COPIES[sampled.k.device.type]):
+        total[:, :, block.query_heads] += block.sum_over_sets(overlaps(block, keys), sets)
     return total
 
 
-def overlaps(block: Block, keys: ExchangedKeys) -> list[ByRow]:
+def overlaps(
+    block: Block, keys: ExchangedKeys
+) -> Float[Tensor, "batch kv_head group row follow"]:
     """The values of `FOLLOW` in each row, the mean over the draws."""
-    columns, draws = block.columns, len(keys.inverse)
-    of_heads = slice(None) if keys.inverse.shape[2] == 1 else block.heads
-    inverse = keys.inverse[:, :, of_heads, columns]
-    seen = block.visible[:, None] & keys.movable[:, :, of_heads, None, columns]
-    seen = (seen & block.visibility.sees_each(inverse))[:, :, :, None]  # V
-    attention = block.attention * seen
-    mass = attention.sum(-1)
-    before = attention / mass.clamp(min=1e-30)[..., None]
-    mass = mass * (1 - learned_sink_mass(block))
-    q = block.q.expand(draws, *block.q.shape).flatten(0, 1)
-    numbers = []
-    for kind in keys.kinds:
-        k = kind[:, :, block.heads, columns].flatten(0, 1) * block.call.scale
-        scores = products(q, k, out=q.new_empty(*q.shape[:4], k.shape[2]))
-        scores = block.call.squash(scores).unflatten(0, (draws, -1))
-        after = torch.where(seen, scores, HIDDEN).softmax(-1)
-        numbers.append((torch.minimum(before, after).sum(-1) * mass).mean(0))
-    return [*numbers, mass.mean(0), torch.ones_like(mass[0])]
+    columns = block.columns
+    pi = (
+        keys.pi[..., columns]
+        if keys.pi.shape[2] == 1
+        else keys.pi[:, :, block.heads, ..., columns]
+    )
+    # V has the keys whose contents stay visible, and W the places where these contents are.
+    seen = block.visible[:, None, None, :, None] & block.visibility.sees_each(pi)[:, :, :, None]
+    v, w = seen.to(block.k)
+    k = keys.k[:, block.heads, :, columns]
+    scores = block.q.new_empty(*block.q.shape[:4], k.shape[2] * k.shape[3])
+    products(block.q, k.flatten(2, 3), out=scores, scale=block.call.scale)
+    scores = block.call.squash(scores).unflatten(-1, k.shape[2:4])
+    block.hide(scores.movedim(-2, 0))
+    attention, after = scores.softmax(-1).tensor_split([1], dim=-2)
+    before = attention * v
+    index = (pi[1] - block.keys.start).clamp(0, len(block.keys) - 1)[:, :, None, None]
+    moved = attention.expand_as(after).gather(-1, index.expand_as(after)) * w
+    others = before.new_empty(3, *before.shape)
+    torch.mul(after, v, out=others[0])
+    torch.mul(after, w, out=others[1])
+    torch.mul(attention, w, out=others[2])
+    mass = before.sum(-1)
+    others *= (mass / others.sum(-1).clamp(min=1e-30))[..., None]
+    torch.minimum(before, others[0], out=others[0])
+    torch.minimum(moved, others[1:], out=others[1:])
+    numbers = torch.cat([others.sum(-1), mass[None]]).mean(-1)
+    if block.call.sink_logits is not None:
+        numbers *= 1 - learned_sink_mass(block)
+    return torch.cat([numbers, torch.ones_like(numbers[:1])]).movedim(0, -1)

@@ -25,6 +25,10 @@ else:
 
 BITS = 1 / math.log(2)  # bits in a nat
 
+FOLLOW = ("position", "content", "chance", "mass", "rows")
+"""Sums over rows of attention after keys exchanged their contents: three overlaps weighted by
+the attention on the exchanged keys, this attention, and the weight of the rows."""
+
 GAINS = {
     "total": "information in the choice of keys",
     "sink_gain": "information that sinks explain",

@@ -31,7 +31,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ropelens.attention.block import Block, ByKey, blocks_of
-from ropelens.attention.exchange import FOLLOW, follow_sums
 from ropelens.attention.fast_products import BLOCK_ELEMENTS, products, softmax
 from ropelens.attention.formulas import GAINS, information
 from ropelens.attention.sampled_call import SampledCall
@@ -43,9 +42,8 @@ from ropelens.text.text import SINKS
 
 MODELS = ("sink", "position", "content", "both")  # S, P, C and B
 
-SCORES = ("weight", "information", "uniform", *MODELS, *FOLLOW)
-"""Sums over rows: the weight, in nats sum_j A_ij log A_ij and sum_j A_ij log P_i(j), and the
-sums of exchanged keys."""
+SCORES = ("weight", "information", "uniform", *MODELS)
+"""Sums over rows: the weight, and in nats sum_j A_ij log A_ij and sum_j A_ij log P_i(j)."""
 
 RIDGE = 0.03  # strength of the ridge, in units of the log-likelihood of one row
 TOLERANCE = 1e-4  # error that is allowed, as a share of the information that sinks leave
@@ -266,12 +264,11 @@ def score_models(
 ) -> Float[Tensor, "batch set head score"]:
     """The `SCORES` of each sequence under models with these weights, over the rows of each set.
 
-    By default there is one set, which has all rows. `FOLLOW` does not depend on the models.
+    By default there is one set, which has all rows.
     """
     batch, heads, context = *sampled.q.shape[:2], sampled.k.shape[2]
     sets = torch.ones(batch, 1, context, dtype=torch.bool) if sets is None else sets
-    count = len(SCORES) - len(FOLLOW)
-    scores = torch.zeros(batch, sets.shape[1], heads, count, dtype=torch.float64)
+    scores = torch.zeros(batch, sets.shape[1], heads, len(SCORES), dtype=torch.float64)
     weights = weights.unflatten(1, (sampled.k.shape[1], -1))
     first = sampled.planes.terms + len(SINKS)
     for block in blocks_of(sampled):
@@ -282,24 +279,15 @@ def score_models(
             modelled = log_weights(block, variables, content=name in ("content", "both"))
             likelihoods.append(block.expect(modelled) - softmax(modelled)[1])
         by_row = torch.stack(likelihoods, dim=-1)
-        position = block.position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
-        weight = sets.gather(2, position).to(block.weight) * block.weight[:, None]
-        sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]
-        scores[:, :, block.query_heads] += sums.flatten(2, 3).to("cpu", torch.float64)
-    return torch.cat([scores, follow_sums(sampled, sets)], dim=-1)
+        scores[:, :, block.query_heads] += block.sum_over_sets(by_row, sets)
+    return scores
 
 
 def gains(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*head"]]:
     """Bits per row over uniform attention, by the names of `GAINS`; NaN without rows."""
-    weight, total, uniform, *models = scores[..., : -len(FOLLOW)].unbind(-1)
+    weight, total, uniform, *models = scores[..., : len(SCORES)].unbind(-1)
     nats = zip(GAINS, (total, *models), strict=True)
     return {name: (gain - uniform) / (weight * math.log(2)) for name, gain in nats}
-
-
-def follow_shares(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*head"]]:
-    """The sums `FOLLOW` per weight of all rows, by the names "follow_position" and so on."""
-    sums = scores[..., -len(FOLLOW) :] / scores[..., :1]
-    return dict(zip((f"follow_{name}" for name in FOLLOW), sums.unbind(-1), strict=True))
 
 
 def normalize_weights(sampled: SampledCall) -> tuple[SampledCall, int]:

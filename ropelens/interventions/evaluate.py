@@ -11,9 +11,9 @@ import xarray as xr
 from ropelens.attention.sums import by_group, by_layer, mean_loss
 from ropelens.attention.variables import labelled
 from ropelens.attention.visibility import sum_bins
-from ropelens.budget.held_out import LayerFit
+from ropelens.budget.held_out import LayerFit, follow_shares
 from ropelens.budget.labels import assign_shared, follow_numbers, label_heads
-from ropelens.budget.logit import SCORES, follow_shares
+from ropelens.budget.logit import SCORES
 from ropelens.errors import Count, Positive, Whole, public
 from ropelens.interventions.entries import Edits, EntrySums, TokenSplit, entries_of, run_entries
 from ropelens.interventions.tasks import TRIALS, copies, needles

@@ -6,8 +6,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from ropelens.attention.exchange import FOLLOW
-from ropelens.attention.formulas import GAINS, attention_budget, describe_wavelengths
+from ropelens.attention.formulas import FOLLOW, GAINS, attention_budget, describe_wavelengths
 from ropelens.budget.labels import (
     Thresholds,
     assign_shared,

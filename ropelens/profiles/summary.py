@@ -14,9 +14,9 @@ from ropelens.attention.formulas import attention_budget, describe_kernel
 from ropelens.attention.sums import LayerMeans, Sums
 from ropelens.attention.variables import Derived, Statistic, labelled, stack
 from ropelens.attention.visibility import offset_edges, sum_bins
-from ropelens.budget.held_out import LayerFit
+from ropelens.budget.held_out import LayerFit, follow_shares
 from ropelens.budget.labels import follow_numbers
-from ropelens.budget.logit import SCORES, follow_shares, gains
+from ropelens.budget.logit import SCORES, gains
 from ropelens.profiles.measures import AXES, MEASURES
 from ropelens.rope.planes import Planes
 

@@ -62,6 +62,18 @@ class Rows:
         position, weight = position[:, first::2], weight[:, first::2]
         return replace(self, position=position, weight=weight, dense=False)
 
+    def padding(self, key: Int[Tensor, " key"]) -> Bool[Tensor, "batch key"]:
+        """The keys at these positions that are padding or hidden."""
+        padding = key >= self.length[:, None]
+        return padding if self.hidden is None else padding | self.hidden[:, key]
+
+    def from_share(self, share: float) -> "Rows":
+        """The rows after this share of their sequence; the others have weight 0 or are left out."""
+        late = self.position >= self.length[:, None] * share
+        part = slice(int(late.any(0).long().argmax()), None)
+        weight = (self.weight * late)[:, part]
+        return replace(self, position=self.position[:, part], weight=weight, dense=False)
+
     def by_position(self, context: int) -> Float[Tensor, "batch position"]:
         """Total weight of the rows at each position."""
         total = torch.zeros(len(self.position), context, dtype=torch.float64)

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.exchange import EARLY, FOLLOW
+from ropelens.attention.exchange import EARLY
+from ropelens.attention.formulas import FOLLOW
 from ropelens.budget.held_out import add_found_sinks
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect, fit_layers
