@@ -22,17 +22,17 @@ ByRow = Float[Tensor, "batch kv_head group row"]
 
 
 def blocks_of(
-    sampled: SampledCall, heads: slice | None = None, *, part: int = 1
+    sampled: SampledCall, heads: slice | None = None, *, parts: int = 1
 ) -> Iterator["Block"]:
     """All rows of a call, in blocks of about `BLOCK_ELEMENTS` scores but at least 16 rows.
 
     A block has some key-value heads. If `heads` are given, it has these heads and half of the
-    scores, because models of heads need the rest of the memory. A block has one `part`-th of
-    the usual number of scores.
+    scores, because models of heads need the rest of the memory. `parts` divides the number of
+    scores of a block.
     """
     batch, kv_heads, group = sampled.row_q.shape[:3]
     device, count = sampled.k.device.type, sampled.position.shape[1]
-    area = fast_products.BLOCK_ELEMENTS[device] // (batch * group * part)
+    area = fast_products.BLOCK_ELEMENTS[device] // (batch * group * parts)
     if heads is not None:
         area //= 2 * (heads.stop - heads.start)
     most = fast_products.BLOCK_ROWS[device]

@@ -103,7 +103,7 @@ def follow_sums(
         return total
     late_call = sampled.with_rows(late)
     keys = ExchangedKeys.of(late_call, late.order)
-    for block in blocks_of(late_call, part=COPIES[sampled.k.device.type]):
+    for block in blocks_of(late_call, parts=COPIES[sampled.k.device.type]):
         total[:, :, block.query_heads] += block.sum_over_sets(overlaps(block, keys), sets)
     return total
 
