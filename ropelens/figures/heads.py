@@ -144,11 +144,10 @@ def plot_follow(
     figure = style.new_figure(title, height=430, rows=1, cols=1)
     if np.isfinite(chance).any():
         level, words = float(np.nanmedian(chance)), ["", "chance (median)"]
-        look: dict[str, Any] = {"mode": "lines+text", "line": style.DOTTED, "text": words}
-        look |= {"showlegend": False, "hoverinfo": "skip", "textfont_color": style.MUTED}
-        figure.add_scatter(x=[0, 1], y=[level] * 2, textposition="top left", **look)
-        look["text"] = None
-        figure.add_scatter(x=[level] * 2, y=[0, 1], **look)
+        look: dict[str, Any] = {"line": style.DOTTED, "textfont_color": style.MUTED}
+        look |= {"showlegend": False, "hoverinfo": "skip", "textposition": "middle right"}
+        figure.add_scatter(x=[0, 1], y=[level] * 2, mode="lines", **look)
+        figure.add_scatter(x=[level] * 2, y=[0, 1], mode="lines+text", text=words, **look)
     _add_points(figure, heads, x, y, selected)
     axis = {"range": [-0.04, 1.04], "tickvals": [0, 0.25, 0.5, 0.75, 1]}
     figure.update_xaxes(title_text="attention that moves with the contents (0 to 1)", **axis)
