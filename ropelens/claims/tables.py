@@ -40,7 +40,7 @@ def classify_heads(
       multiplied by the square root of 2. NaN with fewer than two groups, without resamples, and
       for heads that are "untested" (see `Thresholds`).
     - The three fractions are shares of the bits that sinks do not explain; NaN without any. In
-      them, shared bits count for what the head follows when keys exchange their contents.
+      them, shared bits count for position or content, as exchanged keys decide.
       `fraction_low` to `fraction_high` is the 95% interval of the larger one of
       `positional_fraction` and `content_fraction`, from the same resamples (not multiplied).
       `uncertain` marks positional, semantic and mixed heads whose interval contains 2/3.
