@@ -31,7 +31,7 @@ def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
     whole = np.einsum("g,glhn->nlh", rows / rows.sum(), by_group)
     per_head = {f"{name}_bits": bits for name, bits in attention_budget(*whole).items()}
     shape = per_head["total_bits"].shape
-    for name in columns("score"):
+    for name in (*columns("score"), *columns("follow")):
         per_head[name] = np.full(shape, 0.25)
     for name, value in (("offset", 3), ("offset_low", 2), ("offset_high", 5)):
         per_head[name] = np.full(shape, float(value))
