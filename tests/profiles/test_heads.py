@@ -60,7 +60,8 @@ def test_columns_of_two_heads():
     profile = one_group((3.0, 0.5, 2.5, 1.0, 2.8), (1.0, 0.0, 0.2, 0.8, 0.9))
     profile["selectivity_keys"][0, 1] = [-1.0, 3.0]
     heads = classify_heads(profile)
-    assert ",".join(heads.columns) == COLUMNS + ",planes_to_half"
+    added = ",".join(columns("follow")) + ",fraction_low,fraction_high,uncertain,opposed"
+    assert ",".join(heads.columns) == f"{COLUMNS},planes_to_half,{added}"
     assert heads["label"].tolist() == ["positional", "semantic"]
     assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 0], [0, 1]]
     numbers = {"total_bits": [3.0, 1.0], "sink_bits": [0.5, 0.0], "position_bits": [1.8, 0.1]}
