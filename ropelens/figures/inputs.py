@@ -45,6 +45,11 @@ def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:
     return pd.to_numeric(heads[name]).astype("Float64").to_numpy(dtype=float, na_value=np.nan)
 
 
+def is_true(heads: pd.DataFrame, name: str) -> np.ndarray:
+    """Where a column of the table is true: not false, empty or missing."""
+    return heads.reindex(columns=[name])[name].eq(True).fillna(False).to_numpy(bool)
+
+
 def head_grid(
     profile: xr.Dataset, heads: pd.DataFrame, values: np.ndarray | pd.Series
 ) -> np.ndarray:
@@ -69,7 +74,9 @@ def kv_heads(profile: xr.Dataset) -> np.ndarray:
 
 
 def hover_lines(heads: pd.DataFrame) -> np.ndarray:
-    return np.array([_head_hover(row) for row in heads.to_dict("records")], dtype=object)
+    doubts = {name: is_true(heads, name) for name in ("uncertain", "opposed")}
+    rows = heads.assign(**doubts).to_dict("records")
+    return np.array([_head_hover(row) for row in rows], dtype=object)
 
 
 def _head_hover(row: dict[Hashable, Any]) -> str:
@@ -79,8 +86,7 @@ def _head_hover(row: dict[Hashable, Any]) -> str:
     elif not (pd.isna(row["offset_low"]) or pd.isna(row["offset_high"])):
         offset = f", offsets {int(row['offset_low'])} to {int(row['offset_high'])}"
     sure = "" if pd.isna(row["confidence"]) else f" (confidence {row['confidence']:.2f})"
-    doubts = ("uncertain", "opposed")
-    doubt = "".join(f", {name}" for name in doubts if row.get(name) is True)
+    doubt = "".join(f", {name}" for name in ("uncertain", "opposed") if row[name])
     follow = ""
     if not pd.isna(row.get("follows_position")):
         follow = (

@@ -14,7 +14,7 @@ from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, visible_token
 from ropelens.figures.head import excerpt_tokens, farthest_distance, kernel_arrays, reach_arrays
 from ropelens.figures.heads import bit_shares
-from ropelens.figures.inputs import kv_heads, numbers
+from ropelens.figures.inputs import is_true, kv_heads, numbers
 from ropelens.figures.planes import wavelength_positions
 from ropelens.figures.truncated_heads import head_steps, kinds_of, rotating_shares
 from ropelens.report.catalog import PROFILE_FIGURES, SIDE_BY_SIDE, PageFigure, bare, draw
@@ -78,18 +78,13 @@ def model_payload(
         "rows": rows.tolist(),
         "kvHeads": kv_heads(profile).tolist(),
         "labels": heads["label"].tolist(),
-        "doubts": {name: rows_with(heads, name) for name in DOUBTS},
+        "doubts": {name: np.flatnonzero(is_true(heads, name)).tolist() for name in DOUBTS},
         "columns": {name: packed(numbers(heads, name)) for name in names},
         "shares": packed(bit_shares(heads)),
         **excerpt_payload(profile),
         "arrays": packed_head_arrays(profile),
         "figures": {row.name: _on_page(row, fig, profile) for row, fig in figures.items()},
     }
-
-
-def rows_with(heads: pd.DataFrame, name: str) -> list[int]:
-    """The rows of the table in which this column is true."""
-    return [row for row, value in enumerate(heads.get(name, ())) if value is True]
 
 
 def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[str, Any]:

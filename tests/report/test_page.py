@@ -78,6 +78,7 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     stays, moves, chance = (f"{getattr(row, name):.0%}" for name in FOLLOWS)
     follows = f"{stays} of its attention stays at the same positions and {moves} moves with"
     assert f"{follows} the contents (chance {chance})." in page.inner_text("#now")
+    assert ("uncertain" in title) == bool(row.uncertain)
     bars = page.locator("#budget span").evaluate_all(
         "(bars) => bars.map(({ style }) => [style.flexGrow, style.background])"
     )
