@@ -267,7 +267,11 @@ def _call_with_hooks(
     cached = not paged and cache_positions.cache_of(module) is not None
     if hooks.changes or (hooks.observers and cached):
         ids, mask = options.get("position_ids"), attention_mask
-        of_rows, of_keys = cache_positions.positions(module, rows, dropped, key, ids, mask)
+        filled = paged and rows.start  # not in transformers 5.23, which adds the keys later
+        ends = (options["cu_seq_lens_q"], options["cu_seq_lens_k"]) if filled else None
+        of_rows, of_keys = cache_positions.positions(
+            module, rows, dropped, key, ids, mask, ends
+        )
     if hooks.changes:
         of_all = cache_positions.places_in_sequence(of_keys[:, : rows.stop], dropped) + paged
         places = of_all[:, rows.start :]
