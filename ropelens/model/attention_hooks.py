@@ -266,11 +266,9 @@ def _call_with_hooks(
     places = torch.arange(rows.start + dropped, rows.stop + dropped)[None] + paged
     cached = not paged and cache_positions.cache_of(module) is not None
     if hooks.changes or (hooks.observers and cached):
-        ids, mask = options.get("position_ids"), attention_mask
-        filled = paged and rows.start  # not in transformers 5.23, which adds the keys later
-        ends = (options["cu_seq_lens_q"], options["cu_seq_lens_k"]) if filled else None
+        ends = [options[f"cu_seq_lens_{x}"] for x in "qk"] if paged and rows.start else None
         of_rows, of_keys = cache_positions.positions(
-            module, rows, dropped, key, ids, mask, ends
+            module, rows, dropped, key, options.get("position_ids"), attention_mask, ends
         )
     if hooks.changes:
         of_all = cache_positions.places_in_sequence(of_keys[:, : rows.stop], dropped) + paged
@@ -310,8 +308,6 @@ def _call_with_hooks(
                 hooks.output_check(call, real, plain_mask=only_hides_keys(attention_mask))
             for observer in hooks.observers:
                 observer(call)
-    if not hooks.silences:
-        return result
     return silence_outputs(hooks.silences, layer, result[0], real, places), *result[1:]
 
 

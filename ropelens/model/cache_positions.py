@@ -108,14 +108,14 @@ def positions(
     key: Tensor,
     position_ids: Tensor | None,
     mask: Tensor | None,
-    ends: tuple[Tensor, Tensor] | None = None,
+    ends: list[Tensor] | None = None,
 ) -> tuple[Int[Tensor, "_ row *axis"], Int[Tensor, "_ key *axis"]]:
     """Positions of the rows and keys of a call, up to a common shift of each sequence.
 
     `position_ids` has the positions of all tokens that run; without any positions, tokens count
     from 0. Keys in a cache keep their positions, and keys from before the block get consecutive
     positions. In continuous batching, `ends` are the ends of the rows and of the keys of each
-    sequence, after a 0, if the keys come from the cache.
+    sequence, after a 0, if the keys come from the cache (since transformers 5.24).
 
     Raises `UnsupportedModel` if the cache contradicts this.
     """
