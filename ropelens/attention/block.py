@@ -21,15 +21,18 @@ ByKey = Float[Tensor, "batch kv_head group row key"]
 ByRow = Float[Tensor, "batch kv_head group row"]
 
 
-def blocks_of(sampled: SampledCall, heads: slice | None = None) -> Iterator["Block"]:
+def blocks_of(
+    sampled: SampledCall, heads: slice | None = None, *, parts: int = 1
+) -> Iterator["Block"]:
     """All rows of a call, in blocks of about `BLOCK_ELEMENTS` scores but at least 16 rows.
 
     A block has some key-value heads. If `heads` are given, it has these heads and half of the
-    scores, because models of heads need the rest of the memory.
+    scores, because models of heads need the rest of the memory. `parts` divides the number of
+    scores of a block.
     """
     batch, kv_heads, group = sampled.row_q.shape[:3]
     device, count = sampled.k.device.type, sampled.position.shape[1]
-    area = fast_products.BLOCK_ELEMENTS[device] // (batch * group)
+    area = fast_products.BLOCK_ELEMENTS[device] // (batch * group * parts)
     if heads is not None:
         area //= 2 * (heads.stop - heads.start)
     most = fast_products.BLOCK_ROWS[device]
@@ -173,7 +176,9 @@ class Block:
         """Which keys each row sees."""
         return self.visibility.sees().to(self.k.device)
 
-    def hide(self, scores: ByKey) -> ByKey:
+    def hide(
+        self, scores: Float[Tensor, "*version batch kv_head group row key"]
+    ) -> Float[Tensor, "*version batch kv_head group row key"]:
         """`scores`, changed in place: a row gets weight 0 for keys that it does not see."""
         for columns, penalty in self._penalties:
             scores[..., columns] += penalty
@@ -212,6 +217,17 @@ class Block:
         """Weighted sum over the rows of all sequences, in float64."""
         weighted = by_row * self.weight[:, None, None]
         return weighted.sum(-1).to("cpu", torch.float64).sum(0)
+
+    def sum_over_sets(
+        self,
+        by_row: Float[Tensor, "batch kv_head group row value"],
+        sets: Bool[Tensor, "batch set position"],
+    ) -> Float[Tensor, "batch set head value"]:
+        """Weighted sums over the rows of each set of positions, in float64."""
+        position = self.position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
+        weight = sets.gather(2, position).to(self.weight) * self.weight[:, None]
+        sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]
+        return sums.flatten(2, 3).to("cpu", torch.float64)
 
     def buffer(self, name: str) -> ByKey:
         """A matrix of this block, in memory that all blocks share: fresh pages cost more."""

@@ -25,6 +25,10 @@ else:
 
 BITS = 1 / math.log(2)  # bits in a nat
 
+FOLLOW = ("position", "content", "chance", "mass", "rows")
+"""Sums over rows of attention after keys exchanged their contents: three overlaps weighted by
+the attention on the exchanged keys, this attention, and the weight of the rows."""
+
 GAINS = {
     "total": "information in the choice of keys",
     "sink_gain": "information that sinks explain",
@@ -121,9 +125,10 @@ def attention_budget(
 ) -> dict[str, Float[np.ndarray, "*shape"]]:
     """Bits in a head's choice of keys by their source, from the `GAINS` of its models.
 
-    "sink", "position", "content" and "interaction" are not negative and sum to "total". On text
-    to which it was not fitted, a model may gain less than a model that it contains. The larger
-    gain then counts for both.
+    "sink", "position", "content" and "interaction" are not negative and sum to "total".
+    "shared" is the part of "content" that position by itself explains as well. On text to which
+    it was not fitted, a model may gain less than a model that it contains. The larger gain then
+    counts for both.
     """
     total, sink_gain, position_gain, content_gain, both_gain = gains
     sink = np.maximum(sink_gain, 0)
@@ -136,6 +141,7 @@ def attention_budget(
         "position": both - content,
         "content": content - sink,
         "interaction": total - both,
+        "shared": np.maximum(position + content - both - sink, 0),
     }
 
 

@@ -72,10 +72,7 @@ class SampledCall:
     @cached_property
     def padding(self) -> Bool[Tensor, "batch key"]:
         """The keys that are padding or that a mask hides inside a sequence."""
-        padding = self.key_position >= self.rows.length.to(self.k.device)[:, None]
-        if self.rows.hidden is None:
-            return padding
-        return padding | self.rows.hidden.to(self.k.device)[:, self.key_position]
+        return self.rows.padding(self.key_position.cpu()).to(self.k.device)
 
     @cached_property
     def q_still(self) -> Float[Tensor, "batch head row coordinate"]:

@@ -40,7 +40,7 @@ class Variable:
     dims: tuple[str, ...]
     units: str
     long_name: str
-    column: Literal["", "budget", "score"] = ""
+    column: Literal["", "budget", "score", "follow"] = ""
     compared: Literal["", "final", "growth"] = ""
     saved: bool = True
 

@@ -111,6 +111,19 @@ class Visibility:
             return self.mask[:, :, (key - self.keys.start).to(self.mask.device)]
         return (key >= self.first[..., None]) & (key <= self.position[..., None])
 
+    def sees_each(
+        self, key: Int[Tensor, "*lead batch head draw key"]
+    ) -> Bool[Tensor, "*lead batch head row draw key"]:
+        """Whether each row sees the keys at these positions; -1 is never seen."""
+        if self.mask is None:
+            ends = self.first.to(key.device), self.position.to(key.device)
+            first, last = (end[:, None, :, None, None] for end in ends)
+            return (key[..., None, :, :] >= first) & (key[..., None, :, :] <= last)
+        mask = self.mask.to(key.device)[:, None, :, None]
+        mask = mask.expand(*key.shape[:-2], -1, key.shape[-2], -1)
+        index = (key - self.keys.start).clamp(min=0)[..., None, :, :]
+        return mask.gather(-1, index.expand(mask.shape)) & (key >= 0)[..., None, :, :]
+
     def agrees(self, other: "Visibility") -> bool:
         """Whether the rows of two calls over the same tokens see the same keys."""
         if self.mask is None or other.mask is None:

@@ -14,14 +14,17 @@ from torch import Tensor
 
 from ropelens.attention.block import blocks_of
 from ropelens.attention.call import AttentionCall
+from ropelens.attention.exchange import follow_sums
+from ropelens.attention.formulas import FOLLOW
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.sums import by_group
 from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import MODELS, SCORES, fit_models, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import Rows, generator_of, sample_rows
-from ropelens.text.text import GROUPS, SINKS, Text
+from ropelens.text.text import SINKS, Text
 
 FOLD_ROWS = 256  # rows to which the models of a fold are fitted
 FOLD_SEQUENCES = 8  # largest number of sequences with these rows
@@ -46,6 +49,12 @@ def fitted_sequences(count: int, context: int) -> int:
     return min(count, 2 * _sequences_per_fold(context))
 
 
+def follow_shares(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*head"]]:
+    """The sums `FOLLOW` per weight of all rows, by the names "follow_position" and so on."""
+    sums = scores[..., len(SCORES) :] / scores[..., :1]
+    return dict(zip((f"follow_{name}" for name in FOLLOW), sums.unbind(-1), strict=True))
+
+
 @dataclass(frozen=True)
 class LayerFit:
     """The models of a layer by fold, the sinks that were found, and the surrogates' numbers.
@@ -61,20 +70,24 @@ class LayerFit:
     def score(
         self, sampled: SampledCall, text: Text, sets: Bool[Tensor, "batch set position"] | None
     ) -> Float[Tensor, "group set head score"]:
-        """`SCORES` of each group and set, by models that were fitted to the opposite fold."""
+        """`SCORES` and `FOLLOW` of each group, over the rows of each set (default: all rows).
+
+        The models that are scored were fitted to the opposite fold.
+        """
         context, longest = sampled.k.shape[2], self.found_sinks.shape[1]
         beta, sigma, kappa, tau = split_weights(self.weights, self.terms, longest)
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
-        shape = (GROUPS, 1 if sets is None else sets.shape[1], sampled.q.shape[1], len(SCORES))
-        total = torch.zeros(shape, dtype=torch.float64)
+        sets = (
+            torch.ones(len(sampled.k), 1, context, dtype=torch.bool) if sets is None else sets
+        )
+        shape = (*sets.shape[:2], sampled.q.shape[1], len(SCORES))
+        scores = torch.zeros(shape, dtype=torch.float64)
         for fold in (0, 1):
             members, fold_call = _rows_of_fold(sampled, text, fold)
             if members.any():
-                fold_sets = None if sets is None else sets[members]
-                scores = score_models(fold_call, weights[:, 1 - fold], fold_sets)
-                total.index_add_(0, text.group[members], scores)
-        return total
+                scores[members] += score_models(fold_call, weights[:, 1 - fold], sets[members])
+        return by_group(torch.cat([scores, follow_sums(sampled, sets)], dim=-1), text.group)
 
     @property
     def kappa(self) -> Float[Tensor, "head offset"]:

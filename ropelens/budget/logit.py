@@ -279,16 +279,13 @@ def score_models(
             modelled = log_weights(block, variables, content=name in ("content", "both"))
             likelihoods.append(block.expect(modelled) - softmax(modelled)[1])
         by_row = torch.stack(likelihoods, dim=-1)
-        position = block.position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
-        weight = sets.gather(2, position).to(block.weight) * block.weight[:, None]
-        sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]
-        scores[:, :, block.query_heads] += sums.flatten(2, 3).to("cpu", torch.float64)
+        scores[:, :, block.query_heads] += block.sum_over_sets(by_row, sets)
     return scores
 
 
 def gains(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*head"]]:
     """Bits per row over uniform attention, by the names of `GAINS`; NaN without rows."""
-    weight, total, uniform, *models = scores.unbind(-1)
+    weight, total, uniform, *models = scores[..., : len(SCORES)].unbind(-1)
     nats = zip(GAINS, (total, *models), strict=True)
     return {name: (gain - uniform) / (weight * math.log(2)) for name, gain in nats}
 

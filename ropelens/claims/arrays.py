@@ -10,6 +10,7 @@ from scipy import stats
 
 from ropelens.budget.labels import Thresholds
 from ropelens.claims.numbers import HeadDraws
+from ropelens.profiles.heads import head_values
 
 MIN_SINK_SHARE = 0.05  # smallest share of the bits at which a model counts as having sinks
 MASSIVE = 5 / math.sqrt(2)  # times the mean length: a plane with one value 5 times the mean
@@ -44,8 +45,7 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
     agreement = np.where(chooses.values[:, None], agreement, np.nan)
     near = np.broadcast_to(-np.arange(predicted.shape[-1], dtype=float), predicted.shape)
     nearness = _correlate(stats.rankdata(predicted, axis=-1), near)
-    rest = part["total_bits"] - part["sink_bits"]
-    positional = part["position_bits"] / rest
+    positional = part["total_bits"].copy(data=head_values(part)["positional_fraction"])
     sink_push = np.full(wavelength.shape, np.nan)
     if sinks:
         sink_push = np.nanmean(by_plane("selectivity_sink").clip(min=0), 1)
@@ -64,7 +64,7 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
         "band": np.array([np.interp(band, np.log(w), range(len(w))) for w in wavelength]),
         "slow": (wavelength > context).astype(float),
         "sink_push": sink_push,
-        "positional": positional.where(chooses & (rest > 0)).median("head").values,
+        "positional": positional.where(chooses).median("head").values,
         "q_coherence": coherence,
         "q_norm": q,
         "agreement": agreement * np.abs(agreement),

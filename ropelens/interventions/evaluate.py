@@ -10,8 +10,8 @@ import xarray as xr
 from ropelens.attention.sums import by_group, by_layer, mean_loss
 from ropelens.attention.variables import labelled
 from ropelens.attention.visibility import sum_bins
-from ropelens.budget.held_out import LayerFit
-from ropelens.budget.labels import label_heads
+from ropelens.budget.held_out import LayerFit, follow_shares
+from ropelens.budget.labels import assign_shared, follow_numbers, label_heads
 from ropelens.budget.logit import SCORES
 from ropelens.errors import Count, Positive, Whole, public
 from ropelens.interventions.entries import Edits, EntrySums, TokenSplit, entries_of, run_entries
@@ -199,5 +199,7 @@ def _class_labels(sums: Sequence[EntrySums], layers: int) -> np.ndarray:
         classes = {layer: scores[:, 1:].sum(0) for layer, scores in entry.sums.scores.items()}
         scores = by_layer(classes, layers).transpose(1, 2)
         rows = scores[..., SCORES.index("weight")].numpy()
-        labels.append(label_heads(bits_of(scores), rows=rows))
+        follow = follow_numbers(*(x.numpy() for x in follow_shares(scores).values()))
+        bits = assign_shared(bits_of(scores), follow["weight"])
+        labels.append(label_heads(bits, rows=rows))
     return np.stack(labels)

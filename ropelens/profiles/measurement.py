@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropelens.attention.call import AttentionCall, attention_map
+from ropelens.attention.exchange import exchange_order
 from ropelens.budget.held_out import scored_rows
 from ropelens.checkpoints.names import short_name
 from ropelens.config_facts import count_length_mismatches
@@ -117,6 +118,8 @@ class Measurement:
         else:
             rows = sample(count=self.rows)
         scored = sample(count=scored_rows(self.text)).zero_hidden(part.hidden)
+        order = exchange_order(part.lengths, seed=self.seed, numbers=chosen)
+        scored = replace(scored, order=order)
         return Batch(part, rows.zero_hidden(part.hidden), scored, fitted)
 
     @property

@@ -65,6 +65,13 @@ position_bits (layer, head) bit: part of total_bits that only the offset explain
 content_bits (layer, head) bit: part of total_bits that the tokens explain
 interaction_bits (layer, head) bit: part of total_bits that only both together explain
 """, row=Fitted)),
+    *(replace(row, column="follow") for row in table("""
+follows_position (layer, head) 1: attention at the same positions when keys exchange contents
+follows_content (layer, head) 1: attention that moves with the contents of exchanged keys
+follows_chance (layer, head) 1: overlap of the attention with itself after the permutation
+follow_score (layer, head) 1: what the head follows: 1 position, -1 content
+shared_bits (layer, head) bit: part of content_bits that the offset explains as well
+""", row=Fitted)),
     Derived("previous_token", BY_HEAD, "1", "mean attention on the previous token",
         column="score", compared="growth", value=formulas.previous_token),
     Derived("self_mass", BY_HEAD, "1", "mean attention on the row's own token",
@@ -88,6 +95,13 @@ interaction_bits (layer, head) bit: part of total_bits that only both together e
     Fitted("group_scored", ("group",), "1", "rows of the group on which the fits are scored"),
     *(Fitted(f"group_{name}", ("group", *BY_HEAD), "bit", f"{meaning}, within the group")
         for name, meaning in formulas.GAINS.items()),
+    *table("""
+group_follow_position (group, layer, head) 1: sum of follows_position, within the group
+group_follow_content (group, layer, head) 1: sum of follows_content, within the group
+group_follow_chance (group, layer, head) 1: sum of follows_chance, within the group
+group_follow_mass (group, layer, head) 1: attention on exchanged keys, within the group
+group_follow_rows (group, layer, head) 1: share of the rows that exchange keys, within the group
+""", row=Fitted),
     *table("""
 surrogate_offset_fraction (draw, layer, head) 1: share the offset explains; draw 0: the model
 surrogate_log_wavelength (draw, layer, head) ln(token): mean log wavelength; draw 0: the model
@@ -138,7 +152,7 @@ layer_type (layer): type of the layer in the configuration
 
 
 def columns(place: str) -> list[str]:
-    """Names of the variables at this place of heads.csv ("budget", "score")."""
+    """Names of the variables at this place of heads.csv ("budget", "score", "follow")."""
     return [row.name for row in MEASURES if row.column == place]
 
 
@@ -162,7 +176,10 @@ def complete_profile(profile: xr.Dataset, path: str | Path) -> xr.Dataset:
     """`profile`, with NaN and a warning for measures that did not exist when it was saved."""
     rows = missing_measures(profile)
     if names := ", ".join(row.name for row in rows):
-        warnings.warn(f"{path} was saved before ropelens measured {names}: NaN", stacklevel=3)
+        words = f"{path} was saved before ropelens measured {names}: NaN"
+        if "shared_bits" in names:
+            words += "; without exchanged keys, labels count all shared bits as content"
+        warnings.warn(words, stacklevel=3)
     shapes = {row.name: [profile.sizes.get(dim, 1) for dim in row.saved_dims] for row in rows}
     values = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
     return profile.assign(labelled(values, rows))

@@ -14,7 +14,8 @@ from ropelens.attention.formulas import attention_budget, describe_kernel
 from ropelens.attention.sums import LayerMeans, Sums
 from ropelens.attention.variables import Derived, Statistic, labelled, stack
 from ropelens.attention.visibility import offset_edges, sum_bins
-from ropelens.budget.held_out import LayerFit
+from ropelens.budget.held_out import LayerFit, follow_shares
+from ropelens.budget.labels import follow_numbers
 from ropelens.budget.logit import SCORES, gains
 from ropelens.profiles.measures import AXES, MEASURES
 from ropelens.rope.planes import Planes
@@ -104,14 +105,15 @@ def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, np.ndarray]:
         found, sink = fits[layer].found_sinks.max(-1)
         fitted.append(kernel | {"found_sink": sink.double().where(found, torch.nan)})
     drawn = [fits[layer].surrogates for layer in layers]
+    follow = follow_numbers(*(x.numpy() for x in follow_shares(scores.sum(1)).values()))
+    del follow["weight"]
+    by_group = gains(scores[:, rows > 0]) | follow_shares(scores[:, rows > 0])
     return {
         **{f"{name}_bits": values for name, values in bits_of(scores.sum(1)).items()},
+        **follow,
         **{name: stack(layer[name] for layer in fitted) for name in fitted[0]},
         "group_scored": rows[rows > 0].numpy(),
-        **{
-            f"group_{name}": gain.movedim(0, 1).numpy()
-            for name, gain in gains(scores[:, rows > 0]).items()
-        },
+        **{f"group_{name}": x.movedim(0, 1).numpy() for name, x in by_group.items()},
         **{name: np.moveaxis(stack(x[name] for x in drawn), 0, 1) for name in drawn[0]},
     }
 

@@ -36,7 +36,8 @@ class Rows:
     `position[b, r]` increases with r. `weight[b, r]` is the number of rows of the sequence that
     row r represents; rows that only fill the table have weight 0. `dense` rows are 1, 2, 3, ...
     in every sequence. `length[b]` counts the tokens without padding, and `hidden` marks the
-    tokens that a mask hides. Position 0 is never a row, because it has no choice of keys.
+    tokens that a mask hides. `order` has the random numbers by which keys exchange their
+    contents. Position 0 is never a row, because it has no choice of keys.
     """
 
     position: Int[Tensor, "batch row"]
@@ -44,6 +45,7 @@ class Rows:
     length: Int[Tensor, " batch"]
     dense: bool
     hidden: Bool[Tensor, "batch token"] | None = None
+    order: Float[Tensor, "batch draw token"] | None = None
 
     def zero_hidden(self, hidden: Bool[Tensor, "batch token"] | None) -> "Rows":
         """The same rows, with weight 0 for the rows of `hidden` tokens."""
@@ -59,6 +61,18 @@ class Rows:
         weight = torch.cat([self.weight, 0 * self.weight[:, even:]], dim=1)
         position, weight = position[:, first::2], weight[:, first::2]
         return replace(self, position=position, weight=weight, dense=False)
+
+    def padding(self, key: Int[Tensor, " key"]) -> Bool[Tensor, "batch key"]:
+        """The keys at these positions that are padding or hidden."""
+        padding = key >= self.length[:, None]
+        return padding if self.hidden is None else padding | self.hidden[:, key]
+
+    def from_share(self, share: float) -> "Rows":
+        """The rows after this share of each sequence. Others have weight 0 or are left out."""
+        late = self.position >= self.length[:, None] * share
+        part = slice(int(late.any(0).long().argmax()), None)
+        weight = (self.weight * late)[:, part]
+        return replace(self, position=self.position[:, part], weight=weight, dense=False)
 
     def by_position(self, context: int) -> Float[Tensor, "batch position"]:
         """Total weight of the rows at each position."""
