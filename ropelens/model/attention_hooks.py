@@ -308,6 +308,8 @@ def _call_with_hooks(
                 hooks.output_check(call, real, plain_mask=only_hides_keys(attention_mask))
             for observer in hooks.observers:
                 observer(call)
+    if not hooks.silences:
+        return result
     return silence_outputs(hooks.silences, layer, result[0], real, places), *result[1:]
 
 
