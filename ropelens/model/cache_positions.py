@@ -162,9 +162,14 @@ def positions(
 def places_in_sequence(
     positions: Int[Tensor, "_ key *axis"], dropped_keys: int = 0
 ) -> Int[Tensor, "_ key"]:
-    """Index of each token in its sequence, which a packed row starts at its first position."""
+    """Index of each token in its sequence.
+
+    In a packed row, a sequence starts at a token whose position is at most the position of the
+    token before it, and at most the first position of the row.
+    """
     index = torch.arange(positions.shape[1], device=positions.device) + dropped_keys
-    starts = index * (positions <= positions[:, :1])[..., None].flatten(2).all(-1)
+    starts = (positions <= positions[:, :1]) & (positions <= positions.roll(1, 1))
+    starts = index * starts[..., None].flatten(2).all(-1)
     return index - starts.index_fill(1, index[:1] - dropped_keys, 0).cummax(1).values
 
 
