@@ -23,7 +23,8 @@ def layer_types(config: PreTrainedConfig) -> list[str]:
 def attending_layers(config: PreTrainedConfig, *, turning: bool = False) -> list[int]:
     """Layers that attend; with `turning`, only layers that also rotate."""
     facts = config.get_text_config().to_dict()
-    without_rope = [n for n, rope in enumerate(facts.get("no_rope_layers") or ()) if not rope]
+    rotates = facts.get("no_rope_layers") or facts.get("layer_rope_theta") or ()  # 0: no
+    without_rope = [layer for layer, rope in enumerate(rotates) if not rope]
     return [
         layer
         for layer, layer_type in enumerate(layer_types(config))

@@ -58,8 +58,6 @@ def claims_command(
     places = name_checkpoints(models or ["bundled"])
     check_out(out, "claims", parts=places)
     with opening(show_progress, "starting"):  # importing torch takes seconds
-        import pandas as pd
-
         from ropelens.analysis.analysis import check_model
         from ropelens.analysis.analyze import run_plan
         from ropelens.analysis.plan import plan_analysis
@@ -96,7 +94,7 @@ def claims_command(
                 entry["page"] = relpath(Path(place) / entry["page"], out)
         runs |= entries
         tables.append(table)
-    _write_ledger(out, pd.concat(tables), runs)
+    _write_ledger(out, tables, runs)
     finish(out)
 
 
@@ -122,7 +120,9 @@ def _read_ledgers(
     return ledgers
 
 
-def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> None:
+def _write_ledger(folder: Path, tables: list[pd.DataFrame], runs: dict[str, Any]) -> None:
+    import pandas as pd
+
     from ropelens.analysis.plan import this_command
     from ropelens.figures.formats import signed
     from ropelens.profiles.measurement import versions
@@ -130,6 +130,7 @@ def _write_ledger(folder: Path, table: pd.DataFrame, runs: dict[str, Any]) -> No
     from ropelens.report.render import write_sentence
     from ropelens.runtime.results import write_folder
 
+    table = pd.concat(tables)
     shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
     for name, rows in shown.groupby(table["model"], sort=False):
         number = partial(signed, form=".3g")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -77,30 +79,34 @@ def rope_command(
     from ropelens.rotation.row_order import check_row_order
 
     wrong, sentence = False, ""  # about the order of rows
-    how: dict[str, Any] = {"config": config, "context": context}
+    measure = partial(rl.measure_rope, config=config, context=context)
     if Path(model).suffix in (".npz", ".safetensors") and not Path(model).is_dir():
         if variant:
             raise typer.BadParameter("--variant needs a model, not a file of arrays")
-        rotation = rl.measure_rope(Path(model), **how)
+        rotation = measure(Path(model))
     else:
         opened = open_checkpoint(model, options)
         loaded = opened.read()
         with rl.edit_rope(loaded, *([variant] if variant else [])):
-            rotation = rl.measure_rope(loaded, **how)
+            rotation = measure(loaded)
         wrong, sentence = check_row_order(as_live_model(loaded, opened.tokenizer))
-    groups: dict[int, list[int]] = {}  # layers that rotate alike, by their first layer
-    for layer in range(rotation.sizes["layer"]):
-        same = (n for n in groups if not verbose and _alike(rotation.isel(layer=[n, layer])))
-        groups.setdefault(next(same, layer), []).append(layer)
-    for group in groups.values():
+    for group in _groups(rotation, by_layer=verbose):
         print_lines(_table(rotation.isel(layer=group)))
     if sentence and not wrong:
         print_lines(textwrap.fill(sentence, WIDTH))
     faults = [rotation.attrs["why"]] * (rotation.attrs["verdict"] == "different")
     faults += [sentence] * wrong
     print_lines("; ".join(faults) or rotation.attrs["why"])
-    if faults:
-        raise typer.Exit(1)
+    raise typer.Exit(1 if faults else 0)
+
+
+def _groups(rope: xr.Dataset, *, by_layer: bool) -> Iterable[list[int]]:
+    """Layers that rotate alike, or each layer by itself."""
+    groups: dict[int, list[int]] = {}  # by their first layer
+    for layer in range(rope.sizes["layer"]):
+        same = (n for n in groups if not by_layer and _alike(rope.isel(layer=[n, layer])))
+        groups.setdefault(next(same, layer), []).append(layer)
+    return groups.values()
 
 
 def _alike(rope: xr.Dataset) -> bool:

@@ -116,25 +116,25 @@ def attribute_planes(
             facts["answer_without"] = answer_now()
     if check:
         attribution = values["attribution"]
-        checked, others = _checked_planes(planes, attribution, check)
-        places = np.stack(np.unravel_index(checked, attribution.shape), axis=1)
+        places, others = _checked_planes(planes, attribution, check)
 
-        def answers(block: PlaneBlock) -> Float[np.ndarray, "layer head frequency"]:
-            changed = np.full(attribution.shape, np.nan)
+        def changes(block: PlaneBlock) -> Float[np.ndarray, "layer head frequency"]:
+            change = np.full(attribution.shape, np.nan)
             for layer, head, plane in places:
                 with block(PlaneNumbers((int(plane),)), f"{layer}.{head}"):
-                    changed[layer, head, plane] = answer_now()
-            return changed
+                    change[layer, head, plane] = answer_now() - facts["answer"]
+            return change
 
-        values["dropped"] = dropped = answers(_drop_block(rotation)) - facts["answer"]
+        values["dropped"] = dropped = changes(
+            lambda plane, heads: live.edit(stack_edits(rotation, [drop(plane, heads=heads)]))
+        )
         facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
         if len(others) > 2:
             ranks = spearmanr(attribution.flat[others], -dropped.flat[others])
             facts["rank_correlation"] = float(ranks.statistic)
         if source is not None:
             source_text = one_sequence(live, source, tokenizer).text
-            block = _patch_block(rotation, source_text, chosen)
-            values["patched"] = answers(block) - facts["answer"]
+            values["patched"] = changes(_patch_block(rotation, source_text, chosen))
             facts["source_answer"] = _answer(live, source_text, number)
     indices = {"layer": range(live.layers), "head": range(live.heads)}
     dataset = xr.Dataset(labelled(values, ATTRIBUTION), coords=indices)
@@ -172,12 +172,6 @@ def _integrate(
     return total, by_pair
 
 
-def _drop_block(rotation: RotationProbe) -> PlaneBlock:
-    """Blocks in which one plane of a head is dropped."""
-    edit = rotation.live.edit
-    return lambda plane, heads: edit(stack_edits(rotation, [drop(plane, heads=heads)]))
-
-
 def _patch_block(rotation: RotationProbe, source: Text, chosen: HeadMask) -> PlaneBlock:
     """Blocks in which one plane of a head is patched from `source`, which runs only once."""
     live, positions = rotation.live, position_pairs(None, source.context)
@@ -202,11 +196,12 @@ def _answer(live: LiveModel, text: Text, number: gradients.Number) -> float:
 
 def _checked_planes(
     planes: Sequence[Planes], attribution: Float[np.ndarray, "layer head frequency"], check: int
-) -> tuple[Int[np.ndarray, " place"], Int[np.ndarray, " other"]]:
-    """Flat indices of the planes to check, and of the random planes within this selection."""
+) -> tuple[Int[np.ndarray, "place axis"], Int[np.ndarray, " other"]]:
+    """Indices of the planes to check, and flat indices of the random planes among them."""
     counts = np.array([layer.inv_freq.shape[-1] for layer in planes])
     rotates = np.arange(attribution.shape[-1]) < counts[:, None, None]
     indices = np.flatnonzero(np.isfinite(attribution) & rotates)
     order = indices[np.argsort(-np.abs(attribution.flat[indices]), kind="stable")]
     others = np.random.default_rng(0).permutation(order[check:])[:check]
-    return np.concatenate([order[:check], others]), others
+    checked = np.concatenate([order[:check], others])
+    return np.stack(np.unravel_index(checked, attribution.shape), axis=1), others

@@ -149,13 +149,14 @@ class TokenSplit:
 
     @classmethod
     def plan(
-        cls, ids: Ids, *, context: int, trained: int | None, tokenizer: TokenNames | None
+        cls, text: Text, *, trained: int | None, tokenizer: TokenNames | None
     ) -> "TokenSplit":
         """Two bins per octave, with a further edge at the trained context."""
+        context = text.context
         edges = {round(2 ** (half / 2)) for half in range(2 * context.bit_length() + 1)}
         edges.add(trained or context)
         inner = [edge for edge in sorted(edges) if edge < context]
-        classes = {n: ids_of(ids, n, tokenizer) for n in CLASSES if tokenizer is not None}
+        classes = {n: ids_of(text.ids, n, tokenizer) for n in CLASSES if tokenizer is not None}
         return cls(torch.tensor([*inner, context]), classes)
 
     def sets(self, ids: Ids) -> Bool[Tensor, "sequence set position"]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -103,8 +102,7 @@ def evaluate(
         "retrieval": lambda: needles(measurement, prompt_lengths, prompts),
     }
     tasks = {name: plan() for name, plan in tasks_of.items() if name in selected}
-    facts: dict[str, Any] = {"context": text.context, "trained": live.trained}
-    split = TokenSplit.plan(text.ids, tokenizer=tokenizer, **facts)
+    split = TokenSplit.plan(text, trained=live.trained, tokenizer=tokenizer)
     fits, sums, answers = run_entries(measurement, entries, selected, tasks, split, progress)
 
     values = {"edit": np.array([entry.name for entry in entries], dtype=object)}

@@ -266,8 +266,10 @@ def _call_with_hooks(
     places = torch.arange(rows.start + dropped, rows.stop + dropped)[None] + paged
     cached = not paged and cache_positions.cache_of(module) is not None
     if hooks.changes or (hooks.observers and cached):
-        ids, mask = options.get("position_ids"), attention_mask
-        of_rows, of_keys = cache_positions.positions(module, rows, dropped, key, ids, mask)
+        ends = [options[f"cu_seq_lens_{x}"] for x in "qk"] if paged and rows.start else None
+        of_rows, of_keys = cache_positions.positions(
+            module, rows, dropped, key, options.get("position_ids"), attention_mask, ends
+        )
     if hooks.changes:
         of_all = cache_positions.places_in_sequence(of_keys[:, : rows.stop], dropped) + paged
         places = of_all[:, rows.start :]

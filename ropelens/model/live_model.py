@@ -37,6 +37,7 @@ from ropelens.runtime.devices import LOGITS_AT_ONCE, device_of
 from ropelens.text.rows import Ids, Lengths, TokenMask
 from ropelens.text.text import Text
 
+NO_KEY = 'attn_implementation="sdpa" if some token sees no key, or another dtype'
 CHECKED_TOKENS = 256  # length up to which observation is checked to change no logit
 MORE_PASSES = 8  # further passes after a pass whose logits changed
 ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
@@ -297,7 +298,9 @@ class LiveModel:
         """
         if self.chunk_length(text.context) is not None:
             return
-        longest = text[[int(text.lengths.argmax())]]
+        # First, a sequence whose first token is hidden and sees no key.
+        begins_hidden = 0 if text.hidden is None else text.hidden[:, 0] * text.context
+        longest = text[[int((text.lengths + begins_hidden).argmax())]]
         tokens, hidden = longest.ids[:, :CHECKED_TOKENS], longest.hidden
         hidden = None if hidden is None else hidden[:, :CHECKED_TOKENS]
         case = (tokens.shape[1], hidden is None)
@@ -312,6 +315,9 @@ class LiveModel:
 
         with forward_patches.skip_mlp_work(self.model):
             plain, seen = [run()], [observed()]
+            if plain[0].isnan().any():
+                what = f"{self.class_name} computes NaN for the last of {case[0]} tokens."
+                raise UnsupportedModel(what, hint=NO_KEY)
             if not torch.equal(plain[0], seen[0]):
                 for passes, once in ((plain, run), (seen, observed)):
                     passes += [once() for _ in range(MORE_PASSES)]

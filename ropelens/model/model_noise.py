@@ -7,6 +7,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -35,6 +36,18 @@ class Noise:
     heads: dict[int, int]
 
 
+def changed_embeddings(model: PreTrainedModel, share: Float[Tensor, " sequence"]) -> Any:
+    """Change the embeddings of each sequence by a random relative `share` in the block."""
+
+    def change(module: Any, args: Any, x: Tensor) -> Tensor:
+        if len(share) not in (1, len(x)):
+            return x
+        random = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+        return x * (1 + share.view(-1, *[1] * (x.ndim - 1)).to(x) * random)
+
+    return model.get_input_embeddings().register_forward_hook(change)
+
+
 _measured: WeakKeyDictionary[PreTrainedModel, dict[object, Noise]] = WeakKeyDictionary()
 
 
@@ -48,7 +61,7 @@ def measure_noise(
     change of the recomputed output minus the model's output. The runs of `run_noise` are
     compared, and a further run has slightly other embeddings.
     """
-    device, embeddings = device_of(model), model.get_input_embeddings()
+    device = device_of(model)
     autocast = torch.is_autocast_enabled(device.type)
     heads_now = tuple(  # heads and layers may be pruned later
         (vars(module).get("layer_idx"), *(weight.shape for weight in module.parameters()))
@@ -59,7 +72,6 @@ def measure_noise(
     if key in by_key:
         return by_key[key]
     errors, heads = list[dict[int, Tensor]](), dict[int, int]()
-    random = torch.Generator().manual_seed(0)
     share = max(torch.finfo(model.dtype).eps / 2, EMBEDDING_CHANGE)
 
     def record(call: AttentionCall) -> None:
@@ -72,11 +84,8 @@ def measure_noise(
         errors.append({})
         return run(ids, record)
 
-    def change(module: Any, args: Any, x: Tensor) -> Tensor:
-        return x * (1 + share * torch.randn(x.shape, generator=random).to(x))
-
     noise = run_noise(observed, ids)
-    with embeddings.register_forward_hook(change):
+    with changed_embeddings(model, torch.tensor([share])):
         observed(ids[-1:])
     calls = {}
     for layer, error in errors[0].items():

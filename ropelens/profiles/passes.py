@@ -22,7 +22,7 @@ from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import FOLD_ROWS, LayerFit, Sample, add_found_sinks
 from ropelens.errors import UnsupportedModel
 from ropelens.model.attention_hooks import Observer
-from ropelens.model.live_model import LiveModel
+from ropelens.model.live_model import NO_KEY, LiveModel
 from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
 from ropelens.rope.planes import Planes
@@ -114,12 +114,14 @@ def fit_layers(
         if call.layer not in own_layers:
             return
         try:
+            if not (call.query.isfinite().all() and call.key.isfinite().all()):
+                raise torch.linalg.LinAlgError
             fits[call.layer] = sample.fit(call, planes[call.layer], **options)
         except torch.linalg.LinAlgError as error:
             query, key = (f"{float(x.abs().max()):.0e}" for x in (call.query, call.key))
-            seen = f"queries up to {query}, keys up to {key}, whose squares are infinite"
+            seen = f"queries up to {query}, keys up to {key}; their squares are not finite"
             what = f"The attention budget of layer {call.layer} cannot be fitted."
-            raise UnsupportedModel(what, seen=seen) from error
+            raise UnsupportedModel(what, seen=seen, hint=NO_KEY) from error
         progress(1)
         if statistics is None and len(fits) == len(own_layers):
             raise _AllFitted

@@ -71,7 +71,8 @@ def asked_rotations(
     if facts.get("rope_interleave") or kind not in CONFIG_MAPPING:
         pairings = PAIRINGS
     direction = -1 if kind in CLOCKWISE else 1
-    types, rotates = facts.get("layer_types") or [None], facts.get("no_rope_layers") or [True]
+    types = facts.get("layer_types") or [None]
+    rotates = facts.get("no_rope_layers") or facts.get("layer_rope_theta") or [True]
     configured = {of_type: _configured(config, of_type, length) for of_type in types}
     sliding = facts.get("sliding_window") is not None and kind in ROTATES_IF_SLIDING
     asked = []

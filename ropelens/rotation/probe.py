@@ -15,7 +15,7 @@ from ropelens.attention.call import AttentionCall
 from ropelens.config_facts import trained_length
 from ropelens.errors import BadArgument, UnsupportedModel
 from ropelens.model.live_model import LiveModel
-from ropelens.model.model_noise import CHANGED_WEIGHT
+from ropelens.model.model_noise import CHANGED_WEIGHT, changed_embeddings
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
 from ropelens.rotation.conformance import LayerRotation, asked_rotations, rotation_differences
@@ -101,16 +101,9 @@ def probe_single_tokens(
             value_noise=max(p * _relative_change(values[:, at], first) for at, p in kinds),
         )
 
-    def round_otherwise(module: object, args: object, x: Tensor) -> Tensor:
-        if len(x) == len(sequences):
-            place = torch.arange(len(x), device=x.device) % positions.shape[-1]
-            changed = (place >= rounded).view(-1, *[1] * (x.ndim - 1))
-            change = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
-            x = x * (1 + live.eps / 2 * change * changed)
-        return x
-
     position_ids = positions.repeat(*(1,) * (positions.ndim - 1), len(tokens))[..., None]
     sequences = tokens.repeat_interleave(positions.shape[-1])[:, None]
+    share = live.eps / 2 * (torch.arange(positions.shape[-1]) >= rounded).repeat(len(tokens))
     dtypes = {x.dtype for x in live.model.parameters() if x.is_floating_point()}
     device = live.device.type
     # A model of several dtypes runs only under the autocast that is open.
@@ -119,7 +112,7 @@ def probe_single_tokens(
     with live.without_hooks(), autocast:
         if live.depends_on_length:
             live.forward(tokens[:1, None])  # a short sequence resets dynamic RoPE
-        with live.model.get_input_embeddings().register_forward_hook(round_otherwise):
+        with changed_embeddings(live.model, share):
             return live.record_calls(sequences, read, position_ids)
 
 

@@ -87,7 +87,7 @@ def test_log_z_and_masses_by_brute_force(seed: int, context: int, window: int, b
     of_sinks = table.sink_log_z_and_moments(only_sinks[:, :3])
     of_all = table.log_z_and_moments(only_sinks)
     torch.testing.assert_close(of_sinks[0], of_all[0])
-    torch.testing.assert_close(of_sinks[1], of_all[1][:, :3])
+    torch.testing.assert_close(of_sinks[1], of_all[1][:, :3], rtol=0, atol=1e-5)
 
 
 BITS = st.tuples(*[st.floats(-3, 12, width=32) for _ in GAINS])
@@ -234,16 +234,17 @@ def test_groups_are_scored_by_models_of_the_opposite_fold():
     scores = fitted.score(of_call, text, None)[:, 0]
     total, both = gains(scores)["total"], gains(scores)["both_gain"]
     assert (both[1:4:2].abs() > 0.05).all()
-    torch.testing.assert_close(both[0:4:2], torch.zeros_like(both[0:4:2]))
+    torch.testing.assert_close(both[0:4:2], torch.zeros_like(both[0:4:2]), rtol=0, atol=1e-5)
     assert total.shape == (GROUPS, 4)
     assert total[4:].isnan().all()
     even = (torch.arange(30) % 2 == 0).expand(4, 30)
     parts = torch.stack([even | ~even, even, ~even], 1)
     every, some, rest = fitted.score(of_call, text, parts).unbind(1)
-    torch.testing.assert_close(every, scores)
-    torch.testing.assert_close(some + rest, scores, rtol=1e-6, atol=1e-4)
+    for parts_together in (every, some + rest):
+        torch.testing.assert_close(parts_together, scores, rtol=1e-6, atol=1e-4)
     alone = of_call.with_rows(all_rows(lengths).zero_hidden(~even))
-    torch.testing.assert_close(some, fitted.score(alone, text, None)[:, 0])
+    alone = fitted.score(alone, text, None)[:, 0]
+    torch.testing.assert_close(some, alone, rtol=1e-6, atol=1e-4)
 
 
 def test_groups_are_documents_or_stretches_of_one_text():
@@ -305,7 +306,7 @@ def test_eight_documents_are_the_groups():
     profile = rl.profile(tiny("llama_gqa"), rl.Text(tokens, documents=documents), surrogates=0)
     assert profile.attrs["documents"] == profile.sizes["group"] == 8
     np.testing.assert_array_equal(profile["group_rows"], [6] + [3] * 7)
-    np.testing.assert_array_equal(profile["group_scored"], profile["group_rows"])
+    np.testing.assert_allclose(profile["group_scored"], profile["group_rows"], rtol=1e-5)
 
 
 def test_sampled_rows_have_no_more_columns_than_the_longest_sequence_has_rows():

@@ -20,6 +20,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from ropelens.checkpoints.files import locate
 from ropelens.checkpoints.load_options import Loading
@@ -183,7 +184,7 @@ def test_weights_outside_the_folder_are_not_read(folder: Path):
 
 def test_an_adapter_is_added_to_its_model(folder: Path):
     model, adapter = LlamaForCausalLM.from_pretrained(folder), folder.parent / "adapter"
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", MIN_PEFT_VERSION)
     model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
     model.save_pretrained(adapter)
     edit_config(adapter, "adapter_config.json", base_model_name_or_path=str(folder))

@@ -16,14 +16,14 @@ MEASURE = "ropelens.analysis.analyze.measure"
 
 
 def test_a_model_that_cannot_be_measured(ropelens, tmp_path, text, out):
-    model = save_family(tmp_path / "family", "gptj")
+    model = save_family(tmp_path / "family", "falcon")
     on_text = (model, "--text", text, "--out")
     with unharmed(out):
         ended = [ropelens("analyze", *on_text, out)]
     ended += [ropelens("rope", model), ropelens("truncate", *on_text, tmp_path / "swept")]
     for end in ended:
         assert end.code == 1
-        assert "GPTJForCausalLM hides its attention" in end.problem
+        assert "FalconForCausalLM hides its attention" in end.problem
 
 
 @pytest.mark.parametrize("command", ["analyze", "truncate", "analyze two", "claims"])

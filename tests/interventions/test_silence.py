@@ -254,7 +254,7 @@ def test_a_model_need_not_rotate(name: str):
         torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bloom", "gptj"])
+@pytest.mark.parametrize("name", ["bloom", "falcon"])
 def test_hidden_attention_is_refused(name: str):
     with pytest.raises(UnsupportedModel), rl.silence_heads(tiny(name), "0.1"):
         pytest.fail("the block was opened")

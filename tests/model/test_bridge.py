@@ -163,6 +163,13 @@ def test_errors_of_a_bridge_name_the_hook(tmp_path: Path):
         edit = rl.edit_rope(bridged, rl.stop_slowest(0.5, heads="0.0"))
         with edit, pytest.raises(UnsupportedModel, match=words):
             bridged(TOKENS)
+        # TransformerLens 4.3 does not know the name of the cache since transformers 5.24.
+        rename = lambda module, args, options: (  # noqa: E731
+            args,
+            options | {"past_key_values": options.get("cache", options.get("past_key_values"))},
+        )
+        for block in bridged.blocks:
+            block.attn.register_forward_pre_hook(rename, with_kwargs=True)
         words = "hook_rot_k fires only for the keys"
         for block in (rl.edit_rope(bridged, "nope"), rl.observe(bridged, print)):
             with block, pytest.raises(UnsupportedModel, match=words):

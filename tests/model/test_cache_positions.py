@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 import ropelens as rl
 from ropelens.errors import BadArgument, UnsupportedModel
-from ropelens.model.cache_positions import positions
+from ropelens.model.cache_positions import key_marks, places_in_sequence, positions
 
 TOKENS = random_tokens(sequences=2, length=24, vocabulary=80)
 EDIT = rl.stop_slowest(0.5)
@@ -114,6 +114,22 @@ def test_an_observer_refuses_a_cache_that_dropped_keys(llama):
             layer.keys, layer.values = layer.keys[:, :, 4:], layer.values[:, :, 4:]
         with pytest.raises(UnsupportedModel, match="positions of the keys in this cache"):
             llama(TOKENS[:, 10:], past_key_values=cache)
+
+
+def test_tokens_count_from_the_start_of_their_sequence():
+    one_token_first = torch.tensor([[0, 0, 1, 2, 0, 1]])
+    assert torch.equal(places_in_sequence(one_token_first), one_token_first)
+    late = torch.tensor([[5, 6, 0, 1, 2]])
+    assert places_in_sequence(late).tolist() == [[0, 1, 0, 1, 2]]
+    assert places_in_sequence(late[:, :2], 5).tolist() == [[5, 6]]
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "float64"])
+def test_a_mark_depends_on_every_number_of_a_key(dtype: str):
+    key = torch.ones(2, 3, 5, 4).to(getattr(torch, dtype))
+    changed = key.clone()
+    changed[1, 2, 4, 3] = 1.5
+    assert (key_marks(key) != key_marks(changed)).nonzero().tolist() == [[1, 4]]
 
 
 def test_rows_are_the_last_tokens_and_a_mask_may_have_a_value_for_each_key():

@@ -132,7 +132,7 @@ def test_blocks_do_not_change_the_classes_of_transformers(llama: LlamaForCausalL
 @pytest.mark.parametrize(
     ("block", "reason"),
     [
-        (lambda model: rl.edit_rope(model, rl.stop_slowest(0.5)), ""),
+        (lambda model: rl.edit_rope(model, rl.stop(rl.Fastest(0.5))), ""),
         (
             lambda model: rl.edit_rope(model, rl.stop_slowest(0.5, heads="*.1")),
             "only silences",
@@ -142,7 +142,9 @@ def test_blocks_do_not_change_the_classes_of_transformers(llama: LlamaForCausalL
         (lambda model: rl.silence_heads(model, "0.1", to="mean"), "mean of a batch"),
     ],
 )
-def test_continuous_batching_runs_in_the_context_of_its_caller(llama, block, reason: str):
+@pytest.mark.parametrize("name", ["llama_gqa", "mistral_sliding"])
+def test_continuous_batching_runs_in_the_context_of_its_caller(name, block, reason: str):
+    llama = tiny(name)
     prompts = [TOKENS[0].tolist(), TOKENS[1, :9].tolist()]
     options = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1)
     with block(llama):

@@ -193,3 +193,22 @@ def test_a_cache_of_keys_with_another_rotation_is_refused(kind: str):
     with rl.observe(model, noting({})), pytest.raises(UnsupportedModel, match=words) as refused:
         model.generate(random_tokens(length=14), max_new_tokens=8, do_sample=False)
     assert refused.value.parts["try"] == "call the model with use_cache=False"
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"), [("llama_gqa", [0]), ("mistral_sliding", range(1, 20))]
+)
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_row_that_sees_no_key(name: str, hidden: list[int], row: int):
+    """In float64, eager attention of transformers returns NaN for it, and sdpa does not."""
+    marks = torch.zeros(2, 40, dtype=torch.bool)
+    marks[row, list(hidden)] = True
+    text = rl.Text(random_tokens(sequences=2, length=40), hidden=marks)
+    model = tiny(name).double()
+    words = r"computes NaN|squares are not finite"
+    with pytest.raises(UnsupportedModel, match=words) as refused:
+        rl.profile(model, text)
+    assert 'attn_implementation="sdpa"' in refused.value.parts["try"]
+    model.set_attn_implementation("sdpa")
+    ours, expected = (rl.profile(m, text)["entropy_bits"] for m in (model, model.float()))
+    np.testing.assert_allclose(ours, expected, rtol=1e-4)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from numpy.typing import NDArray
+from packaging.version import Version
 from torch import Tensor, nn
 
 from .recording import LayerRotation
@@ -91,6 +92,10 @@ _LOCAL_GLOBAL = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _GEMMA = {"query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh"}
 _NO_ROPE: dict[str, Any] = {"pairing": None, "supported": False}
+_GPTJ: dict[str, Any] = {
+    **{"config": {"rotary_dim": 8}, "pairing": "interleaved", "unrotated": 8},
+    "supported": Version(transformers.__version__) >= Version("5.24"),
+}
 
 
 def _llama(unrotated: int = 0, **config: Any) -> Family:
@@ -211,14 +216,14 @@ FAMILIES: dict[str, Family] = {
     "bloom": Family("BloomForCausalLM", **_NO_ROPE),
     "bert": Family("BertForMaskedLM", **_NO_ROPE),
     "mamba": Family("MambaForCausalLM", **_NO_ROPE),
-    # families that rotate without the attention interface of transformers
+    # families without the attention interface of transformers (GPT-J and CodeGen until 5.23)
     "falcon": Family(
         "FalconForCausalLM",
         {"new_decoder_architecture": True, "num_kv_heads": 2, "num_key_value_heads": DROP},
         supported=False,
     ),
-    "gptj": Family("GPTJForCausalLM", {"rotary_dim": 8}, "interleaved", supported=False),
-    "codegen": Family("CodeGenForCausalLM", {"rotary_dim": 8}, "interleaved", supported=False),
+    "gptj": Family("GPTJForCausalLM", **_GPTJ),
+    "codegen": Family("CodeGenForCausalLM", **_GPTJ),
 }
 
 SUPPORTED = tuple(name for name, family in FAMILIES.items() if family.supported)
@@ -329,6 +334,8 @@ def rotations(model: transformers.PreTrainedModel, *, name: str) -> tuple[LayerR
 def _stated_inv_freq(model: transformers.PreTrainedModel, *, layer: int) -> NDArray[np.float64]:
     """Buffer of the model for this layer, including the zeros of p-RoPE."""
     buffers = {name.rpartition(".")[2]: buffer for name, buffer in model.named_buffers()}
+    if "embed_positions" in buffers:  # GPT-J has sines and cosines of each position
+        return torch.atan2(*buffers["embed_positions"][1].double().chunk(2)).numpy()
     name = "inv_freq"
     if name not in buffers:
         name = f"{model.config.layer_types[layer]}_inv_freq"

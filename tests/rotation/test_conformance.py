@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropelens as rl
+from ropelens.config_facts import attending_layers
 from ropelens.errors import BadArgument
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rotation.row_order import order_losses
@@ -199,6 +200,32 @@ def test_a_historic_bug_has_its_verdict(row: Row):
     rope = rl.measure_rope(dumped(bug, TEXT if text else STEPS, text=text), config=asked)
     assert rope.attrs["verdict"] == ("different" if fault else "same")
     assert fault in rope.attrs["why"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "how", "fault"),
+    [
+        (config("llama_gqa", rope_type="linear", factor=0.1), {"w": 10 * W}, ""),  # whole turns
+        # the slowest planes look still
+        (config("llama_gqa", rope_theta=1e9), {"w": freq(base=1e9)}, ""),
+        (YARN_16, {"w": YARN_W, "factor": 1.001 * 1.27726}, ""),
+        (YARN_16, {"w": YARN_W, "factor": 1.005 * 1.27726}, "its attention factor is 1.2836"),
+    ],
+)
+def test_limits_of_a_verdict(asked: transformers.PreTrainedConfig, how: Any, fault: str):
+    rope = rl.measure_rope(dumped(turned(**how), TEXT + 9, text=True), config=asked)
+    assert rope.attrs["verdict"] == ("different" if fault else "same")
+    assert fault in rope.attrs["why"]
+
+
+@pytest.mark.parametrize("base", [1e4, 500.0])
+def test_a_base_of_zero_asks_for_no_rotation(base: float):
+    model = of_kind("granite_swa", layer_rope_theta=[base, 0])
+    assert attending_layers(model.config, turning=True) == [0]
+    assert rl.measure_rope(model).attrs["verdict"] == "same"
+    array = dumped(turned(1, w=freq(base=base)), STEPS, text=False)
+    asks_for_none = "layer 1, q: the configuration asks for no rotation, but it rotates"
+    assert asks_for_none in rl.measure_rope(array, config=model.config).attrs["why"]
 
 
 def of_model(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
