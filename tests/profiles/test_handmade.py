@@ -1,12 +1,15 @@
 """Profiles and labels of heads that were built for known purposes."""
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from oracles.handmade import Expected, handmade
+from oracles.handmade import DISTINCT, MIXTURES, Expected, Site, handmade
 
 import ropelens as rl
+from ropelens.attention.formulas import GAINS, attention_budget
+from ropelens.budget.labels import label_heads
 
 OTHERS = [(seed, head_dim) for head_dim in (32, 64) for seed in range(3)][1:]
 CASES = [(0, 32), *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
@@ -82,3 +85,39 @@ def test_selectivity_is_in_the_planes_with_weights(built):
             assert keys[planes].sum() > 0.9 * keys.sum(), truth
         if truth.sink:
             assert sink[of_sink].sum() > 0.8 * sink.sum(), truth
+
+
+def old_rule(profile: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Labels [layer, head] if all shared bits count as content, and fractions of content."""
+    rows = profile["group_scored"].values
+    share = rows / rows.sum()
+    gains = (np.einsum("g,glh->lh", share, profile[f"group_{name}"].values) for name in GAINS)
+    bits = attention_budget(*gains)
+    fraction = bits["content"] / (bits["total"] - bits["sink"])
+    return label_heads(bits, rows=float(rows.sum())), fraction
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
+)
+def test_diagonal_heads_have_the_label_of_what_they_follow(seed: int):
+    """All have the same attention, on their own token, on a text without repeated tokens."""
+    model, tokens, expected = handmade(seed, DISTINCT, Site.diagonals)
+    profile = rl.profile(model, torch.from_numpy(tokens), surrogates=0)
+    heads = rl.classify_heads(profile, resamples=200)
+    old, content = (x[0] for x in old_rule(profile))
+    score = profile["follow_score"].values[0]
+    faint = [truth.description == "offset 1.0, match 0.05" for truth in expected]
+    for head, truth in enumerate(expected):
+        assert profile["self_mass"][0, head] > (0.4 if truth.sink else 0.98), truth
+        if truth.label != "mixed":
+            assert heads["label"][head] == truth.label, truth
+            assert abs(score[head] - (1 if truth.label == "positional" else -1)) < 0.05
+    assert (old[faint] == "semantic").all(), (
+        "without the intervention, the match takes the bits"
+    )
+    assert (content[faint] > 0.85).all()
+    mixtures = score[: len(MIXTURES)]
+    assert (np.diff(mixtures) >= 0).all(), mixtures
+    assert mixtures[0] < -0.95
+    assert mixtures[-1] > 0.95
