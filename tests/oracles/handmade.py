@@ -134,7 +134,7 @@ class Site:
         return self.head(expected, level=level, slow=codes[:, ::2] + 1j * codes[:, 1::2])
 
     def diagonal_head(self, offset: float, match: float, sink: float) -> Wanted:
-        """The own token, by its offset and by a match with its code, which have these weights."""
+        """The own token, by its offset and by a match with its code, with these weights."""
         lead = len(self.fast) - self.profile(np.ones(len(self.fast)), 0)[1:].max()
         gain, codes = offset * DIAGONAL / lead, match * DIAGONAL * np.eye(self.codes)
         slow, level = codes[:, ::2] + 1j * codes[:, 1::2], gain * len(self.fast) + codes[0, 0]
