@@ -59,7 +59,7 @@ class ExchangedKeys:
     def of(
         cls, sampled: SampledCall, order: Float[Tensor, "batch draw key"]
     ) -> "ExchangedKeys":
-        """Permute the real, unhidden tokens that are no sinks, in the random `order`.
+        """Permute the real, unhidden tokens except sinks, in the random `order`.
 
         In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
         """
@@ -69,7 +69,7 @@ class ExchangedKeys:
         span = exchange_span(sampled.call.visibility)
         windowed = sampled.rows.length[:, None] > span
         block = torch.where(windowed, index // max(1, span // 2), 0)[:, None, None]
-        # Both orders list the movable tokens of each block first by block, then the others.
+        # Both orders list the movable tokens of each block first, and then all other tokens.
         last = index + 2.0 + len(index)
         drawn = torch.where(movable, order[:, None].double() + block, last).argsort(-1)
         places = torch.where(movable, index, last).argsort(-1).expand_as(drawn)

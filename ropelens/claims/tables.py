@@ -14,9 +14,17 @@ from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
 from ropelens.claims.verdict import judge
 from ropelens.errors import Count, Whole, public
-from ropelens.profiles.heads import FRACTIONS, head_values, resample_labels
+from ropelens.profiles.heads import (
+    FRACTIONS,
+    fractions,
+    head_values,
+    resample_bits,
+    resample_labels,
+)
 from ropelens.profiles.measures import columns
 
+DOUBTS = ("uncertain", "opposed")
+INTERVAL = ("fraction_low", "fraction_high")
 SPREAD = 2**0.5  # two samples of a text differ more than a sample and the text, by this factor
 
 
@@ -31,7 +39,14 @@ def classify_heads(
       are 8 or more) with this label. The difference between a resample and the whole text is
       multiplied by the square root of 2. NaN with fewer than two groups, without resamples, and
       for heads that are "untested" (see `Thresholds`).
-    - The three fractions are shares of the bits that sinks do not explain; NaN without any.
+    - The three fractions are shares of the bits that sinks do not explain; NaN without any. In
+      them, shared bits count for position or content, as exchanged keys decide.
+      `fraction_low` to `fraction_high` is the 95% interval of the larger one of
+      `positional_fraction` and `content_fraction`, from the same resamples (not multiplied).
+      `uncertain` marks positional, semantic and mixed heads whose interval contains 2/3.
+    - `follow_score` is near 1 if attention stays at the same positions when keys exchange their
+      contents, and near -1 if it moves with the contents. `opposed` marks positional heads with
+      a negative score and semantic heads with a positive score.
     - `offset` is the peak of the fitted kernel of a positional head, if it has 0.3 or more
       of the kernel. `offset_low` to `offset_high` holds the middle half of the kernel.
     - `top_wavelength` (tokens; infinite for a plane that does not rotate) is the wavelength of
@@ -44,18 +59,30 @@ def classify_heads(
     frequencies are in a random order? docs/measures.md defines its numbers.
     """
     table = head_values(profile)
-    table["confidence"] = np.full(table["label"].shape, np.nan)
+    shape = table["label"].shape
+    table |= {name: np.full(shape, np.nan) for name in ("confidence", *INTERVAL)}
     if profile.sizes["group"] > 1 and resamples:
         resampled = resample_labels(profile, resamples=resamples, seed=int(seed), spread=SPREAD)
         known = table["label"] != "untested"
         table["confidence"] = np.where(known, (resampled == table["label"]).mean(0), np.nan)
+        bits = resample_bits(profile, resamples=resamples, seed=int(seed))
+        position, content = (fractions(bits)[name] for name in FRACTIONS[:2])
+        larger = np.where(table[FRACTIONS[0]] >= table[FRACTIONS[1]], position, content)
+        table |= dict(zip(INTERVAL, np.quantile(larger, [0.025, 0.975], axis=0), strict=True))
+    low, high = (table[name] for name in INTERVAL)
+    decided = np.isin(table["label"], ("positional", "mixed", "semantic"))
+    table["uncertain"] = decided & (low < Thresholds.named) & (high >= Thresholds.named)
+    score = profile["follow_score"].values
+    opposed = np.where(table["label"] == "positional", score < 0, score > 0)
+    table["opposed"] = opposed & np.isin(table["label"], ("positional", "semantic"))
     added = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
-    more = [*columns("follow"), *added]
-    table |= {name: profile[name].values for name in (*columns("score"), *more)}
+    follow = columns("follow")
+    table |= {name: profile[name].values for name in (*columns("score"), *follow, *added)}
     order = (
         *("layer", "head", "label", "confidence", *FRACTIONS, *columns("budget")),
         *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
-        *("offset_weight", "mean_wavelength", *columns("score"), "planes_to_half", *more),
+        *("offset_weight", "mean_wavelength", *columns("score"), "planes_to_half", *follow),
+        *(*INTERVAL, *DOUBTS, *added),
     )
     heads = pd.DataFrame({name: table[name].ravel() for name in order})
     heads = heads[heads["total_bits"].notna()].reset_index(drop=True)

@@ -112,11 +112,48 @@ def _add_points(
 
 
 def bit_shares(heads: pd.DataFrame) -> np.ndarray:
-    """Share [row, part] of sinks, position, content and interaction; NaN if their sum is 0."""
-    parts = ["sink_bits", "position_bits", "content_bits", "interaction_bits"]
-    bits = heads[parts].to_numpy(float).clip(min=0)
+    """Share [row, part] of sinks, position, shared bits, content and interaction.
+
+    Content is without the shared bits. The shares are NaN if their sum is 0.
+    """
+    parts = ["sink_bits", "position_bits", "shared_bits", "content_bits", "interaction_bits"]
+    bits = heads.reindex(columns=parts).fillna(0.0).to_numpy(float).clip(min=0)
+    bits[:, 3] -= bits[:, 2]
     total = bits.sum(1, keepdims=True)
     return np.divide(bits, total, out=np.full_like(bits, np.nan), where=total > 0)
+
+
+@public
+def plot_follow(
+    profile: xr.Dataset, heads: pd.DataFrame | None = None, *, selected: Selected = None
+) -> go.Figure:
+    """What each head follows when keys exchange their contents, coloured by label.
+
+    x is `follows_content`, the attention that moves with the contents, and y is
+    `follows_position`, the attention that stays at the same positions. Dotted lines show the
+    median of `follows_chance`. Sink and diffuse heads are left out. The head `selected` (layer,
+    head) gets a ring.
+    """
+    heads = inputs.head_table(profile, heads)
+    shown = ~heads["label"].isin(style.EXCLUDED_LABELS).to_numpy()
+    x, y, chance = (
+        np.where(shown, inputs.numbers(heads, f"follows_{name}"), np.nan)
+        for name in ("content", "position", "chance")
+    )
+    title = "What heads follow when keys exchange contents"
+    figure = style.new_figure(title, height=430, rows=1, cols=1)
+    if np.isfinite(chance).any():
+        level, words = float(np.nanmedian(chance)), ["", "chance (median)"]
+        look: dict[str, Any] = {"line": style.DOTTED, "textfont_color": style.MUTED}
+        look |= {"showlegend": False, "hoverinfo": "skip", "textposition": "middle right"}
+        figure.add_scatter(x=[0, 1], y=[level] * 2, mode="lines", **look)
+        figure.add_scatter(x=[level] * 2, y=[0, 1], mode="lines+text", text=words, **look)
+    _add_points(figure, heads, x, y, selected)
+    axis = {"range": [-0.04, 1.04], "tickvals": [0, 0.25, 0.5, 0.75, 1]}
+    figure.update_xaxes(title_text="attention that moves with the contents (0 to 1)", **axis)
+    figure.update_yaxes(title_text="attention that stays<br>at its positions (0 to 1)", **axis)
+    figure.update_layout(legend_itemsizing="constant")
+    return style.note_missing(figure, "no head was measured with exchanged keys", x * y)
 
 
 @public

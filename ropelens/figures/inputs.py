@@ -79,11 +79,18 @@ def _head_hover(row: dict[Hashable, Any]) -> str:
     elif not (pd.isna(row["offset_low"]) or pd.isna(row["offset_high"])):
         offset = f", offsets {int(row['offset_low'])} to {int(row['offset_high'])}"
     sure = "" if pd.isna(row["confidence"]) else f" (confidence {row['confidence']:.2f})"
+    doubt = ", uncertain" * bool(row.get("uncertain")) + ", opposed" * bool(row.get("opposed"))
+    follow = ""
+    if not pd.isna(row.get("follows_position")):
+        follow = (
+            f"keys exchange contents: {row['follows_position']:.0%} of the attention stays, "
+            f"{row['follows_content']:.0%} moves (chance {row['follows_chance']:.0%})<br>"
+        )
     return (
-        f"<b>L{row['layer']} H{row['head']}</b> {row['label']}{offset}{sure}<br>"
+        f"<b>L{row['layer']} H{row['head']}</b> {row['label']}{offset}{sure}{doubt}<br>"
         f"{row['total_bits']:.2f} bits: sink {row['sink_bits']:.2f}, "
         f"position {row['position_bits']:.2f}, content {row['content_bits']:.2f}, "
-        f"interaction {row['interaction_bits']:.2f}<br>"
+        f"interaction {row['interaction_bits']:.2f}<br>{follow}"
         f"strongest plane: {short_count(row['top_wavelength'])} tokens, "
         f"{number(row['top_share'], '.0%')} of the push"
     )

@@ -1,18 +1,13 @@
 """Numbers of heads that follow from a profile: labels, fractions, wavelengths, resamples."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
 from ropelens.attention.formulas import FOLLOW, GAINS, attention_budget, describe_wavelengths
-from ropelens.budget.labels import (
-    Thresholds,
-    assign_shared,
-    follow_numbers,
-    label_heads,
-)
+from ropelens.budget.labels import Thresholds, assign_shared, follow_numbers, label_heads
 from ropelens.errors import BadArgument
 from ropelens.profiles.measures import columns
 
@@ -25,9 +20,6 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     columns_of_bits = {name: profile[name].values for name in columns("budget")}
     rows = profile["group_scored"].values
     bits = {name: x[0] for name, x in pooled_bits(profile, rows[None] / rows.sum()).items()}
-    parts = np.stack([bits[name] for name in ("position", "content", "interaction")])
-    rest = np.broadcast_to(bits["total"] - bits["sink"], parts.shape)
-    shares = np.divide(parts, rest, out=np.full_like(parts, np.nan), where=rest > 0)
     label = label_heads(bits, rows=float(rows.sum()))
     by_head = "head_wavelength" if "head_wavelength" in profile else "wavelength"
     push, wavelength = xr.broadcast(profile["selectivity_keys"], profile[by_head])
@@ -35,12 +27,12 @@ def head_values(profile: xr.Dataset) -> dict[str, np.ndarray]:
     positional = label == "positional"
     offsets = {name: np.where(positional, profile[name].values, np.nan) for name in names}
     offsets["offset"][~(offsets["offset_weight"] >= Thresholds.offset)] = np.nan
-    layer, head = np.indices(label.shape)
+    place: np.ndarray = np.indices(label.shape)
     return {
-        "layer": layer,
-        "head": head,
+        "layer": place[0],
+        "head": place[1],
         "label": label,
-        **dict(zip(FRACTIONS, shares, strict=True)),
+        **fractions(bits),
         **columns_of_bits,
         **offsets,
         **describe_wavelengths(push.values, wavelength.transpose(*push.dims).values),
@@ -54,10 +46,26 @@ def require_budget(profile: xr.Dataset) -> None:
         raise BadArgument(what, hint="rl.profile(model, text), without budget=False")
 
 
+def fractions(bits: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The `FRACTIONS` of the bits that sinks do not explain; NaN if there are none."""
+    parts = np.stack([bits[part] for part in ("position", "content", "interaction")])
+    rest = np.broadcast_to(bits["total"] - bits["sink"], parts.shape)
+    shares = np.divide(parts, rest, out=np.full_like(parts, np.nan), where=rest > 0)
+    return dict(zip(FRACTIONS, shares, strict=True))
+
+
 def resample_labels(
     profile: xr.Dataset, *, resamples: int, seed: int, spread: float = 1.0
 ) -> np.ndarray:
-    """Labels [resample, layer, head] of bootstrap resamples of the groups of sequences.
+    """Labels [resample, layer, head] of the resamples of `resample_bits`."""
+    bits = resample_bits(profile, resamples=resamples, seed=seed, spread=spread)
+    return label_heads(bits, rows=float(profile["group_scored"].sum()))
+
+
+def resample_bits(
+    profile: xr.Dataset, *, resamples: int, seed: int, spread: float = 1.0
+) -> dict[str, Float[np.ndarray, "resample layer head"]]:
+    """Budgets of bootstrap resamples of the groups of sequences; shared bits are assigned.
 
     A seed draws the same groups in all profiles with the same number of groups. `spread`
     multiplies the difference between a resample and the whole text.
@@ -67,7 +75,7 @@ def resample_labels(
     draws = random.multinomial(len(rows), evenly, size=resamples)
     weight, share = draws * rows, rows / rows.sum()
     weight = share + spread * (weight / weight.sum(axis=1, keepdims=True) - share)
-    return label_heads(pooled_bits(profile, weight), rows=float(rows.sum()))
+    return pooled_bits(profile, weight)
 
 
 def pooled_bits(

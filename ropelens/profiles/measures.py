@@ -176,7 +176,10 @@ def complete_profile(profile: xr.Dataset, path: str | Path) -> xr.Dataset:
     """`profile`, with NaN and a warning for measures that did not exist when it was saved."""
     rows = missing_measures(profile)
     if names := ", ".join(row.name for row in rows):
-        warnings.warn(f"{path} was saved before ropelens measured {names}: NaN", stacklevel=3)
+        words = f"{path} was saved before ropelens measured {names}: NaN"
+        if "shared_bits" in names:
+            words += "; without exchanged keys, labels count all shared bits as content"
+        warnings.warn(words, stacklevel=3)
     shapes = {row.name: [profile.sizes.get(dim, 1) for dim in row.saved_dims] for row in rows}
     values = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
     return profile.assign(labelled(values, rows))

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from scipy.special import softmax
 
+from ropelens.claims.tables import DOUBTS
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, visible_token
 from ropelens.figures.head import excerpt_tokens, farthest_distance, kernel_arrays, reach_arrays
@@ -75,6 +76,7 @@ def model_payload(
         "rows": rows.tolist(),
         "kvHeads": kv_heads(profile).tolist(),
         "labels": heads["label"].tolist(),
+        "doubts": {name: np.flatnonzero(heads.get(name, ())).tolist() for name in DOUBTS},
         "columns": {name: packed(numbers(heads, name)) for name in names},
         "shares": packed(bit_shares(heads)),
         **excerpt_payload(profile),
@@ -84,7 +86,7 @@ def model_payload(
 
 
 def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[str, Any]:
-    layout = {"margin_t": 24, "showlegend": row.name not in ("map", "claim")}
+    layout = {"margin_t": 24, "showlegend": row.name not in ("map", "follow", "claim")}
     if row.section == "head":  # the script fills heat maps and reports missing data
         notes = [note for note in figure.layout.annotations if note.name != style.NO_DATA]
         figure = go.Figure(figure).update_layout(annotations=notes)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.claims.tables import classify_heads
+from ropelens.claims.tables import DOUBTS, classify_heads
 from ropelens.comparison.table import group_entries, summarize_comparison
 from ropelens.errors import public
 from ropelens.figures.formats import change_and_interval, short_count
@@ -17,6 +17,7 @@ from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
 from ropelens.intervals import ENOUGH_DOCUMENTS
 from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
 from ropelens.interventions.variables import NEEDLES, OWN_ROTATION
+from ropelens.profiles.heads import FRACTIONS
 from ropelens.report.render import write_sentence, write_sentences
 
 Record = dict[str, Any]  # the numbers of a sentence
@@ -71,6 +72,8 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
         "all": len(common) == len(offsets),
         "bands": int(positional["offset"].isna().sum()),
     }
+    labels = [label for label, count in counts if count]
+    by_label = [_label_numbers(label, heads[heads["label"] == label]) for label in labels]
     groups: list[Record] = []
     for label in ("positional", "semantic"):
         rows = heads[(heads["label"] == label) & heads["top_share"].notna()]
@@ -80,13 +83,26 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
             record: Record = {"label": label, "heads": len(rows), "median": median}
             record |= {"low": low, "high": high, "share": float(rows["top_share"].median())}
             groups.append(record | {"planes": int(rows["planes_to_half"].median())})
+    doubts = {name: int(np.sum(heads.get(name, 0))) for name in DOUBTS}
     records = {
         "headline": {"heads": len(heads), "counts": [pair for pair in counts if pair[1]]},
         "claim": heads.attrs.get("claim"),
+        "by_label": {"groups": by_label},
+        "doubts": doubts | {"heads": len(heads)},
         "where_positional": where if len(positional) else None,
         "through_wavelengths": {"groups": groups} if groups else None,
     }
     return write_sentences("profile", records)
+
+
+def _label_numbers(label: str, heads: pd.DataFrame) -> Record:
+    """The numbers of a sentence about the heads with one label: medians over these heads."""
+    names = ("follows_position", "follows_content", "follows_chance", *FRACTIONS[:2])
+    median = heads.reindex(columns=[*names, "total_bits", "sink_bits"]).median()
+    numbers = {name.removeprefix("follows_"): float(median[name]) for name in names}
+    sink = (heads["sink_bits"] / heads["total_bits"]).median()
+    numbers |= {"total": float(median["total_bits"]), "sink": float(sink)}
+    return {"label": label, "heads": len(heads)} | numbers
 
 
 def attention_sentences(profile: xr.Dataset) -> list[str]:

@@ -68,7 +68,7 @@ class Rows:
         return padding if self.hidden is None else padding | self.hidden[:, key]
 
     def from_share(self, share: float) -> "Rows":
-        """The rows after this share of each sequence. Earlier rows get weight 0 or are left out."""
+        """The rows after this share of each sequence. Others have weight 0 or are left out."""
         late = self.position >= self.length[:, None] * share
         part = slice(int(late.any(0).long().argmax()), None)
         weight = (self.weight * late)[:, part]

@@ -30,5 +30,5 @@ const rowOf = (layer, head) => page.rows[layer][head];
 const places = page.rows.flatMap((row, layer) =>
   row.map((index, head) => [index, layer, head])).filter(([index]) => index >= 0)
   .sort(([a], [b]) => a - b).map(([, layer, head]) => [layer, head]);
-const shares = (row, model = page) => [...decode(model.shares).subarray(4 * row, 4 * row + 4)];
+const shares = (row, model = page) => [...decode(model.shares).subarray(5 * row, 5 * row + 5)];
 const number = (column, row, model = page) => decode(model.columns[column])[row];

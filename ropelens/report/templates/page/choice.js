@@ -119,13 +119,23 @@ async function refresh() {
 function labelWords(row, model = page) {
   const [offset, low, high] = ["offset", "offset_low", "offset_high"].map((name) => number(name, row, model));
   const looks = !Number.isNaN(offset) ? `, offset ${offset}` : Number.isNaN(low) ? "" : `, offsets ${low} to ${high}`;
-  return `${model.labels[row]}${looks}`;
+  const doubts = ["uncertain", "opposed"].filter((doubt) => model.doubts[doubt].includes(row)).map((doubt) => `, ${doubt}`);
+  return `${model.labels[row]}${looks}${doubts.join("")}`;
 }
 
 function bitsWords(row, model = page) {
   const parts = shares(row, model);
-  const split = ["sink", "position", "content", "both"].map((part, i) => `${part} ${Math.round(100 * (parts[i] || 0))}%`);
+  const split = ["sink", "position", "shared", "content", "both"].map((part, i) => `${part} ${Math.round(100 * (parts[i] || 0))}%`);
   return `${number("total_bits", row, model).toFixed(2)} bits: ${split.join(", ")}`;
+}
+
+/** What the head follows when keys exchange contents; "" if this was not measured. */
+function followWords(row, model = page) {
+  if (!model.columns.follows_position) return "";
+  const [stays, moves, chance] = ["position", "content", "chance"].map((name) => number(`follows_${name}`, row, model));
+  if (!(stays >= 0)) return "";
+  const [of, with_, by] = [stays, moves, chance].map((share) => `${Math.round(100 * share)}%`);
+  return ` When keys exchange contents, ${of} of its attention stays at the same positions and ${with_} moves with the contents (chance ${by}).`;
 }
 
 function describe(row) {
@@ -137,7 +147,7 @@ function describe(row) {
   $("head-title").replaceChildren(`Layer ${layer}, head ${head}: `, glyph, labelWords(row));
   const parts = shares(row);
   $("budget").querySelectorAll("span").forEach((bar, i) => { bar.style.flexGrow = parts[i] || 0; bar.hidden = !(parts[i] >= 0.005); });
-  $("now").textContent = bitsWords(row);
+  $("now").textContent = `${bitsWords(row)}.${followWords(row)}`;
   document.querySelectorAll("#head .plot").forEach((element) => {
     element.setAttribute("aria-label", `${element.dataset.words ??= element.getAttribute("aria-label")}: layer ${layer}, head ${head}`);
   });
@@ -178,7 +188,7 @@ function describeSecond() {
     ? " This model did not read this piece of text: use the same --prompt for both models."
     : state.tab === "pair" && !sameTokens(page.beside) ? " This model has other tokens for this text." : "";
   $("beside-now").textContent = `${name}, layer ${second.layer}, head ${second.head}: ${labelWords(row, page.beside)}. `
-    + `${bitsWords(row, page.beside)}.${stopped}${text}`;
+    + `${bitsWords(row, page.beside)}.${followWords(row, page.beside)}${stopped}${text}`;
 }
 
 const PANES = { all: ["view", $("all")], one: ["tab", $("head")] };

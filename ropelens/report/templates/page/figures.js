@@ -6,7 +6,7 @@ const seen = (element) => element.offsetParent !== null && !far.has(element);
 const drawn = (element) => Boolean(element.data);
 
 function options(name) {
-  const zoom = ["kernel", "claim", "pair"].includes(name);
+  const zoom = ["kernel", "claim", "follow", "pair"].includes(name);
   return { ...plotOptions(`ropelens-${name}`, $(`${name}-title`)?.textContent, zoom ? [["zoom2d", "pan2d", "resetScale2d"]] : []),
     displayModeBar: matchMedia("(hover: hover)").matches ? "hover" : false };
 }
@@ -143,6 +143,7 @@ const SHOW = {
     return colorMap();
   },
   claim: ring,
+  follow: ring,
   selectivity: (...shown) => {
     refill(...shown);
     return markBand(...shown);
@@ -162,6 +163,7 @@ const CLICKS = {
     if (named) choose(Number(named[1]), Number(named[2]));
   }),
   map: onClick((point) => choose(point.y, point.x)),
+  follow: onClick(({ customdata }) => customdata && choose(...customdata)),
   claim: onClick(({ customdata }) => customdata && choose(...customdata)),
   norms: onClick((point) => choose(point.y, state.head)),
   selectivity: (element) => element.on("plotly_selected", (event) => {
