@@ -5,11 +5,10 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
+from measured import old_rule
 from oracles.handmade import DISTINCT, MIXTURES, Expected, Site, handmade
 
 import ropelens as rl
-from ropelens.attention.formulas import GAINS, attention_budget
-from ropelens.budget.labels import label_heads
 
 OTHERS = [(seed, head_dim) for head_dim in (32, 64) for seed in range(3)][1:]
 CASES = [(0, 32), *(pytest.param(case, marks=pytest.mark.slow) for case in OTHERS)]
@@ -85,16 +84,6 @@ def test_selectivity_is_in_the_planes_with_weights(built):
             assert keys[planes].sum() > 0.9 * keys.sum(), truth
         if truth.sink:
             assert sink[of_sink].sum() > 0.8 * sink.sum(), truth
-
-
-def old_rule(profile: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Labels [layer, head] if all shared bits count as content, and fractions of content."""
-    rows = profile["group_scored"].values
-    share = rows / rows.sum()
-    gains = (np.einsum("g,glh->lh", share, profile[f"group_{name}"].values) for name in GAINS)
-    bits = attention_budget(*gains)
-    fraction = bits["content"] / (bits["total"] - bits["sink"])
-    return label_heads(bits, rows=float(rows.sum())), fraction
 
 
 @pytest.mark.parametrize(
