@@ -21,18 +21,15 @@ ByKey = Float[Tensor, "batch kv_head group row key"]
 ByRow = Float[Tensor, "batch kv_head group row"]
 
 
-def blocks_of(
-    sampled: SampledCall, heads: slice | None = None, *, parts: int = 1
-) -> Iterator["Block"]:
+def blocks_of(sampled: SampledCall, heads: slice | None = None) -> Iterator["Block"]:
     """All rows of a call, in blocks of about `BLOCK_ELEMENTS` scores but at least 16 rows.
 
     A block has some key-value heads. If `heads` are given, it has these heads and half of the
-    scores, because models of heads need the rest of the memory. `parts` divides the number of
-    scores of a block.
+    scores, because models of heads need the rest of the memory.
     """
     batch, kv_heads, group = sampled.row_q.shape[:3]
     device, count = sampled.k.device.type, sampled.position.shape[1]
-    area = fast_products.BLOCK_ELEMENTS[device] // (batch * group * parts)
+    area = fast_products.BLOCK_ELEMENTS[device] // (batch * group)
     if heads is not None:
         area //= 2 * (heads.stop - heads.start)
     most = fast_products.BLOCK_ROWS[device]
@@ -176,9 +173,7 @@ class Block:
         """Which keys each row sees."""
         return self.visibility.sees().to(self.k.device)
 
-    def hide(
-        self, scores: Float[Tensor, "*version batch kv_head group row key"]
-    ) -> Float[Tensor, "*version batch kv_head group row key"]:
+    def hide(self, scores: ByKey) -> ByKey:
         """`scores`, changed in place: a row gets weight 0 for keys that it does not see."""
         for columns, penalty in self._penalties:
             scores[..., columns] += penalty

@@ -14,23 +14,22 @@ attention call: the rest of the model does not run again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.attention.block import Block, blocks_of
-from ropelens.attention.fast_products import products
 from ropelens.attention.formulas import FOLLOW, learned_sink_mass
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import Visibility
 from ropelens.rope.planes import unrotate
-from ropelens.text.rows import generator_of
+from ropelens.text.rows import Rows, generator_of
 
-DRAWS = 4  # permutations of each sequence
+DRAWS = 4  # permutations of each sequence; its rows use them in turn
+AT_ONCE = {"cpu": 1, "cuda": DRAWS}  # draws of a batch: a GPU has room, a CPU has small caches
 EARLY = 1 / 3  # share of a sequence whose rows have too few keys to exchange
-COPIES = {"cpu": 1 + DRAWS, "cuda": 2}  # parts of a usual block that a block may have
 
 
 def exchange_order(
@@ -44,44 +43,37 @@ def exchange_order(
     return order
 
 
-@dataclass(frozen=True)
-class ExchangedKeys:
-    """The keys of a call under permutations of their contents.
+def exchanged(
+    sampled: SampledCall,
+    still: Float[Tensor, "batch kv_head key coordinate"],
+    order: Float[Tensor, "batch key"],
+) -> tuple[SampledCall, Int[Tensor, "2 batch shared key"]]:
+    """The call after its keys exchanged their contents (`still` is k~), with pi^-1 and pi.
 
-    `pi` has pi^-1 and pi; it is -1 for tokens that keep their place. `k` has the unchanged keys
-    first, followed by the exchanged keys of each draw.
+    Real, unhidden tokens that are not sinks are permuted in the random `order`; pi is -1 for
+    all others. In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
     """
-
-    pi: Int[Tensor, "2 batch shared draw key"]
-    k: Float[Tensor, "batch kv_head version key coordinate"]
-
-    @classmethod
-    def of(
-        cls, sampled: SampledCall, order: Float[Tensor, "batch draw key"]
-    ) -> "ExchangedKeys":
-        """Permute the real, unhidden tokens except sinks, in the random `order`.
-
-        In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
-        """
-        index = torch.arange(order.shape[-1])
-        is_sink = (sampled.sink_kind > 0).any(2).cpu()
-        movable = ~(is_sink | sampled.rows.padding(index)[:, None])[:, :, None]
-        span = exchange_span(sampled.call.visibility)
-        windowed = sampled.rows.length[:, None] > span
-        block = torch.where(windowed, index // max(1, span // 2), 0)[:, None, None]
-        # Both orders list the movable tokens of each block first, and then all other tokens.
-        last = index + 2.0 + len(index)
-        drawn = torch.where(movable, order[:, None].double() + block, last).argsort(-1)
-        places = torch.where(movable, index, last).argsort(-1).expand_as(drawn)
-        inverse = torch.empty_like(drawn).scatter_(-1, drawn, places)
-        contents = torch.empty_like(drawn).scatter_(-1, places, drawn)
-        pi = torch.stack([inverse, contents]).masked_fill(~movable, -1).to(sampled.k.device)
-        planes = sampled.planes.of_keys(sampled.k.shape[1])
-        back = replace(planes, inv_freq=-planes.inv_freq[..., None, :])
-        still = sampled.k_still[:, :, None].expand(-1, -1, order.shape[1], -1, -1)
-        moved = still.gather(-2, contents.to(still.device)[..., None].expand_as(still))
-        keys = sampled.k[:, :, None], unrotate(moved, sampled.key_position, back)
-        return cls(pi, torch.cat(keys, dim=2))
+    index, call = torch.arange(order.shape[-1]), sampled.call
+    is_sink = (sampled.sink_kind > 0).any(2).cpu()
+    movable = ~(is_sink | sampled.rows.padding(index)[:, None])
+    span = exchange_span(call.visibility)
+    windowed = sampled.rows.length[:, None, None] > span
+    block = torch.where(windowed, index // max(1, span // 2), 0)
+    # Both orders list the movable tokens of each block first, and then all other tokens.
+    last = index + 2.0 + len(index)
+    drawn = torch.where(movable, order[:, None].double() + block, last).argsort(-1)
+    places = torch.where(movable, index, last).argsort(-1)
+    inverse = torch.empty_like(drawn).scatter_(-1, drawn, places)
+    contents = torch.empty_like(drawn).scatter_(-1, places, drawn)
+    pi = torch.stack([inverse, contents]).masked_fill(~movable, -1).to(sampled.k.device)
+    planes = sampled.planes.of_keys(sampled.k.shape[1])
+    key = still.gather(-2, contents.to(still.device)[..., None].expand_as(still))
+    back = replace(planes, inv_freq=-planes.inv_freq)
+    key = unrotate(key, sampled.key_position, back)
+    after = SampledCall(
+        replace(call, key=key), sampled.rows, sampled.planes, sinks=sampled.sinks
+    )
+    return after, pi
 
 
 def exchange_span(visibility: Visibility) -> int:
@@ -93,52 +85,59 @@ def exchange_span(visibility: Visibility) -> int:
 
 @torch.no_grad()
 def follow_sums(
-    sampled: SampledCall, sets: Bool[Tensor, "batch set position"]
+    sampled: SampledCall, sets: Bool[Tensor, "batch set position"], *, single: bool
 ) -> Float[Tensor, "batch set head follow"]:
-    """The sums `FOLLOW` of each sequence and query head over the late rows of each set."""
+    """The sums `FOLLOW` of each sequence and query head over the late rows of each set.
+
+    The rows of a sequence use its permutations in turn. Every row of a `single` long sequence
+    uses all of them.
+    """
     shape = (len(sampled.k), sets.shape[1], sampled.q.shape[1], len(FOLLOW))
-    total = torch.zeros(shape, dtype=torch.float64)
-    late = sampled.rows.from_share(EARLY)
-    if late.order is None or not late.weight.any():
+    total, order = torch.zeros(shape, dtype=torch.float64), sampled.rows.order
+    if order is None:
         return total
-    late_call = sampled.with_rows(late)
-    keys = ExchangedKeys.of(late_call, late.order)
-    for block in blocks_of(late_call, parts=COPIES[sampled.k.device.type]):
-        total[:, :, block.query_heads] += block.sum_over_sets(overlaps(block, keys), sets)
+    at_once, step = AT_ONCE[sampled.k.device.type], 1 if single else DRAWS
+    sequences = torch.arange(len(sets)).repeat(at_once)
+    repeated = sampled if at_once == 1 else sampled.of_sequences(sequences)
+    still = repeated.k_still  # the same for all draws
+    for first in range(0, DRAWS, at_once):
+        draws = range(first, first + at_once)
+        before = repeated.with_rows(rows_in_turn(sampled.rows, draws, step))
+        after, pi = exchanged(before, still, torch.cat([order[:, draw] for draw in draws]))
+        for block, exchanged_block in zip(blocks_of(before), blocks_of(after), strict=True):
+            by_row = overlaps(block, exchanged_block, pi) * (step / DRAWS)
+            sums = block.sum_over_sets(by_row, sets[sequences]).unflatten(0, (at_once, -1))
+            total[:, :, block.query_heads] += sums.sum(0)
     return total
 
 
+def rows_in_turn(rows: Rows, draws: range, step: int) -> Rows:
+    """The late rows that use these draws; the sequences are repeated for each draw."""
+    parts = [vars(rows.every(step, draw % step)) for draw in draws]
+    tables = [name for name, x in parts[0].items() if isinstance(x, Tensor)]
+    joined = {name: torch.cat([part[name] for part in parts]) for name in tables}
+    return replace(rows, **joined, dense=False).from_share(EARLY)
+
+
 def overlaps(
-    block: Block, keys: ExchangedKeys
+    block: Block, after: Block, pi: Int[Tensor, "2 batch shared key"]
 ) -> Float[Tensor, "batch kv_head group row follow"]:
-    """The values of `FOLLOW` in each row, the mean over the draws."""
-    columns = block.columns
-    pi = (
-        keys.pi[..., columns]
-        if keys.pi.shape[2] == 1
-        else keys.pi[:, :, block.heads, ..., columns]
-    )
+    """The values of `FOLLOW` in each row; `after` is the block with exchanged keys."""
+    pi = pi[..., block.columns] if pi.shape[2] == 1 else pi[:, :, block.heads, block.columns]
     # V has the keys whose contents stay visible, and W the places where these contents are.
-    seen = block.visible[:, None, None, :, None] & block.visibility.sees_each(pi)[:, :, :, None]
-    v, w = seen.to(block.k)
-    k = keys.k[:, block.heads, :, columns]
-    scores = block.q.new_empty(*block.q.shape[:4], k.shape[2] * k.shape[3])
-    products(block.q, k.flatten(2, 3), out=scores, scale=block.call.scale)
-    scores = block.call.squash(scores).unflatten(-1, k.shape[2:4])
-    block.hide(scores.movedim(-2, 0))
-    attention, after = scores.softmax(-1).tensor_split([1], dim=-2)
-    before = attention * v
-    index = (pi[1] - block.keys.start).clamp(0, len(block.keys) - 1)[:, :, None, None]
-    moved = attention.expand_as(after).gather(-1, index.expand_as(after)) * w
+    seen = block.visible[:, None] & block.visibility.sees_each(pi)
+    v, w = seen[:, :, :, None].to(block.k)
+    attention, index = block.attention, (pi[1] - block.keys.start).clamp(0, len(block.keys) - 1)
+    moved = attention.gather(-1, index[:, :, None, None].expand_as(attention)) * w
+    before, mass = attention * v, moved.sum(-1)
     others = before.new_empty(3, *before.shape)
-    torch.mul(after, v, out=others[0])
-    torch.mul(after, w, out=others[1])
+    torch.mul(after.attention, v, out=others[0])
+    torch.mul(after.attention, w, out=others[1])
     torch.mul(attention, w, out=others[2])
-    mass = before.sum(-1)
     others *= (mass / others.sum(-1).clamp(min=1e-30))[..., None]
     torch.minimum(before, others[0], out=others[0])
     torch.minimum(moved, others[1:], out=others[1:])
-    numbers = torch.cat([others.sum(-1), mass[None]]).mean(-1)
+    numbers = torch.cat([others.sum(-1), mass[None]])
     if block.call.sink_logits is not None:
         numbers *= 1 - learned_sink_mass(block)
     return torch.cat([numbers, torch.ones_like(numbers[:1])]).movedim(0, -1)

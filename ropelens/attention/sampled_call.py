@@ -58,7 +58,9 @@ class SampledCall:
             other.k_still = self.k_still
         return other
 
-    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> "SampledCall":
+    def of_sequences(
+        self, chosen: slice | Bool[Tensor, " batch"] | Int[Tensor, " some"]
+    ) -> "SampledCall":
         """The rows of some of the sequences."""
         names = ("query", "key", "value", "output")
         parts: dict[str, Any] = {name: vars(self.call)[name][chosen] for name in names}

@@ -68,7 +68,9 @@ class Visibility:
         """The rows at these positions."""
         return self.rows(self.index_of(position))
 
-    def of_sequences(self, chosen: slice | Bool[Tensor, " batch"]) -> "Visibility":
+    def of_sequences(
+        self, chosen: slice | Bool[Tensor, " batch"] | Int[Tensor, " some"]
+    ) -> "Visibility":
         """The rows of some of the sequences."""
         return self._map(lambda table: table if len(table) == 1 else table[chosen])
 
@@ -112,17 +114,16 @@ class Visibility:
         return (key >= self.first[..., None]) & (key <= self.position[..., None])
 
     def sees_each(
-        self, key: Int[Tensor, "*lead batch head draw key"]
-    ) -> Bool[Tensor, "*lead batch head row draw key"]:
+        self, key: Int[Tensor, "*lead batch head key"]
+    ) -> Bool[Tensor, "*lead batch head row key"]:
         """Whether each row sees the keys at these positions; -1 is never seen."""
         if self.mask is None:
             ends = self.first.to(key.device), self.position.to(key.device)
-            first, last = (end[:, None, :, None, None] for end in ends)
-            return (key[..., None, :, :] >= first) & (key[..., None, :, :] <= last)
-        mask = self.mask.to(key.device)[:, None, :, None]
-        mask = mask.expand(*key.shape[:-2], -1, key.shape[-2], -1)
-        index = (key - self.keys.start).clamp(min=0)[..., None, :, :]
-        return mask.gather(-1, index.expand(mask.shape)) & (key >= 0)[..., None, :, :]
+            first, last = (end[:, None, :, None] for end in ends)
+            return (key[..., None, :] >= first) & (key[..., None, :] <= last)
+        mask = self.mask.to(key.device)[:, None].expand(*key.shape[:-1], *self.mask.shape[1:])
+        index = (key - self.keys.start).clamp(min=0)[..., None, :].expand(mask.shape)
+        return mask.gather(-1, index) & (key >= 0)[..., None, :]
 
     def agrees(self, other: "Visibility") -> bool:
         """Whether the rows of two calls over the same tokens see the same keys."""

@@ -87,7 +87,8 @@ class LayerFit:
             members, fold_call = _rows_of_fold(sampled, text, fold)
             if members.any():
                 scores[members] += score_models(fold_call, weights[:, 1 - fold], sets[members])
-        return by_group(torch.cat([scores, follow_sums(sampled, sets)], dim=-1), text.group)
+        follow = follow_sums(sampled, sets, single=text.single_long_sequence)
+        return by_group(torch.cat([scores, follow], dim=-1), text.group)
 
     @property
     def kappa(self) -> Float[Tensor, "head offset"]:
@@ -194,7 +195,7 @@ def _rows_of_fold(
 ) -> tuple[Bool[Tensor, " batch"], SampledCall]:
     """The sequences of a fold and their rows, or every second row of a single long sequence."""
     if text.single_long_sequence:
-        return text.fold >= 0, sampled.with_rows(sampled.rows.every_other(fold))
+        return text.fold >= 0, sampled.with_rows(sampled.rows.every(2, fold))
     members = text.fold == fold
     return members, sampled.of_sequences(members)
 

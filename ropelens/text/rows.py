@@ -54,12 +54,11 @@ class Rows:
         weight = self.weight.masked_fill(hidden.gather(1, self.position), 0)
         return replace(self, weight=weight, hidden=hidden)
 
-    def every_other(self, first: int) -> "Rows":
-        """Every second row of each sequence; an odd number gets a last row of weight 0."""
-        even = self.position.shape[1] // 2 * 2
-        position = torch.cat([self.position, self.position[:, even:]], dim=1)
-        weight = torch.cat([self.weight, 0 * self.weight[:, even:]], dim=1)
-        position, weight = position[:, first::2], weight[:, first::2]
+    def every(self, step: int, first: int) -> "Rows":
+        """Every `step`-th row of each sequence; rows of weight 0 fill up the last step."""
+        fill = self.position[:, -1:].expand(-1, -self.position.shape[1] % step)
+        position = torch.cat([self.position, fill], dim=1)[:, first::step]
+        weight = torch.cat([self.weight, 0.0 * fill], dim=1)[:, first::step]
         return replace(self, position=position, weight=weight, dense=False)
 
     def padding(self, key: Int[Tensor, " key"]) -> Bool[Tensor, "batch key"]:

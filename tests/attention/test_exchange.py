@@ -19,7 +19,7 @@ import ropelens as rl
 from ropelens import profiles
 from ropelens.attention import exchange
 from ropelens.attention.call import AttentionCall
-from ropelens.attention.exchange import EARLY
+from ropelens.attention.exchange import DRAWS, EARLY
 from ropelens.attention.formulas import FOLLOW
 from ropelens.budget import held_out
 from ropelens.budget.held_out import LayerFit, add_found_sinks
@@ -62,7 +62,7 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
 def dense_sums(
     call: AttentionCall, planes: Planes, sequence: int, sinks: Tensor, batch: Any
 ) -> Iterator[Tensor]:
-    """`FOLLOW` of each query head, row by row and draw by draw."""
+    """`FOLLOW` of each query head, row by row; the rows use the permutations in turn."""
     length, group = int(batch.text.lengths[sequence]), call.query.shape[1] // call.key.shape[1]
     hidden = torch.zeros(length, dtype=torch.bool)
     if batch.text.hidden is not None:
@@ -88,8 +88,8 @@ def dense_sums(
             rows = zip(
                 batch.scored.position[sequence], batch.scored.weight[sequence], strict=True
             )
-            for row, weight in rows:
-                if weight == 0 or row < length * EARLY:
+            for index, (row, weight) in enumerate(rows):
+                if weight == 0 or row < length * EARLY or index % DRAWS != draw:
                     continue
                 a, b = (
                     call.squash(call.scale * keys @ q[row]) for keys in (k[:length], exchanged)
@@ -107,7 +107,7 @@ def dense_sums(
                 others = b[v], b[inverse][v], a[inverse][v]
                 total[:3] += weight * mass * torch.stack([overlap(a[v], x) for x in others])
                 total[3] += weight * mass
-        yield total / batch.scored.order.shape[1]
+        yield total
 
 
 PADDED = rl.Text(random_tokens(), lengths=torch.tensor([30, 24]))

@@ -184,7 +184,7 @@ def test_a_single_sequence_is_scored_on_rows_of_the_opposite_fold():
         assert sample.text.single_long_sequence
         scored = sample_rows(torch.tensor([length]), count=scored_rows(sample.text), seed=5)
         assert torch.equal(scored.position, sample.rows.position)
-        halves = [scored.every_other(first) for first in (0, 1)]
+        halves = [scored.every(2, first) for first in (0, 1)]
         first, second = (set(half.position[half.weight > 0].tolist()) for half in halves)
         assert not first & second
         assert len(first) + len(second) == min(length - 1, 2 * FOLD_ROWS)
