@@ -62,7 +62,10 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
 def dense_sums(
     call: AttentionCall, planes: Planes, sequence: int, sinks: Tensor, batch: Any
 ) -> Iterator[Tensor]:
-    """`FOLLOW` of each query head, row by row; the rows use the permutations in turn."""
+    """`FOLLOW` of each query head, row by row; rows use the permutations in turn.
+
+    Each row of a single sequence uses all permutations.
+    """
     length, group = int(batch.text.lengths[sequence]), call.query.shape[1] // call.key.shape[1]
     hidden = torch.zeros(length, dtype=torch.bool)
     if batch.text.hidden is not None:
@@ -89,7 +92,11 @@ def dense_sums(
                 batch.scored.position[sequence], batch.scored.weight[sequence], strict=True
             )
             for index, (row, weight) in enumerate(rows):
-                if weight == 0 or row < length * EARLY or index % DRAWS != draw:
+                if weight == 0 or row < length * EARLY:
+                    continue
+                if batch.text.single_long_sequence:
+                    weight = weight / DRAWS
+                elif index % DRAWS != draw:
                     continue
                 a, b = (
                     call.squash(call.scale * keys @ q[row]) for keys in (k[:length], exchanged)
@@ -115,6 +122,7 @@ MASK = torch.arange(36) >= torch.tensor([[6], [12]])
 HIDDEN = torch.zeros(2, 30, dtype=torch.bool)
 HIDDEN[0, 5:9] = HIDDEN[1, 1] = True
 TEXTS: dict[str, Any] = {
+    "single": random_tokens(sequences=1),
     "hidden": rl.Text(random_tokens(), hidden=HIDDEN),
     "left": {"input_ids": random_tokens(length=36) * MASK, "attention_mask": MASK.long()},
     "packed": {
@@ -197,10 +205,14 @@ def test_sums_are_those_of_a_dense_computation(case: Case):
 
 
 @pytest.mark.parametrize("family", ["llama_gqa", "mistral_sliding", "gpt_oss"])
-@pytest.mark.parametrize(("batch_size", "chunk"), [(1, 2**16), (2, 13)])
-def test_sums_do_not_depend_on_batches_or_chunks(family, batch_size, chunk, monkeypatch):
+@pytest.mark.parametrize(
+    ("batch_size", "chunk", "at_once"), [(1, 2**16, 1), (2, 13, 1), (2, 2**16, DRAWS)]
+)
+def test_sums_do_not_depend_on_batches(family, batch_size, chunk, at_once, monkeypatch):
+    """Nor on chunks, and not on the number of permutations that run at once."""
     live = measured((family, "right"))[0].live
     monkeypatch.setattr(live_model, "ONE_PASS", chunk)
+    monkeypatch.setitem(exchange.AT_ONCE, "cpu", at_once)
     assert live.chunk_length(30) == (13 if chunk == 13 else None)
     check((family, "right"), batch_size=batch_size)
 
@@ -209,7 +221,7 @@ def test_sums_do_not_depend_on_batches_or_chunks(family, batch_size, chunk, monk
 def test_an_exchange_of_nothing_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch):
     measured((family, "right"))
     order = torch.arange(30) / 30
-    in_place = lambda length, **_: order.expand(len(length), 1, -1)  # noqa: E731
+    in_place = lambda length, **_: order.expand(len(length), DRAWS, -1)  # noqa: E731
     monkeypatch.setattr(profiles.measurement, "exchange_order", in_place)
     for layer, sums in follow_of((family, "right")).items():
         numbers = follow_numbers(*sums.T)
@@ -230,8 +242,8 @@ def test_without_rotation_attention_moves_with_the_contents(family: str):
 
 WRONG: dict[str, dict[str, str]] = {
     "llama_gqa: right: contents are exchanged after the rotation": {
-        "sampled.k_still[": "sampled.k[",
-        "unrotate(moved, sampled.key_position, back)": "moved",
+        "still = repeated.k_still": "still = repeated.k",
+        "unrotate(key, sampled.key_position, back)": "key",
     },
     "llama_gqa: right: sinks are exchanged": {"is_sink | sampled": "sampled"},
     "llama_gqa: found sinks: only the first head of a group keeps its sinks": {
@@ -242,10 +254,10 @@ WRONG: dict[str, dict[str, str]] = {
         "sampled.rows.padding(index)": "(index >= sampled.rows.length[:, None])"
     },
     "llama_gqa: right: distributions have different keys": {
-        "torch.mul(after, v, out=others[0])": "others[0] = after"
+        "torch.mul(after.attention, v, out=others[0])": "others[0] = after.attention"
     },
     "llama_gqa: right: contents that the row does not see count": {
-        "block.visibility.sees_each(pi)[:, :, :, None]": "(pi >= 0)[:, :, :, None, None]"
+        "block.visibility.sees_each(pi)": "(pi >= 0)[:, :, :, None]"
     },
     "llama_gqa: right: chance is omitted": {
         "torch.mul(attention, w": "torch.mul(attention, 0 * w"
@@ -255,9 +267,9 @@ WRONG: dict[str, dict[str, str]] = {
         "gather(-2, contents": "gather(-2, inverse"
     },
     "mistral_sliding: right: the permutation ignores the window": {"> span": "> 99"},
-    "llama_gqa: right: heads read another group": {"= keys.k[:": "= keys.k.flip(1)[:"},
-    "llama_gqa: right: rows see all keys": {"block.hide(scores.movedim(-2, 0))": "pass"},
-    "gemma2: right: no soft-cap": {"block.call.squash(scores)": "scores"},
+    "llama_gqa: right: heads read another group": {"key=key)": "key=key.flip(1))"},
+    "llama_gqa: right: no scale": {"key=key)": "key=key, scale=1.0)"},
+    "gemma2: right: no soft-cap": {"key=key)": "key=key, softcap=None)"},
     "gpt_oss: right: no learned sink": {"1 - learned_sink_mass(block)": "1"},
     "llama_gqa: right: early rows count": {"from_share(EARLY)": "from_share(0)"},
 }
