@@ -47,6 +47,7 @@ from .comparison.table import paired_changes as paired_changes
 # plot
 from .figures.head import plot_attention as plot_attention
 from .figures.heads import plot_claim as plot_claim
+from .figures.heads import plot_follow as plot_follow
 from .figures.heads import plot_head_map as plot_head_map
 from .figures.head import plot_kernel as plot_kernel
 from .figures.planes import plot_norms as plot_norms

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ropelens.attention.exchange import follow_sums
 from ropelens.attention.formulas import attention_budget, describe_kernel
 from ropelens.attention.variables import Derived, Statistic, Variable
 from ropelens.budget.held_out import find_sinks
+from ropelens.budget.labels import follow_numbers
 from ropelens.budget.logit import gains, score_models
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.profiles.induction import repeats
@@ -22,6 +24,8 @@ FITTED: dict[str, Callable[..., object]] = {
     r"found_sink": find_sinks,
     r"\w+_bits": attention_budget,
     r"group_scored": score_models,
+    r"group_follow_\w+": follow_sums,
+    r"follow\w+": follow_numbers,
     r"group_\w+": gains,
     r"surrogate_\w+": draw_surrogates,
     r"\w*induction|duplicate_token": repeats,

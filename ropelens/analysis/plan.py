@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig
 from ropelens import config_facts
 from ropelens.analysis.options import Options
 from ropelens.attention.variables import Statistic
-from ropelens.budget.held_out import fitted_sequences
+from ropelens.budget.held_out import fitted_sequences, scored_rows
 from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
 from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import Opened, open_checkpoint
@@ -33,7 +33,7 @@ from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpts import check_excerpts
 from ropelens.profiles.measurement import check_ids, sequences_at_once
-from ropelens.profiles.passes import fit_cost
+from ropelens.profiles.passes import exchange_cost, fit_cost
 from ropelens.profiles.token_sets import attention_on
 from ropelens.rope.select import heads_by_layer
 from ropelens.runtime.devices import LIBRARIES, free_bytes, pass_bytes
@@ -171,6 +171,7 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     layers = len(config_facts.attending_layers(config))
     sizes = source.parameters, heads, _head_dim(config) // 2, longest
     fits = layers * fit_cost(*sizes, options.surrogates)
+    keys = layers * exchange_cost(source.parameters, heads, scored_rows(text) * count, longest)
     precision = str(dtype).removeprefix("torch.")
     if options.quantize is not None:
         precision = f"{options.quantize}, computed in {precision}"
@@ -181,8 +182,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
         "rows": "all rows" if rows == "all" else f"{rows:,} rows of each sequence",
         "batch": f"{size:,} sequence{'s' * (size > 1)} at a time, "
         f"{-(-count // size):,} batch{'es' * (count > size)}",
-        "budget": f"fits and surrogates take as long as a plain pass of {fits:,.0f} tokens; "
-        "in Python, rl.profile(..., budget=False) leaves them out",
+        "budget": f"fits and surrogates take as long as a plain pass of {fits:,.0f} tokens, "
+        f"exchanged keys of {keys:,.0f}; in Python, rl.profile(..., budget=False) omits them",
         "memory": f"{memory} on {', '.join(map(str, devices))}",
     }
     return size, facts

@@ -33,10 +33,10 @@ EARLY = 1 / 3  # share of a sequence whose rows have too few keys to exchange
 
 
 def exchange_order(
-    length: Int[Tensor, " batch"], *, seed: int, numbers: Sequence[int]
+    length: Int[Tensor, " batch"], *, width: int, seed: int, numbers: Sequence[int]
 ) -> Float[Tensor, "batch draw token"]:
     """Random numbers that permute the tokens of sequences; they do not depend on the batch."""
-    order = torch.zeros(len(length), DRAWS, int(length.max()))
+    order = torch.zeros(len(length), DRAWS, width)
     for row, number, count in zip(order, numbers, length.tolist(), strict=True):
         for draw in range(DRAWS):
             row[draw, :count].uniform_(generator=generator_of(seed, number, draw))

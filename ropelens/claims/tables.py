@@ -72,9 +72,10 @@ def classify_heads(
     low, high = (table[name] for name in INTERVAL)
     decided = np.isin(table["label"], ("positional", "mixed", "semantic"))
     table["uncertain"] = decided & (low < Thresholds.named) & (high >= Thresholds.named)
-    score = profile["follow_score"].values
+    score = profile.get("follow_score", np.nan * profile["total_bits"]).values
     opposed = np.where(table["label"] == "positional", score < 0, score > 0)
     table["opposed"] = opposed & np.isin(table["label"], ("positional", "semantic"))
+    unknown = {"uncertain": np.isnan(low), "opposed": np.isnan(score)}
     added = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
     follow = columns("follow")
     table |= {name: profile[name].values for name in (*columns("score"), *follow, *added)}
@@ -85,9 +86,12 @@ def classify_heads(
         *(*INTERVAL, *DOUBTS, *added),
     )
     heads = pd.DataFrame({name: table[name].ravel() for name in order})
-    heads = heads[heads["total_bits"].notna()].reset_index(drop=True)
+    measured = heads["total_bits"].notna()
+    heads = heads[measured].reset_index(drop=True)
     integers = ("offset", "offset_low", "offset_high", "planes_to_half")
     heads = heads.astype(dict.fromkeys(integers, "Int64"))
+    for name, missing in unknown.items():
+        heads[name] = heads[name].astype("boolean").mask(missing.ravel()[measured])
     heads.attrs["thresholds"] = asdict(Thresholds())
     rows = float(profile["group_scored"].sum())
     arrays = wavelength_arrays(*claim_numbers(profile), rows=rows)

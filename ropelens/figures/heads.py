@@ -136,10 +136,9 @@ def plot_follow(
     """
     heads = inputs.head_table(profile, heads)
     shown = ~heads["label"].isin(style.EXCLUDED_LABELS).to_numpy()
-    x, y, chance = (
-        np.where(shown, inputs.numbers(heads, f"follows_{name}"), np.nan)
-        for name in ("content", "position", "chance")
-    )
+    names = ("follows_content", "follows_position", "follows_chance")
+    columns = heads.reindex(columns=names)
+    x, y, chance = (np.where(shown, inputs.numbers(columns, name), np.nan) for name in names)
     title = "What heads follow when keys exchange contents"
     figure = style.new_figure(title, height=430, rows=1, cols=1)
     if np.isfinite(chance).any():

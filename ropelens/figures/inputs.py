@@ -79,7 +79,8 @@ def _head_hover(row: dict[Hashable, Any]) -> str:
     elif not (pd.isna(row["offset_low"]) or pd.isna(row["offset_high"])):
         offset = f", offsets {int(row['offset_low'])} to {int(row['offset_high'])}"
     sure = "" if pd.isna(row["confidence"]) else f" (confidence {row['confidence']:.2f})"
-    doubt = ", uncertain" * bool(row.get("uncertain")) + ", opposed" * bool(row.get("opposed"))
+    doubts = ("uncertain", "opposed")
+    doubt = "".join(f", {name}" for name in doubts if row.get(name) is True)
     follow = ""
     if not pd.isna(row.get("follows_position")):
         follow = (

@@ -118,8 +118,8 @@ class Measurement:
         else:
             rows = sample(count=self.rows)
         scored = sample(count=scored_rows(self.text)).zero_hidden(part.hidden)
-        order = exchange_order(part.lengths, seed=self.seed, numbers=chosen)
-        scored = replace(scored, order=order)
+        keys: Any = {"width": part.ids.shape[1], "seed": self.seed, "numbers": chosen}
+        scored = replace(scored, order=exchange_order(part.lengths, **keys))
         return Batch(part, rows.zero_hidden(part.hidden), scored, fitted)
 
     @property

@@ -29,6 +29,7 @@ from ropelens.rope.planes import Planes
 from ropelens.runtime.processes import gather, shard
 from ropelens.text.rows import Rows
 
+EXCHANGED = 1000.0  # operations per scored row and key
 OBSERVED = 1.6  # time per token with all statistics, compared with an unobserved token
 
 Progress = Callable[[int], None]
@@ -82,6 +83,11 @@ def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: 
     cells = heads * FOLD_ROWS * (context + 4_000)
     # 116 operations per cell and plane weight, of which 40 surrogates take half
     return 116.0 * ((1 + surrogates / 40) / 2) * cells * terms / parameters
+
+
+def exchange_cost(parameters: int, heads: int, rows: int, context: int) -> float:
+    """Approximate number of tokens that pass the model while a layer exchanges its keys."""
+    return EXCHANGED * heads * rows * context / parameters
 
 
 def fit_layers(

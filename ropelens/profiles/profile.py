@@ -67,8 +67,8 @@ def profile(
         Ids of tokens that are sinks at any position. Position 0, the token that sequences begin
         with, and keys that are found to be sinks are sinks in any case.
     budget
-        Whether to fit the attention budget, which labels and claims need. The fits take most of
-        the time if the text is short.
+        Whether to fit the attention budget and exchange the contents of keys, which labels and
+        claims need. The fits take most of the time if the text is short.
     surrogates
         Number of surrogates: models whose frequencies are in a random order. The claim about
         wavelengths is compared with them.

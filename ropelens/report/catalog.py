@@ -42,7 +42,8 @@ PROFILE_FIGURES = (
         known=lambda _, *, heads, **__: len(planes.by_position(heads)) > 0),
     PageFigure("map", heads.plot_head_map, section="all"),
     PageFigure("follow", heads.plot_follow, section="all", layout={"height": 520},
-        known=lambda profile, **_: bool(profile["follows_position"].notnull().any())),
+        known=lambda _, *, heads, **__: (
+            bool(heads.filter(["follow_score"]).notna().any(axis=None)))),
     PageFigure("claim", heads.plot_claim, section="all", layout={"height": 520}),
     PageFigure("selectivity", head.plot_selectivity,
         section="head", layout={"margin_t": 36, "margin_l": 72, "height": 415} | FIXED_MARGINS),

@@ -26,6 +26,7 @@ PLANE_ARRAYS = (
     *("selectivity_keys", "selectivity_sink"),
     *("q_norm", "q_coherence", "k_norm", "k_coherence"),
 )
+FOLLOWS = ("follows_position", "follows_content", "follows_chance")
 FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
 LARGEST_MISS = 0.01  # largest accepted error of an attention weight that the script computes
 STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
@@ -71,18 +72,24 @@ def model_payload(
     rows = np.full((profile.sizes["layer"], profile.sizes["head"]), -1)
     rows[heads["layer"].to_numpy(int), heads["head"].to_numpy(int)] = np.arange(len(heads))
     names = [column.name for column in head_columns(profile, heads)]
+    names += [name for name in FOLLOWS if name in heads]
     return {
         "sizes": {name: profile.sizes[name] for name in ("layer", "head", "kv_head")},
         "rows": rows.tolist(),
         "kvHeads": kv_heads(profile).tolist(),
         "labels": heads["label"].tolist(),
-        "doubts": {name: np.flatnonzero(heads.get(name, ())).tolist() for name in DOUBTS},
+        "doubts": {name: rows_with(heads, name) for name in DOUBTS},
         "columns": {name: packed(numbers(heads, name)) for name in names},
         "shares": packed(bit_shares(heads)),
         **excerpt_payload(profile),
         "arrays": packed_head_arrays(profile),
         "figures": {row.name: _on_page(row, fig, profile) for row, fig in figures.items()},
     }
+
+
+def rows_with(heads: pd.DataFrame, name: str) -> list[int]:
+    """The rows of the table in which this column is true."""
+    return [row for row, value in enumerate(heads.get(name, ())) if value is True]
 
 
 def _on_page(row: PageFigure, figure: go.Figure, profile: xr.Dataset) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def test_a_plan_is_made_before_a_model_is_read(tmp_path: Path):
     assert short.facts["model"] == "tiny, 2 layers x 4 heads, 18,080 parameters in float32"
     assert short.facts["tokens"] == "384 tokens (6 sequences of up to 64)"
     assert (short.facts["rows"], short.batch_size) == ("all rows", 6)
-    told = r"fits and surrogates take .* of ([\d,]+) tokens; .*budget=False"
+    told = r"fits and surrogates take .* of ([\d,]+) tokens, .*budget=False"
     words = [re.match(told, plan.facts["budget"])[1] for plan in (short, long)]
     few, many = (int(number.replace(",", "")) for number in words)
     assert many / few == pytest.approx((2_049 + 4_000) / (64 + 4_000), rel=1e-3)

@@ -45,6 +45,7 @@ FAMILIES: dict[str, Draw] = {
     "head_map": lambda p, h: rl.plot_head_map(p, h, selected=(1, 2)),
     "head_wavelengths": lambda p, h: plot_head_wavelengths(p, h, selected=(1, 2)),
     "claim": lambda p, h: rl.plot_claim(p, h, selected=(1, 2)),
+    "follow": lambda p, h: rl.plot_follow(p, h, selected=(1, 2)),
     "norms": lambda p, h: rl.plot_norms(p),
     "norms of a layer": lambda p, h: rl.plot_norms(p, layer=1),
     "kernel": lambda p, h: rl.plot_kernel(p, **AT),
@@ -101,6 +102,19 @@ def test_claim_shows_the_heads_that_count_and_the_surrogates(small):
     assert figure.layout.title.text == title
     assert claim_title(dict.fromkeys(claim, float("nan"))).startswith("Too few heads")
     assert "orrelation" not in claim_title(None)
+
+
+def test_follow_shows_what_stays_and_what_moves_of_heads_that_choose_keys(small):
+    profile, heads = small
+    x, y, chance = np.random.default_rng(0).uniform(size=(3, len(heads)))
+    heads = heads.assign(follows_content=x, follows_position=y, follows_chance=chance)
+    across, down, *labelled, chosen = rl.plot_follow(profile, heads, selected=(1, 2)).data
+    choose = heads["label"].isin(("positional", "mixed", "semantic"))
+    assert across.y[0] == down.x[0] == np.median(chance[choose])
+    drawn = np.concatenate([np.column_stack([t.customdata, t.x, t.y]) for t in labelled])
+    shown = heads.loc[choose, ["layer", "head", "follows_content", "follows_position"]]
+    assert sorted(drawn.tolist()) == sorted(shown.to_numpy(float).tolist())
+    assert [chosen.x[0], chosen.y[0]] == [x[10], y[10]]
 
 
 @pytest.mark.parametrize("layer", [None, 1])

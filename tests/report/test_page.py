@@ -15,6 +15,7 @@ from synthetic_profile import synthetic_profile
 from ropelens.report import write_report
 from ropelens.report.page import first_head
 
+FOLLOWS = ("follows_position", "follows_content", "follows_chance")
 HOSTILE = "<script>alert(1)</script>"
 SEARCHED = "attention_on_apostrophe"
 BOLD = "<b>bold</b><a href='https://example.com'>x</a>&lt;"
@@ -74,6 +75,14 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert title.startswith("Layer 1, head 3: ")
     assert row.label in title
     assert f"{row.total_bits:.2f} bits" in page.inner_text("#now")
+    stays, moves, chance = (f"{getattr(row, name):.0%}" for name in FOLLOWS)
+    follows = f"{stays} of its attention stays at the same positions and {moves} moves with"
+    assert f"{follows} the contents (chance {chance})." in page.inner_text("#now")
+    bars = page.locator("#budget span").evaluate_all(
+        "(bars) => bars.map(({ style }) => [style.flexGrow, style.background])"
+    )
+    assert float(bars[2][0]) == pytest.approx(row.shared_bits / row.total_bits, abs=0.01)
+    assert "gradient" in bars[2][1]
     assert page.url.endswith("#L1H3&view=map")
     assert page.input_value("#pick-layer") == "1"
     view(page, "list")
@@ -109,10 +118,15 @@ def test_the_other_ways_to_choose_a_head(opened, small):
     _, heads = small
     page = opened.page
     row = heads[heads.label == "mixed"].iloc[0]
-    view(page, "claim")
-    point = float(row.mean_wavelength), float(row.positional_fraction)
-    page.mouse.click(*place(page, "plot-claim", *point))
-    shown(page, row.layer, row["head"])
+    for tab, *names in (
+        ("follow", "follows_content", "follows_position"),
+        ("claim", "mean_wavelength", "positional_fraction"),
+    ):
+        page.evaluate("location.hash = '#L0H5'")
+        shown(page, 0, 5)
+        view(page, tab)
+        page.mouse.click(*place(page, f"plot-{tab}", *(float(row[name]) for name in names)))
+        shown(page, row.layer, row["head"])
     page.select_option("#pick-layer", "2")
     shown(page, 2, row["head"])
     page.select_option("#pick-head", "7")

@@ -1,0 +1,109 @@
+"""Compare the labels of heads with what they follow when keys exchange their contents.
+
+    python benchmarks/follow.py MODEL --text FILE_OR_FOLDER ... --context N ...
+
+Measures every text at every context. Prints one row for each of these settings: the positional
+and semantic heads without and with the shared bits that exchanged keys assign, how many of them
+agree with the sign of the score, and the rank correlation of the score with the positional
+minus the content fraction, with its 95% interval over layers. Then it prints one row for each
+pair of settings: how similar scores, fractions and labels are.
+"""
+
+import argparse
+import itertools
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+from scipy import stats
+
+import ropelens as rl
+from ropelens.budget.labels import label_heads
+
+DRAWS = 2000  # resamples of the layers
+NAMED = ("positional", "semantic")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--text", type=Path, action="append", required=True)
+    parser.add_argument("--context", type=int, action="append", required=True)
+    parser.add_argument("--sequences", type=int, default=16)
+    options = parser.parse_args()
+    model, tokenizer = rl.load(options.model)
+    measured = {}
+    for path, context in itertools.product(options.text, options.context):
+        cut = {"context": context, "sequences": options.sequences}
+        text = rl.tokenize(rl.read_documents([path]), tokenizer, **cut)
+        setting = f"{path.stem}, {context} tokens"
+        measured[setting] = numbers_of(rl.profile(model, text, surrogates=0))
+        print(f"| {setting} | {' | '.join(row_of(measured[setting]))} |", flush=True)
+    for (first, one), (second, other) in itertools.combinations(measured.items(), 2):
+        print(f"| {first}; {second} | {' | '.join(pair_of(one, other))} |")
+
+
+def numbers_of(profile: xr.Dataset) -> dict[str, np.ndarray]:
+    """Scores, fractions and labels [layer, head], before and after shared bits are assigned."""
+    names = ("total", "sink", "position", "content", "interaction")
+    bits = {name: profile[f"{name}_bits"].values for name in names}
+    rest = np.where(bits["total"] > bits["sink"], bits["total"] - bits["sink"], np.nan)
+    heads, shape = rl.classify_heads(profile), bits["total"].shape
+    table = {name: np.full(shape, None, object) for name in ("label", "uncertain", "opposed")}
+    table |= {
+        name: np.full(shape, np.nan) for name in ("positional_fraction", "content_fraction")
+    }
+    for name, grid in table.items():
+        grid[heads["layer"], heads["head"]] = heads[name]
+    before = (bits["position"] - bits["content"]) / rest
+    return {
+        "score": profile["follow_score"].values,
+        "before": before,
+        "after": table["positional_fraction"] - table["content_fraction"],
+        "label_before": label_heads(bits, rows=float(profile["group_scored"].sum())),
+        **table,
+    }
+
+
+def row_of(numbers: dict[str, np.ndarray]) -> list[str]:
+    """Cells of a setting: counts, agreement and correlations before and after."""
+    cells = []
+    for when, label in (("before", numbers["label_before"]), ("after", numbers["label"])):
+        shown = np.isin(label, NAMED) & np.isfinite(numbers["score"])
+        agree = np.where(label == "positional", numbers["score"] > 0, numbers["score"] < 0)
+        counts = " + ".join(str(int((label == name).sum())) for name in NAMED)
+        cells += [counts, f"{int((agree & shown).sum())} of {int(shown.sum())}"]
+        cells.append(with_interval(numbers["score"], numbers[when], numbers["label"]))
+    return [*cells, str(int((numbers["uncertain"] == True).sum()))]  # noqa: E712
+
+
+def with_interval(score: np.ndarray, other: np.ndarray, label: np.ndarray) -> str:
+    """Rank correlation over heads that choose keys, and its interval over layers."""
+    chooses = np.isin(label, (*NAMED, "mixed"))
+
+    def correlation(layers: np.ndarray) -> float:
+        x, y = (np.where(chooses, values, np.nan)[layers].ravel() for values in (score, other))
+        known = np.isfinite(x) & np.isfinite(y)
+        return stats.spearmanr(x[known], y[known]).statistic if known.sum() > 2 else np.nan
+
+    random, count = np.random.default_rng(0), len(score)
+    draws = [correlation(random.integers(count, size=count)) for _ in range(DRAWS)]
+    low, high = np.nanquantile(draws, [0.025, 0.975])
+    return f"{correlation(np.arange(count)):.2f} ({low:.2f} to {high:.2f})"
+
+
+def pair_of(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[str]:
+    """Cells of two settings: rank correlations, equal labels, and contradicting labels."""
+    cells = []
+    for name in ("score", "positional_fraction"):
+        known = np.isfinite(one[name]) & np.isfinite(other[name])
+        cells.append(f"{stats.spearmanr(one[name][known], other[name][known]).statistic:.2f}")
+    for name in ("label_before", "label"):
+        cells.append(f"{(one[name] == other[name]).mean():.2f}")
+    labels = np.stack([one["label"], other["label"]])
+    against = [(labels == name).any(0) for name in NAMED]
+    return [*cells, str(int((against[0] & against[1]).sum()))]
+
+
+if __name__ == "__main__":
+    main()
