@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
+from ropelens.attention.formulas import GAINS, attention_budget
+from ropelens.budget.labels import label_heads
 from ropelens.model.as_live_model import as_live_model
 from ropelens.rope.planes import Planes
 from ropelens.rotation.probe import RotationProbe
@@ -71,6 +73,16 @@ def evaluate(model: nn.Module, **options: object) -> xr.Dataset:
     lengths = options.pop("lengths", None)
     options = {"text": rl.Text(tokens(), lengths=lengths), "prompt_lengths": [40], **options}
     return rl.evaluate(model, **options)
+
+
+def old_rule(profile: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Labels [layer, head] if all shared bits count as content, and fractions of content."""
+    rows = profile["group_scored"].values
+    share = rows / rows.sum()
+    gains = (np.einsum("g,glh->lh", share, profile[f"group_{name}"].values) for name in GAINS)
+    bits = attention_budget(*gains)
+    fraction = bits["content"] / (bits["total"] - bits["sink"])
+    return label_heads(bits, rows=float(rows.sum())), fraction
 
 
 def token_progress(add: Callable[[int], object]) -> Callable[..., AbstractContextManager]:

@@ -1,7 +1,11 @@
 """Attention after keys exchanged their contents, compared with a dense computation."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,18 +14,23 @@ import torch
 from oracles.recording import MASKS, with_mask
 from oracles.tiny import TEN, not_as_configured, random_tokens, tiny
 from torch import Tensor
-from transformers import PreTrainedModel
 
 import ropelens as rl
+from ropelens import profiles
+from ropelens.attention import exchange
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.exchange import DRAWS, EARLY
 from ropelens.attention.formulas import FOLLOW
-from ropelens.budget.held_out import add_found_sinks
+from ropelens.budget import held_out
+from ropelens.budget.held_out import LayerFit, add_found_sinks
+from ropelens.budget.labels import follow_numbers
+from ropelens.model import live_model
 from ropelens.profiles.measurement import Measurement
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.rope.planes import Planes
 
 pytestmark = not_as_configured
+across = pytest.mark.filterwarnings("ignore:in packed rows this model gives")
 FAMILIES = (*TEN, "gemma3", "qwen3_moe")
 
 
@@ -53,7 +62,10 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
 def dense_sums(
     call: AttentionCall, planes: Planes, sequence: int, sinks: Tensor, batch: Any
 ) -> Iterator[Tensor]:
-    """`FOLLOW` of each query head, row by row; the rows use the permutations in turn."""
+    """`FOLLOW` of each query head, row by row; rows use the permutations in turn.
+
+    Each row of a single sequence uses all permutations.
+    """
     length, group = int(batch.text.lengths[sequence]), call.query.shape[1] // call.key.shape[1]
     hidden = torch.zeros(length, dtype=torch.bool)
     if batch.text.hidden is not None:
@@ -65,10 +77,11 @@ def dense_sums(
     block, at = window // 2 if slides else length, torch.arange(length)
     for head in range(call.query.shape[1]):
         members = range(head // group * group, (head // group + 1) * group)
-        by_head = sinks[sequence, :, :length].expand(call.query.shape[1], -1)
-        movable = [not (by_head[[*members], j].any() or hidden[j]) for j in range(length)]
+        kinds = sinks[sequence, :, :length].expand(call.query.shape[1], -1)
+        movable = [not (kinds[[*members], j].any() or hidden[j]) for j in range(length)]
         q, k = call.query[sequence, head].double(), call.key[sequence, head // group].double()
-        of_head = planes if planes.inv_freq.ndim == 1 else planes.of_keys(call.key.shape[1])
+        by_head = planes.inv_freq.ndim > 1
+        of_head = replace(planes, inv_freq=planes.inv_freq[head]) if by_head else planes
         still, total = turned(k[:length], at, of_head, -1), torch.zeros(len(FOLLOW)).double()
         for draw in range(batch.scored.order.shape[1]):
             order = batch.scored.order[sequence, draw, :length].tolist()
@@ -79,7 +92,11 @@ def dense_sums(
                 batch.scored.position[sequence], batch.scored.weight[sequence], strict=True
             )
             for index, (row, weight) in enumerate(rows):
-                if weight == 0 or row < length * EARLY or index % DRAWS != draw:
+                if weight == 0 or row < length * EARLY:
+                    continue
+                if batch.text.single_long_sequence:
+                    weight = weight / DRAWS
+                elif index % DRAWS != draw:
                     continue
                 a, b = (
                     call.squash(call.scale * keys @ q[row]) for keys in (k[:length], exchanged)
@@ -100,38 +117,173 @@ def dense_sums(
         yield total
 
 
-def check(model: PreTrainedModel, text: Any, *, atol: float = 1e-6) -> None:
-    measurement = Measurement.of(model, text, seed=3)
+PADDED = rl.Text(random_tokens(), lengths=torch.tensor([30, 24]))
+MASK = torch.arange(36) >= torch.tensor([[6], [12]])
+HIDDEN = torch.zeros(2, 30, dtype=torch.bool)
+HIDDEN[0, 5:9] = HIDDEN[1, 1] = True
+TEXTS: dict[str, Any] = {
+    "single": random_tokens(sequences=1),
+    "hidden": rl.Text(random_tokens(), hidden=HIDDEN),
+    "left": {"input_ids": random_tokens(length=36) * MASK, "attention_mask": MASK.long()},
+    "packed": {
+        "input_ids": random_tokens().flatten()[None, :54],
+        "position_ids": torch.arange(30).repeat(2)[None, :54],
+    },
+}
+Case = tuple[str, str]
+CASES: list[Case] = [
+    *((family, "right") for family in FAMILIES),
+    *(("llama_gqa", situation) for situation in (*MASKS, *TEXTS, "float32", "edited")),
+    *((family, "found sinks") for family in ("llama_gqa", "gpt_oss")),
+    ("mistral_sliding", "packed"),
+]
+
+OPEN = ExitStack()  # edits of measured models
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_edits() -> Iterator[None]:
+    with OPEN:
+        yield
+
+
+@cache
+def measured(
+    case: Case,
+) -> tuple[Measurement, Sequence[Planes], dict[int, LayerFit], dict[int, Tensor]]:
+    """A measurement, its planes and fits, and the dense sums [sequence, head, value]."""
+    family, situation = case
+    model = tiny(family) if situation == "float32" else tiny(family).double()
+    model = with_mask(model, MASKS[situation]) if situation in MASKS else model
+    if situation == "edited":  # heads of a group rotate in different planes
+        OPEN.enter_context(rl.edit_rope(model, rl.stop(rl.PlaneNumbers([1]), heads="0.1")))
+    measurement = Measurement.of(model, TEXTS.get(situation, PADDED), seed=3)
     planes, text = measurement.rotation.planes(measurement.text.context), measurement.text
     fits, _ = fit_layers(measurement, planes, surrogates=0)
-    sums = collect(measurement, planes, fits=fits)
+    if situation == "found sinks":
+        found = torch.zeros(4, 30, dtype=torch.bool)
+        found[1, 4] = found[2, 7] = found[3, [7, 15]] = True
+        fits = {layer: replace(fit, found_sinks=found) for layer, fit in fits.items()}
     (batch,) = measurement.batches()
+    expected: dict[int, Tensor] = {}
 
-    def compare(call: AttentionCall) -> None:
+    def compute(call: AttentionCall) -> None:
+        assert (call.softcap is not None) == (family == "gemma2")
+        assert (call.sink_logits is not None) == (family == "gpt_oss")
         sinks = add_found_sinks(text.sinks, fits[call.layer].found_sinks)
-        heads = [
+        sums = [
             torch.stack([*dense_sums(call, planes[call.layer], sequence, sinks, batch)])
             for sequence in range(len(text))
         ]
-        ours = sums.scores[call.layer][:, 0, :, -len(FOLLOW) :].sum(0)
-        np.testing.assert_allclose(ours, torch.stack(heads).sum(0), atol=atol, rtol=atol)
+        expected[call.layer] = torch.stack(sums)
 
-    with measurement.live.observe(compare):
+    with measurement.live.observe(compute):
         measurement.live.forward(text.ids, hidden=text.hidden)
+    return measurement, planes, fits, expected
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_sums_are_those_of_a_dense_computation(name: str):
-    lengths = torch.tensor([30, 24])
-    check(tiny(name).double(), rl.Text(random_tokens(), lengths=lengths))
+def follow_of(case: Case, **options: Any) -> dict[int, np.ndarray]:
+    """The sums `FOLLOW` [sequence, head, value] of each layer, measured with these options."""
+    measurement, planes, fits, _ = measured(case)
+    scores = collect(replace(measurement, **options), planes, fits=fits).scores
+    sequences = range(len(measurement.text))
+    return {n: x[sequences, 0, :, -len(FOLLOW) :].numpy() for n, x in scores.items()}
 
 
-@pytest.mark.parametrize("mask", MASKS)
-def test_masks_stay_with_the_positions(mask: str):
-    check(with_mask(tiny("llama_gqa").double(), MASKS[mask]), random_tokens())
+def check(case: Case, **options: Any) -> None:
+    sums, expected = follow_of(case, **options), measured(case)[-1]
+    atol = 1e-5 if case[1] == "float32" else 1e-6
+    assert sums.keys() == expected.keys()
+    for layer, ours in sums.items():
+        np.testing.assert_allclose(ours, expected[layer], atol=atol, rtol=atol)
 
 
-def test_hidden_tokens_do_not_exchange():
-    hidden = torch.zeros(2, 30, dtype=torch.bool)
-    hidden[0, 5:9], hidden[1, 1] = True, True
-    check(tiny("llama_gqa").double(), rl.Text(random_tokens(), hidden=hidden))
+@across
+@pytest.mark.parametrize("case", CASES, ids=": ".join)
+def test_sums_are_those_of_a_dense_computation(case: Case):
+    check(case)
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "mistral_sliding", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("batch_size", "chunk", "at_once"), [(1, 2**16, 1), (2, 13, 1), (2, 2**16, DRAWS)]
+)
+def test_sums_do_not_depend_on_batches(family, batch_size, chunk, at_once, monkeypatch):
+    """Nor on chunks, and not on the number of permutations that run at once."""
+    live = measured((family, "right"))[0].live
+    monkeypatch.setattr(live_model, "ONE_PASS", chunk)
+    monkeypatch.setitem(exchange.AT_ONCE, "cpu", at_once)
+    assert live.chunk_length(30) == (13 if chunk == 13 else None)
+    check((family, "right"), batch_size=batch_size)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exchange_of_nothing_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch):
+    measured((family, "right"))
+    order = torch.arange(30) / 30
+    in_place = lambda length, **_: order.expand(len(length), DRAWS, -1)  # noqa: E731
+    monkeypatch.setattr(profiles.measurement, "exchange_order", in_place)
+    for layer, sums in follow_of((family, "right")).items():
+        numbers = follow_numbers(*sums.T)
+        for name in ("follows_position", "follows_content", "follows_chance"):
+            np.testing.assert_allclose(numbers[name], 1, atol=1e-9, err_msg=f"{layer} {name}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_rotation_attention_moves_with_the_contents(family: str):
+    model = tiny(family).double()
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.zero_()
+    profile = rl.profile(model, PADDED, surrogates=0)
+    np.testing.assert_allclose(profile["follows_content"], 1, atol=1e-6)
+    assert float(profile["follows_position"].max()) < 0.9
+
+
+WRONG: dict[str, dict[str, str]] = {
+    "llama_gqa: right: contents are exchanged after the rotation": {
+        "still = repeated.k_still": "still = repeated.k",
+        "unrotate(key, sampled.key_position, back)": "key",
+    },
+    "llama_gqa: right: sinks are exchanged": {"is_sink | sampled": "sampled"},
+    "llama_gqa: found sinks: only the first head of a group keeps its sinks": {
+        "(sampled.sink_kind > 0).any(2)": "(sampled.sink_kind[:, :, 0] > 0)"
+    },
+    "llama_gqa: right: padding is exchanged": {"| sampled.rows.padding(index)[:, None]": ""},
+    "llama_gqa: hidden: hidden tokens are exchanged": {
+        "sampled.rows.padding(index)": "(index >= sampled.rows.length[:, None])"
+    },
+    "llama_gqa: right: distributions have different keys": {
+        "torch.mul(after.attention, v, out=others[0])": "others[0] = after.attention"
+    },
+    "llama_gqa: right: contents that the row does not see count": {
+        "block.visibility.sees_each(pi)": "(pi >= 0)[:, :, :, None]"
+    },
+    "llama_gqa: right: chance is omitted": {
+        "torch.mul(attention, w": "torch.mul(attention, 0 * w"
+    },
+    "llama_gqa: right: pi is its inverse": {"[inverse, contents]": "[contents, inverse]"},
+    "llama_gqa: right: contents move by the inverse": {
+        "gather(-2, contents": "gather(-2, inverse"
+    },
+    "mistral_sliding: right: the permutation ignores the window": {"> span": "> 99"},
+    "llama_gqa: right: heads read another group": {"key=key)": "key=key.flip(1))"},
+    "llama_gqa: right: no scale": {"key=key)": "key=key, scale=1.0)"},
+    "gemma2: right: no soft-cap": {"key=key)": "key=key, softcap=None)"},
+    "gpt_oss: right: no learned sink": {"1 - learned_sink_mass(block)": "1"},
+    "llama_gqa: right: early rows count": {"from_share(EARLY)": "from_share(0)"},
+}
+
+
+@pytest.mark.parametrize("version", WRONG)
+def test_a_wrong_version_fails(version: str, monkeypatch: pytest.MonkeyPatch):
+    source = Path(str(exchange.__file__)).read_text()
+    for right, wrong in WRONG[version].items():
+        assert source.count(right) == 1, right
+        source = source.replace(right, wrong)
+    module: dict[str, Any] = {"__name__": exchange.__name__}
+    exec(source, module)
+    monkeypatch.setattr(held_out, "follow_sums", module["follow_sums"])
+    family, situation, _ = version.split(": ")
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        check((family, situation))

@@ -98,29 +98,30 @@ BITS = st.tuples(*[st.floats(-3, 12, width=32) for _ in GAINS])
 def test_bits_add_up_and_never_go_below_zero(gains: list[tuple[float, ...]]):
     total, *models = np.array(gains, dtype=np.float64).T
     bits = attention_budget(np.maximum(total, 0), *models)
-    whole = bits.pop("total")
+    whole, shared = bits.pop("total"), bits.pop("shared")
     np.testing.assert_allclose(sum(bits.values()), whole, atol=1e-12)
-    assert all((part >= 0).all() for part in bits.values())
+    assert all((part >= 0).all() for part in (shared, *bits.values()))
     assert (whole >= total).all()
+    assert (shared <= bits["content"] + 1e-12).all()
 
 
 @pytest.mark.parametrize(
     ("gains", "expected"),
-    [  # total, S, P, C, B -> total, sink, position, content, interaction
-        ((4.0, 1.0, 2.0, 3.0, 3.5), (4.0, 1.0, 0.5, 2.0, 0.5)),
-        ((4.0, -1.0, 2.0, 3.0, 3.5), (4.0, 0.0, 0.5, 3.0, 0.5)),  # S counts as uniform
-        ((4.0, 1.0, 0.5, 3.0, 3.5), (4.0, 1.0, 0.5, 2.0, 0.5)),  # P as S
-        ((4.0, 1.0, 2.0, -9.0, 3.5), (4.0, 1.0, 2.5, 0.0, 0.5)),  # C as S
-        ((4.0, 1.0, 2.0, 3.0, -2.0), (4.0, 1.0, 0.0, 2.0, 1.0)),  # B as C
-        ((4.0, 1.0, 3.0, 2.0, 2.5), (4.0, 1.0, 1.0, 1.0, 1.0)),  # B as P
-        ((4.0, 1.0, 2.0, 3.0, 4.1), (4.1, 1.0, 1.1, 2.0, 0.0)),  # larger by rounding
-        ((4.0, -1.0, -1.0, -1.0, -1.0), (4.0, 0.0, 0.0, 0.0, 4.0)),
-        ((np.nan,) * 5, (np.nan,) * 5),  # a head that its layer does not have
+    [  # total, S, P, C, B -> total, sink, position, content, interaction, shared
+        ((4.0, 1.0, 2.0, 3.0, 3.5), (4.0, 1.0, 0.5, 2.0, 0.5, 0.5)),
+        ((4.0, -1.0, 2.0, 3.0, 3.5), (4.0, 0.0, 0.5, 3.0, 0.5, 1.5)),  # S counts as uniform
+        ((4.0, 1.0, 0.5, 3.0, 3.5), (4.0, 1.0, 0.5, 2.0, 0.5, 0)),  # P as S
+        ((4.0, 1.0, 2.0, -9.0, 3.5), (4.0, 1.0, 2.5, 0.0, 0.5, 0)),  # C as S
+        ((4.0, 1.0, 2.0, 3.0, -2.0), (4.0, 1.0, 0.0, 2.0, 1.0, 1.0)),  # B as C
+        ((4.0, 1.0, 3.0, 2.0, 2.5), (4.0, 1.0, 1.0, 1.0, 1.0, 1.0)),  # B as P
+        ((4.0, 1.0, 2.0, 3.0, 4.1), (4.1, 1.0, 1.1, 2.0, 0.0, 0)),  # larger by rounding
+        ((4.0, -1.0, -1.0, -1.0, -1.0), (4.0, 0.0, 0.0, 0.0, 4.0, 0)),
+        ((np.nan,) * 5, (np.nan,) * 6),  # a head that its layer does not have
     ],
 )
 def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expected):
     bits = attention_budget(*(np.array([gain]) for gain in gains))
-    assert list(bits) == ["total", "sink", "position", "content", "interaction"]
+    assert list(bits) == ["total", "sink", "position", "content", "interaction", "shared"]
     np.testing.assert_allclose(np.concatenate(list(bits.values())), expected)
 
 

@@ -5,9 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ropelens.attention.formulas import SEEN_BY, describe_kernel, describe_wavelengths
-from ropelens.budget.labels import LABELS, label_heads
+from ropelens.attention.formulas import (
+    SEEN_BY,
+    attention_budget,
+    describe_kernel,
+    describe_wavelengths,
+)
+from ropelens.budget.labels import LABELS, assign_shared, follow_numbers, label_heads
 
 RULES = [  # total, sink, position, content -> label
     ((0.0999, 0.0, 0.0999, 0.0), "diffuse"),
@@ -90,3 +97,44 @@ def test_means_are_geometric_over_planes_that_rotate(push, mean, top, planes):
     positive = np.nan_to_num(push).clip(min=0)
     with np.errstate(invalid="ignore"):
         np.testing.assert_allclose(found["top_share"], [positive.max() / positive.sum()])
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("sums", "score", "weight"),
+    [  # follows_position, follows_content, follows_chance, mass, rows
+        ((0.9, 0.1, 0.1, 1.0, 1.0), 0.8 / 0.9, 1.0),
+        ((0.45, 0.05, 0.05, 0.5, 1.0), 0.8 / 0.9, 1.0),  # shares of the attention on these keys
+        ((0.6, 0.3, 0.2, 1.0, 1.0), 0.3 / 0.8, 0.8),  # 0.4 and 0.1 above chance
+        ((0.3, 0.6, 0.2, 1.0, 1.0), -0.3 / 0.8, 0.2),
+        ((0.1, 0.9, 0.2, 1.0, 1.0), -1.0, 0.0),
+        ((0.515, 0.505, 0.5, 1.0, 1.0), 0.02, 0.75),
+        ((0.512, 0.507, 0.5, 1.0, 1.0), NAN, 0.0),  # less than 0.02 above chance
+        ((0.99, 0.98, 0.94, 1.0, 1.0), 0.01 / 0.06, 5 / 9),
+        ((0.99, 0.98, 0.96, 1.0, 1.0), NAN, 0.0),  # even attention
+        ((0.9, 0.1, 0.1, 1.0, 101.0), NAN, 0.0),  # the keys have too little attention
+        ((0.0, 0.0, 0.0, 0.0, 1.0), NAN, 0.0),
+        ((NAN,) * 5, NAN, 0.0),
+    ],
+)
+def test_shared_bits_go_to_what_a_head_follows(sums, score: float, weight: float):
+    numbers = follow_numbers(*np.array(sums)[:, None])
+    np.testing.assert_allclose(
+        [numbers["follow_score"][0], numbers["weight"][0]], [score, weight]
+    )
+
+
+@given(
+    gains=st.lists(st.floats(-3, 12), min_size=5, max_size=5),
+    weights=st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted),
+)
+def test_shared_bits_move_between_content_and_position(gains, weights):
+    bits = attention_budget(*(np.array([gain] * 2) for gain in gains))
+    moved = assign_shared(bits, np.array(weights))
+    both = bits["position"] + bits["content"]
+    np.testing.assert_allclose(moved["position"] + moved["content"], both, atol=1e-12)
+    assert (moved["content"] >= -1e-12).all()
+    assert (np.diff(moved["position"]) >= 0).all()
+    assert moved["interaction"] is bits["interaction"]

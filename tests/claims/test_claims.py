@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from measured import token_progress
+from measured import old_rule, token_progress
 from planted import MODELS, Letters, row_of
 from synthetic_profile import synthetic_profile
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -242,9 +242,9 @@ def random_tokens(seed: int = 0) -> torch.Tensor:
     return tokens
 
 
-def random_profile(seed: int) -> xr.Dataset:
+def random_profile(seed: int, **options: int) -> xr.Dataset:
     text = rl.Text(random_tokens(seed), documents=list(range(16)))
-    return rl.profile(random_model(seed), text)
+    return rl.profile(random_model(seed), text, **options)
 
 
 @pytest.mark.parametrize("seed", [0, 4])
@@ -288,8 +288,22 @@ def test_the_bundled_model_needs_its_fastest_planes_and_not_its_slowest():
         eval(call, names | {"text": analysis.text[:2]})
 
 
+def assert_labels_of_the_old_rule(profile: xr.Dataset) -> None:
+    labels = rl.classify_heads(profile)["label"]
+    assert labels.tolist() == old_rule(profile)[0].flatten().tolist()
+    assert labels.isin(["diffuse", "mixed"]).all()
+
+
+@pytest.mark.parametrize("seed", [0, 8])
+def test_exchanged_keys_give_random_weights_no_label(seed: int):
+    assert_labels_of_the_old_rule(random_profile(seed, surrogates=0))
+
+
 @pytest.mark.slow
 def test_of_forty_random_models_a_claim_holds_in_one_at_most():
-    tables = [rl.test_claims(random_profile(seed), draws=999) for seed in range(40)]
+    profiles = [random_profile(seed) for seed in range(40)]
+    for profile in profiles:
+        assert_labels_of_the_old_rule(profile)
+    tables = [rl.test_claims(profile, draws=999) for profile in profiles]
     verdicts = pd.DataFrame([table.set_index("claim")["verdict"] for table in tables])
     assert (verdicts == "holds").sum().max() <= 1

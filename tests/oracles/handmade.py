@@ -10,7 +10,7 @@ token. All tokens have the same length, so RMSNorm does not change them. Project
 code to the wanted query or key, with noise in every weight.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,10 @@ CONTEXT, SEQUENCES = 96, 8
 NOISE_COORDINATES = 16  # at least
 WEIGHT_NOISE = 0.02  # std of each coordinate of a query or key
 OFFSETS = (0, 1, 3, 17, 60)
+DIAGONAL = 8.0  # lead of the own token in nats
+MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)  # weights of offset 0 against a match of tokens
+DIAGONALS = (*((a, 1 - a) for a in MIXTURES), (1.0, 0.05))
+DISTINCT = 288  # coordinates of a head that has a code for each token of a sequence
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,21 @@ class Site:
         expected = Expected("semantic", description, sink=sink)
         return self.head(expected, level=level, slow=codes[:, ::2] + 1j * codes[:, 1::2])
 
+    def diagonal_head(self, offset: float, match: float, sink: float) -> Wanted:
+        """The own token, by its offset and by a match with its code, with these weights."""
+        lead = len(self.fast) - self.profile(np.ones(len(self.fast)), 0)[1:].max()
+        gain, codes = offset * DIAGONAL / lead, match * DIAGONAL * np.eye(self.codes)
+        slow, level = codes[:, ::2] + 1j * codes[:, 1::2], gain * len(self.fast) + codes[0, 0]
+        label = "positional" if offset == 1 else "semantic" if match == 1 else "mixed"
+        expected = Expected(label, f"offset {offset}, match {match}", sink=sink)
+        return self.head(expected, level=level, fast=gain, slow=slow)
+
+    def diagonals(self) -> Iterator[Wanted]:
+        """Heads that attend to their own token, without a sink and with a sink."""
+        yield from (self.diagonal_head(*weights, 0.0) for weights in DIAGONALS)
+        pure = DIAGONALS[:1] + DIAGONALS[-2:]
+        yield from (self.diagonal_head(*weights, 0.4) for weights in pure)
+
     def every_kind(self) -> Iterator[Wanted]:
         """Every kind of head, without a sink and with a sink; sinks; and a head of noise."""
         for mixed in (False, True):
@@ -168,12 +187,13 @@ class Site:
 
 
 def handmade(
-    seed: int, head_dim: int
+    seed: int, head_dim: int, kinds: Callable[[Site], Iterator[Wanted]] = Site.every_kind
 ) -> tuple[LlamaForCausalLM, NDArray[np.int64], list[Expected]]:
     """The model in eval mode, tokens [SEQUENCES, CONTEXT] that begin with BOS, and the expected
-    result of each head. The output of the model has no meaning."""
+    result of each head. The output of the model has no meaning. A sequence repeats no token if
+    there are enough codes."""
     site = Site(head_dim, np.random.default_rng(seed))
-    heads = list(site.every_kind())
+    heads = list(kinds(site))
     stream = site.residual_stream(multiple=len(heads))
     config = LlamaConfig(
         vocab_size=len(stream),
@@ -201,6 +221,9 @@ def handmade(
         keys = np.stack([site.keys()] * len(heads))
         attention.k_proj.weight.copy_(site.projection(stream, keys))
     tokens = site.random.integers(1, len(stream), size=(SEQUENCES, CONTEXT))
+    if site.codes >= CONTEXT:
+        codes = np.broadcast_to(np.arange(1, len(stream)), (SEQUENCES, site.codes))
+        tokens = site.random.permuted(codes, axis=1)[:, :CONTEXT]
     tokens[:, 0] = BOS
     return model, tokens, [expected for _, expected in heads]
 

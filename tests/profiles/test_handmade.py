@@ -1,10 +1,12 @@
 """Profiles and labels of heads that were built for known purposes."""
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 import xarray as xr
-from oracles.handmade import Expected, handmade
+from measured import old_rule
+from oracles.handmade import DISTINCT, MIXTURES, Expected, Site, handmade
 
 import ropelens as rl
 
@@ -82,3 +84,29 @@ def test_selectivity_is_in_the_planes_with_weights(built):
             assert keys[planes].sum() > 0.9 * keys.sum(), truth
         if truth.sink:
             assert sink[of_sink].sum() > 0.8 * sink.sum(), truth
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
+)
+def test_diagonal_heads_have_the_label_of_what_they_follow(seed: int):
+    """All have the same attention, on their own token, on a text without repeated tokens."""
+    model, tokens, expected = handmade(seed, DISTINCT, Site.diagonals)
+    profile = rl.profile(model, torch.from_numpy(tokens), surrogates=0)
+    heads = rl.classify_heads(profile, resamples=200)
+    old, content = (x[0] for x in old_rule(profile))
+    score = profile["follow_score"].values[0]
+    faint = [truth.description == "offset 1.0, match 0.05" for truth in expected]
+    for head, truth in enumerate(expected):
+        assert profile["self_mass"][0, head] > (0.4 if truth.sink else 0.98), truth
+        if truth.label != "mixed":
+            assert heads["label"][head] == truth.label, truth
+            assert abs(score[head] - (1 if truth.label == "positional" else -1)) < 0.05
+    assert (old[faint] == "semantic").all(), (
+        "without the intervention, the match takes the bits"
+    )
+    assert (content[faint] > 0.85).all()
+    mixtures = score[: len(MIXTURES)]
+    assert (np.diff(mixtures) >= 0).all(), mixtures
+    assert mixtures[0] < -0.95
+    assert mixtures[-1] > 0.95

@@ -14,8 +14,10 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import xarray as xr
+from measured import old_rule
 
 import ropelens as rl
 from ropelens.analysis.analysis import Analysis, rewrite_page
@@ -29,10 +31,15 @@ WARNING = r"profile.nc was saved before ropelens measured second_token: NaN$"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the saved profile, read with the measures that existed at that time."""
+    """A folder with the saved profile, read with the measures that existed at that time.
+
+    In addition it has the measures of exchanged keys. They are NaN.
+    """
     (tmp_path / "profile.nc").write_bytes(gzip.decompress(SAVED.read_bytes()))
     (tmp_path / "run.json").write_text(json.dumps({"kind": "analysis"}))
-    known = xr.load_dataset(tmp_path / "profile.nc", engine="h5netcdf")
+    with pytest.warns(UserWarning, match="follows_position.*count all shared bits as content"):
+        known = measures.open_profile(tmp_path / "profile.nc")
+    rl.save(known, tmp_path / "profile.nc")
     rows = (row for row in measures.MEASURES if row.name in known or not row.saved)
     monkeypatch.setattr(measures, "MEASURES", (*rows,))
     return tmp_path
@@ -43,6 +50,16 @@ def new_measure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "MEASURES", (*measures.MEASURES, NEW))
 
 
+def test_without_exchanged_keys_labels_follow_the_old_rule(folder: Path):
+    profile = rl.open(folder / "profile.nc")
+    profile["group_scored"][:] = 200
+    label, content = old_rule(profile)
+    assert set(label.flat) == {"semantic", "mixed"}
+    heads = rl.classify_heads(profile)
+    assert heads["label"].tolist() == label.flatten().tolist()
+    np.testing.assert_allclose(heads["content_fraction"], content.flatten())
+
+
 def test_a_saved_profile_opens_without_a_warning(folder: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -50,7 +67,7 @@ def test_a_saved_profile_opens_without_a_warning(folder: Path):
         assert isinstance(analysis, Analysis)
         assert analysis.profile.identical(rl.open(folder / "profile.nc"))
         assert "</html>" in analysis.page()
-    assert sum(row.saved for row in measures.MEASURES) == 41
+    assert sum(row.saved for row in measures.MEASURES) == 51
 
 
 @pytest.mark.parametrize("path", [".", "profile.nc"])
@@ -73,7 +90,7 @@ def test_a_profile_opens_without_any_one_measure(folder: Path):
     assert isinstance(saved, xr.Dataset)
     for row in measures.MEASURES:
         if row.saved and row.name != "total_bits":  # nothing has a label without a budget
-            with pytest.warns(UserWarning, match=f"ropelens measured {row.name}: NaN$"):
+            with pytest.warns(UserWarning, match=f"ropelens measured {row.name}: NaN"):
                 older = measures.complete_profile(saved.drop_vars(row.name), "profile.nc")
             assert older[row.name].isnull().all()
             rl.plot_head_map(older)

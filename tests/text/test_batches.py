@@ -28,7 +28,8 @@ FAMILIES = (
     *("gpt_oss", "phi3", "glm", "deepseek_v3", "gpt_neox"),
 )
 BUDGETED = ("llama_gqa", "mistral_sliding", "gemma2", "gpt_oss")
-SAME = ("q_norm", "k_norm", "selectivity", "offset_mass", "total_bits", "group_loss")
+SAME = ("q_norm", "k_norm", "selectivity", "offset_mass", "total_bits", "follows_content")
+SAME += ("follows_position", "group_loss")
 SEQUENCES = [
     torch.randint(3, 96, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS
 ]
