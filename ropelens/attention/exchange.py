@@ -68,12 +68,9 @@ def exchanged(
     pi = torch.stack([inverse, contents]).masked_fill(~movable, -1).to(sampled.k.device)
     planes = sampled.planes.of_keys(sampled.k.shape[1])
     key = still.gather(-2, contents.to(still.device)[..., None].expand_as(still))
-    back = replace(planes, inv_freq=-planes.inv_freq)
-    key = unrotate(key, sampled.key_position, back)
-    after = SampledCall(
-        replace(call, key=key), sampled.rows, sampled.planes, sinks=sampled.sinks
-    )
-    return after, pi
+    key = unrotate(key, sampled.key_position, replace(planes, inv_freq=-planes.inv_freq))
+    call = replace(call, key=key)
+    return SampledCall(call, sampled.rows, sampled.planes, sinks=sampled.sinks), pi
 
 
 def exchange_span(visibility: Visibility) -> int:

@@ -1,5 +1,6 @@
 """Tables of heads and of claims: labels, confidences, numbers and verdicts."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -59,23 +60,13 @@ def classify_heads(
     frequencies are in a random order? docs/measures.md defines its numbers.
     """
     table = head_values(profile)
-    shape = table["label"].shape
-    table |= {name: np.full(shape, np.nan) for name in ("confidence", *INTERVAL)}
-    if profile.sizes["group"] > 1 and resamples:
-        resampled = resample_labels(profile, resamples=resamples, seed=int(seed), spread=SPREAD)
-        known = table["label"] != "untested"
-        table["confidence"] = np.where(known, (resampled == table["label"]).mean(0), np.nan)
-        bits = resample_bits(profile, resamples=resamples, seed=int(seed))
-        position, content = (fractions(bits)[name] for name in FRACTIONS[:2])
-        larger = np.where(table[FRACTIONS[0]] >= table[FRACTIONS[1]], position, content)
-        table |= dict(zip(INTERVAL, np.quantile(larger, [0.025, 0.975], axis=0), strict=True))
-    low, high = (table[name] for name in INTERVAL)
-    decided = np.isin(table["label"], ("positional", "mixed", "semantic"))
-    table["uncertain"] = decided & (low < Thresholds.named) & (high >= Thresholds.named)
+    table |= _resampled(profile, table, resamples=resamples, seed=int(seed))
+    label, low, high = (table[name] for name in ("label", *INTERVAL))
+    crosses = np.isin(label, ("positional", "mixed", "semantic")) & (low < Thresholds.named)
+    table["uncertain"] = np.where(np.isnan(low), None, crosses & (high >= Thresholds.named))
     score = profile.get("follow_score", np.nan * profile["total_bits"]).values
-    opposed = np.where(table["label"] == "positional", score < 0, score > 0)
-    table["opposed"] = opposed & np.isin(table["label"], ("positional", "semantic"))
-    unknown = {"uncertain": np.isnan(low), "opposed": np.isnan(score)}
+    opposed = (label == "positional") & (score < 0) | (label == "semantic") & (score > 0)
+    table["opposed"] = np.where(np.isnan(score), None, opposed)
     added = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
     follow = columns("follow")
     table |= {name: profile[name].values for name in (*columns("score"), *follow, *added)}
@@ -86,17 +77,31 @@ def classify_heads(
         *(*INTERVAL, *DOUBTS, *added),
     )
     heads = pd.DataFrame({name: table[name].ravel() for name in order})
-    measured = heads["total_bits"].notna()
-    heads = heads[measured].reset_index(drop=True)
+    heads = heads[heads["total_bits"].notna()].reset_index(drop=True)
     integers = ("offset", "offset_low", "offset_high", "planes_to_half")
-    heads = heads.astype(dict.fromkeys(integers, "Int64"))
-    for name, missing in unknown.items():
-        heads[name] = heads[name].astype("boolean").mask(missing.ravel()[measured])
+    heads = heads.astype(dict.fromkeys(integers, "Int64") | dict.fromkeys(DOUBTS, "boolean"))
     heads.attrs["thresholds"] = asdict(Thresholds())
     rows = float(profile["group_scored"].sum())
     arrays = wavelength_arrays(*claim_numbers(profile), rows=rows)
     heads.attrs["claim"] = judge_wavelengths(arrays)
     return heads
+
+
+def _resampled(
+    profile: xr.Dataset, table: Mapping[str, np.ndarray], *, resamples: int, seed: int
+) -> dict[str, np.ndarray]:
+    """`confidence` and the interval of the fraction that decides the label, or NaN."""
+    label = table["label"]
+    if profile.sizes["group"] < 2 or not resamples:
+        return {name: np.full(label.shape, np.nan) for name in ("confidence", *INTERVAL)}
+    resampled = resample_labels(profile, resamples=resamples, seed=seed, spread=SPREAD)
+    same = np.where(label != "untested", (resampled == label).mean(0), np.nan)
+    shares = fractions(resample_bits(profile, resamples=resamples, seed=seed))
+    position, content = FRACTIONS[:2]
+    positional = table[position] >= table[content]
+    larger = np.where(positional, shares[position], shares[content])
+    low, high = np.quantile(larger, [0.025, 0.975], axis=0)
+    return dict(zip(("confidence", *INTERVAL), (same, low, high), strict=True))
 
 
 def judge_wavelengths(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
