@@ -63,10 +63,10 @@ def classify_heads(
     table |= _resampled(profile, table, resamples=resamples, seed=int(seed))
     label, low, high = (table[name] for name in ("label", *INTERVAL))
     crosses = np.isin(label, ("positional", "mixed", "semantic")) & (low < Thresholds.named)
-    table["uncertain"] = np.where(np.isnan(low), None, crosses & (high >= Thresholds.named))
+    table["uncertain"] = np.where(np.isnan(low), np.nan, crosses & (high >= Thresholds.named))
     score = profile.get("follow_score", np.nan * profile["total_bits"]).values
     opposed = (label == "positional") & (score < 0) | (label == "semantic") & (score > 0)
-    table["opposed"] = np.where(np.isnan(score), None, opposed)
+    table["opposed"] = np.where(np.isnan(score), np.nan, opposed)
     added = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
     follow = columns("follow")
     table |= {name: profile[name].values for name in (*columns("score"), *follow, *added)}
