@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig
 
 from ropelens import config_facts
 from ropelens.analysis.options import Options
+from ropelens.attention.exchange import DRAWS
 from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import fitted_sequences, scored_rows
 from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
@@ -171,7 +172,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
     layers = len(config_facts.attending_layers(config))
     sizes = source.parameters, heads, _head_dim(config) // 2, longest
     fits = layers * fit_cost(*sizes, options.surrogates)
-    keys = layers * exchange_cost(source.parameters, heads, scored_rows(text) * count, longest)
+    rows_scored = scored_rows(text) * count * (DRAWS if text.single_long_sequence else 1)
+    keys = layers * exchange_cost(source.parameters, heads, rows_scored, longest)
     precision = str(dtype).removeprefix("torch.")
     if options.quantize is not None:
         precision = f"{options.quantize}, computed in {precision}"

@@ -176,7 +176,7 @@ class Block:
     def hide(self, scores: ByKey) -> ByKey:
         """`scores`, changed in place: a row gets weight 0 for keys that it does not see."""
         for columns, penalty in self._penalties:
-            scores[..., columns] += penalty
+            scores[..., columns].add_(penalty)
         return scores
 
     @cached_property

@@ -55,10 +55,8 @@ def exchanged(
     """
     index, call = torch.arange(order.shape[-1]), sampled.call
     is_sink = (sampled.sink_kind > 0).any(2).cpu()
-    movable = ~(is_sink | sampled.rows.padding(index)[:, None])
-    span = exchange_span(call.visibility)
-    windowed = sampled.rows.length[:, None, None] > span
-    block = torch.where(windowed, index // max(1, span // 2), 0)
+    real = ~sampled.rows.padding(index)
+    movable, block = ~is_sink & real[:, None], index // block_size(call.visibility, real)
     # Both orders list the movable tokens of each block first, and then all other tokens.
     last = index + 2.0 + len(index)
     drawn = torch.where(movable, order[:, None].double() + block, last).argsort(-1)
@@ -74,11 +72,20 @@ def exchanged(
     return SampledCall(call, sampled.rows, sampled.planes, sinks=sampled.sinks), pi
 
 
-def exchange_span(visibility: Visibility) -> int:
-    """Number of keys that rows see under a sliding window; otherwise more than all keys."""
-    first, count = visibility.first, visibility.first.shape[1]
-    slides = bool((first[:, -1] > first[:, count // 4]).any())
-    return visibility.farthest + 1 if slides else visibility.keys.stop + 1
+def block_size(
+    visibility: Visibility, real: Bool[Tensor, "batch key"]
+) -> Int[Tensor, "batch 1 1"]:
+    """Half of the keys that the `real` rows of a sequence see, or all keys without a window.
+
+    A window is an interval whose start moves, or a mask that shows less than 2/3 of the keys.
+    """
+    rows = real[:, visibility.position[0] - visibility.keys.start]
+    widest, end = (visibility.count.cpu() * rows).amax(1), visibility.keys.stop
+    if visibility.mask is None:
+        slides = (visibility.first * rows).amax(1) > visibility.first.where(rows, end).amin(1)
+    else:
+        slides = 3 * widest < 2 * real.sum(1)
+    return torch.where(slides, (widest // 2).clamp(min=1), end + 1)[:, None, None]
 
 
 @torch.no_grad()
@@ -92,12 +99,11 @@ def follow_sums(
     """
     shape = (len(sampled.k), sets.shape[1], sampled.q.shape[1], len(FOLLOW))
     total, order = torch.zeros(shape, dtype=torch.float64), sampled.rows.order
-    if order is None:
-        return total
+    assert order is not None, "rows that are scored have an order"
     at_once, step = AT_ONCE[sampled.k.device.type], 1 if single else DRAWS
     sequences = torch.arange(len(sets)).repeat(at_once)
     repeated = sampled if at_once == 1 else sampled.of_sequences(sequences)
-    still = repeated.k_still  # the same for all draws
+    still = sampled.k_still if at_once == 1 else sampled.k_still[sequences]
     for first in range(0, DRAWS, at_once):
         draws = range(first, first + at_once)
         before = repeated.with_rows(rows_in_turn(sampled.rows, draws, step))

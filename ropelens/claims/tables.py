@@ -24,6 +24,7 @@ from ropelens.profiles.heads import (
 )
 from ropelens.profiles.measures import columns
 
+DECIDED = ("positional", "mixed", "semantic")  # labels of fractions
 DOUBTS = ("uncertain", "opposed")
 INTERVAL = ("fraction_low", "fraction_high")
 SPREAD = 2**0.5  # two samples of a text differ more than a sample and the text, by this factor
@@ -62,9 +63,9 @@ def classify_heads(
     table = head_values(profile)
     table |= _resampled(profile, table, resamples=resamples, seed=int(seed))
     label, low, high = (table[name] for name in ("label", *INTERVAL))
-    crosses = np.isin(label, ("positional", "mixed", "semantic")) & (low < Thresholds.named)
-    table["uncertain"] = np.where(np.isnan(low), np.nan, crosses & (high >= Thresholds.named))
-    score = profile.get("follow_score", np.nan * profile["total_bits"]).values
+    decided, score = np.isin(label, DECIDED), profile["follow_score"].values
+    crosses = decided & (low < Thresholds.named) & (high >= Thresholds.named)
+    table["uncertain"] = np.where(decided & np.isnan(low), np.nan, crosses)
     opposed = (label == "positional") & (score < 0) | (label == "semantic") & (score > 0)
     table["opposed"] = np.where(np.isnan(score), np.nan, opposed)
     added = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]

@@ -114,12 +114,13 @@ def _add_points(
 def bit_shares(heads: pd.DataFrame) -> np.ndarray:
     """Share [row, part] of sinks, position, shared bits, content and interaction.
 
-    Content is without the shared bits. The shares are NaN if their sum is 0.
+    Content is without the shared bits. The shares are NaN if their sum is 0, and the share of
+    shared bits is NaN if they were not measured.
     """
     parts = ["sink_bits", "position_bits", "shared_bits", "content_bits", "interaction_bits"]
-    bits = heads.reindex(columns=parts).fillna(0.0).to_numpy(float).clip(min=0)
-    bits[:, 3] -= bits[:, 2]
-    total = bits.sum(1, keepdims=True)
+    bits = heads.reindex(columns=parts).to_numpy(float).clip(min=0)
+    bits[:, 3] -= np.nan_to_num(bits[:, 2])
+    total = np.nansum(bits, axis=1, keepdims=True)
     return np.divide(bits, total, out=np.full_like(bits, np.nan), where=total > 0)
 
 
@@ -130,9 +131,9 @@ def plot_follow(
     """What each head follows when keys exchange their contents, coloured by label.
 
     x is `follows_content`, the attention that moves with the contents, and y is
-    `follows_position`, the attention that stays at the same positions. Dotted lines show the
-    median of `follows_chance`. Sink and diffuse heads are left out. The head `selected` (layer,
-    head) gets a ring.
+    `follows_position`, the attention that stays at the same positions. Both are shares of the
+    attention on exchanged keys. Dotted lines show the median of `follows_chance`. Sink and
+    diffuse heads are left out. The head `selected` (layer, head) gets a ring.
     """
     heads = inputs.head_table(profile, heads)
     shown = ~heads["label"].isin(style.EXCLUDED_LABELS).to_numpy()

@@ -88,7 +88,7 @@ def _head_hover(row: dict[Hashable, Any]) -> str:
     sure = "" if pd.isna(row["confidence"]) else f" (confidence {row['confidence']:.2f})"
     doubt = "".join(f", {name}" for name in ("uncertain", "opposed") if row[name])
     follow = ""
-    if not pd.isna(row.get("follows_position")):
+    if not pd.isna(row.get("follows_chance")):
         follow = (
             f"keys exchange contents: {row['follows_position']:.0%} of the attention stays, "
             f"{row['follows_content']:.0%} moves (chance {row['follows_chance']:.0%})<br>"

@@ -36,8 +36,8 @@ class_change (edit, layer, head, token_class) bit: the same over rows of a class
 label (edit, layer, head): label of the head
 class_label (edit, layer, head, token_class): label of the head from rows of a class of tokens
 labels_changed_resampled (edit, resample) 1: heads with another label in a bootstrap resample
-positional_fraction (edit, layer, head) 1: share that only the offset explains, of the bits that
-    sinks do not explain
+positional_fraction (edit, layer, head) 1: share of the offset in the bits that sinks do not
+    explain, with its part of the shared bits
 retrieval (edit, retrieval_length, depth) 1: share of needles whose value was found
 retrieval_hit (edit, retrieval_length, depth, retrieval_trial) 1: 1 if the value was found
 retrieval_length (retrieval_length) token: tokens of the prompt

@@ -84,9 +84,8 @@ def pooled_bits(
     """The budget of each head with these weights of the groups; shared bits are assigned."""
 
     def pooled(names: Iterable[str]) -> Iterator[np.ndarray]:
-        missing = np.nan * profile["group_total"]  # in profiles without exchanged keys
-        arrays = (profile.get(f"group_{name}", missing) for name in names)
-        return (np.einsum("rg,glh->rlh", weight, array.values) for array in arrays)
+        arrays = (profile[f"group_{name}"].values for name in names)
+        return (np.einsum("rg,glh->rlh", weight, array) for array in arrays)
 
     follow = follow_numbers(*pooled(f"follow_{name}" for name in FOLLOW))
     return assign_shared(attention_budget(*pooled(GAINS)), follow["weight"])

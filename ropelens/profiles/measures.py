@@ -66,8 +66,8 @@ content_bits (layer, head) bit: part of total_bits that the tokens explain
 interaction_bits (layer, head) bit: part of total_bits that only both together explain
 """, row=Fitted)),
     *(replace(row, column="follow") for row in table("""
-follows_position (layer, head) 1: attention at the same positions when keys exchange contents
-follows_content (layer, head) 1: attention that moves with the contents of exchanged keys
+follows_position (layer, head) 1: attention on exchanged keys that stays at the same positions
+follows_content (layer, head) 1: attention on exchanged keys that moves with their contents
 follows_chance (layer, head) 1: overlap of the attention with itself after the permutation
 follow_score (layer, head) 1: what the head follows: 1 position, -1 content
 shared_bits (layer, head) bit: part of content_bits that the offset explains as well

@@ -88,7 +88,7 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
         "headline": {"heads": len(heads), "counts": [pair for pair in counts if pair[1]]},
         "claim": heads.attrs.get("claim"),
         "by_label": {"groups": by_label},
-        "doubts": doubts | {"heads": len(heads)},
+        "doubts": doubts | {"heads": len(heads)} if any(doubts.values()) else None,
         "where_positional": where if len(positional) else None,
         "through_wavelengths": {"groups": groups} if groups else None,
     }

@@ -12,7 +12,7 @@ from oracles.tiny import random_tokens, tiny
 from scipy import stats
 
 import ropelens as rl
-from ropelens.attention.formulas import GAINS, attention_budget
+from ropelens.attention.formulas import FOLLOW, GAINS, attention_budget
 from ropelens.budget.labels import Thresholds
 from ropelens.claims.tables import classify_heads
 from ropelens.profiles.heads import resample_labels
@@ -39,6 +39,11 @@ def profile_of(groups: list[tuple[float, list[Gains]]]) -> xr.Dataset:
     variables = {name: (("layer", "head"), values) for name, values in per_head.items()}
     for index, name in enumerate(GAINS):
         variables[f"group_{name}"] = (("group", "layer", "head"), by_group[..., index])
+    for name in FOLLOW:
+        variables[f"group_follow_{name}"] = (
+            ("group", "layer", "head"),
+            by_group[..., 0] * np.nan,
+        )
     drawn = np.random.default_rng(0).uniform(size=(2, 41, *shape))
     return xr.Dataset(
         {

@@ -76,7 +76,9 @@ def test_a_click_on_the_map_shows_the_head_everywhere(opened, small):
     assert row.label in title
     assert f"{row.total_bits:.2f} bits" in page.inner_text("#now")
     stays, moves, chance = (f"{getattr(row, name):.0%}" for name in FOLLOWS)
-    follows = f"{stays} of its attention stays at the same positions and {moves} moves with"
+    follows = (
+        f"{stays} of its attention on them stays at the same positions and {moves} moves with"
+    )
     assert f"{follows} the contents (chance {chance})." in page.inner_text("#now")
     assert ("uncertain" in title) == bool(row.uncertain)
     bars = page.locator("#budget span").evaluate_all(

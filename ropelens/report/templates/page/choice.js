@@ -126,16 +126,17 @@ function labelWords(row, model = page) {
 function bitsWords(row, model = page) {
   const parts = shares(row, model);
   const split = ["sink", "position", "shared", "content", "both"].map((part, i) => `${part} ${Math.round(100 * (parts[i] || 0))}%`);
+  if (Number.isNaN(parts[2])) split.splice(2, 1);  // not measured
   return `${number("total_bits", row, model).toFixed(2)} bits: ${split.join(", ")}`;
 }
 
 /** What the head follows when keys exchange contents; "" if this was not measured. */
 function followWords(row, model = page) {
-  if (!model.columns.follows_position) return "";
+  if (!model.columns.follows_chance || ["sink", "diffuse", "untested"].includes(model.labels[row])) return "";
   const [stays, moves, chance] = ["position", "content", "chance"].map((name) => number(`follows_${name}`, row, model));
   if (!(stays >= 0)) return "";
   const [of, with_, by] = [stays, moves, chance].map((share) => `${Math.round(100 * share)}%`);
-  return ` When keys exchange contents, ${of} of its attention stays at the same positions and ${with_} moves with the contents (chance ${by}).`;
+  return ` When keys exchange contents, ${of} of its attention on them stays at the same positions and ${with_} moves with the contents (chance ${by}).`;
 }
 
 function describe(row) {
