@@ -114,7 +114,7 @@ def _add_points(
 def bit_shares(heads: pd.DataFrame) -> np.ndarray:
     """Share [row, part] of sinks, position, shared bits, content and interaction.
 
-    Content is without the shared bits. The shares are NaN if their sum is 0, and the share of
+    Content excludes the shared bits. The shares are NaN if their sum is 0, and the share of
     shared bits is NaN if they were not measured.
     """
     parts = ["sink_bits", "position_bits", "shared_bits", "content_bits", "interaction_bits"]
@@ -128,7 +128,7 @@ def bit_shares(heads: pd.DataFrame) -> np.ndarray:
 def plot_follow(
     profile: xr.Dataset, heads: pd.DataFrame | None = None, *, selected: Selected = None
 ) -> go.Figure:
-    """What each head follows when keys exchange their contents, coloured by label.
+    """Attention of each head after keys exchanged their contents, coloured by label.
 
     x is `follows_content`, the attention that moves with the contents, and y is
     `follows_position`, the attention that stays at the same positions. Both are shares of the
@@ -140,7 +140,7 @@ def plot_follow(
     names = ("follows_content", "follows_position", "follows_chance")
     columns = heads.reindex(columns=names)
     x, y, chance = (np.where(shown, inputs.numbers(columns, name), np.nan) for name in names)
-    title = "What heads follow when keys exchange contents"
+    title = "Attention after keys exchanged contents"
     figure = style.new_figure(title, height=430, rows=1, cols=1)
     if np.isfinite(chance).any():
         level, words = float(np.nanmedian(chance)), ["", "chance (median)"]

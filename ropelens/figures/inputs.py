@@ -46,7 +46,7 @@ def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def is_true(heads: pd.DataFrame, name: str) -> np.ndarray:
-    """Where a column of the table is true: not false, empty or missing."""
+    """The rows in which a column of the table is true; False if it is empty or missing."""
     return heads.reindex(columns=[name])[name].eq(True).fillna(False).to_numpy(bool)
 
 
