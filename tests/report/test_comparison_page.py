@@ -155,6 +155,9 @@ def test_findings_list_loss_changes_in_order(comparison: xr.Dataset):
     words = find(comparison.isel(entry=[0, 2]), "Change of the loss")
     end = "over the text of one seed). An interval over the text of one seed does not include"
     assert f"{end} the variation between training runs." in words
+    assert "not finished" not in " ".join(findings(comparison))
+    fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
+    assert find(fewer, "These runs of the study are not finished: tiny/nope/seed-1.")
 
 
 def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):
@@ -193,13 +196,6 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset):
     )
     index = [column.name for column in shown_columns(table)].index("previous_token_heads")
     assert [row["cells"][index] for row in table_rows(table)] == ["1", "0", "0.5"]
-
-
-def test_findings_name_runs_that_are_not_finished(comparison: xr.Dataset):
-    assert "not finished" not in " ".join(findings(comparison))
-    fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
-    words = " ".join(findings(fewer))
-    assert "These runs of the study are not finished: tiny/nope/seed-1." in words
 
 
 def test_the_table_marks_unknown_numbers(comparison: xr.Dataset):

@@ -259,12 +259,8 @@ def test_rows_link_to_their_figures_on_the_page_of_the_analysis(table, profile):
     assert "#" + places[0] not in render_claims(table, RECORD)
     page = render_page(profile, rl.classify_heads(profile))
     assert page.count("Show the figure") == len(drawn)
+    assert page.count('<details class="more claim"') == len(table)
+    assert f"Of {len(table)} claims, " in page
     for place in set(places):
         there = place.replace("view=", "all-tab-").replace("tab=", "one-tab-")
         assert f'id="{there}"' in page
-
-
-def test_every_page_has_the_claims_that_its_profile_decides(profile, table):
-    page = render_page(profile, rl.classify_heads(profile))
-    assert page.count('<details class="more claim"') == len(table)
-    assert f"Of {len(table)} claims, " in page
