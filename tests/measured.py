@@ -10,7 +10,6 @@ import torch
 import xarray as xr
 from oracles.tiny import random_tokens
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
@@ -26,9 +25,7 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def observed_calls(
-    model: PreTrainedModel, tokens: Tensor
-) -> list[tuple[AttentionCall, Planes]]:
+def observed_calls(model: nn.Module, tokens: Tensor) -> list[tuple[AttentionCall, Planes]]:
     live = as_live_model(model)
     planes = RotationProbe(live).planes(tokens.shape[1])
     calls: dict[int, AttentionCall] = {}

@@ -118,10 +118,8 @@ def _planes(kinds: Array, kv_heads: int, wavelength: Array, rng: Random) -> dict
         "q_coherence": np.clip(coherence * bump + 0.1 * noise, 0, 1),
         **{"selectivity": 1.1 * push, "selectivity_keys": push, "selectivity_sink": 0.1 * push},
     }
-    groups = (len(kinds), kv_heads, -1, len(place))
-    by_key = {
-        f"k_{x}": by_head[f"q_{x}"].reshape(groups).mean(2) for x in ("norm", "coherence")
-    }
+    shape = (len(kinds), kv_heads, -1, len(place))
+    by_key = {f"k_{x}": by_head[f"q_{x}"].reshape(shape).mean(2) for x in ("norm", "coherence")}
     by_key["v_norm"] = np.ones_like(by_key["k_norm"])
     of_keys = {name: (("layer", "kv_head", "frequency"), x) for name, x in by_key.items()}
     return of_keys | {name: (PLANE, x) for name, x in by_head.items()}

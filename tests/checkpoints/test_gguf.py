@@ -79,9 +79,7 @@ def write_bundled(
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for torch_name, weight in model.named_parameters():
         name, x = names.get_name(torch_name, (".weight",)), weight.detach()
-        for _ in range(
-            permutations if name.endswith(("attn_q.weight", "attn_k.weight")) else 0
-        ):
+        for _ in range(permutations * name.endswith(("attn_q.weight", "attn_k.weight"))):
             x = as_pairs(x, config.num_attention_heads)
         if x.ndim == 1 or kind == "F32":
             writer.add_tensor(name, x.numpy())

@@ -82,9 +82,7 @@ def differs_when_observed(forward: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def rotated(change: Callable[[Callable, Tensor, Tensor], Any]) -> PreTrainedModel:
-    return patched(
-        lambda rotary, x, position_ids: change(rotary, x, position_ids), "rotary_emb"
-    )
+    return patched(lambda f, x, position_ids: change(f, x, position_ids), "rotary_emb")
 
 
 def other_buffer() -> PreTrainedModel:
@@ -179,9 +177,7 @@ Attend = Callable[..., tuple[Tensor, Tensor]]
 
 
 def with_mask(change: Callable[[Tensor], Tensor]) -> Attend:
-    return lambda attend, *inputs, **options: attend(
-        *inputs[:-1], change(inputs[-1]), **options
-    )
+    return lambda attend, *inputs, **more: attend(*inputs[:-1], change(inputs[-1]), **more)
 
 
 def causal(mask: Tensor) -> Tensor:
@@ -202,9 +198,7 @@ def capped(attend: Attend, *inputs: Any, **options: Any) -> Any:
 
 
 def with_scale(change: Callable[[float], float]) -> Attend:
-    return lambda attend, *inputs, scaling, **options: attend(
-        *inputs, scaling=change(scaling), **options
-    )
+    return lambda attend, *args, scaling, **more: attend(*args, scaling=change(scaling), **more)
 
 
 def uncapped(attend: Attend, *inputs: Any, softcap: float, **options: Any) -> Any:

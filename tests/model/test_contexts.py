@@ -73,9 +73,7 @@ def test_tasks_do_not_share_blocks(llama: LlamaForCausalLM):
             results[edit] = [then() if edit == "plain" else await asyncio.to_thread(then)]
 
     async def together() -> Any:
-        parts = [
-            run(edit, lambda: logits(llama, TOKENS)) for edit in ("nope", "plain", "rope:9")
-        ]
+        parts = [run(x, lambda: logits(llama, TOKENS)) for x in ("nope", "plain", "rope:9")]
         return await asyncio.gather(*parts, return_exceptions=True)
 
     done, *errors = asyncio.run(together())

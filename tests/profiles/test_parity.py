@@ -33,6 +33,7 @@ from ropelens.text.text import Text
 LENGTHS = (40, 23, 31)
 LONG = (150, 97, 128)  # beyond offset 64, bins have several offsets
 
+Values = Mapping[str, np.ndarray]
 NAMED = (5, 40, 41)
 """Tokens that are sinks at any position, in addition to BOS and position 0."""
 
@@ -74,9 +75,7 @@ def true_values(
     return dense(model, tokens, lengths, rotations=turning, bins=bins, sinks=sinks)
 
 
-def assert_frequencies_agree(
-    profile: xr.Dataset, true: Mapping[str, np.ndarray], *, rtol: float
-) -> None:
+def assert_frequencies_agree(profile: xr.Dataset, true: Values, *, rtol: float) -> None:
     """Compare rotating planes separately, and coordinates without rotation as one entry.
 
     Planes that p-RoPE stopped have entries in the profile, but the oracle adds them to the
@@ -91,14 +90,10 @@ def assert_frequencies_agree(
             if stays.sum() == 1 or (stays.any() and name.startswith("selectivity")):
                 rest = ours[:, stays].sum(1)
                 assert_close(rest, theirs[:, -1], rtol=rtol, what=f"rest of {name} {layer}")
-        assert_close(
-            inv_freq[turns], true["inv_freq"][layer, :count], rtol=1e-7, what="inv_freq"
-        )
+        assert_close(inv_freq[turns], true["inv_freq"][layer, :count], rtol=1e-7, what="w")
 
 
-def assert_profile_agrees(
-    profile: xr.Dataset, true: Mapping[str, np.ndarray], *, rtol: float
-) -> None:
+def assert_profile_agrees(profile: xr.Dataset, true: Values, *, rtol: float) -> None:
     assert_frequencies_agree(profile, true, rtol=rtol)
     for row in OF_LAYERS:
         if row.name != "learned_sink_mass" and "frequency" not in row.saved_dims:
