@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 import xarray as xr
 from oracles.tiny import random_tokens
 from torch import Tensor, nn
+from transformers.models.llama import modeling_llama
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
@@ -32,6 +34,14 @@ def observed_calls(model: nn.Module, tokens: Tensor) -> list[tuple[AttentionCall
     with torch.no_grad(), live.observe(lambda call: calls.update({call.layer: call})):
         live.forward(tokens)
     return [(calls[layer], planes[layer]) for layer in sorted(calls)]
+
+
+def differs_when_observed(forward: Callable, *args: Any, **kwargs: Any) -> Any:
+    """The forward pass of a layer of Llama that looks at its attention function."""
+    eager = modeling_llama.eager_attention_forward
+    plain = modeling_llama.ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager) is eager
+    output, weights = forward(*args, **kwargs)
+    return output * (1 if plain else 1.001), weights
 
 
 EXACT = {"rtol": 1e-6, "atol": 1e-9}

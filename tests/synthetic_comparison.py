@@ -15,11 +15,9 @@ SIZES = {
     **{"retrieval_length": 1, "depth": 3, "retrieval_trial": 5},
 }
 HEADS, PLANES = ("layer", "head"), ("layer", "head", "frequency")
-GROWN = {
-    **dict.fromkeys(("previous_token", "induction", "positional_fraction"), HEADS),
-    **{"q_norm": PLANES, "k_norm": ("layer", "kv_head", "frequency")},
-    "selectivity_keys": PLANES,
-}
+GROWN = dict.fromkeys(("previous_token", "induction", "positional_fraction"), HEADS)
+GROWN |= {"q_norm": PLANES, "k_norm": ("layer", "kv_head", "frequency")}
+GROWN |= {"selectivity_keys": PLANES}
 NEEDLES = ("retrieval_length", "depth")
 GROUPS = ("rope", "p-rope:0.5", "nope")
 

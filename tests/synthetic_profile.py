@@ -24,11 +24,8 @@ STORY = (
     " happy ."
 )
 Array, Random = np.ndarray, np.random.Generator
-UNITS = {
-    **dict.fromkeys(("selectivity", "predicted_kernel"), "nats"),
-    **dict.fromkeys(("wavelength", "offset_start", "offset_stop"), "tokens"),
-    "inv_freq": "rad/token",
-}
+UNITS = dict.fromkeys(("wavelength", "offset_start", "offset_stop"), "tokens")
+UNITS |= {"selectivity": "nats", "predicted_kernel": "nats", "inv_freq": "rad/token"}
 
 
 def synthetic_profile(
@@ -57,11 +54,8 @@ def synthetic_profile(
     wavelength = np.tile(np.append(wavelength, [np.inf] * unrotated), (layers, 1))
     edges = offset_edges(context).clip(max=context).numpy()
     start, stop = edges[:-1], edges[1:]
-    data = {
-        **_planes(kinds, kv_heads, wavelength, rng),
-        **_budget(kinds, rng),
-        **_offsets(kinds, looks_back, start, stop, rng),
-    }
+    data = _planes(kinds, kv_heads, wavelength, rng) | _budget(kinds, rng)
+    data |= _offsets(kinds, looks_back, start, stop, rng)
     data |= _excerpts(kinds, kv_heads, wavelength, excerpt, rng)
     data |= _groups(data, groups, rng) | _surrogates(data, wavelength, rng)
     profile = xr.Dataset(
@@ -171,11 +165,9 @@ def _offsets(kinds: Array, looks_back: Array, start: Array, stop: Array, rng: Ra
         "offset_low": start[(below < 0.25).sum(-1)],
         "offset_high": stop[(below < 0.75).sum(-1)] - 1,
     }
-    per_bin = {
-        "kernel": kernel,
-        "offset_mass": mass / mass.sum(-1, keepdims=True) * (1 - sink)[..., None],
-        "predicted_kernel": np.log(height * peak + decay),
-    }
+    mass = mass / mass.sum(-1, keepdims=True) * (1 - sink)[..., None]
+    predicted = np.log(height * peak + decay)
+    per_bin = {"kernel": kernel, "offset_mass": mass, "predicted_kernel": predicted}
     return {
         **{name: (HEAD, values) for name, values in per_head.items()},
         **{name: ((*HEAD, "offset_bin"), values) for name, values in per_bin.items()},

@@ -41,11 +41,9 @@ def synthetic_truncation(
     cuts = plan_cuts(turning, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)
     cost = np.where(wavelength < context, 4.0 * wavelength**-0.3 / frequencies, 1e-4)
     total = np.array([sum(cost[n] for n in cut.stopped[0]) for cut in cuts])
-    data = {
-        **_losses(total, sequences, context, rng),
-        **_tasks(total, (layers, heads), rng),
-        **_heads(total, table["label"].to_numpy().reshape(layers, heads), rng),
-    }
+    labels = table["label"].to_numpy().reshape(layers, heads)
+    data = _losses(total, sequences, context, rng) | _tasks(total, (layers, heads), rng)
+    data |= _heads(total, labels, rng)
     coordinates = {
         "edit": [cut.name(turning) for cut in cuts],
         "retrieval_length": list(LENGTHS),

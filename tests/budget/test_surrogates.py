@@ -154,10 +154,7 @@ def test_an_offset_is_drawn_from_each_stretch(context: int):
 
 
 def heads_of(rho: list[float], *, layers: int = 4, heads: int = 6) -> list[np.ndarray]:
-    """Heads [draw, layer, head] that together have about these correlations.
-
-    The share that the offset explains is spread evenly over 0 to 1.
-    """
+    """Fractions, evenly over 0 to 1, and wavelengths, with about these correlations."""
     random = np.random.default_rng(0)
     x = random.permuted(np.tile(np.linspace(-1.7, 1.7, layers * heads), (len(rho), 1)), axis=1)
     slope = np.array(rho)[:, None]

@@ -11,6 +11,7 @@ from typing import Any
 import families
 import pytest
 import torch
+from measured import differs_when_observed
 from oracles.tiny import random_tokens, tiny
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
@@ -72,13 +73,6 @@ def in_inference_mode() -> PreTrainedModel:
 def twice(forward: Callable, *args: Any, **kwargs: Any) -> Any:
     forward(*args, **kwargs)
     return forward(*args, **kwargs)
-
-
-def differs_when_observed(forward: Callable, *args: Any, **kwargs: Any) -> Any:
-    eager = modeling_llama.eager_attention_forward
-    plain = modeling_llama.ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager) is eager
-    output, weights = forward(*args, **kwargs)
-    return output * (1 if plain else 1.001), weights
 
 
 def rotated(change: Callable[[Callable, Tensor, Tensor], Any]) -> PreTrainedModel:

@@ -9,20 +9,15 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from measured import observed_calls
+from measured import differs_when_observed, observed_calls
 from oracles.recording import attention_calls
 from oracles.tiny import FAMILIES, SUPPORTED, TEN, WINDOW, logits, of_kind, tiny
 from oracles.tiny import random_tokens as tokens
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    DynamicCache,
-    LlamaForCausalLM,
-    StaticCache,
-)
+from transformers import AttentionInterface, DynamicCache, LlamaForCausalLM, StaticCache
+from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall, attention_map, output_error
@@ -156,16 +151,9 @@ def test_the_model_runs_the_function_that_it_asks_for(llama, monkeypatch):
 
 
 def test_a_model_that_changes_when_it_is_observed_is_refused(llama: LlamaForCausalLM):
-    """This model looks at the attention function. It is refused before a long stage starts."""
+    """It is refused before a long stage starts."""
     attention, stages = llama.model.layers[1].self_attn, list[str]()
-    own = attention.forward
-
-    def forward(*args: object, **kwargs: object) -> tuple:
-        output, weights = own(*args, **kwargs)
-        named = ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager_attention_forward)
-        return output * (1 if named is eager_attention_forward else 1.001), weights
-
-    attention.forward = forward
+    attention.forward = partial(differs_when_observed, attention.forward)
 
     def progress(*shown: Stage) -> AbstractContextManager[Advance]:
         stages.extend(stage.what for stage in shown)

@@ -82,12 +82,10 @@ def _partial(factor: float) -> dict[str, Any]:
     return _scaled(partial_rotary_factor=factor)
 
 
-_ORIGINAL = {"factor": 2.0, "original_max_position_embeddings": 4096}
-_LONGROPE = {
-    **_ORIGINAL,
-    "short_factor": [1.0, 1.05, 1.1, 1.2, 1.4, 1.8, 2.5, 4.0],
-    "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0],
-}
+_ORIGINAL: dict[str, Any] = {"factor": 2.0, "original_max_position_embeddings": 4096}
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **_ORIGINAL}
+_LONGROPE = _ORIGINAL | {"short_factor": [1.0, 1.05, 1.1, 1.2, 1.4, 1.8, 2.5, 4.0]}
+_LONGROPE |= {"long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0]}
 _SLIDING = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
@@ -119,9 +117,7 @@ FAMILIES: dict[str, Family] = {
     "llama_linear": _llama(**_scaled("linear", factor=4.0)),
     "llama_dynamic": _llama(**_scaled("dynamic", factor=2.0)),
     "llama_yarn": _llama(**_scaled("yarn", **_ORIGINAL)),
-    "llama_llama3": _llama(
-        **_scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **_ORIGINAL)
-    ),
+    "llama_llama3": _llama(**_scaled("llama3", **_LLAMA3)),
     "llama_longrope": _llama(**_scaled("longrope", **_LONGROPE)),
     "llama_proportional": _llama(8, **_scaled("proportional", partial_rotary_factor=0.5)),
     # the Llama layout under other names

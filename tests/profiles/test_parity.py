@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from measured import token_progress
 from oracles.dense import dense
-from oracles.logit import HeadRows, gain, head_rows, information
+from oracles.logit import PARTS, HeadRows, gain, head_rows, information
 from oracles.recording import MASKS, attention_calls, with_mask
 from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -37,11 +37,8 @@ Values = Mapping[str, np.ndarray]
 NAMED = (5, 40, 41)
 """Tokens that are sinks at any position, in addition to BOS and position 0."""
 
-OF_LAYERS = [
-    row
-    for row in MEASURES
-    if row.saved and row.dims[0] == "layer" and isinstance(row, Statistic | Derived)
-]
+SAVED = [row for row in MEASURES if row.saved and row.dims[0] == "layer"]
+OF_LAYERS = [row for row in SAVED if isinstance(row, Statistic | Derived)]
 """Everything that sums of one pass give of layers: each has an entry in the dense oracle."""
 
 
@@ -178,12 +175,6 @@ def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
     heads = profile["found_sink"].isnull().values  # the oracle knows only position 0
     assert heads.sum() >= 4
-    models = {
-        "sink_gain": {"content": False, "offsets": False},
-        "position_gain": {"content": False, "offsets": True},
-        "content_gain": {"content": True, "offsets": False},
-        "both_gain": {"content": True, "offsets": True},
-    }
     layer, head = np.argwhere(heads)[-1]
     sides = {"head": head, "sinks": sinks}
     own = [head_rows(calls[layer], turning[layer], **sides) for calls in recorded]
@@ -191,10 +182,11 @@ def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
     total = np.array([information(group) for group in own])
     of_head = profile.isel(layer=layer, head=head)
     np.testing.assert_allclose(of_head["group_total"], total, rtol=1e-3)
-    for name_of, parts in models.items():
+    for which, (content, offsets) in PARTS.items():
+        parts = {"content": content, "offsets": offsets}
         halves = [gain(fold[1 - n], on=fold[n], ridge=RIDGE, **parts) for n in (0, 1)]
-        ours = [of_head[f"group_{name_of}"][n::2].mean() for n in (0, 1)]
-        np.testing.assert_allclose(ours, halves, atol=0.02 * total.mean(), err_msg=name_of)
+        ours = [of_head[f"group_{which}_gain"][n::2].mean() for n in (0, 1)]
+        np.testing.assert_allclose(ours, halves, atol=0.02 * total.mean(), err_msg=which)
 
 
 @torch.no_grad()

@@ -154,10 +154,8 @@ def test_heads_with_a_new_label_are_counted_with_their_interval():
     assert f"fastest 25% of the planes stopped, {numbers}{high:.0f}" in words
 
 
-CLAIM = {
-    **{"rank_correlation": -0.5, "low": -0.7, "high": -0.2, "heads": 12, "p_value": 0.3},
-    **{"null_median": -0.4, "null_low": -0.6, "null_high": -0.1, "null_draws": 40},
-}
+CLAIM = {"rank_correlation": -0.5, "low": -0.7, "high": -0.2, "heads": 12, "p_value": 0.3}
+CLAIM |= {"null_median": -0.4, "null_low": -0.6, "null_high": -0.1, "null_draws": 40}
 
 
 @pytest.mark.parametrize("verdict", ["holds", "contradicted", "unresolved", "not testable"])
@@ -228,13 +226,9 @@ def test_the_first_sentence_counts_verdicts():
     assert claims_sentences(quick)[0] == first
 
 
-RECORD = {
-    "findings": ["Of 14 claims, none."],
-    "model": {"name": "toy"},
-    "runs": {"toy": {"facts": "6 layers"}},
-    "versions": {"torch": "1"},
-    "command": "ropelens claims",
-}
+RECORD = {"findings": ["Of 14 claims, none."], "model": {"name": "toy"}}
+RECORD |= {"runs": {"toy": {"facts": "6 layers"}}, "versions": {"torch": "1"}}
+RECORD |= {"command": "ropelens claims"}
 
 
 @pytest.mark.parametrize("names", [["toy"], ["toy", HOSTILE]])

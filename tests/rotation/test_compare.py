@@ -42,10 +42,8 @@ def neighbours(
 def test_an_implementation_agrees_with_itself():
     found = rl.compare_rope(tiny("gemma3"), tiny("gemma3"), context=500)
     assert found.attrs["verdict"] == "same"
-    assert found.attrs["why"] == (
-        "All planes of 2 layers rotate alike: the largest difference is 0 rad (layer 0, plane "
-        "0, position 499)."
-    )
+    words = "All planes of 2 layers rotate alike: the largest difference is 0 rad "
+    assert found.attrs["why"] == f"{words}(layer 0, plane 0, position 499)."
     inv_freq = rl.measure_rope(tiny("gemma3"))["inv_freq"].values
     expected = inv_freq[:, :, None] * found["position"].values
     apart = (found["angle"].values - expected + math.pi) % (2 * math.pi) - math.pi
@@ -156,10 +154,8 @@ def test_a_bridge_of_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found.attrs["why"].startswith("Layer 0: planes rotate differently: the largest")
 
 
-LLAMA3 = {
-    **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0},
-    **{"high_freq_factor": 4.0, "original_max_position_embeddings": 64},
-}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 UNREAD = "has a key that the model does not read:"
 
 

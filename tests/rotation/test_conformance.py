@@ -225,10 +225,8 @@ def of_model(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
     arrays, live = {"positions": STEPS}, as_live_model(model)
 
     def record(call: rl.AttentionCall) -> None:
-        arrays[f"q.{call.layer}"], arrays[f"k.{call.layer}"] = (
-            call.query[:, :, 0],
-            call.key[:, :, 0],
-        )
+        arrays[f"q.{call.layer}"] = call.query[:, :, 0]
+        arrays[f"k.{call.layer}"] = call.key[:, :, 0]
 
     with live.observe(record), torch.no_grad():
         live.forward(torch.full((len(STEPS), 1), 7), STEPS[:, None])
