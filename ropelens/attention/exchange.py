@@ -68,7 +68,8 @@ def exchanged(
     pi = torch.stack([inverse, contents]).masked_fill(~movable, -1).to(sampled.k.device)
     planes = sampled.planes.of_keys(sampled.k.shape[1])
     key = still.gather(-2, contents.to(still.device)[..., None].expand_as(still))
-    key = unrotate(key, sampled.key_position, replace(planes, inv_freq=-planes.inv_freq))
+    back = replace(planes, inv_freq=-planes.inv_freq)
+    key = unrotate(key, sampled.key_position, back)
     call = replace(call, key=key)
     return SampledCall(call, sampled.rows, sampled.planes, sinks=sampled.sinks), pi
 

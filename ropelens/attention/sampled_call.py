@@ -74,7 +74,8 @@ class SampledCall:
     @cached_property
     def padding(self) -> Bool[Tensor, "batch key"]:
         """The keys that are padding or that a mask hides inside a sequence."""
-        return self.rows.padding(self.key_position.cpu()).to(self.k.device)
+        keys = self.call.visibility.keys
+        return self.rows.padding(torch.arange(keys.start, keys.stop)).to(self.k.device)
 
     @cached_property
     def q_still(self) -> Float[Tensor, "batch head row coordinate"]:

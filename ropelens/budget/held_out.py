@@ -78,9 +78,8 @@ class LayerFit:
         beta, sigma, kappa, tau = split_weights(self.weights, self.terms, longest)
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
-        sets = (
-            torch.ones(len(sampled.k), 1, context, dtype=torch.bool) if sets is None else sets
-        )
+        if sets is None:
+            sets = torch.ones(len(sampled.k), 1, context, dtype=torch.bool)
         shape = (*sets.shape[:2], sampled.q.shape[1], len(SCORES))
         scores = torch.zeros(shape, dtype=torch.float64)
         for fold in (0, 1):
