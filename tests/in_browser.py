@@ -87,10 +87,8 @@ def fits(page: playwright.Page) -> None:
     assert page.evaluate(over) <= 0
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 400, "height": 900})
-    drawn = (
-        "() => [...document.querySelectorAll('.plot')].every((p) => p._fullLayout.width < 400)"
-    )
-    page.wait_for_function(drawn)
+    drawn = "[...document.querySelectorAll('.plot')].every((p) => p._fullLayout.width < 400)"
+    page.wait_for_function(f"() => {drawn}")
     assert page.evaluate(over) <= 0
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 import xarray as xr
 from oracles.tiny import random_tokens
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers.models.llama import modeling_llama
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall
@@ -26,15 +27,21 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def observed_calls(
-    model: PreTrainedModel, tokens: Tensor
-) -> list[tuple[AttentionCall, Planes]]:
+def observed_calls(model: nn.Module, tokens: Tensor) -> list[tuple[AttentionCall, Planes]]:
     live = as_live_model(model)
     planes = RotationProbe(live).planes(tokens.shape[1])
     calls: dict[int, AttentionCall] = {}
     with torch.no_grad(), live.observe(lambda call: calls.update({call.layer: call})):
         live.forward(tokens)
     return [(calls[layer], planes[layer]) for layer in sorted(calls)]
+
+
+def differs_when_observed(forward: Callable, *args: Any, **kwargs: Any) -> Any:
+    """The forward pass of a layer of Llama that looks at its attention function."""
+    eager = modeling_llama.eager_attention_forward
+    plain = modeling_llama.ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager) is eager
+    output, weights = forward(*args, **kwargs)
+    return output * (1 if plain else 1.001), weights
 
 
 EXACT = {"rtol": 1e-6, "atol": 1e-9}

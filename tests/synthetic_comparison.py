@@ -15,12 +15,11 @@ SIZES = {
     **{"retrieval_length": 1, "depth": 3, "retrieval_trial": 5},
 }
 HEADS, PLANES = ("layer", "head"), ("layer", "head", "frequency")
-GROWN = {
-    **dict.fromkeys(("previous_token", "induction", "positional_fraction"), HEADS),
-    **{"q_norm": PLANES, "k_norm": ("layer", "kv_head", "frequency")},
-    "selectivity_keys": PLANES,
-}
+GROWN = dict.fromkeys(("previous_token", "induction", "positional_fraction"), HEADS)
+GROWN |= {"q_norm": PLANES, "k_norm": ("layer", "kv_head", "frequency")}
+GROWN |= {"selectivity_keys": PLANES}
 NEEDLES = ("retrieval_length", "depth")
+GROUPS = ("rope", "p-rope:0.5", "nope")
 
 
 class Drawn:
@@ -75,9 +74,7 @@ class Drawn:
         }
 
 
-def synthetic_comparison(
-    *, groups: tuple[str, ...] = ("rope", "p-rope:0.5", "nope")
-) -> xr.Dataset:
+def synthetic_comparison(*, groups: tuple[str, ...] = GROUPS) -> xr.Dataset:
     """Two seeds of each of `groups`, with two layers of two heads and eight planes.
 
     The loss of group g and seed s is 3 + 0.1 g + 0.01 s (1 + g). The slower half of the planes
@@ -92,11 +89,9 @@ def synthetic_comparison(
         made.assign(retrieval=hit.mean("retrieval_trial"), retrieval_hit=hit)
         .assign_coords(
             entry=np.array(names, dtype=object),
-            group=("entry", draw.group),
-            variant=("entry", draw.group.copy()),
+            **{"group": ("entry", draw.group), "variant": ("entry", draw.group.copy())},
+            **{"seed": ("entry", draw.seed), "partner": ("entry", len(groups) * draw.seed)},
             size=("entry", np.array(["tiny"] * count, dtype=object)),
-            seed=("entry", draw.seed),
-            partner=("entry", len(groups) * draw.seed),
             position_start=("position_bin", start),
             position_stop=("position_bin", 2 * start),
             copy_distance=[8 << k for k in range(9)],
@@ -105,13 +100,9 @@ def synthetic_comparison(
             tokens_seen=(("entry", "step"), [[128 * step for step in STEPS]] * count),
         )
         .assign_attrs(
-            model=", ".join(groups),
-            baseline=groups[0],
-            findings="A finding.",
-            seed=0,
-            versions=json.dumps({"torch": "2"}),
-            created="2026-01-01T00:00:00+00:00",
-            **{"context": CONTEXT, "trained_context": CONTEXT},
+            **{"model": ", ".join(groups), "baseline": groups[0], "findings": "A finding."},
+            **{"versions": json.dumps({"torch": "2"}), "created": "2026-01-01T00:00:00+00:00"},
+            **{"seed": 0, "context": CONTEXT, "trained_context": CONTEXT},
             **{"sequences": 8, "head_sequences": 4, "growth_sequences": 2},
         )
     )

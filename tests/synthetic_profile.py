@@ -23,11 +23,9 @@ STORY = (
     " the big red ball too . Lily and the cat played in the park all day .\n They were"
     " happy ."
 )
-UNITS = {
-    **dict.fromkeys(("selectivity", "predicted_kernel"), "nats"),
-    **dict.fromkeys(("wavelength", "offset_start", "offset_stop"), "tokens"),
-    "inv_freq": "rad/token",
-}
+Array, Random = np.ndarray, np.random.Generator
+UNITS = dict.fromkeys(("wavelength", "offset_start", "offset_stop"), "tokens")
+UNITS |= {"selectivity": "nats", "predicted_kernel": "nats", "inv_freq": "rad/token"}
 
 
 def synthetic_profile(
@@ -56,11 +54,8 @@ def synthetic_profile(
     wavelength = np.tile(np.append(wavelength, [np.inf] * unrotated), (layers, 1))
     edges = offset_edges(context).clip(max=context).numpy()
     start, stop = edges[:-1], edges[1:]
-    data = {
-        **_planes(kinds, kv_heads, wavelength, rng),
-        **_budget(kinds, rng),
-        **_offsets(kinds, looks_back, start, stop, rng),
-    }
+    data = _planes(kinds, kv_heads, wavelength, rng) | _budget(kinds, rng)
+    data |= _offsets(kinds, looks_back, start, stop, rng)
     data |= _excerpts(kinds, kv_heads, wavelength, excerpt, rng)
     data |= _groups(data, groups, rng) | _surrogates(data, wavelength, rng)
     profile = xr.Dataset(
@@ -100,13 +95,11 @@ def excerpt_tokens(count: int) -> list[str]:
     return (tokens * (count // len(tokens) + 1))[:count]
 
 
-def by_kind(kinds: np.ndarray, otherwise: object, **values: object) -> np.ndarray:
+def by_kind(kinds: Array, otherwise: object, **values: object) -> Array:
     return np.select([kinds == kind for kind in values], [*values.values()], otherwise)
 
 
-def _planes(
-    kinds: np.ndarray, kv_heads: int, wavelength: np.ndarray, rng: np.random.Generator
-) -> dict:
+def _planes(kinds: Array, kv_heads: int, wavelength: Array, rng: Random) -> dict:
     place = np.linspace(0, 1, wavelength.shape[1])
     centre = by_kind(kinds, 0.78, positional=0.22, mixed=0.45)[..., None]
     noise = rng.gamma(8, 1 / 8, size=(*kinds.shape, len(place)))
@@ -119,16 +112,14 @@ def _planes(
         "q_coherence": np.clip(coherence * bump + 0.1 * noise, 0, 1),
         **{"selectivity": 1.1 * push, "selectivity_keys": push, "selectivity_sink": 0.1 * push},
     }
-    groups = (len(kinds), kv_heads, -1, len(place))
-    by_key = {
-        f"k_{x}": by_head[f"q_{x}"].reshape(groups).mean(2) for x in ("norm", "coherence")
-    }
+    shape = (len(kinds), kv_heads, -1, len(place))
+    by_key = {f"k_{x}": by_head[f"q_{x}"].reshape(shape).mean(2) for x in ("norm", "coherence")}
     by_key["v_norm"] = np.ones_like(by_key["k_norm"])
     of_keys = {name: (("layer", "kv_head", "frequency"), x) for name, x in by_key.items()}
     return of_keys | {name: (PLANE, x) for name, x in by_head.items()}
 
 
-def _budget(kinds: np.ndarray, rng: np.random.Generator) -> dict:
+def _budget(kinds: Array, rng: Random) -> dict:
     total = np.where(kinds == "diffuse", 0.06, 1.0 + 3.5 * rng.beta(2, 2, size=kinds.shape))
     sink = np.where(kinds == "sink", 0.95, 0.04 + 0.3 * rng.beta(1, 3, size=kinds.shape))
     lean = by_kind(kinds, 0.02, positional=0.72, mixed=0.4) + 0.25 * rng.random(kinds.shape)
@@ -157,13 +148,7 @@ def _budget(kinds: np.ndarray, rng: np.random.Generator) -> dict:
     return named | {"trial_induction": (("trial", *HEAD), trials)}
 
 
-def _offsets(
-    kinds: np.ndarray,
-    looks_back: np.ndarray,
-    start: np.ndarray,
-    stop: np.ndarray,
-    rng: np.random.Generator,
-) -> dict:
+def _offsets(kinds: Array, looks_back: Array, start: Array, stop: Array, rng: Random) -> dict:
     context, width = int(stop[-1]), stop - start
     peak = np.exp(-np.abs(start - looks_back[..., None]) * 1.8)
     decay = (1.0 + start) ** -1.1
@@ -180,11 +165,9 @@ def _offsets(
         "offset_low": start[(below < 0.25).sum(-1)],
         "offset_high": stop[(below < 0.75).sum(-1)] - 1,
     }
-    per_bin = {
-        "kernel": kernel,
-        "offset_mass": mass / mass.sum(-1, keepdims=True) * (1 - sink)[..., None],
-        "predicted_kernel": np.log(height * peak + decay),
-    }
+    mass = mass / mass.sum(-1, keepdims=True) * (1 - sink)[..., None]
+    predicted = np.log(height * peak + decay)
+    per_bin = {"kernel": kernel, "offset_mass": mass, "predicted_kernel": predicted}
     return {
         **{name: (HEAD, values) for name, values in per_head.items()},
         **{name: ((*HEAD, "offset_bin"), values) for name, values in per_bin.items()},
@@ -192,13 +175,7 @@ def _offsets(
     }
 
 
-def _excerpts(
-    kinds: np.ndarray,
-    kv_heads: int,
-    wavelength: np.ndarray,
-    count: int,
-    rng: np.random.Generator,
-) -> dict:
+def _excerpts(kinds: Array, kv_heads: int, wavelength: Array, count: int, rng: Random) -> dict:
     """Two excerpts, the second half as long, with attention computed from queries and keys."""
     layers, heads = kinds.shape
     planes, size = int(np.isfinite(wavelength[0]).sum()), 2 * wavelength.shape[1]
@@ -229,14 +206,14 @@ def _excerpts(
     }
 
 
-def _turned(still: np.ndarray, turns: np.ndarray) -> np.ndarray:
+def _turned(still: Array, turns: Array) -> Array:
     """Complex vectors with rotated planes, followed by the coordinates without rotation."""
     count = turns.shape[1]
     planes = (still[..., :count] + 1j * still[..., count : 2 * count]) * turns
     return np.concatenate([planes, still[..., 2 * count :]], axis=-1)
 
 
-def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:
+def _groups(data: dict, groups: int, rng: Random) -> dict:
     names = ("total", "sink", "position", "content")
     total, sink, position, content = (data[f"{name}_bits"][1] for name in names)
     gains = (total, sink, sink + position, sink + content, sink + position + content)
@@ -247,7 +224,7 @@ def _groups(data: dict, groups: int, rng: np.random.Generator) -> dict:
     return named | {name: ("group", np.full(groups, count)) for name, count in rows.items()}
 
 
-def _surrogates(data: dict, wavelength: np.ndarray, rng: np.random.Generator) -> dict:
+def _surrogates(data: dict, wavelength: Array, rng: Random) -> dict:
     """Numbers of the model, and of 40 surrogates with noise added to the wavelengths."""
     push = data["selectivity_keys"][1].clip(min=1e-9) * np.isfinite(wavelength)[:, None]
     log = np.log(np.where(np.isfinite(wavelength), wavelength, 1.0))[:, None]

@@ -41,11 +41,9 @@ def synthetic_truncation(
     cuts = plan_cuts(turning, keep=keep, ends=ends, bands=bands, controls=controls, seed=seed)
     cost = np.where(wavelength < context, 4.0 * wavelength**-0.3 / frequencies, 1e-4)
     total = np.array([sum(cost[n] for n in cut.stopped[0]) for cut in cuts])
-    data = {
-        **_losses(total, sequences, context, rng),
-        **_tasks(total, (layers, heads), rng),
-        **_heads(total, table["label"].to_numpy().reshape(layers, heads), rng),
-    }
+    labels = table["label"].to_numpy().reshape(layers, heads)
+    data = _losses(total, sequences, context, rng) | _tasks(total, (layers, heads), rng)
+    data |= _heads(total, labels, rng)
     coordinates = {
         "edit": [cut.name(turning) for cut in cuts],
         "retrieval_length": list(LENGTHS),
@@ -90,23 +88,19 @@ def _tasks(total: np.ndarray, heads: tuple[int, int], rng: np.random.Generator) 
     share = np.exp(-total)
     best = rng.beta(1, 8, size=heads)
     trials = rng.normal(0, 0.05, size=(len(total), TRIALS))
+    scores = (share[:, None] * (1 + trials))[..., None, None] * best
+    copies = np.stack([4 + total[:, None] + trials] * 2, axis=1)
     sizes = (len(total), len(LENGTHS), len(DEPTHS), TRIALS)
     dims = ("edit", "retrieval_length", "depth", "trial")
     chance = (0.125 + 0.6 * share)[:, None, None, None]
     hit = (rng.random(sizes[1:]) < chance).astype(float)
     return {
         "induction": (("edit", "layer", "head"), share[:, None, None] * best),
-        "trial_induction": (
-            ("edit", "trial", "layer", "head"),
-            (share[:, None] * (1 + trials))[..., None, None] * best,
-        ),
+        "trial_induction": (("edit", "trial", "layer", "head"), scores),
         "duplicate_token": (("edit", "layer", "head"), share[:, None, None] * best[::-1]),
         "repeat_loss": (("edit", "trial"), 5.0 - 2.0 * share[:, None] + trials),
         "first_loss": (("edit", "trial"), 6.0 + trials),
-        "copy_loss": (
-            ("edit", "copy_distance", "trial"),
-            np.stack([4 + total[:, None] + trials] * 2, axis=1),
-        ),
+        "copy_loss": (("edit", "copy_distance", "trial"), copies),
         "retrieval_hit": (dims, hit),
         "retrieval": (dims[:3], hit.mean(-1)),
     }
@@ -117,13 +111,12 @@ def _heads(total: np.ndarray, label: np.ndarray, rng: np.random.Generator) -> di
     labels = np.repeat(label[None], len(total), axis=0).astype(object)
     change = total[:, None, None] * rng.gamma(2, 0.5, size=label.shape)
     labels[change > 0.8] = "semantic"
+    chance = np.clip(total / 4, 0, 1)[:, None]
+    resampled = rng.binomial(label.size, chance, (len(total), 400))
     return {
         "attention_change": (dims, change),
         "label": (dims, labels),
-        "labels_changed_resampled": (
-            ("edit", "resample"),
-            rng.binomial(label.size, np.clip(total / 4, 0, 1)[:, None], (len(total), 400)),
-        ),
+        "labels_changed_resampled": (("edit", "resample"), resampled),
         "total_bits": (dims, np.full(change.shape, 2.0)),
     }
 

@@ -24,12 +24,9 @@ from ropelens.commands.app import app
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "analyses").glob("*.py"))
-MORE = {
-    "causal": {"causal.csv"},
-    "causes": {"causes.csv", "attribution.nc"},
-    "reach": {"reach.nc", "needles.nc"},
-    "truncation": {"truncation.nc", "truncation.csv"},
-}
+MORE = {"causal": {"causal.csv"}, "causes": {"causes.csv", "attribution.nc"}}
+MORE |= {"reach": {"reach.nc", "needles.nc"}}
+MORE |= {"truncation": {"truncation.nc", "truncation.csv"}}
 """Files that an analysis writes in addition to the four files of every answer."""
 ANSWERS = [s for s in SCRIPTS if s.stem not in ("variants", "copying", "claims")]
 names = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -150,16 +147,12 @@ def test_at_most_half_of_the_heads_of_a_layer_are_silenced():
 
 def losses_of(changes: np.ndarray) -> list[xr.Dataset]:
     """The result of `losses` for each row of `changes`, a number per document of 10 tokens."""
-    return [
-        xr.Dataset(
-            {
-                "loss": (("tokens", "sequence"), np.tile(10 * row, (3, 1))),
-                "count": (("tokens", "sequence"), np.full((3, len(row)), 10)),
-            },
-            coords={"group": ("sequence", np.arange(len(row)))},
-        )
-        for row in changes
-    ]
+    dims, results = ("tokens", "sequence"), []
+    for row in changes:
+        values = {"loss": (dims, np.tile(10 * row, (3, 1)))}
+        values["count"] = dims, np.full((3, len(row)), 10)
+        results.append(xr.Dataset(values, coords={"group": ("sequence", np.arange(len(row)))}))
+    return results
 
 
 def test_the_interval_covers_draws_and_documents():

@@ -17,18 +17,8 @@ from ropelens.train import run as runs
 from ropelens.train.run import run_study
 from ropelens.train.settings import SIZES, Settings, Size
 
-NANO = Size(
-    layers=2,
-    width=32,
-    heads=2,
-    kv_heads=1,
-    head_dim=16,
-    mlp=64,
-    batch=4,
-    micro_batch=2,
-    learning_rate=1e-2,
-)
-SIZES["nano"] = NANO
+SHAPE = {"layers": 2, "width": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "mlp": 64}
+NANO = SIZES["nano"] = Size(**SHAPE, batch=4, micro_batch=2, learning_rate=1e-2)
 OPTIONS = {"size": "nano", "context": 32, "vocabulary": 300, "steps": 60, "precision": "bf16"}
 
 

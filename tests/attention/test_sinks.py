@@ -71,17 +71,11 @@ def at_key(key: int, *, share: float, sequences: int, only: int) -> AttentionCal
     return call_of(q, k, scale=1.0, window=context)
 
 
-@pytest.mark.parametrize(
-    ("key", "share", "only", "found"),
-    [
-        (5, 0.4, 3, True),
-        (5, 0.2, 3, False),
-        (5, 0.4, 2, True),
-        (5, 0.4, 1, False),
-        (53, 0.9, 3, True),  # 6 later rows in each of 3 sequences
-        (54, 0.9, 3, False),  # 5 later rows
-    ],
-)
+CASES = [(5, 0.4, 3, True), (5, 0.2, 3, False), (5, 0.4, 2, True), (5, 0.4, 1, False)]
+CASES += [(53, 0.9, 3, True), (54, 0.9, 3, False)]  # 6 and 5 later rows in each sequence
+
+
+@pytest.mark.parametrize(("key", "share", "only", "found"), CASES)
 def test_keys_that_take_most_rows_attention_are_found(key, share, only, found):
     call = at_key(key, share=share, sequences=3, only=only)
     rows = all_rows(torch.tensor([60, 60, 60]))

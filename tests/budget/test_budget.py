@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from measured import normal, observed_calls
 from oracles.handmade import call_of
 from oracles.tiny import not_as_configured, random_tokens, tiny
+from torch import Tensor
 
 import ropelens as rl
 from ropelens.attention.formulas import GAINS, attention_budget
@@ -125,9 +126,7 @@ def test_a_model_gains_at_least_as_much_as_a_model_that_it_contains(gains, expec
     np.testing.assert_allclose(np.concatenate(list(bits.values())), expected)
 
 
-def drawn(
-    lengths: list[int], *, documents: torch.Tensor | None = None, seed: int = 0
-) -> Sample:
+def drawn(lengths: list[int], *, documents: Tensor | None = None, seed: int = 0) -> Sample:
     count, context = len(lengths), max(lengths)
     tokens = torch.arange(count * context).view(count, context)
     text = Text(tokens, torch.tensor(lengths), documents=documents)

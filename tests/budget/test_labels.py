@@ -8,12 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropelens.attention.formulas import (
-    SEEN_BY,
-    attention_budget,
-    describe_kernel,
-    describe_wavelengths,
-)
+from ropelens.attention import formulas
 from ropelens.budget.labels import LABELS, assign_shared, follow_numbers, label_heads
 
 RULES = [  # total, sink, position, content -> label
@@ -53,7 +48,7 @@ def test_where_a_kernel_peaks_and_its_middle_half():
     counts[range(20), random.integers(0, 40, 20)] = 9
     counts[0] = 9 * (np.arange(40) == 39)
     counts[:, 0] += counts.sum(1) % 2 == 0  # so that no sum is exactly 1/4
-    found = describe_kernel(torch.from_numpy(counts).double().log(), torch.ones(40))
+    found = formulas.describe_kernel(torch.from_numpy(counts).double().log(), torch.ones(40))
     shares = counts / counts.sum(1, keepdims=True)
     np.testing.assert_allclose(found["kernel"], shares)
     np.testing.assert_array_equal(found["offset"], shares.argmax(1))
@@ -69,10 +64,10 @@ def test_an_offset_that_few_rows_see_is_not_the_offset_of_a_head():
     kappa[0, 49] = 20.0
     kappa[0, 5] = 10.0
     seen_by = torch.linspace(1, 0, 50)
-    assert describe_kernel(kappa, torch.ones(50))["offset"][0] == 49
-    found = describe_kernel(kappa, seen_by)
+    assert formulas.describe_kernel(kappa, torch.ones(50))["offset"][0] == 49
+    found = formulas.describe_kernel(kappa, seen_by)
     assert found["offset"][0] == 5
-    assert ((found["kernel"][0] > 0) == (seen_by >= SEEN_BY)).all()
+    assert ((found["kernel"][0] > 0) == (seen_by >= formulas.SEEN_BY)).all()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +85,9 @@ def test_an_offset_that_few_rows_see_is_not_the_offset_of_a_head():
 )
 def test_means_are_geometric_over_planes_that_rotate(push, mean, top, planes):
     """Weights are the positive part of selectivity; a plane that stops has no wavelength."""
-    found = describe_wavelengths(np.array([push]), np.array([[10.0, 1000.0, math.inf]]))
+    found = formulas.describe_wavelengths(
+        np.array([push]), np.array([[10.0, 1000.0, math.inf]])
+    )
     np.testing.assert_allclose(found["mean_wavelength"], [mean])
     np.testing.assert_equal(found["top_wavelength"], [top])
     assert found["planes_to_half"].tolist() == [planes]
@@ -131,7 +128,7 @@ def test_shared_bits_go_to_what_a_head_follows(sums, score: float, weight: float
     weights=st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted),
 )
 def test_shared_bits_move_between_content_and_position(gains, weights):
-    bits = attention_budget(*(np.array([gain] * 2) for gain in gains))
+    bits = formulas.attention_budget(*(np.array([gain] * 2) for gain in gains))
     moved = assign_shared(bits, np.array(weights))
     both = bits["position"] + bits["content"]
     np.testing.assert_allclose(moved["position"] + moved["content"], both, atol=1e-12)

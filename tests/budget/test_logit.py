@@ -6,34 +6,23 @@ import numpy as np
 import pytest
 import torch
 from measured import observed_calls
-from oracles.logit import HeadRows, gain, head_rows, information
+from oracles.logit import PARTS, HeadRows, gain, head_rows, information
 from oracles.recording import attention_calls
 from oracles.tiny import random_tokens, rotations, tiny
 
 from ropelens.attention.block import blocks_of
 from ropelens.attention.call import attention_map
 from ropelens.attention.sampled_call import SampledCall
-from ropelens.budget.logit import (
-    RIDGE,
-    SCORES,
-    covariance,
-    fit_models,
-    gains,
-    log_weights,
-    normalize_weights,
-    score_models,
-    sufficient_statistics,
-)
+from ropelens.budget import logit
 from ropelens.budget.offsets import split_weights
 from ropelens.text.rows import all_rows
 
+FAMILIES = ("llama_gqa", "gemma2", "gpt_oss", "smollm3", "phi", "nanochat")
 ALLOWED = 0.002
 """Error of a gain that is allowed, as a share of the bits that sinks leave."""
 
 
-@pytest.mark.parametrize(
-    "name", ["llama_gqa", "gemma2", "gpt_oss", "smollm3", "phi", "nanochat"]
-)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_gains_are_scipys_on_tiny_models(name: str):
     model, tokens = tiny(name), random_tokens(sequences=2, length=40)
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
@@ -42,20 +31,15 @@ def test_gains_are_scipys_on_tiny_models(name: str):
     for layer, head in ((0, 3), (len(ours) - 1, 1)):
         call, planes = ours[layer]
         rows = SampledCall(call, all_rows(torch.full((2,), 40)), planes)
-        scores = score_models(rows, fit_models(rows)).sum((0, 1))[head]
-        gain_of = {key: float(values) for key, values in gains(scores).items()}
+        scores = logit.score_models(rows, logit.fit_models(rows)).sum((0, 1))[head]
+        gain_of = {key: float(values) for key, values in logit.gains(scores).items()}
         calls, is_sink = (of_sequence[layer] for of_sequence in recorded), np.arange(40) == 0
         parts = (head_rows(one, turning[layer], head=head, sinks=is_sink) for one in calls)
         true = reduce(HeadRows.joined, parts)
         total, allowed = information(true), ALLOWED
         assert gain_of["total"] == pytest.approx(total, rel=1e-3, abs=1e-5)
-        for which, content, offsets in (
-            ("sink", False, False),
-            ("position", False, True),
-            ("content", True, False),
-            ("both", True, True),
-        ):
-            dense = gain(true, content=content, offsets=offsets, ridge=RIDGE)
+        for which, (content, offsets) in PARTS.items():
+            dense = gain(true, content=content, offsets=offsets, ridge=logit.RIDGE)
             miss = abs(gain_of[f"{which}_gain"] - dense)
             assert miss < allowed * total, (layer, head, which, gain_of, dense)
             if which == "sink":
@@ -69,8 +53,8 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     sinks = torch.randint(0, 9, (3, 4, 30), generator=torch.Generator().manual_seed(0))
     sinks = sinks * (sinks <= 3)
     rows = SampledCall(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
-    weights = fit_models(rows)
-    attention, scores = attention_map(call).double(), score_models(rows, weights)[:, 0]
+    weights = logit.fit_models(rows)
+    attention, scores = attention_map(call).double(), logit.score_models(rows, weights)[:, 0]
     offset = (torch.arange(30)[:, None] - torch.arange(30)).clamp(min=0)
     for name, model in zip(("sink", "position"), weights, strict=False):
         _, sigma, kappa, tau = split_weights(model, planes.terms, 30)
@@ -80,10 +64,10 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         log_p = (kappa[:, offset] + at_sinks).masked_fill(attention == 0, -torch.inf)
         log_p = log_p.log_softmax(-1).masked_fill(attention == 0, 0)
         true = (attention * log_p)[:, :, 1:].sum((2, 3))
-        found = scores[..., SCORES.index(name)]
+        found = scores[..., logit.SCORES.index(name)]
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
     blocks = blocks_of(rows, slice(0, 2))
-    masses = sum(sufficient_statistics(block, block.attention) for block in blocks)
+    masses = sum(logit.sufficient_statistics(block, block.attention) for block in blocks)
     parts = masses.flatten(0, 1)[:, planes.terms + 3 :].split((30, 64) * 2, dim=1)
     of = attention[:, :, 1:], (attention * (sinks > 0)[:, :, None])[:, :, 1:]
     for found, mass in zip(parts, (*of, *(x.square() for x in of)), strict=True):
@@ -95,13 +79,15 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
 def test_a_few_keys_of_each_row_give_the_covariance(name: str):
     tokens = random_tokens(sequences=2, length=150)
     call, planes = observed_calls(tiny(name), tokens)[0]
-    rows, _ = normalize_weights(SampledCall(call, all_rows(torch.full((2,), 150)), planes))
+    rows, _ = logit.normalize_weights(
+        SampledCall(call, all_rows(torch.full((2,), 150)), planes)
+    )
     first, heads = planes.terms + 3, slice(0, rows.k.shape[1])
     weights = torch.zeros(*rows.row_q.shape[1:3], first).double()
     weights[..., : planes.terms] = 0.7
-    drawn, true = covariance(list(blocks_of(rows, heads)), weights), torch.zeros(())
+    drawn, true = logit.covariance(list(blocks_of(rows, heads)), weights), torch.zeros(())
     for block in blocks_of(rows, heads):
-        log_p = log_weights(block, weights).clone()
+        log_p = logit.log_weights(block, weights).clone()
         products = block.q_still[..., None, :] * block.k_still[:, :, None, None]
         values = block.planes.sum_coordinates(call.scale * products)
         at_first = torch.zeros(*values.shape[:-1], 3).index_fill_(-2, block.sinks, 1)

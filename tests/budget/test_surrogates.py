@@ -36,9 +36,7 @@ ODD = {"hidden_size": 60, "rotary_pct": 8 / 15}  # heads of 15 coordinates
 NAMES = ("llama_gqa", "gemma2", "gpt_oss", "glm", "nanochat")
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"), [*((name, {}) for name in NAMES), ("gpt_neox", ODD)]
-)
+@pytest.mark.parametrize(("name", "changes"), [*((x, {}) for x in NAMES), ("gpt_neox", ODD)])
 def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: dict):
     tokens = random_tokens(sequences=4, length=40)
     sinks = known_sinks(tokens, bos=1)
@@ -155,21 +153,13 @@ def test_an_offset_is_drawn_from_each_stretch(context: int):
         assert ((low <= first) & (first < 2 * low)).sum() == 64, "64 an octave"
 
 
-def heads_of(
-    rho_of_draws: list[float], *, layers: int = 4, heads: int = 6
-) -> tuple[np.ndarray, np.ndarray]:
-    """Heads [draw, layer, head] that together have about these correlations.
-
-    The share that the offset explains is spread evenly over 0 to 1.
-    """
+def heads_of(rho: list[float], *, layers: int = 4, heads: int = 6) -> list[np.ndarray]:
+    """Fractions, evenly over 0 to 1, and wavelengths, with about these correlations."""
     random = np.random.default_rng(0)
-    x = random.permuted(
-        np.tile(np.linspace(-1.7, 1.7, layers * heads), (len(rho_of_draws), 1)), axis=1
-    )
-    rho = np.array(rho_of_draws)[:, None]
-    y = rho * x + np.sqrt(1 - rho**2) * random.normal(size=x.shape)
-    x, y = ((v.reshape(-1, layers, heads)) for v in (x, y))
-    return x / 3.4 + 0.5, y
+    x = random.permuted(np.tile(np.linspace(-1.7, 1.7, layers * heads), (len(rho), 1)), axis=1)
+    slope = np.array(rho)[:, None]
+    y = slope * x + np.sqrt(1 - slope**2) * random.normal(size=x.shape)
+    return [v.reshape(-1, layers, heads) for v in (x / 3.4 + 0.5, y)]
 
 
 def verdict_of(fraction: np.ndarray, wavelength: np.ndarray) -> SimpleNamespace:

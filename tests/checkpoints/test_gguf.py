@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -50,13 +49,7 @@ def finish(writer: gguf.GGUFWriter, stated: Mapping[str, Any]) -> None:
     writer.close()
 
 
-def write_bundled(
-    file: Path,
-    *,
-    permutations: int = 1,
-    kind: str = "F32",
-    stated: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
+def write_bundled(file: Path, *, permutations=1, kind="F32", stated: Any = None) -> None:
     quantized = gguf.GGMLQuantizationType[kind]
     config = LlamaConfig.from_pretrained(bundled_path())
     model = LlamaForCausalLM.from_pretrained(bundled_path(), dtype=torch.float32)
@@ -79,15 +72,13 @@ def write_bundled(
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for torch_name, weight in model.named_parameters():
         name, x = names.get_name(torch_name, (".weight",)), weight.detach()
-        for _ in range(
-            permutations if name.endswith(("attn_q.weight", "attn_k.weight")) else 0
-        ):
+        for _ in range(permutations * name.endswith(("attn_q.weight", "attn_k.weight"))):
             x = as_pairs(x, config.num_attention_heads)
         if x.ndim == 1 or kind == "F32":
             writer.add_tensor(name, x.numpy())
         else:
             writer.add_tensor(name, gguf.quantize(x.numpy(), quantized), raw_dtype=quantized)
-    finish(writer, stated)
+    finish(writer, stated or {})
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tiny_checkpoints import edit_config, edit_weights, save_over, tiny_llama
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaForCausalLM,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 import ropelens as rl
 from ropelens.checkpoints.bundled import BUNDLED, bundled_path, sample_path
@@ -168,7 +163,7 @@ wall. "Will you come back again?" she asked, in a low voice, and her hand trembl
 
 
 @functools.cache
-def bundled_tokenizer(name: str = "rope") -> PreTrainedTokenizerBase:
+def bundled_tokenizer(name: str = "rope") -> Any:
     return AutoTokenizer.from_pretrained(bundled_path(name), local_files_only=True)
 
 

@@ -4,7 +4,6 @@ import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -124,9 +123,7 @@ def test_a_disk_that_runs_full(ropelens, folder, text, out, monkeypatch):
     assert learning.err.splitlines()[-1].startswith("ropelens: The model cannot be written")
 
 
-def test_memory_that_runs_out_is_one_line_and_a_bug_is_not(
-    ropelens: Command, model: Path, text: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_memory_that_runs_out_and_a_bug(ropelens, model, text, out, monkeypatch):
     args = ("analyze", model, "--text", text, "--out", out)
     monkeypatch.setattr(MEASURE, lambda *_, **__: torch.empty(2**50, dtype=torch.float64))
     with unharmed(out):

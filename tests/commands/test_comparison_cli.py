@@ -71,9 +71,7 @@ def losses_of(analysis: Path, text: Path) -> list[float]:
 
 
 @pytest.mark.thorough
-def test_models_of_other_depths_are_compared_by_what_was_analyzed(
-    ropelens: Command, analyses: list[Path], prose: Path, tmp_path: Path
-):
+def test_models_of_other_depths_are_compared(ropelens, analyses, prose, tmp_path):
     out = tmp_path / "out"
     assert ropelens("compare", *analyses, "--out", out).code == 0
     assert sorted(path.name for path in out.iterdir()) == FILES

@@ -47,10 +47,8 @@ CONFIG = (
 )
 ROPE_TYPES = st.sampled_from(["default", "linear", "dynamic", "yarn", "llama3"])
 ROPE_NAMES = ("rope_theta", "factor", "original_max_position_embeddings")
-ROPE = st.fixed_dictionaries(
-    {"rope_type": ROPE_TYPES | SCALARS},
-    optional=dict.fromkeys(ROPE_NAMES, st.floats(-2, 1e6) | SCALARS),
-)
+ROPE_KEYS = dict.fromkeys(ROPE_NAMES, st.floats(-2, 1e6) | SCALARS)
+ROPE = st.fixed_dictionaries({"rope_type": ROPE_TYPES | SCALARS}, optional=ROPE_KEYS)
 CHANGES = st.dictionaries(st.sampled_from(CONFIG), VALUES, min_size=1, max_size=2)
 
 

@@ -83,9 +83,7 @@ def test_report_makes_the_same_page_and_needs_the_sweep(ropelens: Command, swept
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("pageless")
-def test_a_sweep_joins_an_analysis_and_stays_when_the_analysis_is_repeated(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_sweep_joins_an_analysis_and_stays(ropelens, model, text, tmp_path, monkeypatch):
     out, other = tmp_path / "out", tmp_path / "other.txt"
     analyze = ("analyze", model, "--text", text, "--surrogates", 2, "--out", out)
     search = ("--prompt", "abcabc abc", "--attention-on", "repeated")
@@ -150,9 +148,7 @@ def test_a_sweep_with_other_options_is_not_replaced(ropelens, swept, model, text
         (("--keep", ""), "No planes are to be stopped"),
     ],
 )
-def test_a_plan_refuses_the_same_options_as_the_run(
-    ropelens: Command, model: Path, text: Path, tmp_path: Path, options: tuple, words: str
-):
+def test_a_plan_refuses_what_a_run_refuses(ropelens, model, text, tmp_path, options, words):
     for last in (("--plan",), ("--out", tmp_path / "out")):
         ended = ropelens("truncate", model, "--text", text, *options, *last)
         assert (ended.code, words in ended.problem) == (1, True)

@@ -209,13 +209,7 @@ def test_behaviour_of_runs_has_intervals(comparison: xr.Dataset):
     assert np.isnan(one["loss_past_context_low"])
 
 
-def test_cached_results_are_used_even_if_the_weights_were_deleted(
-    comparison: xr.Dataset,
-    study: Path,
-    measured: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_the_cache_replaces_weights(comparison, study, measured, tmp_path, monkeypatch):
     copy = copy_of(study, tmp_path)
     for path in copy.glob("**/model.safetensors"):
         path.unlink()
@@ -233,13 +227,7 @@ def test_cached_results_are_used_even_if_the_weights_were_deleted(
 
 
 @pytest.mark.thorough
-def test_only_missing_checkpoints_are_measured(
-    comparison: xr.Dataset,
-    study: Path,
-    measured: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_only_missing_runs_are_measured(comparison, study, measured, tmp_path, monkeypatch):
     copy, cache = copy_of(study, tmp_path), Path(shutil.copytree(measured, tmp_path / "cache"))
     damaged = cache / "rope-seed-0" / "final.nc"
     damaged.write_bytes(damaged.read_bytes()[:1000])

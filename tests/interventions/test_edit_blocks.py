@@ -79,9 +79,7 @@ def test_attention_factors_do_not_add_up(llama: LlamaForCausalLM):
             torch.testing.assert_close(logits(llama), dropped, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "take", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
-)
+@pytest.mark.parametrize("take", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_a_copy_made_inside_a_block_is_the_plain_model(llama, take):
     plain = logits(llama)
     with rl.edit_rope(llama, "nope"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from oracles.tiny import SUPPORTED, random_tokens, tiny
 from oracles.tiny import logits as logits_of
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import ropelens as rl
@@ -17,29 +17,26 @@ from ropelens.errors import BadArgument, UnsupportedModel
 
 LENGTH, HEADS = 20, 4
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj")
-Change = Callable[[torch.Tensor], torch.Tensor]
+Block = AbstractContextManager[None]
+Change = Callable[[Tensor], Tensor]
 
 
 tokens = partial(random_tokens, sequences=3, length=LENGTH)
 
 
-def logits(
-    model: PreTrainedModel, ids: torch.Tensor | None = None, **mask: torch.Tensor
-) -> torch.Tensor:
+def logits(model: PreTrainedModel, ids: Tensor | None = None, **mask: Tensor) -> Tensor:
     return logits_of(model, tokens() if ids is None else ids, **mask)
 
 
 @contextmanager
-def at_projections(
-    model: PreTrainedModel, hook: Callable[[int, torch.Tensor], None]
-) -> Iterator[None]:
+def at_projections(model: nn.Module, hook: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Call `hook(layer, x)`, which may change the input x [sequence, position, head, _]."""
     attention = [module for module in model.modules() if hasattr(module, "layer_idx")]
     children = [child for module in attention for child in module.named_children()]
     layers = [projection for name, projection in children if name in PROJECTIONS]
     assert len(layers) == model.config.num_hidden_layers
 
-    def before(layer: int, _: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    def before(layer: int, _: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         x = inputs[0].clone().unflatten(-1, (HEADS, -1))
         hook(layer, x)
         return (x.flatten(-2),)
@@ -51,10 +48,8 @@ def at_projections(
         yield
 
 
-def hooked(
-    model: PreTrainedModel, heads: dict[int, list[int]], change: Change
-) -> AbstractContextManager[None]:
-    def hook(layer: int, x: torch.Tensor) -> None:
+def hooked(model: PreTrainedModel, heads: dict[int, list[int]], change: Change) -> Block:
+    def hook(layer: int, x: Tensor) -> None:
         for head in heads.get(layer, []):
             x[:, :, head] = change(x[:, :, head])
 
@@ -62,13 +57,13 @@ def hooked(
 
 
 @contextmanager
-def projected(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    seen: list[torch.Tensor] = []
+def projected(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    seen: list[Tensor] = []
     with at_projections(model, lambda layer, x: seen.append(x)):
         yield seen
 
 
-def mean(x: torch.Tensor) -> torch.Tensor:
+def mean(x: Tensor) -> Tensor:
     return x.mean((0, 1)).expand_as(x)
 
 
@@ -89,10 +84,10 @@ def test_against_hooks(name: str):
 
 
 @pytest.mark.parametrize(
-    ("implementation", "to"), [("eager", "zero"), ("sdpa", "mean"), ("sdpa", "resample")]
+    ("how", "to"), [("eager", "zero"), ("sdpa", "mean"), ("sdpa", "resample")]
 )
-def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, implementation: str, to: str):
-    llama.set_attn_implementation(implementation)
+def test_other_heads_keep_every_bit(llama: LlamaForCausalLM, how: str, to: str):
+    llama.set_attn_implementation(how)
     with projected(llama) as plain:
         logits(llama)
     with rl.silence_heads(llama, "1.2", to=to), projected(llama) as silenced:
@@ -151,7 +146,7 @@ def test_padding(llama: LlamaForCausalLM, side: str, implementation: str):
     real = mask.bool()
     inputs = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
-    def mean_of_real(x: torch.Tensor) -> torch.Tensor:
+    def mean_of_real(x: Tensor) -> Tensor:
         return x[real].mean(0).expand_as(x)
 
     with hooked(llama, {0: [1]}, mean_of_real):

@@ -11,6 +11,7 @@ from typing import Any
 import families
 import pytest
 import torch
+from measured import differs_when_observed
 from oracles.tiny import random_tokens, tiny
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
@@ -74,17 +75,8 @@ def twice(forward: Callable, *args: Any, **kwargs: Any) -> Any:
     return forward(*args, **kwargs)
 
 
-def differs_when_observed(forward: Callable, *args: Any, **kwargs: Any) -> Any:
-    eager = modeling_llama.eager_attention_forward
-    plain = modeling_llama.ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager) is eager
-    output, weights = forward(*args, **kwargs)
-    return output * (1 if plain else 1.001), weights
-
-
 def rotated(change: Callable[[Callable, Tensor, Tensor], Any]) -> PreTrainedModel:
-    return patched(
-        lambda rotary, x, position_ids: change(rotary, x, position_ids), "rotary_emb"
-    )
+    return patched(lambda f, x, position_ids: change(f, x, position_ids), "rotary_emb")
 
 
 def other_buffer() -> PreTrainedModel:
@@ -179,9 +171,7 @@ Attend = Callable[..., tuple[Tensor, Tensor]]
 
 
 def with_mask(change: Callable[[Tensor], Tensor]) -> Attend:
-    return lambda attend, *inputs, **options: attend(
-        *inputs[:-1], change(inputs[-1]), **options
-    )
+    return lambda attend, *inputs, **more: attend(*inputs[:-1], change(inputs[-1]), **more)
 
 
 def causal(mask: Tensor) -> Tensor:
@@ -202,9 +192,7 @@ def capped(attend: Attend, *inputs: Any, **options: Any) -> Any:
 
 
 def with_scale(change: Callable[[float], float]) -> Attend:
-    return lambda attend, *inputs, scaling, **options: attend(
-        *inputs, scaling=change(scaling), **options
-    )
+    return lambda attend, *args, scaling, **more: attend(*args, scaling=change(scaling), **more)
 
 
 def uncapped(attend: Attend, *inputs: Any, softcap: float, **options: Any) -> Any:

@@ -9,20 +9,15 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from measured import observed_calls
+from measured import differs_when_observed, observed_calls
 from oracles.recording import attention_calls
 from oracles.tiny import FAMILIES, SUPPORTED, TEN, WINDOW, logits, of_kind, tiny
 from oracles.tiny import random_tokens as tokens
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    DynamicCache,
-    LlamaForCausalLM,
-    StaticCache,
-)
+from transformers import AttentionInterface, DynamicCache, LlamaForCausalLM, StaticCache
+from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaAttention, eager_attention_forward
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 import ropelens as rl
 from ropelens.attention.call import AttentionCall, attention_map, output_error
@@ -156,16 +151,9 @@ def test_the_model_runs_the_function_that_it_asks_for(llama, monkeypatch):
 
 
 def test_a_model_that_changes_when_it_is_observed_is_refused(llama: LlamaForCausalLM):
-    """This model looks at the attention function. It is refused before a long stage starts."""
+    """It is refused before a long stage starts."""
     attention, stages = llama.model.layers[1].self_attn, list[str]()
-    own = attention.forward
-
-    def forward(*args: object, **kwargs: object) -> tuple:
-        output, weights = own(*args, **kwargs)
-        named = ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager_attention_forward)
-        return output * (1 if named is eager_attention_forward else 1.001), weights
-
-    attention.forward = forward
+    attention.forward = partial(differs_when_observed, attention.forward)
 
     def progress(*shown: Stage) -> AbstractContextManager[Advance]:
         stages.extend(stage.what for stage in shown)
@@ -276,6 +264,9 @@ def test_losses_from_pieces_of_logits_equal_losses_from_all_logits(name, monkeyp
         found = as_live_model(model).losses(tokens, lengths)
         pieces = [piece for _, piece in as_live_model(model).logits(tokens)]
         last = as_live_model(model).forward(tokens, last=1)[:, -1]
+        unfinished = as_live_model(model.train()).logits(tokens)
+        next(unfinished)  # a caller may stop after one piece
+    assert model.training
     assert len(pieces) == (1 if name == "llama4" else 6)
     torch.testing.assert_close(last, logits[:, -1], rtol=1e-5, atol=1e-4)
     assert not vars(model.base_model).keys() & {"forward"}
@@ -286,13 +277,3 @@ def test_losses_from_pieces_of_logits_equal_losses_from_all_logits(name, monkeyp
         torch.testing.assert_close(own, expected, rtol=1e-6, atol=1e-5)
         assert abs(own.mean() - expected.mean()) <= 1e-6 * expected.mean()
     assert int(found.isnan().sum()) == found.numel() - int((lengths - 1).sum())
-
-
-def test_a_caller_may_stop_after_one_piece_of_logits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live_model, "LOGITS_AT_ONCE", {"cpu": 96})
-    model, tokens = tiny("llama_gqa").train(), torch.randint(96, (1, 40))
-    pieces = as_live_model(model).logits(tokens)
-    with torch.no_grad():
-        next(pieces)
-    assert model.training
-    assert "forward" not in vars(model.base_model)

@@ -12,12 +12,8 @@ import pytest
 import torch
 from oracles.tiny import logits, random_tokens, sighted, tiny
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    AttentionInterface,
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    LlamaForCausalLM,
-)
+from transformers import AttentionInterface, LlamaForCausalLM
+from transformers.generation import configuration_utils as settings
 
 import ropelens as rl
 from ropelens.errors import BadArgument
@@ -73,9 +69,7 @@ def test_tasks_do_not_share_blocks(llama: LlamaForCausalLM):
             results[edit] = [then() if edit == "plain" else await asyncio.to_thread(then)]
 
     async def together() -> Any:
-        parts = [
-            run(edit, lambda: logits(llama, TOKENS)) for edit in ("nope", "plain", "rope:9")
-        ]
+        parts = [run(x, lambda: logits(llama, TOKENS)) for x in ("nope", "plain", "rope:9")]
         return await asyncio.gather(*parts, return_exceptions=True)
 
     done, *errors = asyncio.run(together())
@@ -99,11 +93,8 @@ def test_recomputation_belongs_to_the_block_of_its_forward_pass(name, how, backw
         if repeats and how is not None:
             model.gradient_checkpointing_enable({"use_reentrant": how})
         edit: AbstractContextManager[None] = rl.edit_rope(model, rl.stop_slowest(0.5))
-        blocks = (edit, nullcontext())
-        with (
-            blocks[backward == "of a plain pass"],
-            rl.observe(model, lambda c, _: seen.append(c)),
-        ):
+        blocks, note = (edit, nullcontext()), rl.observe(model, lambda c, _: seen.append(c))
+        with blocks[backward == "of a plain pass"], note:
             run = lambda x: model(x, use_cache=False).logits.square().mean()  # noqa: E731
             whole = repeats and how is None
             loss = checkpoint(run, TOKENS, use_reentrant=False) if whole else run(TOKENS)
@@ -146,9 +137,9 @@ def test_blocks_do_not_change_the_classes_of_transformers(llama: LlamaForCausalL
 def test_continuous_batching_runs_in_the_context_of_its_caller(name, block, reason: str):
     llama = tiny(name)
     prompts = [TOKENS[0].tolist(), TOKENS[1, :9].tolist()]
-    options = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1)
+    options = settings.GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1)
     with block(llama):
-        small = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
+        small = settings.ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
         results = llama.generate_batch(prompts, options, small).values()
         if not reason:
             for prompt, result in zip(prompts, results, strict=True):

@@ -39,11 +39,8 @@ def run_checks(model: PreTrainedModel) -> None:
 
 QUICK = [(name, 1e-5, False) for name in (*FAMILIES, "bundled")]
 NAMES = (*FAMILIES, "bundled", "stories260k", "smollm2")
-THOROUGH = [
-    pytest.param(name, level, True, marks=pytest.mark.slow)
-    for name in NAMES
-    for level in LEVELS
-]
+SLOW = pytest.mark.slow
+THOROUGH = [pytest.param(x, level, True, marks=SLOW) for x in NAMES for level in LEVELS]
 
 
 @both_kinds

@@ -18,6 +18,8 @@ import ropelens as rl
 from ropelens.errors import BadArgument
 
 IDS = random_tokens(length=48)
+REMAINING: dict[str, Any] = {"heads": "0.0-1,1.0", "source": IDS[1], "check": 24}
+EDITS = {"one": rl.stop_slowest(0.5, heads="0.1")}
 COPIES: dict[str, Any] = {"copied": 4, "copies": (20,), "draws": 2, "distances": ()}
 
 
@@ -34,13 +36,9 @@ def in_edit(model: PreTrainedModel, call: Callable[[], xr.Dataset]) -> xr.Datase
 CALLS: dict[str, Callable[[PreTrainedModel], xr.Dataset]] = {
     "profile": lambda m: rl.profile(m, IDS, surrogates=0),
     "capture": lambda m: rl.capture(m, IDS[0], heads="0.0-1,1.*", values=True),
-    "attribute": lambda m: rl.attribute_planes(
-        m, IDS[0], (5, 6), heads="0.0-1,1.0", source=IDS[1], check=24
-    ),
+    "attribute": lambda m: rl.attribute_planes(m, IDS[0], (5, 6), **REMAINING),
     "reach": lambda m: rl.reach(m, IDS, **COPIES),
-    "evaluate": lambda m: rl.evaluate(
-        m, IDS, edits={"one": rl.stop_slowest(0.5, heads="0.1")}, measures=("loss", "change")
-    ),
+    "evaluate": lambda m: rl.evaluate(m, IDS, edits=EDITS, measures=("loss", "change")),
     "profile of an edit": lambda m: in_edit(
         m, lambda: rl.profile(m, IDS, surrogates=0).drop_dims("kv_head")
     ),

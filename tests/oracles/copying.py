@@ -22,17 +22,11 @@ def copying() -> LlamaForCausalLM:
     code = VOCABULARY
     width = 3 * code
     config = LlamaConfig(
-        vocab_size=code,
-        hidden_size=width,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=128,
+        **{"vocab_size": code, "hidden_size": width, "intermediate_size": 8},
+        **{"num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1},
+        **{"head_dim": HEAD_DIM, "max_position_embeddings": 128, "rms_norm_eps": 1e-12},
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=False,
-        rms_norm_eps=1e-12,
     )
     config._attn_implementation = "eager"
     model = LlamaForCausalLM(config).eval()

@@ -8,6 +8,7 @@ code. The attention budget, which is fitted, is in `logit.py`.
 import copy
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -109,11 +110,8 @@ def dense(
         calls, logits = attention_calls(model, row[:length])
         is_sink = torch.from_numpy(own[:length].copy())
         for layer, (call, rotation) in enumerate(zip(calls, rotations, strict=True)):
-            sizes = {"context": context}
-            heads = [
-                row_sums(call, rotation, is_sink, head=n, **sizes)
-                for n in range(len(call.query))
-            ]
+            sums_of = partial(row_sums, call, rotation, is_sink, context=context)
+            heads = [sums_of(head=n) for n in range(len(call.query))]
             of_rows = {name: torch.stack([one[name] for one in heads]) for name in heads[0]}
             for name, x in (token_sums(call, rotation) | of_rows).items():
                 sums[layer][name] = sums[layer][name] + x.numpy()

@@ -196,18 +196,11 @@ def handmade(
     heads = list(kinds(site))
     stream = site.residual_stream(multiple=len(heads))
     config = LlamaConfig(
-        vocab_size=len(stream),
-        hidden_size=stream.shape[1],
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=len(heads),
-        num_key_value_heads=len(heads),
-        head_dim=head_dim,
-        max_position_embeddings=512,
+        **{"vocab_size": len(stream), "hidden_size": stream.shape[1], "intermediate_size": 8},
+        **{"num_hidden_layers": 1, "num_attention_heads": len(heads), "head_dim": head_dim},
+        **{"num_key_value_heads": len(heads), "max_position_embeddings": 512},
+        **{"bos_token_id": BOS, "eos_token_id": None, "rms_norm_eps": 1e-12},
         rope_parameters={"rope_type": "default", "rope_theta": BASE},
-        bos_token_id=BOS,
-        eos_token_id=None,
-        rms_norm_eps=1e-12,
     )
     config._attn_implementation = "eager"
     with torch.random.fork_rng():

@@ -16,6 +16,9 @@ from .recording import AttentionCall, Floats, LayerRotation
 
 NATS = np.log(2)  # nats per bit
 SMOOTH = 3.0  # as in ropelens/budget/solver.py
+PARTS = {"sink": (False, False), "position": (False, True), "content": (True, False)}
+PARTS |= {"both": (True, True)}
+"""Models of the budget: whether they have `content` and `offsets`."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,10 @@ def head_rows(
 
 def bin_of_offset(context: int) -> NDArray[np.int64]:
     """The bin of every offset below `context`; above 64 an octave has eight bins."""
-    octave = np.log2(np.maximum(np.arange(context), 64) / 64).astype(int)
-    return np.where(
-        np.arange(context) < 64,
-        np.arange(context),
-        64 + 8 * octave + (np.arange(context) - (64 << octave)) // (8 << octave),
-    )
+    offset = np.arange(context)
+    octave = np.log2(np.maximum(offset, 64) / 64).astype(int)
+    far = 64 + 8 * octave + (offset - (64 << octave)) // (8 << octave)
+    return np.where(offset < 64, offset, far)
 
 
 def information(rows: HeadRows) -> float:

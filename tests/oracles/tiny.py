@@ -82,24 +82,31 @@ def _partial(factor: float) -> dict[str, Any]:
     return _scaled(partial_rotary_factor=factor)
 
 
-_ORIGINAL = {"factor": 2.0, "original_max_position_embeddings": 4096}
-_LONGROPE = {
-    **_ORIGINAL,
-    "short_factor": [1.0, 1.05, 1.1, 1.2, 1.4, 1.8, 2.5, 4.0],
-    "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0],
-}
-_LOCAL_GLOBAL = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
+_ORIGINAL: dict[str, Any] = {"factor": 2.0, "original_max_position_embeddings": 4096}
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **_ORIGINAL}
+_LONGROPE = _ORIGINAL | {"short_factor": [1.0, 1.05, 1.1, 1.2, 1.4, 1.8, 2.5, 4.0]}
+_LONGROPE |= {"long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 24.0, 32.0]}
+_SLIDING = {"sliding_window": WINDOW, "layer_types": [SLIDING, FULL]}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _GEMMA = {"query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh"}
-_NO_ROPE: dict[str, Any] = {"pairing": None, "supported": False}
-_GPTJ: dict[str, Any] = {
-    **{"config": {"rotary_dim": 8}, "pairing": "interleaved", "unrotated": 8},
-    "supported": Version(transformers.__version__) >= Version("5.24"),
-}
+_NO_KV_HEADS = {"num_key_value_heads": DROP}
+_THREE_OF_FOUR = {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}
+_LAST_STILL = {"unrotated": (0, 0, 0, 16), "nope_layers": (3,)}
+_PAIRS = {"pairing": "interleaved"}
+_HIDDEN = {"supported": False}
+_NO_ROPE = {"pairing": None} | _HIDDEN
+_SHOWN = Version(transformers.__version__) >= Version("5.24")
+_GPTJ = _PAIRS | {"unrotated": 8, "supported": _SHOWN}
+
+
+def _family(name: str, *parts: Mapping[str, Any], **facts: Any) -> Family:
+    config = {key: value for part in parts for key, value in part.items()}
+    return Family(f"{name}ForCausalLM", config, **facts)
 
 
 def _llama(unrotated: int = 0, **config: Any) -> Family:
-    return Family("LlamaForCausalLM", {**_HEAD, **config}, unrotated=unrotated)
+    return _family("Llama", _HEAD, config, unrotated=unrotated)
 
 
 FAMILIES: dict[str, Family] = {
@@ -110,120 +117,83 @@ FAMILIES: dict[str, Family] = {
     "llama_linear": _llama(**_scaled("linear", factor=4.0)),
     "llama_dynamic": _llama(**_scaled("dynamic", factor=2.0)),
     "llama_yarn": _llama(**_scaled("yarn", **_ORIGINAL)),
-    "llama_llama3": _llama(
-        **_scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0, **_ORIGINAL)
-    ),
+    "llama_llama3": _llama(**_scaled("llama3", **_LLAMA3)),
     "llama_longrope": _llama(**_scaled("longrope", **_LONGROPE)),
     "llama_proportional": _llama(8, **_scaled("proportional", partial_rotary_factor=0.5)),
     # the Llama layout under other names
-    "mistral_sliding": Family("MistralForCausalLM", {**_HEAD, "sliding_window": WINDOW}),
-    "mixtral": Family("MixtralForCausalLM", {**_HEAD, **_EXPERTS}),
-    "qwen2": Family("Qwen2ForCausalLM"),
-    "qwen3": Family("Qwen3ForCausalLM", _HEAD),
-    "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM",
-        {**_HEAD, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
-    ),
-    "gemma": Family("GemmaForCausalLM", _HEAD),
-    "gemma2": Family(
-        "Gemma2ForCausalLM", {**_HEAD, **_GEMMA, **_LOCAL_GLOBAL, "attn_logit_softcapping": 5.0}
-    ),
-    "gemma3": Family(
-        "Gemma3ForCausalLM",
-        {**_HEAD, **_GEMMA, **_LOCAL_GLOBAL, **_by_type(rope_theta=1_000_000.0)},
-    ),
-    "gemma4": Family(
-        "Gemma4ForCausalLM",
-        {
-            **{**_HEAD, **_LOCAL_GLOBAL, "global_head_dim": 32},
-            **{"vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8},
-            **_by_type("proportional", partial_rotary_factor=0.25, rope_theta=1_000_000.0),
-        },
+    "mistral_sliding": _family("Mistral", _HEAD, {"sliding_window": WINDOW}),
+    "mixtral": _family("Mixtral", _HEAD, _EXPERTS),
+    "qwen2": _family("Qwen2"),
+    "qwen3": _family("Qwen3", _HEAD),
+    "qwen3_moe": _family("Qwen3Moe", _HEAD, _MOE, {"num_experts": 4}),
+    "gemma": _family("Gemma", _HEAD),
+    "gemma2": _family("Gemma2", _HEAD, _GEMMA, _SLIDING, {"attn_logit_softcapping": 5.0}),
+    "gemma3": _family("Gemma3", _HEAD, _GEMMA, _SLIDING, _by_type(rope_theta=1_000_000.0)),
+    "gemma4": _family(
+        *("Gemma4", _HEAD, _SLIDING, {"global_head_dim": 32}),
+        {"vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8},
+        _by_type("proportional", partial_rotary_factor=0.25, rope_theta=1_000_000.0),
         unrotated=(0, 24),
         head_norms=0.0,  # it divides no score by sqrt(head_dim)
     ),
     # learned sinks take less of a row that has more keys, so that even a repeated token has
     # different hidden states at different positions from layer 1 on
-    "gpt_oss": Family(
-        "GptOssForCausalLM",
-        {**_HEAD, **_EXPERTS, **_LOCAL_GLOBAL, **_scaled("yarn", truncate=False, **_ORIGINAL)},
+    "gpt_oss": _family(
+        "GptOss", _HEAD, _EXPERTS, _SLIDING, _scaled("yarn", truncate=False, **_ORIGINAL)
     ),
-    "granite": Family("GraniteForCausalLM", {"attention_multiplier": 0.25}),
-    "olmo2": Family("Olmo2ForCausalLM"),
-    "olmo3": Family("Olmo3ForCausalLM", _LOCAL_GLOBAL),
-    "phi3": Family("Phi3ForCausalLM"),
-    "phi3_longrope": Family(
-        "Phi3ForCausalLM",
-        {"original_max_position_embeddings": 4096, **_scaled("longrope", **_LONGROPE)},
+    "granite": _family("Granite", {"attention_multiplier": 0.25}),
+    "olmo2": _family("Olmo2"),
+    "olmo3": _family("Olmo3", _SLIDING),
+    "phi3": _family("Phi3"),
+    "phi3_longrope": _family(
+        "Phi3", {"original_max_position_embeddings": 4096}, _scaled("longrope", **_LONGROPE)
     ),
-    "starcoder2": Family("Starcoder2ForCausalLM", {"sliding_window": WINDOW}),
-    "seed_oss": Family("SeedOssForCausalLM", _HEAD),
+    "starcoder2": _family("Starcoder2", {"sliding_window": WINDOW}),
+    "seed_oss": _family("SeedOss", _HEAD),
     # clockwise: only this family has the opposite signs in rotate_half
-    "nanochat": Family("NanoChatForCausalLM", direction=-1),
+    "nanochat": _family("NanoChat", direction=-1),
     # some layers without rotation
-    "smollm3": Family(
-        "SmolLM3ForCausalLM",
-        {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
-        unrotated=(0, 0, 0, 16),
-        nope_layers=(3,),
-    ),
-    "exaone4": Family("Exaone4ForCausalLM", _LOCAL_GLOBAL, unrotated=(0, 16), nope_layers=(1,)),
+    "smollm3": _family("SmolLM3", _THREE_OF_FOUR, **_LAST_STILL),
+    "exaone4": _family("Exaone4", _SLIDING, unrotated=(0, 16), nope_layers=(1,)),
     # neighbouring coordinates share a plane
-    "cohere": Family("CohereForCausalLM", pairing="interleaved"),
-    "cohere2": Family(
-        "Cohere2ForCausalLM", _LOCAL_GLOBAL, "interleaved", unrotated=(0, 16), nope_layers=(1,)
-    ),
-    "ernie4_5": Family("Ernie4_5ForCausalLM", _HEAD, pairing="interleaved"),
-    "helium": Family("HeliumForCausalLM", _HEAD, pairing="interleaved"),
-    "glm": Family("GlmForCausalLM", {**_HEAD, **_partial(0.5)}, "interleaved", unrotated=8),
-    "glm4": Family("Glm4ForCausalLM", {**_HEAD, **_partial(0.5)}, "interleaved", unrotated=8),
-    "llama4": Family(
-        "Llama4ForCausalLM",
-        {
-            **{**_HEAD, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
-            **{"intermediate_size_mlp": 96, "num_local_experts": 2, **_scaled()},
-        },
-        pairing="interleaved",
-        unrotated=(0, 0, 0, 16),
-        nope_layers=(3,),
+    "cohere": _family("Cohere", **_PAIRS),
+    "cohere2": _family("Cohere2", _SLIDING, **_PAIRS, unrotated=(0, 16), nope_layers=(1,)),
+    "ernie4_5": _family("Ernie4_5", _HEAD, **_PAIRS),
+    "helium": _family("Helium", _HEAD, **_PAIRS),
+    "glm": _family("Glm", _HEAD, _partial(0.5), **_PAIRS, unrotated=8),
+    "glm4": _family("Glm4", _HEAD, _partial(0.5), **_PAIRS, unrotated=8),
+    "llama4": _family(
+        *("Llama4", _HEAD, _THREE_OF_FOUR, _scaled()),
+        {"intermediate_size_mlp": 96, "num_local_experts": 2},
+        **(_PAIRS | _LAST_STILL),
     ),
     # the last part of each head rotates
-    "deepseek_v3": Family(
-        "DeepseekV3ForCausalLM",
-        {
-            **{"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32},
-            **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16},
-            **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-            **{"moe_intermediate_size": 48, "first_k_dense_replace": 1},
-            **_scaled(),
-        },
+    "deepseek_v3": _family(
+        *("DeepseekV3", _scaled(), {"num_key_value_heads": 4, "q_lora_rank": 32}),
+        {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16},
+        _MOE
+        | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
         first_rotated=8,
         unrotated=8,
     ),
     # the first part of each head rotates
-    "gpt_neox": Family(
-        "GPTNeoXForCausalLM", {**_partial(0.25), "num_key_value_heads": DROP}, unrotated=12
-    ),
-    "nemotron": Family("NemotronForCausalLM", {**_HEAD, **_partial(0.5)}, unrotated=8),
-    "persimmon": Family(
-        "PersimmonForCausalLM", {**_partial(0.5), "num_key_value_heads": DROP}, unrotated=8
-    ),
-    "phi": Family("PhiForCausalLM", _partial(0.5), unrotated=8),
-    "stablelm": Family("StableLmForCausalLM", _partial(0.25), unrotated=12),
+    "gpt_neox": _family("GPTNeoX", _partial(0.25), _NO_KV_HEADS, unrotated=12),
+    "nemotron": _family("Nemotron", _HEAD, _partial(0.5), unrotated=8),
+    "persimmon": _family("Persimmon", _partial(0.5), _NO_KV_HEADS, unrotated=8),
+    "phi": _family("Phi", _partial(0.5), unrotated=8),
+    "stablelm": _family("StableLm", _partial(0.25), unrotated=12),
     # refused families: learned positions, ALiBi, no attention
     "gpt2": Family("GPT2LMHeadModel", **_NO_ROPE),
-    "opt": Family("OPTForCausalLM", **_NO_ROPE),
-    "bloom": Family("BloomForCausalLM", **_NO_ROPE),
+    "opt": _family("OPT", **_NO_ROPE),
+    "bloom": _family("Bloom", **_NO_ROPE),
     "bert": Family("BertForMaskedLM", **_NO_ROPE),
-    "mamba": Family("MambaForCausalLM", **_NO_ROPE),
+    "mamba": _family("Mamba", **_NO_ROPE),
     # families without the attention interface of transformers (GPT-J and CodeGen until 5.23)
-    "falcon": Family(
-        "FalconForCausalLM",
-        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_key_value_heads": DROP},
-        supported=False,
+    "falcon": _family(
+        "Falcon", _NO_KV_HEADS, {"new_decoder_architecture": True, "num_kv_heads": 2}, **_HIDDEN
     ),
-    "gptj": Family("GPTJForCausalLM", **_GPTJ),
-    "codegen": Family("CodeGenForCausalLM", **_GPTJ),
+    "gptj": _family("GPTJ", {"rotary_dim": 8}, **_GPTJ),
+    "codegen": _family("CodeGen", {"rotary_dim": 8}, **_GPTJ),
 }
 
 SUPPORTED = tuple(name for name, family in FAMILIES.items() if family.supported)

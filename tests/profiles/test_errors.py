@@ -14,7 +14,7 @@ from measured import evaluate, token_progress
 from oracles.tiny import logits, tiny
 
 import ropelens as rl
-from ropelens.errors import BadArgument, RopelensError, UnsupportedModel
+from ropelens.errors import BadArgument, BadText, RopelensError, UnsupportedModel
 from ropelens.interventions.edit import ModelEdit
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES
 from ropelens.runtime.progress import Stage
@@ -22,24 +22,6 @@ from ropelens.text.tokenize import read_text
 
 NO_TOKENS = mock.Mock(bos_token_id=None)
 TOKENS = torch.arange(24).reshape(2, 12) + 3  # the vocabulary has 96 tokens
-
-
-@pytest.mark.parametrize(
-    ("tokens", "line"),
-    [
-        (TOKENS[:, :2], "A text must have 3 tokens or more"),
-        (TOKENS[0], r"profile: text must be a Text.* token ids .sequence, position."),
-        (TOKENS + 90, "not in the vocabulary of the model.*ids 93 to 116"),
-        (TOKENS.to("meta"), "ids must be whole numbers.*meta"),
-        ({}, "The batch has no input_ids"),
-        (rl.Text(TOKENS, hidden=torch.ones_like(TOKENS)), "All tokens of the text are hidden"),
-        (rl.Text(TOKENS, hidden=None), "Sinks must be tokens of the vocabulary.*96"),
-    ],
-)
-def test_profile_refuses_bad_texts(tokens: torch.Tensor, line: str):
-    with pytest.raises(BadArgument) as refused:
-        rl.profile(tiny("llama_gqa"), tokens, sinks=[96] if isinstance(tokens, rl.Text) else ())
-    assert re.search(line, refused.value.line), refused.value.line
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
@@ -50,23 +32,49 @@ def test_tokens_of_any_kind_are_read():
         assert torch.equal(read_text({"input_ids": ids}).ids, TOKENS)
 
 
+COPIES, NEEDLES = {"measures": "copying"}, {"measures": "retrieval"}
+NO_PLANE = {"a": rl.stop(rl.PlaneNumbers([8]))}
+
+
 @pytest.mark.parametrize(
-    ("call", "line"),
+    ("call", "text", "options", "line"),
     [
-        (lambda model: rl.capture(model, []), "There is no prompt to capture"),
-        (lambda model: rl.reach(model, "a text", tokenizer=5), "must be a tokenizer .*int"),
-        (lambda model: rl.profile(model, TOKENS, surrogates=10**9), "10,000 surrogates"),
-        (lambda model: rl.truncate(model, TOKENS, controls=10**9), "at most 10,000 controls"),
-        (lambda model: rl.capture(model, TOKENS[:1], heads=f"{10**20}.1"), "has no head '1000"),
-        (lambda model: rl.profile(model, "a \ud800", tokenizer=NO_TOKENS), "half of a char"),
-        (lambda _: rl.save(xr.Dataset(), "/"), "/ is a folder"),
-        (lambda _: rl.load("./nope"), "No checkpoint and no folder is called ./nope; try"),
+        (rl.profile, TOKENS[:, :2], {}, "A text must have 3 tokens or more"),
+        (rl.profile, TOKENS[0], {}, "text must be a Text.* token ids .sequence, position."),
+        (rl.profile, TOKENS + 90, {}, "not in the vocabulary of the model.*ids 93 to 116"),
+        (rl.profile, TOKENS.to("meta"), {}, "ids must be whole numbers.*meta"),
+        (rl.profile, {}, {}, "The batch has no input_ids"),
+        (rl.profile, rl.Text(TOKENS, hidden=TOKENS > 0), {}, "All tokens of the text are hid"),
+        (rl.profile, TOKENS, {"sinks": [96]}, "Sinks must be tokens of the vocabulary.*96"),
+        (rl.profile, TOKENS, {"surrogates": 10**9}, "10,000 surrogates"),
+        (rl.profile, "a \ud800", {"tokenizer": NO_TOKENS}, "half of a char"),
+        (rl.capture, [], {}, "There is no prompt to capture"),
+        (rl.capture, TOKENS[:1], {"heads": f"{10**20}.1"}, "has no head '1000"),
+        (rl.reach, "a text", {"tokenizer": 5}, "must be a tokenizer .*int"),
+        (rl.truncate, TOKENS, {"controls": 10**9}, "at most 10,000 controls"),
+        (rl.evaluate, TOKENS, {"measures": ["loss", "speed"]}, "no measure 'speed'; try: meas"),
+        (rl.evaluate, TOKENS, {"measures": []}, "No measure was given"),
+        (rl.evaluate, TOKENS, {"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
+        (rl.evaluate, TOKENS, {"edits": NO_PLANE}, "The model has no plane for Pl"),
+        (rl.evaluate, TOKENS, COPIES | {"distances": [1]}, "of copies must be 2 tokens"),
+        (rl.evaluate, TOKENS, COPIES | {"distances": [10**9]}, "tokens of copies, not 16,00"),
+        (rl.evaluate, TOKENS, NEEDLES | {"prompt_lengths": [10**9]}, "at most 100,000,000 tok"),
     ],
 )
-def test_odd_arguments_are_refused(call: Callable[[Any], object], line: str):
-    with pytest.raises(RopelensError) as refused:
-        call(tiny("llama_gqa"))
+def test_odd_arguments_are_refused(call: Callable[..., object], text, options: dict, line: str):
+    model = tiny("llama_gqa")
+    before = model.config._attn_implementation
+    with pytest.raises((BadArgument, BadText)) as refused:
+        call(model, text, **options)
     assert re.search(line, refused.value.line), refused.value.line
+    assert model.config._attn_implementation == before
+
+
+def test_places_that_cannot_be_used_are_named():
+    with pytest.raises(RopelensError, match="/ is a folder"):
+        rl.save(xr.Dataset(), "/")
+    with pytest.raises(RopelensError, match=r"No checkpoint and no folder is called \./nope\."):
+        rl.load("./nope")
 
 
 def test_a_profile_without_budget_has_the_same_sums_and_no_labels():
@@ -79,27 +87,6 @@ def test_a_profile_without_budget_has_the_same_sums_and_no_labels():
     for refuse in (rl.classify_heads, rl.test_claims, rl.write_report):
         with pytest.raises(BadArgument, match="has no attention budget"):
             refuse(sums, *["nowhere.html"] * (refuse is rl.write_report))
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"measures": ["loss", "speed"]}, "There is no measure 'speed'; try: measures: any of"),
-        ({"measures": []}, "No measure was given"),
-        ({"edits": {"none": "nope"}}, 'An edit cannot be called "none"'),
-        ({"edits": {"a": rl.stop(rl.PlaneNumbers([8]))}}, "The model has no plane for Pl"),
-        ({"measures": "copying", "distances": [1]}, "Distances of copies must be 2 tokens"),
-        ({"measures": "copying", "distances": [10**9]}, "tokens of copies, not 16,00"),
-        ({"measures": "retrieval", "prompt_lengths": [10**9]}, "at most 100,000,000 tokens"),
-    ],
-)
-def test_evaluate_refuses_bad_options(options: dict[str, object], line: str):
-    model = tiny("llama_gqa")
-    before = model.config._attn_implementation
-    with pytest.raises(BadArgument) as refused:
-        evaluate(model, **options)
-    assert re.search(line, refused.value.line), refused.value.line
-    assert model.config._attn_implementation == before
 
 
 def test_tokens_and_seeds_of_numpy():

@@ -8,10 +8,8 @@ from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+no_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [pytest.mark.gpu, no_device]
 
 
 @pytest.mark.parametrize(("family", "rows"), [("gemma2", "all"), ("gpt_oss", 16), ("glm", 16)])

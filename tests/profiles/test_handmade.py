@@ -102,9 +102,7 @@ def test_diagonal_heads_have_the_label_of_what_they_follow(seed: int):
         if truth.label != "mixed":
             assert heads["label"][head] == truth.label, truth
             assert abs(score[head] - (1 if truth.label == "positional" else -1)) < 0.05
-    assert (old[faint] == "semantic").all(), (
-        "without the intervention, the match takes the bits"
-    )
+    assert (old[faint] == "semantic").all(), "without the exchange, the match takes the bits"
     assert (content[faint] > 0.85).all()
     mixtures = score[: len(MIXTURES)]
     assert (np.diff(mixtures) >= 0).all(), mixtures

@@ -37,12 +37,10 @@ class Fitted:
     planes: list[Planes]
     fits: list[LayerFit]
 
-    def collect(
-        self, part: slice = slice(None), *, width: int | None = None, **options
-    ) -> Sums:
+    def collect(self, part: slice = slice(None), *, width: int | None = None, **more) -> Sums:
         text = self.text.part(slice(None), width=width or self.text.ids.shape[1])
         live = as_live_model(self.model)
-        measurement = Measurement(live, text, RotationProbe(live), **options)
+        measurement = Measurement(live, text, RotationProbe(live), **more)
         chosen = range(*part.indices(len(text)))
         return collect(measurement, self.planes, fits=self.fits, chosen=chosen)
 

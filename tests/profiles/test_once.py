@@ -28,12 +28,11 @@ MEASURED = {
 }
 RUNS = {"analyze": 12, "sweep": 28, "truncate": 19, "evaluate": 13, "reach": 4, "claims": 40}
 """Number of times that the model runs. It runs once more for packed rows."""
+DOCUMENTS = torch.arange(4).repeat_interleave(40).reshape(2, 80)
 TEXTS = {
     "plain": lambda: IDS,
     "padded": lambda: rl.Text(IDS, lengths=LENGTHS),
-    "packed": lambda: rl.Text(
-        IDS.reshape(2, 80), documents=torch.arange(4).repeat_interleave(40).reshape(2, 80)
-    ),
+    "packed": lambda: rl.Text(IDS.reshape(2, 80), documents=DOCUMENTS),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from measured import token_progress
 from oracles.dense import dense
-from oracles.logit import HeadRows, gain, head_rows, information
+from oracles.logit import PARTS, HeadRows, gain, head_rows, information
 from oracles.recording import MASKS, attention_calls, with_mask
 from oracles.tiny import SUPPORTED, random_tokens, rotations, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -33,14 +33,12 @@ from ropelens.text.text import Text
 LENGTHS = (40, 23, 31)
 LONG = (150, 97, 128)  # beyond offset 64, bins have several offsets
 
+Values = Mapping[str, np.ndarray]
 NAMED = (5, 40, 41)
 """Tokens that are sinks at any position, in addition to BOS and position 0."""
 
-OF_LAYERS = [
-    row
-    for row in MEASURES
-    if row.saved and row.dims[0] == "layer" and isinstance(row, Statistic | Derived)
-]
+SAVED = [row for row in MEASURES if row.saved and row.dims[0] == "layer"]
+OF_LAYERS = [row for row in SAVED if isinstance(row, Statistic | Derived)]
 """Everything that sums of one pass give of layers: each has an entry in the dense oracle."""
 
 
@@ -74,9 +72,7 @@ def true_values(
     return dense(model, tokens, lengths, rotations=turning, bins=bins, sinks=sinks)
 
 
-def assert_frequencies_agree(
-    profile: xr.Dataset, true: Mapping[str, np.ndarray], *, rtol: float
-) -> None:
+def assert_frequencies_agree(profile: xr.Dataset, true: Values, *, rtol: float) -> None:
     """Compare rotating planes separately, and coordinates without rotation as one entry.
 
     Planes that p-RoPE stopped have entries in the profile, but the oracle adds them to the
@@ -91,14 +87,10 @@ def assert_frequencies_agree(
             if stays.sum() == 1 or (stays.any() and name.startswith("selectivity")):
                 rest = ours[:, stays].sum(1)
                 assert_close(rest, theirs[:, -1], rtol=rtol, what=f"rest of {name} {layer}")
-        assert_close(
-            inv_freq[turns], true["inv_freq"][layer, :count], rtol=1e-7, what="inv_freq"
-        )
+        assert_close(inv_freq[turns], true["inv_freq"][layer, :count], rtol=1e-7, what="w")
 
 
-def assert_profile_agrees(
-    profile: xr.Dataset, true: Mapping[str, np.ndarray], *, rtol: float
-) -> None:
+def assert_profile_agrees(profile: xr.Dataset, true: Values, *, rtol: float) -> None:
     assert_frequencies_agree(profile, true, rtol=rtol)
     for row in OF_LAYERS:
         if row.name != "learned_sink_mass" and "frequency" not in row.saved_dims:
@@ -183,12 +175,6 @@ def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
     recorded = [attention_calls(model, sequence)[0] for sequence in tokens]
     heads = profile["found_sink"].isnull().values  # the oracle knows only position 0
     assert heads.sum() >= 4
-    models = {
-        "sink_gain": {"content": False, "offsets": False},
-        "position_gain": {"content": False, "offsets": True},
-        "content_gain": {"content": True, "offsets": False},
-        "both_gain": {"content": True, "offsets": True},
-    }
     layer, head = np.argwhere(heads)[-1]
     sides = {"head": head, "sinks": sinks}
     own = [head_rows(calls[layer], turning[layer], **sides) for calls in recorded]
@@ -196,10 +182,11 @@ def test_the_budget_matches_fits_with_scipy(name: str, mask: str):
     total = np.array([information(group) for group in own])
     of_head = profile.isel(layer=layer, head=head)
     np.testing.assert_allclose(of_head["group_total"], total, rtol=1e-3)
-    for name_of, parts in models.items():
+    for which, (content, offsets) in PARTS.items():
+        parts = {"content": content, "offsets": offsets}
         halves = [gain(fold[1 - n], on=fold[n], ridge=RIDGE, **parts) for n in (0, 1)]
-        ours = [of_head[f"group_{name_of}"][n::2].mean() for n in (0, 1)]
-        np.testing.assert_allclose(ours, halves, atol=0.02 * total.mean(), err_msg=name_of)
+        ours = [of_head[f"group_{which}_gain"][n::2].mean() for n in (0, 1)]
+        np.testing.assert_allclose(ours, halves, atol=0.02 * total.mean(), err_msg=which)
 
 
 @torch.no_grad()

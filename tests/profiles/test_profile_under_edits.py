@@ -58,11 +58,8 @@ def test_edits_of_other_heads_do_not_matter_in_the_first_layer():
 def test_attention_and_selectivity_match_a_capture():
     model = tiny("llama_gqa")
     sequence = tokens()[:1]
-    edits = (
-        rl.stop(rl.PlaneNumbers(PLANES), heads="0.1,1.2"),
-        rl.drop(rl.PlaneNumbers((0,)), heads="1.0"),
-    )
-    with rl.edit_rope(model, *edits):
+    stop = rl.stop(rl.PlaneNumbers(PLANES), heads="0.1,1.2")
+    with rl.edit_rope(model, stop, rl.drop(rl.PlaneNumbers((0,)), heads="1.0")):
         measured = rl.profile(model, sequence, excerpts=[sequence[0]], rows="all", budget=False)
         seen = rl.capture(model, sequence[0])
         with torch.no_grad():

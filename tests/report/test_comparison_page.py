@@ -14,15 +14,7 @@ from ropelens import plot_claim, plot_norms
 from ropelens.analysis.analysis import Analysis, Answer, rewrite_page, write_answer
 from ropelens.comparison.table import summarize_comparison
 from ropelens.errors import BadArgument
-from ropelens.figures.comparison import (
-    PLANE_PANELS,
-    plane_places,
-    plot_comparison_planes,
-    plot_copying,
-    plot_growth,
-    plot_loss_change,
-    plot_position_loss,
-)
+from ropelens.figures import comparison as figures
 from ropelens.figures.planes import plot_head_wavelengths
 from ropelens.figures.style import new_figure
 from ropelens.interventions.truncation_table import best_head
@@ -52,7 +44,7 @@ def lines(figure: go.Figure, unit: str) -> dict[str, go.Scatter]:
 
 def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset):
     table = summarize_comparison(comparison)
-    figure = plot_loss_change(comparison, table)
+    figure = figures.plot_loss_change(comparison, table)
     pairs = {t.y[0]: t.x for t in figure.data if t.marker.symbol == "circle-open"}
     np.testing.assert_allclose(pairs["p-rope:0.5"], [0.1, 0.11])
     np.testing.assert_allclose(pairs["nope"], [0.2, 0.22])
@@ -63,7 +55,7 @@ def test_loss_changes_are_pairs_means_and_intervals(comparison: xr.Dataset):
 
 
 def test_loss_by_position_and_its_difference(comparison: xr.Dataset):
-    figure = plot_position_loss(comparison)
+    figure = figures.plot_position_loss(comparison)
     losses = comparison["position_loss"].values
     means = lines(figure, "loss (nats/token)")
     change = lines(figure, "difference from rope (nats/token)")
@@ -81,7 +73,7 @@ def test_loss_by_position_and_its_difference(comparison: xr.Dataset):
 
 
 def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset):
-    figure = plot_copying(comparison)
+    figure = figures.plot_copying(comparison)
     for name, of, unit in (
         ("copy_loss", "copy_distance", "loss of copied tokens (nats/token)"),
         ("far_retrieval", "prompt_length", "needles found (share)"),
@@ -98,12 +90,12 @@ def test_copying_by_distance_and_needles_by_length(comparison: xr.Dataset):
 
 
 def test_planes_that_do_not_rotate_are_drawn_where_they_rotate_elsewhere(comparison):
-    place, turning = plane_places(comparison, "p-rope:0.5")
+    place, turning = figures.plane_places(comparison, "p-rope:0.5")
     np.testing.assert_array_equal(place, comparison["wavelength"][0, 0])
     assert turning.tolist() == [True] * 4 + [False] * 4
-    figure = plot_comparison_planes(comparison)
+    figure = figures.plot_comparison_planes(comparison)
     rings = [*figure.select_traces({"name": "does not rotate"})]
-    for (unit, name), ring in zip(PLANE_PANELS.items(), rings, strict=True):
+    for (unit, name), ring in zip(figures.PLANE_PANELS.items(), rings, strict=True):
         rows = lines(figure, unit.replace("<br>", " "))
         dims = [dim for dim in comparison[name].dims if dim != "frequency"]
         np.testing.assert_array_equal(rows["p-rope:0.5"].x, place)
@@ -117,7 +109,7 @@ def test_planes_that_do_not_rotate_are_drawn_where_they_rotate_elsewhere(compari
 
 
 def test_growth_counts_heads_by_step(comparison: xr.Dataset):
-    figure = plot_growth(comparison)
+    figure = figures.plot_growth(comparison)
     loss = lines(figure, "loss (nats/token)")["rope"]
     np.testing.assert_allclose(loss.y, comparison["growth_loss"][[0, 3]].mean("entry"))
     np.testing.assert_allclose(loss.error_y.array, 0.005)
@@ -155,6 +147,9 @@ def test_findings_list_loss_changes_in_order(comparison: xr.Dataset):
     words = find(comparison.isel(entry=[0, 2]), "Change of the loss")
     end = "over the text of one seed). An interval over the text of one seed does not include"
     assert f"{end} the variation between training runs." in words
+    assert "not finished" not in " ".join(findings(comparison))
+    fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
+    assert find(fewer, "These runs of the study are not finished: tiny/nope/seed-1.")
 
 
 def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):
@@ -170,11 +165,8 @@ def test_findings_name_changes_beyond_chance(comparison: xr.Dataset):
     words, spread = repeats([5, 5], [4.5, 4.49]), stats.t.ppf(0.975, 1) * 0.005
     bounds = f"+{0.505 - spread:.3f} to +{0.505 + spread:.3f}"
     alike = "no interval, because all pairs show the same change."
-    assert (
-        "; the 95% interval of the change from rope excludes 0 for nope "
-        f"+0.505 ({bounds}, over 2 pairs of seeds); p-rope:0.5: {alike} Share of needles"
-        in words
-    )
+    nope = f"+0.505 ({bounds}, over 2 pairs of seeds); p-rope:0.5: {alike} Share of needles"
+    assert f"; the 95% interval of the change from rope excludes 0 for nope {nope}" in words
     assert words.endswith(f"(chance 12.5%); p-rope:0.5, nope: {alike}")
     assert "for nope −0.505 (" in repeats([4.5, 5.51], [5.5, 5.51])
     words = repeats([4.5, 5.51], [4.5, 5.51])
@@ -193,13 +185,6 @@ def test_numbers_of_heads_are_means(comparison: xr.Dataset):
     )
     index = [column.name for column in shown_columns(table)].index("previous_token_heads")
     assert [row["cells"][index] for row in table_rows(table)] == ["1", "0", "0.5"]
-
-
-def test_findings_name_runs_that_are_not_finished(comparison: xr.Dataset):
-    assert "not finished" not in " ".join(findings(comparison))
-    fewer = comparison.isel(entry=[0, 1, 2, 3]).assign_attrs(unfinished="tiny/nope/seed-1")
-    words = " ".join(findings(fewer))
-    assert "These runs of the study are not finished: tiny/nope/seed-1." in words
 
 
 def test_the_table_marks_unknown_numbers(comparison: xr.Dataset):

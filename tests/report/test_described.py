@@ -154,10 +154,8 @@ def test_heads_with_a_new_label_are_counted_with_their_interval():
     assert f"fastest 25% of the planes stopped, {numbers}{high:.0f}" in words
 
 
-CLAIM = {
-    **{"rank_correlation": -0.5, "low": -0.7, "high": -0.2, "heads": 12, "p_value": 0.3},
-    **{"null_median": -0.4, "null_low": -0.6, "null_high": -0.1, "null_draws": 40},
-}
+CLAIM = {"rank_correlation": -0.5, "low": -0.7, "high": -0.2, "heads": 12, "p_value": 0.3}
+CLAIM |= {"null_median": -0.4, "null_low": -0.6, "null_high": -0.1, "null_draws": 40}
 
 
 @pytest.mark.parametrize("verdict", ["holds", "contradicted", "unresolved", "not testable"])
@@ -228,13 +226,9 @@ def test_the_first_sentence_counts_verdicts():
     assert claims_sentences(quick)[0] == first
 
 
-RECORD = {
-    "findings": ["Of 14 claims, none."],
-    "model": {"name": "toy"},
-    "runs": {"toy": {"facts": "6 layers"}},
-    "versions": {"torch": "1"},
-    "command": "ropelens claims",
-}
+RECORD = {"findings": ["Of 14 claims, none."], "model": {"name": "toy"}}
+RECORD |= {"runs": {"toy": {"facts": "6 layers"}}, "versions": {"torch": "1"}}
+RECORD |= {"command": "ropelens claims"}
 
 
 @pytest.mark.parametrize("names", [["toy"], ["toy", HOSTILE]])
@@ -259,12 +253,8 @@ def test_rows_link_to_their_figures_on_the_page_of_the_analysis(table, profile):
     assert "#" + places[0] not in render_claims(table, RECORD)
     page = render_page(profile, rl.classify_heads(profile))
     assert page.count("Show the figure") == len(drawn)
+    assert page.count('<details class="more claim"') == len(table)
+    assert f"Of {len(table)} claims, " in page
     for place in set(places):
         there = place.replace("view=", "all-tab-").replace("tab=", "one-tab-")
         assert f'id="{there}"' in page
-
-
-def test_every_page_has_the_claims_that_its_profile_decides(profile, table):
-    page = render_page(profile, rl.classify_heads(profile))
-    assert page.count('<details class="more claim"') == len(table)
-    assert f"Of {len(table)} claims, " in page

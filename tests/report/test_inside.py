@@ -48,9 +48,7 @@ def opened(browser, measured, tmp_path_factory):
         yield opened
 
 
-def captured(
-    measured: Measured, excerpt: int, edit: Edit | None = None, **more: object
-) -> xr.Dataset:
+def captured(measured: Measured, excerpt: int, edit: Edit | None = None, **more) -> xr.Dataset:
     """The head on a prompt, computed by the model, with an edit of only this head."""
     options = {"heads": f"{LAYER}.{HEAD}", "tokenizer": measured.tokenizer, **more}
     with contextlib.nullcontext() if edit is None else rl.edit_rope(measured.model, edit):

@@ -180,6 +180,13 @@ OF_TEXT: list[Row] = [
     ("huggingface/transformers#22161", config("gpt_neox"),
      turned(w=freq(2), move=lambda p: p + 3), ""),  # padding counts: only differences matter
 ]  # fmt: skip
+LIMITS: list[Row] = [
+    ("whole turns", config("llama_gqa", rope_type="linear", factor=0.1), turned(w=10 * W), ""),
+    ("still planes", config("llama_gqa", rope_theta=1e9), turned(w=freq(base=1e9)), ""),
+    ("small factor", YARN_16, turned(w=YARN_W, factor=1.001 * 1.27726), ""),
+    ("large factor", YARN_16, turned(w=YARN_W, factor=1.005 * 1.27726),
+     "its attention factor is 1.2836"),
+]  # fmt: skip
 
 
 def dumped(bug: Bug, positions: Tensor, *, text: bool) -> dict[str, Tensor]:
@@ -194,26 +201,11 @@ def dumped(bug: Bug, positions: Tensor, *, text: bool) -> dict[str, Tensor]:
     return arrays | {f"{n[0]}_before{n[1:]}": x for n, x in before.items()}
 
 
-@pytest.mark.parametrize("row", OF_TOKENS + OF_TEXT, ids=lambda row: row[0])
-def test_a_historic_bug_has_its_verdict(row: Row):
-    (_, asked, bug, fault), text = row, row in OF_TEXT
-    rope = rl.measure_rope(dumped(bug, TEXT if text else STEPS, text=text), config=asked)
-    assert rope.attrs["verdict"] == ("different" if fault else "same")
-    assert fault in rope.attrs["why"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "how", "fault"),
-    [
-        (config("llama_gqa", rope_type="linear", factor=0.1), {"w": 10 * W}, ""),  # whole turns
-        # the slowest planes look still
-        (config("llama_gqa", rope_theta=1e9), {"w": freq(base=1e9)}, ""),
-        (YARN_16, {"w": YARN_W, "factor": 1.001 * 1.27726}, ""),
-        (YARN_16, {"w": YARN_W, "factor": 1.005 * 1.27726}, "its attention factor is 1.2836"),
-    ],
-)
-def test_limits_of_a_verdict(asked: transformers.PreTrainedConfig, how: Any, fault: str):
-    rope = rl.measure_rope(dumped(turned(**how), TEXT + 9, text=True), config=asked)
+@pytest.mark.parametrize("row", OF_TOKENS + OF_TEXT + LIMITS, ids=lambda row: row[0])
+def test_a_bug_or_a_limit_has_its_verdict(row: Row):
+    (_, asked, bug, fault), text = row, row not in OF_TOKENS
+    positions = TEXT + 9 if row in LIMITS else TEXT if text else STEPS
+    rope = rl.measure_rope(dumped(bug, positions, text=text), config=asked)
     assert rope.attrs["verdict"] == ("different" if fault else "same")
     assert fault in rope.attrs["why"]
 
@@ -233,10 +225,8 @@ def of_model(model: transformers.PreTrainedModel) -> dict[str, Tensor]:
     arrays, live = {"positions": STEPS}, as_live_model(model)
 
     def record(call: rl.AttentionCall) -> None:
-        arrays[f"q.{call.layer}"], arrays[f"k.{call.layer}"] = (
-            call.query[:, :, 0],
-            call.key[:, :, 0],
-        )
+        arrays[f"q.{call.layer}"] = call.query[:, :, 0]
+        arrays[f"k.{call.layer}"] = call.key[:, :, 0]
 
     with live.observe(record), torch.no_grad():
         live.forward(torch.full((len(STEPS), 1), 7), STEPS[:, None])

@@ -75,11 +75,10 @@ def test_simultaneous_runs_write_one_after_the_other(tmp_path: Path):
         for result in [pool.submit(write, number) for number in range(4)]:
             result.result()
     assert list(tmp_path.iterdir()) == [tmp_path / "page.html"]
+    parts = {"record": {"kind": "answer"}, "results": {}, "page": str}
     with ThreadPoolExecutor() as pool:
         with locked(tmp_path), locked(tmp_path / "." / "" / "x" / ".."):
-            other = pool.submit(
-                write_folder, tmp_path, record={"kind": "answer"}, results={}, page=str
-            )
+            other = pool.submit(write_folder, tmp_path, **parts)
             with pytest.raises(TimeoutError):
                 other.result(timeout=0.5)
         assert other.result(timeout=60) == tmp_path / "index.html"
@@ -143,9 +142,7 @@ def test_an_impossible_folder_is_refused_before_any_work(tmp_path, place, words,
     assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
 
 
-ANY_NAME = st.sampled_from(
-    ["run.json", "index.html", "heads.csv", ".page.html.part", "notes.txt"]
-)
+ANY_NAME = st.sampled_from(["run.json", "index.html", "heads.csv", ".a.html.part", "notes.txt"])
 PLACES = st.sampled_from(["..", "../user", "../user/notes.txt", "/", "", "new", "\0", 5, None])
 VALUES = st.recursive(
     PLACES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_NAME, inner)

@@ -115,9 +115,7 @@ ELSEWHERE: dict[Callable[[h5py.File, Path], object], str] = {
 
 
 @pytest.mark.parametrize(("damage", "name"), ELSEWHERE.items())
-def test_a_file_that_points_elsewhere_is_refused_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[..., object], name: str
-):
+def test_a_file_that_points_elsewhere_is_not_read(tmp_path, monkeypatch, damage, name):
     small = xr.Dataset({"selectivity": ("x", [1.0])}, attrs={"kind": "profile", "seed": 0})
     path = save(small, tmp_path / "profile.nc")
     (tmp_path / "secret").write_text("abcd")

@@ -30,9 +30,7 @@ FAMILIES = (
 BUDGETED = ("llama_gqa", "mistral_sliding", "gemma2", "gpt_oss")
 SAME = ("q_norm", "k_norm", "selectivity", "offset_mass", "total_bits", "follows_content")
 SAME += ("follows_position", "group_loss")
-SEQUENCES = [
-    torch.randint(3, 96, (n,), generator=torch.Generator().manual_seed(n)) for n in LENGTHS
-]
+SEQUENCES = [torch.randint(3, 96, (n,), generator=torch.manual_seed(n)) for n in LENGTHS]
 
 
 def right_padded() -> dict[str, Any]:
@@ -70,7 +68,7 @@ def with_a_hole() -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def padded_with_holes_not_counted() -> dict[str, Any]:
+def with_gaps() -> dict[str, Any]:
     """On the left and inside; the positions that `generate` gives: without what is masked."""
     ids, mask = torch.zeros(2, 3, 43, dtype=torch.long)
     for row, tokens in enumerate(SEQUENCES):
@@ -94,11 +92,9 @@ def alone(name: str) -> xr.Dataset:
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:in packed rows this model gives")
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(
-    "held", [padded_with_holes_not_counted, packed_by_position, packed_by_document]
-)
+@pytest.mark.parametrize("held", [with_gaps, packed_by_position, packed_by_document])
 def test_numbers_are_those_of_the_sequences_alone(held: Any, name: str):
-    if held is padded_with_holes_not_counted and slides(as_live_model(tiny(name)).config, 41):
+    if held is with_gaps and slides(as_live_model(tiny(name)).config, 41):
         with pytest.raises(BadArgument, match="windows of this model count"):
             profile(name, held())
         return

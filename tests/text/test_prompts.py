@@ -18,9 +18,8 @@ def test_functions_read_special_tokens_in_a_prompt(text: str):
     ids = torch.tensor(bos + tokenizer(text, add_special_tokens=False).input_ids)
     assert tokenizer.eos_token_id in ids
     assert rl.capture(model, text, **options).sizes["query"] == len(ids)
-    assert torch.equal(
-        plan_analysis("bundled", None, rl.Options(prompts=[text])).excerpts[0], ids
-    )
+    plan = plan_analysis("bundled", None, rl.Options(prompts=[text]))
+    assert torch.equal(plan.excerpts[0], ids)
     answers, logits = [], []
     for prompt in (text, ids):
         answers.append(rl.attribute_planes(model, prompt, "</s>", **options).answer)

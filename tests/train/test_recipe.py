@@ -62,11 +62,8 @@ def trained_by_hand(batches: list[Tensor]) -> tuple[list[float], LlamaForCausalL
     model = LlamaForCausalLM(model_config(settings))
     norms = [p for name, p in model.named_parameters() if "norm" in name]
     rest = [p for name, p in model.named_parameters() if "norm" not in name]
-    optimizer = torch.optim.AdamW(
-        [{"params": rest, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}],
-        betas=(0.9, 0.95),
-        eps=1e-8,
-    )
+    groups = [{"params": rest, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
     losses, clipped = [], 0
     for step, tokens in enumerate(batches):
         logits = model(tokens).logits[:, :-1]
