@@ -18,7 +18,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, StaticLayer
 
 from ropelens.config_facts import slides
 from ropelens.errors import UnsupportedModel
@@ -97,7 +97,8 @@ def row_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
         layer = module.layer_idx  # the cache has no keys of a layer that shares keys
         layers: Any = [x for x in cache.layers[layer:][:1] if isinstance(x, CacheLayerMixin)]
         length = next(filter(None, (int(x.get_seq_length()) for x in (*layers, cache))), 0)
-    last = min(length or keys, keys)
+    static = cache is not None and any(isinstance(x, StaticLayer) for x in cache.layers)
+    last = min(length, keys) if length and static else keys
     return range(last - rows, last), max(length - keys, 0)
 
 

@@ -270,11 +270,13 @@ def test_caches_that_drop_keys_are_refused(llama: Any, inside: bool):
             llama(TOKENS[:, 20:21], past_key_values=cache)
 
 
+@pytest.mark.parametrize("by_itself", [False, True])
 @torch.no_grad()
-def test_an_observer_refuses_a_cache_that_dropped_keys(llama):
-    cache = DynamicCache()
+def test_an_observer_refuses_a_cache_that_dropped_keys(llama, by_itself: bool):
+    cache = Cache(layer_class_to_replicate=SinkLayer) if by_itself else DynamicCache()
     with rl.observe(llama, lambda call, planes: None):
-        llama(TOKENS[:, :10], past_key_values=cache)
-        keep(cache, range(4, 10))
+        llama(TOKENS[:, :20], past_key_values=cache)
+        if not by_itself:
+            keep(cache, range(4, 20))
         with UNKNOWN:
-            llama(TOKENS[:, 10:], past_key_values=cache)
+            llama(TOKENS[:, 20:], past_key_values=cache)
