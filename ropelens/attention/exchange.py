@@ -133,13 +133,13 @@ def overlaps(
     v, w = seen[:, :, :, None].to(block.k)
     attention, index = block.attention, (pi[1] - block.keys.start).clamp(0, len(block.keys) - 1)
     moved = attention.gather(-1, index[:, :, None, None].expand_as(attention)) * w
-    before, mass = attention * v, moved.sum(-1)
-    others = before.new_empty(3, *before.shape)
-    torch.mul(after.attention, v, out=others[0])
-    torch.mul(after.attention, w, out=others[1])
+    mass, others = moved.sum(-1), moved.new_empty(3, *moved.shape)
+    exchanged_attention = torch.softmax(after.scores, -1, out=after.scores)
+    torch.mul(exchanged_attention, v, out=others[0])
+    torch.mul(exchanged_attention, w, out=others[1])
     torch.mul(attention, w, out=others[2])
     others *= (mass / others.sum(-1).clamp(min=1e-30))[..., None]
-    torch.minimum(before, others[0], out=others[0])
+    torch.minimum(attention, others[0], out=others[0])
     torch.minimum(moved, others[1:], out=others[1:])
     numbers = torch.cat([others.sum(-1), mass[None]])
     if block.call.sink_logits is not None:

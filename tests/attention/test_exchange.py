@@ -262,7 +262,7 @@ WRONG: dict[str, dict[str, str]] = {
         "sampled.rows.padding(index)": "(index >= sampled.rows.length[:, None])"
     },
     "llama_gqa: right: distributions have different keys": {
-        "torch.mul(after.attention, v, out=others[0])": "others[0] = after.attention"
+        "torch.mul(exchanged_attention, v, out=others[0])": "others[0] = exchanged_attention"
     },
     "llama_gqa: right: contents that the row does not see count": {
         "block.visibility.sees_each(pi)": "(pi >= 0)[:, :, :, None]"
