@@ -99,7 +99,8 @@ def follow_sums(
     """
     shape = (len(sampled.k), sets.shape[1], sampled.q.shape[1], len(FOLLOW))
     total, order = torch.zeros(shape, dtype=torch.float64), sampled.rows.order
-    assert order is not None, "rows that are scored have an order"
+    if order is None:  # rows that are scored without exchanged keys
+        return total
     at_once, step = AT_ONCE[sampled.k.device.type], 1 if single else DRAWS
     sequences = torch.arange(len(sets)).repeat(at_once)
     repeated = sampled if at_once == 1 else sampled.of_sequences(sequences)
