@@ -301,7 +301,7 @@ MODELS: dict[str, tuple[Make, Make]] = {
         lambda: long_in(fast_in(0, -1)), lambda: long_in(fast_in(*range(1, 9)))
     ),
     "flat_values": (lambda: long_in(RAMP), lambda: long_in(v=RAMP)),
-    "band": (lambda: long_in(peaks((7, 8))), lambda: long_in(peaks((14, 15)))),
+    "band": (lambda: long_in(peaks((7, 8))), lambda: long_in(peaks((0, 15)))),
     "massive_slow": (
         lambda: long_in(0.4 * MASSIVE(range(8, 16))), lambda: long_in(0.4 * MASSIVE(range(8)))
     ),
