@@ -19,9 +19,12 @@ from scipy import stats
 
 import ropelens as rl
 from ropelens.budget.labels import label_heads
+from ropelens.figures.inputs import head_grid
+from ropelens.profiles.heads import fractions
 
 DRAWS = 2000  # resamples of the layers
 NAMED = ("positional", "semantic")
+PARTS = ("positional_fraction", "content_fraction")
 
 
 def main() -> None:
@@ -47,19 +50,13 @@ def numbers_of(profile: xr.Dataset) -> dict[str, np.ndarray]:
     """Scores, fractions and labels [layer, head], before and after shared bits are assigned."""
     names = ("total", "sink", "position", "content", "interaction")
     bits = {name: profile[f"{name}_bits"].values for name in names}
-    rest = np.where(bits["total"] > bits["sink"], bits["total"] - bits["sink"], np.nan)
-    heads, shape = rl.classify_heads(profile), bits["total"].shape
-    table = {name: np.full(shape, None, object) for name in ("label", "uncertain", "opposed")}
-    table |= {
-        name: np.full(shape, np.nan) for name in ("positional_fraction", "content_fraction")
-    }
-    for name, grid in table.items():
-        grid[heads["layer"], heads["head"]] = heads[name]
-    before = (bits["position"] - bits["content"]) / rest
+    before, heads = fractions(bits), rl.classify_heads(profile)
+    table = {name: head_grid(profile, heads, heads[name]) for name in ("label", "uncertain")}
+    table |= {name: head_grid(profile, heads, heads[name]).astype(float) for name in PARTS}
     return {
         "score": profile["follow_score"].values,
-        "before": before,
-        "after": table["positional_fraction"] - table["content_fraction"],
+        "before": before[PARTS[0]] - before[PARTS[1]],
+        "after": table[PARTS[0]] - table[PARTS[1]],
         "label_before": label_heads(bits, rows=float(profile["group_scored"].sum())),
         **table,
     }
@@ -74,7 +71,7 @@ def row_of(numbers: dict[str, np.ndarray]) -> list[str]:
         counts = " + ".join(str(int((label == name).sum())) for name in NAMED)
         cells += [counts, f"{int((agree & shown).sum())} of {int(shown.sum())}"]
         cells.append(with_interval(numbers["score"], numbers[when], numbers["label"]))
-    return [*cells, str(int((numbers["uncertain"] == True).sum()))]  # noqa: E712
+    return [*cells, str(sum(mark is True for mark in numbers["uncertain"].flat))]
 
 
 def with_interval(score: np.ndarray, other: np.ndarray, label: np.ndarray) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+DOUBTS = ("uncertain", "opposed")  # columns of heads.csv that mark labels
 LABELS = ("untested", "diffuse", "sink", "positional", "mixed", "semantic")
 
 

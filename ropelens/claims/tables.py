@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 from scipy import stats
 
-from ropelens.budget.labels import Thresholds
+from ropelens.budget.labels import DOUBTS, Thresholds
 from ropelens.claims.arrays import claim_arrays, claim_numbers, wavelength_arrays
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
@@ -25,7 +25,6 @@ from ropelens.profiles.heads import (
 from ropelens.profiles.measures import columns
 
 DECIDED = ("positional", "mixed", "semantic")  # labels of fractions
-DOUBTS = ("uncertain", "opposed")
 INTERVAL = ("fraction_low", "fraction_high")
 SPREAD = 2**0.5  # two samples of a text differ more than a sample and the text, by this factor
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from ropelens.budget.labels import DOUBTS
 from ropelens.errors import BadArgument, Count
 from ropelens.figures.formats import number, short_count
 from ropelens.figures.style import LABEL_ORDER
@@ -74,8 +75,7 @@ def kv_heads(profile: xr.Dataset) -> np.ndarray:
 
 
 def hover_lines(heads: pd.DataFrame) -> np.ndarray:
-    doubts = {name: is_true(heads, name) for name in ("uncertain", "opposed")}
-    rows = heads.assign(**doubts).to_dict("records")
+    rows = heads.assign(**{name: is_true(heads, name) for name in DOUBTS}).to_dict("records")
     return np.array([_head_hover(row) for row in rows], dtype=object)
 
 
@@ -86,7 +86,7 @@ def _head_hover(row: dict[Hashable, Any]) -> str:
     elif not (pd.isna(row["offset_low"]) or pd.isna(row["offset_high"])):
         offset = f", offsets {int(row['offset_low'])} to {int(row['offset_high'])}"
     sure = "" if pd.isna(row["confidence"]) else f" (confidence {row['confidence']:.2f})"
-    doubt = "".join(f", {name}" for name in ("uncertain", "opposed") if row[name])
+    doubt = "".join(f", {name}" for name in DOUBTS if row[name])
     follow = ""
     if not pd.isna(row.get("follows_chance")):
         follow = (

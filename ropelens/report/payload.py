@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 from scipy.special import softmax
 
-from ropelens.claims.tables import DOUBTS
+from ropelens.budget.labels import DOUBTS
 from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, visible_token
 from ropelens.figures.head import excerpt_tokens, farthest_distance, kernel_arrays, reach_arrays

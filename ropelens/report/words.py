@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.claims.tables import DOUBTS, classify_heads
+from ropelens.budget.labels import DOUBTS
+from ropelens.claims.tables import classify_heads
 from ropelens.comparison.table import group_entries, summarize_comparison
 from ropelens.errors import public
 from ropelens.figures.formats import change_and_interval, short_count
