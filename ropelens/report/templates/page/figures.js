@@ -157,14 +157,15 @@ const SHOW = {
 
 /** Chooses heads or pairs by clicks in each figure. */
 const onClick = (use) => (element) => element.on("plotly_click", (event) => use(event.points[0]));
+const chooseHead = onClick(({ customdata }) => customdata && choose(...customdata));
 const CLICKS = {
   wavelengths: onClick(({ y }) => {
     const named = /^L(\d+) H(\d+)$/.exec(y);
     if (named) choose(Number(named[1]), Number(named[2]));
   }),
   map: onClick((point) => choose(point.y, point.x)),
-  follow: onClick(({ customdata }) => customdata && choose(...customdata)),
-  claim: onClick(({ customdata }) => customdata && choose(...customdata)),
+  follow: chooseHead,
+  claim: chooseHead,
   norms: onClick((point) => choose(point.y, state.head)),
   selectivity: (element) => element.on("plotly_selected", (event) => {
     const planes = event?.points.map((point) => point.pointNumber) ?? [];
