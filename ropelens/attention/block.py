@@ -12,10 +12,12 @@ from functools import cached_property
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ropelens.attention import fast_products
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import bin_of, offset_edges
+from ropelens.text.text import SINKS
 
 ByKey = Float[Tensor, "batch kv_head group row key"]
 ByRow = Float[Tensor, "batch kv_head group row"]
@@ -173,6 +175,13 @@ class Block:
         """Which keys each row sees."""
         return self.visibility.sees().to(self.k.device)
 
+    @property
+    def sees_all_behind(self) -> bool:
+        """Whether each row sees all keys of the block up to its own, and no other keys."""
+        return (
+            self.visibility.mask is None and not (self.visibility.first > self.keys.start).any()
+        )
+
     def hide(self, scores: ByKey) -> ByKey:
         """`scores`, changed in place: a row gets weight 0 for keys that it does not see."""
         for columns, penalty in self._penalties:
@@ -184,34 +193,69 @@ class Block:
         return self.visibility.penalties(self.k.device)
 
     @cached_property
-    def offset(self) -> Int[Tensor, "shared row key"]:
-        """Offset of each key; see `Visibility.offsets` for keys ahead of their row."""
-        return self.visibility.offsets(self.k.device)
+    def sink_variables(self) -> Int[Tensor, "batch kv_head group entry"]:
+        """The kind of each sink and, after all kinds, the bin of its offset; 0 for no sink."""
+        offset = (self.self_column[..., None] - self.sinks).clamp(min=0)
+        bins = bin_of(offset, offset_edges(self.call.key.shape[2]))[:, None, None]
+        shape = (*self.q.shape[:4], len(self.sinks))
+        kind, bins = self.sink_kind.expand(shape), (bins + 1 + len(SINKS)).expand(shape)
+        return torch.stack([kind, bins * (kind > 0)], dim=-1).flatten(-3)
 
-    @cached_property
-    def sink_bins(self) -> Int[Tensor, "shared row sink"]:
-        """The bin of the offset of each sink."""
-        return bin_of(self.offset[..., self.sinks], offset_edges(self.call.key.shape[2]))
+    def from_offsets(
+        self, x: Float[Tensor, "fold kv_head group column"], *, out: ByKey
+    ) -> ByKey:
+        """The value of each key, from values for the farthest offset, ..., 1, 0, -1, ...
+
+        The sequences belong to the folds in turn.
+        """
+        begin = self._begins[0]
+        if len(x) > 1:
+            fold = torch.arange(len(out), device=begin.device) % len(x)
+            begin = begin + fold[:, None] * x[0].numel()
+        return fast_products.windows(x, begin.flatten(), out=out)
 
     def by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group row offset"]:
-        """The value of the key at each offset. Hidden keys have the value 0."""
-        column = self.offset[:, None, None].expand_as(values)
-        result = torch.gather(values, -1, column, out=self.buffer("by offset"))
-        if self.visibility.mask is not None:  # offsets beyond the first key have no column
-            offset = torch.arange(len(self.keys)).to(self.self_column)
-            result *= offset <= self.self_column[:, None, None, :, None]
-        return result
+        """The value of the key at each offset, from the farthest offset of the block to 0.
+
+        It is 0 if there is no such key. Values of hidden keys must be 0.
+        """
+        # A window ends with the row's own key. It begins with hidden keys of the row above if
+        # the row has too few keys, so that only the first rows need a window with zeros.
+        windows, (_, begin, first) = fast_products.windows, self._begins
+        at_offset = windows(values, begin, out=self.buffer("by offset"))
+        count, top = len(self.keys), values[..., 0, :]
+        at_offset[..., 0, :] = windows(
+            pad(top, (count - 1, 0)), first, out=torch.empty_like(top)
+        )
+        if self.visibility.mask is not None:
+            far = torch.arange(count - 1, -1, -1, device=values.device)
+            at_offset *= far <= self.self_column[:, None, None, :, None]
+        return at_offset
+
+    @cached_property
+    def _begins(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the windows of `from_offsets`, `by_offset`, and its first rows begin."""
+        count, own = len(self.keys), self.self_column[:, None, None].expand(self.q.shape[:4])
+        row = torch.arange(own.numel(), device=own.device).view(own.shape)
+        head = torch.arange(own[..., 0].numel(), device=own.device).view(own.shape[:3])
+        context = self.call.key.shape[2]
+        from_offsets = 2 * context * head[:1, ..., None] + context - 1 - own
+        by_offset = (row * count + own - (count - 1)).clamp(min=0)
+        first = (2 * count - 1) * head + own[..., 0]
+        return from_offsets.flatten(1), by_offset.flatten(), first.flatten()
 
     def sum_by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset. Sets values of the first key to 0."""
-        consecutive = self.sampled.rows.dense and self.visibility.mask is None
-        offset = None if consecutive else self.offset
-        return fast_products.sum_by_offset(values, self.weight, offset)
+        values = values.contiguous()
+        values[..., 0] = 0
+        if self.sampled.rows.dense and self.visibility.mask is None:
+            return fast_products.sum_diagonals(values, self.weight)
+        weight = self.weight[:, None, None, None]
+        return (weight @ self.by_offset(values))[..., 0, :].flip(-1)
 
-    def weigh(self, by_row: ByRow) -> Float[Tensor, "kv_head group"]:
-        """Weighted sum over the rows of all sequences, in float64."""
-        weighted = by_row * self.weight[:, None, None]
-        return weighted.sum(-1).to("cpu", torch.float64).sum(0)
+    def weigh(self, by_row: ByRow) -> Float[Tensor, "batch kv_head group"]:
+        """Weighted sum over the rows of each sequence, in float64."""
+        return (by_row * self.weight[:, None, None]).sum(-1).double()
 
     def sum_over_sets(
         self,

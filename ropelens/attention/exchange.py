@@ -25,7 +25,7 @@ from ropelens.attention.formulas import FOLLOW, learned_sink_mass
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import Visibility
 from ropelens.rope.planes import unrotate
-from ropelens.text.rows import Rows, generator_of
+from ropelens.text.rows import generator_of
 
 DRAWS = 4  # permutations of each sequence; its rows use them in turn
 AT_ONCE = {"cpu": 1, "cuda": DRAWS}  # draws of a batch: a GPU has room, a CPU has small caches
@@ -107,21 +107,13 @@ def follow_sums(
     still = sampled.k_still if at_once == 1 else sampled.k_still[sequences]
     for first in range(0, DRAWS, at_once):
         draws = range(first, first + at_once)
-        before = repeated.with_rows(rows_in_turn(sampled.rows, draws, step))
+        before = repeated.with_rows(sampled.rows.in_turn(draws, step).from_share(EARLY))
         after, pi = exchanged(before, still, torch.cat([order[:, draw] for draw in draws]))
         for block, exchanged_block in zip(blocks_of(before), blocks_of(after), strict=True):
             by_row = overlaps(block, exchanged_block, pi) * (step / DRAWS)
             sums = block.sum_over_sets(by_row, sets[sequences]).unflatten(0, (at_once, -1))
             total[:, :, block.query_heads] += sums.sum(0)
     return total
-
-
-def rows_in_turn(rows: Rows, draws: range, step: int) -> Rows:
-    """The late rows that use these draws; the sequences are repeated for each draw."""
-    parts = [vars(rows.every(step, draw % step)) for draw in draws]
-    tables = [name for name, x in parts[0].items() if isinstance(x, Tensor)]
-    joined = {name: torch.cat([part[name] for part in parts]) for name in tables}
-    return replace(rows, **joined, dense=False).from_share(EARLY)
 
 
 def overlaps(

@@ -43,6 +43,17 @@ def softmax(
     return weights, largest - weights.amax(-1).log()
 
 
+def on_device(x: Tensor, device: torch.device) -> Tensor:
+    """`x` on the `device`. `x` keeps the copy, so that a table moves once for all layers."""
+    if x.device == device:
+        return x
+    version, copy = vars(x).get("copy_on_device", (None, x))
+    if version != x._version or copy.device != device:
+        copy = x.to(device)
+        vars(x)["copy_on_device"] = x._version, copy
+    return copy
+
+
 def take_rows(
     x: Shaped[Tensor, "batch head position value"], index: Int[Tensor, "shared row"]
 ) -> Shaped[Tensor, "batch head row value"]:
@@ -64,26 +75,29 @@ def running_sum(
     return (within + before[..., None, :]).flatten(2, 3)[:, :, :count]
 
 
-def sum_by_offset(
-    values: Float[Tensor, "batch kv_head group row key"],
-    row_weight: Float[Tensor, "batch row"],
-    offset: Int[Tensor, "shared row key"] | None,
-) -> Float[Tensor, "batch kv_head group offset"]:
-    """Weighted sum of `values` at each offset. Sets the values of the first key to 0.
+def windows(
+    x: Float[Tensor, "*shape"],
+    begin: Int[Tensor, " row"],
+    *,
+    out: Float[Tensor, "*rows key"],
+) -> Float[Tensor, "*rows key"]:
+    """Consecutive elements of `x` in memory, for each row from its element `begin`."""
+    count = out.shape[-1]
+    flat = x.contiguous().view(-1).unfold(0, count, 1)
+    torch.index_select(flat, 0, begin, out=out.view(-1, count))
+    return out
 
-    `offset` is the offset of each key, or None if the rows are consecutive and offsets are
-    diagonals: row i of r rows has its own key in column S - r + i. If the stride of a row is
-    one element larger, a diagonal becomes a column, and one vector-matrix product sums all
-    columns without a copy. Such a column also reads the end of the row above, which has only
-    zeros after its own key. The first row has no row above and is added separately.
+
+def sum_diagonals(
+    values: Float[Tensor, "batch kv_head group row key"], row_weight: Float[Tensor, "batch row"]
+) -> Float[Tensor, "batch kv_head group offset"]:
+    """Weighted sum of contiguous `values` at each offset, for rows that are consecutive.
+
+    Row i of r rows has its own key in column S - r + i. If the stride of a row is one element
+    larger, a diagonal becomes a column, and one vector-matrix product sums all columns without
+    a copy. Such a column also reads the end of the row above, which has only zeros after its
+    own key. The first row has no row above and is added separately.
     """
-    values = values.contiguous()
-    values[..., 0] = 0
-    if offset is not None:
-        # The key at offset d is in the column whose offset is d. If a row has no such key, the
-        # values in this column are 0.
-        index = offset[:, None, None].expand_as(values)
-        return (row_weight[:, None, None, None] @ values.gather(-1, index))[..., 0, :]
     heads, (rows, keys) = values.shape[:3], values.shape[3:]
     by_head = row_weight[:, None, None].expand(*heads, rows).reshape(-1, 1, rows)
     flat = values.view(-1, rows, keys)

@@ -38,7 +38,6 @@ class SampledCall:
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         self.call, self.rows, self.planes = call, rows, planes
         self.q, self.k = call.query.to(dtype), call.key.to(dtype).contiguous()
-        self.k_scaled = self.k if call.scale == 1 else self.k * call.scale
         keys = call.visibility.keys
         self.key_position = torch.arange(keys.start, keys.stop, device=self.k.device)
         self.position = rows.position[:1] if rows.dense else rows.position
@@ -69,13 +68,21 @@ class SampledCall:
         parts = {name: x[chosen] for name, x in tables if isinstance(x, Tensor)}
         rows = replace(self.rows, **parts)
         sinks, tokens = self.sinks[chosen], self.tokens[chosen]
-        return SampledCall(call, rows, self.planes, sinks=sinks, tokens=tokens)
+        other = SampledCall(call, rows, self.planes, sinks=sinks, tokens=tokens)
+        if "k_still" in vars(self):
+            other.k_still = self.k_still[chosen].contiguous()
+        return other
 
     @cached_property
     def padding(self) -> Bool[Tensor, "batch key"]:
         """The keys that are padding or that a mask hides inside a sequence."""
         keys = self.call.visibility.keys
         return self.rows.padding(torch.arange(keys.start, keys.stop)).to(self.k.device)
+
+    @cached_property
+    def k_scaled(self) -> Float[Tensor, "batch kv_head key coordinate"]:
+        """The keys times the scale of the scores."""
+        return self.k if self.call.scale == 1 else self.k * self.call.scale
 
     @cached_property
     def q_still(self) -> Float[Tensor, "batch head row coordinate"]:

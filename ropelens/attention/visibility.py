@@ -173,20 +173,6 @@ class Visibility:
         """The farthest offset that any row sees."""
         return int((self.position - self.first).max())
 
-    def offsets(self, device: torch.device) -> Int[Tensor, "_ row key"]:
-        """Offset of each key: number of tokens from the key to the row.
-
-        Under a mask, a key ahead of its row gets offset 0. Otherwise no row sees such a key. It
-        gets an offset that is beyond the first key, so that each row has every offset once, and
-        the key at offset d is in the column whose offset is d.
-        """
-        count = len(self.keys)
-        offset = torch.arange(count - 1, -count, -1, device=device)
-        offset = offset % count if self.mask is None else offset.clamp(min=0)
-        begin = count - 1 - (self.position - self.keys.start).to(device)
-        table = offset.unfold(0, count, 1).index_select(0, begin.flatten())
-        return table.view(*begin.shape, -1)
-
     def count_by_offset(self) -> Float[Tensor, "_ row offset"]:
         """Number of keys that each row sees at each offset; keys ahead of it are at 0."""
         seen = self.sees().cpu().double()

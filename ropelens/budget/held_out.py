@@ -134,9 +134,13 @@ class Sample:
         compared = sampled.of_sequences(slice(len(self.surrogate_rows.length)))
         compared = compared.with_rows(self.surrogate_rows)
         drawn = draw_surrogates(compared, draws=surrogates, seed=seed)
-        folds = [_rows_of_fold(sampled, self.text, fold)[1] for fold in (0, 1)]
-        fitted = [fit_models(rows, fold=fold) for fold, rows in enumerate(folds)]
-        weights = torch.stack(fitted, dim=1).float()
+        if self.text.single_long_sequence:  # it is in both folds, with every second row
+            rows, sequences = (
+                sampled.rows.in_turn(range(2), 2),
+                torch.zeros(2, dtype=torch.long),
+            )
+            sampled = sampled.of_sequences(sequences).with_rows(rows)
+        weights = fit_models(sampled, folds=2).float()
         return LayerFit(weights, planes.terms, found_sinks, drawn)
 
 

@@ -21,22 +21,28 @@ coordinates of a head are one more plane.
 
 import math
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import pad
 
 from ropelens.attention.block import Block, ByKey, blocks_of
-from ropelens.attention.fast_products import BLOCK_ELEMENTS, products, softmax
+from ropelens.attention.fast_products import (
+    BLOCK_ELEMENTS,
+    HIDDEN,
+    on_device,
+    products,
+    softmax,
+)
 from ropelens.attention.formulas import GAINS, information
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import offset_edges
 from ropelens.budget.offsets import OffsetRows, fit_offsets, split_weights
-from ropelens.budget.solver import Minimum, fit_log_linear
+from ropelens.budget.solver import Minimum, Moments, fit_log_linear
 from ropelens.text.rows import Rows
 from ropelens.text.text import SINKS
 
@@ -52,208 +58,342 @@ CURVATURE_KEYS = 64  # keys of such a row
 CURVATURE_EVALUATIONS = (0, 8, 24)  # evaluations of a fit that compute this curvature
 
 
-ByVariable = Float[Tensor, "kv_head group variable"]
+@dataclass(frozen=True)
+class HeadWeights:
+    """The weights of a model for some heads, in the order in which blocks use them.
 
-
-def log_weights(block: Block, weights: ByVariable, *, content: bool = True) -> ByKey:
-    """log P_i(j) + log Z_i of every key. `weights` of S and C end before kappa and tau."""
-    beta, sigma, kappa, tau = split_weights(
-        weights.to(block.q), block.planes.terms, block.call.key.shape[2]
-    )
-    scores, kind = block.buffer("model"), block.sink_kind
-    of_sinks = _look_up_keys(pad(sigma, (1, 0)), kind)
-    if kappa.shape[-1]:
-        kappa = kappa[:, :, None].expand(*scores.shape[:4], -1)
-        torch.gather(kappa, -1, block.offset[:, None, None].expand_as(scores), out=scores)
-        tau = _look_up_keys(tau, block.sink_bins[:, None, None])
-        of_sinks = of_sinks + tau * (kind > 0)
-    elif not content:
-        scores.zero_()
-    if content:
-        q = block.q_still * (block.call.scale * beta)[..., None, block.planes.term_of]
-        products(q, block.k_still, out=scores, add=kappa.shape[-1] > 0)
-    scores[..., block.sinks] += of_sinks
-    return block.hide(scores)
-
-
-def sufficient_statistics(
-    block: Block, attention: ByKey, *, offsets: bool = True
-) -> Float[Tensor, "kv_head group sum"]:
-    """The sums that the weights multiply in the log-likelihood of any attention, in float64.
-
-    They are sums over the weighted rows: sum_j A_ij c~_ijf by plane, and the masses on sinks by
-    kind, by offset, and on sinks by bin of offsets. With `offsets`, the sums of squared masses
-    by offset and on sinks by bin follow.
+    `beta` [fold, kv_head, group, 1, coordinate] has the scale; it is None without content.
+    `of_sinks` has 0, sigma by kind, and tau by bin. `kappa` begins with the farthest offset and
+    ends with offsets of keys ahead of their row; it is None for S and C. Sequences belong to
+    the folds in turn.
     """
-    weight = block.weight[:, None, None, :, None]
-    read = (attention.flatten(2, 3) @ block.k_still).view_as(block.q)
-    by_coordinate = (block.q_still * read * weight).sum(-2)
-    total = [block.call.scale * block.planes.sum_coordinates(by_coordinate)]
-    on_sinks = attention[..., block.sinks]
-    kind = block.sink_kind.expand(*on_sinks.shape[:3], 1, -1)[..., 0, :]
-    by_kind = on_sinks.new_zeros(*on_sinks.shape[:3], 1 + len(SINKS))
-    total.append(by_kind.scatter_add_(-1, kind, (on_sinks * weight).sum(-2))[..., 1:])
-    if offsets:
-        context = block.call.key.shape[2]
-        at_offset = block.by_offset(attention)
-        on_sinks *= block.sink_kind > 0
-        bins = block.sink_bins[:, None, None].expand_as(on_sinks).flatten(-2)
-        for _ in ("masses", "squares"):
-            by_offset = (weight.mT @ at_offset)[..., 0, :]
-            by_bin = on_sinks.new_zeros(*on_sinks.shape[:3], len(offset_edges(context)) - 1)
-            by_bin.scatter_add_(-1, bins, (on_sinks * weight).flatten(-2))
-            total += [pad(by_offset, (0, context - by_offset.shape[-1])), by_bin]
-            at_offset, on_sinks = at_offset.square_(), on_sinks.square_()
-        if block.visibility.mask is not None:  # keys ahead get the rest of the attention
-            total[2][..., 0] += block.weight.sum(-1)[:, None, None] - total[2].sum(-1)
-    return torch.cat(total, dim=-1).to("cpu", torch.float64).sum(0)
+
+    beta: Tensor | None
+    of_sinks: Float[Tensor, "fold kv_head group kind_or_bin"]
+    kappa: Float[Tensor, "fold kv_head group column"] | None
+
+    @classmethod
+    def of(
+        cls,
+        weights: Float[Tensor, "fold kv_head group variable"],
+        block: Block,
+        *,
+        content: bool,
+    ) -> "HeadWeights":
+        """The weights of some heads; those of S and C end before kappa and tau."""
+        context, scale, planes = block.call.key.shape[2], block.call.scale, block.planes
+        beta, sigma, kappa, tau = split_weights(weights.to(block.q), planes.terms, context)
+        by_coordinate = planes.by_coordinate(scale * beta)[..., None, :] if content else None
+        if not kappa.shape[-1]:
+            of_sinks = pad(sigma, (1, len(offset_edges(context)) - 1))
+            return cls(by_coordinate, of_sinks, None)
+        masked = block.visibility.mask is not None
+        ahead = kappa[..., :1] if masked else torch.full_like(kappa[..., :1], HIDDEN)
+        kappa = torch.cat([kappa.flip(-1), ahead.expand_as(kappa)], dim=-1)
+        return cls(by_coordinate, torch.cat([pad(sigma, (1, 0)), tau], dim=-1), kappa)
+
+
+def log_weights(block: Block, weights: HeadWeights) -> ByKey:
+    """log P_i(j) + log Z_i of every key."""
+    scores, hidden = block.buffer("model"), False
+    if weights.kappa is not None:
+        block.from_offsets(weights.kappa, out=scores)
+        hidden = block.sees_all_behind
+    elif weights.beta is None:
+        scores.zero_()
+    if weights.beta is not None:
+        q = (block.q_still.unflatten(0, (-1, len(weights.beta))) * weights.beta).flatten(0, 1)
+        products(q, block.k_still, out=scores, add=weights.kappa is not None)
+    of_sinks = weights.of_sinks.repeat(len(scores) // len(weights.of_sinks), 1, 1, 1)
+    of_sinks = of_sinks.gather(-1, block.sink_variables)
+    of_sinks = of_sinks.view(*scores.shape[:4], -1, 2).sum(-1)
+    scores.index_add_(-1, block.sinks, of_sinks)
+    return scores if hidden else block.hide(scores)
+
+
+class HeadSums:
+    """The sums that the weights multiply in the log-likelihood of an attention of some heads.
+
+    They are sums over the weighted rows of each sequence: sum_j A_ij c~_ijf by plane, and the
+    masses on sinks by kind, by offset, and on sinks by bin of offsets. With `squares`, they
+    include the sums of squared masses by offset and on sinks by bin.
+    """
+
+    def __init__(
+        self, block: Block, heads: int, *, offsets: bool, squares: bool = False
+    ) -> None:
+        context, shape = block.call.key.shape[2], (len(block.q), heads, block.q.shape[2])
+        variables = len(SINKS) + len(offset_edges(context))
+        self._to_planes = lambda x: block.call.scale * block.planes.sum_coordinates(x)
+        self._by_coordinate = block.q.new_zeros(*shape, block.q.shape[-1])
+        self._on_sinks = block.q.new_zeros(1 + squares, *shape, variables)
+        self._by_offset = block.q.new_zeros(offsets * (1 + squares), *shape, context)
+
+    def add(self, block: Block, attention: ByKey, heads: slice = slice(None)) -> None:
+        """Add the rows of a block, whose key-value heads are `heads` here."""
+        weight = block.weight[:, None, None, None]
+        read = (attention.flatten(2, 3) @ block.k_still).view_as(block.q)
+        self._by_coordinate[:, heads] += (weight @ (block.q_still * read))[..., 0, :]
+        at_sinks = attention.index_select(-1, block.sinks)
+        at_offset = block.by_offset(attention) if len(self._by_offset) else attention
+        for power, on_sinks in enumerate(self._on_sinks):
+            if power:
+                at_sinks, at_offset = at_sinks.square(), at_offset.square_()
+            twice = (at_sinks * weight.mT)[..., None].expand(*at_sinks.shape, 2).flatten(-3)
+            on_sinks[:, heads].scatter_add_(-1, block.sink_variables, twice)
+            if len(self._by_offset):
+                by_offset = self._by_offset[power, :, heads]
+                masses = (weight @ at_offset)[..., 0, :]
+                if not power and block.visibility.mask is not None:  # the rest is ahead
+                    masses[..., -1] += block.weight.sum(-1)[:, None, None] - masses.sum(-1)
+                by_offset[..., -masses.shape[-1] :] += masses
+
+    def by_fold(self, folds: int) -> Float[Tensor, "fold kv_head group sum"]:
+        """The sums side by side, in float64, over the sequences that belong to each fold."""
+        sums = [self._to_planes(self._by_coordinate)]
+        for power, on_sinks in enumerate(self._on_sinks):
+            by_kind, by_bin = on_sinks[..., 1:].tensor_split((len(SINKS),), dim=-1)
+            sums += [by_kind] * (not power)
+            if len(self._by_offset):
+                sums += [self._by_offset[power].flip(-1), by_bin]
+        return torch.cat(sums, dim=-1).double().unflatten(0, (-1, folds)).sum(0)
 
 
 @torch.no_grad()
-def fit_models(sampled: SampledCall, *, fold: int = 0) -> Float[Tensor, "model head variable"]:
-    """The weights of S, P, C and B of every head, fitted to the rows of `sampled`.
+def fit_models(
+    sampled: SampledCall, folds: int = 1
+) -> Float[Tensor, "model fold head variable"]:
+    """The weights of S, P, C and B of every head, fitted to the rows of each fold.
 
-    Each model starts from the models that it contains, and has weight 0 for variables of other
-    models. The ridge keeps a weight finite if no row constrains it; for 64 rows of 8 sequences
-    it costs less than 0.01 of the bits. The folds use different rows for their curvature.
+    The sequences belong to the folds in turn. Each model starts from the models that it
+    contains, and has weight 0 for variables of other models. The ridge keeps a weight finite if
+    no row constrains it; for 64 rows of 8 sequences it costs less than 0.01 of the bits.
     """
     (kv_heads, group), context = sampled.row_q.shape[1:3], sampled.k.shape[2]
     terms, first = sampled.planes.terms, sampled.planes.terms + len(SINKS)
     size = first + context + len(offset_edges(context)) - 1
-    sampled, number = normalize_weights(sampled)
-    observed = torch.zeros(kv_heads, group, size).double()
-    explained = torch.zeros(kv_heads, group).double()
+    sampled, number = normalize_weights(sampled, folds)
+    sums, nats = None, sampled.k.new_zeros(*sampled.row_q.shape[:3], dtype=torch.float64)
     for block in blocks_of(sampled):
-        explained[block.heads] += block.weigh(information(block))
-        observed[block.heads] += sufficient_statistics(block, block.attention)[..., :size]
-    observed, explained = observed.flatten(0, 1), explained.flatten()
-    table, ridge = OffsetRows.of(sampled), RIDGE / number
+        sums = sums or HeadSums(block, kv_heads, offsets=True)
+        nats[:, block.heads] += block.weigh(information(block))
+        sums.add(block, block.attention, block.heads)
+    observed, explained = sums.by_fold(folds), nats.unflatten(0, (-1, folds)).sum(0).flatten()
+    shape, observed = observed.shape[:3], observed.flatten(0, 2)
+    table = OffsetRows.of(sampled, folds=folds)
+    ridge = (RIDGE / number).to(observed.device).repeat_interleave(kv_heads * group)
     tolerance = fit_tolerance(explained) / 10  # S and P cost little, and S may leave little
-    fits = fit_offsets(observed[:, terms:], table, ridge=ridge, tolerance=tolerance)
-    tolerance = fit_tolerance(explained + fits[0].value - table.count.log() @ table.weight)
-    weights = observed.new_zeros(len(MODELS), *observed.shape)
-    weights[:2, :, terms:] = torch.stack([model.point for model in fits])
-    few, _ = normalize_weights(sampled.with_rows(_curvature_rows(sampled.rows, fold)))
-    cells = sampled.weight.numel() * context * group
-    together = max(1, BLOCK_ELEMENTS[sampled.k.device.type] // 2 // cells)
-    for begin in range(0, kv_heads, together):
-        heads = slice(begin, min(begin + together, kv_heads))
-        chosen = slice(heads.start * group, heads.stop * group)
-        data = list(blocks_of(sampled, heads)), list(blocks_of(few, heads)), observed[chosen]
-        options: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance[chosen]}
-        sink, position, content, both = weights[:, chosen]
-        fitted = _fit_content(*data, sink[:, :first], **options)
-        content[:, :first] = fitted.point
-        # Start B from the better of P and C, plus half of what the worse model adds to S.
-        ahead = (fits[1].value[chosen] < fitted.value)[:, None]
-        start = (torch.where(ahead, position, content) + position + content - sink) / 2
-        both[:] = _fit_content(*data, start, **options).point
-    return weights
+    sink, position = fit_offsets(observed[:, terms:], table, ridge=ridge, tolerance=tolerance)
+    uniform = table.uniform.expand(folds, kv_heads * group).flatten()
+    tolerance = fit_tolerance(explained + sink.value - uniform)
+    parts = _Part.all_of(sampled, folds)
+    options: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance}
+    from_sinks = pad(sink.point[:, : len(SINKS)], (terms, 0))
+    content = _fit_content(parts, shape, observed, from_sinks, **options)
+    points = [pad(model.point, (terms, 0)) for model in (sink, position)]
+    points.append(pad(content.point, (0, size - first)))
+    # Start B from the better of P and C, plus half of what the worse model adds to S.
+    ahead = (position.value < content.value)[:, None]
+    start = (torch.where(ahead, points[1], points[2]) + points[1] + points[2] - points[0]) / 2
+    points.append(_fit_content(parts, shape, observed, start, **options).point)
+    return torch.stack(points).view(len(MODELS), folds, -1, size)
 
 
 def _fit_content(
-    blocks: list[Block],
-    few: list[Block],
-    observed: Float[Tensor, "head variable"],
-    start: Float[Tensor, "head _"],
+    parts: list["_Part"],
+    shape: tuple[int, int, int],
+    observed: Float[Tensor, "problem variable"],
+    start: Float[Tensor, "problem _"],
     **options: Any,
 ) -> Minimum:
-    """Fit B, or C if `start` ends with sigma. The rows in `few` give the curvature."""
-    shape, size = blocks[0].q.shape[1:3], start.shape[1]
-    first = blocks[0].planes.terms + len(SINKS)
-    smooth = slice(first, first + blocks[0].call.key.shape[2])
-    evaluation, factor = count(), start
+    """Fit B, or C if `start` ends with sigma. Problems are heads [fold, kv_head, group]."""
+    number, size, first = math.prod(shape), start.shape[1], parts[0].first
+    smooth = slice(first, first + parts[0].context) if size > first else slice(0, 0)
+    evaluations = count()
 
-    def log_z_and_moments(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        nonlocal factor
-        if next(evaluation) in CURVATURE_EVALUATIONS:
-            joint = covariance(few, point.view(*shape, size)).flatten(0, 1)
-            factor = _cholesky(joint, options["ridge"])
-        norm = torch.zeros(shape).double()
-        total = torch.zeros(*shape, 2 * size - first).double()
-        members = active.view(shape).any(0).nonzero()[:, 0]
-        weights = point.view(*shape, size)[:, members]
-        for block in blocks:
-            part = _members(block, members)
-            modelled, log_norm = softmax(log_weights(part, weights))
-            norm[:, members] += part.weigh(log_norm)
-            total[:, members] += sufficient_statistics(part, modelled, offsets=size > first)
-        expected, squares = total.flatten(0, 1).split((size, size - first), dim=-1)
+    def evaluate(point: Tensor, problems: Tensor, alive: Tensor) -> Moments:
+        nonlocal parts
+        curvature = next(evaluations) in CURVATURE_EVALUATIONS
+        weights = start.new_zeros(number, size).index_copy_(0, problems, point)
+        moments = start.new_zeros(number, 1 + size + (size - first) * curvature)
+        joint = start.new_zeros(number * curvature, first, first)
+        parts = [part for part in (part.of(alive) for part in parts) if part.blocks]
+        for part in parts:
+            part.set_moments(weights, moments)
+            if curvature:
+                part.add_covariance(weights, joint)
+        log_z, expected, squares = moments[problems].tensor_split((1, 1 + size), dim=-1)
+        if not curvature:
+            return log_z[:, 0], expected, ()
         diagonal = expected.clone()
         diagonal[:, first:] -= squares
-        return norm.flatten(), expected, diagonal
+        return log_z[:, 0], expected, (diagonal, _cholesky(joint[problems], ridge[problems]))
 
-    def divide(values: Tensor, diagonal: Tensor) -> Tensor:
-        beta_and_sigma = torch.cholesky_solve(values[:, :first, None], factor)[..., 0]
-        return torch.cat([beta_and_sigma, values[:, first:] / diagonal[:, first:]], dim=-1)
-
-    options = {**options, "start": start, "smooth": smooth, "divide": divide}
-    return fit_log_linear(log_z_and_moments, observed[:, :size], **options)
+    ridge = options["ridge"]
+    options = {**options, "start": start, "smooth": smooth, "divide": _divide}
+    return fit_log_linear(evaluate, observed[:, :size], **options)
 
 
-def _cholesky(
-    curvature: Float[Tensor, "problem first first"], ridge: float
-) -> Float[Tensor, "problem first first"]:
-    """Cholesky factor of each curvature, or of its diagonal if it is indefinite by rounding."""
-    variance = curvature.diagonal(dim1=-2, dim2=-1)
-    if not variance.isfinite().all():
-        raise torch.linalg.LinAlgError
-    variance += ridge + 1e-6 * variance.amax(-1, keepdim=True)
-    factor, failed = torch.linalg.cholesky_ex(curvature)
-    diagonal = torch.diag_embed(variance.clamp(min=ridge).sqrt())
-    return torch.where(failed[:, None, None] > 0, diagonal, factor)
+def _divide(
+    vectors: Float[Tensor, "problem any variable"],
+    diagonal: Float[Tensor, "problem variable"],
+    factor: Float[Tensor, "problem first first"],
+) -> Float[Tensor, "problem any variable"]:
+    first = factor.shape[-1]
+    beta_and_sigma = torch.cholesky_solve(vectors[..., :first].mT, factor).mT
+    return torch.cat([beta_and_sigma, vectors[..., first:] / diagonal[:, None, first:]], -1)
 
 
-def _members(block: Block, members: Int[Tensor, " member"]) -> Block:
-    """The block of some members of each group of heads that read the same keys."""
-    if len(members) == block.q.shape[2]:
-        return block
-    part = copy(block)
-    part.q, part.q_still = block.q[:, :, members], block.q_still[:, :, members]
+@dataclass(frozen=True)
+class _Part:
+    """Blocks of some heads of some folds, and blocks of the rows that give the curvature.
+
+    `problems` are the indices of these heads among the heads of all folds, on the host.
+    """
+
+    problems: Int[Tensor, "fold kv_head group"]
+    blocks: list[Block]
+    few: list[Block]
+
+    @classmethod
+    def all_of(cls, sampled: SampledCall, folds: int) -> list["_Part"]:
+        """All folds together on a GPU; on a CPU, parts that fit into its caches."""
+        (kv_heads, group), device, parts = sampled.row_q.shape[1:3], sampled.k.device.type, []
+        few = sampled.with_rows(_curvature_rows(sampled.rows, folds))
+        few, _ = normalize_weights(few, folds)
+        problems = torch.arange(folds * kv_heads * group).view(-1, kv_heads, group)
+        for fold in range(folds) if device == "cpu" and folds > 1 else [None]:
+            own = slice(fold, None, None if fold is None else folds)
+            some = [x if fold is None else x.of_sequences(own) for x in (sampled, few)]
+            cells = some[0].weight.numel() * sampled.k.shape[2] * group
+            together = max(1, BLOCK_ELEMENTS[device] // 2 // cells)
+            for begin in range(0, kv_heads, together):
+                heads = slice(begin, min(begin + together, kv_heads))
+                blocks, of_few = (list(blocks_of(x, heads)) for x in some)
+                parts.append(cls(problems[own, heads], blocks, of_few))
+        return parts
+
+    @property
+    def first(self) -> int:
+        """Number of variables before kappa."""
+        return self.blocks[0].planes.terms + len(SINKS)
+
+    @property
+    def context(self) -> int:
+        """Number of offsets."""
+        return self.blocks[0].call.key.shape[2]
+
+    def of(self, alive: Int[Tensor, " problem"]) -> "_Part":
+        """The part without most of the heads that have no problem in `alive`."""
+        is_alive = torch.isin(self.problems, alive)
+        heads, members = is_alive.any(2).any(0), is_alive.any(0).any(0)
+        have, need = is_alive[0].numel(), int(heads.sum() * members.sum())
+        if need == have or (need and len(heads) > 1 and 2 * need > have):  # keys are copied
+            return self
+        parts = [[_of_heads(x, heads, members) for x in y] for y in (self.blocks, self.few)]
+        blocks, few = parts if need else ([], [])
+        return _Part(self.problems[:, heads][:, :, members], blocks, few)
+
+    def set_moments(
+        self,
+        weights: Float[Tensor, "problem variable"],
+        moments: Float[Tensor, "problem moment"],
+    ) -> None:
+        """Set log Z, the expected sums, and the expected squares if `moments` has space."""
+        example, of_heads, problems = self.blocks[0], *self._of_heads(weights)
+        squares = moments.shape[1] > 1 + weights.shape[1]
+        offsets, shape = of_heads.kappa is not None, example.q.shape
+        sums = HeadSums(example, shape[1], offsets=offsets, squares=squares)
+        log_z = moments.new_zeros(shape[:3])
+        for block in self.blocks:
+            modelled, log_norm = softmax(log_weights(block, of_heads))
+            log_z += block.weigh(log_norm)
+            sums.add(block, modelled)
+        folds = len(self.problems)
+        log_z = log_z.unflatten(0, (-1, folds)).sum(0)[..., None]
+        by_problem = torch.cat([log_z, sums.by_fold(folds)], dim=-1).flatten(0, 2)
+        moments.index_copy_(0, problems, by_problem)
+
+    def add_covariance(
+        self,
+        weights: Float[Tensor, "problem variable"],
+        joint: Float[Tensor, "problem first first"],
+    ) -> None:
+        """Add the `covariance` of each problem."""
+        of_heads, problems = self._of_heads(weights)
+        for block in self.few:
+            sums = covariance(block, of_heads).unflatten(0, (-1, len(self.problems))).sum(0)
+            joint.index_add_(0, problems, sums.flatten(0, 2))
+
+    def _of_heads(self, weights: Tensor) -> tuple[HeadWeights, Tensor]:
+        problems = on_device(self.problems, weights.device)
+        return HeadWeights.of(
+            weights[problems], self.blocks[0], content=True
+        ), problems.flatten()
+
+
+def _of_heads(
+    block: Block, heads: Bool[Tensor, " kv_head"], members: Bool[Tensor, " member"]
+) -> Block:
+    """The block of some key-value heads, and of some members of the group of each."""
+    part, heads, members = copy(block), heads.nonzero()[:, 0], members.nonzero()[:, 0]
+    for name in ("_begins", "sink_variables"):
+        vars(part).pop(name, None)
+    part.q, part.q_still = (x[:, heads][:, :, members] for x in (block.q, block.q_still))
+    if len(heads) < block.q.shape[1]:
+        part.k_still = block.k_still[:, heads]
     if block.sink_kind.shape[2] > 1:
-        part.sink_kind = block.sink_kind[:, :, members]
+        part.sink_kind = block.sink_kind[:, heads][:, :, members]
     return part
 
 
+def _cholesky(
+    curvature: Float[Tensor, "problem first first"], ridge: Float[Tensor, " problem"]
+) -> Float[Tensor, "problem first first"]:
+    """Cholesky factor of each curvature, or of its diagonal if it is indefinite by rounding."""
+    variance = curvature.diagonal(dim1=-2, dim2=-1)
+    variance += ridge[:, None] + 1e-6 * variance.amax(-1, keepdim=True)
+    factor, failed = torch.linalg.cholesky_ex(curvature)
+    diagonal = torch.diag_embed(variance.maximum(ridge[:, None]).sqrt())
+    return torch.where(failed[:, None, None] > 0, diagonal, factor)
+
+
 def covariance(
-    blocks: list[Block], weights: ByVariable
-) -> Float[Tensor, "kv_head group first first"]:
+    block: Block, weights: HeadWeights
+) -> Float[Tensor, "batch kv_head group first first"]:
     """Hessian of log Z in beta and sigma: the covariance under P of what these multiply.
 
     It is computed from `CURVATURE_KEYS` keys of each row, at equal steps of the running sum of
     P + U. These keys include the keys with a large P. Each key is weighted by P / (P + U).
     """
-    first = blocks[0].planes.terms + len(SINKS)
-    total = weights.new_zeros(*weights.shape[:2], first, first)
-    for block in blocks:
-        share, _ = softmax(log_weights(block, weights))
-        seen = share > 0
-        drawn = share + seen / seen.sum(-1, keepdim=True)
-        running = drawn.cumsum(-1)
-        steps = (torch.arange(CURVATURE_KEYS, device=share.device) + 0.5) / CURVATURE_KEYS
-        key = torch.searchsorted(running, running[..., -1:] * steps)
-        part = share.gather(-1, key) / drawn.gather(-1, key)
-        part /= part.sum(-1, keepdim=True)
-        features = _features(block, key)
-        # Subtract row means, or rounding could exceed the variance of a sharp head.
-        features = features - part[..., None, :] @ features
-        weighted = features * (part * block.weight[:, None, None, :, None])[..., None]
-        product = weighted.flatten(3, 4).mT @ features.flatten(3, 4)
-        total += product.to("cpu", torch.float64).sum(0)
-    return total
+    share, _ = softmax(log_weights(block, weights))
+    seen = share > 0
+    drawn = share + seen / seen.sum(-1, keepdim=True)
+    running = drawn.cumsum(-1)
+    steps = (torch.arange(CURVATURE_KEYS, device=share.device) + 0.5) / CURVATURE_KEYS
+    key = torch.searchsorted(running, running[..., -1:] * steps)
+    part = share.gather(-1, key) / drawn.gather(-1, key)
+    part /= part.sum(-1, keepdim=True)
+    features = _features(block, key)
+    # Subtract row means, or rounding could exceed the variance of a sharp head.
+    features -= part[..., None, :] @ features
+    weighted = features * (part * block.weight[:, None, None, :, None])[..., None]
+    return (weighted.flatten(3, 4).mT @ features.flatten(3, 4)).double()
 
 
 def _features(
     block: Block, key: Int[Tensor, "batch kv_head group row drawn"]
 ) -> Float[Tensor, "batch kv_head group row drawn first"]:
-    k = block.k_still[:, :, None, None].expand(*key.shape[:4], -1, -1)
-    k = k.gather(-2, key[..., None].expand(*key.shape, k.shape[-1]))
+    batch, kv_heads, keys, coordinates = block.k_still.shape
+    head = torch.arange(batch * kv_heads, device=key.device).view(batch, kv_heads, 1, 1, 1)
+    k = block.k_still.reshape(-1, coordinates).index_select(0, (key + head * keys).flatten())
     q = (block.call.scale * block.q_still)[..., None, :]
-    by_plane = block.planes.sum_coordinates(q * k)
-    kind = key.new_zeros(*key.shape[:3], len(block.keys))
+    by_plane = block.planes.sum_coordinates(q * k.view(*key.shape, coordinates))
+    kind = key.new_zeros(*key.shape[:3], keys)
     kind[..., block.sinks] = block.sink_kind[..., 0, :].expand(*key.shape[:3], -1)
-    kind = one_hot(kind.gather(-1, key.flatten(-2)).view_as(key), 1 + len(SINKS))
-    return torch.cat([by_plane, kind[..., 1:].to(by_plane.dtype)], dim=-1)
+    kind = kind.gather(-1, key.flatten(-2)).view(*key.shape, 1)
+    kinds = torch.arange(1, 1 + len(SINKS), device=key.device)
+    return torch.cat([by_plane, (kind == kinds).to(by_plane.dtype)], dim=-1)
 
 
 @torch.no_grad()
@@ -276,7 +416,10 @@ def score_models(
         likelihoods = [torch.ones_like(log_keys), information(block) - log_keys, -log_keys]
         for name, model in zip(MODELS, weights[:, block.heads], strict=True):
             variables = model if name in ("position", "both") else model[..., :first]
-            modelled = log_weights(block, variables, content=name in ("content", "both"))
+            content = name in ("content", "both")
+            modelled = log_weights(
+                block, HeadWeights.of(variables[None], block, content=content)
+            )
             likelihoods.append(block.expect(modelled) - softmax(modelled)[1])
         by_row = torch.stack(likelihoods, dim=-1)
         scores[:, :, block.query_heads] += block.sum_over_sets(by_row, sets)
@@ -290,12 +433,17 @@ def gains(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*hea
     return {name: (gain - uniform) / (weight * math.log(2)) for name, gain in nats}
 
 
-def normalize_weights(sampled: SampledCall) -> tuple[SampledCall, int]:
-    """The rows with weights that sum to one, and the number of rows, at least 1."""
-    weight = sampled.rows.weight.double()
-    mean = (weight / weight.sum().clamp(min=1e-300)).float()
-    number = max(1, int((weight > 0).sum()))
-    return sampled.with_rows(replace(sampled.rows, weight=mean)), number
+def normalize_weights(
+    sampled: SampledCall, folds: int = 1
+) -> tuple[SampledCall, Float[Tensor, " fold"]]:
+    """The rows with weights that sum to one in each fold, and their number, at least 1.
+
+    The sequences belong to the folds in turn.
+    """
+    weight = sampled.rows.weight.double().unflatten(0, (-1, folds))
+    total = weight.sum((0, 2)).clamp(min=1e-300)[:, None]
+    rows = replace(sampled.rows, weight=(weight / total).float().flatten(0, 1))
+    return sampled.with_rows(rows), (weight > 0).sum((0, 2)).clamp(min=1).double()
 
 
 def fit_tolerance(nats: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
@@ -303,21 +451,12 @@ def fit_tolerance(nats: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
     return TOLERANCE * nats + 1e-6
 
 
-def _look_up_keys(
-    x: Float[Tensor, "kv_head group entry"],
-    index: Int[Tensor, "shared shared_kv_head shared_group row key"],
-) -> Float[Tensor, "shared kv_head group row key"]:
-    index = index.expand(-1, *x.shape[:2], -1, -1)
-    x = x.expand(len(index), *x.shape)
-    return x.gather(-1, index.flatten(-2)).view(index.shape)
-
-
-def _curvature_rows(rows: Rows, fold: int) -> Rows:
+def _curvature_rows(rows: Rows, folds: int) -> Rows:
     """A few rows of each sequence, spread evenly and different for each sequence."""
     batch, have = rows.position.shape
-    number = min(-(-CURVATURE_ROWS // batch), have)
-    step = torch.arange(number) * have // number
-    shift = (2 * torch.arange(batch) + fold) % max(1, have // number)
+    number = min(-(-CURVATURE_ROWS * folds // batch), have)
+    step, sequence = torch.arange(number) * have // number, torch.arange(batch)
+    shift = (2 * (sequence // folds) + sequence % folds) % max(1, have // number)
     pick = step + shift[:, None]
     position, weight = rows.position.gather(1, pick), rows.weight.gather(1, pick)
     return replace(rows, position=position, weight=weight, dense=False)

@@ -6,26 +6,27 @@ grows with the context and not with its square.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.linalg import vecdot
+from torch.nn.functional import one_hot, pad
 
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import bin_of, offset_edges
-from ropelens.budget.solver import LogZAndMoments, Minimum, fit_log_linear
+from ropelens.budget.solver import ByVariable, Minimum, Moments, fit_log_linear
 from ropelens.text.text import SINKS
 
-TOGETHER = 2**18  # weights of many heads that are fitted at once
+TOGETHER = {"cpu": 2**18, "cuda": 2**21}  # weights that are fitted at once: caches, and memory
 EVERY_OFFSET = 512  # longest context, in tokens, in which surrogates read every offset
 READ_OFFSETS = 128  # otherwise they read the offsets below it, then this number in two octaves
 
 
-HeadVariables = Float[Tensor, "head variable"]
+FEW_ROWS = 10.0  # the first step of P adds this number of ridges to masses
+
 Samples = tuple[Int[Tensor, " sample"], Int[Tensor, " sample"]]
 
 
@@ -47,25 +48,35 @@ class OffsetRows:
     A row sees the keys at offsets 0, 1, ..., `seen` - 1. Under a mask, `keys` has the number of
     keys at each offset, and keys ahead of their row count at offset 0. Tables list the sinks of
     each row, in common for all heads or by head: the `kind` of a sink (0 fills a list up), its
-    position `key`, its `offset`, the `bin` of the offset, and `within`, the number of keys at
-    this offset that it stands for. If offsets are sampled, `context` is the number of samples
-    and `offset` is the index of a sample.
+    position `key`, and `within`, the number of keys at its offset that it stands for.
+    `variables` are the indices of its weights in sigma, kappa and tau. If offsets are sampled,
+    `context` is the number of samples. `weight` has the weights of the rows in each fold.
     """
 
     seen: Int[Tensor, " row"]
-    weight: Float[Tensor, " row"]
+    weight: Float[Tensor, "fold row"]
     kind: Int[Tensor, "shared row sink"]
     key: Int[Tensor, "shared row sink"]
-    offset: Int[Tensor, "shared row sink"]
-    bin: Int[Tensor, "shared row sink"]
+    variables: Int[Tensor, "shared 3 row sink"]
     within: Float[Tensor, "shared row sink"]
+    sinks_by_kind: Float[Tensor, "shared row kind"]
     context: int
+    size: int
     keys: Float[Tensor, "row offset"] | None = None
 
     @classmethod
-    def of(cls, sampled: SampledCall, offsets: Samples | None = None) -> "OffsetRows":
-        """The rows of all sequences in turn; without a mask, `sampled_offsets` may be given."""
+    def of(
+        cls,
+        sampled: SampledCall,
+        offsets: Samples | None = None,
+        folds: int = 1,
+    ) -> "OffsetRows":
+        """The rows of all sequences in turn; without a mask, `sampled_offsets` may be given.
+
+        The sequences belong to the folds in turn.
+        """
         batch, sinks, context = len(sampled.sinks), sampled.sinks.cpu(), sampled.k.shape[2]
+        device = sampled.k.device
         visibility = sampled.visibility.flatten(batch)
         position, seen = visibility.position[0], visibility.count[0].cpu()
         keys = None if visibility.mask is None else visibility.count_by_offset()[0]
@@ -73,12 +84,14 @@ class OffsetRows:
         is_sink = (sinks > 0).flatten(0, 1).any(0)
         is_sink[0] = True
         key = is_sink.nonzero()[:, 0]
-        kind = sinks[..., key].repeat_interleave(sampled.position.shape[1], dim=0)
+        rows = sampled.position.shape[1]
+        kind = sinks[..., key].repeat_interleave(rows, dim=0)
         kind = kind.transpose(0, 1) * visibility.sees(key)[0].cpu()
         listed = kind.topk(max(1, int((kind > 0).sum(-1).max())), dim=-1)
-        key = key[listed.indices]
-        offset, within = (position[:, None] - key).clamp(min=0), (listed.values > 0).double()
-        bins = bin_of(offset, offset_edges(context))
+        kind, key = listed.values, key[listed.indices]
+        offset, within = (position[:, None] - key).clamp(min=0), (kind > 0).double()
+        edges = offset_edges(context)
+        bins = bin_of(offset, edges)
         if offsets is not None and len(offsets[0]) < context:
             samples, size = offsets
             keys = ((samples < seen[:, None]) * size).double()
@@ -86,16 +99,34 @@ class OffsetRows:
             sample = torch.searchsorted(size.cumsum(0), offset, right=True)
             within *= size[sample] * (samples[sample] == offset)
             offset = sample
-        weight = sampled.weight.flatten().cpu().double()
-        return cls(seen, weight, listed.values, key, offset, bins, within, context, keys)
+        first = len(SINKS)
+        variables = ((kind - 1).clamp(min=0), first + offset, first + context + bins)
+        weight = sampled.weight.flatten().double()
+        if folds > 1:
+            fold = torch.arange(len(weight), device=device) // rows % folds
+            weight = weight * (fold == torch.arange(folds, device=device)[:, None])
+        by_kind = one_hot(kind, 1 + first).sum(2)[..., 1:].double()
+        tables = (seen, kind, key, torch.stack(variables, 1), within, by_kind)
+        seen, kind, key, index, within, by_kind = (table.to(device) for table in tables)
+        keys, weight = None if keys is None else keys.to(device), weight.view(-1, len(seen))
+        size = first + context + len(edges) - 1
+        return cls(seen, weight, kind, key, index, within, by_kind, context, size, keys)
 
-    def of_heads(self, heads: Int[Tensor, " head"]) -> "OffsetRows":
-        """The tables of these heads."""
-        if len(self.kind) == 1:
-            return self
-        names = ("kind", "key", "offset", "bin", "within")
-        tables: dict[str, Any] = {name: vars(self)[name][heads] for name in names}
-        return replace(self, **tables)
+    def float(self) -> "OffsetRows":
+        """The same tables in single precision."""
+        keys = None if self.keys is None else self.keys.float()
+        names = ("weight", "within", "sinks_by_kind")
+        return replace(self, keys=keys, **{name: vars(self)[name].float() for name in names})
+
+    def of_problems(self, problems: Int[Tensor, " problem"], number: int) -> "OffsetRows":
+        """The tables of some of `number` problems, which are the heads of each fold in turn."""
+        parts = {}
+        if len(self.weight) > 1:
+            parts["weight"] = self.weight[problems // (number // len(self.weight))]
+        if len(self.kind) > 1:
+            names = ("kind", "key", "variables", "within", "sinks_by_kind")
+            parts |= {name: vars(self)[name][problems % len(self.kind)] for name in names}
+        return replace(self, **parts)
 
     @property
     def others(self) -> Float[Tensor, "shared row"]:
@@ -107,16 +138,13 @@ class OffsetRows:
         """Number of keys that each row sees, at least 1."""
         return (self.others + (self.kind > 0).sum(-1)).clamp(min=1)
 
-    def _sum_over_rows(self, rate: Float[Tensor, "head row"]) -> Float[Tensor, "head offset"]:
-        if self.keys is not None:
-            return rate @ self.keys.to(rate)
-        ends = rate.new_zeros(len(rate), self.context + 1).index_add_(1, self.seen, rate)
-        return ends.flip(-1).cumsum(-1).flip(-1)[:, 1:]
+    @property
+    def uniform(self) -> Float[Tensor, "fold shared"]:
+        """Mean of log P_i(j) under uniform attention, with the opposite sign (nats)."""
+        return self.weight @ self.count.log().mT
 
-    def log_z_and_moments(
-        self, weights: HeadVariables
-    ) -> tuple[Tensor, HeadVariables, HeadVariables]:
-        """Mean log Z [head], the masses that P expects, and the diagonal of its Hessian.
+    def log_z_and_moments(self, weights: ByVariable, *, curvature: bool = True) -> Moments:
+        """Mean log Z [problem], the masses that P expects, and the diagonal of its Hessian.
 
         `weights` are sigma, kappa and tau side by side, and the masses are on sinks by kind, by
         offset, and on sinks by bin. The diagonal is the masses minus the squared masses. log Z
@@ -124,97 +152,139 @@ class OffsetRows:
         """
         _, sigma, kappa, tau = split_weights(weights, 0, self.context)
         # Weights of keys are relative to the largest that a key could have.
-        level = (kappa.amax(-1) + (sigma.amax(-1) + tau.amax(-1)).clamp(min=0))[:, None]
-        kernel, is_sink = (kappa - level).exp(), self.kind > 0
-        as_keys = _look_up(kernel, self.offset) * self.within
-        log_factor = _look_up(pad(sigma, (1, 0)), self.kind) + _look_up(tau, self.bin)
-        sinks = (_look_up(kappa - level, self.offset) + log_factor).exp() * is_sink
-        if self.keys is None:
-            total = pad(kernel.cumsum(-1), (1, 0)).index_select(1, self.seen)
-        else:
-            total = kernel @ self.keys.to(kernel).mT
-        norms = (total - as_keys.sum(-1)).clamp(min=0) + sinks.sum(-1)
-        log_norms = torch.where(norms > 0, norms.log(), torch.inf) + level
+        level = (kappa.amax(-1) + (sigma.amax(-1) + tau.amax(-1)).clamp_(min=0))[:, None]
+        kernel = (kappa - level).exp_()
+        at_sinks = self._look_up(weights)
+        as_key = (at_sinks[:, 1] - level[..., None]).exp_()
+        sinks = (at_sinks.sum(1) - level[..., None]).exp_() * (self.kind > 0)
+        keys = as_key * self.within
+        norms = self._sum_over_keys(kernel) - keys.sum(-1)
+        norms = norms.clamp_(min=0) + sinks.sum(-1)
+        log_norms = norms.log().nan_to_num_(neginf=torch.inf) + level
 
-        def masses(kernel: Tensor, sinks: Tensor, rate: Tensor) -> Tensor:
-            as_keys = (rate[..., None] * self.within).flatten(1)
-            on_sinks = _add_to(torch.zeros_like(kernel), self.offset, as_keys)
-            by_offset = kernel * (self._sum_over_rows(rate) - on_sinks)
-            return self.with_sinks(by_offset, rate[..., None] * sinks, bins=tau.shape[-1])
+        def masses(kernel: Tensor, keys: Tensor, sinks: Tensor, rate: Tensor) -> Tensor:
+            by_offset = kernel * self._sum_over_rows(rate)
+            rate = rate[..., None]
+            return self.with_sinks(by_offset, rate * sinks, keys=rate * keys)
 
         rate = self.weight / norms
-        expected = masses(kernel, sinks, rate)
-        squares = masses(kernel.square(), sinks.square(), rate / norms)
-        return log_norms @ self.weight, expected, expected - squares
+        expected = masses(kernel, keys, sinks, rate)
+        diagonal: tuple[Tensor, ...] = ()
+        if curvature:
+            squares = kernel.square(), keys * as_key, sinks.square(), rate / norms
+            diagonal = (expected - masses(*squares),)
+        return vecdot(log_norms, self.weight), expected, diagonal
+
+    def _look_up(self, weights: ByVariable) -> Float[Tensor, "problem 3 row sink"]:
+        index = self.variables.flatten(1).expand(len(weights), -1)
+        return weights.gather(1, index).view(-1, *self.variables.shape[1:])
+
+    def _sum_over_keys(self, kernel: Float[Tensor, "problem offset"]) -> Tensor:
+        if self.keys is not None:
+            return kernel @ self.keys.mT
+        return kernel.cumsum(-1).index_select(1, self.seen - 1)
+
+    def _sum_over_rows(self, rate: Float[Tensor, "problem row"]) -> Tensor:
+        if self.keys is not None:
+            return rate @ self.keys
+        ends = rate.new_zeros(len(rate), self.context).index_add_(1, self.seen - 1, rate)
+        return ends.flip(-1).cumsum(-1).flip(-1)
 
     def with_sinks(
         self,
-        by_offset: Float[Tensor, "head offset"],
-        on_sinks: Float[Tensor, "head row sink"],
+        by_offset: Float[Tensor, "problem offset"],
+        on_sinks: Float[Tensor, "problem row sink"],
         *,
-        bins: int,
-    ) -> HeadVariables:
-        """Masses on sinks by kind, by offset, and on sinks by bin; changes `by_offset`."""
-        mass = on_sinks.flatten(1)
-        by_kind = _add_to(mass.new_zeros(len(mass), 1 + len(SINKS)), self.kind, mass)[:, 1:]
-        by_offset = _add_to(by_offset, self.offset, mass)
-        by_bin = _add_to(mass.new_zeros(len(mass), bins), self.bin, mass)
-        return torch.cat([by_kind, by_offset, by_bin], dim=-1)
+        keys: Float[Tensor, "problem row sink"] | None = None,
+    ) -> ByVariable:
+        """Masses on sinks by kind, by offset, and on sinks by bin.
 
-    def sink_log_z_and_moments(
-        self, sigma: Float[Tensor, "head kind"]
-    ) -> tuple[Tensor, Float[Tensor, "head kind"], Float[Tensor, "head kind"]]:
+        `keys` are masses that `by_offset` has in the place of the masses `on_sinks`.
+        """
+        by_variable = on_sinks[:, None].repeat(1, 3, 1, 1)
+        if keys is not None:
+            by_variable[:, 1] -= keys
+        first = len(SINKS)
+        total = pad(by_offset, (first, self.size - first - self.context))
+        index = self.variables.flatten(1).expand(len(total), -1)
+        return total.scatter_add_(1, index, by_variable.flatten(1))
+
+    def sink_log_z_and_moments(self, sigma: ByVariable) -> Moments:
         """`log_z_and_moments` of S, whose kappa and tau are 0."""
-        kinds = range(1, 1 + len(SINKS))
-        count = torch.stack([(self.kind == kind).sum(-1) for kind in kinds], dim=-1)
-        mass = count.to(sigma) * sigma.exp()[:, None]
+        mass = self.sinks_by_kind * sigma.exp()[:, None]
         norm = self.others + mass.sum(-1)
         mass /= norm[..., None]
-        expected, squares = (self.weight @ x for x in (mass, mass.square()))
-        return norm.log() @ self.weight, expected, expected - squares
+        weight = self.weight[:, None]
+        expected, squares = ((weight @ x)[:, 0] for x in (mass, mass.square()))
+        return vecdot(norm.log(), self.weight), expected, (expected - squares,)
+
+    def sigma_of_means(self, masses: ByVariable, few: Tensor) -> ByVariable:
+        """About sigma of S: the sigma if all rows had the mean number of keys and of sinks."""
+        weight = self.weight[:, None]
+        number, others = (
+            (weight @ x)[:, 0] for x in (self.sinks_by_kind, self.others[..., None])
+        )
+        rest = 1 - masses.sum(-1, keepdim=True)
+        sigma = (
+            (masses + few).log() - (number + few).log() - ((rest + few) / (others + few)).log()
+        )
+        return sigma.where(number > 0, 0.0)
 
 
 def fit_offsets(
-    observed: HeadVariables,
+    observed: ByVariable,
     table: OffsetRows,
     *,
-    ridge: float,
-    tolerance: Float[Tensor, " head"],
+    ridge: Float[Tensor, " problem"],
+    tolerance: Float[Tensor, " problem"],
 ) -> tuple[Minimum, Minimum]:
-    """Fit S and P of every head.
+    """Fit S and P of every problem: the heads of each fold, or of each draw, in turn.
 
     `observed` are the masses on sinks of each kind, by offset, and on sinks by bin of offsets.
     They are means over the rows, whose weights sum to one. S has only sigma, and P starts from
-    S. Heads that have not converged after a few evaluations continue by themselves.
+    S.
     """
-    (heads, size), kinds = observed.shape, len(SINKS)
-    options: dict[str, Any] = {"ridge": ridge, "smooth": slice(kinds, kinds + table.context)}
-    by_kind = observed[:, :kinds]
-    start = {"start": torch.zeros_like(by_kind), "tolerance": tolerance / 10, **options}
-    sink = fit_log_linear(_for_all(table.sink_log_z_and_moments), by_kind, **start)
-    point = pad(sink.point, (0, size - kinds))
-    sink = replace(sink, point=point.clone())
-    value, done = torch.zeros_like(tolerance), torch.zeros_like(tolerance, dtype=torch.bool)
-    for together in torch.arange(heads).split(max(1, TOGETHER // size)):
-        for evaluations in (10, 20, 80):
-            active = together[~done[together]]
-            if not len(active):
-                break
-            position = fit_log_linear(
-                _for_all(table.of_heads(active).log_z_and_moments),
-                observed[active],
-                start=point[active],
-                tolerance=tolerance[active],
-                max_evaluations=evaluations,
-                memory=8,
-                **options,
-            )
-            point[active], value[active], done[active] = vars(position).values()
-    return sink, Minimum(point, value, done)
+    number, size = observed.shape
+    together = max(1, TOGETHER[observed.device.type] // size)
+    parts = []
+    for chosen in torch.arange(number, device=observed.device).split(together):
+        own = table.of_problems(chosen, number)
+        parts.append(_fit_together(observed[chosen], own, ridge[chosen], tolerance[chosen]))
+    sink, position = (
+        Minimum(
+            *(torch.cat(x) for x in zip(*(vars(part).values() for part in model), strict=True))
+        )
+        for model in zip(*parts, strict=True)
+    )
+    return replace(sink, point=pad(sink.point, (0, size - len(SINKS)))), position
 
 
-def _for_all(evaluate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> LogZAndMoments:
-    return lambda point, _: evaluate(point)  # also finished problems, which cost little here
+def _fit_together(
+    observed: ByVariable, table: OffsetRows, ridge: Tensor, tolerance: Tensor
+) -> tuple[Minimum, Minimum]:
+    rows = lru_cache(maxsize=1)(lambda problems: table.of_problems(problems, len(observed)))
+    kinds = len(SINKS)
+
+    def of_sinks(point: Tensor, problems: Tensor, _: Tensor) -> Moments:
+        return rows(problems).sink_log_z_and_moments(point)
+
+    def of_offsets(point: Tensor, problems: Tensor, _: Tensor) -> Moments:
+        return rows(problems).log_z_and_moments(point)
+
+    masses, options = observed[:, :kinds], {"ridge": ridge}
+    start = table.sigma_of_means(masses, ridge[:, None])
+    sink = fit_log_linear(
+        of_sinks, masses, start=start, smooth=slice(0, 0), tolerance=tolerance / 10, **options
+    )
+    smooth = slice(kinds, kinds + table.context)
+    start = pad(sink.point, (0, observed.shape[1] - kinds))
+    _, expected, _ = table.log_z_and_moments(start, curvature=False)
+    few = FEW_ROWS * ridge[:, None]
+    start[:, smooth] += ((observed + few) / (expected + few)).log()[:, smooth]
+    position = fit_log_linear(
+        of_offsets, observed, start=start, smooth=smooth, tolerance=tolerance, **options
+    )
+    return sink, position
 
 
 def split_weights(
@@ -228,18 +298,3 @@ def split_weights(
     first = terms + len(SINKS)
     beta, sigma, kappa, tau = x.tensor_split((terms, first, first + context), dim=-1)
     return beta, sigma, kappa, tau
-
-
-def _look_up(
-    x: Float[Tensor, "head entry"], table: Int[Tensor, "shared row sink"]
-) -> Float[Tensor, "head row sink"]:
-    index = table.flatten(1).expand(len(x), -1)
-    return x.gather(1, index).view(len(x), *table.shape[1:])
-
-
-def _add_to(
-    into: Float[Tensor, "head entry"],
-    table: Int[Tensor, "shared row sink"],
-    values: Float[Tensor, "head value"],
-) -> Float[Tensor, "head entry"]:
-    return into.scatter_add_(1, table.flatten(1).expand(len(into), -1), values)

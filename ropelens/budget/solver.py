@@ -1,8 +1,9 @@
 """Fits of many log-linear models at once, by L-BFGS with a known curvature.
 
-Nocedal & Wright 2006, algorithm 7.4, with the curvature that the caller knows instead of the
-identity. All problems are evaluated together. A problem whose step was too long tries a shorter
-step in the next evaluation.
+All problems are evaluated together. A problem whose step was too long tries a shorter step in
+the next evaluation. The products that correct the curvature are few and large (Byrd, Nocedal
+and Schnabel 1994, theorem 2.2). On a GPU, the host looks rarely at which problems have
+converged, because it has to wait for the answer.
 """
 
 from collections.abc import Callable
@@ -11,116 +12,204 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.linalg import solve_triangular, vecdot
 
 DECREASE = 1e-4  # least decrease by a step, as a share of the promised decrease (Armijo)
 SHORTEST_STEP = 1e-6  # shortest share of a step that is tried: rounding hides the gain of less
 SMOOTH = 3.0  # weight of squared steps between neighbours, relative to squared weights
 LONGEST_STEP = 8.0  # of a weight: a fit in single precision cannot return from a larger step
 ROUNDING = 4 * torch.finfo(torch.float32).eps  # relative increase that rounding may cause
+MEMORY = 5  # steps that correct the curvature
+LOOK_EVERY = {"cpu": 1, "cuda": 5}  # evaluations between looks at the problems that converged
 
-Divide = Callable[[Tensor, Tensor], Tensor]
-"""Divides gradients [problem, variable] by the curvature, whose diagonal it receives."""
+ByVariable = Float[Tensor, "problem variable"]
+Kept = Float[Tensor, "problem kept variable"]
 
-LogZAndMoments = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""`log_z_and_moments(points, active)` returns log Z, the expected sums and the diagonal of the
-Hessian of log Z. Entries of the diagonal that `divide` handles are ignored."""
+Moments = tuple[Tensor, ByVariable, tuple[Tensor, ...]]
+"""log Z, the expected sums, and the curvature of log Z: its diagonal and what else `divide`
+takes. The curvature is () if the curvature of an earlier point will do."""
+
+Evaluate = Callable[[Tensor, Tensor, Tensor], Moments]
+"""`evaluate(points, problems, alive)`, where `problems` are the indices of the problems. Those
+that are not among the `alive` (on the host) need no values."""
+
+Divide = Callable[..., Tensor]
+"""`divide(vectors, *curvature)` divides vectors [problem, any, variable] by the curvature. The
+diagonal then contains the penalty."""
 
 
 @dataclass(frozen=True)
 class Minimum:
     """The weights of each problem, the value there, and whether the fit has converged."""
 
-    point: Float[Tensor, "problem variable"]
+    point: ByVariable
     value: Float[Tensor, " problem"]
     done: Bool[Tensor, " problem"]
 
 
 def fit_log_linear(
-    log_z_and_moments: LogZAndMoments,
-    observed: Float[Tensor, "problem variable"],
+    evaluate: Evaluate,
+    observed: ByVariable,
     *,
-    ridge: float,
+    ridge: Float[Tensor, " problem"],
     smooth: slice,
-    start: Float[Tensor, "problem variable"],
+    start: ByVariable,
     tolerance: Float[Tensor, " problem"],
+    divide: Divide = lambda vectors, diagonal: vectors / diagonal[:, None],
     max_evaluations: int = 100,
-    memory: int = 24,
-    divide: Divide = torch.divide,
 ) -> Minimum:
     """Minimize log Z - `observed` . weights + penalty of each problem within its `tolerance`.
 
     The penalty is `ridge` / 2 times the sum of the squared weights and `SMOOTH` times the
-    squared steps between neighbours in `smooth`. `divide` knows the curvature, by default its
-    diagonal, and the last `memory` steps correct it. A problem ends when no step promises more
-    than its tolerance, and is then not active.
+    squared steps between neighbours in `smooth`. A problem ends when no step promises more than
+    its tolerance, and is then not active. Raises `torch.linalg.LinAlgError` if the value of a
+    problem is not finite.
+    """
+    problems = torch.arange(len(start))
+    fits = _Fits(observed, ridge[:, None].to(start), tolerance, start, problems)
+    result = Minimum(start.clone(), torch.zeros_like(tolerance), tolerance < 0)
+    look_every = LOOK_EVERY[start.device.type]
+    for evaluation in range(max_evaluations):
+        fits.advance(evaluate, divide, smooth)
+        if evaluation % look_every == 0 and not fits.remove_converged(result):
+            break
+    fits.store(result)
+    if not result.value.isfinite().all():
+        raise torch.linalg.LinAlgError
+    return result
+
+
+class _Fits:
+    """The state of the problems that are still in the batch. The first axis is the problem.
+
+    A trial is `point` - `length` `direction`, and `slope` is the decrease that a full step
+    promises by the gradient. The last steps and the changes of the gradient are in
+    `steps[:, kept]` and `changes[:, kept]`, and are 0 where a problem did not move. `here` are
+    the indices of the problems, and `alive` those that were active at the last look (both on
+    the host).
     """
 
-    def evaluate(point: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        log_norm, expected, diagonal = log_z_and_moments(point, active)
-        diagonal = diagonal.clamp(min=0) + ridge
-        diagonal[:, smooth] += 2 * SMOOTH * ridge
-        pull = point.clone()
-        pull[:, smooth] -= SMOOTH * pad(point[:, smooth].diff(dim=-1), (1, 1)).diff(dim=-1)
-        penalty = ridge * (pull * point).sum(-1) / 2
-        value = log_norm - (observed * point).sum(-1) + penalty
-        return value, expected - observed + ridge * pull, diagonal
+    def __init__(
+        self,
+        observed: ByVariable,
+        ridge: Tensor,
+        tolerance: Tensor,
+        start: Tensor,
+        problems: Tensor,
+    ) -> None:
+        self.observed, self.ridge, self.tolerance = observed, ridge, tolerance
+        self.here = self.alive = problems
+        self.point, self.problems = start, problems.to(start.device)
+        self.active = self.problems >= 0
+        self.gradient = self.direction = torch.zeros_like(start)
+        self.slope = torch.zeros_like(tolerance)
+        self.length, self.value = self.slope + 1, self.slope + torch.inf
+        steps = start.new_empty(2, len(start), 2 * MEMORY, start.shape[1])
+        self.steps, self.changes = steps
+        self.curvature: tuple[Tensor, ...] = ()
+        self.kept = slice(0, 0)
 
-    point, active = start, torch.ones(len(start), dtype=torch.bool)
-    value, gradient, diagonal = evaluate(point, active)
-    direction = -divide(gradient, diagonal)
-    length = _first_length(direction)
-    slope = (gradient * direction).sum(-1)
-    active = -slope / 2 > tolerance
-    steps: list[tuple[Tensor, Tensor]] = []
-    for _ in range(1, max_evaluations):
-        if not active.any():
-            break
-        trial = point + (active * length)[:, None] * direction
-        new_value, new_gradient, diagonal = evaluate(trial, active)
-        rounding = ROUNDING * (1 + value.abs())
-        better = active & (new_value <= value + DECREASE * length * slope + rounding)
+    def advance(self, evaluate: Evaluate, divide: Divide, smooth: slice) -> None:
+        """Evaluate a trial point of each problem, move there if it is better, and aim again."""
+        length = self.active * self.length
+        trial = torch.addcmul(self.point, self.direction, length[:, None], value=-1)
+        log_z, expected, curvature = evaluate(trial, self.problems, self.alive)
+        if curvature:
+            diagonal = curvature[0].clamp(min=0).add_(self.ridge)
+            diagonal[:, smooth] += 2 * SMOOTH * self.ridge
+            self.curvature = (diagonal, *curvature[1:])
+        penalty = self._half_penalty(trial, smooth)
+        pull = self.observed - penalty
+        value = log_z - vecdot(trial, pull)
+        gradient = expected.sub_(pull).add_(penalty)
+        promised = length * self.slope
+        rise = value - self.value + promised
+        allowed = (1 - DECREASE) * promised + ROUNDING * (1 + self.value.abs())
+        better = self.active & (rise <= allowed)
         moved = better[:, None]
-        change = torch.where(moved, new_gradient - gradient, 0)
-        steps = [*steps, (torch.where(moved, trial - point, 0), change)][-memory:]
+        self._remember(trial, gradient, ~moved)
+        self.point = torch.where(moved, trial, self.point)
+        self.gradient = torch.where(moved, gradient, self.gradient)
+        self.value = torch.where(better, value, self.value)
+        newton = divide_by_curvature(
+            self.gradient,
+            self.steps[:, self.kept],
+            self.changes[:, self.kept],
+            lambda vectors: divide(vectors, *self.curvature),
+        )
+        self.direction = torch.where(moved, newton, self.direction)
         # The minimum of the parabola through both values and the slope.
-        rise = (new_value - value - length * slope).clamp(min=1e-30)
-        shorter = (-slope * length**2 / (2 * rise)).nan_to_num(0.0)
-        shorter = shorter.clamp(0.1 * length, 0.5 * length)
-        point = torch.where(moved, trial, point)
-        value = torch.where(better, new_value, value)
-        gradient = torch.where(moved, new_gradient, gradient)
-        newton = _two_loops(gradient, steps, divide, diagonal)
-        direction = torch.where(moved, -newton, direction)
-        length = torch.where(active, shorter, length)
-        length = torch.where(better, _first_length(direction), length)
-        slope = (gradient * direction).sum(-1)
-        active = (-slope / 2 > tolerance) & (length > SHORTEST_STEP)
-    return Minimum(point, value, ~active)
+        shorter = (promised / (2 * rise)).nan_to_num_(0.0).clamp_(0.1, 0.5) * self.length
+        longest = LONGEST_STEP / self.direction.abs().amax(-1)
+        self.length = torch.where(better, longest.clamp_(max=1), shorter)
+        self.slope = vecdot(self.gradient, self.direction)
+        self.active = (self.slope > 2 * self.tolerance) & (self.length > SHORTEST_STEP)
+
+    def _half_penalty(self, point: Tensor, smooth: slice) -> ByVariable:
+        """Half of the gradient of the penalty; its product with `point` is the penalty."""
+        pull, low, high = point.clone(), smooth.start, smooth.stop
+        if low < high:
+            step = point[:, low:high].diff()
+            pull[:, low : high - 1].sub_(step, alpha=SMOOTH)
+            pull[:, low + 1 : high].add_(step, alpha=SMOOTH)
+        return pull.mul_(self.ridge / 2)
+
+    def _remember(self, point: Tensor, gradient: Tensor, unmoved: Tensor) -> None:
+        """Keep a step and the change of the gradient, in front of space for later steps."""
+        end = self.kept.stop
+        if end == 2 * MEMORY:
+            for kept in (self.steps, self.changes):
+                kept[:, : MEMORY - 1] = kept[:, 1 + MEMORY :].clone()
+            end = MEMORY - 1
+        step, change = self.steps[:, end], self.changes[:, end]
+        torch.sub(point, self.point, out=step)
+        torch.sub(gradient, self.gradient, out=change)
+        # A convex function shows no curvature by rounding only, or without a step.
+        unmoved = unmoved | (vecdot(step, change) <= 1e-20)[:, None]
+        step.masked_fill_(unmoved, 0)
+        change.masked_fill_(unmoved, 0)
+        self.kept = slice(max(0, end + 1 - MEMORY), end + 1)
+
+    def remove_converged(self, result: Minimum) -> bool:
+        """Look which problems are active; remove the others if they are half of the batch.
+
+        Returns whether there are active problems.
+        """
+        active = self.active.cpu()
+        self.alive = self.here[active]
+        if len(self.alive) and 2 * len(self.alive) <= len(
+            self.here
+        ):  # a copy of all costs time
+            self.store(result)
+            index, self.here = active.nonzero()[:, 0].to(self.point.device), self.alive
+            for name, x in vars(self).items():
+                if isinstance(x, Tensor) and name not in ("here", "alive"):
+                    setattr(self, name, x[index])
+            self.curvature = tuple(x[index] for x in self.curvature)
+        return len(self.alive) > 0
+
+    def store(self, result: Minimum) -> None:
+        """Write the problems of the batch into the `result` of all problems."""
+        result.point[self.problems] = self.point
+        result.value[self.problems] = self.value + 0 * self.slope  # both must be finite
+        result.done[self.problems] = ~self.active
 
 
-def _first_length(direction: Float[Tensor, "problem variable"]) -> Float[Tensor, " problem"]:
-    """1, or less if a weight would change by more than `LONGEST_STEP`."""
-    return (LONGEST_STEP / direction.abs().amax(-1)).clamp(max=1)
+def divide_by_curvature(
+    gradient: ByVariable, steps: Kept, changes: Kept, divide: Callable[[Tensor], Tensor]
+) -> ByVariable:
+    """Divide the gradient by the curvature, corrected by the last steps, oldest first.
 
-
-def _two_loops(
-    gradient: Float[Tensor, "problem variable"],
-    steps: list[tuple[Tensor, Tensor]],
-    divide: Divide,
-    diagonal: Float[Tensor, "problem variable"],
-) -> Float[Tensor, "problem variable"]:
-    """Divide the gradient by the curvature, corrected by the last steps and their changes."""
-    result, shares = gradient, []
-    for step, change in reversed(steps):
-        # Weight 0 if a convex function shows no curvature, by rounding or without a step.
-        product = (step * change).sum(-1, keepdim=True)
-        weight = torch.where(product > 1e-20, 1 / product.clamp(min=1e-20), 0.0)
-        share = weight * (step * result).sum(-1, keepdim=True)
-        result = result - share * change
-        shares.append((step, change, weight, share))
-    result = divide(result, diagonal)
-    for step, change, weight, share in reversed(shares):
-        back = weight * (change * result).sum(-1, keepdim=True)
-        result = result + step * (share - back)
-    return result
+    `divide` divides by the known curvature. `changes` are the changes of the gradient in the
+    steps. Source: Byrd, Nocedal and Schnabel 1994, equation 2.6.
+    """
+    divided = divide(torch.cat([gradient[:, None], changes], dim=1))
+    first, divided = divided[:, 0], divided[:, 1:]
+    triangle = (steps @ changes.mT).triu_()
+    diagonal = triangle.diagonal(dim1=-2, dim2=-1)
+    diagonal += diagonal == 0  # of a step that was not taken
+    t = solve_triangular(triangle, steps @ gradient[..., None], upper=True)
+    inner = diagonal[..., None] * t + (changes @ divided.mT) @ t - changes @ first[..., None]
+    u = solve_triangular(triangle.mT, inner, upper=False)
+    result = torch.baddbmm(first[:, None], u.mT, steps)
+    return result.baddbmm_(t.mT, divided, alpha=-1)[:, 0]

@@ -11,17 +11,16 @@ draws have the same c_f, so one product with their phases at d gives the scores 
 """
 
 import math
-from dataclasses import replace
 
 import torch
-from jaxtyping import Complex, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.linalg import vecdot
 from torch.nn.functional import pad
 
-from ropelens.attention.fast_products import HIDDEN
+from ropelens.attention.fast_products import BLOCK_ELEMENTS, HIDDEN
 from ropelens.attention.formulas import describe_wavelengths
 from ropelens.attention.sampled_call import SampledCall
-from ropelens.attention.visibility import offset_edges
 from ropelens.budget.labels import Thresholds
 from ropelens.budget.logit import RIDGE, fit_tolerance, normalize_weights
 from ropelens.budget.offsets import OffsetRows, fit_offsets, sampled_offsets
@@ -29,7 +28,8 @@ from ropelens.rope.planes import Planes
 from ropelens.text.rows import generator_of
 
 DRAWS = 40  # surrogates by default
-ROWS_AT_ONCE = 32  # rows whose scores under all draws fit into a CPU's caches
+
+Samples = Int[Tensor, " sample"]
 
 
 @torch.no_grad()
@@ -43,49 +43,38 @@ def draw_surrogates(
     the layer decide the draws, and the offsets at which the keys of a long context are read.
     """
     sampled, number = normalize_weights(sampled)
-    heads, kv_heads = sampled.q.shape[1], sampled.k.shape[1]
+    heads, kv_heads, context = sampled.q.shape[1], sampled.k.shape[1], sampled.k.shape[2]
     orders = _orders(sampled.planes, kv_heads, draws, seed=seed, layer=sampled.call.layer)
-    frequency = sampled.planes.of_keys(kv_heads).inv_freq.cpu().expand(orders.shape)
-    frequency = frequency.gather(-1, orders)
-    frequency = pad(frequency, (0, sampled.planes.terms - frequency.shape[-1]))
-    context = sampled.k.shape[2]
-    generator = generator_of(seed, sampled.call.layer, context)
     if sampled.visibility.mask is None:
+        generator = generator_of(seed, sampled.call.layer, context)
         offset, size = sampled_offsets(context, generator=generator)
         table = OffsetRows.of(sampled, (offset, size))
     else:  # keys ahead of their row have negative offsets
         offset, table = torch.arange(1 - context, context), OffsetRows.of(sampled)
         size = torch.ones_like(offset)
-    results, group = [], heads // kv_heads
-    for head in range(heads):
-        if head % group == 0:
-            by_draw = frequency[:, head // group].to(sampled.k)
-            wave = _waves(offset[:, None, None].to(by_draw) * by_draw)
-        of_head = table.of_heads(torch.tensor([head]))
-        results.append(_attend_by_draw(sampled, of_head, head, offset, size, by_draw, wave))
-    masses, total, push = (torch.stack(x, 1) for x in zip(*results, strict=True))
-    # Ranks of heads need only float32, and each head has 41 problems.
-    masses, total = masses.flatten(0, 1).float(), total.flatten().float()
-    table = table.of_heads(torch.arange(heads).repeat(len(orders)))
-    table = replace(table, weight=table.weight.float(), within=table.within.float())
-    tolerance = 10 * fit_tolerance(total)
-    fits = fit_offsets(masses, table, ridge=RIDGE / number, tolerance=tolerance)
-    uniform = -(table.count.float().log() @ table.weight)
-    points = [model.point for model in fits]
+    table = table.float()  # ranks of heads need no more, and each head has 41 problems
+    masses, total, push = Draws(sampled, table, orders, offset, size).sums()
+    ridge = (RIDGE / number).to(masses).expand(len(masses))
+    fits = fit_offsets(masses, table, ridge=ridge, tolerance=10 * fit_tolerance(total))
     # Gains in nats over uniform attention, on the rows to which the models are fitted.
+    uniform = table.uniform[0].expand(heads).repeat(len(orders))
+    table = table.of_problems(torch.arange(len(masses), device=masses.device), len(masses))
     sink, position = (
-        (masses * x).sum(-1) - table.log_z_and_moments(x)[0] - uniform for x in points
+        vecdot(masses, x.point) - table.log_z_and_moments(x.point, curvature=False)[0] + uniform
+        for x in fits
     )
     fraction = (position - sink) / (total - sink).clamp(min=torch.finfo(torch.float32).tiny)
     counts = (total >= Thresholds.diffuse * math.log(2)) & (sink <= Thresholds.sink * total)
-    wavelength = 2 * math.pi / frequency.double().abs()
-    wavelength = wavelength.repeat_interleave(group, dim=1)
-    mean = describe_wavelengths(push.numpy(), wavelength.numpy())["mean_wavelength"]
+    frequency = sampled.planes.of_keys(kv_heads).inv_freq.cpu().double().abs()
+    wavelength = 2 * math.pi / frequency.expand(orders.shape).gather(-1, orders)
+    wavelength = pad(wavelength, (0, push.shape[-1] - wavelength.shape[-1]), value=torch.inf)
+    wavelength = wavelength.repeat_interleave(heads // kv_heads, dim=1)
+    mean = describe_wavelengths(push.cpu().numpy(), wavelength.numpy())["mean_wavelength"]
     numbers = {
-        "surrogate_offset_fraction": fraction.view(-1, heads),
+        "surrogate_offset_fraction": fraction.view(-1, heads).cpu(),
         "surrogate_log_wavelength": torch.from_numpy(mean).log(),
     }
-    counts = counts.view(-1, heads)
+    counts = counts.view(-1, heads).cpu()
     return {name: x.double().masked_fill(~counts, torch.nan) for name, x in numbers.items()}
 
 
@@ -99,72 +88,175 @@ def _orders(
     return orders
 
 
-def _attend_by_draw(
-    sampled: SampledCall,
-    table: OffsetRows,
-    head: int,
-    offset: Int[Tensor, " sample"],
-    size: Int[Tensor, " sample"],
-    frequency: Float[Tensor, "draw term"],
-    wave: Float[Tensor, "sample draw side"],
-) -> tuple[Float[Tensor, "draw variable"], Float[Tensor, " draw"], Float[Tensor, "draw term"]]:
-    """Masses, information (nats) and `selectivity_keys` of a head, as means over the rows.
+class _Rows:
+    """The keys that some rows read at every offset, and their sinks, for all heads or by head.
 
-    A key is read at each `offset` and stands for `size` keys; sinks are read at every position.
+    `key` and `sink` are the indices of keys, and `behind` the distances to sinks. `bias` is the
+    logarithm of the number of keys for which a key stands, or hides it; `evenly` is the share
+    of these keys among the keys that are not sinks.
     """
-    batch, context, device = len(sampled.q), sampled.k.shape[2], sampled.k.device
-    visibility = sampled.visibility.flatten(batch)
-    visible, position = visibility.sees()[0].cpu(), visibility.position[0]
-    weight = sampled.weight.flatten()
-    sequence = torch.arange(batch).repeat_interleave(len(position) // batch)
-    q = sampled.row_q_still.flatten(1, 2)[:, head].flatten(0, 1) * sampled.call.scale
-    k = sampled.k_still[:, head * sampled.k.shape[1] // sampled.q.shape[1]].flatten(0, 1)
-    is_sink = sampled.sinks[:, head % sampled.sinks.shape[1]] > 0
-    kind, key, others = table.kind[0].to(device), table.key[0], table.others[0].to(q)
-    log_keys, log_size = table.count[0].log().to(q), size[:, None].log().to(q)
-    sample = ((offset >= 0).cumsum(0) - 1).clamp(min=0).to(device)
-    by_offset, on_sinks = (q.new_zeros(len(wave[0]), *n) for n in ([table.context], key.shape))
-    information, push = on_sinks.new_zeros(len(wave[0])), torch.zeros_like(wave[0])
-    for rows in position.argsort().split(ROWS_AT_ONCE):
-        read, of_row = position[rows] - offset[:, None], sequence[rows]
+
+    def __init__(
+        self,
+        sampled: SampledCall,
+        table: OffsetRows,
+        rows: Int[Tensor, " row"],
+        offset: Samples,
+        size: Samples,
+    ) -> None:
+        batch, context, device = len(sampled.q), sampled.k.shape[2], sampled.k.device
+        visibility = sampled.visibility.flatten(batch)
+        position, sequence = visibility.position[0, rows], rows // sampled.position.shape[1]
+        read = position - offset[:, None]
         exists, read = (read >= 0) & (read < context), read.clamp(0, context - 1)
-        seen = exists & visible[rows, read]
-        last = 1 + int(seen.any(1).nonzero().max())
-        counted = seen[:last].to(device) & ~is_sink[of_row, read[:last]]
-        keys = k.index_select(0, (of_row * context + read[:last]).flatten().to(device))
-        features = _sides(sampled.planes.products(q[rows], keys.view(last, len(rows), -1)))
-        behind = (position[rows, None] - key[rows]).to(q)[..., None]
-        sink_wave = _waves(behind * frequency[:, None, None])
-        sink_keys = k[(of_row[:, None] * context + key[rows]).to(device)]
-        sink_features = _sides(sampled.planes.products(q[rows, None], sink_keys))
-        scores = q.new_empty(last + key.shape[1], len(wave[0]), len(rows))
-        torch.bmm(wave[:last], features.mT, out=scores[:last])
-        scores[last:] = (sink_features * sink_wave).sum(-1).movedim(-1, 0)
-        scores = sampled.call.squash(scores)
-        scores[:last] += torch.where(counted, log_size[:last], HIDDEN)[:, None]
-        scores[last:] += torch.where(kind[rows] > 0, 0.0, HIDDEN).mT[:, None]
-        attention = scores.softmax(0)
-        entropy = scores.amax(0) - attention.amax(0).log()
-        entropy -= torch.linalg.vecdot(attention, scores, dim=0)
-        entropy += torch.tensordot(log_size[:last, 0], attention[:last], 1)
-        information += (log_keys[rows] - entropy) @ weight[rows]
-        attention *= weight[rows]
-        on_sinks[:, rows] = attention[last:].movedim(0, -1)
-        attention = attention[:last]
-        by_offset.index_add_(1, sample[:last], attention.sum(-1).mT)
-        evenly = counted * size[:last, None].to(device) / others[rows].clamp(min=1)
-        attention.addcmul_(evenly[:, None], attention.sum(0), value=-1)
-        push += (attention @ features).mul_(wave[:last]).sum(0)
-    bins = len(offset_edges(context)) - 1
-    masses = table.with_sinks(by_offset.cpu(), on_sinks.cpu(), bins=bins)
-    return masses, information.cpu(), push.unflatten(-1, (-1, 2)).sum(-1).double().cpu()
+        if visibility.mask is None:
+            seen = exists & (read >= visibility.first[0, rows])
+        else:
+            seen = exists & visibility.mask[0].cpu()[rows, read]
+        self.last = 1 + int(seen.any(1).nonzero().max())
+        seen, read, size = seen[: self.last], read[: self.last], size[: self.last, None]
+        counted = seen & (sampled.sinks.cpu().transpose(0, 1)[:, sequence, read] == 0)
+        self.bias = torch.where(counted, size.log(), HIDDEN).to(sampled.k)
+        self.index, self.weight = rows.to(device), sampled.weight.flatten()[rows.to(device)]
+        others = table.others[:, None, self.index].clamp(min=1)
+        self.evenly = (counted * size).to(sampled.k) / others
+        self.key = (sequence * context + read).flatten().to(device)
+        self.kind, key = table.kind[:, self.index], table.key[:, self.index]
+        self.sink = key + (sequence * context).to(device)[:, None]
+        self.behind = (position.to(device)[:, None] - key).to(sampled.k)
+        self.log_keys = table.count[:, self.index].log().to(sampled.k)
 
 
-def _sides(x: Complex[Tensor, "*batch term"]) -> Float[Tensor, "*batch side"]:
-    """Real and imaginary part of each term, next to each other."""
-    return torch.view_as_real(x).flatten(-2)
+class Draws:
+    """The attention of all heads under the frequencies of all draws.
 
+    A row reads the key at each `offset`, which stands for `size` keys, and all of its sinks.
+    """
 
-def _waves(angle: Float[Tensor, "*batch term"]) -> Float[Tensor, "*batch side"]:
-    """The sides of exp(-i angle), because cos and sin are several times as fast as exp."""
-    return torch.stack([angle.cos(), -angle.sin()], dim=-1).flatten(-2)
+    def __init__(
+        self,
+        sampled: SampledCall,
+        table: OffsetRows,
+        orders: Int[Tensor, "draw kv_head frequency"],
+        offset: Samples,
+        size: Samples,
+    ) -> None:
+        self.call, self.planes, self.table = sampled.call, sampled.planes, table
+        self.q = sampled.row_q_still.permute(1, 2, 0, 3, 4).flatten(2, 3) * sampled.call.scale
+        self.k = sampled.k_still.transpose(0, 1).flatten(1, 2)
+        frequency = sampled.planes.of_keys(len(self.k)).inv_freq.to(self.k)
+        self.frequency = frequency.expand(len(self.k), -1)
+        self.orders, self.offset = orders.transpose(0, 1).to(self.k.device), offset.to(self.k)
+        self.sample = ((offset >= 0).cumsum(0) - 1).clamp(min=0).to(self.k.device)
+        self.log_size = size.to(self.k).log()
+        scores = len(offset) + len(orders) * table.key.shape[-1]
+        self.pairs = BLOCK_ELEMENTS[self.k.device.type] // (2 * self.planes.terms * scores)
+        rows = sampled.visibility.flatten(len(sampled.q)).position[0].argsort()
+        blocks = rows.split(max(1, self.pairs))
+        self.rows = [_Rows(sampled, table, some, offset, size) for some in blocks]
+
+    def sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Masses [problem, variable], information [problem] in nats, and `selectivity_keys`.
+
+        All are means over the rows. A problem is a head of a draw, and `selectivity_keys` is
+        [draw, head, term].
+        """
+        kv_heads, group = self.q.shape[:2]
+        most, parts = max(1, self.pairs // len(self.rows[0].index)), []
+        for first in range(0, kv_heads, max(1, most // group)):
+            heads = slice(first, first + max(1, most // group))
+            wave = self._waves(heads, self.offset[None]).transpose(0, 1)[:, :, None]
+            members = (slice(x, x + most) for x in range(0, group, most))
+            of_group = [self._attend(heads, some, wave) for some in members]
+            parts.append([torch.cat(x, dim=1) for x in zip(*of_group, strict=True)])
+        by_draw = (torch.cat(x).flatten(0, 1).transpose(0, 1) for x in zip(*parts, strict=True))
+        by_offset, on_sinks, information, push = by_draw
+        problems = torch.arange(information.numel(), device=push.device)
+        table = self.table.of_problems(problems, len(problems))
+        masses = table.with_sinks(by_offset.flatten(0, 1), on_sinks.flatten(0, 1))
+        return masses.float(), information.flatten().float(), push
+
+    def _attend(
+        self, heads: slice, members: slice, wave: Float[Tensor, "sample kv_head 1 draw side"]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Masses by offset and on sinks, and the other sums, [kv_head, group, draw, ...]."""
+        q, k = self.q[heads, members], self.k[heads]
+        wave = wave.expand(-1, -1, q.shape[1], -1, -1)
+        shape = wave.shape[1:4]
+        by_offset = q.new_zeros(*shape, self.table.context)
+        on_sinks = q.new_zeros(*shape, *self.table.key.shape[1:])
+        information, push = q.new_zeros(shape), q.new_zeros(wave.shape)
+
+        def of_heads(x: Tensor) -> Tensor:
+            if len(x) == 1:
+                return x[None]
+            return x.unflatten(0, (-1, self.q.shape[1]))[heads, members]
+
+        for rows in self.rows:
+            last, own, sink = rows.last, q[:, :, rows.index], of_heads(rows.sink)
+            keys = k.index_select(1, rows.key).unflatten(1, (last, -1)).transpose(0, 1)
+            features = self._sides(own, keys[:, :, None])
+            scores = q.new_empty(last + sink.shape[-1], *shape, own.shape[2])
+            flat = features.flatten(0, 2)
+            torch.bmm(wave[:last].flatten(0, 2), flat.mT, out=scores[:last].flatten(0, 2))
+            index = (
+                sink.flatten(2)
+                .expand(len(k), -1, -1)[..., None]
+                .expand(-1, -1, -1, k.shape[-1])
+            )
+            sink_keys = k[:, None].expand(-1, index.shape[1], -1, -1).gather(2, index)
+            at_sinks = self._sides(own[:, :, :, None], sink_keys.unflatten(2, sink.shape[2:]))
+            at_sinks = self._waves(heads, of_heads(rows.behind)) @ at_sinks[..., None]
+            scores[last:] = at_sinks[..., 0].permute(3, 0, 1, 4, 2)
+            scores = self.call.squash(scores)
+            scores[:last] += of_heads(rows.bias).permute(2, 0, 1, 3)[:, :, :, None]
+            hidden = torch.where(of_heads(rows.kind) > 0, 0.0, HIDDEN).permute(3, 0, 1, 2)
+            scores[last:] += hidden[:, :, :, None]
+            attention = scores.softmax(0)
+            entropy = (
+                scores.amax(0) - attention.amax(0).log() - vecdot(attention, scores, dim=0)
+            )
+            entropy += torch.tensordot(self.log_size[:last], attention[:last], 1)
+            information += (of_heads(rows.log_keys)[:, :, None] - entropy) @ rows.weight
+            attention *= rows.weight
+            on_sinks[:, :, :, rows.index] = attention[last:].movedim(0, -1)
+            attention = attention[:last]
+            by_offset.index_add_(3, self.sample[:last], attention.sum(-1).movedim(0, -1))
+            evenly = of_heads(rows.evenly).permute(2, 0, 1, 3)[:, :, :, None]
+            attention.addcmul_(evenly, attention.sum(0), value=-1)
+            push[:last].flatten(0, 2).baddbmm_(attention.flatten(0, 2), flat)
+        push = push.mul_(wave).sum(0).unflatten(-1, (2, -1)).sum(-2)
+        return by_offset, on_sinks, information, push
+
+    def _sides(
+        self,
+        q: Float[Tensor, "*#batch coordinate"],
+        k: Float[Tensor, "*#batch coordinate"],
+    ) -> Float[Tensor, "*batch side"]:
+        """Real parts, then imaginary parts, of q conj(k) in each term."""
+        planes, terms = self.planes, self.planes.terms
+        shape = torch.broadcast_shapes(q.shape[:-1], k.shape[:-1])
+        sides, count = q.new_empty(*shape, 2 * terms), planes.rotary_dim // 2
+        (q_re, q_im), (k_re, k_im) = (
+            (x[..., planes.first], x[..., planes.second]) for x in (q, k)
+        )
+        real, imaginary = sides[..., :count], sides[..., terms : terms + count]
+        torch.mul(q_re, k_re, out=real).addcmul_(q_im, k_im)
+        torch.mul(q_im, k_re, out=imaginary).addcmul_(q_re, k_im, value=-1)
+        if terms > count:
+            sides[..., count] = planes.sum_coordinates(q * k)[..., -1]
+            sides[..., -1] = 0
+        return sides
+
+    def _waves(
+        self, heads: slice, distance: Float[Tensor, "shared *place"]
+    ) -> Float[Tensor, "kv_head *place draw side"]:
+        """The sides of exp(-i w d) at each distance d, in every draw."""
+        frequency, orders = self.frequency[heads], self.orders[heads]
+        angle = distance.flatten(1)[..., None] * frequency[:, None]
+        index = orders.flatten(1)[:, None].expand(-1, angle.shape[1], -1)
+        cos, sin = (x.gather(-1, index) for x in (angle.cos(), angle.sin()))
+        cos, sin = (x.view(*x.shape[:2], *orders.shape[1:]) for x in (cos, sin))
+        extra = (0, self.planes.terms - frequency.shape[-1])
+        sides = torch.cat([pad(cos, extra, value=1.0), -pad(sin, extra)], dim=-1)
+        return sides.unflatten(1, distance.shape[1:])

@@ -82,6 +82,15 @@ class Planes:
         term[self.first] = term[self.second] = torch.arange(self.rotary_dim // 2)
         return term
 
+    def by_coordinate(
+        self, x: Float[Tensor, "*batch term"]
+    ) -> Float[Tensor, "*batch coordinate"]:
+        """`x` of the term of each coordinate."""
+        count = self.rotary_dim // 2
+        spread = x[..., -1:].repeat(*[1] * (x.ndim - 1), self.head_dim)
+        spread[..., self.first] = spread[..., self.second] = x[..., :count]
+        return spread
+
     def of_keys(self, kv_heads: int) -> "Planes":
         """The planes of the keys. A key-value head has the planes of its first query head."""
         if self.inv_freq.ndim == 1:

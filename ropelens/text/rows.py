@@ -61,6 +61,13 @@ class Rows:
         weight = torch.cat([self.weight, 0.0 * fill], dim=1)[:, first::step]
         return replace(self, position=position, weight=weight, dense=False)
 
+    def in_turn(self, turns: Sequence[int], step: int) -> "Rows":
+        """`every` row of each of the turns, for sequences that are repeated for each turn."""
+        parts = [vars(self.every(step, turn % step)) for turn in turns]
+        tables = [name for name, x in parts[0].items() if isinstance(x, Tensor)]
+        joined = {name: torch.cat([part[name] for part in parts]) for name in tables}
+        return replace(self, **joined, dense=False)
+
     def padding(self, key: Int[Tensor, " key"]) -> Bool[Tensor, "batch key"]:
         """The keys at these positions that are padding or hidden."""
         padding = key >= self.length[:, None]

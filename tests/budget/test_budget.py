@@ -19,7 +19,7 @@ from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.budget.held_out import FOLD_ROWS, Sample, scored_rows
 from ropelens.budget.logit import gains
 from ropelens.budget.offsets import OffsetRows
-from ropelens.budget.solver import fit_log_linear
+from ropelens.budget.solver import Moments, fit_log_linear
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import all_rows, sample_rows
 from ropelens.text.text import GROUPS, Text, assign_groups
@@ -62,8 +62,8 @@ def test_log_z_and_masses_by_brute_force(seed: int, context: int, window: int, b
     weights = normal(2, 3 + context + len(edges) - 1, seed=seed)
     call = call_of(*torch.zeros(2, 2, 2, context, 2), window=window)
     rows_of_call = SampledCall(call, rows, Planes(torch.zeros(1), 2, "half"), sinks=sinks)
-    table = OffsetRows.of(rows_of_call).of_heads(torch.arange(2))
-    total, masses, curvature = table.log_z_and_moments(weights)
+    table = OffsetRows.of(rows_of_call).of_problems(torch.arange(2), 2)
+    total, masses, (curvature,) = table.log_z_and_moments(weights)
     expected, squares, norm = weights * 0, weights * 0, torch.zeros(2).double()
     each = [(b, int(i)) for b, own in enumerate(rows.position) for i in own]
     for head in range(2):
@@ -76,10 +76,10 @@ def test_log_z_and_masses_by_brute_force(seed: int, context: int, window: int, b
                 score.append(weights[head, at].sum())
                 parts.append(at)
             score = torch.stack(score)
-            norm[head] += table.weight[row] * score.logsumexp(0)
+            norm[head] += table.weight[0, row] * score.logsumexp(0)
             for at, share in zip(parts, score.softmax(0), strict=True):
-                expected[head, at] += share * table.weight[row]
-                squares[head, at] += share**2 * table.weight[row]
+                expected[head, at] += share * table.weight[0, row]
+                squares[head, at] += share**2 * table.weight[0, row]
     torch.testing.assert_close(masses, expected)
     torch.testing.assert_close(curvature, expected - squares)
     torch.testing.assert_close(total, norm)
@@ -200,12 +200,13 @@ def test_a_text_is_scored_on_2048_rows_and_each_sequence_on_32_at_least(sequence
 def test_a_step_changes_no_weight_by_more_than_eight():
     curvature, points = 1e-3, []
 
-    def log_z_and_moments(point: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def log_z_and_moments(point: torch.Tensor, *_: torch.Tensor) -> Moments:
         points.append(point)
         value = curvature * point.square().sum(-1) / 2
-        return value, curvature * point, torch.full_like(point, curvature)
+        return value, curvature * point, (torch.full_like(point, curvature),)
 
-    start, options = torch.zeros(1, 2).double(), {"ridge": 0.0, "smooth": slice(0)}
+    start = torch.zeros(1, 2).double()
+    options = {"ridge": torch.zeros(1), "smooth": slice(0, 0)}
     observed, tolerance = torch.tensor([[0.5, 0.0]]).double(), torch.tensor([1e-9]).double()
     fit_log_linear(log_z_and_moments, observed, start=start, tolerance=tolerance, **options)
     assert points[1].tolist() == [[8.0, 0.0]]

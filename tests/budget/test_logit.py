@@ -31,7 +31,7 @@ def test_gains_are_scipys_on_tiny_models(name: str):
     for layer, head in ((0, 3), (len(ours) - 1, 1)):
         call, planes = ours[layer]
         rows = SampledCall(call, all_rows(torch.full((2,), 40)), planes)
-        scores = logit.score_models(rows, logit.fit_models(rows)).sum((0, 1))[head]
+        scores = logit.score_models(rows, logit.fit_models(rows)[:, 0]).sum((0, 1))[head]
         gain_of = {key: float(values) for key, values in logit.gains(scores).items()}
         calls, is_sink = (of_sequence[layer] for of_sequence in recorded), np.arange(40) == 0
         parts = (head_rows(one, turning[layer], head=head, sinks=is_sink) for one in calls)
@@ -53,7 +53,7 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     sinks = torch.randint(0, 9, (3, 4, 30), generator=torch.Generator().manual_seed(0))
     sinks = sinks * (sinks <= 3)
     rows = SampledCall(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
-    weights = logit.fit_models(rows)
+    weights = logit.fit_models(rows)[:, 0]
     attention, scores = attention_map(call).double(), logit.score_models(rows, weights)[:, 0]
     offset = (torch.arange(30)[:, None] - torch.arange(30)).clamp(min=0)
     for name, model in zip(("sink", "position"), weights, strict=False):
@@ -67,8 +67,11 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         found = scores[..., logit.SCORES.index(name)]
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
     blocks = blocks_of(rows, slice(0, 2))
-    masses = sum(logit.sufficient_statistics(block, block.attention) for block in blocks)
-    parts = masses.flatten(0, 1)[:, planes.terms + 3 :].split((30, 64) * 2, dim=1)
+    for block in blocks:
+        if block.position[0, 0] == 1:
+            sums = logit.HeadSums(block, 2, offsets=True, squares=True)
+        sums.add(block, block.attention)
+    parts = sums.by_fold(1)[0].flatten(0, 1)[:, planes.terms + 3 :].split((30, 64) * 2, dim=1)
     of = attention[:, :, 1:], (attention * (sinks > 0)[:, :, None])[:, :, 1:]
     for found, mass in zip(parts, (*of, *(x.square() for x in of)), strict=True):
         true = torch.stack([mass[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1)
@@ -83,11 +86,13 @@ def test_a_few_keys_of_each_row_give_the_covariance(name: str):
         SampledCall(call, all_rows(torch.full((2,), 150)), planes)
     )
     first, heads = planes.terms + 3, slice(0, rows.k.shape[1])
-    weights = torch.zeros(*rows.row_q.shape[1:3], first).double()
+    weights = torch.zeros(1, *rows.row_q.shape[1:3], first).double()
     weights[..., : planes.terms] = 0.7
-    drawn, true = logit.covariance(list(blocks_of(rows, heads)), weights), torch.zeros(())
+    drawn, true = torch.zeros(2, 1)
     for block in blocks_of(rows, heads):
-        log_p = logit.log_weights(block, weights).clone()
+        of_block = logit.HeadWeights.of(weights, block, content=True)
+        drawn = drawn + logit.covariance(block, of_block).sum(0)
+        log_p = logit.log_weights(block, of_block).clone()
         products = block.q_still[..., None, :] * block.k_still[:, :, None, None]
         values = block.planes.sum_coordinates(call.scale * products)
         at_first = torch.zeros(*values.shape[:-1], 3).index_fill_(-2, block.sinks, 1)

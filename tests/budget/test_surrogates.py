@@ -1,6 +1,5 @@
 """Surrogates that are built as edits, and the laws of the verdict."""
 
-from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -21,7 +20,7 @@ from ropelens.attention.visibility import Visibility, offset_edges
 from ropelens.budget import offsets
 from ropelens.budget.logit import SCORES, fit_models, normalize_weights, score_models
 from ropelens.budget.offsets import OffsetRows, fit_offsets, sampled_offsets
-from ropelens.budget.surrogates import _attend_by_draw, _orders, draw_surrogates
+from ropelens.budget.surrogates import Draws, _orders, draw_surrogates
 from ropelens.claims.arrays import wavelength_arrays
 from ropelens.claims.numbers import correlations, rank_correlation
 from ropelens.claims.tables import judge_wavelengths
@@ -56,7 +55,7 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
             q, k = (rotate_to(x, positions, planes, target) for x, target in pairs)
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
             of_turned = SampledCall(turned, rows, planes, sinks=sinks)
-            scores = score_models(of_turned, fit_models(of_turned)).sum((0, 1))
+            scores = score_models(of_turned, fit_models(of_turned)[:, 0]).sum((0, 1))
             nats = dict(zip(SCORES, scores.unbind(-1), strict=True))
             fraction = (nats["position"] - nats["sink"]) / (nats["information"] - nats["sink"])
             own = {name: numbers[draw] for name, numbers in ours.items()}
@@ -117,13 +116,13 @@ def test_attention_of_equal_keys_is_the_attention_of_model_s():
     rows, _ = normalize_weights(rows)
     offset, size = sampled_offsets(context, generator=torch.Generator().manual_seed(0))
     table = OffsetRows.of(rows, (offset, size))
-    wave = torch.tensor([1.0, 0.0]).repeat(len(offset), 1, 2)
-    phases = torch.zeros(1, 2), wave
-    masses, information, push = _attend_by_draw(rows, table, 0, offset, size, *phases)
+    orders = torch.zeros(1, 1, 2, dtype=torch.long)
+    masses, information, push = Draws(rows, table.float(), orders, offset, size).sums()
+    masses, information = masses[:1], information[:1]
     weights = pad(sigma.double(), (0, masses.shape[1] - 3))[None]
     log_norm, expected, _ = table.log_z_and_moments(weights)
     assert_close(masses.double(), expected, rtol=1e-4, atol=1e-6)
-    nats = (expected * weights).sum(-1) - log_norm + table.count.double().log() @ table.weight
+    nats = (expected * weights).sum(-1) - log_norm + table.uniform[0]
     assert_close(information.double(), nats, rtol=1e-4, atol=1e-5)
     assert push.abs().max() < 1e-6
 
@@ -137,8 +136,8 @@ def test_a_sharp_head_is_fitted_in_single_precision():
     weights = torch.zeros(1, 3 + 300 + len(offset_edges(300)) - 1).double()
     weights[0, 3 + 5] = 12
     masses = table.log_z_and_moments(weights)[1].float()
-    table = replace(table, weight=table.weight.float(), within=table.within.float())
-    _, found = fit_offsets(masses, table, ridge=1e-4, tolerance=torch.full((1,), 1e-3))
+    options = {"ridge": torch.tensor([1e-4]), "tolerance": torch.tensor([1e-3])}
+    _, found = fit_offsets(masses, table.float(), **options)
     assert found.value < 0.06, "0.056 in double precision; 4.7 for uniform attention"
 
 
