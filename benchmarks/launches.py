@@ -61,6 +61,7 @@ SHAPES = {
 }
 CONTEXTS = (512, 2048, 4096)
 ROWS = 512
+QUERY_STD = 1.2  # of the queries' coordinates; fits of sharper heads need more evaluations
 
 
 def main() -> None:
@@ -96,8 +97,14 @@ def main() -> None:
 def count_profile(shape: str, context: int, rows: int = ROWS) -> LaunchCounter:
     """Count `rl.profile` of a random Llama with one layer, on one sequence."""
     torch.manual_seed(0)
-    small = {"vocab_size": 1000, "intermediate_size": 128, "max_position_embeddings": 8192}
-    config = LlamaConfig(**small, **SHAPES[shape], num_hidden_layers=1, initializer_range=0.05)
+    small: dict[str, Any] = {
+        "vocab_size": 1000,
+        "intermediate_size": 128,
+        "max_position_embeddings": 8192,
+    }
+    spread = QUERY_STD / SHAPES[shape]["hidden_size"] ** 0.5
+    small |= {"num_hidden_layers": 1, "initializer_range": spread}
+    config = LlamaConfig(**small, **SHAPES[shape])
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     ids = torch.randint(3, config.vocab_size, (1, context))
     counter = LaunchCounter()
@@ -114,19 +121,21 @@ def count_profile(shape: str, context: int, rows: int = ROWS) -> LaunchCounter:
 def in_stage(
     counter: LaunchCounter, function: Callable[..., Any], stage: str, part: str
 ) -> Callable[..., Any]:
-    """The function after the work of this part of it counts for the stage."""
+    """The function, if the work of this part of it counts for the stage (see `STAGES`)."""
     if part == "call":
         return counter.staged(function, stage)
     if part == "result":
         return lambda *args, **options: counter.staged(function(*args, **options), stage)
-    return lambda *args, **options: function(
-        *args,
-        **options | {key: counter.staged(options[key], stage) for key in {part} & {*options}},
-    )
+
+    def run(*args: Any, **options: Any) -> Any:
+        return function(*args, **options | {part: counter.staged(options[part], stage)})
+
+    return run
 
 
 def rows_of(shape: str, context: int, counts: Mapping[str, Count]) -> list[dict[str, Any]]:
     """Rows of the table: the stages, and their sum."""
+    assert set(counts) <= set(NAMES), "the stages would not sum to the profile"
     table = [{"stage": name, **vars(counts[name])} for name in NAMES]
     total = {key: sum(row[key] for row in table) for key in SUMMED}
     table.append({"stage": "rl.profile", **total, "peak": max(row["peak"] for row in table)})
