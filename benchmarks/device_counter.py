@@ -7,8 +7,9 @@
 
 Code under test runs as on a GPU, and no CUDA library is called. An operator counts as one
 operation, even if a GPU needs several kernels for it. Operators inside custom operators,
-scripted functions and functions for torch.compile count one by one. If torch would refuse to
-use tensors of the host and of a GPU together, the counter raises the same error.
+scripted functions and functions for torch.compile count one by one. The counter
+raises the error of torch if an operator gets tensors of the host and of the device that a GPU
+cannot use together.
 """
 
 import re
@@ -26,6 +27,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from device_operators import INDEXED, OVERWRITE, WAIT, facts_of
 from torch import Tensor, nn
 from torch._C import DisableTorchFunction, DispatchKey, DispatchKeySet
 from torch._ops import OpOverload
@@ -36,16 +38,6 @@ import ropelens as rl
 
 GPU, META = torch.device("cuda:0"), torch.device("meta")
 PACKAGE = Path(rl.__file__).parent
-
-# operators by their names
-NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
-NO_KERNEL |= {"_unsafe_view", "resize_"}
-WAIT = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "_unique2"}
-WAIT |= {"unique_dim", "unique_consecutive", "_linalg_check_errors", "_linalg_eigh"}
-WAIT |= {"_linalg_svd", "linalg_eig", "linalg_lstsq", "cholesky"}
-OVERWRITE = {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "exponential_"}
-INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-TAKE_NUMBERS = {"fill", "fill_", "masked_fill", "masked_fill_", "floor_divide", *INDEXED}
 
 
 @dataclass
@@ -85,7 +77,7 @@ class DeviceTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: OpOverload, *_: Any) -> Any:
-        raise RuntimeError(f"{func} got a tensor of a LaunchCounter that is no longer active.")
+        raise RuntimeError(f"{func} got a tensor of a LaunchCounter that has ended.")
 
     def __setitem__(self, index: Any, value: Any) -> None:
         number = not isinstance(value, Tensor)  # an argument of the kernel, without a copy
@@ -103,7 +95,7 @@ class DeviceTensor(Tensor):
 
 
 class DeviceNames(TorchFunctionMode):
-    """Tells the C++ code of torch the device "meta" where Python says "cuda"."""
+    """Replace the device "cuda" by "meta" in the arguments of functions."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -144,7 +136,7 @@ class LaunchCounter(TorchDispatchMode):
     def active(self) -> Iterator["LaunchCounter"]:
         """Count in this block. Compiled and scripted functions run operator by operator."""
         patches: dict[str, Any] = {
-            "torch.cuda._lazy_init": lambda: None,  # a backward pass says "cuda" to C++
+            "torch.cuda._lazy_init": lambda: None,  # a backward pass keeps the name "cuda"
             "torch.cuda.mem_get_info": lambda device=None: (2**36, 2**36),
             "torch.cuda.synchronize": lambda device=None: self._add({"waits": 1}),
             "torch.nn.functional.scaled_dot_product_attention": _fused_attention,
@@ -186,7 +178,7 @@ class LaunchCounter(TorchDispatchMode):
                         weight = isinstance(x, nn.Parameter)
                         there = self.wrap(x.detach())
                         moved[id(x)] = nn.Parameter(there, x.requires_grad) if weight else there
-                    table[name] = moved[id(x)]  # type: ignore[assignment]
+                    table[name] = moved[id(x)]
 
     def wrap(self, data: Tensor) -> DeviceTensor:
         """The device's tensor that holds `data`."""
@@ -213,7 +205,7 @@ class LaunchCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs, facts = dict(kwargs or {}), _facts(func)
+        kwargs, facts = dict(kwargs or {}), facts_of(func)
         inputs = _tensors([*args, *kwargs.values()])
         there = [x for x in inputs if isinstance(x, DeviceTensor)]
         if facts.composite:  # count the operators that it calls
@@ -265,7 +257,7 @@ def _waits(
     to_device: bool,
 ) -> int:
     """Number of waits of an operator; raises the error of torch for mixed devices."""
-    facts = _facts(func)
+    facts = facts_of(func)
     hosts = [x for x in inputs if not isinstance(x, DeviceTensor)]
     waits = int(facts.name in WAIT)
     if facts.name == "repeat_interleave":
@@ -291,41 +283,6 @@ def _waits(
         what = "Expected all tensors to be on the same device, but found at least two devices"
         raise RuntimeError(f"{what}, {GPU} and cpu! (in {func})")
     return waits + (not DeviceTensor.sets_number)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """An operator: the function to run on the CPU, and what it does on a device.
-
-    `out` are the names of its arguments `out=`. An operator that is not `kernel` only makes a
-    view or empty memory. A `foreign` operator is not part of torch.
-    """
-
-    name: str
-    run: Callable[..., Any]
-    kernel: bool
-    foreign: bool
-    composite: bool
-    takes_numbers: bool
-    in_place: bool
-    out: tuple[str, ...]
-
-
-@cache
-def _facts(func: OpOverload) -> Facts:
-    name, arguments = func._schema.name.split("::")[1], func._schema.arguments
-    written = [x for x in arguments if x.alias_info is not None and x.alias_info.is_write]
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return Facts(
-        name,
-        run=FUSED.get(name, func),
-        kernel=not func.is_view and name not in NO_KERNEL,
-        foreign=func.namespace not in ("aten", "prim", "profiler"),
-        composite=has_kernel(func.name(), "CompositeImplicitAutograd"),
-        takes_numbers=torch.Tag.pointwise in func.tags or name in TAKE_NUMBERS,
-        in_place=any(not x.kwarg_only for x in written),
-        out=tuple(x.name for x in written if x.kwarg_only),
-    )
 
 
 def _data(x: Tensor) -> Tensor:
@@ -393,24 +350,3 @@ def _fused_attention(
         attn_mask = hidden.masked_fill_(~attn_mask, -torch.inf)
     fused = torch.ops.aten._scaled_dot_product_efficient_attention.default
     return fused(query, key, value, attn_mask, False, dropout_p, is_causal, scale=scale)[0]
-
-
-def _flash(*arguments: Any, scale: float | None = None) -> tuple[Any, ...]:
-    query, key, value, *options = arguments
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    made = fused(query, key, value, *options[:2], scale=scale)
-    empty = [query.new_empty(0)] * 3
-    return (*made, None, None, query.shape[2], key.shape[2], *empty)
-
-
-def _efficient(*arguments: Any, scale: float | None = None) -> tuple[Any, ...]:
-    query, key, value, bias, _, *options = arguments
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    made = fused(query, key, value, *options, attn_mask=bias, scale=scale)
-    return (*made, query.new_empty(0), query.new_empty(0))
-
-
-FUSED: dict[str, Callable[..., Any]] = {  # kernels that only a GPU has
-    "_scaled_dot_product_flash_attention": _flash,
-    "_scaled_dot_product_efficient_attention": _efficient,
-}

@@ -2,11 +2,11 @@
 
     python benchmarks/launches.py [--shape 8b] [--context 2048] [--json] [--lines 5]
 
-A random Llama with one layer is profiled on one sequence, and 512 rows are measured. Its
-tensors are on the device of device_counter.py, so ropelens uses the sizes of blocks of a GPU.
-Each row of the table counts one layer:
+A random Llama with one layer is profiled on one sequence, and 512 rows are measured. All
+tensors of the model are on the device of device_counter.py, so ropelens computes in blocks of
+the size that it uses on a GPU. Each row of the table counts one layer:
 
-    operations  operators that start a kernel or a copy; views and empty tensors start none
+    operations  operators that start a kernel or a copy (views do not)
     waits       copies between host and device, operators that need a number from the device
                 (nonzero, indices of bools, `equal`, checks of linear algebra), and operators
                 that use tensors of the host and of the device together
@@ -41,7 +41,8 @@ from ropelens.attention import exchange, fast_products
 
 STAGES = (
     # The work of a function counts for a stage, unless an inner function has its own stage.
-    # "result": the work of the function that it returns; "also": of its argument `also`.
+    # "result": the function returns the function that works for the stage. "also": its argument
+    # `also` is the function that works for the stage.
     ("ropelens.profiles.profile.fit_layers", "plain", "call"),
     ("ropelens.profiles.profile.collect", "plain", "call"),
     ("ropelens.profiles.passes.observer_of_chunks", "sums", "result"),
@@ -61,7 +62,7 @@ SHAPES = {
 }
 CONTEXTS = (512, 2048, 4096)
 ROWS = 512
-QUERY_STD = 1.2  # of the queries' coordinates; fits of sharper heads need more evaluations
+QUERY_STD = 1.2  # spread of queries and keys; fits of sharper heads need more evaluations
 
 
 def main() -> None:

@@ -128,7 +128,10 @@ def test_bytes_of_expanded_tensors_and_peak_memory():
 
 
 def test_a_profile_is_the_profile_of_the_cpu():
-    model, tokens = tiny("llama_gqa", num_hidden_layers=1), random_tokens(sequences=2, length=40)
+    model, tokens = (
+        tiny("llama_gqa", num_hidden_layers=1),
+        random_tokens(sequences=2, length=40),
+    )
     expected = rl.profile(model, tokens, surrogates=1)
     with LaunchCounter().active() as counter:
         counter.place(model)
