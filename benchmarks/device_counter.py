@@ -77,7 +77,7 @@ class DeviceTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: OpOverload, *_: Any) -> Any:
-        raise RuntimeError(f"{func} got a tensor of a LaunchCounter that has ended.")
+        raise RuntimeError(f"{func} got a tensor of a counter that is not active here.")
 
     def __setitem__(self, index: Any, value: Any) -> None:
         number = not isinstance(value, Tensor)  # an argument of the kernel, without a copy

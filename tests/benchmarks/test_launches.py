@@ -13,12 +13,17 @@ from torch import Tensor
 import ropelens as rl
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+flash = torch.ops.aten._scaled_dot_product_flash_attention
 ON_HOST = torch.tensor([[4.0, 1.0], [1.0, 3.0]])
 
 
 @torch.library.custom_op("launches::doubled", mutates_args=())
 def doubled(x: Tensor) -> Tensor:
     return x * 2 + torch.zeros(2, 2, device=x.device)
+
+
+def attend(*heads: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
 
 
 def twice(x: Tensor) -> Tensor:
@@ -59,6 +64,9 @@ WORK = {  # function of a tensor on the device: operations, waits
     "scripted": (scripted, 9, 0),
     "compiled": (lambda x: torch.compile(twice)(x), 3, 0),
     "vmap": (torch.vmap(lambda row: row * 2), 1, 0),
+    "inference": (torch.inference_mode()(lambda x: x @ x.mT), 1, 0),
+    "attention": (lambda x: attend(*[x[None, None]] * 3), 1, 0),
+    "flash": (lambda x: flash(*[x[None, None]] * 3), 1, 0),
     "cpu": (lambda x: x.cpu(), 1, 1),
     "to cpu": (lambda x: x.to("cpu", torch.float64), 1, 1),
     "copy to the host": (lambda x: torch.empty(2, 2).copy_(x), 1, 1),
@@ -174,6 +182,6 @@ def rows() -> dict[str, dict[str, int]]:
 def test_a_layer_keeps_its_ceilings(
     rows: dict[str, dict[str, int]], stages: tuple[str, ...], kind: str, ceiling: float
 ):
-    """Operations on tensors of the host count too, because a GPU waits for them."""
+    """Operations include the operators on tensors of the host, for which a GPU waits."""
     kinds = ("operations", "host") if kind == "operations" else (kind,)
     assert sum(rows[stage][kind] for stage in stages for kind in kinds) <= ceiling
