@@ -140,7 +140,7 @@ class Sample:
                 torch.zeros(2, dtype=torch.long),
             )
             sampled = sampled.of_sequences(sequences).with_rows(rows)
-        weights = fit_models(sampled, folds=2).float()
+        weights = fit_models(sampled, folds=2).float().cpu()
         return LayerFit(weights, planes.terms, found_sinks, drawn)
 
 
