@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from ropelens.attention.variables import labelled, stack, table
@@ -130,7 +130,7 @@ def attribute_planes(
         )
         facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
         if len(others) > 2:
-            ranks = spearmanr(attribution.flat[others], -dropped.flat[others])
+            ranks = scipy.stats.spearmanr(attribution.flat[others], -dropped.flat[others])
             facts["rank_correlation"] = float(ranks.statistic)
         if source is not None:
             source_text = one_sequence(live, source, tokenizer).text
