@@ -1,6 +1,7 @@
 """Excerpts of a profile: the attention, queries and keys of all heads on short sequences."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +20,12 @@ from ropelens.profiles.gradients import Number, differentiate, score_gradient
 from ropelens.profiles.measurement import Measurement, check_ids
 from ropelens.profiles.measures import AXES
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.text.rows import generator_of
+from ropelens.text.rows import Ids, generator_of
 from ropelens.text.text import Text
 
 COUNT, LENGTH = 3, 40  # default number of excerpts, and of tokens of an excerpt
 LONGEST_EXCERPT = 256
-CANDIDATES = 16  # pieces of the text from which excerpts are chosen
+CANDIDATES = 16  # pieces of the text from which excerpts are chosen, in one batch
 EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose and to read them
 
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS, NUMBERS_A_HEAD = 2**24, 180_000, 700
@@ -48,7 +49,7 @@ def read_excerpts(
     pieces = check_excerpts(live.config, given) or chosen_excerpts(measurement)
 
     def read_call(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
-        attention, turning = attention_map(call)[0].float().cpu(), planes[call.layer]
+        attention, turning = attention_map(call).float().cpu(), planes[call.layer]
         if not attention.isfinite().all():
             raise UnsupportedModel(
                 f"{live.class_name} attends with numbers that are not finite.",
@@ -56,14 +57,16 @@ def read_excerpts(
                 hint="dtype=torch.float32, or another checkpoint",
             )
         scale[call.layer] = float(call.scale)
-        return attention, _still(call.query[0], turning), _still(call.key[0], turning)
+        return attention, _still(call.query, turning), _still(call.key, turning)
+
+    def read(batch: Ids) -> list[tuple[Tensor, ...]]:
+        calls = live.record_calls(batch, read_call)
+        parts = ({n: call[part] for n, call in calls.items()} for part in range(3))
+        of_layers = (by_layer(part, live.layers).unbind(1) for part in parts)
+        return list(zip(*of_layers, strict=True))
 
     scale = np.full(live.layers, np.nan)
-    recorded = [live.record_calls(piece[None], read_call) for piece in pieces]
-    parts = [
-        [by_layer({n: x[part] for n, x in layers.items()}, live.layers) for layers in recorded]
-        for part in range(3)
-    ]
+    parts = zip(*_run_together(pieces, read), strict=True)
     attention, query, key = map(stack, parts)
     for length in {len(piece) for piece in pieces}:
         pairs = zip(measurement.rotation.planes(length), planes, strict=True)
@@ -87,6 +90,22 @@ def read_excerpts(
     }
 
 
+def _run_together(
+    pieces: Sequence[Int[Tensor, " _"]], run: Callable[[Ids], Sequence[Any]]
+) -> list[Any]:
+    """The result of `run` for each piece. Pieces of equal length run together."""
+    results: list[Any] = [None] * len(pieces)
+    for length in {len(piece) for piece in pieces}:
+        size = max(1, CANDIDATES * LENGTH // length)
+        alike = [n for n, piece in enumerate(pieces) if len(piece) == length]
+        for begin in range(0, len(alike), size):
+            chosen = alike[begin : begin + size]
+            answers = run(torch.stack([pieces[n] for n in chosen]))
+            for n, answer in zip(chosen, answers, strict=True):
+                results[n] = answer
+    return results
+
+
 def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
     """Round to the 11 bits of half precision, in single precision: such numbers pack well."""
     mantissa, exponent = np.frexp(x.astype(np.float32))
@@ -102,34 +121,40 @@ def _next_tokens(
     """
     if any(weight.is_meta for weight in live.model.parameters()):
         return {}
-    answers, leads, gradients, heads = [], [], [], live.attending_heads
 
-    def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
-        (first, second), tokens = logits[-1].topk(2)
-        answers.append(token_names(tokens, tokenizer))
-        return first - second
+    def differentiate_leads(batch: Ids) -> list[tuple[list[str], float, Tensor]]:
+        answers = []
 
-    for piece in pieces:
-        try:
-            value, calls = differentiate(live, Text(piece[None]), Number(lead, last=1), heads)
-        except RuntimeError:
-            return {}
-        leads.append(value)
+        def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
+            (first, second), tokens = logits[-1].topk(2)
+            answers.append((token_names(tokens, tokenizer), float((first - second).detach())))
+            return first - second
+
+        number = Number(lead, last=1)
+        _, calls = differentiate(live, Text(batch), number, live.attending_heads)
         slopes = {
-            layer: torch.stack([score_gradient(call, x, n)[0] for n in range(x.shape[2])])
+            layer: score_gradient(call, x, torch.arange(x.shape[2]))[0].detach().cpu()
             for layer, (call, x) in calls.items()
         }
-        gradients.append(by_layer(slopes, live.layers))
-    names, gradient = np.array(answers, dtype=object), _rounded(stack(gradients))
-    return {"score_gradient": gradient, "answer": names, "lead": np.array(leads)}
+        gradients = by_layer(slopes, live.layers).unbind(1)
+        answers = answers[-len(batch) :]  # the pass may have run twice
+        return [(*answer, x) for answer, x in zip(answers, gradients, strict=True)]
+
+    try:
+        results = _run_together(pieces, differentiate_leads)
+    except RuntimeError:
+        return {}
+    names, leads, gradients = zip(*results, strict=True)
+    gradient, answer = _rounded(stack(gradients)), np.array(names, dtype=object)
+    return {"score_gradient": gradient, "answer": answer, "lead": np.array(leads)}
 
 
 def _still(
-    x: Float[Tensor, "head position coordinate"], planes: Planes
-) -> Float[Tensor, "head position coordinate"]:
+    x: Float[Tensor, "batch head position coordinate"], planes: Planes
+) -> Float[Tensor, "batch head position coordinate"]:
     """Queries or keys without their rotation; planes that rotate clockwise are mirrored."""
-    planes = planes.of_keys(len(x))
-    still = unrotate(x.float(), torch.arange(x.shape[1]), planes).cpu()
+    planes = planes.of_keys(x.shape[1])
+    still = unrotate(x.float(), torch.arange(x.shape[2]), planes).cpu()
     before, after = still[..., : planes.offset], still[..., planes.offset + planes.rotary_dim :]
     direction = torch.where(planes.inv_freq < 0, -1.0, 1.0)[..., None, :].cpu()
     mirrored = still[..., planes.second] * direction

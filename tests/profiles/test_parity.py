@@ -221,7 +221,7 @@ def test_the_standard_error_of_the_loss_matches_the_jackknife():
 def test_the_excerpt_is_transformers_attention(name: str):
     model = tiny(name)
     tokens = random_tokens(sequences=2, length=90)
-    excerpts = [tokens[0, :64], tokens[1, 20:50]]
+    excerpts = [tokens[0, :64], tokens[1, 20:50], tokens[1, :64]]  # two run together
     profile = rl.profile(model, tokens, excerpts=excerpts, budget=False)
     stored = profile["excerpt_attention"]
     assert stored.dtype == np.float32
