@@ -56,16 +56,11 @@ def logit_change(
 
 
 @torch.no_grad()
-def run_noise(
-    run: Callable[[Tensor], Tensor],
-    ids: Int[Tensor, "sequence position"],
-    together: Float[Tensor, "sequence some token"] | None = None,
-) -> float:
+def run_noise(run: Callable[[Tensor], Tensor], ids: Int[Tensor, "sequence position"]) -> float:
     """Largest change of the logits of the last sequence between sound runs.
 
     `run` returns logits for token ids. The sequence runs by itself, once more by itself, and as
-    the last sequence of `ids`. `together` are the logits of `ids`, if they are known.
+    the last sequence of `ids`.
     """
-    alone, again = run(ids[-1:]), run(ids[-1:])
-    together = run(ids) if together is None else together
-    return max(float(logit_change(alone, x).max()) for x in (again, together[-1:]))
+    alone = run(ids[-1:])
+    return max(float(logit_change(alone, x).max()) for x in (run(ids[-1:]), run(ids)[-1:]))

@@ -224,7 +224,8 @@ def check_causal(model: PreTrainedModel) -> None:
     pairs = [logit_change(one, other) for one, other in combinations(common, 2)]
     # The median, because rounding may send a token of one sequence to another expert.
     change = torch.cat(pairs).median(0).values.max()
-    eps, noise = torch.finfo(model.dtype).eps, run_noise(run, ids, logits)
+    once = lambda part: logits if part is ids else run(part)  # noqa: E731
+    eps, noise = torch.finfo(model.dtype).eps, run_noise(once, ids)
     if change > allowed_residual(noise, eps):
         raise UnsupportedModel(
             f"{name} is not a causal language model.",

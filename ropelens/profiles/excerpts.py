@@ -1,7 +1,7 @@
 """Excerpts of a profile: the attention, queries and keys of all heads on short sequences."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -59,15 +59,18 @@ def read_excerpts(
         scale[call.layer] = float(call.scale)
         return attention, _still(call.query, turning), _still(call.key, turning)
 
-    def read(batch: Ids) -> list[tuple[Tensor, ...]]:
-        calls = live.record_calls(batch, read_call)
-        parts = ({n: call[part] for n, call in calls.items()} for part in range(3))
-        of_layers = (by_layer(part, live.layers).unbind(1) for part in parts)
-        return list(zip(*of_layers, strict=True))
-
     scale = np.full(live.layers, np.nan)
-    parts = zip(*_run_together(pieces, read), strict=True)
-    attention, query, key = map(stack, parts)
+    batches = [
+        batch
+        for length, alike in groupby(pieces, key=len)
+        for batch in torch.stack([*alike]).split(max(1, CANDIDATES * LENGTH // length))
+    ]
+    recorded = [live.record_calls(batch, read_call) for batch in batches]
+    parts = [
+        [by_layer({n: x[part] for n, x in calls.items()}, live.layers) for calls in recorded]
+        for part in range(3)
+    ]
+    attention, query, key = (stack(x for y in part for x in y.unbind(1)) for part in parts)
     for length in {len(piece) for piece in pieces}:
         pairs = zip(measurement.rotation.planes(length), planes, strict=True)
         if not all(torch.equal(short.inv_freq, whole.inv_freq) for short, whole in pairs):
@@ -79,7 +82,7 @@ def read_excerpts(
     names = np.full((len(pieces), query.shape[3]), "", dtype=object)
     for row, piece in zip(names, pieces, strict=True):
         row[: len(piece)] = token_names(piece, tokenizer)
-    return _next_tokens(live, pieces, tokenizer) | {
+    return _next_tokens(live, batches, tokenizer) | {
         "attention": attention.astype(np.float32),
         "query_still": _rounded(query),
         "key_still": _rounded(key),
@@ -90,22 +93,6 @@ def read_excerpts(
     }
 
 
-def _run_together(
-    pieces: Sequence[Int[Tensor, " _"]], run: Callable[[Ids], Sequence[Any]]
-) -> list[Any]:
-    """The result of `run` for each piece. Pieces of equal length run together."""
-    results: list[Any] = [None] * len(pieces)
-    for length in {len(piece) for piece in pieces}:
-        size = max(1, CANDIDATES * LENGTH // length)
-        alike = [n for n, piece in enumerate(pieces) if len(piece) == length]
-        for begin in range(0, len(alike), size):
-            chosen = alike[begin : begin + size]
-            answers = run(torch.stack([pieces[n] for n in chosen]))
-            for n, answer in zip(chosen, answers, strict=True):
-                results[n] = answer
-    return results
-
-
 def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
     """Round to the 11 bits of half precision, in single precision: such numbers pack well."""
     mantissa, exponent = np.frexp(x.astype(np.float32))
@@ -113,7 +100,7 @@ def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 
 
 def _next_tokens(
-    live: LiveModel, pieces: Sequence[Int[Tensor, " _"]], tokenizer: TokenNames | None
+    live: LiveModel, batches: Sequence[Ids], tokenizer: TokenNames | None
 ) -> dict[str, np.ndarray]:
     """The two likeliest next tokens of each piece, the `lead` of the first, and its gradient.
 
@@ -121,30 +108,25 @@ def _next_tokens(
     """
     if any(weight.is_meta for weight in live.model.parameters()):
         return {}
+    answers, gradients, heads = [], list[Tensor](), live.attending_heads
 
-    def differentiate_leads(batch: Ids) -> list[tuple[list[str], float, Tensor]]:
-        answers = []
+    def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
+        (first, second), tokens = logits[-1].topk(2)
+        answers.append((token_names(tokens, tokenizer), float((first - second).detach())))
+        return first - second
 
-        def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
-            (first, second), tokens = logits[-1].topk(2)
-            answers.append((token_names(tokens, tokenizer), float((first - second).detach())))
-            return first - second
-
-        number = Number(lead, last=1)
-        _, calls = differentiate(live, Text(batch), number, live.attending_heads)
+    for batch in batches:
+        try:
+            _, calls = differentiate(live, Text(batch), Number(lead, last=1), heads)
+        except RuntimeError:
+            return {}
+        del answers[len(gradients) : -len(batch)]  # of a pass that ran again
         slopes = {
-            layer: score_gradient(call, x, torch.arange(x.shape[2]))[0].detach().cpu()
+            layer: score_gradient(call, x, torch.arange(x.shape[2]))[0]
             for layer, (call, x) in calls.items()
         }
-        gradients = by_layer(slopes, live.layers).unbind(1)
-        answers = answers[-len(batch) :]  # the pass may have run twice
-        return [(*answer, x) for answer, x in zip(answers, gradients, strict=True)]
-
-    try:
-        results = _run_together(pieces, differentiate_leads)
-    except RuntimeError:
-        return {}
-    names, leads, gradients = zip(*results, strict=True)
+        gradients += by_layer(slopes, live.layers).unbind(1)
+    names, leads = zip(*answers, strict=True)
     gradient, answer = _rounded(stack(gradients)), np.array(names, dtype=object)
     return {"score_gradient": gradient, "answer": answer, "lead": np.array(leads)}
 
