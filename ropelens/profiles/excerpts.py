@@ -20,7 +20,7 @@ from ropelens.profiles.gradients import Number, differentiate, score_gradient
 from ropelens.profiles.measurement import Measurement, check_ids
 from ropelens.profiles.measures import AXES
 from ropelens.rope.planes import Planes, unrotate
-from ropelens.text.rows import Ids, generator_of
+from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 
 COUNT, LENGTH = 3, 40  # default number of excerpts, and of tokens of an excerpt
@@ -100,7 +100,7 @@ def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 
 
 def _next_tokens(
-    live: LiveModel, batches: Sequence[Ids], tokenizer: TokenNames | None
+    live: LiveModel, batches: Sequence[Int[Tensor, "_ _"]], tokenizer: TokenNames | None
 ) -> dict[str, np.ndarray]:
     """The two likeliest next tokens of each piece, the `lead` of the first, and its gradient.
 
