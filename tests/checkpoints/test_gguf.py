@@ -104,7 +104,7 @@ def test_a_file_is_the_model_it_was_made_of(bundled_file, tmp_path, capfd):
 
 
 def test_a_file_is_parsed_twice_and_its_names_are_mapped_once(bundled_file, monkeypatch):
-    """transformers alone parses a file three times, and maps names once for each module."""
+    """transformers would parse a file three times, and map names once for each module."""
     counts = {}
     for owner, name in ((gguf.GGUFReader, "_build_fields"), (gguf.TensorNameMap, "__init__")):
         count = counts[name] = mock.Mock(side_effect=getattr(owner, name))
