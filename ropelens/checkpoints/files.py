@@ -235,7 +235,10 @@ def quiet_transformers(*, bars: bool = True) -> Iterator[None]:
         stack.callback(setattr, gguf_weights, "tqdm", gguf_weights.tqdm)
         gguf_weights.tqdm = transformers_logging.tqdm  # obeys disable_progress_bar
         # transformers reads the file several times, and maps names once for each module.
-        slow = {"GGUFReader": _PlainReader, "get_tensor_name_map": gguf.get_tensor_name_map}
+        slow: dict[str, Any] = {
+            "GGUFReader": _PlainReader,
+            "get_tensor_name_map": gguf.get_tensor_name_map,
+        }
         for name, call in slow.items():
             stack.callback(setattr, gguf, name, getattr(gguf, name))
             setattr(gguf, name, cache(call))
