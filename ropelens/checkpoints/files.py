@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf
+import numpy as np
 from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
@@ -233,6 +234,19 @@ def quiet_transformers(*, bars: bool = True) -> Iterator[None]:
             transformers_logging.disable_progress_bar()
         stack.callback(setattr, gguf_weights, "tqdm", gguf_weights.tqdm)
         gguf_weights.tqdm = transformers_logging.tqdm  # obeys disable_progress_bar
-        stack.callback(setattr, gguf, "GGUFReader", gguf.GGUFReader)
-        gguf.GGUFReader = cache(gguf.GGUFReader)  # type: ignore[misc,assignment]  # slow
+        # transformers reads the file several times, and maps names once for each module.
+        slow: dict[str, Any] = {
+            "GGUFReader": _PlainReader,
+            "get_tensor_name_map": gguf.get_tensor_name_map,
+        }
+        for name, call in slow.items():
+            stack.callback(setattr, gguf, name, getattr(gguf, name))
+            setattr(gguf, name, cache(call))
         yield
+
+
+class _PlainReader(gguf.GGUFReader):
+    """GGUF reader of plain arrays, because slices of a memory map take four times as long."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, np.asarray(value) if isinstance(value, np.memmap) else value)

@@ -23,7 +23,7 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
     They are in rad/token, of the layers with full attention; None if there is nothing to check.
     Raises BadCheckpoint if no variant of RoPE in transformers rotates in this way.
     """
-    reader, facts = gguf.GGUFReader(path), config.to_dict()
+    reader, facts = gguf.GGUFReader(str(path)), config.to_dict()
     names = {name.partition(".rope.")[2]: name for name in reader.fields if ".rope." in name}
     stated: dict[str, Any] = {key: reader.fields[names[key]].contents() for key in names}
     stated |= {

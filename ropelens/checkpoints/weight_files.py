@@ -68,7 +68,7 @@ def check_stated(path: Path) -> None:
     The configuration is read as plain data, because transformers makes a list of all layers.
     """
     if path.is_file():
-        fields = gguf.GGUFReader(path).fields
+        fields = gguf.GGUFReader(str(path)).fields
         stated = {key: fields[key].contents() for key in fields if LAYER_COUNTS.fullmatch(key)}
     else:
         stated = json.loads((path / "config.json").read_text("utf-8"))

@@ -4,9 +4,9 @@ import math
 import warnings
 
 import numpy as np
+import scipy
 import xarray as xr
 from jaxtyping import Float
-from scipy import stats
 
 from ropelens.budget.labels import Thresholds
 from ropelens.claims.numbers import HeadDraws
@@ -44,7 +44,7 @@ def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
     agreement = _correlate(predicted[:, :, None], fitted[:, None])
     agreement = np.where(chooses.values[:, None], agreement, np.nan)
     near = np.broadcast_to(-np.arange(predicted.shape[-1], dtype=float), predicted.shape)
-    nearness = _correlate(stats.rankdata(predicted, axis=-1), near)
+    nearness = _correlate(scipy.stats.rankdata(predicted, axis=-1), near)
     positional = part["total_bits"].copy(data=head_values(part)["positional_fraction"])
     sink_push = np.full(wavelength.shape, np.nan)
     if sinks:

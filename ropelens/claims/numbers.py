@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float
-from scipy import stats
 
 from ropelens.budget.labels import Thresholds
 from ropelens.intervals import jackknife_half
@@ -111,7 +111,7 @@ def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"
     x, y = x[known], y[known]
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return math.nan
-    return float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1])
+    return float(np.corrcoef(scipy.stats.rankdata(x), scipy.stats.rankdata(y))[0, 1])
 
 
 def correlations(

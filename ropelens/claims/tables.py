@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy
 import xarray as xr
-from scipy import stats
 
 from ropelens.budget.labels import DOUBTS, Thresholds
 from ropelens.claims.arrays import claim_arrays, claim_numbers, wavelength_arrays
@@ -124,6 +124,6 @@ def ledger(
         if arrays.keys() >= {*claim.arrays}:
             rows.append(judge(claim, arrays, random, draws))
     table = pd.DataFrame(rows)
-    known = table["p_value"].notna()
-    table.loc[known, "q_value"] = stats.false_discovery_control(table.loc[known, "p_value"])
+    tested = table["p_value"].dropna()
+    table.loc[tested.index, "q_value"] = scipy.stats.false_discovery_control(tested)
     return table

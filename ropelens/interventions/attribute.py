@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from ropelens.attention.variables import labelled, stack, table
@@ -130,7 +130,7 @@ def attribute_planes(
         )
         facts["worst"] = float(np.nanmax(np.abs(attribution + dropped)))
         if len(others) > 2:
-            ranks = spearmanr(attribution.flat[others], -dropped.flat[others])
+            ranks = scipy.stats.spearmanr(attribution.flat[others], -dropped.flat[others])
             facts["rank_correlation"] = float(ranks.statistic)
         if source is not None:
             source_text = one_sequence(live, source, tokenizer).text
@@ -158,12 +158,14 @@ def _integrate(
     for size in [1.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]:
         _, slopes = gradients.differentiate(live, text, number, chosen, size=size)
         for layer, head in chosen.nonzero().tolist():
-            slope, q, k = gradients.score_gradient(*slopes[layer], head)
+            of_head = gradients.score_gradient(*slopes[layer], torch.tensor([head]))
+            slope, q, k = (x[0, 0] for x in of_head)
             by_plane = planes[layer].sum_coordinates((q * (slope @ k)).sum(0)) / size
             before = total[layer, head, : len(by_plane)].nan_to_num()
             total[layer, head, : len(by_plane)] = before + by_plane.cpu() / steps
         for index, (layer, head) in enumerate(pair_heads):
-            slope, q, k = gradients.score_gradient(*slopes[layer], head)
+            of_head = gradients.score_gradient(*slopes[layer], torch.tensor([head]))
+            slope, q, k = (x[0, 0] for x in of_head)
             parts = planes[layer].sum_coordinates(q[:, None] * k)
             visible = slopes[layer][0].visibility.sees()[0].to(slope.device)
             slope = slope.masked_fill(~visible, torch.nan)

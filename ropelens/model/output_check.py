@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, product
 
+import scipy
 import torch
 from jaxtyping import Bool, Float
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -140,8 +140,8 @@ def _fit(change: Callable[[float], AttentionCall]) -> AttentionCall:
     residual = lambda log: recomputed_residual(change(math.exp(log)))  # noqa: E731
     grid = [step / 4 for step in range(-28, 29)]
     best = min(grid, key=residual)
-    bounds, options = (best - 0.25, best + 0.25), {"xatol": 1e-9}
-    fit = minimize_scalar(residual, bounds=bounds, method="bounded", options=options)
+    how = {"bounds": (best - 0.25, best + 0.25), "options": {"xatol": 1e-9}}
+    fit = scipy.optimize.minimize_scalar(residual, method="bounded", **how)
     return change(math.exp(fit.x))
 
 

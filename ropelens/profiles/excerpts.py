@@ -1,6 +1,7 @@
 """Excerpts of a profile: the attention, queries and keys of all heads on short sequences."""
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from ropelens.text.text import Text
 
 COUNT, LENGTH = 3, 40  # default number of excerpts, and of tokens of an excerpt
 LONGEST_EXCERPT = 256
-CANDIDATES = 16  # pieces of the text from which excerpts are chosen
+CANDIDATES = 16  # pieces of the text from which excerpts are chosen, in one batch
 EXCERPTED = (CANDIDATES + COUNT) * LENGTH  # tokens that run to choose and to read them
 
 EXCERPT_WEIGHTS, EXCERPT_NUMBERS, NUMBERS_A_HEAD = 2**24, 180_000, 700
@@ -48,7 +49,7 @@ def read_excerpts(
     pieces = check_excerpts(live.config, given) or chosen_excerpts(measurement)
 
     def read_call(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
-        attention, turning = attention_map(call)[0].float().cpu(), planes[call.layer]
+        attention, turning = attention_map(call).float().cpu(), planes[call.layer]
         if not attention.isfinite().all():
             raise UnsupportedModel(
                 f"{live.class_name} attends with numbers that are not finite.",
@@ -56,15 +57,20 @@ def read_excerpts(
                 hint="dtype=torch.float32, or another checkpoint",
             )
         scale[call.layer] = float(call.scale)
-        return attention, _still(call.query[0], turning), _still(call.key[0], turning)
+        return attention, _still(call.query, turning), _still(call.key, turning)
 
     scale = np.full(live.layers, np.nan)
-    recorded = [live.record_calls(piece[None], read_call) for piece in pieces]
+    batches = [
+        batch
+        for length, alike in groupby(pieces, key=len)
+        for batch in torch.stack([*alike]).split(max(1, CANDIDATES * LENGTH // length))
+    ]
+    recorded = [live.record_calls(batch, read_call) for batch in batches]
     parts = [
-        [by_layer({n: x[part] for n, x in layers.items()}, live.layers) for layers in recorded]
+        [by_layer({n: x[part] for n, x in calls.items()}, live.layers) for calls in recorded]
         for part in range(3)
     ]
-    attention, query, key = map(stack, parts)
+    attention, query, key = (stack(x for y in part for x in y.unbind(1)) for part in parts)
     for length in {len(piece) for piece in pieces}:
         pairs = zip(measurement.rotation.planes(length), planes, strict=True)
         if not all(torch.equal(short.inv_freq, whole.inv_freq) for short, whole in pairs):
@@ -76,7 +82,7 @@ def read_excerpts(
     names = np.full((len(pieces), query.shape[3]), "", dtype=object)
     for row, piece in zip(names, pieces, strict=True):
         row[: len(piece)] = token_names(piece, tokenizer)
-    return _next_tokens(live, pieces, tokenizer) | {
+    return _next_tokens(live, batches, tokenizer) | {
         "attention": attention.astype(np.float32),
         "query_still": _rounded(query),
         "key_still": _rounded(key),
@@ -94,7 +100,7 @@ def _rounded(x: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
 
 
 def _next_tokens(
-    live: LiveModel, pieces: Sequence[Int[Tensor, " _"]], tokenizer: TokenNames | None
+    live: LiveModel, batches: Sequence[Int[Tensor, "_ _"]], tokenizer: TokenNames | None
 ) -> dict[str, np.ndarray]:
     """The two likeliest next tokens of each piece, the `lead` of the first, and its gradient.
 
@@ -102,34 +108,35 @@ def _next_tokens(
     """
     if any(weight.is_meta for weight in live.model.parameters()):
         return {}
-    answers, leads, gradients, heads = [], [], [], live.attending_heads
+    answers, gradients, heads = [], list[Tensor](), live.attending_heads
 
     def lead(logits: Float[Tensor, "position token"]) -> Float[Tensor, ""]:
         (first, second), tokens = logits[-1].topk(2)
-        answers.append(token_names(tokens, tokenizer))
+        answers.append((token_names(tokens, tokenizer), float((first - second).detach())))
         return first - second
 
-    for piece in pieces:
+    for batch in batches:
         try:
-            value, calls = differentiate(live, Text(piece[None]), Number(lead, last=1), heads)
+            _, calls = differentiate(live, Text(batch), Number(lead, last=1), heads)
         except RuntimeError:
             return {}
-        leads.append(value)
+        del answers[len(gradients) : -len(batch)]  # of a pass that ran again
         slopes = {
-            layer: torch.stack([score_gradient(call, x, n)[0] for n in range(x.shape[2])])
+            layer: score_gradient(call, x, torch.arange(x.shape[2]))[0]
             for layer, (call, x) in calls.items()
         }
-        gradients.append(by_layer(slopes, live.layers))
-    names, gradient = np.array(answers, dtype=object), _rounded(stack(gradients))
-    return {"score_gradient": gradient, "answer": names, "lead": np.array(leads)}
+        gradients += by_layer(slopes, live.layers).unbind(1)
+    names, leads = zip(*answers, strict=True)
+    gradient, answer = _rounded(stack(gradients)), np.array(names, dtype=object)
+    return {"score_gradient": gradient, "answer": answer, "lead": np.array(leads)}
 
 
 def _still(
-    x: Float[Tensor, "head position coordinate"], planes: Planes
-) -> Float[Tensor, "head position coordinate"]:
+    x: Float[Tensor, "batch head position coordinate"], planes: Planes
+) -> Float[Tensor, "batch head position coordinate"]:
     """Queries or keys without their rotation; planes that rotate clockwise are mirrored."""
-    planes = planes.of_keys(len(x))
-    still = unrotate(x.float(), torch.arange(x.shape[1]), planes).cpu()
+    planes = planes.of_keys(x.shape[1])
+    still = unrotate(x.float(), torch.arange(x.shape[2]), planes).cpu()
     before, after = still[..., : planes.offset], still[..., planes.offset + planes.rotary_dim :]
     direction = torch.where(planes.inv_freq < 0, -1.0, 1.0)[..., None, :].cpu()
     mirrored = still[..., planes.second] * direction

@@ -1,10 +1,12 @@
 """Gradients of an answer with respect to the scores of heads."""
 
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
@@ -65,17 +67,20 @@ def differentiate(
 
 
 def score_gradient(
-    call: AttentionCall, of_output: Float[Tensor, "1 row heads feature"], head: int
-) -> tuple[Float[Tensor, "row key"], Float[Tensor, "row coordinate"], Tensor]:
-    """Gradient of an answer with respect to every score of a head, scaled queries, and keys.
+    call: AttentionCall,
+    of_output: Float[Tensor, "batch row heads feature"],
+    heads: Int[Tensor, " head"],
+) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row _"], Tensor]:
+    """Gradient of an answer with respect to every score of `heads`, scaled queries, and keys.
 
     With attention A, outputs o = A v, and the gradient g of the answer with respect to o, the
     gradient with respect to the scores is A (g . v - g . o).
     """
-    call = call.of_heads(torch.tensor([head]))
-    attention = attention_map(call)[0, 0]
-    q, k, v = (x[0, 0].to(attention) for x in (call.query, call.key, call.value))
-    g, output = (x.to(attention) for x in (of_output[0, :, head], call.output[0, :, 0]))
+    call = call.of_heads(heads)
+    attention = attention_map(call)
+    q, k, v = (x.to(attention) for x in (call.query, call.key, call.value))
+    of_heads = of_output[:, :, heads.to(of_output.device)]
+    g, output = (x.to(attention).transpose(1, 2) for x in (of_heads, call.output))
     slope, q = attention * (g @ v.mT - (g * output).sum(-1, keepdim=True)), call.scale * q
     if call.softcap is not None:
         slope = slope * (1 - (q @ k.mT / call.softcap).tanh().square())
@@ -83,8 +88,10 @@ def score_gradient(
 
 
 def value_of(live: LiveModel, text: Text, number: Number) -> Float[Tensor, "*axis"]:
-    logits = live.forward(text.ids, hidden=text.hidden, last=number.last)[0]
-    return number.of(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    """The answer of a sequence, or the sum of the answers of several sequences."""
+    logits = live.forward(text.ids, hidden=text.hidden, last=number.last)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return reduce(add, map(number.of, logits))
 
 
 def scale_queries(chosen: HeadMask, size: Float[Tensor, ""]) -> attention_hooks.InputPatch:

@@ -258,6 +258,7 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
     positions = probe_positions(longest)
     probes = probe_single_tokens(live, positions)
     stated = {kind: stated_inv_freq(model, kind) for kind in {*kinds}}
+    factors = {kind: stated_factor(model, kind) for kind in {*kinds}}
     measured = {
         layer: probe.rotation(positions, stated[kinds[layer]])
         for layer, probe in probes.items()
@@ -271,8 +272,7 @@ def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRot
     for layer, rotation in measured.items():
         matched = match_stated(rotation, stated[kinds[layer]], (live.class_name, layer))
         scale = dict(zip(scales, probes[layer].query_scale.tolist(), strict=True))
-        factor = stated_factor(model, kinds[layer])
-        layers[layer] = LayerRotation(*matched, scale, factor)
+        layers[layer] = LayerRotation(*matched, scale, factors[kinds[layer]])
     if any("mrope_section" in vars(module) for module in live.model.modules()):
         for layer, axis in find_axes(live, [x.planes for x in layers], positions).items():
             planes = replace(layers[layer].planes, axis=axis)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gguf
 import numpy as np
@@ -100,6 +101,17 @@ def test_a_file_is_the_model_it_was_made_of(bundled_file, tmp_path, capfd):
     again, same = rl.load(tmp_path)
     assert torch.equal(same(text, return_tensors="pt").input_ids, tokens)
     assert torch.equal(again(tokens).logits, model(tokens).logits)
+
+
+def test_a_file_is_parsed_twice_and_its_names_are_mapped_once(bundled_file, monkeypatch):
+    """transformers would parse a file three times, and map names once for each module."""
+    counts = {}
+    for owner, name in ((gguf.GGUFReader, "_build_fields"), (gguf.TensorNameMap, "__init__")):
+        count = counts[name] = mock.Mock(side_effect=getattr(owner, name))
+        monkeypatch.setattr(owner, name, lambda *args, count=count: count(*args))
+    rl.load(bundled_file)
+    assert [count.call_count for count in counts.values()] == [2, 1]
+    assert type(counts["_build_fields"].call_args.args[0].data) is np.ndarray
 
 
 @pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.01), ("Q4_1", 0.15)])
