@@ -136,8 +136,8 @@ def test_progress_moves_by_layer_within_a_batch():
     options = {"edits": {"a": "nope"}, "measures": "loss", "rows": 9, "batch_size": 2}
     options |= {"lengths": torch.tensor([40, 20, 3]), "progress": token_progress(done.append)}
     evaluate(tiny("llama_gqa"), **options)
-    by_layer = [20, 20, 20]  # after each of two layers, and after the head
-    assert done == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
+    by_layer = [0, 28, 32]  # before and after the first layer, and after the head
+    assert done == [*by_layer, *by_layer, 0, 1, 2, 0, 1, 2]
 
 
 @pytest.mark.parametrize("measures", [("loss",), (*DEFAULT_MEASURES, "copying")])
