@@ -65,7 +65,7 @@ GPU_COUNTS = {
 }
 """GPU operations of a layer, for each batch or for the fits of all text, and bytes moved for
 each row, key and head. Counted by `benchmarks/launches.py` (8B-like, 2,048 tokens)."""
-GPU_SECONDS = 1e-5, 1 / 3e12  # time of an operation, and of a byte
+PER_OPERATION, PER_BYTE = 1e-5, 1 / 3e12  # seconds that a GPU takes
 
 Tokens = Text | Tensor | Mapping[str, Any]
 TextSource = Path | str | Sequence[Path | str] | Tokens
@@ -179,9 +179,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
         pass_bytes(config, sequences=fitted_sequences(count, context), logits=False, **batch),
     )
     bytes_used = source.weight_bytes + largest + LIBRARIES * (devices[0].type == "cpu")
-    memory = f"about {bytes_used / 1e9:.1f} GB"
-    if free < sys.maxsize:
-        memory += f" of {free / 1e9:.1f} GB free"
+    known = f" of {free / 1e9:.1f} GB free" * (free < sys.maxsize)
+    memory = f"about {bytes_used / 1e9:.1f} GB{known}"
     if largest > left:
         remedy = "a smaller --context, --batch-size 1 or --dtype bfloat16 reduces it"
         warnings.warn(f"memory may not suffice: {memory}; {remedy}", stacklevel=3)
@@ -207,32 +206,25 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
         "memory": f"{memory} on {', '.join(map(str, devices))}",
     }
     if devices[0].type == "cuda":
-        batches, row, fitted = -(-count // size), heads * longest, 2 * FOLD_ROWS
-        share, all_rows = options.surrogates / SURROGATES, count * longest
-        work = {
-            "sums": (batches, row * (all_rows if rows == "all" else count * rows)),
-            "scores": (batches, row * rows_scored),
-            "exchanged keys": (batches, row * rows_scored),
-            "fits": (1, row * fitted),
-            "surrogates": (share, share * row * fitted),
-        }
-        facts["gpu"] = _gpu_time(work, layers)
+        runs, share = -(-count // size), options.surrogates / SURROGATES
+        scored, fitted = (runs, rows_scored), 2 * FOLD_ROWS
+        summed = runs, count * (longest if rows == "all" else rows)
+        work = summed, scored, scored, (1, fitted), (share, share * fitted)
+        facts["gpu"] = _gpu_time(layers, heads * longest, work)
     return size, facts
 
 
-def _gpu_time(work: Mapping[str, tuple[float, float]], layers: int) -> str:
-    """Predicted time on a GPU; `work` has the runs of each stage, and rows x keys x heads."""
+def _gpu_time(layers: int, row: int, work: Sequence[tuple[float, float]]) -> str:
+    """Predicted time; `work` has the runs and rows of a stage, and `row` is keys x heads."""
     seconds = {
-        name: layers
-        * (runs * operations * GPU_SECONDS[0] + cells * bytes_moved * GPU_SECONDS[1])
-        for name, (operations, bytes_moved) in GPU_COUNTS.items()
-        for runs, cells in [work[name]]
+        name: layers * (runs * operations * PER_OPERATION + rows * row * moved * PER_BYTE)
+        for (name, (operations, moved)), (runs, rows) in zip(
+            GPU_COUNTS.items(), work, strict=True
+        )
     }
     words = ", ".join(f"{name} {time:,.1f} s" for name, time in seconds.items())
-    return (
-        f"a profile takes at least {sum(seconds.values()):,.1f} s more than a plain pass "
-        f"({words}); predicted from counts of operations and bytes, not measured"
-    )
+    total = f"a profile takes at least {sum(seconds.values()):,.1f} s more than a plain pass"
+    return f"{total} ({words}); predicted from counts of operations and bytes, not measured"
 
 
 def _head_dim(config: PreTrainedConfig) -> int:

@@ -59,9 +59,9 @@ class Opened:
     @property
     def torch_dtype(self) -> torch.dtype:
         if self.loading.dtype == "auto":
+            on_gpu = self.devices[0].type == "cuda"
             lacks = torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False)
-            on_gpu = self.devices[0].type == "cuda" and not lacks
-            return torch.bfloat16 if on_gpu else torch.float32
+            return torch.bfloat16 if on_gpu and not lacks else torch.float32
         return getattr(torch, self.loading.dtype)
 
     def read(self) -> PreTrainedModel:

@@ -80,10 +80,8 @@ def analyze_command(
         from ropelens.analysis.plan import plan_analysis
         from ropelens.runtime.processes import processes
     with opening(show_progress, "reading"):  # find errors before the first measurement
-        plans = {
-            name: plan_analysis(checkpoint, text, options, run=not plan)
-            for name, checkpoint in checkpoints.items()
-        }
+        how: dict[str, Any] = {"options": options, "run": not plan}
+        plans = {name: plan_analysis(c, text, **how) for name, c in checkpoints.items()}
     if plan:
         print_lines("\n".join(map(str, plans.values())))
         return

@@ -217,10 +217,7 @@ def run_entries(
     tokens = len(entries) * int(text.real[unseen.start : unseen.stop].sum())
     tokens += sum(tasks[name].tokens for _, name in runs)
     layers = len(unfitted) * len(shard(len(live.attending)))
-    stages = (
-        Stage("trying edits", tokens),
-        Stage("fitting budgets", layers, "layers"),
-    )
+    stages = Stage("trying edits", tokens), Stage("fitting budgets", layers, "layers")
     with (progress or silent)(*stages) as step:
         for entry in unfitted:
             options: dict[str, Any] = {"surrogates": 0, "progress": partial(step, stage=1)}

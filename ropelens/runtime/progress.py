@@ -112,22 +112,20 @@ def _bar(stages: tuple[Stage, ...]) -> Iterator[Callable[[Stage, str, float], No
             if not math.isnan(left):
                 spent = sum(x.done * x.pace for x in stages if x.measured)
                 share = spent / max(spent + left, 1e-9)
-                share = max(bar.tasks[0].completed, share)  # never back
-                bar.update(task, total=1.0, completed=share)
+                bar.update(task, total=1.0, completed=max(bar.tasks[0].completed, share))
 
         yield show
 
 
 def _log_lines(stages: tuple[Stage, ...], begin: float) -> Callable[[Stage, str, float], None]:
-    due, early = begin + SECONDS_BETWEEN_LINES, begin + 1.0
-    if all(stage.unit != "tokens" for stage in stages):
-        early = math.inf
+    in_tokens = any(stage.unit == "tokens" for stage in stages)
+    due, early = begin + SECONDS_BETWEEN_LINES, begin + 1.0 if in_tokens else math.inf
 
     def show(current: Stage, note: str, clock: float) -> None:
         nonlocal due, early
         done, left = all(stage.done >= stage.total for stage in stages), seconds_left(stages)
         known = not math.isnan(left)
-        if clock < (min(early, due) if known else due) and not (note and done):
+        if clock < min(due, early if known else due) and not (note and done):
             return
         due, early = clock + SECONDS_BETWEEN_LINES, math.inf if known else early
         parts = [f"{current.what}: {current.done:,} of {current.total:,} {current.unit}"]
