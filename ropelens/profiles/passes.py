@@ -89,7 +89,8 @@ def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: 
 def losses_share(live: LiveModel) -> float:
     """Approximate share of the time of an observed pass that logits and losses take."""
     head = live.vocabulary * stated_number(live.config, "hidden_size", 1)
-    return head / (head + OBSERVED * max(live.model.num_parameters() - head, 1))
+    layers = sum(x.numel() for x in live.model.parameters() if live.vocabulary not in x.shape)
+    return head / (head + OBSERVED * layers)
 
 
 def exchange_cost(parameters: int, heads: int, rows: int, context: int) -> float:

@@ -61,8 +61,7 @@ class Stage:
 def seconds_left(stages: Sequence[Stage]) -> float:
     """Seconds until all stages are done; NaN until each unfinished stage has a pace.
 
-    Every pace is measured, because the ratio of two paces differs by model and machine. The
-    pace of a stage that has not begun is unknown.
+    The ratio of two paces differs by model and machine, so no pace predicts another one.
     """
     return sum((x.total - x.done) * x.pace for x in stages if x.done < x.total)
 
