@@ -22,7 +22,8 @@ from ropelens import config_facts
 from ropelens.analysis.options import Options
 from ropelens.attention.exchange import DRAWS
 from ropelens.attention.variables import Statistic
-from ropelens.budget.held_out import fitted_sequences, scored_rows
+from ropelens.budget.held_out import FOLD_ROWS, fitted_sequences, scored_rows
+from ropelens.budget.surrogates import DRAWS as SURROGATES
 from ropelens.checkpoints.bundled import check_text, sample_path, writer_of
 from ropelens.checkpoints.identity import identity
 from ropelens.checkpoints.load import Opened, open_checkpoint
@@ -54,6 +55,17 @@ DEFAULT_CONTEXT = 2048
 LONG_SWEEP: dict[str, Any] = {"keep": (1, 0.75, 0.5, 0.25, 0), "controls": 1}
 LONG_SWEEP |= {"measures": ("loss", "induction", "change", "copying")}  # for longer text
 OPERATIONS = {"cpu": 8e14, "cuda": 1e17}  # of a sweep by default: about two hours
+
+GPU_COUNTS = {
+    "sums": (184, 81),
+    "scores": (298, 271),
+    "exchanged keys": (159, 121),
+    "fits": (13_978, 988),
+    "surrogates": (18_547, 1_008),
+}
+"""GPU operations of a layer, for each batch or for the fits of all text, and bytes moved for
+each row, key and head. Counted by `benchmarks/launches.py` (8B-like, 2,048 tokens)."""
+PER_OPERATION, PER_BYTE = 1e-5, 1 / 3e12  # seconds that a GPU takes
 
 Tokens = Text | Tensor | Mapping[str, Any]
 TextSource = Path | str | Sequence[Path | str] | Tokens
@@ -101,8 +113,12 @@ def plan_analysis(
     *,
     tokenizer: Any = None,
     truncation: Mapping[str, Any] | None = None,
+    run: bool = True,
 ) -> Plan:
-    """Return the plan that `analyze` runs for the same arguments; raises the same errors."""
+    """Return the plan that `analyze` runs for the same arguments; raises the same errors.
+
+    If the plan is not for a `run`, this machine may lack a GPU.
+    """
     if truncation is not None:
         truncation = {name: value for name, value in truncation.items() if value is not None}
         wanted_measures(public(PlaneSweep)(**truncation).measures)
@@ -113,7 +129,7 @@ def plan_analysis(
         if not isinstance(model, (str, Path)):
             source = as_live_model(model, tokenizer)
         else:
-            source = open_checkpoint(model, options)
+            source = open_checkpoint(model, options, used=run)
             source = source if tokenizer is None else replace(source, tokenizer=tokenizer)
         tokenizer, config = source.tokenizer, source.config
         if truncation is not None and isinstance(documents, list):
@@ -163,7 +179,8 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
         pass_bytes(config, sequences=fitted_sequences(count, context), logits=False, **batch),
     )
     bytes_used = source.weight_bytes + largest + LIBRARIES * (devices[0].type == "cpu")
-    memory = f"about {bytes_used / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
+    known = f" of {free / 1e9:.1f} GB free" * (free < sys.maxsize)
+    memory = f"about {bytes_used / 1e9:.1f} GB{known}"
     if largest > left:
         remedy = "a smaller --context, --batch-size 1 or --dtype bfloat16 reduces it"
         warnings.warn(f"memory may not suffice: {memory}; {remedy}", stacklevel=3)
@@ -188,7 +205,26 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
         f"exchanged keys of {keys:,.0f}; in Python, rl.profile(..., budget=False) omits them",
         "memory": f"{memory} on {', '.join(map(str, devices))}",
     }
+    if devices[0].type == "cuda":
+        runs, share = -(-count // size), options.surrogates / SURROGATES
+        scored, fitted = (runs, rows_scored), 2 * FOLD_ROWS
+        summed = runs, count * (longest if rows == "all" else rows)
+        work = summed, scored, scored, (1, fitted), (share, share * fitted)
+        facts["gpu"] = _gpu_time(layers, heads * longest, work)
     return size, facts
+
+
+def _gpu_time(layers: int, row: int, work: Sequence[tuple[float, float]]) -> str:
+    """Predicted time; `work` has the runs and rows of a stage, and `row` is keys x heads."""
+    seconds = {
+        name: layers * (runs * operations * PER_OPERATION + rows * row * moved * PER_BYTE)
+        for (name, (operations, moved)), (runs, rows) in zip(
+            GPU_COUNTS.items(), work, strict=True
+        )
+    }
+    words = ", ".join(f"{name} {time:,.1f} s" for name, time in seconds.items())
+    total = f"a profile takes at least {sum(seconds.values()):,.1f} s more than a plain pass"
+    return f"{total} ({words}); predicted from counts of operations and bytes, not measured"
 
 
 def _head_dim(config: PreTrainedConfig) -> int:

@@ -59,8 +59,9 @@ class Opened:
     @property
     def torch_dtype(self) -> torch.dtype:
         if self.loading.dtype == "auto":
-            on_gpu = self.devices[0].type == "cuda" and torch.cuda.is_bf16_supported(False)
-            return torch.bfloat16 if on_gpu else torch.float32
+            on_gpu = self.devices[0].type == "cuda"
+            lacks = torch.cuda.is_available() and not torch.cuda.is_bf16_supported(False)
+            return torch.bfloat16 if on_gpu and not lacks else torch.float32
         return getattr(torch, self.loading.dtype)
 
     def read(self) -> PreTrainedModel:
@@ -121,9 +122,12 @@ class Opened:
         _check_weights(f"the adapter in {folder}", weights.to_dict())
 
 
-def open_checkpoint(name: str | Path, loading: Loading) -> Opened:
-    """Open a checkpoint without reading its weights; raises the errors of `load`."""
-    devices = [device_named(loading.device)]  # the first one takes the tokens
+def open_checkpoint(name: str | Path, loading: Loading, *, used: bool = True) -> Opened:
+    """Open a checkpoint without reading its weights; raises the errors of `load`.
+
+    If the checkpoint is not `used`, this machine may lack a GPU.
+    """
+    devices = [device_named(loading.device, used=used)]  # the first one takes the tokens
     if loading.device_map is not None:
         gpus = range(torch.cuda.device_count())
         devices = [torch.device("cuda", gpu) for gpu in gpus] or [torch.device("cpu")]

@@ -80,7 +80,8 @@ def analyze_command(
         from ropelens.analysis.plan import plan_analysis
         from ropelens.runtime.processes import processes
     with opening(show_progress, "reading"):  # find errors before the first measurement
-        plans = {name: plan_analysis(c, text, options) for name, c in checkpoints.items()}
+        how: dict[str, Any] = {"options": options, "run": not plan}
+        plans = {name: plan_analysis(c, text, **how) for name, c in checkpoints.items()}
     if plan:
         print_lines("\n".join(map(str, plans.values())))
         return
@@ -193,7 +194,7 @@ def truncate_command(
     sweep["ends"] = ["slow", "fast"] if options.end is None else [options.end]
     plain = Options(**{name: values[name] for name in Options.__dataclass_fields__})
     with opening(show_progress, "reading"):
-        planned = plan_analysis(model, text, plain, truncation=sweep)
+        planned = plan_analysis(model, text, plain, truncation=sweep, run=not plan)
     if plan:
         print_lines(planned)
         return

@@ -25,7 +25,7 @@ from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.induction import Task
 from ropelens.profiles.measurement import Batch, Measurement
 from ropelens.profiles.measures import STATISTICS
-from ropelens.profiles.passes import OBSERVED, Progress, fit_cost, fit_layers, sum_batch
+from ropelens.profiles.passes import Progress, fit_layers, sum_batch
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask
@@ -217,12 +217,7 @@ def run_entries(
     tokens = len(entries) * int(text.real[unseen.start : unseen.stop].sum())
     tokens += sum(tasks[name].tokens for _, name in runs)
     layers = len(unfitted) * len(shard(len(live.attending)))
-    parameters, terms = live.model.num_parameters(), max(x.terms for x in entries[0].planes)
-    cost = fit_cost(parameters, live.heads, terms, text.context, surrogates=0)
-    stages = (
-        Stage("trying edits", tokens, cost=OBSERVED if fits or unfitted else 1.0),
-        Stage("fitting budgets", layers, "layers", cost=cost),
-    )
+    stages = Stage("trying edits", tokens), Stage("fitting budgets", layers, "layers")
     with (progress or silent)(*stages) as step:
         for entry in unfitted:
             options: dict[str, Any] = {"surrogates": 0, "progress": partial(step, stage=1)}

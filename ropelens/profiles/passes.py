@@ -20,6 +20,7 @@ from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import LayerSums, SequenceSums, Sums, by_group, sum_attention
 from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import FOLD_ROWS, LayerFit, Sample, add_found_sinks
+from ropelens.config_facts import stated_number
 from ropelens.errors import UnsupportedModel
 from ropelens.model.attention_hooks import Observer
 from ropelens.model.live_model import NO_KEY, LiveModel
@@ -30,7 +31,7 @@ from ropelens.runtime.processes import gather, shard
 from ropelens.text.rows import Rows
 
 EXCHANGED = 1000.0  # operations per scored row and key
-OBSERVED = 1.6  # time per token with all statistics, compared with an unobserved token
+OBSERVED = 2.0  # time of a layer with all statistics, compared with an unobserved layer
 
 Progress = Callable[[int], None]
 """Called with the number of tokens that were processed since the last call."""
@@ -83,6 +84,13 @@ def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: 
     cells = heads * FOLD_ROWS * (context + 4_000)
     # 116 operations per cell and plane weight, of which 40 surrogates take half
     return 116.0 * ((1 + surrogates / 40) / 2) * cells * terms / parameters
+
+
+def losses_share(live: LiveModel) -> float:
+    """Approximate share of the time of an observed pass that logits and losses take."""
+    head = live.vocabulary * stated_number(live.config, "hidden_size", 1)
+    layers = sum(x.numel() for x in live.model.parameters() if live.vocabulary not in x.shape)
+    return head / (head + OBSERVED * layers)
 
 
 def exchange_cost(parameters: int, heads: int, rows: int, context: int) -> float:
@@ -187,7 +195,7 @@ def sum_batch(
     chunk = live.chunk_length(width)
     calls = len(live.attending) * -(-width // (chunk or width))
     tokens = int(text.real.sum())
-    share = tokens // (calls + 1)  # tokens of progress per call, and for the losses
+    share = int(tokens * (1 - losses_share(live)) / calls)  # tokens of progress per call
     over_tokens = [row for row in statistics if row.over == "tokens"]
     layers: dict[int, LayerSums] = {}
     scores: dict[int, Float[Tensor, "group set head score"]] = {}
@@ -209,7 +217,7 @@ def sum_batch(
     def see(call: AttentionCall) -> None:
         turning, sinks = planes[call.layer], text.sinks
         if chunk is None:  # otherwise its chunks were counted
-            progress(share)
+            progress(share if layers else 0)  # for the layer before, which ends here
         also(call)
         if fits:
             sinks = add_found_sinks(text.sinks, fits[call.layer].found_sinks)
@@ -226,7 +234,7 @@ def sum_batch(
     with live.observe(observer):
         losses = live.losses(text.ids, text.lengths, text.hidden)
     losses.masked_fill_(~text.predicted, torch.nan)
-    progress(tokens - share * calls)
+    progress(tokens - share * (calls - (chunk is None)))
     live.check_layers(set(layers))
     sums = Sums(
         row_weight=by_group(batch.rows.by_position(width), text.group),

@@ -19,7 +19,7 @@ from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerp
 from ropelens.profiles.induction import repeats
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import AXES, MEASURES, STATISTICS
-from ropelens.profiles.passes import OBSERVED, collect, fit_cost, fit_layers
+from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import summarize
 from ropelens.runtime.processes import gather, place, shard
 from ropelens.runtime.progress import ShowProgress, Stage, silent
@@ -117,12 +117,10 @@ def profile(
     chosen = [*first, *(n for n in shard(len(text)) if n not in first)]
     left = chosen[0 if sums is None else sums.sequences :]
     share = len(shard(len(live.attending))) if fits is None else 0
-    parameters, terms = live.model.num_parameters(), max(x.terms for x in planes)
-    cost = fit_cost(parameters, live.heads, terms, text.context, surrogates)
     stages = (
-        Stage("measuring", int(text.real[left].sum()), cost=OBSERVED),
+        Stage("measuring", int(text.real[left].sum())),
         Stage("probing", EXCERPTED + repeated.tokens),
-        Stage("fitting the budget", share, "layers", cost),
+        Stage("fitting the budget", share, "layers"),
     )
     with (progress or silent)(*stages) as step:
         read = read_excerpts(measurement, excerpts, planes, tokenizer)

@@ -1,5 +1,6 @@
 """Devices on which a model runs, their free memory, and the memory that a pass needs."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,14 +21,18 @@ LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 LIBRARIES = 600_000_000  # bytes of main memory that torch and transformers take
 
 
-def device_named(name: str) -> torch.device:
-    """The device called `name`, CUDA or CPU for "auto"; raises `BadArgument` if it fails."""
+def device_named(name: str, *, used: bool = True) -> torch.device:
+    """The device called `name`, CUDA or CPU for "auto"; raises `BadArgument` if it fails.
+
+    If the device is not `used`, this machine may lack a GPU.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     what = f"The device {name!r} does not exist or does not work."
     with explained(what, "auto, cpu, cuda, or a number as in cuda:1", error=BadArgument):
         device = torch.device(name)
-        torch.zeros(1, dtype=torch.float64, device=device).item()  # sums need float64
+        if used or device.type != "cuda" or torch.cuda.is_available():
+            torch.zeros(1, dtype=torch.float64, device=device).item()  # sums need float64
     return device
 
 
@@ -67,8 +72,9 @@ def explain_full_memory(what: str, *, seen: str, hint: str) -> Iterator[None]:
 
 
 def free_bytes(device: torch.device) -> int:
+    """Free memory of a device in bytes; `sys.maxsize` for a GPU that this machine lacks."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        return torch.cuda.mem_get_info(device)[0] if torch.cuda.is_available() else sys.maxsize
     return psutil.virtual_memory().available
 
 

@@ -4,7 +4,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn
 
 SECONDS_BETWEEN_LINES = 60.0
-EXPECTED = 0.05  # share of a stage for which an estimate assumes the pace of the begun stages
 
 Advance = Callable[..., Any]
 """Takes the units done since the last call, the index of their `stage`, and a `note`."""
@@ -27,32 +26,44 @@ ShowProgress = Callable[..., AbstractContextManager[Advance]]
 class Stage:
     """A part of long work with `total` units, of which `done` are done.
 
-    One unit takes about as long as `cost` units of a stage with cost 1. In this process,
-    `measured` units took `seconds`.
+    In this process, `measured` units took `seconds`. The weighted sums weight each step by the
+    number of steps before it: recent steps count most, and the first step, which includes the
+    start of the stage, does not count.
     """
 
     what: str
     total: int
     unit: str = "tokens"
-    cost: float = 1.0
     done: int = 0
+    steps: int = 0
     measured: int = 0
     seconds: float = 0.0
+    weighted_units: float = 0.0
+    weighted_seconds: float = 0.0
 
-    def rate(self, stages: tuple["Stage", ...]) -> float:
-        """Seconds per unit, by the pace of all begun stages with this unit; NaN before."""
-        begun = [stage for stage in stages if stage.measured]
-        alike = [stage for stage in begun if stage.unit == self.unit] or begun
-        units = sum(stage.cost * stage.measured for stage in alike) or math.nan
-        pace, few = sum(stage.seconds for stage in alike) / units, EXPECTED * self.total
-        return (self.seconds + few * pace * self.cost) / (self.measured + few or 1)
+    def add(self, amount: int, seconds: float) -> None:
+        """Count a step."""
+        self.weighted_units += self.steps * amount
+        self.weighted_seconds += self.steps * seconds
+        self.steps += 1
+        self.done += amount
+        self.measured += amount
+        self.seconds += seconds
+
+    @property
+    def pace(self) -> float:
+        """Seconds per unit; NaN before the second step of a stage with several steps."""
+        if self.weighted_units:
+            return self.weighted_seconds / self.weighted_units
+        return self.seconds / self.measured if 0 < self.measured >= self.total else math.nan
 
 
-def seconds_of(stages: tuple[Stage, ...]) -> tuple[float, float]:
-    """Seconds for the units that are done, and for the rest; NaN before the start."""
-    done = sum(stage.rate(stages) * stage.done for stage in stages)
-    total = sum(stage.rate(stages) * stage.total for stage in stages)
-    return done, total - done
+def seconds_left(stages: Sequence[Stage]) -> float:
+    """Seconds until all stages are done; NaN until each unfinished stage has a pace.
+
+    The ratio of two paces differs by model and machine, so no pace predicts another one.
+    """
+    return sum((x.total - x.done) * x.pace for x in stages if x.done < x.total)
 
 
 def opening(show: ShowProgress, what: str) -> AbstractContextManager[Advance]:
@@ -70,7 +81,8 @@ def show_progress(*stages: Stage) -> Iterator[Advance]:
     """Show the progress of `stages` on stderr. Gives an `Advance` to call after each part.
 
     A terminal shows one bar for all stages with the time left, and removes it at the end. A
-    log gets one line per minute; if a unit is "tokens", the first line comes after a second.
+    log gets one line per minute. If a unit is "tokens", one more line comes as soon as the time
+    left is known and a second has passed. Until then the bar pulses.
     """
     # rich would take a log for a terminal if a CI service sets FORCE_COLOR.
     watched = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -80,9 +92,7 @@ def show_progress(*stages: Stage) -> Iterator[Advance]:
         def advance(amount: int, stage: int = 0, note: str = "") -> None:
             nonlocal last
             current, before, last = stages[stage], last, time.monotonic()
-            current.done += amount
-            current.measured += amount
-            current.seconds += last - before
+            current.add(amount, last - before)
             show(current, note, last)
 
         yield advance
@@ -93,32 +103,34 @@ def _bar(stages: tuple[Stage, ...]) -> Iterator[Callable[[Stage, str, float], No
     columns = "{task.description}", BarColumn(), TaskProgressColumn(), "{task.fields[words]}"
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        total = None if len(stages) == stages[0].total == 1 else 1.0  # None: the bar pulses
-        task = bar.add_task(stages[0].what, total=total, words="-:--:--")
+        task = bar.add_task(stages[0].what, total=None, words="-:--:--")  # the bar pulses
 
         def show(current: Stage, note: str, _: float) -> None:
-            done, left = seconds_of(stages)
-            share = max(bar.tasks[0].completed, done / max(done + left, 1e-9))  # never back
-            words = f"{_clock(left)} {note}"
-            bar.update(task, completed=share, description=current.what, words=words)
+            left = seconds_left(stages)
+            bar.update(task, description=current.what, words=f"{_clock(left)} {note}")
+            if not math.isnan(left):
+                spent = sum(x.done * x.pace for x in stages if x.measured)
+                share = spent / max(spent + left, 1e-9)
+                bar.update(task, total=1.0, completed=max(bar.tasks[0].completed, share))
 
         yield show
 
 
 def _log_lines(stages: tuple[Stage, ...], begin: float) -> Callable[[Stage, str, float], None]:
     in_tokens = any(stage.unit == "tokens" for stage in stages)
-    due = begin + (1.0 if in_tokens else SECONDS_BETWEEN_LINES)
+    due, early = begin + SECONDS_BETWEEN_LINES, begin + 1.0 if in_tokens else math.inf
 
     def show(current: Stage, note: str, clock: float) -> None:
-        nonlocal due
-        done = all(stage.done >= stage.total for stage in stages)
-        if clock < due and not (note and done):
+        nonlocal due, early
+        done, left = all(stage.done >= stage.total for stage in stages), seconds_left(stages)
+        known = not math.isnan(left)
+        if clock < min(due, early if known else due) and not (note and done):
             return
-        due = clock + SECONDS_BETWEEN_LINES
+        due, early = clock + SECONDS_BETWEEN_LINES, math.inf if known else early
         parts = [f"{current.what}: {current.done:,} of {current.total:,} {current.unit}"]
         if rate := current.measured / max(current.seconds, 1e-9):
             parts.append(f"{rate:{',.0f' if rate >= 10 else '.2g'}} {current.unit}/s")
-            parts += [f"{_clock(seconds_of(stages)[1])} left"] * (not done)
+            parts += [f"{_clock(left)} left"] * (known and not done)
         with suppress(OSError):  # nobody reads stderr
             print(", ".join(filter(None, [*parts, note])), file=sys.stderr, flush=True)
 

@@ -121,6 +121,9 @@ def test_a_plan_describes_the_run_and_measures_nothing(ropelens, model, text, mo
     assert facts["batch"] == "5 sequences at a time, 10 batches"
     assert re.fullmatch(r"about 0\.8 GB of [\d.]+ GB free on cpu", facts["memory"])
     assert "model   bundled:rope, 6 layers" in ropelens("analyze", "--plan").out
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for command in ("analyze", "truncate"):
+        assert "gpu     a profile" in ropelens(command, "--device", "cuda", "--plan").out
 
 
 @pytest.mark.usefixtures("pageless")

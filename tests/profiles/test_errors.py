@@ -12,11 +12,14 @@ import torch
 import xarray as xr
 from measured import evaluate, token_progress
 from oracles.tiny import logits, tiny
+from tiny_checkpoints import tiny_llama
 
 import ropelens as rl
 from ropelens.errors import BadArgument, BadText, RopelensError, UnsupportedModel
 from ropelens.interventions.edit import ModelEdit
 from ropelens.interventions.truncation_table import DEFAULT_MEASURES
+from ropelens.model.as_live_model import as_live_model
+from ropelens.profiles.passes import losses_share
 from ropelens.runtime.progress import Stage
 from ropelens.text.tokenize import read_text
 
@@ -136,8 +139,15 @@ def test_progress_moves_by_layer_within_a_batch():
     options = {"edits": {"a": "nope"}, "measures": "loss", "rows": 9, "batch_size": 2}
     options |= {"lengths": torch.tensor([40, 20, 3]), "progress": token_progress(done.append)}
     evaluate(tiny("llama_gqa"), **options)
-    by_layer = [20, 20, 20]  # after each of two layers, and after the head
-    assert done == [*by_layer, *by_layer, 1, 1, 1, 1, 1, 1]
+    by_layer = [0, 26, 34]  # before and after the first layer, and after the head
+    assert done == [*by_layer, *by_layer, 0, 1, 2, 0, 1, 2]
+
+
+def test_logits_of_a_wide_vocabulary_are_most_of_the_progress():
+    """Input embeddings take no time, whether or not they are tied to the head."""
+    wide = [tiny_llama(vocab_size=5_000, tie_word_embeddings=tied) for tied in (True, False)]
+    share = [losses_share(as_live_model(model)) for model in wide]
+    assert share[0] == share[1] == pytest.approx(160_000 / (160_000 + 2 * 15_520), abs=0.01)
 
 
 @pytest.mark.parametrize("measures", [("loss",), (*DEFAULT_MEASURES, "copying")])
