@@ -7,6 +7,7 @@ triangle is computed.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -37,7 +38,8 @@ def blocks_of(sampled: SampledCall, heads: slice | None = None) -> Iterator["Blo
     most = fast_products.BLOCK_ROWS[device]
     if not sampled.rows.dense:  # in a block of many distant rows, most rows see few of the keys
         few = count * int(sampled.position.max() + 1) <= area // 4
-        most = count if few else max(fast_products.FEWEST_ROWS, -(-count // 8))
+        blocks = 1 if few else fast_products.SPARSE_BLOCKS[device]
+        most = max(fast_products.FEWEST_ROWS, -(-count // blocks))
     chosen, keys, begin = heads or slice(0, kv_heads), sampled.position.amax(0) + 1, 0
     while begin < count:
         rows = min(most, count - begin)
@@ -65,13 +67,17 @@ class Block:
         self.sampled, self.call, self.planes = sampled, sampled.call, sampled.planes
         self.heads, self._rows = heads, rows
         self.visibility = sampled.visibility.block(rows)
+        on_device = sampled.device_visibility
+        tables = {name: vars(on_device)[name][:, rows] for name in ("position", "first")}
+        mask = None if on_device.mask is None else on_device.mask[:, rows]
+        self.device_visibility = replace(self.visibility, **tables, mask=mask)
         self.position, self.weight = sampled.position[:, rows], sampled.weight[:, rows]
         self.keys = self.visibility.keys
         self.columns = slice(self.keys.start, self.keys.stop)
         self.q = sampled.row_q[:, heads, :, rows]
         self.k = sampled.k[:, heads, self.columns]
         self.tokens = sampled.tokens[:, self.columns]
-        self.self_column = (self.position - self.keys.start).to(self.k.device)
+        self.self_column = self.device_visibility.position - self.keys.start
         group = self.q.shape[2]
         self.query_heads = slice(heads.start * group, heads.stop * group)
 
@@ -144,14 +150,14 @@ class Block:
     @property
     def count(self) -> Float[Tensor, "shared 1 1 row"]:
         """Number of keys that each row sees."""
-        return self.visibility.count[:, None, None].to(self.q)
+        return self.device_visibility.count[:, None, None].to(self.q)
 
     @cached_property
     def sinks(self) -> Int[Tensor, " sink"]:
         """The columns of the block in which some head has a sink."""
-        position = self.sampled.sink_positions
-        inside = position[(position >= self.keys.start) & (position < self.keys.stop)]
-        return (inside - self.keys.start).to(self.k.device)
+        position, ends = self.sampled.sink_positions, (self.keys.start, self.keys.stop)
+        inside = slice(*torch.searchsorted(position, torch.tensor(ends)).tolist())
+        return fast_products.on_device(position, self.k.device)[inside] - self.keys.start
 
     @cached_property
     def sink_kind(self) -> Int[Tensor, "batch shared_kv_head shared_group 1 sink"]:
@@ -167,13 +173,13 @@ class Block:
     @property
     def visible_sinks(self) -> Float[Tensor, "batch shared_kv_head shared_group row sink"]:
         """1 if the row sees a sink of the head in a column, otherwise 0."""
-        seen = self.visibility.sees(self.sinks.cpu() + self.keys.start).to(self.k.device)
+        seen = self.device_visibility.sees(self.sinks + self.keys.start)
         return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
 
     @property
     def visible(self) -> Bool[Tensor, "shared row key"]:
         """Which keys each row sees."""
-        return self.visibility.sees().to(self.k.device)
+        return self.device_visibility.sees()
 
     @property
     def sees_all_behind(self) -> bool:
@@ -190,7 +196,7 @@ class Block:
 
     @cached_property
     def _penalties(self) -> list[tuple[slice, Tensor]]:
-        return self.visibility.penalties(self.k.device)
+        return self.device_visibility.penalties(self.visibility.seen_by_all)
 
     @cached_property
     def sink_variables(self) -> Int[Tensor, "batch kv_head group entry"]:
@@ -263,10 +269,11 @@ class Block:
         sets: Bool[Tensor, "batch set position"],
     ) -> Float[Tensor, "batch set head value"]:
         """Weighted sums over the rows of each set of positions, in float64."""
-        position = self.position[:, None].expand(*sets.shape[:2], -1).to(sets.device)
+        sets = fast_products.on_device(sets, self.k.device)
+        position = self.device_visibility.position[:, None].expand(*sets.shape[:2], -1)
         weight = sets.gather(2, position).to(self.weight) * self.weight[:, None]
         sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]
-        return sums.flatten(2, 3).to("cpu", torch.float64)
+        return sums.flatten(2, 3).double()
 
     def buffer(self, name: str) -> ByKey:
         """A matrix of this block, in memory that all blocks share: fresh pages cost more."""

@@ -54,7 +54,7 @@ def exchanged(
     all others. In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
     """
     index, call = torch.arange(order.shape[-1]), sampled.call
-    is_sink = (sampled.sink_kind > 0).any(2).cpu()
+    is_sink = (sampled.sinks > 0).unflatten(1, sampled.sink_kind.shape[1:3]).any(2)
     real = ~sampled.rows.padding(index)
     movable, block = ~is_sink & real[:, None], index // block_size(call.visibility, real)
     # Both orders list the movable tokens of each block first, and then all other tokens.
@@ -98,9 +98,10 @@ def follow_sums(
     uses all of them.
     """
     shape = (len(sampled.k), sets.shape[1], sampled.q.shape[1], len(FOLLOW))
-    total, order = torch.zeros(shape, dtype=torch.float64), sampled.rows.order
+    order, device = sampled.rows.order, sampled.k.device
+    total = torch.zeros(shape, dtype=torch.float64, device=device)
     if order is None:  # rows that are scored without exchanged keys
-        return total
+        return total.cpu()
     at_once, step = AT_ONCE[sampled.k.device.type], 1 if single else DRAWS
     sequences = torch.arange(len(sets)).repeat(at_once)
     repeated = sampled if at_once == 1 else sampled.of_sequences(sequences)
@@ -113,7 +114,7 @@ def follow_sums(
             by_row = overlaps(block, exchanged_block, pi) * (step / DRAWS)
             sums = block.sum_over_sets(by_row, sets[sequences]).unflatten(0, (at_once, -1))
             total[:, :, block.query_heads] += sums.sum(0)
-    return total
+    return total.cpu()
 
 
 def overlaps(
@@ -122,7 +123,7 @@ def overlaps(
     """The values of `FOLLOW` in each row; `after` is the block with exchanged keys."""
     pi = pi[..., block.columns] if pi.shape[2] == 1 else pi[:, :, block.heads, block.columns]
     # V has the keys whose contents stay visible, and W the places where these contents are.
-    seen = block.visible[:, None] & block.visibility.sees_each(pi)
+    seen = block.visible[:, None] & block.device_visibility.sees_each(pi)
     v, w = seen[:, :, :, None].to(block.k)
     attention, index = block.attention, (pi[1] - block.keys.start).clamp(0, len(block.keys) - 1)
     moved = attention.gather(-1, index[:, :, None, None].expand_as(attention)) * w

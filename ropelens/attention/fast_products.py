@@ -11,6 +11,9 @@ BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 BLOCK_ROWS = {"cpu": 128, "cuda": 1024}
 """Largest number of rows of a block, which computes the keys of the last row for all rows."""
 
+SPARSE_BLOCKS = {"cpu": 8, "cuda": 2}
+"""Number of blocks of sampled rows: half of a block with all rows would be hidden."""
+
 FEWEST_ROWS = 16  # least number of rows of a block: products of fewer rows are slow
 HIDDEN = -1e30  # score of a key that a row does not see: the weight is 0, products are finite
 STRETCH = 64  # positions that a running sum adds by one product
@@ -58,7 +61,7 @@ def take_rows(
     x: Shaped[Tensor, "batch head position value"], index: Int[Tensor, "shared row"]
 ) -> Shaped[Tensor, "batch head row value"]:
     """Rows of `x` by their indices, which all sequences share or each sequence has."""
-    index = index.to(x.device)
+    index = on_device(index, x.device)
     if len(index) == 1:
         return x.index_select(2, index[0])
     return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))

@@ -1,6 +1,6 @@
 """An attention call, the sampled rows of it that statistics use, and its known sinks."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,9 @@ from ropelens.attention.call import AttentionCall
 from ropelens.attention.visibility import Visibility
 from ropelens.rope.planes import Planes, unrotate
 from ropelens.text.rows import Rows
+
+OF_ROWS = ("row_q", "row_q_still", "visibility", "device_visibility", "sum_of_keys")
+"""Properties that calls with the same rows share."""
 
 
 class SampledCall:
@@ -38,39 +41,47 @@ class SampledCall:
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         self.call, self.rows, self.planes = call, rows, planes
         self.q, self.k = call.query.to(dtype), call.key.to(dtype).contiguous()
-        keys = call.visibility.keys
-        self.key_position = torch.arange(keys.start, keys.stop, device=self.k.device)
-        self.position = rows.position[:1] if rows.dense else rows.position
-        self.weight = rows.weight.to(self.k.device, dtype)
+        keys, device = call.visibility.keys, self.k.device
+        self.key_position = torch.arange(keys.start, keys.stop, device=device)
+        self.position = rows.shared_position
+        self.weight = fast_products.on_device(rows.weight, device).to(dtype)
         none = torch.empty(len(self.k), 0, dtype=torch.long)
-        self.tokens = (none if tokens is None else tokens).to(self.k.device)
-        sinks = (self.key_position == 0).expand(len(self.k), 1, -1) if sinks is None else sinks
-        self.sinks = sinks.long().to(self.k.device)
+        self.tokens = fast_products.on_device(none if tokens is None else tokens, device)
+        if sinks is None:
+            sinks = (torch.arange(keys.start, keys.stop) == 0).long().expand(len(self.k), 1, -1)
+        self.sinks = sinks
         shape = (1, 1) if sinks.shape[1] == 1 else (self.k.shape[1], -1)
-        self.sink_kind = self.sinks.unflatten(1, shape)
+        self.sink_kind = fast_products.on_device(sinks, device).unflatten(1, shape)
         self.buffers: dict[str, Tensor] = {}
 
     def with_rows(self, rows: Rows) -> "SampledCall":
         """The same call with other rows."""
         other = SampledCall(self.call, rows, self.planes, sinks=self.sinks, tokens=self.tokens)
-        if "k_still" in vars(self):
-            other.k_still = self.k_still
+        same_rows = rows.position is self.rows.position
+        for name in ("k_still", "k_scaled", *(OF_ROWS if same_rows else ())):
+            if name in vars(self):
+                setattr(other, name, vars(self)[name])
         return other
 
     def of_sequences(
         self, chosen: slice | Bool[Tensor, " batch"] | Int[Tensor, " some"]
     ) -> "SampledCall":
         """The rows of some of the sequences."""
+        on = (
+            chosen
+            if isinstance(chosen, slice)
+            else fast_products.on_device(chosen, self.k.device)
+        )
         names = ("query", "key", "value", "output")
-        parts: dict[str, Any] = {name: vars(self.call)[name][chosen] for name in names}
+        parts: dict[str, Any] = {name: vars(self.call)[name][on] for name in names}
         call = replace(self.call, visibility=self.call.visibility.of_sequences(chosen), **parts)
-        tables = vars(self.rows).items()
-        parts = {name: x[chosen] for name, x in tables if isinstance(x, Tensor)}
+        tables = {field.name: vars(self.rows)[field.name] for field in fields(self.rows)}
+        parts = {name: x[chosen] for name, x in tables.items() if isinstance(x, Tensor)}
         rows = replace(self.rows, **parts)
-        sinks, tokens = self.sinks[chosen], self.tokens[chosen]
+        sinks, tokens = self.sinks[chosen], self.tokens[on]
         other = SampledCall(call, rows, self.planes, sinks=sinks, tokens=tokens)
         if "k_still" in vars(self):
-            other.k_still = self.k_still[chosen].contiguous()
+            other.k_still = self.k_still[on].contiguous()
         return other
 
     @cached_property
@@ -87,7 +98,8 @@ class SampledCall:
     @cached_property
     def q_still(self) -> Float[Tensor, "batch head row coordinate"]:
         """q~: the queries with their rotation removed."""
-        return unrotate(self.q, self.call.visibility.position[0], self.planes)
+        position = self.call.visibility.on(self.k.device).position[0]
+        return unrotate(self.q, position, self.planes)
 
     @cached_property
     def k_still(self) -> Float[Tensor, "batch kv_head key coordinate"]:
@@ -102,8 +114,8 @@ class SampledCall:
     @cached_property
     def row_q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """q~ of the rows."""
-        position = self.position.to(self.k.device)
-        still = unrotate(self._of_rows(self.q), position[:, None], self.planes)
+        position = self.device_visibility.position[:, None]
+        still = unrotate(self._of_rows(self.q), position, self.planes)
         return still.unflatten(1, (self.k.shape[1], -1))
 
     def _of_rows(self, x: Shaped[Tensor, "batch head _ value"]) -> Tensor:
@@ -118,6 +130,11 @@ class SampledCall:
         return self.call.visibility.at(self.position)
 
     @cached_property
+    def device_visibility(self) -> Visibility:
+        """`visibility`, with its tables on the device of the keys."""
+        return self.visibility.on(self.k.device)
+
+    @cached_property
     def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
         """Sum of the keys that each row sees."""
         return self.visibility.sum_keys(self.k)[:, :, None]
@@ -125,4 +142,4 @@ class SampledCall:
     @cached_property
     def sink_positions(self) -> Int[Tensor, " sink"]:
         """The positions at which some head has a sink."""
-        return self.sink_kind.flatten(0, 2).any(0).nonzero()[:, 0].cpu()
+        return (self.sinks > 0).flatten(0, 1).any(0).nonzero()[:, 0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -60,13 +61,24 @@ class Visibility:
 
         return self._map(take)
 
+    def on(self, device: torch.device) -> "Visibility":
+        """The same tables on a device."""
+        position = fast_products.on_device(self.position, device)
+        if self.mask is None and not self.first.any():  # without a copy to the device
+            first = torch.zeros(self.first.shape, dtype=torch.long, device=device)
+        else:
+            first = fast_products.on_device(self.first, device)
+        return replace(self, position=position, first=first)
+
     def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
         """Indices of the rows at these positions."""
+        if int(self.position[0, -1]) == len(self.position[0]) - 1:
+            return position  # the rows are 0, 1, 2, ...
         return torch.searchsorted(self.position[0], position.contiguous())
 
     def at(self, position: Int[Tensor, "_ some"]) -> "Visibility":
         """The rows at these positions."""
-        return self.rows(self.index_of(position))
+        return replace(self.rows(self.index_of(position)), position=position)
 
     def of_sequences(
         self, chosen: slice | Bool[Tensor, " batch"] | Int[Tensor, " some"]
@@ -108,7 +120,7 @@ class Visibility:
     def sees(self, key: Int[Tensor, " some"] | None = None) -> Bool[Tensor, "_ row some"]:
         """Which of the keys at these positions, by default of all keys, each row sees."""
         if key is None:
-            key = torch.arange(self.keys.start, self.keys.stop)
+            key = torch.arange(self.keys.start, self.keys.stop, device=self.position.device)
         if self.mask is not None:
             return self.mask[:, :, (key - self.keys.start).to(self.mask.device)]
         return (key >= self.first[..., None]) & (key <= self.position[..., None])
@@ -118,10 +130,9 @@ class Visibility:
     ) -> Bool[Tensor, "*lead batch head row key"]:
         """Whether each row sees the keys at these positions; -1 is never seen."""
         if self.mask is None:
-            ends = self.first.to(key.device), self.position.to(key.device)
-            first, last = (end[:, None, :, None] for end in ends)
+            first, last = (end[:, None, :, None] for end in (self.first, self.position))
             return (key[..., None, :] >= first) & (key[..., None, :] <= last)
-        mask = self.mask.to(key.device)[:, None].expand(*key.shape[:-1], *self.mask.shape[1:])
+        mask = self.mask[:, None].expand(*key.shape[:-1], *self.mask.shape[1:])
         index = (key - self.keys.start).clamp(min=0)[..., None, :].expand(mask.shape)
         return mask.gather(-1, index) & (key >= 0)[..., None, :]
 
@@ -152,21 +163,26 @@ class Visibility:
             sums -= before * (self.first > 0).to(k.device)[:, None, :, None]
         return sums
 
-    def penalties(self, device: torch.device) -> list[tuple[slice, Tensor]]:
+    def penalties(self, seen_by_all: tuple[int, int]) -> list[tuple[slice, Tensor]]:
         """Numbers that hide keys from rows if they are added to the scores in some columns.
 
-        All rows see the keys in all remaining columns.
+        All rows see the keys at the positions `seen_by_all` and before its end.
         """
-        low, seen_by_all = self.keys.start, (self.keys.start, self.keys.start)
-        if self.mask is None:
-            seen_by_all = int(self.first.max()), int(self.position.min()) + 1
-        penalties = []
+        low, penalties = self.keys.start, []
         for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], self.keys.stop)):
             if begin < end:
-                seen = self.sees(torch.arange(begin, end)).to(device)
-                penalty = torch.where(seen, 0.0, fast_products.HIDDEN)[:, None, None]
+                key = torch.arange(begin, end, device=self.position.device)
+                hidden = self.sees(key).logical_not()
+                penalty = (hidden * fast_products.HIDDEN)[:, None, None]
                 penalties.append((slice(begin - low, end - low), penalty))
         return penalties
+
+    @property
+    def seen_by_all(self) -> tuple[int, int]:
+        """First and end position of the keys that all rows see."""
+        if self.mask is not None:
+            return self.keys.start, self.keys.start
+        return int(self.first.max()), int(self.position.min()) + 1
 
     @property
     def farthest(self) -> int:
@@ -175,8 +191,9 @@ class Visibility:
 
     def count_by_offset(self) -> Float[Tensor, "_ row offset"]:
         """Number of keys that each row sees at each offset; keys ahead of it are at 0."""
-        seen = self.sees().cpu().double()
-        offset = (self.position[..., None] - torch.arange(len(self.keys))).clamp(min=0)
+        seen = self.sees().double()
+        key = torch.arange(len(self.keys), device=seen.device)
+        offset = (self.position[..., None] - key).clamp(min=0)
         return torch.zeros_like(seen).scatter_add_(-1, offset.expand(seen.shape), seen)
 
     def offset_weight(self, weight: Float[Tensor, "batch row"]) -> Float[Tensor, "2 offset"]:
@@ -197,6 +214,7 @@ class Visibility:
         return total
 
 
+@cache
 def offset_edges(context: int) -> Int[Tensor, " edge"]:
     """Edges of the offset bins, in tokens. Bin b holds offsets edges[b] to edges[b + 1] - 1.
 
@@ -220,4 +238,5 @@ def sum_bins(mass: torch.Tensor, edges: Int[Tensor, " edge"]) -> torch.Tensor:
 
 def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
     """The bin of each offset."""
-    return torch.bucketize(offset.contiguous(), edges.to(offset.device), right=True) - 1
+    edges = fast_products.on_device(edges, offset.device)
+    return torch.bucketize(offset.contiguous(), edges, right=True) - 1

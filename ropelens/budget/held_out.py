@@ -141,6 +141,8 @@ class Sample:
             )
             sampled = sampled.of_sequences(sequences).with_rows(rows)
         weights = fit_models(sampled, folds=2).float().cpu()
+        if not weights.isfinite().all():
+            raise torch.linalg.LinAlgError
         return LayerFit(weights, planes.terms, found_sinks, drawn)
 
 
@@ -167,20 +169,22 @@ def exceeds_sink_share(
 ) -> tuple[Bool[Tensor, "batch head position"], Float[Tensor, "batch position"]]:
     """Unknown sinks by the attention of all later rows, and the number of these rows."""
     batch, heads, context = *sampled.q.shape[:2], sampled.k.shape[2]
-    count, weight = torch.zeros(2, batch, context, dtype=torch.float64)
-    mass = torch.zeros(batch, heads, context, dtype=torch.float64)
+    options = {"dtype": torch.float64, "device": sampled.k.device}
+    # Of each head, and the number and the weight of later rows as two more heads.
+    mass = torch.zeros(batch, heads + 2, context, **options)
     for block in blocks_of(sampled):
         keys, row_weight = block.columns, block.weight[:, None]
         own_key = block.self_column[..., None]
         if block.heads.start == 0:
             behind = block.visible.to(block.weight.dtype).scatter(-1, own_key, 0.0)
-            count[:, keys] += ((row_weight > 0).to(behind) @ behind)[:, 0].cpu()
-            weight[:, keys] += (row_weight @ behind)[:, 0].cpu()
+            rows = torch.cat([row_weight, (row_weight > 0).to(behind)], dim=1)
+            mass[:, heads:, keys] += rows @ behind
         own_key = own_key[:, None, None].expand(*block.q.shape[:4], 1)
         attention = block.attention.scatter_(-1, own_key, 0.0)
         on_keys = (row_weight[:, :, None, None] @ attention)[..., 0, :].flatten(1, 2)
-        mass[:, block.query_heads, keys] += on_keys.to("cpu", torch.float64)
-    return (mass > SINK_SHARE * weight[:, None]) & (sampled.sinks.cpu() == 0), count
+        mass[:, block.query_heads, keys] += on_keys
+    mass, weight, count = mass.cpu().split((heads, 1, 1), dim=1)
+    return (mass > SINK_SHARE * weight) & (sampled.sinks == 0), count[:, 0]
 
 
 def add_found_sinks(

@@ -342,7 +342,7 @@ def _of_heads(
     part.q, part.q_still = (x[:, heads][:, :, members] for x in (block.q, block.q_still))
     if len(heads) < block.q.shape[1]:
         part.k_still = block.k_still[:, heads]
-    if block.sink_kind.shape[2] > 1:
+    if block.sampled.sinks.shape[1] > 1:
         part.sink_kind = block.sink_kind[:, heads][:, :, members]
     return part
 
@@ -408,7 +408,9 @@ def score_models(
     """
     batch, heads, context = *sampled.q.shape[:2], sampled.k.shape[2]
     sets = torch.ones(batch, 1, context, dtype=torch.bool) if sets is None else sets
-    scores = torch.zeros(batch, sets.shape[1], heads, len(SCORES), dtype=torch.float64)
+    shape, device = (batch, sets.shape[1], heads, len(SCORES)), sampled.k.device
+    scores = torch.zeros(shape, dtype=torch.float64, device=device)
+    weights = on_device(weights, device)
     weights = weights.unflatten(1, (sampled.k.shape[1], -1))
     first = sampled.planes.terms + len(SINKS)
     for block in blocks_of(sampled):
@@ -423,7 +425,7 @@ def score_models(
             likelihoods.append(block.expect(modelled) - softmax(modelled)[1])
         by_row = torch.stack(likelihoods, dim=-1)
         scores[:, :, block.query_heads] += block.sum_over_sets(by_row, sets)
-    return scores
+    return scores.cpu()
 
 
 def gains(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*head"]]:

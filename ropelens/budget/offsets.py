@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.linalg import vecdot
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import pad
 
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import bin_of, offset_edges
@@ -75,42 +75,43 @@ class OffsetRows:
 
         The sequences belong to the folds in turn.
         """
-        batch, sinks, context = len(sampled.sinks), sampled.sinks.cpu(), sampled.k.shape[2]
-        device = sampled.k.device
+        batch, sinks, context = len(sampled.sinks), sampled.sinks, sampled.k.shape[2]
+        first, rows, device = len(SINKS), sampled.position.shape[1], sampled.k.device
         visibility = sampled.visibility.flatten(batch)
-        position, seen = visibility.position[0], visibility.count[0].cpu()
-        keys = None if visibility.mask is None else visibility.count_by_offset()[0]
         # A table of all rows and keys is large, and a table of all heads larger: use few keys.
         is_sink = (sinks > 0).flatten(0, 1).any(0)
         is_sink[0] = True
         key = is_sink.nonzero()[:, 0]
-        rows = sampled.position.shape[1]
         kind = sinks[..., key].repeat_interleave(rows, dim=0)
         kind = kind.transpose(0, 1) * visibility.sees(key)[0].cpu()
         listed = kind.topk(max(1, int((kind > 0).sum(-1).max())), dim=-1)
-        kind, key = listed.values, key[listed.indices]
+        kind, key = torch.stack([listed.values, key[listed.indices]]).to(device)
+        visibility = sampled.device_visibility.flatten(batch)
+        position, seen = visibility.position[0], visibility.count[0]
+        keys = None
+        if visibility.mask is not None:
+            keys = visibility.count_by_offset()[0]
+            keys[:, 0] += keys.sum(-1) == 0  # of hidden rows, which have weight 0
         offset, within = (position[:, None] - key).clamp(min=0), (kind > 0).double()
-        edges = offset_edges(context)
-        bins = bin_of(offset, edges)
+        bins = bin_of(offset, offset_edges(context))
+        size = first + context + len(offset_edges(context)) - 1
         if offsets is not None and len(offsets[0]) < context:
-            samples, size = offsets
-            keys = ((samples < seen[:, None]) * size).double()
-            seen, context = keys.sum(-1).long(), len(size)
-            sample = torch.searchsorted(size.cumsum(0), offset, right=True)
-            within *= size[sample] * (samples[sample] == offset)
+            samples, length = torch.stack(offsets).to(device)
+            keys = ((samples < seen[:, None]) * length).double()
+            size += len(length) - context
+            seen, context = keys.sum(-1).long(), len(length)
+            sample = torch.searchsorted(length.cumsum(0), offset, right=True)
+            within *= length[sample] * (samples[sample] == offset)
             offset = sample
-        first = len(SINKS)
         variables = ((kind - 1).clamp(min=0), first + offset, first + context + bins)
         weight = sampled.weight.flatten().double()
         if folds > 1:
             fold = torch.arange(len(weight), device=device) // rows % folds
             weight = weight * (fold == torch.arange(folds, device=device)[:, None])
-        by_kind = one_hot(kind, 1 + first).sum(2)[..., 1:].double()
-        tables = (seen, kind, key, torch.stack(variables, 1), within, by_kind)
-        seen, kind, key, index, within, by_kind = (table.to(device) for table in tables)
-        keys, weight = None if keys is None else keys.to(device), weight.view(-1, len(seen))
-        size = first + context + len(edges) - 1
-        return cls(seen, weight, kind, key, index, within, by_kind, context, size, keys)
+        kinds = torch.arange(1, 1 + first, device=device)
+        by_kind = (kind[..., None] == kinds).sum(2).double()
+        tables = (kind, key, torch.stack(variables, 1), within, by_kind)
+        return cls(seen, weight.view(-1, len(seen)), *tables, context, size, keys)
 
     def float(self) -> "OffsetRows":
         """The same tables in single precision."""

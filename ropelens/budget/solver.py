@@ -62,8 +62,8 @@ def fit_log_linear(
 
     The penalty is `ridge` / 2 times the sum of the squared weights and `SMOOTH` times the
     squared steps between neighbours in `smooth`. A problem ends when no step promises more than
-    its tolerance, and is then not active. Raises `torch.linalg.LinAlgError` if the value of a
-    problem is not finite.
+    its tolerance, and is then not active. The weights of a problem are NaN if its value or its
+    gradient is not finite.
     """
     problems = torch.arange(len(start))
     fits = _Fits(observed, ridge[:, None].to(start), tolerance, start, problems)
@@ -74,8 +74,6 @@ def fit_log_linear(
         if evaluation % look_every == 0 and not fits.remove_converged(result):
             break
     fits.store(result)
-    if not result.value.isfinite().all():
-        raise torch.linalg.LinAlgError
     return result
 
 
@@ -99,7 +97,7 @@ class _Fits:
     ) -> None:
         self.observed, self.ridge, self.tolerance = observed, ridge, tolerance
         self.here = self.alive = problems
-        self.point, self.problems = start, problems.to(start.device)
+        self.point, self.problems = start, torch.arange(len(start), device=start.device)
         self.active = self.problems >= 0
         self.gradient = self.direction = torch.zeros_like(start)
         self.slope = torch.zeros_like(tolerance)
@@ -190,8 +188,9 @@ class _Fits:
 
     def store(self, result: Minimum) -> None:
         """Write the problems of the batch into the `result` of all problems."""
-        result.point[self.problems] = self.point
-        result.value[self.problems] = self.value + 0 * self.slope  # both must be finite
+        finite = 0 * (self.value + self.slope)  # or NaN
+        result.point[self.problems] = self.point + finite[:, None]
+        result.value[self.problems] = self.value
         result.done[self.problems] = ~self.active
 
 

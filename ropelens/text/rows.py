@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -46,6 +47,11 @@ class Rows:
     dense: bool
     hidden: Bool[Tensor, "batch token"] | None = None
     order: Float[Tensor, "batch draw token"] | None = None
+
+    @cached_property
+    def shared_position(self) -> Int[Tensor, "shared row"]:
+        """`position`, with one row for all sequences if the rows are dense."""
+        return self.position[:1] if self.dense else self.position
 
     def zero_hidden(self, hidden: Bool[Tensor, "batch token"] | None) -> "Rows":
         """The same rows, with weight 0 for the rows of `hidden` tokens."""

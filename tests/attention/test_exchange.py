@@ -255,7 +255,7 @@ WRONG: dict[str, dict[str, str]] = {
     },
     "llama_gqa: right: sinks are exchanged": {"~is_sink & real[:, None]": "real[:, None]"},
     "llama_gqa: found sinks: only the first head of a group keeps its sinks": {
-        "(sampled.sink_kind > 0).any(2)": "(sampled.sink_kind[:, :, 0] > 0)"
+        "sampled.sink_kind.shape[1:3]).any(2)": "sampled.sink_kind.shape[1:3])[:, :, 0]"
     },
     "llama_gqa: right: padding is exchanged": {"~is_sink & real[:, None]": "~is_sink"},
     "llama_gqa: hidden: hidden tokens are exchanged": {
@@ -265,7 +265,7 @@ WRONG: dict[str, dict[str, str]] = {
         "torch.mul(exchanged_attention, v, out=others[0])": "others[0] = exchanged_attention"
     },
     "llama_gqa: right: contents that the row does not see count": {
-        "block.visibility.sees_each(pi)": "(pi >= 0)[:, :, :, None]"
+        "block.device_visibility.sees_each(pi)": "(pi >= 0)[:, :, :, None]"
     },
     "llama_gqa: right: chance is omitted": {
         "torch.mul(attention, w": "torch.mul(attention, 0 * w"

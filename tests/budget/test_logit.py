@@ -1,11 +1,13 @@
 """The models of a row, against dense fits by scipy and against whole matrices."""
 
+from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 import pytest
 import torch
 from measured import observed_calls
+from oracles.handmade import call_of
 from oracles.logit import PARTS, HeadRows, gain, head_rows, information
 from oracles.recording import attention_calls
 from oracles.tiny import random_tokens, rotations, tiny
@@ -13,9 +15,11 @@ from oracles.tiny import random_tokens, rotations, tiny
 from ropelens.attention.block import blocks_of
 from ropelens.attention.call import attention_map
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import Visibility
 from ropelens.budget import logit
 from ropelens.budget.offsets import split_weights
-from ropelens.text.rows import all_rows
+from ropelens.rope.planes import Planes
+from ropelens.text.rows import Rows, all_rows
 
 FAMILIES = ("llama_gqa", "gemma2", "gpt_oss", "smollm3", "phi", "nanochat")
 ALLOWED = 0.002
@@ -76,6 +80,25 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     for found, mass in zip(parts, (*of, *(x.square() for x in of)), strict=True):
         true = torch.stack([mass[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1)
         torch.testing.assert_close(found[:, :30], true, rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_that_sees_no_key_changes_no_model():
+    """Hidden tokens that fill a window leave a hidden row without keys; its weight is 0."""
+    mask = torch.ones(2, 40, 40, dtype=torch.bool).tril().triu(-7)
+    mask[:, :, 10:20] = False
+    q, k = (
+        torch.randn(2, 2, 40, 8, generator=torch.Generator().manual_seed(s)) for s in (1, 2)
+    )
+    call = replace(call_of(q, k), visibility=Visibility.from_mask(mask, range(40)))
+    hidden = torch.zeros(2, 40, dtype=torch.bool)
+    hidden[:, 10:20] = True
+    rows = all_rows(torch.full((2,), 40)).zero_hidden(hidden)
+    seen = [i for i in range(1, 40) if not 10 <= i < 20]
+    few = Rows(torch.tensor([seen] * 2), torch.ones(2, 29), rows.length, dense=False)
+    planes = Planes(torch.tensor([1.0, 0.1, 0.01, 0.001]), 8, "half")
+    weights = [logit.fit_models(SampledCall(call, some, planes)) for some in (rows, few)]
+    assert (weights[0][1, 0, :, 7:40].abs() > 0.01).any()
+    torch.testing.assert_close(weights[0][:2], weights[1][:2], rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["llama_gqa", "phi"])
