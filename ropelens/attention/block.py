@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from ropelens.attention import fast_products
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import bin_of, offset_edges
+from ropelens.rope.planes import on_device
 from ropelens.text.text import SINKS
 
 ByKey = Float[Tensor, "batch kv_head group row key"]
@@ -67,10 +68,10 @@ class Block:
         self.sampled, self.call, self.planes = sampled, sampled.call, sampled.planes
         self.heads, self._rows = heads, rows
         self.visibility = sampled.visibility.block(rows)
-        on_device = sampled.device_visibility
-        tables = {name: vars(on_device)[name][:, rows] for name in ("position", "first")}
-        mask = None if on_device.mask is None else on_device.mask[:, rows]
-        self.device_visibility = replace(self.visibility, **tables, mask=mask)
+        tables = vars(sampled.device_visibility)
+        names = ("position", "first", *(["mask"] if self.visibility.mask is not None else []))
+        tables = {name: tables[name][:, rows] for name in names}
+        self.device_visibility = replace(self.visibility, **tables)
         self.position, self.weight = sampled.position[:, rows], sampled.weight[:, rows]
         self.keys = self.visibility.keys
         self.columns = slice(self.keys.start, self.keys.stop)
@@ -157,7 +158,7 @@ class Block:
         """The columns of the block in which some head has a sink."""
         position, ends = self.sampled.sink_positions, (self.keys.start, self.keys.stop)
         inside = slice(*torch.searchsorted(position, torch.tensor(ends)).tolist())
-        return fast_products.on_device(position, self.k.device)[inside] - self.keys.start
+        return on_device(position, self.k.device)[inside] - self.keys.start
 
     @cached_property
     def sink_kind(self) -> Int[Tensor, "batch shared_kv_head shared_group 1 sink"]:
@@ -269,7 +270,7 @@ class Block:
         sets: Bool[Tensor, "batch set position"],
     ) -> Float[Tensor, "batch set head value"]:
         """Weighted sums over the rows of each set of positions, in float64."""
-        sets = fast_products.on_device(sets, self.k.device)
+        sets = on_device(sets, self.k.device)
         position = self.device_visibility.position[:, None].expand(*sets.shape[:2], -1)
         weight = sets.gather(2, position).to(self.weight) * self.weight[:, None]
         sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]

@@ -5,6 +5,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ropelens.rope.planes import on_device
+
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 """Number of scores of a block. On a CPU, a block should fit into the caches."""
 
@@ -44,17 +46,6 @@ def softmax(
     largest = scores.amax(-1)
     weights = torch.softmax(scores, -1, out=scores if out is None else out)
     return weights, largest - weights.amax(-1).log()
-
-
-def on_device(x: Tensor, device: torch.device) -> Tensor:
-    """`x` on the `device`. `x` keeps the copy, so that a table moves once for all layers."""
-    if x.device == device:
-        return x
-    version, copy = vars(x).get("copy_on_device", (None, x))
-    if version != x._version or copy.device != device:
-        copy = x.to(device)
-        vars(x)["copy_on_device"] = x._version, copy
-    return copy
 
 
 def take_rows(

@@ -11,11 +11,12 @@ from torch import Tensor
 from ropelens.attention import fast_products
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.visibility import Visibility
-from ropelens.rope.planes import Planes, unrotate
+from ropelens.rope.planes import Planes, on_device, unrotate
 from ropelens.text.rows import Rows
 
+OF_KEYS = ("k_still", "k_scaled", "sink_kind", "sink_positions")
 OF_ROWS = ("row_q", "row_q_still", "visibility", "device_visibility", "sum_of_keys")
-"""Properties that calls with the same rows share."""
+"""Properties that calls with the same keys or rows share."""
 
 
 class SampledCall:
@@ -44,21 +45,19 @@ class SampledCall:
         keys, device = call.visibility.keys, self.k.device
         self.key_position = torch.arange(keys.start, keys.stop, device=device)
         self.position = rows.shared_position
-        self.weight = fast_products.on_device(rows.weight, device).to(dtype)
-        none = torch.empty(len(self.k), 0, dtype=torch.long)
-        self.tokens = fast_products.on_device(none if tokens is None else tokens, device)
+        if tokens is None:
+            tokens = torch.empty(len(self.k), 0, dtype=torch.long, device=device)
+        self.tokens = on_device(tokens, device)
         if sinks is None:
             sinks = (torch.arange(keys.start, keys.stop) == 0).long().expand(len(self.k), 1, -1)
         self.sinks = sinks
-        shape = (1, 1) if sinks.shape[1] == 1 else (self.k.shape[1], -1)
-        self.sink_kind = fast_products.on_device(sinks, device).unflatten(1, shape)
         self.buffers: dict[str, Tensor] = {}
 
     def with_rows(self, rows: Rows) -> "SampledCall":
         """The same call with other rows."""
         other = SampledCall(self.call, rows, self.planes, sinks=self.sinks, tokens=self.tokens)
         same_rows = rows.position is self.rows.position
-        for name in ("k_still", "k_scaled", *(OF_ROWS if same_rows else ())):
+        for name in (*OF_KEYS, *(OF_ROWS if same_rows else ())):
             if name in vars(self):
                 setattr(other, name, vars(self)[name])
         return other
@@ -67,11 +66,9 @@ class SampledCall:
         self, chosen: slice | Bool[Tensor, " batch"] | Int[Tensor, " some"]
     ) -> "SampledCall":
         """The rows of some of the sequences."""
-        on = (
-            chosen
-            if isinstance(chosen, slice)
-            else fast_products.on_device(chosen, self.k.device)
-        )
+        if isinstance(chosen, slice) and len(range(len(self.k))[chosen]) == len(self.k):
+            return self
+        on = chosen if isinstance(chosen, slice) else on_device(chosen, self.k.device)
         names = ("query", "key", "value", "output")
         parts: dict[str, Any] = {name: vars(self.call)[name][on] for name in names}
         call = replace(self.call, visibility=self.call.visibility.of_sequences(chosen), **parts)
@@ -83,6 +80,17 @@ class SampledCall:
         if "k_still" in vars(self):
             other.k_still = self.k_still[on].contiguous()
         return other
+
+    @cached_property
+    def weight(self) -> Float[Tensor, "batch row"]:
+        """The weights of the rows."""
+        return on_device(self.rows.weight, self.k.device).to(self.k.dtype)
+
+    @cached_property
+    def sink_kind(self) -> Int[Tensor, "batch shared_kv_head shared_group key"]:
+        """`sinks` by key-value head and group."""
+        shape = (1, 1) if self.sinks.shape[1] == 1 else (self.k.shape[1], -1)
+        return on_device(self.sinks, self.k.device).unflatten(1, shape)
 
     @cached_property
     def padding(self) -> Bool[Tensor, "batch key"]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ropelens.attention import fast_products
 from ropelens.errors import UnsupportedModel
+from ropelens.rope.planes import on_device
 
 EXACT_OFFSETS = 64
 BINS_PER_OCTAVE = 8
@@ -63,11 +64,11 @@ class Visibility:
 
     def on(self, device: torch.device) -> "Visibility":
         """The same tables on a device."""
-        position = fast_products.on_device(self.position, device)
+        position = on_device(self.position, device)
         if self.mask is None and not self.first.any():  # without a copy to the device
             first = torch.zeros(self.first.shape, dtype=torch.long, device=device)
         else:
-            first = fast_products.on_device(self.first, device)
+            first = on_device(self.first, device)
         return replace(self, position=position, first=first)
 
     def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
@@ -238,5 +239,5 @@ def sum_bins(mass: torch.Tensor, edges: Int[Tensor, " edge"]) -> torch.Tensor:
 
 def bin_of(offset: Int[Tensor, "*shape"], edges: Int[Tensor, " edge"]) -> Int[Tensor, "*shape"]:
     """The bin of each offset."""
-    edges = fast_products.on_device(edges, offset.device)
+    edges = on_device(edges, offset.device)
     return torch.bucketize(offset.contiguous(), edges, right=True) - 1

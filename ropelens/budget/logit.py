@@ -34,7 +34,6 @@ from ropelens.attention.block import Block, ByKey, blocks_of
 from ropelens.attention.fast_products import (
     BLOCK_ELEMENTS,
     HIDDEN,
-    on_device,
     products,
     softmax,
 )
@@ -43,6 +42,7 @@ from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import offset_edges
 from ropelens.budget.offsets import OffsetRows, fit_offsets, split_weights
 from ropelens.budget.solver import Minimum, Moments, fit_log_linear
+from ropelens.rope.planes import on_device
 from ropelens.text.rows import Rows
 from ropelens.text.text import SINKS
 
@@ -290,8 +290,13 @@ class _Part:
         have, need = is_alive[0].numel(), int(heads.sum() * members.sum())
         if need == have or (need and len(heads) > 1 and 2 * need > have):  # keys are copied
             return self
-        parts = [[_of_heads(x, heads, members) for x in y] for y in (self.blocks, self.few)]
-        blocks, few = parts if need else ([], [])
+        if not need:
+            return _Part(self.problems, [], [])
+        index: list[slice | Tensor] = []
+        for chosen in (heads, members):
+            on = on_device(chosen.nonzero()[:, 0], self.blocks[0].q.device)
+            index.append(slice(None) if chosen.all() else on)
+        blocks, few = ([_of_heads(x, *index) for x in y] for y in (self.blocks, self.few))
         return _Part(self.problems[:, heads][:, :, members], blocks, few)
 
     def set_moments(
@@ -332,16 +337,13 @@ class _Part:
         ), problems.flatten()
 
 
-def _of_heads(
-    block: Block, heads: Bool[Tensor, " kv_head"], members: Bool[Tensor, " member"]
-) -> Block:
+def _of_heads(block: Block, heads: slice | Tensor, members: slice | Tensor) -> Block:
     """The block of some key-value heads, and of some members of the group of each."""
-    part, heads, members = copy(block), heads.nonzero()[:, 0], members.nonzero()[:, 0]
+    part = copy(block)
     for name in ("_begins", "sink_variables"):
         vars(part).pop(name, None)
     part.q, part.q_still = (x[:, heads][:, :, members] for x in (block.q, block.q_still))
-    if len(heads) < block.q.shape[1]:
-        part.k_still = block.k_still[:, heads]
+    part.k_still = block.k_still[:, heads]
     if block.sampled.sinks.shape[1] > 1:
         part.sink_kind = block.sink_kind[:, heads][:, :, members]
     return part

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import bin_of, offset_edges
 from ropelens.budget.solver import ByVariable, Minimum, Moments, fit_log_linear
+from ropelens.rope.planes import on_device
 from ropelens.text.text import SINKS
 
 TOGETHER = {"cpu": 2**18, "cuda": 2**21}  # weights that are fitted at once: caches, and memory
@@ -27,7 +28,8 @@ READ_OFFSETS = 128  # otherwise they read the offsets below it, then this number
 
 FEW_ROWS = 10.0  # the first step of P adds this number of ridges to masses
 
-Samples = tuple[Int[Tensor, " sample"], Int[Tensor, " sample"]]
+Samples = Int[Tensor, "2 sample"]
+"""Offsets at which keys are read, and the number of offsets for which each stands."""
 
 
 def sampled_offsets(context: int, *, generator: torch.Generator) -> Samples:
@@ -38,7 +40,8 @@ def sampled_offsets(context: int, *, generator: torch.Generator) -> Samples:
         edges = torch.cat([edges[:READ_OFFSETS], (READ_OFFSETS * 2**steps).long()])
         edges = edges.clamp(max=context).unique()
     size = edges.diff()
-    return edges[:-1] + (torch.rand(len(size), generator=generator) * size).long(), size
+    offset = edges[:-1] + (torch.rand(len(size), generator=generator) * size).long()
+    return torch.stack([offset, size])
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class OffsetRows:
     def of(
         cls,
         sampled: SampledCall,
-        offsets: Samples | None = None,
+        samples: Samples | None = None,
         folds: int = 1,
     ) -> "OffsetRows":
         """The rows of all sequences in turn; without a mask, `sampled_offsets` may be given.
@@ -95,8 +98,8 @@ class OffsetRows:
         offset, within = (position[:, None] - key).clamp(min=0), (kind > 0).double()
         bins = bin_of(offset, offset_edges(context))
         size = first + context + len(offset_edges(context)) - 1
-        if offsets is not None and len(offsets[0]) < context:
-            samples, length = torch.stack(offsets).to(device)
+        if samples is not None and samples.shape[1] < context:
+            samples, length = on_device(samples, device)
             keys = ((samples < seen[:, None]) * length).double()
             size += len(length) - context
             seen, context = keys.sum(-1).long(), len(length)

@@ -69,7 +69,7 @@ def fit_log_linear(
     fits = _Fits(observed, ridge[:, None].to(start), tolerance, start, problems)
     result = Minimum(start.clone(), torch.zeros_like(tolerance), tolerance < 0)
     look_every = LOOK_EVERY[start.device.type]
-    for evaluation in range(max_evaluations):
+    for evaluation in range(1, max_evaluations + 1):
         fits.advance(evaluate, divide, smooth)
         if evaluation % look_every == 0 and not fits.remove_converged(result):
             break

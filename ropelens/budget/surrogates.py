@@ -23,13 +23,11 @@ from ropelens.attention.formulas import describe_wavelengths
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.budget.labels import Thresholds
 from ropelens.budget.logit import RIDGE, fit_tolerance, normalize_weights
-from ropelens.budget.offsets import OffsetRows, fit_offsets, sampled_offsets
-from ropelens.rope.planes import Planes
+from ropelens.budget.offsets import OffsetRows, Samples, fit_offsets, sampled_offsets
+from ropelens.rope.planes import Planes, on_device
 from ropelens.text.rows import generator_of
 
 DRAWS = 40  # surrogates by default
-
-Samples = Int[Tensor, " sample"]
 
 
 @torch.no_grad()
@@ -47,14 +45,14 @@ def draw_surrogates(
     orders = _orders(sampled.planes, kv_heads, draws, seed=seed, layer=sampled.call.layer)
     if sampled.visibility.mask is None:
         generator = generator_of(seed, sampled.call.layer, context)
-        offset, size = sampled_offsets(context, generator=generator)
-        table = OffsetRows.of(sampled, (offset, size))
+        samples = sampled_offsets(context, generator=generator)
+        table = OffsetRows.of(sampled, samples)
     else:  # keys ahead of their row have negative offsets
-        offset, table = torch.arange(1 - context, context), OffsetRows.of(sampled)
-        size = torch.ones_like(offset)
+        every = torch.arange(1 - context, context)
+        samples, table = torch.stack([every, torch.ones_like(every)]), OffsetRows.of(sampled)
     table = table.float()  # ranks of heads need no more, and each head has 41 problems
-    masses, total, push = Draws(sampled, table, orders, offset, size).sums()
-    ridge = (RIDGE / number).to(masses).expand(len(masses))
+    masses, total, push = Draws(sampled, table, orders, samples).sums()
+    ridge = masses.new_full(masses.shape[:1], RIDGE / float(number))
     fits = fit_offsets(masses, table, ridge=ridge, tolerance=10 * fit_tolerance(total))
     # Gains in nats over uniform attention, on the rows to which the models are fitted.
     uniform = table.uniform[0].expand(heads).repeat(len(orders))
@@ -65,17 +63,17 @@ def draw_surrogates(
     )
     fraction = (position - sink) / (total - sink).clamp(min=torch.finfo(torch.float32).tiny)
     counts = (total >= Thresholds.diffuse * math.log(2)) & (sink <= Thresholds.sink * total)
+    fraction, counts = torch.stack([fraction, counts]).view(2, -1, heads).cpu()
     frequency = sampled.planes.of_keys(kv_heads).inv_freq.cpu().double().abs()
     wavelength = 2 * math.pi / frequency.expand(orders.shape).gather(-1, orders)
     wavelength = pad(wavelength, (0, push.shape[-1] - wavelength.shape[-1]), value=torch.inf)
     wavelength = wavelength.repeat_interleave(heads // kv_heads, dim=1)
     mean = describe_wavelengths(push.cpu().numpy(), wavelength.numpy())["mean_wavelength"]
     numbers = {
-        "surrogate_offset_fraction": fraction.view(-1, heads).cpu(),
+        "surrogate_offset_fraction": fraction,
         "surrogate_log_wavelength": torch.from_numpy(mean).log(),
     }
-    counts = counts.view(-1, heads).cpu()
-    return {name: x.double().masked_fill(~counts, torch.nan) for name, x in numbers.items()}
+    return {name: x.double().where(counts > 0, torch.nan) for name, x in numbers.items()}
 
 
 def _orders(
@@ -101,36 +99,36 @@ class _Rows:
         sampled: SampledCall,
         table: OffsetRows,
         rows: Int[Tensor, " row"],
-        offset: Samples,
-        size: Samples,
+        samples: Samples,
     ) -> None:
-        batch, context, device = len(sampled.q), sampled.k.shape[2], sampled.k.device
-        visibility = sampled.visibility.flatten(batch)
-        position, sequence = visibility.position[0, rows], rows // sampled.position.shape[1]
+        batch, context, (offset, size) = len(sampled.q), sampled.k.shape[2], samples
+        visibility = sampled.device_visibility.flatten(batch)
+        self.index = rows.to(offset.device)
+        position, sequence = visibility.position[0], self.index // sampled.position.shape[1]
+        position = position[self.index]
         read = position - offset[:, None]
         exists, read = (read >= 0) & (read < context), read.clamp(0, context - 1)
         if visibility.mask is None:
-            seen = exists & (read >= visibility.first[0, rows])
+            seen = exists & (read >= visibility.first[0, self.index])
         else:
-            seen = exists & visibility.mask[0].cpu()[rows, read]
-        self.last = 1 + int(seen.any(1).nonzero().max())
-        seen, read, size = seen[: self.last], read[: self.last], size[: self.last, None]
-        counted = seen & (sampled.sinks.cpu().transpose(0, 1)[:, sequence, read] == 0)
-        self.bias = torch.where(counted, size.log(), HIDDEN).to(sampled.k)
-        self.index, self.weight = rows.to(device), sampled.weight.flatten()[rows.to(device)]
+            seen = exists & visibility.mask[0, self.index].gather(1, read.mT).mT
+        kind = sampled.sink_kind.flatten(1, 2).transpose(0, 1)
+        counted = seen & (kind[:, sequence, read] == 0)
+        self.bias = torch.where(counted, size[:, None].log(), HIDDEN).to(sampled.k)
+        self.weight = sampled.weight.flatten()[self.index]
         others = table.others[:, None, self.index].clamp(min=1)
-        self.evenly = (counted * size).to(sampled.k) / others
-        self.key = (sequence * context + read).flatten().to(device)
+        self.evenly = (counted * size[:, None]).to(sampled.k) / others
+        self.key = (sequence * context + read).flatten()
         self.kind, key = table.kind[:, self.index], table.key[:, self.index]
-        self.sink = key + (sequence * context).to(device)[:, None]
-        self.behind = (position.to(device)[:, None] - key).to(sampled.k)
+        self.sink = key + (sequence * context)[:, None]
+        self.behind = (position[:, None] - key).to(sampled.k)
         self.log_keys = table.count[:, self.index].log().to(sampled.k)
 
 
 class Draws:
     """The attention of all heads under the frequencies of all draws.
 
-    A row reads the key at each `offset`, which stands for `size` keys, and all of its sinks.
+    A row reads a key at each of the sampled offsets, and all of its sinks.
     """
 
     def __init__(
@@ -138,22 +136,25 @@ class Draws:
         sampled: SampledCall,
         table: OffsetRows,
         orders: Int[Tensor, "draw kv_head frequency"],
-        offset: Samples,
-        size: Samples,
+        samples: Samples,
     ) -> None:
         self.call, self.planes, self.table = sampled.call, sampled.planes, table
         self.q = sampled.row_q_still.permute(1, 2, 0, 3, 4).flatten(2, 3) * sampled.call.scale
         self.k = sampled.k_still.transpose(0, 1).flatten(1, 2)
-        frequency = sampled.planes.of_keys(len(self.k)).inv_freq.to(self.k)
+        device, (offset, size) = self.k.device, on_device(samples, self.k.device)
+        frequency = on_device(sampled.planes.of_keys(len(self.k)).inv_freq, device).to(self.k)
         self.frequency = frequency.expand(len(self.k), -1)
-        self.orders, self.offset = orders.transpose(0, 1).to(self.k.device), offset.to(self.k)
-        self.sample = ((offset >= 0).cumsum(0) - 1).clamp(min=0).to(self.k.device)
+        self.orders, self.offset = orders.transpose(0, 1).to(device), offset.to(self.k)
+        self.sample = ((offset >= 0).cumsum(0) - 1).clamp(min=0)
         self.log_size = size.to(self.k).log()
         scores = len(offset) + len(orders) * table.key.shape[-1]
-        self.pairs = BLOCK_ELEMENTS[self.k.device.type] // (2 * self.planes.terms * scores)
-        rows = sampled.visibility.flatten(len(sampled.q)).position[0].argsort()
-        blocks = rows.split(max(1, self.pairs))
-        self.rows = [_Rows(sampled, table, some, offset, size) for some in blocks]
+        self.pairs = BLOCK_ELEMENTS[device.type] // (2 * self.planes.terms * scores)
+        visibility = sampled.visibility.flatten(len(sampled.q))
+        position, self.rows = visibility.position[0], []
+        for rows in position.argsort().split(max(1, self.pairs)):
+            farthest = (position - visibility.first[0])[rows].max()
+            read = on_device(samples, device)[:, : int((samples[0] <= farthest).sum())]
+            self.rows.append(_Rows(sampled, table, rows, read))
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """Masses [problem, variable], information [problem] in nats, and `selectivity_keys`.
@@ -193,7 +194,7 @@ class Draws:
             return x.unflatten(0, (-1, self.q.shape[1]))[heads, members]
 
         for rows in self.rows:
-            last, own, sink = rows.last, q[:, :, rows.index], of_heads(rows.sink)
+            last, own, sink = rows.evenly.shape[1], q[:, :, rows.index], of_heads(rows.sink)
             keys = k.index_select(1, rows.key).unflatten(1, (last, -1)).transpose(0, 1)
             features = self._sides(own, keys[:, :, None])
             scores = q.new_empty(last + sink.shape[-1], *shape, own.shape[2])
@@ -249,8 +250,8 @@ class Draws:
         return sides
 
     def _waves(
-        self, heads: slice, distance: Float[Tensor, "shared *place"]
-    ) -> Float[Tensor, "kv_head *place draw side"]:
+        self, heads: slice, distance: Float[Tensor, "*shape"]
+    ) -> Float[Tensor, "*kv_head_and_shape draw side"]:
         """The sides of exp(-i w d) at each distance d, in every draw."""
         frequency, orders = self.frequency[heads], self.orders[heads]
         angle = distance.flatten(1)[..., None] * frequency[:, None]

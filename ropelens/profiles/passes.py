@@ -122,7 +122,7 @@ def fit_layers(
         if call.layer not in own_layers:
             return
         try:
-            if not (call.query.isfinite().all() and call.key.isfinite().all()):
+            if not (call.query.isfinite().all() & call.key.isfinite().all()):
                 raise torch.linalg.LinAlgError
             fits[call.layer] = sample.fit(call, planes[call.layer], **options)
         except torch.linalg.LinAlgError as error:

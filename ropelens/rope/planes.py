@@ -153,14 +153,25 @@ class Planes:
         return (parts[..., None, :] @ waves)[..., 0, :]
 
 
+def on_device(x: Tensor, device: torch.device) -> Tensor:
+    """`x` on the `device`. `x` keeps the copy, so that a table moves once for all layers."""
+    if x.device == device:
+        return x
+    version, copy = vars(x).get("copy_on_device", (None, x))
+    if version != x._version or copy.device != device:
+        copy = x.to(device)
+        vars(x)["copy_on_device"] = x._version, copy
+    return copy
+
+
 def unrotate(x: Vectors, positions: Int[Tensor, "*#batch position"], planes: Planes) -> Vectors:
     """Remove the rotation of `x`: multiply each plane by exp(-i w p).
 
     The angle is the float32 product that transformers' rotary modules compute, so that the
     model's rounding cancels at far positions.
     """
-    inv_freq = planes.inv_freq.to(x.device, torch.float32)
-    angle = positions.to(x.device, torch.float32)[..., None] * inv_freq[..., None, :]
+    inv_freq = on_device(planes.inv_freq, x.device).float()
+    angle = on_device(positions, x.device).float()[..., None] * inv_freq[..., None, :]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     real, imaginary = x[..., planes.first], x[..., planes.second]
     unrotated = torch.empty_like(x)

@@ -114,10 +114,10 @@ def test_attention_of_equal_keys_is_the_attention_of_model_s():
     rows = sample_rows(torch.tensor([context, 1100]), count=64, seed=0)
     rows = SampledCall(call_of(q, k), rows, Planes(torch.zeros(2), 4, "half"), sinks=sinks)
     rows, _ = normalize_weights(rows)
-    offset, size = sampled_offsets(context, generator=torch.Generator().manual_seed(0))
-    table = OffsetRows.of(rows, (offset, size))
+    samples = sampled_offsets(context, generator=torch.Generator().manual_seed(0))
+    table = OffsetRows.of(rows, samples)
     orders = torch.zeros(1, 1, 2, dtype=torch.long)
-    masses, information, push = Draws(rows, table.float(), orders, offset, size).sums()
+    masses, information, push = Draws(rows, table.float(), orders, samples).sums()
     masses, information = masses[:1], information[:1]
     weights = pad(sigma.double(), (0, masses.shape[1] - 3))[None]
     log_norm, expected, _ = table.log_z_and_moments(weights)
