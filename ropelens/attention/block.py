@@ -7,8 +7,7 @@ triangle is computed.
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +17,7 @@ from torch.nn.functional import pad
 from ropelens.attention import fast_products
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import bin_of, offset_edges
-from ropelens.rope.planes import on_device
+from ropelens.rope.planes import kept, on_device
 from ropelens.text.text import SINKS
 
 ByKey = Float[Tensor, "batch kv_head group row key"]
@@ -37,16 +36,17 @@ def blocks_of(sampled: SampledCall, heads: slice | None = None) -> Iterator["Blo
     if heads is not None:
         area //= 2 * (heads.stop - heads.start)
     most = fast_products.BLOCK_ROWS[device]
+    ends = sampled.rows.ends
     if not sampled.rows.dense:  # in a block of many distant rows, most rows see few of the keys
-        few = count * int(sampled.position.max() + 1) <= area // 4
+        few = count * max(ends) <= area // 4
         blocks = 1 if few else fast_products.SPARSE_BLOCKS[device]
         most = max(fast_products.FEWEST_ROWS, -(-count // blocks))
-    chosen, keys, begin = heads or slice(0, kv_heads), sampled.position.amax(0) + 1, 0
+    chosen, begin = heads or slice(0, kv_heads), 0
     while begin < count:
         rows = min(most, count - begin)
-        while rows > fast_products.FEWEST_ROWS and rows * int(keys[begin + rows - 1]) > area:
+        while rows > fast_products.FEWEST_ROWS and rows * ends[begin + rows - 1] > area:
             rows = (rows + 1) // 2
-        size = rows * int(keys[begin + rows - 1])
+        size = rows * ends[begin + rows - 1]
         together = kv_heads if heads else max(1, area // size)
         for first in range(chosen.start, chosen.stop, together):
             part = slice(first, min(first + together, chosen.stop))
@@ -68,10 +68,7 @@ class Block:
         self.sampled, self.call, self.planes = sampled, sampled.call, sampled.planes
         self.heads, self._rows = heads, rows
         self.visibility = sampled.visibility.block(rows)
-        tables = vars(sampled.device_visibility)
-        names = ("position", "first", *(["mask"] if self.visibility.mask is not None else []))
-        tables = {name: tables[name][:, rows] for name in names}
-        self.device_visibility = replace(self.visibility, **tables)
+        self.device_visibility = self.visibility.on(sampled.k.device)
         self.position, self.weight = sampled.position[:, rows], sampled.weight[:, rows]
         self.keys = self.visibility.keys
         self.columns = slice(self.keys.start, self.keys.stop)
@@ -148,34 +145,45 @@ class Block:
         """Sum of the keys that each row sees."""
         return self.sampled.sum_of_keys[:, self.heads, :, self._rows]
 
-    @property
+    @cached_property
     def count(self) -> Float[Tensor, "shared 1 1 row"]:
         """Number of keys that each row sees."""
-        return self.device_visibility.count[:, None, None].to(self.q)
+        visible, dtype = self.device_visibility, self.q.dtype
+        return kept(visible, "counts", dtype, lambda: visible.count[:, None, None].to(dtype))
 
     @cached_property
     def sinks(self) -> Int[Tensor, " sink"]:
         """The columns of the block in which some head has a sink."""
-        position, ends = self.sampled.sink_positions, (self.keys.start, self.keys.stop)
-        inside = slice(*torch.searchsorted(position, torch.tensor(ends)).tolist())
-        return on_device(position, self.k.device)[inside] - self.keys.start
+
+        def find() -> Tensor:
+            position, ends = self.sampled.sink_positions, (self.keys.start, self.keys.stop)
+            inside = slice(*torch.searchsorted(position, torch.tensor(ends)).tolist())
+            return on_device(position, self.k.device)[inside] - self.keys.start
+
+        return kept(self.device_visibility, "sinks", self.sampled.sinks, find, most=2)
 
     @cached_property
     def sink_kind(self) -> Int[Tensor, "batch shared_kv_head shared_group 1 sink"]:
         """The kind of sink in these columns (0: none), for all heads or by head."""
-        kind = self.sampled.sink_kind[..., None, self.sinks + self.keys.start]
+        kind = self.sampled.sink_kind[..., None, self.columns][..., self.sinks]
         return kind if kind.shape[1] == 1 else kind[:, self.heads]
 
     @cached_property
     def sink_attention(self) -> Float[Tensor, "batch kv_head group row sink"]:
         """A_ij in these columns; 0 if the head has no sink there."""
-        return self.attention[..., self.sinks] * (self.sink_kind > 0)
+        return self.attention[..., self.sinks] * self.visible_sinks
 
     @property
     def visible_sinks(self) -> Float[Tensor, "batch shared_kv_head shared_group row sink"]:
         """1 if the row sees a sink of the head in a column, otherwise 0."""
-        seen = self.device_visibility.sees(self.sinks + self.keys.start)
-        return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
+
+        def find() -> Tensor:
+            seen = self.device_visibility.sees(self.sinks + self.keys.start)
+            return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
+
+        heads = self.heads.start if len(self.sampled.sinks[0]) > 1 else None
+        key = self.sampled.sinks, heads, self.k.dtype
+        return kept(self.device_visibility, "visible sinks", key, find, most=8)
 
     @property
     def visible(self) -> Bool[Tensor, "shared row key"]:
@@ -185,19 +193,15 @@ class Block:
     @property
     def sees_all_behind(self) -> bool:
         """Whether each row sees all keys of the block up to its own, and no other keys."""
-        return (
-            self.visibility.mask is None and not (self.visibility.first > self.keys.start).any()
-        )
+        return self.visibility.sees_all_behind
 
     def hide(self, scores: ByKey) -> ByKey:
         """`scores`, changed in place: a row gets weight 0 for keys that it does not see."""
-        for columns, penalty in self._penalties:
+        visible = self.device_visibility
+        make = partial(visible.penalties, self.visibility.seen_by_all)
+        for columns, penalty in kept(visible, "penalties", None, make):
             scores[..., columns].add_(penalty)
         return scores
-
-    @cached_property
-    def _penalties(self) -> list[tuple[slice, Tensor]]:
-        return self.device_visibility.penalties(self.visibility.seen_by_all)
 
     @cached_property
     def sink_variables(self) -> Int[Tensor, "batch kv_head group entry"]:
@@ -215,7 +219,7 @@ class Block:
 
         The sequences belong to the folds in turn.
         """
-        begin = self._begins[0]
+        begin = kept(self.device_visibility, "from offsets", self._shape, self._from_offsets)
         if len(x) > 1:
             fold = torch.arange(len(out), device=begin.device) % len(x)
             begin = begin + fold[:, None] * x[0].numel()
@@ -228,7 +232,10 @@ class Block:
         """
         # A window ends with the row's own key. It begins with hidden keys of the row above if
         # the row has too few keys, so that only the first rows need a window with zeros.
-        windows, (_, begin, first) = fast_products.windows, self._begins
+        windows = fast_products.windows
+        begin, first = kept(
+            self.device_visibility, "by offset", self._shape, self._by_offset
+        )
         at_offset = windows(values, begin, out=self.buffer("by offset"))
         count, top = len(self.keys), values[..., 0, :]
         at_offset[..., 0, :] = windows(
@@ -239,17 +246,24 @@ class Block:
             at_offset *= far <= self.self_column[:, None, None, :, None]
         return at_offset
 
-    @cached_property
-    def _begins(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the windows of `from_offsets`, `by_offset`, and its first rows begin."""
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return *self.q.shape[:4], self.call.key.shape[2]
+
+    def _from_offsets(self) -> Int[Tensor, "batch entry"]:
+        """Where the windows of `from_offsets` begin."""
+        *shape, context = self._shape
+        head = torch.arange(math.prod(shape[1:3]), device=self.k.device).view(1, *shape[1:3], 1)
+        own = self.self_column[:, None, None].expand(shape)
+        return (2 * context * head + context - 1 - own).flatten(1)
+
+    def _by_offset(self) -> tuple[Int[Tensor, " entry"], Int[Tensor, " head"]]:
+        """Where the windows of `by_offset` and of its first rows begin."""
         count, own = len(self.keys), self.self_column[:, None, None].expand(self.q.shape[:4])
         row = torch.arange(own.numel(), device=own.device).view(own.shape)
         head = torch.arange(own[..., 0].numel(), device=own.device).view(own.shape[:3])
-        context = self.call.key.shape[2]
-        from_offsets = 2 * context * head[:1, ..., None] + context - 1 - own
-        by_offset = (row * count + own - (count - 1)).clamp(min=0)
-        first = (2 * count - 1) * head + own[..., 0]
-        return from_offsets.flatten(1), by_offset.flatten(), first.flatten()
+        begin = (row * count + own - (count - 1)).clamp(min=0)
+        return begin.flatten(), ((2 * count - 1) * head + own[..., 0]).flatten()
 
     def sum_by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset. Sets values of the first key to 0."""

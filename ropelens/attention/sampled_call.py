@@ -1,7 +1,8 @@
 """An attention call, the sampled rows of it that statistics use, and its known sinks."""
 
+from copy import copy
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -11,12 +12,11 @@ from torch import Tensor
 from ropelens.attention import fast_products
 from ropelens.attention.call import AttentionCall
 from ropelens.attention.visibility import Visibility
-from ropelens.rope.planes import Planes, on_device, unrotate
+from ropelens.rope.planes import Planes, kept, on_device, unrotate
 from ropelens.text.rows import Rows
 
-OF_KEYS = ("k_still", "k_scaled", "sink_kind", "sink_positions")
 OF_ROWS = ("row_q", "row_q_still", "visibility", "device_visibility", "sum_of_keys")
-"""Properties that calls with the same keys or rows share."""
+"""Properties that only calls with the same rows share."""
 
 
 class SampledCall:
@@ -43,7 +43,8 @@ class SampledCall:
         self.call, self.rows, self.planes = call, rows, planes
         self.q, self.k = call.query.to(dtype), call.key.to(dtype).contiguous()
         keys, device = call.visibility.keys, self.k.device
-        self.key_position = torch.arange(keys.start, keys.stop, device=device)
+        key_position = partial(torch.arange, keys.start, keys.stop, device=device)
+        self.key_position = kept(call.visibility, "key_position", device, key_position)
         self.position = rows.shared_position
         if tokens is None:
             tokens = torch.empty(len(self.k), 0, dtype=torch.long, device=device)
@@ -55,11 +56,10 @@ class SampledCall:
 
     def with_rows(self, rows: Rows) -> "SampledCall":
         """The same call with other rows."""
-        other = SampledCall(self.call, rows, self.planes, sinks=self.sinks, tokens=self.tokens)
-        same_rows = rows.position is self.rows.position
-        for name in (*OF_KEYS, *(OF_ROWS if same_rows else ())):
-            if name in vars(self):
-                setattr(other, name, vars(self)[name])
+        other, same_rows = copy(self), rows.position is self.rows.position
+        for name in ("weight", "padding", *(() if same_rows else OF_ROWS)):
+            vars(other).pop(name, None)
+        other.rows, other.position, other.buffers = rows, rows.shared_position, {}
         return other
 
     def of_sequences(
@@ -93,9 +93,11 @@ class SampledCall:
         return on_device(self.sinks, self.k.device).unflatten(1, shape)
 
     @cached_property
-    def padding(self) -> Bool[Tensor, "batch key"]:
-        """The keys that are padding or that a mask hides inside a sequence."""
+    def padding(self) -> Bool[Tensor, "batch key"] | None:
+        """The keys that are padding or that a mask hides inside a sequence, if there are any."""
         keys = self.call.visibility.keys
+        if self.rows.hidden is None and self.rows.shortest >= keys.stop:
+            return None
         return self.rows.padding(torch.arange(keys.start, keys.stop)).to(self.k.device)
 
     @cached_property
@@ -106,7 +108,9 @@ class SampledCall:
     @cached_property
     def q_still(self) -> Float[Tensor, "batch head row coordinate"]:
         """q~: the queries with their rotation removed."""
-        position = self.call.visibility.on(self.k.device).position[0]
+        position = self.call.visibility.position[0]
+        if len(position) == len(self.key_position):  # the rows are the keys
+            position = self.key_position
         return unrotate(self.q, position, self.planes)
 
     @cached_property
@@ -117,25 +121,27 @@ class SampledCall:
     @cached_property
     def row_q(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """The queries of the rows, grouped by the key-value head that they read."""
-        return self._of_rows(self.q).unflatten(1, (self.k.shape[1], -1))
+        visible = self.call.visibility
+        find = partial(visible.index_of, self.position)
+        index = kept(self.rows, "index", visible, find, most=2)
+        if self.rows.dense:
+            rows = self.q[:, :, int(index[0, 0]) :][:, :, : index.shape[1]]
+        else:
+            rows = fast_products.take_rows(self.q, index)
+        return rows.unflatten(1, (self.k.shape[1], -1))
 
     @cached_property
     def row_q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """q~ of the rows."""
-        position = self.device_visibility.position[:, None]
-        still = unrotate(self._of_rows(self.q), position, self.planes)
-        return still.unflatten(1, (self.k.shape[1], -1))
-
-    def _of_rows(self, x: Shaped[Tensor, "batch head _ value"]) -> Tensor:
-        index = self.call.visibility.index_of(self.position)
-        if self.rows.dense:
-            return x[:, :, int(index[0, 0]) :][:, :, : index.shape[1]]
-        return fast_products.take_rows(x, index)
+        q, position = self.row_q.flatten(1, 2), self.device_visibility.position
+        position = kept(position, "of heads", None, lambda: position[:, None])
+        return unrotate(q, position, self.planes).view_as(self.row_q)
 
     @cached_property
     def visibility(self) -> Visibility:
         """The keys that the rows see."""
-        return self.call.visibility.at(self.position)
+        at = partial(self.call.visibility.at, self.position)
+        return kept(self.rows, "visibility", self.call.visibility, at, most=2)
 
     @cached_property
     def device_visibility(self) -> Visibility:
@@ -150,4 +156,5 @@ class SampledCall:
     @cached_property
     def sink_positions(self) -> Int[Tensor, " sink"]:
         """The positions at which some head has a sink."""
-        return (self.sinks > 0).flatten(0, 1).any(0).nonzero()[:, 0]
+        find = lambda: (self.sinks > 0).flatten(0, 1).any(0).nonzero()[:, 0]  # noqa: E731
+        return kept(self.sinks, "positions", None, find)

@@ -29,29 +29,45 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
 
     Raises `BadArgument` if a statistic does not have a value for every row of a block.
     """
-    sums: SequenceSums = {}
-    padding = sampled.padding
-    for statistic in statistics:
-        if statistic.over == "tokens":
-            by_token = statistic.values(sampled)
-            if padding.any():
-                by_token = by_token.masked_fill(padding[:, None, :, None], 0)
-            sums[statistic.name] = by_token.sum(2).double()
+    over_tokens = [statistic for statistic in statistics if statistic.over == "tokens"]
     over_rows = [statistic for statistic in statistics if statistic.over != "tokens"]
-    heads, keys = sampled.q.shape[1], sampled.k.shape[2]
+    keys, flat, shapes = sampled.k.shape[2], {}, {}  # the sums of some heads, side by side
+
+    def add(key: int, parts: Mapping[str, Tensor]) -> None:
+        joined = torch.cat([x.flatten(1) for x in parts.values()], dim=1)
+        flat[key] = flat[key].add_(joined) if key in flat else joined.double()
+        shapes[key] = {name: x.shape for name, x in parts.items()}
+
+    if over_tokens:
+        add(-1, {row.name: _sum_over_tokens(row, sampled)[:, None] for row in over_tokens})
     for block in blocks_of(sampled) if over_rows else ():
         # All functions run first, because sums by offset set the first key of values to 0.
         values = {statistic.name: _row_values(statistic, block) for statistic in over_rows}
+        parts = {row.name: _sum_over_rows(row, values[row.name], block) for row in over_rows}
         for statistic in over_rows:
-            name = statistic.name
-            part = _sum_over_rows(statistic, values[name], block)
-            if statistic.over == "offsets":
-                part = pad(part, (0, keys - part.shape[-1]))
-            if name not in sums:
-                shape = (len(part), heads, *part.shape[3:])
-                sums[name] = part.new_zeros(shape, dtype=torch.float64)
-            sums[name][:, block.query_heads] += part.flatten(1, 2)
-    return {name: x.cpu() for name, x in sums.items()}  # at the end, so that a GPU never waits
+            if statistic.over == "offsets" and len(block.keys) < keys:
+                part = parts[statistic.name]
+                parts[statistic.name] = pad(part, (0, keys - part.shape[-1]))
+        add(block.heads.start, parts)
+    if not flat:
+        return {}
+    on_host = torch.cat([flat[key] for key in sorted(flat)], dim=1).cpu()  # the only wait
+    sizes = [x[1:].numel() for key in sorted(flat) for x in shapes[key].values()]
+    found: dict[str, list[Tensor]] = {}
+    pieces = iter(on_host.split(sizes, dim=1))
+    for key in sorted(flat):
+        for name, shape in shapes[key].items():
+            found.setdefault(name, []).append(next(pieces).view(shape).flatten(1, 2))
+    return {name: torch.cat(x, 1) if len(x) > 1 else x[0] for name, x in found.items()}
+
+
+def _sum_over_tokens(
+    statistic: Statistic, sampled: SampledCall
+) -> Float[Tensor, "batch head value"]:
+    by_token = statistic.values(sampled)
+    if sampled.padding is not None:
+        by_token = by_token.masked_fill(sampled.padding[:, None, :, None], 0)
+    return by_token.sum(2)
 
 
 def _row_values(statistic: Statistic, block: Block) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property, lru_cache
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ropelens.attention import fast_products
 from ropelens.errors import UnsupportedModel
-from ropelens.rope.planes import on_device
+from ropelens.rope.planes import kept, on_device
 
 EXACT_OFFSETS = 64
 BINS_PER_OCTAVE = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Visibility:
     """The keys that each row of an attention call or block sees.
 
@@ -32,12 +32,10 @@ class Visibility:
     keys: range
     mask: Bool[Tensor, "_ row key"] | None = None
 
-    @classmethod
-    def causal(cls, rows: range, *, window: int | None = None) -> "Visibility":
+    @staticmethod
+    def causal(rows: range, *, window: int | None = None) -> "Visibility":
         """Rows that see all keys up to their own position, or only the last `window` keys."""
-        position = torch.arange(rows.start, rows.stop)[None]
-        first = (position - (window or rows.stop) + 1).clamp_min(0)
-        return cls(position, first, range(rows.stop))
+        return _causal(rows, window, torch.is_inference_mode_enabled())
 
     @classmethod
     def from_mask(cls, mask: Bool[Tensor, "batch row key"], rows: range) -> "Visibility":
@@ -64,12 +62,14 @@ class Visibility:
 
     def on(self, device: torch.device) -> "Visibility":
         """The same tables on a device."""
-        position = on_device(self.position, device)
-        if self.mask is None and not self.first.any():  # without a copy to the device
-            first = torch.zeros(self.first.shape, dtype=torch.long, device=device)
-        else:
-            first = on_device(self.first, device)
-        return replace(self, position=position, first=first)
+        if self.position.device == device:
+            return self
+        tables = {"position": self.position, "first": self.first}
+
+        def copy() -> Visibility:
+            return replace(self, **{name: on_device(x, device) for name, x in tables.items()})
+
+        return kept(self, "copies", device, copy)
 
     def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
         """Indices of the rows at these positions."""
@@ -97,11 +97,15 @@ class Visibility:
         Start one key before the first key that any row sees, if there is one. This extra key
         has weight 0 in every row.
         """
-        block = self._map(lambda table: table[:, rows])
-        if self.mask is not None:
-            return block
-        low, high = max(int(block.first.min()) - 1, 0), int(block.position.max()) + 1
-        return replace(block, keys=range(low, high))
+
+        def part() -> Visibility:
+            block = self._map(lambda table: table[:, rows])
+            if self.mask is not None:
+                return block
+            low, high = max(int(block.first.min()) - 1, 0), int(block.position.max()) + 1
+            return replace(block, keys=range(low, high))
+
+        return kept(self, "blocks", (rows.start, rows.stop), part)
 
     def append(self, later: "Visibility") -> "Visibility":
         """These rows, followed by rows of the next chunk of the same sequences.
@@ -143,7 +147,7 @@ class Visibility:
             return self.mask is other.mask
         return torch.equal(self.mask, other.mask)
 
-    @property
+    @cached_property
     def count(self) -> Int[Tensor, "_ row"]:
         """Number of keys that each row sees, at least 1."""
         if self.mask is not None:
@@ -159,7 +163,7 @@ class Visibility:
             return torch.einsum("brk,bhkc->bhrc", mask, k)
         total = fast_products.running_sum(k)
         sums = fast_products.take_rows(total, self.position)
-        if self.first.any():
+        if self.seen_by_all[0] > 0:
             before = fast_products.take_rows(total, (self.first - 1).clamp(min=0))
             sums -= before * (self.first > 0).to(k.device)[:, None, :, None]
         return sums
@@ -179,13 +183,18 @@ class Visibility:
         return penalties
 
     @property
+    def sees_all_behind(self) -> bool:
+        """Whether each row sees all keys up to its own, and no other keys."""
+        return self.mask is None and self.seen_by_all[0] <= self.keys.start
+
+    @cached_property
     def seen_by_all(self) -> tuple[int, int]:
         """First and end position of the keys that all rows see."""
         if self.mask is not None:
             return self.keys.start, self.keys.start
         return int(self.first.max()), int(self.position.min()) + 1
 
-    @property
+    @cached_property
     def farthest(self) -> int:
         """The farthest offset that any row sees."""
         return int((self.position - self.first).max())
@@ -213,6 +222,13 @@ class Visibility:
             part = offset[..., nearest:].flatten(), seen[..., nearest:].flatten()
             by_offset.index_add_(0, *part)
         return total
+
+
+@lru_cache(maxsize=2)  # all layers of a pass share their tables
+def _causal(rows: range, window: int | None, inference: bool) -> Visibility:
+    position = torch.arange(rows.start, rows.stop)[None]
+    first = (position - (window or rows.stop) + 1).clamp_min(0)
+    return Visibility(position, first, range(rows.stop))
 
 
 @cache

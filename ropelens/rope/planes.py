@@ -5,9 +5,9 @@ exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34).
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Complex, Float, Int, Real
@@ -164,23 +164,51 @@ def on_device(x: Tensor, device: torch.device) -> Tensor:
     return copy
 
 
+def kept(owner: Any, name: str, key: Any, make: Callable[[], Any], *, most: int = 1000) -> Any:
+    """`make()`. `owner` keeps the latest results with this name, by their keys.
+
+    Tensors in a key are compared by identity.
+    """
+    results = vars(owner).setdefault(f"kept {name}", {})
+    if key not in results:
+        results[key] = make()
+        if len(results) > most:
+            del results[next(iter(results))]
+    return results[key]
+
+
 def unrotate(x: Vectors, positions: Int[Tensor, "*#batch position"], planes: Planes) -> Vectors:
     """Remove the rotation of `x`: multiply each plane by exp(-i w p).
 
     The angle is the float32 product that transformers' rotary modules compute, so that the
     model's rounding cancels at far positions.
     """
-    inv_freq = on_device(planes.inv_freq, x.device).float()
-    angle = on_device(positions, x.device).float()[..., None] * inv_freq[..., None, :]
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    return turn_planes(x, positions, planes, -1, out=torch.empty_like(x))
+
+
+def turn_planes(
+    x: Vectors,
+    positions: Int[Tensor, "*#batch position"],
+    planes: Planes,
+    sign: int,
+    *,
+    out: Vectors,
+) -> Vectors:
+    """Multiply each plane of `x` by exp(i w p), or with the `sign` -1 by exp(-i w p)."""
+
+    def waves() -> tuple[Tensor, Tensor]:
+        inv_freq = on_device(planes.inv_freq, x.device).float()
+        angle = on_device(positions, x.device).float()[..., None] * inv_freq[..., None, :]
+        return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+
+    cos, sin = kept(positions, "waves", (planes.inv_freq, x.dtype), waves, most=1)
     real, imaginary = x[..., planes.first], x[..., planes.second]
-    unrotated = torch.empty_like(x)
     if planes.rotary_dim < planes.head_dim:
-        unrotated.copy_(x)
-    first, second = unrotated[..., planes.first], unrotated[..., planes.second]
-    torch.mul(real, cos, out=first).addcmul_(imaginary, sin)
-    torch.mul(imaginary, cos, out=second).addcmul_(real, sin, value=-1)
-    return unrotated
+        out.copy_(x)
+    first, second = out[..., planes.first], out[..., planes.second]
+    torch.mul(real, cos, out=first).addcmul_(imaginary, sin, value=-sign)
+    torch.mul(imaginary, cos, out=second).addcmul_(real, sin, value=sign)
+    return out
 
 
 @dataclass(frozen=True)

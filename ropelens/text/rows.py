@@ -53,6 +53,16 @@ class Rows:
         """`position`, with one row for all sequences if the rows are dense."""
         return self.position[:1] if self.dense else self.position
 
+    @cached_property
+    def shortest(self) -> int:
+        """Number of tokens of the shortest sequence."""
+        return int(self.length.min())
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """The largest position of each row in any sequence, plus 1."""
+        return (self.position.amax(0) + 1).tolist()
+
     def zero_hidden(self, hidden: Bool[Tensor, "batch token"] | None) -> "Rows":
         """The same rows, with weight 0 for the rows of `hidden` tokens."""
         if hidden is None:
