@@ -129,7 +129,7 @@ class LaunchCounter(TorchDispatchMode):
         super().__init__()
         self.counts: dict[str, Count] = defaultdict(Count)
         self.lines: Counter[tuple[str, str, str]] = Counter()
-        self.stage, self._start, self._allocated = "rest", 0, 0
+        self.stage, self._start, self._allocated, self.counting = "rest", 0, 0, True
         self._storages: dict[int, int] = {}  # bytes
 
     @contextmanager
@@ -166,6 +166,19 @@ class LaunchCounter(TorchDispatchMode):
 
         return run
 
+    def uncounted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, whose work does not count."""
+
+        @wraps(function)
+        def run(*arguments: Any, **options: Any) -> Any:
+            self.counting = False
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.counting = True
+
+        return run
+
     def place(self, model: nn.Module) -> None:
         """Move the weights and buffers of a model to the device."""
         moved: dict[int, Tensor] = {}
@@ -197,7 +210,7 @@ class LaunchCounter(TorchDispatchMode):
 
     def _add(self, work: Mapping[str, int]) -> None:
         line = _line()
-        for kind, number in work.items():
+        for kind, number in work.items() if self.counting else ():
             vars(self.counts[self.stage])[kind] += number
             if number and kind != "bytes":
                 self.lines[self.stage, kind, line] += number

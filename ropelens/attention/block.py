@@ -24,15 +24,18 @@ ByKey = Float[Tensor, "batch kv_head group row key"]
 ByRow = Float[Tensor, "batch kv_head group row"]
 
 
-def blocks_of(sampled: SampledCall, heads: slice | None = None) -> Iterator["Block"]:
+def blocks_of(
+    sampled: SampledCall, heads: slice | None = None, *, share: float = 1.0
+) -> Iterator["Block"]:
     """All rows of a call, in blocks of about `BLOCK_ELEMENTS` scores but at least 16 rows.
 
     A block has some key-value heads. If `heads` are given, it has these heads and half of the
-    scores, because models of heads need the rest of the memory.
+    scores, because models of heads need the rest of the memory. `share` is the size of a block
+    compared with `BLOCK_ELEMENTS`.
     """
     batch, kv_heads, group = sampled.row_q.shape[:3]
     device, count = sampled.k.device.type, sampled.position.shape[1]
-    area = fast_products.BLOCK_ELEMENTS[device] // (batch * group)
+    area = int(share * fast_products.BLOCK_ELEMENTS[device]) // (batch * group)
     if heads is not None:
         area //= 2 * (heads.stop - heads.start)
     most = fast_products.BLOCK_ROWS[device]
@@ -66,7 +69,7 @@ class Block:
 
     def __init__(self, sampled: SampledCall, rows: slice, heads: slice) -> None:
         self.sampled, self.call, self.planes = sampled, sampled.call, sampled.planes
-        self.heads, self._rows = heads, rows
+        self.heads, self.rows = heads, rows
         self.visibility = sampled.visibility.block(rows)
         self.device_visibility = self.visibility.on(sampled.k.device)
         self.position, self.weight = sampled.position[:, rows], sampled.weight[:, rows]
@@ -82,7 +85,7 @@ class Block:
     @cached_property
     def q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """q~ of the rows."""
-        return self.sampled.row_q_still[:, self.heads, :, self._rows]
+        return self.sampled.row_q_still[:, self.heads, :, self.rows]
 
     @cached_property
     def k_still(self) -> Float[Tensor, "batch kv_head key coordinate"]:
@@ -95,8 +98,8 @@ class Block:
         return self._scores(self.buffer("scores"))
 
     def _scores(self, out: ByKey) -> ByKey:
-        k = self.sampled.k_scaled[:, self.heads, self.columns]  # s k
-        return self.hide(self.call.squash(fast_products.products(self.q, k, out=out)))
+        fast_products.products(self.q, self.k, scale=self.call.scale, out=out)
+        return self.hide(self.call.squash(out))
 
     @property
     def attention(self) -> ByKey:
@@ -143,7 +146,7 @@ class Block:
     @property
     def sum_of_keys(self) -> Float[Tensor, "batch kv_head 1 row coordinate"]:
         """Sum of the keys that each row sees."""
-        return self.sampled.sum_of_keys[:, self.heads, :, self._rows]
+        return self.sampled.sum_of_keys[:, self.heads, :, self.rows]
 
     @cached_property
     def count(self) -> Float[Tensor, "shared 1 1 row"]:
@@ -290,9 +293,9 @@ class Block:
         sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]
         return sums.flatten(2, 3).double()
 
-    def buffer(self, name: str) -> ByKey:
+    def buffer(self, name: str, *lead: int) -> Float[Tensor, "*lead group row key"]:
         """A matrix of this block, in memory that all blocks share: fresh pages cost more."""
-        shape = (*self.q.shape[:4], len(self.keys))
+        shape = (*lead, *self.q.shape[:4], len(self.keys))
         size, buffers = math.prod(shape), self.sampled.buffers
         if name not in buffers or len(buffers[name]) < size:
             buffers[name] = self.k.new_empty(size)

@@ -14,7 +14,8 @@ attention call: the rest of the model does not run again.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,11 +25,12 @@ from ropelens.attention.block import Block, blocks_of
 from ropelens.attention.formulas import FOLLOW, learned_sink_mass
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import Visibility
-from ropelens.rope.planes import unrotate
-from ropelens.text.rows import generator_of
+from ropelens.rope.planes import kept, on_device, turn_planes
+from ropelens.text.rows import Rows, generator_of
 
 DRAWS = 4  # permutations of each sequence; its rows use them in turn
 AT_ONCE = {"cpu": 1, "cuda": DRAWS}  # draws of a batch: a GPU has room, a CPU has small caches
+SHARE = 1.5  # size of a block, compared with blocks of other statistics
 EARLY = 1 / 3  # share of a sequence whose rows have too few keys to exchange
 
 
@@ -43,33 +45,72 @@ def exchange_order(
     return order
 
 
-def exchanged(
-    sampled: SampledCall,
-    still: Float[Tensor, "batch kv_head key coordinate"],
-    order: Float[Tensor, "batch key"],
-) -> tuple[SampledCall, Int[Tensor, "2 batch shared key"]]:
-    """The call after its keys exchanged their contents (`still` is k~), with pi^-1 and pi.
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """Permutations of the keys of a batch, one for each draw, which layers can share.
 
-    Real, unhidden tokens that are not sinks are permuted in the random `order`; pi is -1 for
-    all others. In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
+    `contents` has pi for keys that exchange their contents, and the own place of other keys.
+    `pi` stacks pi^-1 and pi, and is -1 for other keys. `rows` and `visibility` belong to the
+    sequences of all draws before the exchange, followed by the same sequences after it.
     """
-    index, call = torch.arange(order.shape[-1]), sampled.call
-    is_sink = (sampled.sinks > 0).unflatten(1, sampled.sink_kind.shape[1:3]).any(2)
-    real = ~sampled.rows.padding(index)
-    movable, block = ~is_sink & real[:, None], index // block_size(call.visibility, real)
-    # Both orders list the movable tokens of each block first, and then all other tokens.
-    last = index + 2.0 + len(index)
-    drawn = torch.where(movable, order[:, None].double() + block, last).argsort(-1)
-    places = torch.where(movable, index, last).argsort(-1)
-    inverse = torch.empty_like(drawn).scatter_(-1, drawn, places)
-    contents = torch.empty_like(drawn).scatter_(-1, places, drawn)
-    pi = torch.stack([inverse, contents]).masked_fill(~movable, -1).to(sampled.k.device)
-    planes = sampled.planes.of_keys(sampled.k.shape[1])
-    key = still.gather(-2, contents.to(still.device)[..., None].expand_as(still))
-    back = replace(planes, inv_freq=-planes.inv_freq)
-    key = unrotate(key, sampled.key_position, back)
-    call = replace(call, key=key)
-    return SampledCall(call, sampled.rows, sampled.planes, sinks=sampled.sinks), pi
+
+    rows: Rows
+    visibility: Visibility
+    contents: Int[Tensor, "draw batch shared key"]
+    pi: Int[Tensor, "2 sequence shared key"]
+
+    @classmethod
+    def of(cls, sampled: SampledCall, draws: range, step: int) -> "Exchange":
+        """Permute real, unhidden tokens that are not sinks, in the random order of the rows.
+
+        In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
+        """
+        order, visibility, device = sampled.rows.order, sampled.call.visibility, sampled.k.device
+        assert order is not None
+        index, order = torch.arange(order.shape[-1]), order[:, draws.start : draws.stop]
+        shape = (1, 1) if sampled.sinks.shape[1] == 1 else (sampled.k.shape[1], -1)
+        is_sink = (sampled.sinks > 0).unflatten(1, shape).any(2)
+        real = ~sampled.rows.padding(index)
+        movable, block = ~is_sink & real[:, None], index // block_size(visibility, real)
+        # Both orders list the movable tokens of each block first, and then all other tokens.
+        last = index + 2.0 + len(index)
+        order = order.transpose(0, 1)[:, :, None].double()
+        drawn = torch.where(movable, order + block, last).argsort(-1)
+        places = torch.where(movable, index, last).argsort(-1).expand_as(drawn)
+        inverse = torch.empty_like(drawn).scatter_(-1, drawn, places)
+        contents = torch.empty_like(drawn).scatter_(-1, places, drawn)
+        pi = torch.stack([inverse, contents]).masked_fill(~movable, -1).flatten(1, 2)
+        rows = sampled.rows.in_turn([*draws, *draws], step).from_share(EARLY)
+        visibility = visibility.of_sequences(torch.arange(len(real)).repeat(2 * len(draws)))
+        return cls(rows, visibility, contents.to(device), pi.to(device))
+
+    def of_call(self, sampled: SampledCall) -> SampledCall:
+        """The call of all draws, before and after its keys exchanged their contents."""
+        k, still = sampled.k, sampled.k_still
+        shape, index = (len(self.contents), *k.shape), self.contents[..., None]
+        keys = k.new_empty(2, *shape)
+        keys[0] = k
+        contents = still.expand(shape).gather(-2, index.expand(shape))
+        planes = sampled.planes.of_keys(k.shape[1])
+        turn_planes(contents, sampled.key_position, planes, 1, out=keys[1])
+        pair = sampled.with_rows(self.rows)
+        pair.call = replace(sampled.call, visibility=self.visibility)
+        pair.k = keys.flatten(0, 2)
+        index = on_device(self.visibility.index_of(self.rows.position), k.device)
+        index = index.unflatten(0, (-1, len(k)))[:, :, None, :, None]
+        shape = (len(index), *sampled.q.shape[:2], index.shape[3], sampled.q.shape[3])
+        q = sampled.q.expand(len(index), -1, -1, -1, -1).gather(-2, index.expand(shape))
+        pair.row_q = q.flatten(0, 1).unflatten(1, (k.shape[1], -1))
+        return pair
+
+    def weight(
+        self, sets: Bool[Tensor, "batch set position"]
+    ) -> Float[Tensor, "sequence set row"]:
+        """The weights of the rows of each set, in each draw."""
+        number = self.pi.shape[1]
+        position, weight = (x[:number, None] for x in (self.rows.position, self.rows.weight))
+        sets = sets.repeat(number // len(sets), 1, 1)
+        return sets.gather(2, position.expand(-1, sets.shape[1], -1)) * weight
 
 
 def block_size(
@@ -97,45 +138,64 @@ def follow_sums(
     The rows of a sequence use its permutations in turn. Every row of a `single` long sequence
     uses all of them.
     """
-    shape = (len(sampled.k), sets.shape[1], sampled.q.shape[1], len(FOLLOW))
-    order, device = sampled.rows.order, sampled.k.device
-    total = torch.zeros(shape, dtype=torch.float64, device=device)
-    if order is None:  # rows that are scored without exchanged keys
-        return total.cpu()
-    at_once, step = AT_ONCE[sampled.k.device.type], 1 if single else DRAWS
-    sequences = torch.arange(len(sets)).repeat(at_once)
-    repeated = sampled if at_once == 1 else sampled.of_sequences(sequences)
-    still = sampled.k_still if at_once == 1 else sampled.k_still[sequences]
-    for first in range(0, DRAWS, at_once):
-        draws = range(first, first + at_once)
-        before = repeated.with_rows(sampled.rows.in_turn(draws, step).from_share(EARLY))
-        after, pi = exchanged(before, still, torch.cat([order[:, draw] for draw in draws]))
-        for block, exchanged_block in zip(blocks_of(before), blocks_of(after), strict=True):
-            by_row = overlaps(block, exchanged_block, pi) * (step / DRAWS)
-            sums = block.sum_over_sets(by_row, sets[sequences]).unflatten(0, (at_once, -1))
-            total[:, :, block.query_heads] += sums.sum(0)
-    return total.cpu()
+    rows, device, sums, weights = sampled.rows, sampled.k.device, [], []
+    at_once, step = AT_ONCE[device.type], 1 if single else DRAWS
+    if rows.order is None:  # rows that are scored without exchanged keys
+        shape = (len(sampled.k), sets.shape[1], sampled.q.shape[1], len(FOLLOW))
+        return torch.zeros(shape, dtype=torch.float64)
+    for draws in (range(first, first + at_once) for first in range(0, DRAWS, at_once)):
+        key, make = (sampled.call.visibility, sampled.sinks, draws, step), Exchange.of
+        exchange = kept(rows, "exchanges", key, partial(make, sampled, draws, step), most=DRAWS)
+        weight = kept(sets, "weights", exchange, partial(exchange.weight, sets), most=DRAWS)
+        pair = exchange.of_call(sampled)
+        by_row = pair.k.new_empty(4, len(weight), *pair.row_q.shape[1:4])
+        for block in blocks_of(pair, share=SHARE):
+            overlaps(block, exchange.pi, out=by_row[:, :, block.heads, :, block.rows])
+        by_row = by_row.transpose(0, 1).flatten(1, 3)
+        sums.append(on_device(weight, device).to(by_row) @ by_row.mT)
+        weights.append(weight.double().sum(-1))
+    # The sums of the draws, which are at most as many as the rows of the sequences.
+    total = torch.cat(sums).to("cpu", torch.float64).unflatten(0, (DRAWS, -1)).sum(0)
+    mass, position, chance, content = total.unflatten(-1, (4, -1)).unbind(2)
+    number = torch.cat(weights).unflatten(0, (DRAWS, -1)).sum(0)
+    follow = [position, content, chance, mass, number[..., None].expand_as(mass)]
+    return torch.stack(follow, dim=-1) * (step / DRAWS)
 
 
 def overlaps(
-    block: Block, after: Block, pi: Int[Tensor, "2 batch shared key"]
-) -> Float[Tensor, "batch kv_head group row follow"]:
-    """The values of `FOLLOW` in each row; `after` is the block with exchanged keys."""
-    pi = pi[..., block.columns] if pi.shape[2] == 1 else pi[:, :, block.heads, block.columns]
-    # V has the keys whose contents stay visible, and W the places where these contents are.
-    seen = block.visible[:, None] & block.device_visibility.sees_each(pi)
-    v, w = seen[:, :, :, None].to(block.k)
-    attention, index = block.attention, (pi[1] - block.keys.start).clamp(0, len(block.keys) - 1)
-    moved = attention.gather(-1, index[:, :, None, None].expand_as(attention)) * w
-    mass, others = moved.sum(-1), moved.new_empty(3, *moved.shape)
-    exchanged_attention = torch.softmax(after.scores, -1, out=after.scores)
-    torch.mul(exchanged_attention, v, out=others[0])
-    torch.mul(exchanged_attention, w, out=others[1])
-    torch.mul(attention, w, out=others[2])
-    others *= (mass / others.sum(-1).clamp(min=1e-30))[..., None]
-    torch.minimum(attention, others[0], out=others[0])
-    torch.minimum(moved, others[1:], out=others[1:])
-    numbers = torch.cat([others.sum(-1), mass[None]])
-    if block.call.sink_logits is not None:
-        numbers *= 1 - learned_sink_mass(block)
-    return torch.cat([numbers, torch.ones_like(numbers[:1])]).movedim(0, -1)
+    block: Block,
+    pi: Int[Tensor, "2 sequence shared key"],
+    *,
+    out: Float[Tensor, "4 sequence kv_head group row"],
+) -> None:
+    """Write the mass, and the overlaps of position, chance and content, of each row.
+
+    The `block` has all sequences before the exchange of keys, and then after it.
+    """
+    number, visible = pi.shape[1], block.device_visibility
+
+    def tables() -> tuple[Tensor, Tensor]:
+        own = pi[..., block.columns] if pi.shape[2] == 1 else pi[:, :, block.heads, block.columns]
+        # V has the keys whose contents stay visible, and W the places where these contents are.
+        before = visible.of_sequences(slice(number))
+        seen = before.sees()[:, None] & before.sees_each(own)
+        index = (own[1] - block.keys.start).clamp(0, len(block.keys) - 1)
+        return seen[:, None, :, :, None].to(block.k), index[:, :, None, None]
+
+    shared, learned = pi.shape[2] == 1, block.call.sink_logits is not None
+    v_and_w, index = kept(visible, "exchange", pi, tables, most=1) if shared else tables()
+    scores = block.scores
+    attention = block.attention if learned else torch.softmax(scores, -1, out=scores)
+    before_and_after = attention.unflatten(0, (2, -1))
+    parts = block.buffer("parts", 2).unflatten(1, (2, -1))
+    parts = torch.mul(before_and_after, v_and_w, out=parts).flatten(0, 1)
+    mass = torch.sum(parts, -1, out=out)[0]
+    parts[1:] *= (mass / out[1:].clamp(min=1e-30))[..., None]
+    # Outside of W, the contents that moved count for nothing, because the other part is 0.
+    moved = before_and_after[0]
+    torch.gather(parts[0], -1, index.expand_as(moved), out=moved)
+    torch.minimum(parts[0], parts[1], out=parts[1])
+    torch.minimum(moved, parts[2:], out=parts[2:])
+    torch.sum(parts[1:], -1, out=out[1:])
+    if learned:
+        out *= 1 - learned_sink_mass(block)[:number]

@@ -27,12 +27,13 @@ def products(
     *,
     out: Float[Tensor, "batch kv_head group row key"],
     add: bool = False,
+    scale: float = 1.0,
 ) -> Float[Tensor, "batch kv_head group row key"]:
     """Query-key products of all query heads of a key-value head, or `out` plus the products."""
     batch, kv_heads, group, rows, _ = q.shape
     flat = out.view(batch * kv_heads, group * rows, -1)
     q, k = q.flatten(2, 3).flatten(0, 1), k.flatten(0, 1)
-    torch.baddbmm(flat, q, k.mT, beta=int(add), out=flat)
+    torch.baddbmm(flat, q, k.mT, beta=int(add), alpha=scale, out=flat)
     return out
 
 

@@ -101,11 +101,6 @@ class SampledCall:
         return self.rows.padding(torch.arange(keys.start, keys.stop)).to(self.k.device)
 
     @cached_property
-    def k_scaled(self) -> Float[Tensor, "batch kv_head key coordinate"]:
-        """The keys times the scale of the scores."""
-        return self.k if self.call.scale == 1 else self.k * self.call.scale
-
-    @cached_property
     def q_still(self) -> Float[Tensor, "batch head row coordinate"]:
         """q~: the queries with their rotation removed."""
         position = self.call.visibility.position[0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ropelens.attention.variables import Statistic, stack
 from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.errors import BadArgument
 from ropelens.intervals import mean_and_error
-from ropelens.rope.planes import Planes
+from ropelens.rope.planes import Planes, kept
 from ropelens.text.text import GROUPS
 
 ZERO = torch.zeros(GROUPS, dtype=torch.float64)  # of each group; never changed in place
@@ -113,10 +114,19 @@ class LayerSums:
     ) -> "LayerSums":
         """Sums of a batch of sequences. `rows` are the rows of the table of statistics."""
         edges = offset_edges(sampled.k.shape[2])
-        by_offset = [row.name for row in rows if row.over == "offsets"]
-        binned = {name: sum_bins(sums[name], edges) for name in by_offset}
-        pooled = {name: x.sum(0) for name, x in (sums | binned).items()}
-        weight = sampled.visibility.offset_weight(sampled.rows.weight)
+        flat = torch.cat([x.flatten(1) for x in sums.values()], dim=1).sum(0)
+        pooled = {
+            name: part.view(x.shape[1:])
+            for (name, x), part in zip(
+                sums.items(), flat.split([x[0].numel() for x in sums.values()]), strict=True
+            )
+        }
+        for row in rows:
+            if row.over == "offsets":
+                pooled[row.name] = sum_bins(pooled[row.name], edges)
+        visible, weight = sampled.visibility, sampled.rows.weight
+        weigh = partial(visible.offset_weight, weight)
+        weight = kept(visible, "offset weight", weight, weigh, most=2)
         return cls(sampled.call.scale, farthest, offset_weight=weight, sums=pooled)
 
     def __add__(self, other: "LayerSums") -> "LayerSums":

@@ -7,6 +7,7 @@ advantage. If a text has a single long sequence, its rows belong to the two fold
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +23,7 @@ from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import MODELS, SCORES, fit_models, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
-from ropelens.rope.planes import Planes
+from ropelens.rope.planes import Planes, kept
 from ropelens.text.rows import Rows, generator_of, sample_rows
 from ropelens.text.text import SINKS, Text
 
@@ -79,7 +80,8 @@ class LayerFit:
         tau = tau[..., : len(offset_edges(context)) - 1]
         weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
         if sets is None:
-            sets = torch.ones(len(sampled.k), 1, context, dtype=torch.bool)
+            everywhere = partial(torch.ones, len(sampled.k), 1, context, dtype=torch.bool)
+            sets = kept(sampled.rows, "all rows", context, everywhere)
         shape = (*sets.shape[:2], sampled.q.shape[1], len(SCORES))
         scores = torch.zeros(shape, dtype=torch.float64)
         for fold in (0, 1):

@@ -221,10 +221,10 @@ def sum_batch(
         also(call)
         if fits:
             sinks = add_found_sinks(text.sinks, fits[call.layer].found_sinks)
-            scored = SampledCall(call, batch.scored, turning, sinks=sinks)
+        scored = SampledCall(call, batch.scored, turning, sinks=sinks, tokens=text.ids)
+        if fits:
             scores[call.layer] = fits[call.layer].score(scored, text, sets)
-        sums = chunk_sums.pop(call.layer, {})
-        rows = SampledCall(call, batch.rows, turning, sinks=sinks, tokens=text.ids)
+        sums, rows = chunk_sums.pop(call.layer, {}), scored.with_rows(batch.rows)
         sums |= sum_attention(rows, [row for row in statistics if row.name not in sums])
         far = max(farthest[call.layer], call.visibility.farthest)
         layers[call.layer] = LayerSums.of(sums, rows, statistics, far)

@@ -250,37 +250,47 @@ def test_without_rotation_attention_moves_with_the_contents(family: str):
 
 WRONG: dict[str, dict[str, str]] = {
     "llama_gqa: right: contents are exchanged after the rotation": {
-        "still = sampled.k_still": "still = sampled.k",
-        "unrotate(key, sampled.key_position, back)": "key",
+        "sampled.k, sampled.k_still": "sampled.k, sampled.k",
+        "turn_planes(contents, sampled.key_position, planes, 1, out=keys[1])": (
+            "keys[1].copy_(contents)"
+        ),
     },
     "llama_gqa: right: sinks are exchanged": {"~is_sink & real[:, None]": "real[:, None]"},
     "llama_gqa: found sinks: only the first head of a group keeps its sinks": {
-        "sampled.sink_kind.shape[1:3]).any(2)": "sampled.sink_kind.shape[1:3])[:, :, 0]"
+        "unflatten(1, shape).any(2)": "unflatten(1, shape)[:, :, 0]"
     },
     "llama_gqa: right: padding is exchanged": {"~is_sink & real[:, None]": "~is_sink"},
     "llama_gqa: hidden: hidden tokens are exchanged": {
         "sampled.rows.padding(index)": "(index >= sampled.rows.length[:, None])"
     },
     "llama_gqa: right: distributions have different keys": {
-        "torch.mul(exchanged_attention, v, out=others[0])": "others[0] = exchanged_attention"
+        "mass = torch.sum": "parts[1] = before_and_after[1]; mass = torch.sum"
     },
     "llama_gqa: right: contents that the row does not see count": {
-        "block.device_visibility.sees_each(pi)": "(pi >= 0)[:, :, :, None]"
+        "before.sees_each(own)": "(own >= 0)[:, :, :, None]"
     },
     "llama_gqa: right: chance is omitted": {
-        "torch.mul(attention, w": "torch.mul(attention, 0 * w"
+        "torch.minimum(moved, parts[2:], out=parts[2:])": (
+            "torch.minimum(moved, parts[3:], out=parts[3:])"
+        )
     },
     "llama_gqa: right: pi is its inverse": {"[inverse, contents]": "[contents, inverse]"},
     "llama_gqa: right: contents move by the inverse": {
-        "gather(-2, contents": "gather(-2, inverse"
+        "return cls(rows, visibility, contents": "return cls(rows, visibility, inverse"
     },
     "mistral_sliding: right: the permutation ignores the window": {
         "torch.where(slides": "torch.where(slides & False"
     },
-    "llama_gqa: right: heads read another group": {"key=key)": "key=key.flip(1))"},
-    "llama_gqa: right: no scale": {"key=key)": "key=key, scale=1.0)"},
-    "gemma2: right: no soft-cap": {"key=key)": "key=key, softcap=None)"},
-    "gpt_oss: right: no learned sink": {"1 - learned_sink_mass(block)": "1"},
+    "llama_gqa: right: heads read another group": {
+        "keys.flatten(0, 2)": "keys.flip(3).flatten(0, 2)"
+    },
+    "llama_gqa: right: no scale": {
+        "visibility=self.visibility)": "visibility=self.visibility, scale=1.0)"
+    },
+    "gemma2: right: no soft-cap": {
+        "visibility=self.visibility)": "visibility=self.visibility, softcap=None)"
+    },
+    "gpt_oss: right: no learned sink": {"1 - learned_sink_mass(block)[:number]": "1"},
     "llama_gqa: right: early rows count": {"from_share(EARLY)": "from_share(0)"},
 }
 
