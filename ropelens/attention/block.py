@@ -13,7 +13,6 @@ from functools import cached_property
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ropelens.attention import fast_products
 from ropelens.attention.sampled_call import SampledCall
@@ -182,7 +181,7 @@ class Block:
         """Which keys each row sees."""
         return self.device_visibility.sees()
 
-    @property
+    @cached_property
     def sees_all_behind(self) -> bool:
         """Whether each row sees all keys of the block up to its own, and no other keys."""
         return (
@@ -227,29 +226,28 @@ class Block:
         It is 0 if there is no such key. Values of hidden keys must be 0.
         """
         # A window ends with the row's own key. It begins with hidden keys of the row above if
-        # the row has too few keys, so that only the first rows need a window with zeros.
-        windows, (_, begin, first) = fast_products.windows, self._begins
-        at_offset = windows(values, begin, out=self.buffer("by offset"))
-        count, top = len(self.keys), values[..., 0, :]
-        at_offset[..., 0, :] = windows(
-            pad(top, (count - 1, 0)), first, out=torch.empty_like(top)
-        )
+        # the row has too few keys; only first rows have no row above that sees fewer keys.
+        begin, beyond = self._begins[1:]
+        at_offset = fast_products.windows(values, begin, out=self.buffer("by offset"))
+        first = at_offset[..., 0, :].masked_fill_(beyond[..., 0, :], 0)
+        own = int(self.position[0, 0]) - self.keys.start  # of the row that memory begins with
+        first[0, 0, 0, -own - 1 :] = values[0, 0, 0, 0, : own + 1]
         if self.visibility.mask is not None:
-            far = torch.arange(count - 1, -1, -1, device=values.device)
-            at_offset *= far <= self.self_column[:, None, None, :, None]
+            at_offset.masked_fill_(beyond, 0)
         return at_offset
 
     @cached_property
     def _begins(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the windows of `from_offsets`, `by_offset`, and its first rows begin."""
-        count, own = len(self.keys), self.self_column[:, None, None].expand(self.q.shape[:4])
+        """Where the windows of both functions begin, and the offsets beyond the first key."""
+        count, context = len(self.keys), self.call.key.shape[2]
+        own = self.self_column[:, None, None].expand(self.q.shape[:4])
         row = torch.arange(own.numel(), device=own.device).view(own.shape)
-        head = torch.arange(own[..., 0].numel(), device=own.device).view(own.shape[:3])
-        context = self.call.key.shape[2]
-        from_offsets = 2 * context * head[:1, ..., None] + context - 1 - own
+        head = torch.arange(own[0, ..., 0].numel(), device=own.device).view(own.shape[1:3])
+        from_offsets = 2 * context * head[..., None] + context - 1 - own
         by_offset = (row * count + own - (count - 1)).clamp(min=0)
-        first = (2 * count - 1) * head + own[..., 0]
-        return from_offsets.flatten(1), by_offset.flatten(), first.flatten()
+        far = torch.arange(count - 1, -1, -1, device=own.device)
+        beyond = far > self.self_column[:, None, None, :, None]
+        return from_offsets.flatten(1), by_offset.flatten(), beyond
 
     def sum_by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset. Sets values of the first key to 0."""

@@ -169,9 +169,8 @@ def exceeds_sink_share(
 ) -> tuple[Bool[Tensor, "batch head position"], Float[Tensor, "batch position"]]:
     """Unknown sinks by the attention of all later rows, and the number of these rows."""
     batch, heads, context = *sampled.q.shape[:2], sampled.k.shape[2]
-    options = {"dtype": torch.float64, "device": sampled.k.device}
-    # Of each head, and the number and the weight of later rows as two more heads.
-    mass = torch.zeros(batch, heads + 2, context, **options)
+    # Of each head, and the weight and the number of later rows as two more heads.
+    mass = sampled.k.new_zeros(batch, heads + 2, context, dtype=torch.float64)
     for block in blocks_of(sampled):
         keys, row_weight = block.columns, block.weight[:, None]
         own_key = block.self_column[..., None]

@@ -120,14 +120,15 @@ class HeadSums:
     """
 
     def __init__(
-        self, block: Block, heads: int, *, offsets: bool, squares: bool = False
+        self, sampled: SampledCall, shape: torch.Size, *, offsets: bool, squares: bool = False
     ) -> None:
-        context, shape = block.call.key.shape[2], (len(block.q), heads, block.q.shape[2])
+        """No rows yet; `shape` begins with the numbers of sequences, heads, and members."""
+        context, shape = sampled.k.shape[2], shape[:3]
+        self._to_planes = lambda x: sampled.call.scale * sampled.planes.sum_coordinates(x)
+        self._by_coordinate = sampled.k.new_zeros(*shape, sampled.k.shape[3])
         variables = len(SINKS) + len(offset_edges(context))
-        self._to_planes = lambda x: block.call.scale * block.planes.sum_coordinates(x)
-        self._by_coordinate = block.q.new_zeros(*shape, block.q.shape[-1])
-        self._on_sinks = block.q.new_zeros(1 + squares, *shape, variables)
-        self._by_offset = block.q.new_zeros(offsets * (1 + squares), *shape, context)
+        self._on_sinks = sampled.k.new_zeros(1 + squares, *shape, variables)
+        self._by_offset = sampled.k.new_zeros(offsets * (1 + squares), *shape, context)
 
     def add(self, block: Block, attention: ByKey, heads: slice = slice(None)) -> None:
         """Add the rows of a block, whose key-value heads are `heads` here."""
@@ -173,13 +174,13 @@ def fit_models(
     terms, first = sampled.planes.terms, sampled.planes.terms + len(SINKS)
     size = first + context + len(offset_edges(context)) - 1
     sampled, number = normalize_weights(sampled, folds)
-    sums, nats = None, sampled.k.new_zeros(*sampled.row_q.shape[:3], dtype=torch.float64)
+    sums = HeadSums(sampled, sampled.row_q.shape, offsets=True)
+    nats = sampled.k.new_zeros(*sampled.row_q.shape[:3], dtype=torch.float64)
     for block in blocks_of(sampled):
-        sums = sums or HeadSums(block, kv_heads, offsets=True)
         nats[:, block.heads] += block.weigh(information(block))
         sums.add(block, block.attention, block.heads)
     observed, explained = sums.by_fold(folds), nats.unflatten(0, (-1, folds)).sum(0).flatten()
-    shape, observed = observed.shape[:3], observed.flatten(0, 2)
+    shape, observed = (folds, kv_heads, group), observed.flatten(0, 2)
     table = OffsetRows.of(sampled, folds=folds)
     ridge = (RIDGE / number).to(observed.device).repeat_interleave(kv_heads * group)
     tolerance = fit_tolerance(explained) / 10  # S and P cost little, and S may leave little
@@ -308,7 +309,7 @@ class _Part:
         example, of_heads, problems = self.blocks[0], *self._of_heads(weights)
         squares = moments.shape[1] > 1 + weights.shape[1]
         offsets, shape = of_heads.kappa is not None, example.q.shape
-        sums = HeadSums(example, shape[1], offsets=offsets, squares=squares)
+        sums = HeadSums(example.sampled, shape, offsets=offsets, squares=squares)
         log_z = moments.new_zeros(shape[:3])
         for block in self.blocks:
             modelled, log_norm = softmax(log_weights(block, of_heads))

@@ -71,9 +71,8 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         found = scores[..., logit.SCORES.index(name)]
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
     blocks = blocks_of(rows, slice(0, 2))
+    sums = logit.HeadSums(rows, rows.row_q.shape, offsets=True, squares=True)
     for block in blocks:
-        if block.position[0, 0] == 1:
-            sums = logit.HeadSums(block, 2, offsets=True, squares=True)
         sums.add(block, block.attention)
     parts = sums.by_fold(1)[0].flatten(0, 1)[:, planes.terms + 3 :].split((30, 64) * 2, dim=1)
     of = attention[:, :, 1:], (attention * (sinks > 0)[:, :, None])[:, :, 1:]
