@@ -19,7 +19,8 @@ from ropelens.attention.formulas import FOLLOW
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import by_group
 from ropelens.attention.visibility import offset_edges
-from ropelens.budget.logit import MODELS, SCORES, fit_models, score_models
+from ropelens.budget.fits import fit_models
+from ropelens.budget.logit import MODELS, SCORES, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.rope.planes import Planes
