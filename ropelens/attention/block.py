@@ -230,7 +230,7 @@ class Block:
         begin, beyond = self._begins[1:]
         at_offset = fast_products.windows(values, begin, out=self.buffer("by offset"))
         first = at_offset[..., 0, :].masked_fill_(beyond[..., 0, :], 0)
-        own = int(self.position[0, 0]) - self.keys.start  # of the row that memory begins with
+        own = int(self.position[0, 0]) - self.keys.start  # the first row in memory
         first[0, 0, 0, -own - 1 :] = values[0, 0, 0, 0, : own + 1]
         if self.visibility.mask is not None:
             at_offset.masked_fill_(beyond, 0)

@@ -1,7 +1,7 @@
 """Fits of the models S, P, C and B of every head to the rows of both folds.
 
 S and P need no scores (see offsets.py). C and B compute the scores of all keys in every
-evaluation, for all heads and folds together.
+evaluation. All heads and folds are one batch of problems.
 """
 
 import math
@@ -73,7 +73,7 @@ def fit_models(
     content = _fit_content(parts, shape, observed, from_sinks, **options)
     points = [pad(model.point, (terms, 0)) for model in (sink, position)]
     points.append(pad(content.point, (0, size - first)))
-    # Start B from the better of P and C, plus half of what the worse model adds to S.
+    # Start B from the better of P and C, plus half of the step from S to the other model.
     ahead = (position.value < content.value)[:, None]
     start = (torch.where(ahead, points[1], points[2]) + points[1] + points[2] - points[0]) / 2
     points.append(_fit_content(parts, shape, observed, start, **options).point)
@@ -219,7 +219,7 @@ class _Part:
 
 
 def _of_heads(block: Block, heads: slice | Tensor, members: slice | Tensor) -> Block:
-    """The block of some key-value heads, and of some members of the group of each."""
+    """The part of a block that has some key-value heads, and some members of their groups."""
     part = copy(block)
     for name in ("_begins", "sink_variables"):
         vars(part).pop(name, None)
@@ -233,7 +233,7 @@ def _of_heads(block: Block, heads: slice | Tensor, members: slice | Tensor) -> B
 def _cholesky(
     curvature: Float[Tensor, "problem first first"], ridge: Float[Tensor, " problem"]
 ) -> Float[Tensor, "problem first first"]:
-    """Cholesky factor of each curvature, or of its diagonal if it is indefinite by rounding."""
+    """Cholesky factor of each curvature; of the diagonal if rounding made it indefinite."""
     variance = curvature.diagonal(dim1=-2, dim2=-1)
     variance += ridge[:, None] + 1e-6 * variance.amax(-1, keepdim=True)
     factor, failed = torch.linalg.cholesky_ex(curvature)

@@ -30,7 +30,7 @@ READ_OFFSETS = 128  # otherwise they read the offsets below it, then this number
 FEW_ROWS = 10.0  # the first step of P adds this number of ridges to masses
 
 Samples = Int[Tensor, "2 sample"]
-"""Offsets at which keys are read, and the number of offsets for which each stands."""
+"""Offsets at which keys are read, and the number of offsets that each represents."""
 
 
 def sampled_offsets(context: int, *, generator: torch.Generator) -> Samples:
@@ -95,7 +95,7 @@ class OffsetRows:
         keys = None
         if visibility.mask is not None:
             keys = visibility.count_by_offset()[0]
-            keys[:, 0] += keys.sum(-1) == 0  # of hidden rows, which have weight 0
+            keys[:, 0] += keys.sum(-1) == 0  # a hidden row, whose weight is 0
         offset, within = (position[:, None] - key).clamp(min=0), (kind > 0).double()
         bins = bin_of(offset, offset_edges(context))
         size = first + context + len(offset_edges(context)) - 1
@@ -227,7 +227,7 @@ class OffsetRows:
         return vecdot(norm.log(), self.weight), expected, (expected - squares,)
 
     def sigma_of_means(self, masses: ByVariable, few: Tensor) -> ByVariable:
-        """About sigma of S: the sigma if all rows had the mean number of keys and of sinks."""
+        """About sigma of S: its value if all rows had the mean numbers of keys and sinks."""
         weight = self.weight[:, None]
         number, others = (
             (weight @ x)[:, 0] for x in (self.sinks_by_kind, self.others[..., None])
@@ -246,7 +246,7 @@ def fit_offsets(
     ridge: Float[Tensor, " problem"],
     tolerance: Float[Tensor, " problem"],
 ) -> tuple[Minimum, Minimum]:
-    """Fit S and P of every problem: the heads of each fold, or of each draw, in turn.
+    """Fit S and P of every problem. Problems are the heads of each fold or draw in turn.
 
     `observed` are the masses on sinks of each kind, by offset, and on sinks by bin of offsets.
     They are means over the rows, whose weights sum to one. S has only sigma, and P starts from
