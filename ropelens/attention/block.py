@@ -12,7 +12,6 @@ from functools import cached_property, partial
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ropelens.attention import fast_products
 from ropelens.attention.sampled_call import SampledCall
@@ -62,9 +61,9 @@ class Block:
 
     Scores are in nats. `visibility` has the positions of the rows and keys. `weight`
     [batch, row] are the weights of the rows. `q` [batch, kv_head, group, row, coordinate] and
-    `k` [batch, kv_head, key, coordinate] carry their rotation. `self_column` [shared, row] is
-    the column of each row's own key, and `tokens` [batch, key] are the ids of the keys. Blocks
-    of one call share memory: the matrices of a block are overwritten by the next block.
+    `k` [batch, kv_head, key, coordinate] carry their rotation. `tokens`
+    [batch, key] are the ids of the keys. Blocks of one call share memory: the matrices of a
+    block are overwritten by the next block.
     """
 
     def __init__(self, sampled: SampledCall, rows: slice, heads: slice) -> None:
@@ -78,9 +77,13 @@ class Block:
         self.q = sampled.row_q[:, heads, :, rows]
         self.k = sampled.k[:, heads, self.columns]
         self.tokens = sampled.tokens[:, self.columns]
-        self.self_column = self.device_visibility.position - self.keys.start
         group = self.q.shape[2]
         self.query_heads = slice(heads.start * group, heads.stop * group)
+
+    @cached_property
+    def self_column(self) -> Int[Tensor, "shared row"]:
+        """The column of each row's own key."""
+        return self.device_visibility.position - self.keys.start
 
     @cached_property
     def q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
@@ -222,11 +225,14 @@ class Block:
 
         The sequences belong to the folds in turn.
         """
-        begin = kept(self.device_visibility, "from offsets", self._shape, self._from_offsets)
-        if len(x) > 1:
+        begin = self._begins[0]
+
+        def of_folds() -> Tensor:
             fold = torch.arange(len(out), device=begin.device) % len(x)
-            begin = begin + fold[:, None] * x[0].numel()
-        return fast_products.windows(x, begin.flatten(), out=out)
+            return (begin + fold[:, None] * x[0].numel()).flatten()
+
+        begin = kept(begin, "folds", (len(out), len(x)), of_folds)
+        return fast_products.windows(x, begin, out=out)
 
     def by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group row offset"]:
         """The value of the key at each offset, from the farthest offset of the block to 0.
@@ -234,39 +240,32 @@ class Block:
         It is 0 if there is no such key. Values of hidden keys must be 0.
         """
         # A window ends with the row's own key. It begins with hidden keys of the row above if
-        # the row has too few keys, so that only the first rows need a window with zeros.
-        windows = fast_products.windows
-        begin, first = kept(
-            self.device_visibility, "by offset", self._shape, self._by_offset
-        )
-        at_offset = windows(values, begin, out=self.buffer("by offset"))
-        count, top = len(self.keys), values[..., 0, :]
-        at_offset[..., 0, :] = windows(
-            pad(top, (count - 1, 0)), first, out=torch.empty_like(top)
-        )
+        # the row has too few keys; only first rows have no row above that sees fewer keys.
+        begin, beyond = self._begins[1:]
+        at_offset = fast_products.windows(values, begin, out=self.buffer("by offset"))
+        first = at_offset[..., 0, :].masked_fill_(beyond[..., 0, :], 0)
+        own = int(self.position[0, 0]) - self.keys.start  # the first row in memory
+        first[0, 0, 0, -own - 1 :] = values[0, 0, 0, 0, : own + 1]
         if self.visibility.mask is not None:
-            far = torch.arange(count - 1, -1, -1, device=values.device)
-            at_offset *= far <= self.self_column[:, None, None, :, None]
+            at_offset.masked_fill_(beyond, 0)
         return at_offset
 
     @property
-    def _shape(self) -> tuple[int, ...]:
-        return *self.q.shape[:4], self.call.key.shape[2]
+    def _begins(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the windows of both functions begin, and the offsets beyond the first key."""
+        key = *self.q.shape[:4], self.call.key.shape[2]
+        return kept(self.device_visibility, "begins", key, self._find_begins)
 
-    def _from_offsets(self) -> Int[Tensor, "batch entry"]:
-        """Where the windows of `from_offsets` begin."""
-        *shape, context = self._shape
-        head = torch.arange(math.prod(shape[1:3]), device=self.k.device).view(1, *shape[1:3], 1)
-        own = self.self_column[:, None, None].expand(shape)
-        return (2 * context * head + context - 1 - own).flatten(1)
-
-    def _by_offset(self) -> tuple[Int[Tensor, " entry"], Int[Tensor, " head"]]:
-        """Where the windows of `by_offset` and of its first rows begin."""
-        count, own = len(self.keys), self.self_column[:, None, None].expand(self.q.shape[:4])
+    def _find_begins(self) -> tuple[Tensor, Tensor, Tensor]:
+        count, context = len(self.keys), self.call.key.shape[2]
+        own = self.self_column[:, None, None].expand(self.q.shape[:4])
         row = torch.arange(own.numel(), device=own.device).view(own.shape)
-        head = torch.arange(own[..., 0].numel(), device=own.device).view(own.shape[:3])
-        begin = (row * count + own - (count - 1)).clamp(min=0)
-        return begin.flatten(), ((2 * count - 1) * head + own[..., 0]).flatten()
+        head = torch.arange(own[0, ..., 0].numel(), device=own.device).view(own.shape[1:3])
+        from_offsets = 2 * context * head[..., None] + context - 1 - own
+        by_offset = (row * count + own - (count - 1)).clamp(min=0)
+        far = torch.arange(count - 1, -1, -1, device=own.device)
+        beyond = far > self.self_column[:, None, None, :, None]
+        return from_offsets.flatten(1), by_offset.flatten(), beyond
 
     def sum_by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset. Sets values of the first key to 0."""

@@ -15,7 +15,7 @@ attention call: the rest of the model does not run again.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -52,10 +52,12 @@ class Exchange:
     `contents` has pi for keys that exchange their contents, and the own place of other keys.
     `pi` stacks pi^-1 and pi, and is -1 for other keys. `rows` and `visibility` belong to the
     sequences of all draws before the exchange, followed by the same sequences after it.
+    `row_index` has the indices of the rows in the call.
     """
 
     rows: Rows
     visibility: Visibility
+    row_index: Int[Tensor, "_ row"]
     contents: Int[Tensor, "draw batch shared key"]
     pi: Int[Tensor, "2 sequence shared key"]
 
@@ -82,7 +84,8 @@ class Exchange:
         pi = torch.stack([inverse, contents]).masked_fill(~movable, -1).flatten(1, 2)
         rows = sampled.rows.in_turn([*draws, *draws], step).from_share(EARLY)
         visibility = visibility.of_sequences(torch.arange(len(real)).repeat(2 * len(draws)))
-        return cls(rows, visibility, contents.to(device), pi.to(device))
+        row_index = visibility.index_of(rows.position).to(device)
+        return cls(rows, visibility, row_index, contents.to(device), pi.to(device))
 
     def of_call(self, sampled: SampledCall) -> SampledCall:
         """The call of all draws, before and after its keys exchanged their contents."""
@@ -96,21 +99,20 @@ class Exchange:
         pair = sampled.with_rows(self.rows)
         pair.call = replace(sampled.call, visibility=self.visibility)
         pair.k = keys.flatten(0, 2)
-        index = on_device(self.visibility.index_of(self.rows.position), k.device)
-        index = index.unflatten(0, (-1, len(k)))[:, :, None, :, None]
+        index = self.row_index.unflatten(0, (-1, len(k)))[:, :, None, :, None]
         shape = (len(index), *sampled.q.shape[:2], index.shape[3], sampled.q.shape[3])
         q = sampled.q.expand(len(index), -1, -1, -1, -1).gather(-2, index.expand(shape))
         pair.row_q = q.flatten(0, 1).unflatten(1, (k.shape[1], -1))
         return pair
 
     def weight(
-        self, sets: Bool[Tensor, "batch set position"]
+        self, sets: Bool[Tensor, "batch set position"], share: float
     ) -> Float[Tensor, "sequence set row"]:
-        """The weights of the rows of each set, in each draw."""
+        """The `share` of the weights of the rows of each set, in each draw."""
         number = self.pi.shape[1]
         position, weight = (x[:number, None] for x in (self.rows.position, self.rows.weight))
         sets = sets.repeat(number // len(sets), 1, 1)
-        return sets.gather(2, position.expand(-1, sets.shape[1], -1)) * weight
+        return sets.gather(2, position.expand(-1, sets.shape[1], -1)) * (weight * share)
 
 
 def block_size(
@@ -138,7 +140,7 @@ def follow_sums(
     The rows of a sequence use its permutations in turn. Every row of a `single` long sequence
     uses all of them.
     """
-    rows, device, sums, weights = sampled.rows, sampled.k.device, [], []
+    rows, device, parts = sampled.rows, sampled.k.device, []
     at_once, step = AT_ONCE[device.type], 1 if single else DRAWS
     if rows.order is None:  # rows that are scored without exchanged keys
         shape = (len(sampled.k), sets.shape[1], sampled.q.shape[1], len(FOLLOW))
@@ -146,20 +148,19 @@ def follow_sums(
     for draws in (range(first, first + at_once) for first in range(0, DRAWS, at_once)):
         key, make = (sampled.call.visibility, sampled.sinks, draws, step), Exchange.of
         exchange = kept(rows, "exchanges", key, partial(make, sampled, draws, step), most=DRAWS)
-        weight = kept(sets, "weights", exchange, partial(exchange.weight, sets), most=DRAWS)
+        weigh = partial(exchange.weight, sets, step / DRAWS)
+        weight = kept(sets, "weights", exchange, weigh, most=DRAWS)
         pair = exchange.of_call(sampled)
         by_row = pair.k.new_empty(4, len(weight), *pair.row_q.shape[1:4])
         for block in blocks_of(pair, share=SHARE):
             overlaps(block, exchange.pi, out=by_row[:, :, block.heads, :, block.rows])
         by_row = by_row.transpose(0, 1).flatten(1, 3)
-        sums.append(on_device(weight, device).to(by_row) @ by_row.mT)
-        weights.append(weight.double().sum(-1))
-    # The sums of the draws, which are at most as many as the rows of the sequences.
-    total = torch.cat(sums).to("cpu", torch.float64).unflatten(0, (DRAWS, -1)).sum(0)
-    mass, position, chance, content = total.unflatten(-1, (4, -1)).unbind(2)
-    number = torch.cat(weights).unflatten(0, (DRAWS, -1)).sum(0)
-    follow = [position, content, chance, mass, number[..., None].expand_as(mass)]
-    return torch.stack(follow, dim=-1) * (step / DRAWS)
+        sums = (on_device(weight, device).to(by_row) @ by_row.mT).to("cpu", torch.float64)
+        mass, position, chance, content = sums.unflatten(-1, (4, -1)).unbind(2)
+        number = kept(weight, "sum", None, partial(weight.sum, -1, True)).expand_as(mass)
+        part = torch.stack([position, content, chance, mass, number], dim=-1)
+        parts.append(part.unflatten(0, (at_once, -1)).sum(0))
+    return reduce(torch.add, parts)
 
 
 def overlaps(
@@ -190,7 +191,7 @@ def overlaps(
     parts = block.buffer("parts", 2).unflatten(1, (2, -1))
     parts = torch.mul(before_and_after, v_and_w, out=parts).flatten(0, 1)
     mass = torch.sum(parts, -1, out=out)[0]
-    parts[1:] *= (mass / out[1:].clamp(min=1e-30))[..., None]
+    parts[1:].mul_((mass / out[1:].clamp(min=1e-30))[..., None])
     # Outside of W, the contents that moved count for nothing, because the other part is 0.
     moved = before_and_after[0]
     torch.gather(parts[0], -1, index.expand_as(moved), out=moved)

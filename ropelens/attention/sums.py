@@ -114,13 +114,10 @@ class LayerSums:
     ) -> "LayerSums":
         """Sums of a batch of sequences. `rows` are the rows of the table of statistics."""
         edges = offset_edges(sampled.k.shape[2])
-        flat = torch.cat([x.flatten(1) for x in sums.values()], dim=1).sum(0)
-        pooled = {
-            name: part.view(x.shape[1:])
-            for (name, x), part in zip(
-                sums.items(), flat.split([x[0].numel() for x in sums.values()]), strict=True
-            )
-        }
+        none = torch.zeros(len(sampled.k), 0)
+        flat = torch.cat([none, *(x.flatten(1) for x in sums.values())], dim=1).sum(0)
+        parts = zip(sums.items(), flat.split([x[0].numel() for x in sums.values()]), strict=True)
+        pooled = {name: part.view(x.shape[1:]) for (name, x), part in parts}
         for row in rows:
             if row.over == "offsets":
                 pooled[row.name] = sum_bins(pooled[row.name], edges)

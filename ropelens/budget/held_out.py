@@ -20,7 +20,8 @@ from ropelens.attention.formulas import FOLLOW
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import by_group
 from ropelens.attention.visibility import offset_edges
-from ropelens.budget.logit import MODELS, SCORES, fit_models, score_models
+from ropelens.budget.fits import fit_models
+from ropelens.budget.logit import MODELS, SCORES, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.rope.planes import Planes, kept
@@ -171,9 +172,8 @@ def exceeds_sink_share(
 ) -> tuple[Bool[Tensor, "batch head position"], Float[Tensor, "batch position"]]:
     """Unknown sinks by the attention of all later rows, and the number of these rows."""
     batch, heads, context = *sampled.q.shape[:2], sampled.k.shape[2]
-    options = {"dtype": torch.float64, "device": sampled.k.device}
-    # Of each head, and the number and the weight of later rows as two more heads.
-    mass = torch.zeros(batch, heads + 2, context, **options)
+    # Of each head, and the weight and the number of later rows as two more heads.
+    mass = sampled.k.new_zeros(batch, heads + 2, context, dtype=torch.float64)
     for block in blocks_of(sampled):
         keys, row_weight = block.columns, block.weight[:, None]
         own_key = block.self_column[..., None]

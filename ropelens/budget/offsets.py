@@ -8,6 +8,7 @@ grows with the context and not with its square.
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -29,7 +30,7 @@ READ_OFFSETS = 128  # otherwise they read the offsets below it, then this number
 FEW_ROWS = 10.0  # the first step of P adds this number of ridges to masses
 
 Samples = Int[Tensor, "2 sample"]
-"""Offsets at which keys are read, and the number of offsets for which each stands."""
+"""Offsets at which keys are read, and the number of offsets that each represents."""
 
 
 def sampled_offsets(context: int, *, generator: torch.Generator) -> Samples:
@@ -94,7 +95,7 @@ class OffsetRows:
         keys = None
         if visibility.mask is not None:
             keys = visibility.count_by_offset()[0]
-            keys[:, 0] += keys.sum(-1) == 0  # of hidden rows, which have weight 0
+            keys[:, 0] += keys.sum(-1) == 0  # a hidden row, whose weight is 0
         offset, within = (position[:, None] - key).clamp(min=0), (kind > 0).double()
         bins = bin_of(offset, offset_edges(context))
         size = first + context + len(offset_edges(context)) - 1
@@ -118,13 +119,16 @@ class OffsetRows:
 
     def float(self) -> "OffsetRows":
         """The same tables in single precision."""
-        keys = None if self.keys is None else self.keys.float()
-        names = ("weight", "within", "sinks_by_kind")
-        return replace(self, keys=keys, **{name: vars(self)[name].float() for name in names})
+        names = ("weight", "within", "sinks_by_kind", "keys")
+        tables: dict[str, Any] = {name: vars(self)[name] for name in names}
+        single: dict[str, Any] = {
+            name: x if x is None else x.float() for name, x in tables.items()
+        }
+        return replace(self, **single)
 
     def of_problems(self, problems: Int[Tensor, " problem"], number: int) -> "OffsetRows":
         """The tables of some of `number` problems, which are the heads of each fold in turn."""
-        parts = {}
+        parts: dict[str, Any] = {}
         if len(self.weight) > 1:
             parts["weight"] = self.weight[problems // (number // len(self.weight))]
         if len(self.kind) > 1:
@@ -223,7 +227,7 @@ class OffsetRows:
         return vecdot(norm.log(), self.weight), expected, (expected - squares,)
 
     def sigma_of_means(self, masses: ByVariable, few: Tensor) -> ByVariable:
-        """About sigma of S: the sigma if all rows had the mean number of keys and of sinks."""
+        """About sigma of S: its value if all rows had the mean numbers of keys and sinks."""
         weight = self.weight[:, None]
         number, others = (
             (weight @ x)[:, 0] for x in (self.sinks_by_kind, self.others[..., None])
@@ -242,7 +246,7 @@ def fit_offsets(
     ridge: Float[Tensor, " problem"],
     tolerance: Float[Tensor, " problem"],
 ) -> tuple[Minimum, Minimum]:
-    """Fit S and P of every problem: the heads of each fold, or of each draw, in turn.
+    """Fit S and P of every problem. Problems are the heads of each fold or draw in turn.
 
     `observed` are the masses on sinks of each kind, by offset, and on sinks by bin of offsets.
     They are means over the rows, whose weights sum to one. S has only sigma, and P starts from
@@ -266,6 +270,7 @@ def fit_offsets(
 def _fit_together(
     observed: ByVariable, table: OffsetRows, ridge: Tensor, tolerance: Tensor
 ) -> tuple[Minimum, Minimum]:
+    """`fit_offsets` of problems that fit into memory together."""
     rows = lru_cache(maxsize=1)(lambda problems: table.of_problems(problems, len(observed)))
     kinds = len(SINKS)
 
@@ -275,19 +280,17 @@ def _fit_together(
     def of_offsets(point: Tensor, problems: Tensor, _: Tensor) -> Moments:
         return rows(problems).log_z_and_moments(point)
 
-    masses, options = observed[:, :kinds], {"ridge": ridge}
+    masses = observed[:, :kinds]
     start = table.sigma_of_means(masses, ridge[:, None])
-    sink = fit_log_linear(
-        of_sinks, masses, start=start, smooth=slice(0, 0), tolerance=tolerance / 10, **options
-    )
+    options: dict[str, Any] = {"start": start, "smooth": slice(0, 0)}
+    sink = fit_log_linear(of_sinks, masses, ridge=ridge, tolerance=tolerance / 10, **options)
     smooth = slice(kinds, kinds + table.context)
     start = pad(sink.point, (0, observed.shape[1] - kinds))
     _, expected, _ = table.log_z_and_moments(start, curvature=False)
     few = FEW_ROWS * ridge[:, None]
     start[:, smooth] += ((observed + few) / (expected + few)).log()[:, smooth]
-    position = fit_log_linear(
-        of_offsets, observed, start=start, smooth=smooth, tolerance=tolerance, **options
-    )
+    options = {"start": start, "smooth": smooth}
+    position = fit_log_linear(of_offsets, observed, ridge=ridge, tolerance=tolerance, **options)
     return sink, position
 
 

@@ -26,12 +26,12 @@ ByVariable = Float[Tensor, "problem variable"]
 Kept = Float[Tensor, "problem kept variable"]
 
 Moments = tuple[Tensor, ByVariable, tuple[Tensor, ...]]
-"""log Z, the expected sums, and the curvature of log Z: its diagonal and what else `divide`
-takes. The curvature is () if the curvature of an earlier point will do."""
+"""log Z, the expected sums, and the curvature of log Z: the diagonal and further arguments of
+`divide`. The curvature is () if the curvature of an earlier point will do."""
 
 Evaluate = Callable[[Tensor, Tensor, Tensor], Moments]
-"""`evaluate(points, problems, alive)`, where `problems` are the indices of the problems. Those
-that are not among the `alive` (on the host) need no values."""
+"""`evaluate(points, problems, alive)`, where `problems` are the indices of the problems. Only
+the `alive` problems (on the host) need values."""
 
 Divide = Callable[..., Tensor]
 """`divide(vectors, *curvature)` divides vectors [problem, any, variable] by the curvature. The
@@ -82,8 +82,8 @@ class _Fits:
 
     A trial is `point` - `length` `direction`, and `slope` is the decrease that a full step
     promises by the gradient. The last steps and the changes of the gradient are in
-    `steps[:, kept]` and `changes[:, kept]`, and are 0 where a problem did not move. `here` are
-    the indices of the problems, and `alive` those that were active at the last look (both on
+    `steps[:, kept]` and `changes[:, kept]`, and are 0 if a problem did not move. `here` are the
+    indices of the problems, and `alive` the indices that were active at the last look (both on
     the host).
     """
 
@@ -144,7 +144,7 @@ class _Fits:
         self.active = (self.slope > 2 * self.tolerance) & (self.length > SHORTEST_STEP)
 
     def _half_penalty(self, point: Tensor, smooth: slice) -> ByVariable:
-        """Half of the gradient of the penalty; its product with `point` is the penalty."""
+        """Half of the gradient of the penalty. The product with `point` is the penalty."""
         pull, low, high = point.clone(), smooth.start, smooth.stop
         if low < high:
             step = point[:, low:high].diff()
@@ -169,15 +169,13 @@ class _Fits:
         self.kept = slice(max(0, end + 1 - MEMORY), end + 1)
 
     def remove_converged(self, result: Minimum) -> bool:
-        """Look which problems are active; remove the others if they are half of the batch.
+        """Look which problems are active. If they are half of the batch, remove the rest.
 
         Returns whether there are active problems.
         """
         active = self.active.cpu()
         self.alive = self.here[active]
-        if len(self.alive) and 2 * len(self.alive) <= len(
-            self.here
-        ):  # a copy of all costs time
+        if 0 < 2 * len(self.alive) <= len(self.here):  # more copies would cost time
             self.store(result)
             index, self.here = active.nonzero()[:, 0].to(self.point.device), self.alive
             for name, x in vars(self).items():
@@ -206,7 +204,7 @@ def divide_by_curvature(
     first, divided = divided[:, 0], divided[:, 1:]
     triangle = (steps @ changes.mT).triu_()
     diagonal = triangle.diagonal(dim1=-2, dim2=-1)
-    diagonal += diagonal == 0  # of a step that was not taken
+    diagonal += diagonal == 0  # a step that was not taken
     t = solve_triangular(triangle, steps @ gradient[..., None], upper=True)
     inner = diagonal[..., None] * t + (changes @ divided.mT) @ t - changes @ first[..., None]
     u = solve_triangular(triangle.mT, inner, upper=False)

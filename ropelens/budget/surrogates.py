@@ -87,10 +87,10 @@ def _orders(
 
 
 class _Rows:
-    """The keys that some rows read at every offset, and their sinks, for all heads or by head.
+    """The keys that some rows read at every offset, and their sinks. All heads may share them.
 
     `key` and `sink` are the indices of keys, and `behind` the distances to sinks. `bias` is the
-    logarithm of the number of keys for which a key stands, or hides it; `evenly` is the share
+    logarithm of the number of keys that a key represents, or hides it; `evenly` is the share
     of these keys among the keys that are not sinks.
     """
 
@@ -180,7 +180,7 @@ class Draws:
     def _attend(
         self, heads: slice, members: slice, wave: Float[Tensor, "sample kv_head 1 draw side"]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Masses by offset and on sinks, and the other sums, [kv_head, group, draw, ...]."""
+        """Masses by offset and on sinks, information, push: [kv_head, group, draw, ...]."""
         q, k = self.q[heads, members], self.k[heads]
         wave = wave.expand(-1, -1, q.shape[1], -1, -1)
         shape = wave.shape[1:4]

@@ -16,7 +16,7 @@ from ropelens.attention.block import blocks_of
 from ropelens.attention.call import attention_map
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import Visibility
-from ropelens.budget import logit
+from ropelens.budget import fits, logit
 from ropelens.budget.offsets import split_weights
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import Rows, all_rows
@@ -35,7 +35,7 @@ def test_gains_are_scipys_on_tiny_models(name: str):
     for layer, head in ((0, 3), (len(ours) - 1, 1)):
         call, planes = ours[layer]
         rows = SampledCall(call, all_rows(torch.full((2,), 40)), planes)
-        scores = logit.score_models(rows, logit.fit_models(rows)[:, 0]).sum((0, 1))[head]
+        scores = logit.score_models(rows, fits.fit_models(rows)[:, 0]).sum((0, 1))[head]
         gain_of = {key: float(values) for key, values in logit.gains(scores).items()}
         calls, is_sink = (of_sequence[layer] for of_sequence in recorded), np.arange(40) == 0
         parts = (head_rows(one, turning[layer], head=head, sinks=is_sink) for one in calls)
@@ -57,7 +57,7 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     sinks = torch.randint(0, 9, (3, 4, 30), generator=torch.Generator().manual_seed(0))
     sinks = sinks * (sinks <= 3)
     rows = SampledCall(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
-    weights = logit.fit_models(rows)[:, 0]
+    weights = fits.fit_models(rows)[:, 0]
     attention, scores = attention_map(call).double(), logit.score_models(rows, weights)[:, 0]
     offset = (torch.arange(30)[:, None] - torch.arange(30)).clamp(min=0)
     for name, model in zip(("sink", "position"), weights, strict=False):
@@ -71,9 +71,8 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         found = scores[..., logit.SCORES.index(name)]
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
     blocks = blocks_of(rows, slice(0, 2))
+    sums = logit.HeadSums(rows, rows.row_q.shape, offsets=True, squares=True)
     for block in blocks:
-        if block.position[0, 0] == 1:
-            sums = logit.HeadSums(block, 2, offsets=True, squares=True)
         sums.add(block, block.attention)
     parts = sums.by_fold(1)[0].flatten(0, 1)[:, planes.terms + 3 :].split((30, 64) * 2, dim=1)
     of = attention[:, :, 1:], (attention * (sinks > 0)[:, :, None])[:, :, 1:]
@@ -96,7 +95,7 @@ def test_a_row_that_sees_no_key_changes_no_model():
     seen = [i for i in range(1, 40) if not 10 <= i < 20]
     few = Rows(torch.tensor([seen] * 2), torch.ones(2, 29), rows.length, dense=False)
     planes = Planes(torch.tensor([1.0, 0.1, 0.01, 0.001]), 8, "half")
-    weights = [logit.fit_models(SampledCall(call, some, planes)) for some in (rows, few)]
+    weights = [fits.fit_models(SampledCall(call, some, planes)) for some in (rows, few)]
     assert (weights[0][1, 0, :, 7:40].abs() > 0.01).any()
     torch.testing.assert_close(weights[0][:2], weights[1][:2], rtol=1e-3, atol=1e-2)
 
@@ -114,7 +113,7 @@ def test_a_few_keys_of_each_row_give_the_covariance(name: str):
     drawn, true = torch.zeros(2, 1)
     for block in blocks_of(rows, heads):
         of_block = logit.HeadWeights.of(weights, block, content=True)
-        drawn = drawn + logit.covariance(block, of_block).sum(0)
+        drawn = drawn + fits.covariance(block, of_block).sum(0)
         log_p = logit.log_weights(block, of_block).clone()
         products = block.q_still[..., None, :] * block.k_still[:, :, None, None]
         values = block.planes.sum_coordinates(call.scale * products)

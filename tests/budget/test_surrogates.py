@@ -18,7 +18,8 @@ from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import sum_attention
 from ropelens.attention.visibility import Visibility, offset_edges
 from ropelens.budget import offsets
-from ropelens.budget.logit import SCORES, fit_models, normalize_weights, score_models
+from ropelens.budget.fits import fit_models
+from ropelens.budget.logit import SCORES, normalize_weights, score_models
 from ropelens.budget.offsets import OffsetRows, fit_offsets, sampled_offsets
 from ropelens.budget.surrogates import Draws, _orders, draw_surrogates
 from ropelens.claims.arrays import wavelength_arrays

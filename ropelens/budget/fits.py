@@ -1,0 +1,290 @@
+"""Fits of the models S, P, C and B of every head to the rows of both folds.
+
+S and P need no scores (see offsets.py). C and B compute the scores of all keys in every
+evaluation. All heads and folds are one batch of problems.
+"""
+
+import math
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ropelens.attention.block import Block, blocks_of
+from ropelens.attention.fast_products import BLOCK_ELEMENTS, softmax
+from ropelens.attention.formulas import information
+from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import offset_edges
+from ropelens.budget.logit import (
+    MODELS,
+    RIDGE,
+    HeadSums,
+    HeadWeights,
+    fit_tolerance,
+    log_weights,
+    normalize_weights,
+)
+from ropelens.budget.offsets import OffsetRows, fit_offsets
+from ropelens.budget.solver import Minimum, Moments, fit_log_linear
+from ropelens.rope.planes import on_device
+from ropelens.text.rows import Rows
+from ropelens.text.text import SINKS
+
+CURVATURE_ROWS = 64  # rows whose scores by plane give the curvature of the likelihood in beta
+CURVATURE_KEYS = 64  # keys of such a row
+CURVATURE_EVALUATIONS = (0, 8, 24)  # evaluations of a fit that compute this curvature
+
+
+@torch.no_grad()
+def fit_models(
+    sampled: SampledCall, folds: int = 1
+) -> Float[Tensor, "model fold head variable"]:
+    """The weights of S, P, C and B of every head, fitted to the rows of each fold.
+
+    The sequences belong to the folds in turn. Each model starts from the models that it
+    contains, and has weight 0 for variables of other models. The ridge keeps a weight finite if
+    no row constrains it; for 64 rows of 8 sequences it costs less than 0.01 of the bits.
+    """
+    (kv_heads, group), context = sampled.row_q.shape[1:3], sampled.k.shape[2]
+    terms, first = sampled.planes.terms, sampled.planes.terms + len(SINKS)
+    size = first + context + len(offset_edges(context)) - 1
+    sampled, number = normalize_weights(sampled, folds)
+    sums = HeadSums(sampled, sampled.row_q.shape, offsets=True)
+    nats = sampled.k.new_zeros(*sampled.row_q.shape[:3], dtype=torch.float64)
+    for block in blocks_of(sampled):
+        nats[:, block.heads] += block.weigh(information(block))
+        sums.add(block, block.attention, block.heads)
+    observed, explained = sums.by_fold(folds), nats.unflatten(0, (-1, folds)).sum(0).flatten()
+    shape, observed = (folds, kv_heads, group), observed.flatten(0, 2)
+    table = OffsetRows.of(sampled, folds=folds)
+    ridge = (RIDGE / number).to(observed.device).repeat_interleave(kv_heads * group)
+    tolerance = fit_tolerance(explained) / 10  # S and P cost little, and S may leave little
+    sink, position = fit_offsets(observed[:, terms:], table, ridge=ridge, tolerance=tolerance)
+    uniform = table.uniform.expand(folds, kv_heads * group).flatten()
+    tolerance = fit_tolerance(explained + sink.value - uniform)
+    parts = _Part.all_of(sampled, folds)
+    options: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance}
+    from_sinks = pad(sink.point[:, : len(SINKS)], (terms, 0))
+    content = _fit_content(parts, shape, observed, from_sinks, **options)
+    points = [pad(model.point, (terms, 0)) for model in (sink, position)]
+    points.append(pad(content.point, (0, size - first)))
+    # Start B from the better of P and C, plus half of the step from S to the other model.
+    ahead = (position.value < content.value)[:, None]
+    start = (torch.where(ahead, points[1], points[2]) + points[1] + points[2] - points[0]) / 2
+    points.append(_fit_content(parts, shape, observed, start, **options).point)
+    return torch.stack(points).view(len(MODELS), folds, -1, size)
+
+
+def _fit_content(
+    parts: list["_Part"],
+    shape: tuple[int, int, int],
+    observed: Float[Tensor, "problem variable"],
+    start: Float[Tensor, "problem _"],
+    **options: Any,
+) -> Minimum:
+    """Fit B, or C if `start` ends with sigma. Problems are heads [fold, kv_head, group]."""
+    number, size, first = math.prod(shape), start.shape[1], parts[0].first
+    smooth = slice(first, first + parts[0].context) if size > first else slice(0, 0)
+    evaluations = count()
+
+    def evaluate(point: Tensor, problems: Tensor, alive: Tensor) -> Moments:
+        nonlocal parts
+        curvature = next(evaluations) in CURVATURE_EVALUATIONS
+        weights = start.new_zeros(number, size).index_copy_(0, problems, point)
+        moments = start.new_zeros(number, 1 + size + (size - first) * curvature)
+        joint = start.new_zeros(number * curvature, first, first)
+        parts = [part for part in (part.of(alive) for part in parts) if part.blocks]
+        for part in parts:
+            part.set_moments(weights, moments)
+            if curvature:
+                part.add_covariance(weights, joint)
+        log_z, expected, squares = moments[problems].tensor_split((1, 1 + size), dim=-1)
+        if not curvature:
+            return log_z[:, 0], expected, ()
+        diagonal = expected.clone()
+        diagonal[:, first:] -= squares
+        return log_z[:, 0], expected, (diagonal, _cholesky(joint[problems], ridge[problems]))
+
+    ridge = options["ridge"]
+    options = {**options, "start": start, "smooth": smooth, "divide": _divide}
+    return fit_log_linear(evaluate, observed[:, :size], **options)
+
+
+def _divide(
+    vectors: Float[Tensor, "problem any variable"],
+    diagonal: Float[Tensor, "problem variable"],
+    factor: Float[Tensor, "problem first first"],
+) -> Float[Tensor, "problem any variable"]:
+    first = factor.shape[-1]
+    beta_and_sigma = torch.cholesky_solve(vectors[..., :first].mT, factor).mT
+    return torch.cat([beta_and_sigma, vectors[..., first:] / diagonal[:, None, first:]], -1)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Blocks of some heads of some folds, and blocks of the rows that give the curvature.
+
+    `problems` are the indices of these heads among the heads of all folds, on the host.
+    """
+
+    problems: Int[Tensor, "fold kv_head group"]
+    blocks: list[Block]
+    few: list[Block]
+
+    @classmethod
+    def all_of(cls, sampled: SampledCall, folds: int) -> list["_Part"]:
+        """All folds together on a GPU; on a CPU, parts that fit into its caches."""
+        (kv_heads, group), device, parts = sampled.row_q.shape[1:3], sampled.k.device.type, []
+        few = sampled.with_rows(_curvature_rows(sampled.rows, folds))
+        few, _ = normalize_weights(few, folds)
+        problems = torch.arange(folds * kv_heads * group).view(-1, kv_heads, group)
+        for fold in range(folds) if device == "cpu" and folds > 1 else [None]:
+            own = slice(fold, None, None if fold is None else folds)
+            some = [x if fold is None else x.of_sequences(own) for x in (sampled, few)]
+            cells = some[0].weight.numel() * sampled.k.shape[2] * group
+            together = max(1, BLOCK_ELEMENTS[device] // 2 // cells)
+            for begin in range(0, kv_heads, together):
+                heads = slice(begin, min(begin + together, kv_heads))
+                blocks, of_few = (list(blocks_of(x, heads)) for x in some)
+                parts.append(cls(problems[own, heads], blocks, of_few))
+        return parts
+
+    @property
+    def first(self) -> int:
+        """Number of variables before kappa."""
+        return self.blocks[0].planes.terms + len(SINKS)
+
+    @property
+    def context(self) -> int:
+        """Number of offsets."""
+        return self.blocks[0].call.key.shape[2]
+
+    def of(self, alive: Int[Tensor, " problem"]) -> "_Part":
+        """The part without most of the heads that have no problem in `alive`."""
+        is_alive = torch.isin(self.problems, alive)
+        heads, members = is_alive.any(2).any(0), is_alive.any(0).any(0)
+        have, need = is_alive[0].numel(), int(heads.sum() * members.sum())
+        if need == have or (need and len(heads) > 1 and 2 * need > have):  # keys are copied
+            return self
+        if not need:
+            return _Part(self.problems, [], [])
+        index: list[slice | Tensor] = []
+        for chosen in (heads, members):
+            on = on_device(chosen.nonzero()[:, 0], self.blocks[0].q.device)
+            index.append(slice(None) if chosen.all() else on)
+        blocks, few = ([_of_heads(x, *index) for x in y] for y in (self.blocks, self.few))
+        return _Part(self.problems[:, heads][:, :, members], blocks, few)
+
+    def set_moments(
+        self,
+        weights: Float[Tensor, "problem variable"],
+        moments: Float[Tensor, "problem moment"],
+    ) -> None:
+        """Set log Z, the expected sums, and the expected squares if `moments` has space."""
+        example, of_heads, problems = self.blocks[0], *self._of_heads(weights)
+        squares = moments.shape[1] > 1 + weights.shape[1]
+        offsets, shape = of_heads.kappa is not None, example.q.shape
+        sums = HeadSums(example.sampled, shape, offsets=offsets, squares=squares)
+        log_z = moments.new_zeros(shape[:3])
+        for block in self.blocks:
+            modelled, log_norm = softmax(log_weights(block, of_heads))
+            log_z += block.weigh(log_norm)
+            sums.add(block, modelled)
+        folds = len(self.problems)
+        log_z = log_z.unflatten(0, (-1, folds)).sum(0)[..., None]
+        by_problem = torch.cat([log_z, sums.by_fold(folds)], dim=-1).flatten(0, 2)
+        moments.index_copy_(0, problems, by_problem)
+
+    def add_covariance(
+        self,
+        weights: Float[Tensor, "problem variable"],
+        joint: Float[Tensor, "problem first first"],
+    ) -> None:
+        """Add the `covariance` of each problem."""
+        of_heads, problems = self._of_heads(weights)
+        for block in self.few:
+            sums = covariance(block, of_heads).unflatten(0, (-1, len(self.problems))).sum(0)
+            joint.index_add_(0, problems, sums.flatten(0, 2))
+
+    def _of_heads(self, weights: Tensor) -> tuple[HeadWeights, Tensor]:
+        problems = on_device(self.problems, weights.device)
+        return HeadWeights.of(
+            weights[problems], self.blocks[0], content=True
+        ), problems.flatten()
+
+
+def _of_heads(block: Block, heads: slice | Tensor, members: slice | Tensor) -> Block:
+    """The part of a block that has some key-value heads, and some members of their groups."""
+    part = copy(block)
+    for name in ("_begins", "sink_variables"):
+        vars(part).pop(name, None)
+    part.q, part.q_still = (x[:, heads][:, :, members] for x in (block.q, block.q_still))
+    part.k_still = block.k_still[:, heads]
+    if block.sampled.sinks.shape[1] > 1:
+        part.sink_kind = block.sink_kind[:, heads][:, :, members]
+    return part
+
+
+def _cholesky(
+    curvature: Float[Tensor, "problem first first"], ridge: Float[Tensor, " problem"]
+) -> Float[Tensor, "problem first first"]:
+    """Cholesky factor of each curvature; of the diagonal if rounding made it indefinite."""
+    variance = curvature.diagonal(dim1=-2, dim2=-1)
+    variance += ridge[:, None] + 1e-6 * variance.amax(-1, keepdim=True)
+    factor, failed = torch.linalg.cholesky_ex(curvature)
+    diagonal = torch.diag_embed(variance.maximum(ridge[:, None]).sqrt())
+    return torch.where(failed[:, None, None] > 0, diagonal, factor)
+
+
+def covariance(
+    block: Block, weights: HeadWeights
+) -> Float[Tensor, "batch kv_head group first first"]:
+    """Hessian of log Z in beta and sigma: the covariance under P of what these multiply.
+
+    It is computed from `CURVATURE_KEYS` keys of each row, at equal steps of the running sum of
+    P + U. These keys include the keys with a large P. Each key is weighted by P / (P + U).
+    """
+    share, _ = softmax(log_weights(block, weights))
+    seen = share > 0
+    drawn = share + seen / seen.sum(-1, keepdim=True)
+    running = drawn.cumsum(-1)
+    steps = (torch.arange(CURVATURE_KEYS, device=share.device) + 0.5) / CURVATURE_KEYS
+    key = torch.searchsorted(running, running[..., -1:] * steps)
+    part = share.gather(-1, key) / drawn.gather(-1, key)
+    part /= part.sum(-1, keepdim=True)
+    features = _features(block, key)
+    # Subtract row means, or rounding could exceed the variance of a sharp head.
+    features -= part[..., None, :] @ features
+    weighted = features * (part * block.weight[:, None, None, :, None])[..., None]
+    return (weighted.flatten(3, 4).mT @ features.flatten(3, 4)).double()
+
+
+def _features(
+    block: Block, key: Int[Tensor, "batch kv_head group row drawn"]
+) -> Float[Tensor, "batch kv_head group row drawn first"]:
+    batch, kv_heads, keys, coordinates = block.k_still.shape
+    head = torch.arange(batch * kv_heads, device=key.device).view(batch, kv_heads, 1, 1, 1)
+    k = block.k_still.reshape(-1, coordinates).index_select(0, (key + head * keys).flatten())
+    q = (block.call.scale * block.q_still)[..., None, :]
+    by_plane = block.planes.sum_coordinates(q * k.view(*key.shape, coordinates))
+    kind = key.new_zeros(*key.shape[:3], keys)
+    kind[..., block.sinks] = block.sink_kind[..., 0, :].expand(*key.shape[:3], -1)
+    kind = kind.gather(-1, key.flatten(-2)).view(*key.shape, 1)
+    kinds = torch.arange(1, 1 + len(SINKS), device=key.device)
+    return torch.cat([by_plane, (kind == kinds).to(by_plane.dtype)], dim=-1)
+
+
+def _curvature_rows(rows: Rows, folds: int) -> Rows:
+    """A few rows of each sequence, spread evenly and different for each sequence."""
+    batch, have = rows.position.shape
+    number = min(-(-CURVATURE_ROWS * folds // batch), have)
+    step, sequence = torch.arange(number) * have // number, torch.arange(batch)
+    shift = (2 * (sequence // folds) + sequence % folds) % max(1, have // number)
+    pick = step + shift[:, None]
+    position, weight = rows.position.gather(1, pick), rows.weight.gather(1, pick)
+    return replace(rows, position=position, weight=weight, dense=False)
