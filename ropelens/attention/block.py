@@ -286,9 +286,14 @@ class Block:
         sets: Bool[Tensor, "batch set position"],
     ) -> Float[Tensor, "batch set head value"]:
         """Weighted sums over the rows of each set of positions, in float64."""
-        sets = on_device(sets, self.k.device)
-        position = self.device_visibility.position[:, None].expand(*sets.shape[:2], -1)
-        weight = sets.gather(2, position).to(self.weight) * self.weight[:, None]
+
+        def weigh() -> Tensor:
+            position = self.device_visibility.position[:, None].expand(*sets.shape[:2], -1)
+            in_sets = on_device(sets, self.k.device).gather(2, position)
+            return in_sets.to(self.weight) * self.weight[:, None]
+
+        key = sets, self.sampled.rows.weight
+        weight = kept(self.device_visibility, "sets", key, weigh, most=2)
         sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]
         return sums.flatten(2, 3).double()
 

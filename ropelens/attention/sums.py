@@ -116,7 +116,9 @@ class LayerSums:
         edges = offset_edges(sampled.k.shape[2])
         none = torch.zeros(len(sampled.k), 0)
         flat = torch.cat([none, *(x.flatten(1) for x in sums.values())], dim=1).sum(0)
-        parts = zip(sums.items(), flat.split([x[0].numel() for x in sums.values()]), strict=True)
+        parts = zip(
+            sums.items(), flat.split([x[0].numel() for x in sums.values()]), strict=True
+        )
         pooled = {name: part.view(x.shape[1:]) for (name, x), part in parts}
         for row in rows:
             if row.over == "offsets":

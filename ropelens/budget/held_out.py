@@ -24,7 +24,7 @@ from ropelens.budget.fits import fit_models
 from ropelens.budget.logit import MODELS, SCORES, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
-from ropelens.rope.planes import Planes, kept
+from ropelens.rope.planes import Planes, kept, on_device
 from ropelens.text.rows import Rows, generator_of, sample_rows
 from ropelens.text.text import SINKS, Text
 
@@ -83,14 +83,20 @@ class LayerFit:
         if sets is None:
             everywhere = partial(torch.ones, len(sampled.k), 1, context, dtype=torch.bool)
             sets = kept(sampled.rows, "all rows", context, everywhere)
-        shape = (*sets.shape[:2], sampled.q.shape[1], len(SCORES))
-        scores = torch.zeros(shape, dtype=torch.float64)
-        for fold in (0, 1):
-            members, fold_call = _rows_of_fold(sampled, text, fold)
-            if members.any():
-                scores[members] += score_models(fold_call, weights[:, 1 - fold], sets[members])
         follow = follow_sums(sampled, sets, single=text.single_long_sequence)
-        return by_group(torch.cat([scores, follow], dim=-1), text.group)
+        weights = on_device(weights, sampled.k.device)
+        if text.single_long_sequence:  # it is in both folds, with every second row
+            rows = sampled.rows
+            parts = (kept(rows, "fold", n, partial(rows.every, 2, n)) for n in (0, 1))
+            scores = sum(
+                score_models(sampled.with_rows(part), weights[:, 1 - fold, None], sets)
+                for fold, part in enumerate(parts)
+            )
+        else:
+            other = kept(text, "other fold", None, lambda: 1 - text.fold)
+            other = on_device(other, weights.device)
+            scores = score_models(sampled, weights[:, other], sets)
+        return by_group(torch.cat([scores.cpu(), follow], dim=-1), text.group)
 
     @property
     def kappa(self) -> Float[Tensor, "head offset"]:
@@ -197,16 +203,6 @@ def add_found_sinks(
         return sinks
     kind = found_sinks[:, : sinks.shape[-1]] * (1 + SINKS.index("found"))
     return torch.where(sinks > 0, sinks, kind)
-
-
-def _rows_of_fold(
-    sampled: SampledCall, text: Text, fold: int
-) -> tuple[Bool[Tensor, " batch"], SampledCall]:
-    """The sequences of a fold and their rows, or every second row of a single long sequence."""
-    if text.single_long_sequence:
-        return text.fold >= 0, sampled.with_rows(sampled.rows.every(2, fold))
-    members = text.fold == fold
-    return members, sampled.of_sequences(members)
 
 
 def _sequences_per_fold(context: int) -> int:

@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.attention.block import Block, ByKey, blocks_of
-from ropelens.attention.fast_products import HIDDEN, products, softmax
-from ropelens.attention.formulas import GAINS, information
+from ropelens.attention.fast_products import HIDDEN, products
+from ropelens.attention.formulas import GAINS
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import offset_edges
 from ropelens.budget.offsets import split_weights
@@ -150,33 +150,42 @@ class HeadSums:
 @torch.no_grad()
 def score_models(
     sampled: SampledCall,
-    weights: Float[Tensor, "model head variable"],
+    weights: Float[Tensor, "model shared head variable"],
     sets: Bool[Tensor, "batch set position"] | None = None,
 ) -> Float[Tensor, "batch set head score"]:
     """The `SCORES` of each sequence under models with these weights, over the rows of each set.
 
-    By default there is one set, which has all rows.
+    The weights belong to all sequences, or to each of them. By default there is one set, which
+    has all rows.
     """
     batch, heads, context = *sampled.q.shape[:2], sampled.k.shape[2]
     sets = torch.ones(batch, 1, context, dtype=torch.bool) if sets is None else sets
     shape, device = (batch, sets.shape[1], heads, len(SCORES)), sampled.k.device
     scores = torch.zeros(shape, dtype=torch.float64, device=device)
-    weights = on_device(weights, device)
-    weights = weights.unflatten(1, (sampled.k.shape[1], -1))
-    first = sampled.planes.terms + len(SINKS)
+    weights = on_device(weights, device).unflatten(2, (sampled.k.shape[1], -1))
+    models: dict[int, HeadWeights] = {}  # by the first head
     for block in blocks_of(sampled):
-        log_keys = block.count.log().expand(block.q.shape[:4])
-        likelihoods = [torch.ones_like(log_keys), information(block) - log_keys, -log_keys]
-        for name, model in zip(MODELS, weights[:, block.heads], strict=True):
-            variables = model if name in ("position", "both") else model[..., :first]
-            content = name in ("content", "both")
-            modelled = log_weights(
-                block, HeadWeights.of(variables[None], block, content=content)
+        if block.heads.start not in models:
+            of_heads = weights[:, :, block.heads].flatten(0, 1)
+            models[block.heads.start] = HeadWeights.of(of_heads, block, content=True)
+        expected = block.expect(block.scores)  # read before A, which could overwrite them
+        log_keys = block.count.log().expand_as(expected)
+        likelihoods = [torch.ones_like(log_keys), expected - block.log_norm, -log_keys]
+        for number, name in enumerate(MODELS):
+            beta, of_sinks, kappa = (
+                x.unflatten(0, (len(MODELS), -1))[number]
+                for x in vars(models[block.heads.start]).values()
             )
-            likelihoods.append(block.expect(modelled) - softmax(modelled)[1])
+            model = HeadWeights(
+                beta if name in ("content", "both") else None,
+                of_sinks,
+                kappa if name in ("position", "both") else None,
+            )
+            modelled = log_weights(block, model)
+            likelihoods.append(block.expect(modelled) - modelled.logsumexp(-1))
         by_row = torch.stack(likelihoods, dim=-1)
-        scores[:, :, block.query_heads] += block.sum_over_sets(by_row, sets)
-    return scores.cpu()
+        scores[:, :, block.query_heads].add_(block.sum_over_sets(by_row, sets))
+    return scores
 
 
 def gains(scores: Float[Tensor, "*head score"]) -> dict[str, Float[Tensor, "*head"]]:

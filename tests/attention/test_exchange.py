@@ -276,7 +276,7 @@ WRONG: dict[str, dict[str, str]] = {
     },
     "llama_gqa: right: pi is its inverse": {"[inverse, contents]": "[contents, inverse]"},
     "llama_gqa: right: contents move by the inverse": {
-        "return cls(rows, visibility, contents": "return cls(rows, visibility, inverse"
+        "row_index, contents.to": "row_index, inverse.to"
     },
     "mistral_sliding: right: the permutation ignores the window": {
         "torch.where(slides": "torch.where(slides & False"

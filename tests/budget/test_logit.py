@@ -35,7 +35,7 @@ def test_gains_are_scipys_on_tiny_models(name: str):
     for layer, head in ((0, 3), (len(ours) - 1, 1)):
         call, planes = ours[layer]
         rows = SampledCall(call, all_rows(torch.full((2,), 40)), planes)
-        scores = logit.score_models(rows, fits.fit_models(rows)[:, 0]).sum((0, 1))[head]
+        scores = logit.score_models(rows, fits.fit_models(rows)).sum((0, 1))[head]
         gain_of = {key: float(values) for key, values in logit.gains(scores).items()}
         calls, is_sink = (of_sequence[layer] for of_sequence in recorded), np.arange(40) == 0
         parts = (head_rows(one, turning[layer], head=head, sinks=is_sink) for one in calls)
@@ -58,7 +58,10 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     sinks = sinks * (sinks <= 3)
     rows = SampledCall(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
     weights = fits.fit_models(rows)[:, 0]
-    attention, scores = attention_map(call).double(), logit.score_models(rows, weights)[:, 0]
+    attention, scores = (
+        attention_map(call).double(),
+        logit.score_models(rows, weights[:, None])[:, 0],
+    )
     offset = (torch.arange(30)[:, None] - torch.arange(30)).clamp(min=0)
     for name, model in zip(("sink", "position"), weights, strict=False):
         _, sigma, kappa, tau = split_weights(model, planes.terms, 30)

@@ -56,7 +56,7 @@ def test_a_surrogate_is_the_layer_with_permuted_frequencies(name: str, changes: 
             q, k = (rotate_to(x, positions, planes, target) for x, target in pairs)
             turned = AttentionCall(**(vars(call) | {"query": q, "key": k}))
             of_turned = SampledCall(turned, rows, planes, sinks=sinks)
-            scores = score_models(of_turned, fit_models(of_turned)[:, 0]).sum((0, 1))
+            scores = score_models(of_turned, fit_models(of_turned)).sum((0, 1))
             nats = dict(zip(SCORES, scores.unbind(-1), strict=True))
             fraction = (nats["position"] - nats["sink"]) / (nats["information"] - nats["sink"])
             own = {name: numbers[draw] for name, numbers in ours.items()}
