@@ -187,7 +187,8 @@ class Block:
             seen = self.device_visibility.sees(self.sinks + self.keys.start)
             return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
 
-        heads = self.heads.start if len(self.sampled.sinks[0]) > 1 else None
+        by_head = self.sampled.sinks.shape[1] > 1
+        heads = (self.heads.start, self.heads.stop) if by_head else None
         key = self.sampled.sinks, heads, self.k.dtype
         return kept(self.device_visibility, "visible sinks", key, find, most=8)
 

@@ -67,11 +67,8 @@ class Exchange:
 
         In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
         """
-        order, visibility, device = (
-            sampled.rows.order,
-            sampled.call.visibility,
-            sampled.k.device,
-        )
+        order, visibility = sampled.rows.order, sampled.call.visibility
+        device = sampled.k.device
         assert order is not None
         index, order = torch.arange(order.shape[-1]), order[:, draws.start : draws.stop]
         shape = (1, 1) if sampled.sinks.shape[1] == 1 else (sampled.k.shape[1], -1)
@@ -180,9 +177,7 @@ def overlaps(
     number, visible = pi.shape[1], block.device_visibility
 
     def tables() -> tuple[Tensor, Tensor]:
-        own = (
-            pi[..., block.columns] if pi.shape[2] == 1 else pi[:, :, block.heads, block.columns]
-        )
+        own = (pi if shared else pi[:, :, block.heads])[..., block.columns]
         # V has the keys whose contents stay visible, and W the places where these contents are.
         before = visible.of_sequences(slice(number))
         seen = before.sees()[:, None] & before.sees_each(own)

@@ -94,7 +94,7 @@ class SampledCall:
 
     @cached_property
     def padding(self) -> Bool[Tensor, "batch key"] | None:
-        """The keys that are padding or that a mask hides inside a sequence, if there are any."""
+        """The keys that are padding or that a mask hides, or None if there are none."""
         keys = self.call.visibility.keys
         if self.rows.hidden is None and self.rows.shortest >= keys.stop:
             return None

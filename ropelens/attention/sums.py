@@ -32,34 +32,37 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
     """
     over_tokens = [statistic for statistic in statistics if statistic.over == "tokens"]
     over_rows = [statistic for statistic in statistics if statistic.over != "tokens"]
-    keys, flat, shapes = sampled.k.shape[2], {}, {}  # the sums of some heads, side by side
+    # The sums of some heads side by side, by the slice of these heads, or () of all tokens.
+    flat: dict[tuple[int, ...], Tensor] = {}
+    shapes: dict[tuple[int, ...], dict[str, torch.Size]] = {}
 
-    def add(key: int, parts: Mapping[str, Tensor]) -> None:
+    def add(heads: tuple[int, ...], parts: Mapping[str, Tensor]) -> None:
         joined = torch.cat([x.flatten(1) for x in parts.values()], dim=1)
-        flat[key] = flat[key].add_(joined) if key in flat else joined.double()
-        shapes[key] = {name: x.shape for name, x in parts.items()}
+        flat[heads] = flat[heads].add_(joined) if heads in flat else joined.double()
+        shapes[heads] = {name: x.shape for name, x in parts.items()}
 
     if over_tokens:
-        add(-1, {row.name: _sum_over_tokens(row, sampled)[:, None] for row in over_tokens})
+        add((), {row.name: _sum_over_tokens(row, sampled)[:, None] for row in over_tokens})
     for block in blocks_of(sampled) if over_rows else ():
         # All functions run first, because sums by offset set the first key of values to 0.
         values = {statistic.name: _row_values(statistic, block) for statistic in over_rows}
         parts = {row.name: _sum_over_rows(row, values[row.name], block) for row in over_rows}
-        for statistic in over_rows:
-            if statistic.over == "offsets" and len(block.keys) < keys:
-                part = parts[statistic.name]
-                parts[statistic.name] = pad(part, (0, keys - part.shape[-1]))
-        add(block.heads.start, parts)
+        add((block.query_heads.start, block.query_heads.stop), parts)
     if not flat:
         return {}
-    on_host = torch.cat([flat[key] for key in sorted(flat)], dim=1).cpu()  # the only wait
-    sizes = [x[1:].numel() for key in sorted(flat) for x in shapes[key].values()]
-    found: dict[str, list[Tensor]] = {}
-    pieces = iter(on_host.split(sizes, dim=1))
-    for key in sorted(flat):
-        for name, shape in shapes[key].items():
-            found.setdefault(name, []).append(next(pieces).view(shape).flatten(1, 2))
-    return {name: torch.cat(x, 1) if len(x) > 1 else x[0] for name, x in found.items()}
+    on_host = torch.cat(list(flat.values()), dim=1).cpu()  # the only wait for a GPU
+    rows = [(heads, *row) for heads, parts in shapes.items() for row in parts.items()]
+    pieces = on_host.split([shape[1:].numel() for *_, shape in rows], dim=1)
+    sums: SequenceSums = {}
+    for (heads, name, shape), piece in zip(rows, pieces, strict=True):
+        part = piece.view(shape).flatten(1, 2)
+        if heads in ((), (0, sampled.q.shape[1])) and name not in sums:
+            sums[name] = part
+            continue
+        if name not in sums:
+            sums[name] = part.new_zeros(len(part), sampled.q.shape[1], *part.shape[2:])
+        sums[name][:, slice(*heads)] += part
+    return sums
 
 
 def _sum_over_tokens(
@@ -87,7 +90,9 @@ def _sum_over_rows(
     statistic: Statistic, values: Tensor, block: Block
 ) -> Float[Tensor, "batch kv_head group *value"]:
     if statistic.over == "offsets":
-        return block.sum_by_offset(values)
+        sums = block.sum_by_offset(values)
+        missing = block.call.key.shape[2] - sums.shape[-1]
+        return pad(sums, (0, missing)) if missing else sums
     if values.ndim == 4:
         return (values @ block.weight[:, None, :, None])[..., 0]
     scale = block.call.scale if statistic.dims[-1] == "coordinate" else 1
@@ -116,10 +121,8 @@ class LayerSums:
         edges = offset_edges(sampled.k.shape[2])
         none = torch.zeros(len(sampled.k), 0)
         flat = torch.cat([none, *(x.flatten(1) for x in sums.values())], dim=1).sum(0)
-        parts = zip(
-            sums.items(), flat.split([x[0].numel() for x in sums.values()]), strict=True
-        )
-        pooled = {name: part.view(x.shape[1:]) for (name, x), part in parts}
+        parts = iter(flat.split([x[0].numel() for x in sums.values()]))
+        pooled = {name: next(parts).view(x.shape[1:]) for name, x in sums.items()}
         for row in rows:
             if row.over == "offsets":
                 pooled[row.name] = sum_bins(pooled[row.name], edges)

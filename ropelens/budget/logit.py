@@ -163,18 +163,18 @@ def score_models(
     shape, device = (batch, sets.shape[1], heads, len(SCORES)), sampled.k.device
     scores = torch.zeros(shape, dtype=torch.float64, device=device)
     weights = on_device(weights, device).unflatten(2, (sampled.k.shape[1], -1))
-    models: dict[int, HeadWeights] = {}  # by the first head
+    models: dict[tuple[int, int], HeadWeights] = {}  # by the first and last head
     for block in blocks_of(sampled):
-        if block.heads.start not in models:
+        part = block.heads.start, block.heads.stop
+        if part not in models:
             of_heads = weights[:, :, block.heads].flatten(0, 1)
-            models[block.heads.start] = HeadWeights.of(of_heads, block, content=True)
+            models[part] = HeadWeights.of(of_heads, block, content=True)
         expected = block.expect(block.scores)  # read before A, which could overwrite them
         log_keys = block.count.log().expand_as(expected)
         likelihoods = [torch.ones_like(log_keys), expected - block.log_norm, -log_keys]
         for number, name in enumerate(MODELS):
             beta, of_sinks, kappa = (
-                x.unflatten(0, (len(MODELS), -1))[number]
-                for x in vars(models[block.heads.start]).values()
+                x.unflatten(0, (len(MODELS), -1))[number] for x in vars(models[part]).values()
             )
             model = HeadWeights(
                 beta if name in ("content", "both") else None,

@@ -57,13 +57,10 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
     sinks = torch.randint(0, 9, (3, 4, 30), generator=torch.Generator().manual_seed(0))
     sinks = sinks * (sinks <= 3)
     rows = SampledCall(call, all_rows(torch.full((3,), 30)), planes, sinks=sinks)
-    weights = fits.fit_models(rows)[:, 0]
-    attention, scores = (
-        attention_map(call).double(),
-        logit.score_models(rows, weights[:, None])[:, 0],
-    )
+    weights = fits.fit_models(rows)
+    attention, scores = attention_map(call).double(), logit.score_models(rows, weights)[:, 0]
     offset = (torch.arange(30)[:, None] - torch.arange(30)).clamp(min=0)
-    for name, model in zip(("sink", "position"), weights, strict=False):
+    for name, model in zip(("sink", "position"), weights[:, 0], strict=False):
         _, sigma, kappa, tau = split_weights(model, planes.terms, 30)
         assert (sigma.diff(dim=-1).abs() > 0.05).any(0).all()
         sigma = torch.nn.functional.pad(sigma, (1, 0)).expand(3, -1, -1).gather(-1, sinks)
