@@ -213,6 +213,13 @@ class Block:
     @cached_property
     def sink_variables(self) -> Int[Tensor, "batch kv_head group entry"]:
         """The kind of each sink and, after all kinds, the bin of its offset; 0 for no sink."""
+        if self.sampled.sinks.shape[1] > 1:
+            return self._sink_variables()
+        key = self.sampled.sinks, self.q.shape[:4]
+        visible = self.device_visibility
+        return kept(visible, "sink variables", key, self._sink_variables, most=2)
+
+    def _sink_variables(self) -> Tensor:
         offset = (self.self_column[..., None] - self.sinks).clamp(min=0)
         bins = bin_of(offset, offset_edges(self.call.key.shape[2]))[:, None, None]
         shape = (*self.q.shape[:4], len(self.sinks))

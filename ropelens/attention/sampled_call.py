@@ -111,7 +111,9 @@ class SampledCall:
     @cached_property
     def k_still(self) -> Float[Tensor, "batch kv_head key coordinate"]:
         """k~: the keys with their rotation removed."""
-        return unrotate(self.k, self.key_position, self.planes.of_keys(self.k.shape[1]))
+        planes = self.planes.of_keys(self.k.shape[1])
+        still = partial(unrotate, self.k, self.key_position, planes)
+        return kept(self.k, "still", planes.inv_freq, still, most=1)
 
     @cached_property
     def row_q(self) -> Float[Tensor, "batch kv_head group row coordinate"]:

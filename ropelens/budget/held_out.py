@@ -83,7 +83,6 @@ class LayerFit:
         if sets is None:
             everywhere = partial(torch.ones, len(sampled.k), 1, context, dtype=torch.bool)
             sets = kept(sampled.rows, "all rows", context, everywhere)
-        follow = follow_sums(sampled, sets, single=text.single_long_sequence)
         weights = on_device(weights, sampled.k.device)
         if text.single_long_sequence:  # it is in both folds, with every second row
             rows = sampled.rows
@@ -96,6 +95,7 @@ class LayerFit:
             other = kept(text, "other fold", None, lambda: 1 - text.fold)
             other = on_device(other, weights.device)
             scores = score_models(sampled, weights[:, other], sets)
+        follow = follow_sums(sampled, sets, single=text.single_long_sequence)
         return by_group(torch.cat([scores.cpu(), follow], dim=-1), text.group)
 
     @property

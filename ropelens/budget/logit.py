@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ropelens.attention.block import Block, ByKey, blocks_of
-from ropelens.attention.fast_products import HIDDEN, products
+from ropelens.attention.fast_products import HIDDEN, products, softmax
 from ropelens.attention.formulas import GAINS
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import offset_edges
@@ -91,7 +91,9 @@ def log_weights(block: Block, weights: HeadWeights) -> ByKey:
     if weights.beta is not None:
         q = (block.q_still.unflatten(0, (-1, len(weights.beta))) * weights.beta).flatten(0, 1)
         products(q, block.k_still, out=scores, add=weights.kappa is not None)
-    of_sinks = weights.of_sinks.repeat(len(scores) // len(weights.of_sinks), 1, 1, 1)
+    of_sinks, folds = weights.of_sinks, len(weights.of_sinks)
+    if folds < len(scores):
+        of_sinks = of_sinks.repeat(len(scores) // folds, 1, 1, 1)
     of_sinks = of_sinks.gather(-1, block.sink_variables)
     of_sinks = of_sinks.view(*scores.shape[:4], -1, 2).sum(-1)
     scores.index_add_(-1, block.sinks, of_sinks)
@@ -182,7 +184,7 @@ def score_models(
                 kappa if name in ("position", "both") else None,
             )
             modelled = log_weights(block, model)
-            likelihoods.append(block.expect(modelled) - modelled.logsumexp(-1))
+            likelihoods.append(block.expect(modelled) - softmax(modelled)[1])
         by_row = torch.stack(likelihoods, dim=-1)
         scores[:, :, block.query_heads].add_(block.sum_over_sets(by_row, sets))
     return scores
