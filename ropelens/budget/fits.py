@@ -238,7 +238,8 @@ def _cholesky(
     variance += ridge[:, None] + 1e-6 * variance.amax(-1, keepdim=True)
     factor, failed = torch.linalg.cholesky_ex(curvature)
     diagonal = torch.diag_embed(variance.maximum(ridge[:, None]).sqrt())
-    return torch.where(failed[:, None, None] > 0, diagonal, factor)
+    infinite = 0 * variance.sum(-1)[:, None, None]  # NaN, which ends the fit
+    return torch.where(failed[:, None, None] > 0, diagonal, factor) + infinite
 
 
 def covariance(
@@ -255,6 +256,7 @@ def covariance(
     running = drawn.cumsum(-1)
     steps = (torch.arange(CURVATURE_KEYS, device=share.device) + 0.5) / CURVATURE_KEYS
     key = torch.searchsorted(running, running[..., -1:] * steps)
+    key.clamp_(max=len(block.keys) - 1)  # of NaN, which ends the fit
     part = share.gather(-1, key) / drawn.gather(-1, key)
     part /= part.sum(-1, keepdim=True)
     features = _features(block, key)
