@@ -95,7 +95,9 @@ def checked(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
             return function
         if "ALL_SHAPES" not in os.environ and not ARRAY.search(str(function.__annotations__)):
             return function
-        key = function.__module__, function.__qualname__, function.__code__
+        # Names, because torch.compile evaluates the key as an expression.
+        line = function.__code__.co_firstlineno
+        key = f"{function.__module__}.{function.__qualname__}:{line}"
         if key not in CHECKS:
             CHECKS[key] = Checks(function, typechecker)
         checks = CHECKS[key]

@@ -30,7 +30,7 @@ from ropelens.budget.logit import (
     normalize_weights,
 )
 from ropelens.budget.offsets import OffsetRows, fit_offsets
-from ropelens.budget.solver import Minimum, Moments, fit_log_linear
+from ropelens.budget.solver import ByVariable, Minimum, Moments, fit_log_linear
 from ropelens.rope.planes import on_device
 from ropelens.text.rows import Rows
 from ropelens.text.text import SINKS
@@ -83,7 +83,7 @@ def fit_models(
 def _fit_content(
     parts: list["_Part"],
     shape: tuple[int, int, int],
-    observed: Float[Tensor, "problem variable"],
+    observed: ByVariable,
     start: Float[Tensor, "problem _"],
     **options: Any,
 ) -> Minimum:
@@ -140,12 +140,12 @@ class _Part:
     def all_of(cls, sampled: SampledCall, folds: int) -> list["_Part"]:
         """All folds together on a GPU; on a CPU, parts that fit into its caches."""
         (kv_heads, group), device, parts = sampled.row_q.shape[1:3], sampled.k.device.type, []
+        step = folds if device == "cpu" else 1
         few = sampled.with_rows(_curvature_rows(sampled.rows, folds))
         few, _ = normalize_weights(few, folds)
         problems = torch.arange(folds * kv_heads * group).view(-1, kv_heads, group)
-        for fold in range(folds) if device == "cpu" and folds > 1 else [None]:
-            own = slice(fold, None, None if fold is None else folds)
-            some = [x if fold is None else x.of_sequences(own) for x in (sampled, few)]
+        for own in (slice(fold, None, step) for fold in range(step)):
+            some = [x.of_sequences(own) for x in (sampled, few)]
             cells = some[0].weight.numel() * sampled.k.shape[2] * group
             together = max(1, BLOCK_ELEMENTS[device] // 2 // cells)
             for begin in range(0, kv_heads, together):
@@ -173,17 +173,13 @@ class _Part:
             return self
         if not need:
             return _Part(self.problems, [], [])
-        index: list[slice | Tensor] = []
-        for chosen in (heads, members):
-            on = on_device(chosen.nonzero()[:, 0], self.blocks[0].q.device)
-            index.append(slice(None) if chosen.all() else on)
+        device = self.blocks[0].q.device
+        index = [on_device(x.nonzero()[:, 0], device) for x in (heads, members)]
         blocks, few = ([_of_heads(x, *index) for x in y] for y in (self.blocks, self.few))
         return _Part(self.problems[:, heads][:, :, members], blocks, few)
 
     def set_moments(
-        self,
-        weights: Float[Tensor, "problem variable"],
-        moments: Float[Tensor, "problem moment"],
+        self, weights: ByVariable, moments: Float[Tensor, "problem moment"]
     ) -> None:
         """Set log Z, the expected sums, and the expected squares if `moments` has space."""
         example, of_heads, problems = self.blocks[0], *self._of_heads(weights)
@@ -201,9 +197,7 @@ class _Part:
         moments.index_copy_(0, problems, by_problem)
 
     def add_covariance(
-        self,
-        weights: Float[Tensor, "problem variable"],
-        joint: Float[Tensor, "problem first first"],
+        self, weights: ByVariable, joint: Float[Tensor, "problem first first"]
     ) -> None:
         """Add the `covariance` of each problem."""
         of_heads, problems = self._of_heads(weights)
@@ -211,20 +205,20 @@ class _Part:
             sums = covariance(block, of_heads).unflatten(0, (-1, len(self.problems))).sum(0)
             joint.index_add_(0, problems, sums.flatten(0, 2))
 
-    def _of_heads(self, weights: Tensor) -> tuple[HeadWeights, Tensor]:
+    def _of_heads(self, weights: ByVariable) -> tuple[HeadWeights, Tensor]:
         problems = on_device(self.problems, weights.device)
-        return HeadWeights.of(
-            weights[problems], self.blocks[0], content=True
-        ), problems.flatten()
+        of_heads = HeadWeights.of(weights[problems], self.blocks[0], content=True)
+        return of_heads, problems.flatten()
 
 
-def _of_heads(block: Block, heads: slice | Tensor, members: slice | Tensor) -> Block:
+def _of_heads(block: Block, heads: Tensor, members: Tensor) -> Block:
     """The part of a block that has some key-value heads, and some members of their groups."""
     part = copy(block)
     for name in ("_begins", "sink_variables"):
         vars(part).pop(name, None)
     part.q, part.q_still = (x[:, heads][:, :, members] for x in (block.q, block.q_still))
-    part.k_still = block.k_still[:, heads]
+    if len(heads) < block.q.shape[1]:
+        part.k_still = block.k_still[:, heads]
     if block.sampled.sinks.shape[1] > 1:
         part.sink_kind = block.sink_kind[:, heads][:, :, members]
     return part
@@ -238,7 +232,8 @@ def _cholesky(
     variance += ridge[:, None] + 1e-6 * variance.amax(-1, keepdim=True)
     factor, failed = torch.linalg.cholesky_ex(curvature)
     diagonal = torch.diag_embed(variance.maximum(ridge[:, None]).sqrt())
-    return torch.where(failed[:, None, None] > 0, diagonal, factor)
+    infinite = 0 * variance.sum(-1)[:, None, None]  # NaN, which ends the fit
+    return torch.where(failed[:, None, None] > 0, diagonal, factor) + infinite
 
 
 def covariance(
@@ -255,6 +250,7 @@ def covariance(
     running = drawn.cumsum(-1)
     steps = (torch.arange(CURVATURE_KEYS, device=share.device) + 0.5) / CURVATURE_KEYS
     key = torch.searchsorted(running, running[..., -1:] * steps)
+    key.clamp_(max=len(block.keys) - 1)  # of NaN, which ends the fit
     part = share.gather(-1, key) / drawn.gather(-1, key)
     part /= part.sum(-1, keepdim=True)
     features = _features(block, key)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.linalg import solve_triangular, vecdot
 
@@ -40,11 +40,10 @@ diagonal then contains the penalty."""
 
 @dataclass(frozen=True)
 class Minimum:
-    """The weights of each problem, the value there, and whether the fit has converged."""
+    """The weights of each problem, and the value there."""
 
     point: ByVariable
     value: Float[Tensor, " problem"]
-    done: Bool[Tensor, " problem"]
 
 
 def fit_log_linear(
@@ -67,7 +66,7 @@ def fit_log_linear(
     """
     problems = torch.arange(len(start))
     fits = _Fits(observed, ridge[:, None].to(start), tolerance, start, problems)
-    result = Minimum(start.clone(), torch.zeros_like(tolerance), tolerance < 0)
+    result = Minimum(start.clone(), torch.zeros_like(tolerance))
     look_every = LOOK_EVERY[start.device.type]
     for evaluation in range(1, max_evaluations + 1):
         fits.advance(evaluate, divide, smooth)
@@ -189,7 +188,6 @@ class _Fits:
         finite = 0 * (self.value + self.slope)  # or NaN
         result.point[self.problems] = self.point + finite[:, None]
         result.value[self.problems] = self.value
-        result.done[self.problems] = ~self.active
 
 
 def divide_by_curvature(

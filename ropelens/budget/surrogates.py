@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from ropelens.attention.fast_products import BLOCK_ELEMENTS, HIDDEN
 from ropelens.attention.formulas import describe_wavelengths
 from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.visibility import Visibility
 from ropelens.budget.labels import Thresholds
 from ropelens.budget.logit import RIDGE, fit_tolerance, normalize_weights
 from ropelens.budget.offsets import OffsetRows, Samples, fit_offsets, sampled_offsets
@@ -86,45 +87,6 @@ def _orders(
     return orders
 
 
-class _Rows:
-    """The keys that some rows read at every offset, and their sinks. All heads may share them.
-
-    `key` and `sink` are the indices of keys, and `behind` the distances to sinks. `bias` is the
-    logarithm of the number of keys that a key represents, or hides it; `evenly` is the share
-    of these keys among the keys that are not sinks.
-    """
-
-    def __init__(
-        self,
-        sampled: SampledCall,
-        table: OffsetRows,
-        rows: Int[Tensor, " row"],
-        samples: Samples,
-    ) -> None:
-        batch, context, (offset, size) = len(sampled.q), sampled.k.shape[2], samples
-        visibility = sampled.device_visibility.flatten(batch)
-        self.index = rows.to(offset.device)
-        position, sequence = visibility.position[0], self.index // sampled.position.shape[1]
-        position = position[self.index]
-        read = position - offset[:, None]
-        exists, read = (read >= 0) & (read < context), read.clamp(0, context - 1)
-        if visibility.mask is None:
-            seen = exists & (read >= visibility.first[0, self.index])
-        else:
-            seen = exists & visibility.mask[0, self.index].gather(1, read.mT).mT
-        kind = sampled.sink_kind.flatten(1, 2).transpose(0, 1)
-        counted = seen & (kind[:, sequence, read] == 0)
-        self.bias = torch.where(counted, size[:, None].log(), HIDDEN).to(sampled.k)
-        self.weight = sampled.weight.flatten()[self.index]
-        others = table.others[:, None, self.index].clamp(min=1)
-        self.evenly = (counted * size[:, None]).to(sampled.k) / others
-        self.key = (sequence * context + read).flatten()
-        self.kind, key = table.kind[:, self.index], table.key[:, self.index]
-        self.sink = key + (sequence * context)[:, None]
-        self.behind = (position[:, None] - key).to(sampled.k)
-        self.log_keys = table.count[:, self.index].log().to(sampled.k)
-
-
 class Draws:
     """The attention of all heads under the frequencies of all draws.
 
@@ -141,20 +103,46 @@ class Draws:
         self.call, self.planes, self.table = sampled.call, sampled.planes, table
         self.q = sampled.row_q_still.permute(1, 2, 0, 3, 4).flatten(2, 3) * sampled.call.scale
         self.k = sampled.k_still.transpose(0, 1).flatten(1, 2)
-        device, (offset, size) = self.k.device, on_device(samples, self.k.device)
+        self.weight, device = sampled.weight.flatten(), self.k.device
+        offset, size = on_device(samples, device)
         frequency = on_device(sampled.planes.of_keys(len(self.k)).inv_freq, device).to(self.k)
         self.frequency = frequency.expand(len(self.k), -1)
         self.orders, self.offset = orders.transpose(0, 1).to(device), offset.to(self.k)
         self.sample = ((offset >= 0).cumsum(0) - 1).clamp(min=0)
-        self.log_size = size.to(self.k).log()
+        self.size, self.log_keys = size.to(self.k), table.count.log().to(self.k)
+        visibility = sampled.device_visibility.flatten(len(sampled.q))
+        row = torch.arange(len(self.weight), device=device)
+        self.sequence = row // sampled.position.shape[1] * sampled.k.shape[2]  # its first key
+        self.sink = table.key + self.sequence[:, None]
+        self.behind = (visibility.position[0][:, None] - table.key).to(self.k)
+        self.is_sink = (sampled.sink_kind > 0).flatten(1, 2).transpose(0, 1).flatten(1)
         scores = len(offset) + len(orders) * table.key.shape[-1]
         self.pairs = BLOCK_ELEMENTS[device.type] // (2 * self.planes.terms * scores)
-        visibility = sampled.visibility.flatten(len(sampled.q))
-        position, self.rows = visibility.position[0], []
+        on_host = sampled.visibility.flatten(len(sampled.q))
+        position, self.rows = on_host.position[0], []
         for rows in position.argsort().split(max(1, self.pairs)):
-            farthest = (position - visibility.first[0])[rows].max()
-            read = on_device(samples, device)[:, : int((samples[0] <= farthest).sum())]
-            self.rows.append(_Rows(sampled, table, rows, read))
+            farthest = (position - on_host.first[0])[rows].max()
+            last = int((samples[0] <= farthest).sum())
+            self.rows.append(self._keys_of(rows.to(device), offset[:last], visibility))
+
+    def _keys_of(
+        self, rows: Int[Tensor, " row"], offset: Int[Tensor, " sample"], visibility: Visibility
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The rows, and what they read at each offset, in common for all heads or by head.
+
+        For each key the index, the logarithm of the number of keys that it represents (or a
+        score that hides it), and the share of these keys among keys that are not sinks.
+        """
+        read, context = visibility.position[0, rows] - offset[:, None], self.call.key.shape[2]
+        exists, read = (read >= 0) & (read < context), read.clamp(0, context - 1)
+        if visibility.mask is None:
+            seen = exists & (read >= visibility.first[0, rows])
+        else:
+            seen = exists & visibility.mask[0, rows].gather(1, read.mT).mT
+        key, size = self.sequence[rows] + read, self.size[: len(offset), None]
+        counted = seen & ~self.is_sink[:, key]
+        others = self.table.others[:, None, rows].clamp(min=1).to(size)
+        return rows, key, torch.where(counted, size.log(), HIDDEN), counted * size / others
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """Masses [problem, variable], information [problem] in nats, and `selectivity_keys`.
@@ -163,7 +151,7 @@ class Draws:
         [draw, head, term].
         """
         kv_heads, group = self.q.shape[:2]
-        most, parts = max(1, self.pairs // len(self.rows[0].index)), []
+        most, parts = max(1, self.pairs // len(self.rows[0][0])), []
         for first in range(0, kv_heads, max(1, most // group)):
             heads = slice(first, first + max(1, most // group))
             wave = self._waves(heads, self.offset[None]).transpose(0, 1)[:, :, None]
@@ -193,47 +181,39 @@ class Draws:
                 return x[None]
             return x.unflatten(0, (-1, self.q.shape[1]))[heads, members]
 
-        for rows in self.rows:
-            last, own, sink = rows.evenly.shape[1], q[:, :, rows.index], of_heads(rows.sink)
-            keys = k.index_select(1, rows.key).unflatten(1, (last, -1)).transpose(0, 1)
-            features = self._sides(own, keys[:, :, None])
-            scores = q.new_empty(last + sink.shape[-1], *shape, own.shape[2])
-            flat = features.flatten(0, 2)
-            torch.bmm(wave[:last].flatten(0, 2), flat.mT, out=scores[:last].flatten(0, 2))
-            index = (
-                sink.flatten(2)
-                .expand(len(k), -1, -1)[..., None]
-                .expand(-1, -1, -1, k.shape[-1])
-            )
-            sink_keys = k[:, None].expand(-1, index.shape[1], -1, -1).gather(2, index)
+        for rows, key, bias, evenly in self.rows:
+            last, own, sink = len(key), q[:, :, rows], of_heads(self.sink[:, rows])
+            keys = k.index_select(1, key.flatten()).unflatten(1, (last, -1)).transpose(0, 1)
+            features = self._sides(own, keys[:, :, None]).flatten(0, 2)
+            scores = q.new_empty(last + sink.shape[-1], *shape, len(rows))
+            torch.bmm(wave[:last].flatten(0, 2), features.mT, out=scores[:last].flatten(0, 2))
+            index = sink.flatten(2).expand(len(k), -1, -1)[..., None]
+            sink_keys = k[:, None].expand(-1, index.shape[1], -1, -1)
+            sink_keys = sink_keys.gather(2, index.expand(-1, -1, -1, k.shape[-1]))
             at_sinks = self._sides(own[:, :, :, None], sink_keys.unflatten(2, sink.shape[2:]))
-            at_sinks = self._waves(heads, of_heads(rows.behind)) @ at_sinks[..., None]
+            at_sinks = self._waves(heads, of_heads(self.behind[:, rows])) @ at_sinks[..., None]
             scores[last:] = at_sinks[..., 0].permute(3, 0, 1, 4, 2)
             scores = self.call.squash(scores)
-            scores[:last] += of_heads(rows.bias).permute(2, 0, 1, 3)[:, :, :, None]
-            hidden = torch.where(of_heads(rows.kind) > 0, 0.0, HIDDEN).permute(3, 0, 1, 2)
+            scores[:last] += of_heads(bias).permute(2, 0, 1, 3)[:, :, :, None]
+            hidden = (of_heads(self.table.kind[:, rows]) == 0).permute(3, 0, 1, 2) * HIDDEN
             scores[last:] += hidden[:, :, :, None]
             attention = scores.softmax(0)
-            entropy = (
-                scores.amax(0) - attention.amax(0).log() - vecdot(attention, scores, dim=0)
-            )
-            entropy += torch.tensordot(self.log_size[:last], attention[:last], 1)
-            information += (of_heads(rows.log_keys)[:, :, None] - entropy) @ rows.weight
-            attention *= rows.weight
-            on_sinks[:, :, :, rows.index] = attention[last:].movedim(0, -1)
+            entropy = scores.amax(0) - attention.amax(0).log()
+            entropy -= vecdot(attention, scores, dim=0)
+            entropy += torch.tensordot(self.size[:last].log(), attention[:last], 1)
+            gain = of_heads(self.log_keys[:, rows])[:, :, None] - entropy
+            information += gain @ self.weight[rows]
+            attention *= self.weight[rows]
+            on_sinks[:, :, :, rows] = attention[last:].movedim(0, -1)
             attention = attention[:last]
             by_offset.index_add_(3, self.sample[:last], attention.sum(-1).movedim(0, -1))
-            evenly = of_heads(rows.evenly).permute(2, 0, 1, 3)[:, :, :, None]
+            evenly = of_heads(evenly).permute(2, 0, 1, 3)[:, :, :, None]
             attention.addcmul_(evenly, attention.sum(0), value=-1)
-            push[:last].flatten(0, 2).baddbmm_(attention.flatten(0, 2), flat)
+            push[:last].flatten(0, 2).baddbmm_(attention.flatten(0, 2), features)
         push = push.mul_(wave).sum(0).unflatten(-1, (2, -1)).sum(-2)
         return by_offset, on_sinks, information, push
 
-    def _sides(
-        self,
-        q: Float[Tensor, "*#batch coordinate"],
-        k: Float[Tensor, "*#batch coordinate"],
-    ) -> Float[Tensor, "*batch side"]:
+    def _sides(self, q: Tensor, k: Tensor) -> Float[Tensor, "*batch side"]:
         """Real parts, then imaginary parts, of q conj(k) in each term."""
         planes, terms = self.planes, self.planes.terms
         shape = torch.broadcast_shapes(q.shape[:-1], k.shape[:-1])

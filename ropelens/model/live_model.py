@@ -231,6 +231,13 @@ class LiveModel:
             yield begin, logits
 
     @cached_property
+    def logits_cost(self) -> float:
+        """Approximate time that logits take, compared with all layers of a plain pass."""
+        head = self.vocabulary * config_facts.stated_number(self.config, "hidden_size", 1)
+        other = [x.numel() for x in self.model.parameters() if self.vocabulary not in x.shape]
+        return head / max(1, sum(other))
+
+    @cached_property
     def noise(self) -> Noise:
         """Rounding noise of the model without open blocks; see `measure_noise`."""
 

@@ -20,7 +20,6 @@ from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import LayerSums, SequenceSums, Sums, by_group, sum_attention
 from ropelens.attention.variables import Statistic
 from ropelens.budget.held_out import FOLD_ROWS, LayerFit, Sample, add_found_sinks
-from ropelens.config_facts import stated_number
 from ropelens.errors import UnsupportedModel
 from ropelens.model.attention_hooks import Observer
 from ropelens.model.live_model import NO_KEY, LiveModel
@@ -84,13 +83,6 @@ def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: 
     cells = heads * FOLD_ROWS * (context + 4_000)
     # 116 operations per cell and plane weight, of which 40 surrogates take half
     return 116.0 * ((1 + surrogates / 40) / 2) * cells * terms / parameters
-
-
-def losses_share(live: LiveModel) -> float:
-    """Approximate share of the time of an observed pass that logits and losses take."""
-    head = live.vocabulary * stated_number(live.config, "hidden_size", 1)
-    layers = sum(x.numel() for x in live.model.parameters() if live.vocabulary not in x.shape)
-    return head / (head + OBSERVED * layers)
 
 
 def exchange_cost(parameters: int, heads: int, rows: int, context: int) -> float:
@@ -195,7 +187,8 @@ def sum_batch(
     chunk = live.chunk_length(width)
     calls = len(live.attending) * -(-width // (chunk or width))
     tokens = int(text.real.sum())
-    share = int(tokens * (1 - losses_share(live)) / calls)  # tokens of progress per call
+    # Tokens of progress for each call; logits and losses take the rest of the time.
+    share = int(tokens * OBSERVED / (OBSERVED + live.logits_cost) / calls)
     over_tokens = [row for row in statistics if row.over == "tokens"]
     layers: dict[int, LayerSums] = {}
     scores: dict[int, Float[Tensor, "group set head score"]] = {}
