@@ -200,7 +200,8 @@ class Block:
     @property
     def sees_all_behind(self) -> bool:
         """Whether each row sees all keys of the block up to its own, and no other keys."""
-        return self.visibility.sees_all_behind
+        visible = self.visibility
+        return visible.mask is None and visible.seen_by_all[0] <= self.keys.start
 
     def hide(self, scores: ByKey) -> ByKey:
         """`scores`, changed in place: a row gets weight 0 for keys that it does not see."""

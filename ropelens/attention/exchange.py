@@ -25,7 +25,7 @@ from ropelens.attention.block import Block, blocks_of
 from ropelens.attention.formulas import FOLLOW, learned_sink_mass
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import Visibility
-from ropelens.rope.planes import kept, on_device, turn_planes
+from ropelens.rope.planes import kept, on_device, unrotate
 from ropelens.text.rows import Rows, generator_of
 
 DRAWS = 4  # permutations of each sequence; its rows use them in turn
@@ -96,7 +96,7 @@ class Exchange:
         keys[0] = k
         contents = still.expand(shape).gather(-2, index.expand(shape))
         planes = sampled.planes.of_keys(k.shape[1])
-        turn_planes(contents, sampled.key_position, planes, 1, out=keys[1])
+        unrotate(contents, sampled.key_position, planes, sign=1, out=keys[1])
         pair = sampled.with_rows(self.rows)
         pair.call = replace(sampled.call, visibility=self.visibility)
         pair.k = keys.flatten(0, 2)

@@ -96,7 +96,7 @@ class SampledCall:
     def padding(self) -> Bool[Tensor, "batch key"] | None:
         """The keys that are padding or that a mask hides, or None if there are none."""
         keys = self.call.visibility.keys
-        if self.rows.hidden is None and self.rows.shortest >= keys.stop:
+        if self.rows.hidden is None and int(self.rows.length.min()) >= keys.stop:
             return None
         return self.rows.padding(torch.arange(keys.start, keys.stop)).to(self.k.device)
 

@@ -58,10 +58,9 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
         part = piece.view(shape).flatten(1, 2)
         if heads in ((), (0, sampled.q.shape[1])) and name not in sums:
             sums[name] = part
-            continue
-        if name not in sums:
-            sums[name] = part.new_zeros(len(part), sampled.q.shape[1], *part.shape[2:])
-        sums[name][:, slice(*heads)] += part
+        else:
+            zeros = part.new_zeros(len(part), sampled.q.shape[1], *part.shape[2:])
+            sums.setdefault(name, zeros)[:, slice(*heads)] += part
     return sums
 
 

@@ -64,12 +64,8 @@ class Visibility:
         """The same tables on a device."""
         if self.position.device == device:
             return self
-        tables = {"position": self.position, "first": self.first}
-
-        def copy() -> Visibility:
-            return replace(self, **{name: on_device(x, device) for name, x in tables.items()})
-
-        return kept(self, "copies", device, copy)
+        tables = (on_device(self.position, device), on_device(self.first, device))
+        return kept(self, "copies", device, lambda: Visibility(*tables, self.keys, self.mask))
 
     def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
         """Indices of the rows at these positions."""
@@ -181,11 +177,6 @@ class Visibility:
                 penalty = (hidden * fast_products.HIDDEN)[:, None, None]
                 penalties.append((slice(begin - low, end - low), penalty))
         return penalties
-
-    @property
-    def sees_all_behind(self) -> bool:
-        """Whether each row sees all keys up to its own, and no other keys."""
-        return self.mask is None and self.seen_by_all[0] <= self.keys.start
 
     @cached_property
     def seen_by_all(self) -> tuple[int, int]:

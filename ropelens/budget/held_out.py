@@ -87,10 +87,9 @@ class LayerFit:
         if text.single_long_sequence:  # it is in both folds, with every second row
             rows = sampled.rows
             parts = (kept(rows, "fold", n, partial(rows.every, 2, n)) for n in (0, 1))
-            scores = sum(
-                score_models(sampled.with_rows(part), weights[:, 1 - fold, None], sets)
-                for fold, part in enumerate(parts)
-            )
+            calls = enumerate(sampled.with_rows(part) for part in parts)
+            by_fold = [score_models(x, weights[:, 1 - n, None], sets) for n, x in calls]
+            scores = by_fold[0] + by_fold[1]
         else:
             other = kept(text, "other fold", None, lambda: 1 - text.fold)
             other = on_device(other, weights.device)

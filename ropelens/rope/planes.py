@@ -177,24 +177,19 @@ def kept(owner: Any, name: str, key: Any, make: Callable[[], Any], *, most: int 
     return results[key]
 
 
-def unrotate(x: Vectors, positions: Int[Tensor, "*#batch position"], planes: Planes) -> Vectors:
-    """Remove the rotation of `x`: multiply each plane by exp(-i w p).
+def unrotate(
+    x: Vectors,
+    positions: Int[Tensor, "*#batch position"],
+    planes: Planes,
+    *,
+    sign: int = -1,
+    out: Vectors | None = None,
+) -> Vectors:
+    """Remove the rotation of `x`: multiply each plane by exp(-i w p); the `sign` 1 rotates.
 
     The angle is the float32 product that transformers' rotary modules compute, so that the
     model's rounding cancels at far positions.
     """
-    return turn_planes(x, positions, planes, -1, out=torch.empty_like(x))
-
-
-def turn_planes(
-    x: Vectors,
-    positions: Int[Tensor, "*#batch position"],
-    planes: Planes,
-    sign: int,
-    *,
-    out: Vectors,
-) -> Vectors:
-    """Multiply each plane of `x` by exp(i w p), or with the `sign` -1 by exp(-i w p)."""
 
     def waves() -> tuple[Tensor, Tensor]:
         inv_freq = on_device(planes.inv_freq, x.device).float()
@@ -203,12 +198,13 @@ def turn_planes(
 
     cos, sin = kept(positions, "waves", (planes.inv_freq, x.dtype), waves, most=1)
     real, imaginary = x[..., planes.first], x[..., planes.second]
+    turned = torch.empty_like(x) if out is None else out
     if planes.rotary_dim < planes.head_dim:
-        out.copy_(x)
-    first, second = out[..., planes.first], out[..., planes.second]
+        turned.copy_(x)
+    first, second = turned[..., planes.first], turned[..., planes.second]
     torch.mul(real, cos, out=first).addcmul_(imaginary, sin, value=-sign)
     torch.mul(imaginary, cos, out=second).addcmul_(real, sin, value=sign)
-    return out
+    return turned
 
 
 @dataclass(frozen=True)

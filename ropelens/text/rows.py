@@ -54,11 +54,6 @@ class Rows:
         return self.position[:1] if self.dense else self.position
 
     @cached_property
-    def shortest(self) -> int:
-        """Number of tokens of the shortest sequence."""
-        return int(self.length.min())
-
-    @cached_property
     def ends(self) -> list[int]:
         """The largest position of each row in any sequence, plus 1."""
         return (self.position.amax(0) + 1).tolist()

@@ -251,7 +251,7 @@ def test_without_rotation_attention_moves_with_the_contents(family: str):
 WRONG: dict[str, dict[str, str]] = {
     "llama_gqa: right: contents are exchanged after the rotation": {
         "sampled.k, sampled.k_still": "sampled.k, sampled.k",
-        "turn_planes(contents, sampled.key_position, planes, 1, out=keys[1])": (
+        "unrotate(contents, sampled.key_position, planes, sign=1, out=keys[1])": (
             "keys[1].copy_(contents)"
         ),
     },
