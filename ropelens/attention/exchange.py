@@ -147,10 +147,11 @@ def follow_sums(
         shape = (len(sampled.k), sets.shape[1], sampled.q.shape[1], len(FOLLOW))
         return torch.zeros(shape, dtype=torch.float64)
     for draws in (range(first, first + at_once) for first in range(0, DRAWS, at_once)):
-        key, make = (sampled.call.visibility, sampled.sinks, draws, step), Exchange.of
-        exchange = kept(rows, "exchanges", key, partial(make, sampled, draws, step), most=DRAWS)
+        key = sampled.call.visibility, sampled.sinks, draws, step, device
+        make = partial(Exchange.of, sampled, draws, step)
+        exchange = kept(rows, "exchanges", key, make, most=2 * DRAWS)
         weigh = partial(exchange.weight, sets, step / DRAWS)
-        weight = kept(sets, "weights", exchange, weigh, most=DRAWS)
+        weight = kept(sets, "weights", exchange, weigh, most=2 * DRAWS)
         pair = exchange.of_call(sampled)
         by_row = pair.k.new_empty(4, len(weight), *pair.row_q.shape[1:4])
         for block in blocks_of(pair, share=SHARE):

@@ -196,7 +196,7 @@ def unrotate(
         angle = on_device(positions, x.device).float()[..., None] * inv_freq[..., None, :]
         return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
 
-    cos, sin = kept(positions, "waves", (planes.inv_freq, x.dtype), waves, most=1)
+    cos, sin = kept(positions, "waves", (planes.inv_freq, x.dtype, x.device), waves, most=1)
     real, imaginary = x[..., planes.first], x[..., planes.second]
     turned = torch.empty_like(x) if out is None else out
     if planes.rotary_dim < planes.head_dim:
