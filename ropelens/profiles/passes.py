@@ -81,8 +81,8 @@ def fit_cost(parameters: int, heads: int, terms: int, context: int, surrogates: 
     """Approximate number of tokens that pass the model in the time of the fits of a layer."""
     # Half of the rows of both folds is visible; small operations cost as much as 4,000 tokens.
     cells = heads * FOLD_ROWS * (context + 4_000)
-    # 116 operations per cell and plane weight, of which 40 surrogates take half
-    return 116.0 * ((1 + surrogates / 40) / 2) * cells * terms / parameters
+    # 93 operations per cell and plane weight, of which 40 surrogates take half
+    return 93.0 * ((1 + surrogates / 40) / 2) * cells * terms / parameters
 
 
 def exchange_cost(parameters: int, heads: int, rows: int, context: int) -> float:
