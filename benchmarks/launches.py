@@ -20,7 +20,7 @@ observer. "rest" is everything that `rl.profile` does outside this pass: rotatio
 excerpts and repeats. "rl.profile" is the sum. With --lines, the lines of ropelens that do the
 most work follow.
 
-Takes 3 minutes of a core for all shapes and contexts.
+Takes 6 minutes of a core for all shapes and contexts.
 """
 
 import argparse
