@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ropelens.attention import fast_products
 from ropelens.attention.sampled_call import SampledCall
-from ropelens.attention.visibility import bin_of, offset_edges
+from ropelens.attention.visibility import Visibility, bin_of, offset_edges
 from ropelens.rope.planes import kept, on_device
 from ropelens.text.text import SINKS
 
@@ -70,7 +70,14 @@ class Block:
         self.sampled, self.call, self.planes = sampled, sampled.call, sampled.planes
         self.heads, self.rows = heads, rows
         self.visibility = sampled.visibility.block(rows)
-        self.device_visibility = self.visibility.on(sampled.k.device)
+
+        def of_rows() -> Visibility:
+            whole = sampled.device_visibility
+            first, mask = whole.first[:, rows], self.visibility.mask
+            return Visibility(whole.position[:, rows], first, self.visibility.keys, mask)
+
+        device = sampled.k.device
+        self.device_visibility = kept(self.visibility, "copies", device, of_rows)
         self.position, self.weight = sampled.position[:, rows], sampled.weight[:, rows]
         self.keys = self.visibility.keys
         self.columns = slice(self.keys.start, self.keys.stop)

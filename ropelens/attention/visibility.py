@@ -64,8 +64,14 @@ class Visibility:
         """The same tables on a device."""
         if self.position.device == device:
             return self
-        tables = (on_device(self.position, device), on_device(self.first, device))
-        return kept(self, "copies", device, lambda: Visibility(*tables, self.keys, self.mask))
+
+        def copy() -> Visibility:
+            position, first = on_device(self.position, device), self.first
+            if not first.any():  # without a copy to the device
+                first = torch.zeros(first.shape, dtype=torch.long, device=device)
+            return Visibility(position, on_device(first, device), self.keys, self.mask)
+
+        return kept(self, "copies", device, copy)
 
     def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
         """Indices of the rows at these positions."""

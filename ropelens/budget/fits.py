@@ -31,7 +31,7 @@ from ropelens.budget.logit import (
 )
 from ropelens.budget.offsets import OffsetRows, fit_offsets
 from ropelens.budget.solver import ByVariable, Minimum, Moments, fit_log_linear
-from ropelens.rope.planes import on_device
+from ropelens.rope.planes import kept, on_device
 from ropelens.text.rows import Rows
 from ropelens.text.text import SINKS
 
@@ -141,8 +141,8 @@ class _Part:
         """All folds together on a GPU; on a CPU, parts that fit into its caches."""
         (kv_heads, group), device, parts = sampled.row_q.shape[1:3], sampled.k.device.type, []
         step = folds if device == "cpu" else 1
-        few = sampled.with_rows(_curvature_rows(sampled.rows, folds))
-        few, _ = normalize_weights(few, folds)
+        few = kept(sampled.rows, "few", folds, lambda: _curvature_rows(sampled.rows, folds))
+        few, _ = normalize_weights(sampled.with_rows(few), folds)
         problems = torch.arange(folds * kv_heads * group).view(-1, kv_heads, group)
         for own in (slice(fold, None, step) for fold in range(step)):
             some = [x.of_sequences(own) for x in (sampled, few)]

@@ -143,11 +143,8 @@ class Sample:
         compared = compared.with_rows(self.surrogate_rows)
         drawn = draw_surrogates(compared, draws=surrogates, seed=seed)
         if self.text.single_long_sequence:  # it is in both folds, with every second row
-            rows, sequences = (
-                sampled.rows.in_turn(range(2), 2),
-                torch.zeros(2, dtype=torch.long),
-            )
-            sampled = sampled.of_sequences(sequences).with_rows(rows)
+            rows = kept(self.rows, "folds", None, lambda: self.rows.in_turn(range(2), 2))
+            sampled = sampled.of_sequences(torch.zeros(2, dtype=torch.long)).with_rows(rows)
         weights = fit_models(sampled, folds=2).float().cpu()
         if not weights.isfinite().all():
             raise torch.linalg.LinAlgError

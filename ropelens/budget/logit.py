@@ -33,7 +33,8 @@ from ropelens.attention.formulas import GAINS
 from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.visibility import offset_edges
 from ropelens.budget.offsets import split_weights
-from ropelens.rope.planes import on_device
+from ropelens.rope.planes import kept, on_device
+from ropelens.text.rows import Rows
 from ropelens.text.text import SINKS
 
 MODELS = ("sink", "position", "content", "both")  # S, P, C and B
@@ -204,10 +205,14 @@ def normalize_weights(
 
     The sequences belong to the folds in turn.
     """
-    weight = sampled.rows.weight.double().unflatten(0, (-1, folds))
-    total = weight.sum((0, 2)).clamp(min=1e-300)[:, None]
-    rows = replace(sampled.rows, weight=(weight / total).float().flatten(0, 1))
-    return sampled.with_rows(rows), (weight > 0).sum((0, 2)).clamp(min=1).double()
+    by_fold = sampled.rows.weight.double().unflatten(0, (-1, folds))
+
+    def normalized() -> Rows:
+        total = by_fold.sum((0, 2)).clamp(min=1e-300)[:, None]
+        return replace(sampled.rows, weight=(by_fold / total).float().flatten(0, 1))
+
+    rows = kept(sampled.rows, "normalized", folds, normalized)
+    return sampled.with_rows(rows), (by_fold > 0).sum((0, 2)).clamp(min=1).double()
 
 
 def fit_tolerance(nats: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:
