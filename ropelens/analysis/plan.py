@@ -57,11 +57,11 @@ LONG_SWEEP |= {"measures": ("loss", "induction", "change", "copying")}  # for lo
 OPERATIONS = {"cpu": 8e14, "cuda": 1e17}  # of a sweep by default: about two hours
 
 GPU_COUNTS = {
-    "sums": (184, 81),
-    "scores": (298, 271),
-    "exchanged keys": (159, 121),
-    "fits": (13_978, 988),
-    "surrogates": (18_547, 1_008),
+    "sums": (85, 69),
+    "scores": (185, 233),
+    "exchanged keys": (38, 403),
+    "fits": (4_907, 795),
+    "surrogates": (2_032, 796),
 }
 """GPU operations of a layer, for each batch or for the fits of all text, and bytes moved for
 each row, key and head. Counted by `benchmarks/launches.py` (8B-like, 2,048 tokens)."""

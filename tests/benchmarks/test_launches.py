@@ -161,7 +161,6 @@ CEILINGS = [
     (("sums",), "bytes", 4e9),
     (("exchanged keys",), "operations", 40),
 ]
-TODAY = {(FITS, "operations"), (FITS, "waits")}
 
 
 @pytest.fixture(scope="module")
@@ -171,13 +170,7 @@ def rows() -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("stages", "kind", "ceiling"),
-    [
-        pytest.param(*row, marks=[pytest.mark.xfail(strict=False)] * (row[:2] in TODAY))
-        for row in CEILINGS
-    ],
-)
+@pytest.mark.parametrize(("stages", "kind", "ceiling"), CEILINGS)
 def test_a_layer_keeps_its_ceilings(
     rows: dict[str, dict[str, int]], stages: tuple[str, ...], kind: str, ceiling: float
 ):
