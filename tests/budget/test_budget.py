@@ -19,7 +19,7 @@ from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.budget.held_out import FOLD_ROWS, Sample, scored_rows
 from ropelens.budget.logit import gains
 from ropelens.budget.offsets import OffsetRows
-from ropelens.budget.solver import Moments, fit_log_linear
+from ropelens.budget.solver import Moments, divide_by_curvature, fit_log_linear
 from ropelens.rope.planes import Planes
 from ropelens.text.rows import all_rows, sample_rows
 from ropelens.text.text import GROUPS, Text, assign_groups
@@ -211,6 +211,30 @@ def test_a_step_changes_no_weight_by_more_than_eight():
     fit_log_linear(log_z_and_moments, observed, start=start, tolerance=tolerance, **options)
     assert points[1].tolist() == [[8.0, 0.0]]
     torch.testing.assert_close(points[-1], observed / curvature)
+
+
+@few
+@given(seed=seeds, kept=st.integers(1, 6), skipped=st.booleans())
+def test_the_compact_form_divides_as_the_two_loops_do(seed: int, kept: int, skipped: bool):
+    """Nocedal and Wright 2006, algorithm 7.4, for one problem at a time."""
+    steps, noise = normal(2, kept, 9, seed=seed), normal(2, kept, 9, seed=seed + 1)
+    changes, gradient = 2 * steps + 0.3 * noise, normal(2, 9, seed=seed + 2)
+    diagonal = normal(2, 9, seed=seed + 3).exp()
+    if skipped:
+        steps[0, kept // 2] = changes[0, kept // 2] = 0
+    found = divide_by_curvature(gradient, steps, changes, lambda x: x / diagonal[:, None])
+    for problem in range(2):
+        pairs = [
+            (s, y) for s, y in zip(steps[problem], changes[problem], strict=True) if s.any()
+        ]
+        result, shares = gradient[problem].clone(), []
+        for step, change in reversed(pairs):
+            shares.append((step @ result) / (step @ change))
+            result -= shares[-1] * change
+        result /= diagonal[problem]
+        for (step, change), share in zip(pairs, reversed(shares), strict=True):
+            result += step * (share - (change @ result) / (step @ change))
+        torch.testing.assert_close(found[problem], result, rtol=1e-7, atol=1e-9)
 
 
 def test_a_single_sequence_has_two_folds_of_rows():
