@@ -22,7 +22,7 @@ from ropelens.model.as_live_model import as_live_model
 from ropelens.runtime.progress import Stage
 from ropelens.text.tokenize import read_text
 
-NO_TOKENS = mock.Mock(bos_token_id=None)
+NO_TOKENS = mock.Mock(bos_token_id=None, decode=str)  # Python 3.13 sees what was set
 TOKENS = torch.arange(24).reshape(2, 12) + 3  # the vocabulary has 96 tokens
 
 
