@@ -62,7 +62,8 @@ def test_profile_nc_has_the_promised_attributes(analyzed, model, text):
     words |= {"backend": "hf", "warnings": "", "seed": 3, "context": 64, "sequences": 48}
     # each of 12 documents has 200 letters: 3 sequences of BOS and 63 letters, and a rest
     assert (words | {"tokens": 12 * (200 + 4)}).items() <= attrs.items()
-    assert json.loads(attrs["versions"])["torch"] == torch.__version__.partition("+")[0]
+    stated = json.loads(attrs["versions"])["torch"]
+    assert torch.__version__.startswith(stated.partition("+")[0])
     args = ["analyze", model, "--text", text, *FEW, "--out", analyzed]
     assert shlex.split(attrs["command"]) == ["ropelens", *map(str, args)]
 
