@@ -153,5 +153,8 @@ class SampledCall:
     @cached_property
     def sink_positions(self) -> Int[Tensor, " sink"]:
         """The positions at which some head has a sink."""
-        find = lambda: (self.sinks > 0).flatten(0, 1).any(0).nonzero()[:, 0]  # noqa: E731
+
+        def find() -> Tensor:
+            return (self.sinks > 0).flatten(0, 1).any(0).nonzero()[:, 0]
+
         return kept(self.sinks, "positions", None, find)

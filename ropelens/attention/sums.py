@@ -118,10 +118,7 @@ class LayerSums:
     ) -> "LayerSums":
         """Sums of a batch of sequences. `rows` are the rows of the table of statistics."""
         edges = offset_edges(sampled.k.shape[2])
-        none = torch.zeros(len(sampled.k), 0)
-        flat = torch.cat([none, *(x.flatten(1) for x in sums.values())], dim=1).sum(0)
-        parts = iter(flat.split([x[0].numel() for x in sums.values()]))
-        pooled = {name: next(parts).view(x.shape[1:]) for name, x in sums.items()}
+        pooled = {name: x.sum(0) for name, x in sums.items()}
         for row in rows:
             if row.over == "offsets":
                 pooled[row.name] = sum_bins(pooled[row.name], edges)

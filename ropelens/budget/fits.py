@@ -28,6 +28,7 @@ from ropelens.budget.logit import (
     fit_tolerance,
     log_weights,
     normalize_weights,
+    sum_folds,
 )
 from ropelens.budget.offsets import OffsetRows, fit_offsets
 from ropelens.budget.solver import ByVariable, Minimum, Moments, fit_log_linear
@@ -59,7 +60,7 @@ def fit_models(
     for block in blocks_of(sampled):
         nats[:, block.heads] += block.weigh(information(block))
         sums.add(block, block.attention, block.heads)
-    observed, explained = sums.by_fold(folds), nats.unflatten(0, (-1, folds)).sum(0).flatten()
+    observed, explained = sums.by_fold(folds), sum_folds(nats, folds).flatten()
     shape, observed = (folds, kv_heads, group), observed.flatten(0, 2)
     table = OffsetRows.of(sampled, folds=folds)
     ridge = (RIDGE / number).to(observed.device).repeat_interleave(kv_heads * group)
@@ -68,7 +69,7 @@ def fit_models(
     uniform = table.uniform.expand(folds, kv_heads * group).flatten()
     tolerance = fit_tolerance(explained + sink.value - uniform)
     parts = _Part.all_of(sampled, folds)
-    options: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance}
+    options = {"ridge": ridge, "tolerance": tolerance}
     from_sinks = pad(sink.point[:, : len(SINKS)], (terms, 0))
     content = _fit_content(parts, shape, observed, from_sinks, **options)
     points = [pad(model.point, (terms, 0)) for model in (sink, position)]
@@ -85,7 +86,9 @@ def _fit_content(
     shape: tuple[int, int, int],
     observed: ByVariable,
     start: Float[Tensor, "problem _"],
-    **options: Any,
+    *,
+    ridge: Float[Tensor, " problem"],
+    tolerance: Float[Tensor, " problem"],
 ) -> Minimum:
     """Fit B, or C if `start` ends with sigma. Problems are heads [fold, kv_head, group]."""
     number, size, first = math.prod(shape), start.shape[1], parts[0].first
@@ -110,9 +113,8 @@ def _fit_content(
         diagonal[:, first:] -= squares
         return log_z[:, 0], expected, (diagonal, _cholesky(joint[problems], ridge[problems]))
 
-    ridge = options["ridge"]
-    options = {**options, "start": start, "smooth": smooth, "divide": _divide}
-    return fit_log_linear(evaluate, observed[:, :size], **options)
+    options: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance, "divide": _divide}
+    return fit_log_linear(evaluate, observed[:, :size], start=start, smooth=smooth, **options)
 
 
 def _divide(
@@ -192,7 +194,7 @@ class _Part:
             log_z += block.weigh(log_norm)
             sums.add(block, modelled)
         folds = len(self.problems)
-        log_z = log_z.unflatten(0, (-1, folds)).sum(0)[..., None]
+        log_z = sum_folds(log_z, folds)[..., None]
         by_problem = torch.cat([log_z, sums.by_fold(folds)], dim=-1).flatten(0, 2)
         moments.index_copy_(0, problems, by_problem)
 
@@ -202,20 +204,18 @@ class _Part:
         """Add the `covariance` of each problem."""
         of_heads, problems = self._of_heads(weights)
         for block in self.few:
-            sums = covariance(block, of_heads).unflatten(0, (-1, len(self.problems))).sum(0)
+            sums = sum_folds(covariance(block, of_heads), len(self.problems))
             joint.index_add_(0, problems, sums.flatten(0, 2))
 
     def _of_heads(self, weights: ByVariable) -> tuple[HeadWeights, Tensor]:
         problems = on_device(self.problems, weights.device)
-        of_heads = HeadWeights.of(weights[problems], self.blocks[0], content=True)
-        return of_heads, problems.flatten()
+        return HeadWeights.of(weights[problems], self.blocks[0]), problems.flatten()
 
 
 def _of_heads(block: Block, heads: Tensor, members: Tensor) -> Block:
     """The part of a block that has some key-value heads, and some members of their groups."""
     part = copy(block)
-    for name in ("_begins", "sink_variables"):
-        vars(part).pop(name, None)
+    vars(part).pop("sink_variables", None)
     part.q, part.q_still = (x[:, heads][:, :, members] for x in (block.q, block.q_still))
     if len(heads) < block.q.shape[1]:
         part.k_still = block.k_still[:, heads]

@@ -62,16 +62,12 @@ class HeadWeights:
 
     @classmethod
     def of(
-        cls,
-        weights: Float[Tensor, "fold kv_head group variable"],
-        block: Block,
-        *,
-        content: bool,
+        cls, weights: Float[Tensor, "fold kv_head group variable"], block: Block
     ) -> "HeadWeights":
         """The weights of some heads; those of S and C end before kappa and tau."""
         context, scale, planes = block.call.key.shape[2], block.call.scale, block.planes
         beta, sigma, kappa, tau = split_weights(weights.to(block.q), planes.terms, context)
-        by_coordinate = planes.by_coordinate(scale * beta)[..., None, :] if content else None
+        by_coordinate = planes.by_coordinate(scale * beta)[..., None, :]
         if not kappa.shape[-1]:
             of_sinks = pad(sigma, (1, len(offset_edges(context)) - 1))
             return cls(by_coordinate, of_sinks, None)
@@ -147,7 +143,12 @@ class HeadSums:
             sums += [by_kind] * (not power)
             if len(self._by_offset):
                 sums += [self._by_offset[power].flip(-1), by_bin]
-        return torch.cat(sums, dim=-1).double().unflatten(0, (-1, folds)).sum(0)
+        return sum_folds(torch.cat(sums, dim=-1).double(), folds)
+
+
+def sum_folds(x: Float[Tensor, " batch *value"], folds: int) -> Float[Tensor, " fold *value"]:
+    """Sum over the sequences of each fold. The sequences belong to the folds in turn."""
+    return x.unflatten(0, (-1, folds)).sum(0)
 
 
 @torch.no_grad()
@@ -166,24 +167,24 @@ def score_models(
     shape, device = (batch, sets.shape[1], heads, len(SCORES)), sampled.k.device
     scores = torch.zeros(shape, dtype=torch.float64, device=device)
     weights = on_device(weights, device).unflatten(2, (sampled.k.shape[1], -1))
-    models: dict[tuple[int, int], HeadWeights] = {}  # by the first and last head
+    models: dict[tuple[int, int], list[HeadWeights]] = {}  # by the first and last head
     for block in blocks_of(sampled):
         part = block.heads.start, block.heads.stop
         if part not in models:
-            of_heads = weights[:, :, block.heads].flatten(0, 1)
-            models[part] = HeadWeights.of(of_heads, block, content=True)
+            joined = vars(HeadWeights.of(weights[:, :, block.heads].flatten(0, 1), block))
+            tables = (x.unflatten(0, (len(MODELS), -1)) for x in joined.values())
+            models[part] = [
+                HeadWeights(
+                    beta if name in ("content", "both") else None,
+                    of_sinks,
+                    kappa if name in ("position", "both") else None,
+                )
+                for name, beta, of_sinks, kappa in zip(MODELS, *tables, strict=True)
+            ]
         expected = block.expect(block.scores)  # read before A, which could overwrite them
         log_keys = block.count.log().expand_as(expected)
         likelihoods = [torch.ones_like(log_keys), expected - block.log_norm, -log_keys]
-        for number, name in enumerate(MODELS):
-            beta, of_sinks, kappa = (
-                x.unflatten(0, (len(MODELS), -1))[number] for x in vars(models[part]).values()
-            )
-            model = HeadWeights(
-                beta if name in ("content", "both") else None,
-                of_sinks,
-                kappa if name in ("position", "both") else None,
-            )
+        for model in models[part]:
             modelled = log_weights(block, model)
             likelihoods.append(block.expect(modelled) - softmax(modelled)[1])
         by_row = torch.stack(likelihoods, dim=-1)

@@ -64,8 +64,7 @@ def fit_log_linear(
     its tolerance, and is then not active. The weights of a problem are NaN if its value or its
     gradient is not finite.
     """
-    problems = torch.arange(len(start))
-    fits = _Fits(observed, ridge[:, None].to(start), tolerance, start, problems)
+    fits = _Fits(observed, ridge[:, None].to(start), tolerance, start)
     result = Minimum(start.clone(), torch.zeros_like(tolerance))
     look_every = LOOK_EVERY[start.device.type]
     for evaluation in range(1, max_evaluations + 1):
@@ -87,15 +86,10 @@ class _Fits:
     """
 
     def __init__(
-        self,
-        observed: ByVariable,
-        ridge: Tensor,
-        tolerance: Tensor,
-        start: Tensor,
-        problems: Tensor,
+        self, observed: ByVariable, ridge: Tensor, tolerance: Tensor, start: ByVariable
     ) -> None:
         self.observed, self.ridge, self.tolerance = observed, ridge, tolerance
-        self.here = self.alive = problems
+        self.here = self.alive = torch.arange(len(start))
         self.point, self.problems = start, torch.arange(len(start), device=start.device)
         self.active = self.problems >= 0
         self.gradient = self.direction = torch.zeros_like(start)

@@ -110,6 +110,7 @@ class Draws:
         self.orders, self.offset = orders.transpose(0, 1).to(device), offset.to(self.k)
         self.sample = ((offset >= 0).cumsum(0) - 1).clamp(min=0)
         self.size, self.log_keys = size.to(self.k), table.count.log().to(self.k)
+        self.log_size = self.size.log()
         visibility = sampled.device_visibility.flatten(len(sampled.q))
         row = torch.arange(len(self.weight), device=device)
         self.sequence = row // sampled.position.shape[1] * sampled.k.shape[2]  # its first key
@@ -139,10 +140,11 @@ class Draws:
             seen = exists & (read >= visibility.first[0, rows])
         else:
             seen = exists & visibility.mask[0, rows].gather(1, read.mT).mT
-        key, size = self.sequence[rows] + read, self.size[: len(offset), None]
+        last, key = len(offset), self.sequence[rows] + read
         counted = seen & ~self.is_sink[:, key]
-        others = self.table.others[:, None, rows].clamp(min=1).to(size)
-        return rows, key, torch.where(counted, size.log(), HIDDEN), counted * size / others
+        others = self.table.others[:, None, rows].clamp(min=1).to(self.k)
+        bias = torch.where(counted, self.log_size[:last, None], HIDDEN)
+        return rows, key, bias, counted * self.size[:last, None] / others
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """Masses [problem, variable], information [problem] in nats, and `selectivity_keys`.
@@ -200,7 +202,7 @@ class Draws:
             attention = scores.softmax(0)
             entropy = scores.amax(0) - attention.amax(0).log()
             entropy -= vecdot(attention, scores, dim=0)
-            entropy += torch.tensordot(self.size[:last].log(), attention[:last], 1)
+            entropy += torch.tensordot(self.log_size[:last], attention[:last], 1)
             gain = of_heads(self.log_keys[:, rows])[:, :, None] - entropy
             information += gain @ self.weight[rows]
             attention *= self.weight[rows]

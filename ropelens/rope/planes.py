@@ -157,11 +157,7 @@ def on_device(x: Tensor, device: torch.device) -> Tensor:
     """`x` on the `device`. `x` keeps the copy, so that a table moves once for all layers."""
     if x.device == device:
         return x
-    version, copy = vars(x).get("copy_on_device", (None, x))
-    if version != x._version or copy.device != device:
-        copy = x.to(device)
-        vars(x)["copy_on_device"] = x._version, copy
-    return copy
+    return kept(x, "copy", (device, x._version), lambda: x.to(device), most=1)
 
 
 def kept(owner: Any, name: str, key: Any, make: Callable[[], Any], *, most: int = 1000) -> Any:

@@ -112,7 +112,7 @@ def test_a_few_keys_of_each_row_give_the_covariance(name: str):
     weights[..., : planes.terms] = 0.7
     drawn, true = torch.zeros(2, 1)
     for block in blocks_of(rows, heads):
-        of_block = logit.HeadWeights.of(weights, block, content=True)
+        of_block = logit.HeadWeights.of(weights, block)
         drawn = drawn + fits.covariance(block, of_block).sum(0)
         log_p = logit.log_weights(block, of_block).clone()
         products = block.q_still[..., None, :] * block.k_still[:, :, None, None]
