@@ -157,7 +157,8 @@ def on_device(x: Tensor, device: torch.device) -> Tensor:
     """`x` on the `device`. `x` keeps the copy, so that a table moves once for all layers."""
     if x.device == device:
         return x
-    return kept(x, "copy", (device, x._version), lambda: x.to(device), most=1)
+    version = None if x.is_inference() else x._version  # inference tensors do not count changes
+    return kept(x, "copy", (device, version), lambda: x.to(device), most=1)
 
 
 def kept(owner: Any, name: str, key: Any, make: Callable[[], Any], *, most: int = 1000) -> Any:

@@ -18,7 +18,7 @@ from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import sum_attention
 from ropelens.attention.visibility import Visibility
 from ropelens.profiles.measures import STATISTICS
-from ropelens.rope.planes import Planes, unrotate
+from ropelens.rope.planes import Planes, on_device, unrotate
 from ropelens.text.rows import all_rows, sample_rows
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
@@ -41,6 +41,13 @@ def rotated(x: Tensor, positions: Tensor, planes: Planes) -> Tensor:
     result = x.clone()
     result[..., planes.first], result[..., planes.second] = z.real, z.imag
     return result
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_table_moves_once_for_all_layers(mode: type):
+    with mode():
+        table, meta = torch.arange(3), torch.device("meta")
+        assert on_device(table, meta) is on_device(table, meta)
 
 
 @few

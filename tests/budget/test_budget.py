@@ -224,11 +224,9 @@ def test_the_compact_form_divides_as_the_two_loops_do(seed: int, kept: int, skip
         steps[0, kept // 2] = changes[0, kept // 2] = 0
     found = divide_by_curvature(gradient, steps, changes, lambda x: x / diagonal[:, None])
     for problem in range(2):
-        pairs = [
-            (s, y) for s, y in zip(steps[problem], changes[problem], strict=True) if s.any()
-        ]
+        pairs = torch.stack([steps[problem], changes[problem]], 1)[steps[problem].any(1)]
         result, shares = gradient[problem].clone(), []
-        for step, change in reversed(pairs):
+        for step, change in pairs.flip(0):
             shares.append((step @ result) / (step @ change))
             result -= shares[-1] * change
         result /= diagonal[problem]

@@ -6,7 +6,7 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
-from measured import observed_calls
+from measured import normal, observed_calls
 from oracles.handmade import call_of
 from oracles.logit import PARTS, HeadRows, gain, head_rows, information
 from oracles.recording import attention_calls
@@ -85,16 +85,13 @@ def test_a_row_that_sees_no_key_changes_no_model():
     """Hidden tokens that fill a window leave a hidden row without keys; its weight is 0."""
     mask = torch.ones(2, 40, 40, dtype=torch.bool).tril().triu(-7)
     mask[:, :, 10:20] = False
-    q, k = (
-        torch.randn(2, 2, 40, 8, generator=torch.Generator().manual_seed(s)) for s in (1, 2)
-    )
+    q, k = (normal(2, 2, 40, 8, seed=s) for s in (1, 2))
     call = replace(call_of(q, k), visibility=Visibility.from_mask(mask, range(40)))
-    hidden = torch.zeros(2, 40, dtype=torch.bool)
-    hidden[:, 10:20] = True
+    hidden = (torch.arange(40) // 10 == 1).expand(2, -1)
     rows = all_rows(torch.full((2,), 40)).zero_hidden(hidden)
-    seen = [i for i in range(1, 40) if not 10 <= i < 20]
-    few = Rows(torch.tensor([seen] * 2), torch.ones(2, 29), rows.length, dense=False)
-    planes = Planes(torch.tensor([1.0, 0.1, 0.01, 0.001]), 8, "half")
+    seen = rows.weight[0].nonzero().mT + 1
+    few = Rows(seen.repeat(2, 1), torch.ones(2, 29), rows.length, dense=False)
+    planes = Planes(10.0 ** -torch.arange(4), 8, "half")
     weights = [fits.fit_models(SampledCall(call, some, planes)) for some in (rows, few)]
     assert (weights[0][1, 0, :, 7:40].abs() > 0.01).any()
     torch.testing.assert_close(weights[0][:2], weights[1][:2], rtol=1e-3, atol=1e-2)
