@@ -6,7 +6,7 @@ coordinates. They have the meaning that llama.cpp gives them.
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gguf
 import numpy as np
@@ -48,7 +48,7 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
     divisor = np.array(scaling.get("short_factor", [scaling.get("factor", 1)] * (rotated // 2)))
     if stated or 2 * len(divisor) != rotated:
         sizes = [f"{len(divisor)} factors for {rotated} coordinates"] * (not stated)
-        raise _refusal(path, f"keys or tensors of RoPE: {', '.join([*stated, *sizes])}")
+        _refuse_rope(path, f"keys or tensors of RoPE: {', '.join([*stated, *sizes])}")
     if "attention_factor" in scaling:
         scaling["original_max_position_embeddings"] = context
         if "original_max_position_embeddings" in facts:  # Phi-3
@@ -109,13 +109,11 @@ def check_rope(
             if len(built) != len(inv_freq) or not np.allclose(built, inv_freq, 1e-5, 1e-20):
                 in_file = f"{len(inv_freq)} frequencies, sum {inv_freq.sum():.6g} rad/token"
                 in_model = f"its model has {len(built)}, sum {built.sum():.6g}"
-                raise _refusal(path, f"{in_file}; {in_model}")
+                _refuse_rope(path, f"{in_file}; {in_model}")
 
 
-def _refusal(path: Path, seen: str) -> BadCheckpoint:
-    return BadCheckpoint(
-        f"{path.name} states a rotation (RoPE) that ropelens cannot give to its model.",
-        seen=seen,
-        means="the model would rotate in another way than the model that the file describes",
-        hint="the folder of the model, with config.json and safetensors",
-    )
+def _refuse_rope(path: Path, seen: str) -> NoReturn:
+    what = f"{path.name} states a rotation (RoPE) that ropelens cannot give to its model."
+    means = "the model would rotate in another way than the model that the file describes"
+    hint = "the folder of the model, with config.json and safetensors"
+    raise BadCheckpoint(what, seen=seen, means=means, hint=hint)

@@ -56,10 +56,8 @@ def refuse_pointers(files: Iterable[Path]) -> None:
     for file in files:
         with file.open("rb") as stream:
             if stream.read(40).startswith(b"version https://git-lfs"):
-                raise BadCheckpoint(
-                    f"{file} is only a git-LFS pointer to the file.",
-                    hint="git lfs pull in its folder, or download the file",
-                )
+                hint = "git lfs pull in its folder, or download the file"
+                raise BadCheckpoint(f"{file} is only a git-LFS pointer to the file.", hint=hint)
 
 
 def check_stated(path: Path) -> None:
@@ -74,16 +72,12 @@ def check_stated(path: Path) -> None:
         stated = json.loads((path / "config.json").read_text("utf-8"))
         bits = stated.get("quantization") or stated.get("quantization_config")
         if isinstance(bits, dict) and "bits" in bits and "quant_method" not in bits:
-            raise BadCheckpoint(
-                f"{path} has weights in {bits['bits']} bits, in the format of MLX.",
-                means="only MLX reads this format",
-                hint="the model before its conversion, or mlx_lm.convert --dequantize",
-            )
+            what = f"{path} has weights in {bits['bits']} bits, in the format of MLX."
+            hint = "the model before its conversion, or mlx_lm.convert --dequantize"
+            raise BadCheckpoint(what, means="only MLX reads this format", hint=hint)
     for part in [stated, *(part for part in stated.values() if isinstance(part, dict))]:
         for key in filter(LAYER_COUNTS.fullmatch, part):
             if isinstance(part[key], int) and part[key] > MOST_LAYERS:
-                raise BadCheckpoint(
-                    f"The configuration of {path} is impossible.",
-                    seen=f"{key} {part[key]:,}, more than {MOST_LAYERS:,}",
-                    hint="the configuration of its weights",
-                )
+                what = f"The configuration of {path} is impossible."
+                seen = f"{key} {part[key]:,}, more than {MOST_LAYERS:,}"
+                raise BadCheckpoint(what, seen=seen, hint="the configuration of its weights")

@@ -101,11 +101,9 @@ def _runs(records: dict[Path, dict[str, Any]]) -> list[ComparisonEntry]:
         for other, names in ((first, SHARED_SETTINGS), (like, SHARED_WITHIN_SIZE)):
             differ = differences(records[other]["settings"], settings, names, between=" and ")
             if name in runs or differ:
-                raise BadArgument(
-                    f"The runs in {other} and {folder} cannot be compared.",
-                    seen=differ or f"both runs are {name}",
-                    hint="compare the folders that ropelens analyze writes for the same text",
-                )
+                what = f"The runs in {other} and {folder} cannot be compared."
+                hint = "the folders that ropelens analyze writes for the same text"
+                raise BadArgument(what, seen=differ or f"both runs are {name}", hint=hint)
         same = {key: settings[key] for key in ("variant", "seed", "context", "steps")}
         data, per_step = folder / record["data"], record["tokens"] // settings["steps"]
         facts = same | {"size": size, "data": data.resolve(), "tokens_per_step": per_step}

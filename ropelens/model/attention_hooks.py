@@ -113,12 +113,11 @@ def hooks_of(module: object) -> Hooks | None:
         for group in (_blocks_now(), _open_blocks)
     )
     if not _repeats.get() and not set(opened) <= set(blocks):
-        raise BadArgument(
-            "Another thread or asyncio task uses this model in a block of ropelens.",
-            seen=f"a call of {type(module).__name__} outside the context of this block",
-            hint="one thread after the other, a copy of the model for each thread, or "
-            "contextvars.copy_context().run for a call that belongs to the block",
-        )
+        what = "Another thread or asyncio task uses this model in a block of ropelens."
+        seen = f"a call of {type(module).__name__} outside the context of this block"
+        hint = "one thread after the other, a copy of the model for each thread, or "
+        hint += "contextvars.copy_context().run for a call that belongs to the block"
+        raise BadArgument(what, seen=seen, hint=hint)
     hooks = reduce(lambda hooks, block: block.change(hooks), blocks, Hooks())
     if not set(blocks) <= set(opened):
         hooks = replace(hooks, observers=())
@@ -212,10 +211,7 @@ def _repeatable(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _install() -> None:
-    """Wrap functions of transformers and torch once, because a block must not change a class.
-
-    Python 3.13 stops following the changes of a class after a thousand of them.
-    """
+    """Wrap functions of transformers and torch once: Python 3.13 ignores many class changes."""
     interface: Any = AttentionInterface  # the class, because Doge has its own object
     get, get_interface = interface.__getitem__, interface.get_interface
     interface.__getitem__ = lambda self, name: _wrapper(get(self, name))
@@ -280,11 +276,10 @@ def _call_with_hooks(
         most = max(key.shape[1], value.shape[1])
         key, value = (x.repeat_interleave(most // x.shape[1], dim=1) for x in (key, value))
     if paged and (hooks.patches or hooks.observers or key.shape[1] != key_heads):
-        raise UnsupportedModel(
-            "Continuous batching allows only silences, and edits of whole groups of heads.",
-            seen="a paged cache, which does not show the sequences and keys of a row",
-            hint="model.generate, which runs one batch at a time",
-        )
+        what = "Continuous batching allows only silences, and edits of whole groups of heads."
+        seen = "a paged cache, which does not show the sequences and keys of a row"
+        hint = "model.generate, which runs one batch at a time"
+        raise UnsupportedModel(what, seen=seen, hint=hint)
     if key.shape[1] != key_heads:
         module = copy(module)
         module.num_key_value_groups = 1  # type: ignore[assignment]

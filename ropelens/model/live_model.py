@@ -42,12 +42,8 @@ CHECKED_TOKENS = 256  # length up to which observation is checked to change no l
 MORE_PASSES = 8  # further passes after a pass whose logits changed
 ONE_PASS = 2**16  # tokens of the longest sequences that run in one pass
 
-MASK_ELEMENTS = 2**25
-"""Keys times rows of a chunk. The mask of a model takes about 40 bytes per element."""
-
-LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
-"""Logits whose loss is taken at once: a vocabulary is wide, and caches are not."""
-
+MASK_ELEMENTS = 2**25  # keys times rows of a chunk; a mask takes about 40 bytes for each
+LOSS_ELEMENTS = {"cpu": 2**20, "cuda": 2**26}  # logits whose loss is taken at once
 LOGITS_OF_NOISE = 16  # last positions whose logits show noise
 
 Recorded = TypeVar("Recorded")
@@ -68,6 +64,7 @@ class LiveModel:
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
         self.model, self.tokenizer = model, tokenizer
+        self._runner: Any = model  # the model, or a bridge around it
         self.config: PreTrainedConfig = model.config.get_text_config()
         self.class_name = type(model).__name__
         self.layers: int = getattr(self.config, "num_hidden_layers", 0)
@@ -111,12 +108,11 @@ class LiveModel:
             # it gets an integer.
             inputs["logits_to_keep"] = torch.arange(tokens.shape[1], device=self.device)[-last:]
         with forward_patches.without_dropout(self.model):
-            return self.model(tokens.to(self.device), **inputs, use_cache=False).logits
+            result = self._runner(tokens.to(self.device), **inputs, use_cache=False)
+        return result if isinstance(result, Tensor) else result.logits
 
     def _inputs(
-        self,
-        hidden: TokenMask | None,
-        positions: Int[Tensor, "*axis sequence position"] | None = None,
+        self, hidden: TokenMask | None, positions: Int[Tensor, "*axis sequence position"] | None
     ) -> dict[str, Tensor]:
         mask = None if hidden is None else (~hidden).long()
         inputs = {"position_ids": positions, "attention_mask": mask}
@@ -138,18 +134,16 @@ class LiveModel:
         results: dict[int, Recorded] = {}
 
         def observe(call: AttentionCall) -> None:
-            if call.query.shape[2] > tokens.shape[1]:
-                raise UnsupportedModel(
-                    f"{self.class_name} puts tokens of its own before its input.",
-                    seen=f"layer {call.layer}: {call.query.shape[2]} rows for "
-                    f"{tokens.shape[1]} tokens",
-                    hint="the model without these tokens",
-                )
-            if call.layer in results:
-                raise UnsupportedModel(
-                    f"{self.class_name} attends more than once in a layer.",
-                    seen=f"a second attention call of layer {call.layer} in one pass",
-                )
+            fault, rows, count = "", call.query.shape[2], tokens.shape[1]
+            if rows > count:
+                fault = "puts tokens of its own before its input"
+                evidence = f"layer {call.layer}: {rows} rows for {count} tokens"
+            elif call.layer in results:
+                fault = "attends more than once in a layer"
+                evidence = f"a second attention call of layer {call.layer} in one pass"
+            if fault:
+                hint = "a model that attends once to the tokens that it receives"
+                raise UnsupportedModel(f"{self.class_name} {fault}.", seen=evidence, hint=hint)
             results[call.layer] = record(call)
 
         with self.observe(observe):
@@ -165,7 +159,7 @@ class LiveModel:
         The layers run once, and the output head of the model runs on each piece. Long sequences
         run in chunks, with the earlier tokens in a key-value cache.
         """
-        inputs: dict[str, Any] = self._inputs(hidden)
+        inputs: dict[str, Any] = self._inputs(hidden, None)
         chunk = self.chunk_length(tokens.shape[1])
         if chunk is None:
             yield from self._logits_in_pieces(tokens, inputs | {"use_cache": False})
@@ -250,11 +244,8 @@ class LiveModel:
     def observe(self, observer: Observer) -> AbstractContextManager[None]:
         """Call `observer` with every attention call while the block runs."""
         check = OutputCheck(self.class_name, self.config, self.noise.call, self._compared)
-        return self._hooked(
-            lambda hooks: replace(
-                hooks, observers=(*hooks.observers, observer), output_check=check
-            )
-        )
+        added: Any = {"output_check": check}
+        return self._hooked(lambda h: replace(h, observers=(*h.observers, observer), **added))
 
     def edit(self, edit: AttentionEdit) -> AbstractContextManager[None]:
         """Pass queries and keys through `edit`, which replaces an open edit in the block."""
@@ -326,15 +317,15 @@ class LiveModel:
                 what = f"{self.class_name} computes NaN for the last of {case[0]} tokens."
                 raise UnsupportedModel(what, hint=NO_KEY)
             if not torch.equal(plain[0], seen[0]):
-                for passes, once in ((plain, run), (seen, observed)):
-                    passes += [once() for _ in range(MORE_PASSES)]
+                plain += [run() for _ in range(MORE_PASSES)]
+                seen += [observed() for _ in range(MORE_PASSES)]
                 spread = max(_change(x[0], other) for x in (plain, seen) for other in x)
                 change = min(_change(x, y) for x, y in product(plain, seen))
                 if not spread or change > allowed_residual(spread, self.eps):
+                    what = f"{self.class_name} computes something else while it is observed."
+                    by_itself = f"relative change of {change:.2g}; equal passes by {spread:.2g}"
                     raise UnsupportedModel(
-                        f"{self.class_name} computes something else while it is observed.",
-                        seen=f"logits of {case[0]} tokens: a relative change of {change:.2g}; "
-                        f"equal passes differ by {spread:.2g}",
+                        what, seen=f"logits of {case[0]} tokens: a {by_itself}"
                     )
         self._checked.add(case)
 
@@ -356,22 +347,20 @@ class LiveModel:
         """Raise `UnsupportedModel` unless every layer that attends showed its attention."""
         missing, count = sorted(set(self.attending) - seen), len(self.attending)
         built = {vars(module).get("layer_idx") for module in self._modules}
+        hint = "a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX"
         if lacking := sorted({*missing} - built if len(self._modules) > 1 else ()):
-            raise UnsupportedModel(
-                f"{self.class_name} lacks layers that its configuration states.",
-                seen=f"{count} layers in the configuration, and no layer {lacking[0]}",
-                hint="config.num_hidden_layers and the layer_idx of each attention module must "
-                "count the layers of the model",
-            )
+            fault = "lacks layers that its configuration states"
+            evidence = f"{count} layers in the configuration, and no layer {lacking[0]}"
+            hint = "num_hidden_layers and each layer_idx must count the layers of the model"
+        elif missing:
+            fault = "hides its attention"
+            evidence = f"{count - len(missing)} of {count} layers showed their queries and keys"
+            evidence += f"; the first that did not is layer {missing[0]}"
+        else:
+            fault = "has no attention"
+            evidence = f"layers of {', '.join(sorted(set(self.layer_types)))}"
         if missing or not count:
-            raise UnsupportedModel(
-                f"{self.class_name} {'hides its' if missing else 'has no'} attention.",
-                seen=f"{count - len(missing)} of {count} layers showed their queries and keys; "
-                f"the first that did not is layer {missing[0]}"
-                if missing
-                else f"layers of {', '.join(sorted(set(self.layer_types)))}",
-                hint="a family of docs/families.md, such as Llama, Qwen, Gemma or GPT-NeoX",
-            )
+            raise UnsupportedModel(f"{self.class_name} {fault}.", seen=evidence, hint=hint)
 
 
 def _change(one: Tensor, other: Tensor) -> float:

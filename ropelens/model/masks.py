@@ -52,8 +52,7 @@ def only_hides_keys(mask: Tensor | None) -> bool:
 
 
 def refuse_hidden_mask(seen: str) -> NoReturn:
+    hint = 'load the model with attn_implementation="sdpa" or "eager"'
     raise UnsupportedModel(
-        "This attention implementation hides its mask.",
-        seen=seen,
-        hint='load the model with attn_implementation="sdpa" or "eager"',
+        "This attention implementation hides its mask.", seen=seen, hint=hint
     )

@@ -49,11 +49,10 @@ def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
     with live.without_hooks(), live.observe(calls.append), _modules_recorded(live, record):
         live.forward(torch.ones(1, 2, dtype=torch.long), last=1)
     if missing := [layer for layer in live.attending if layer not in projections]:
-        raise UnsupportedModel(
-            f"{live.class_name} passes the outputs of its heads to no linear map.",
-            seen=f"layer {missing[0]}: no linear map computes all of the result from them",
-            hint="merge_and_unload() of an adapter on the output projection",
-        )
+        what = f"{live.class_name} passes the outputs of its heads to no linear map."
+        seen = f"layer {missing[0]}: no linear map computes all of the result from them"
+        hint = "merge_and_unload() of an adapter on the output projection"
+        raise UnsupportedModel(what, seen=seen, hint=hint)
     return projections
 
 
@@ -115,11 +114,9 @@ def logit_directions(
     part = gain * (x - centered * x.mean(-1, keepdim=True))
     scale = ((y - shift) * part).sum(-1, keepdim=True) / part.square().sum(-1, keepdim=True)
     if not (same and float((scale * part + shift - y).norm() / y.norm()) < close):
-        raise UnsupportedModel(
-            f"The path from the heads of {live.class_name} to the logits is not linear.",
-            seen="a norm or a factor on the path, or a final norm that is not linear",
-            hint="values=True without logits_of",
-        )
+        what = f"The path from the heads of {live.class_name} to the logits is not linear."
+        seen = "a norm or a factor on the path, or a final norm that is not linear"
+        raise UnsupportedModel(what, seen=seen, hint="values=True without logits_of")
     head = weight_of(live.model.get_output_embeddings(), live.model.dtype)
     before = head[list(answers)][:, None].to(x) * (scale * gain)
     return before - centered * before.mean(-1, keepdim=True)

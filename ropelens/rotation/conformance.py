@@ -15,17 +15,12 @@ from ropelens.rope.planes import PAIRINGS, MeasuredRotation, Pairing, Planes
 from ropelens.rope.variants import parse_variant
 from ropelens.rotation.variant_config import frequencies, stated_shape
 
-INTERLEAVED = {
-    *("cohere", "cohere2", "cohere2_moe", "codegen", "deepseek_v2", "ernie4_5", "ernie4_5_moe"),
-    *("glm", "glm4", "gptj", "helium", "llama4_text"),
-}
-"""Model types of transformers that pair coordinates 2f and 2f + 1."""
-
+# Model types of transformers that pair coordinates 2f and 2f + 1, that rotate only in their
+# layers of sliding attention, and whose planes rotate by a negative angle.
+INTERLEAVED = {"cohere", "cohere2", "cohere2_moe", "codegen", "deepseek_v2", "ernie4_5"}
+INTERLEAVED |= {"ernie4_5_moe", "glm", "glm4", "gptj", "helium", "llama4_text"}
 ROTATES_IF_SLIDING = {"afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint"}
-"""Model types that rotate only in their layers of sliding attention."""
-
 CLOCKWISE = {"nanochat"}
-"""Model types whose planes rotate by a negative angle."""
 
 TURNED = 0.05  # rad: a plane that turns less over all positions may look still
 SAME_FACTOR = 3e-3  # relative difference of attention factors that bfloat16 causes
@@ -89,11 +84,7 @@ def asked_rotations(
 def _configured(
     config: PreTrainedConfig, layer_type: str | None, length: int | None
 ) -> tuple[Float[Tensor, " frequency"] | None, float]:
-    """Frequencies (rad/token) and attention factor that the configuration asks for.
-
-    The frequencies are None if the configuration states none, or uses keys that only its
-    family knows.
-    """
+    """Frequencies (rad/token; None if unknown) and attention factor that it asks for."""
     facts = config.to_dict()
     part = facts.get("rope_parameters") or {}
     if {*(facts.get("layer_rope_theta") or ())} - {0, part.get("rope_theta")}:

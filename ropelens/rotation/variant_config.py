@@ -90,11 +90,9 @@ def variant_config(config: Config, variant: str) -> Config:
     by_type = {key: part for key, part in parameters.items() if isinstance(part, dict)}
     parts = [part.get("partial_rotary_factor") for part in by_type.values() or [parameters]]
     if not parameters or {*parts} - {None, 1.0}:
-        raise UnsupportedModel(
-            f"The configuration of {changed.model_type} cannot express {variant}.",
-            seen=f"rope_parameters {parameters}",
-            hint="the variant as an edit of the live model, ropelens.edit_rope",
-        )
+        what = f"The configuration of {changed.model_type} cannot express {variant}."
+        hint = "the variant as an edit of the live model, ropelens.edit_rope"
+        raise UnsupportedModel(what, seen=f"rope_parameters {parameters}", hint=hint)
 
     def varied(part: dict[str, Any]) -> dict[str, Any]:
         axes = {key: value for key, value in part.items() if key.startswith("mrope_")}

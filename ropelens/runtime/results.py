@@ -15,21 +15,16 @@ from ropelens.runtime.folder import RECORD, check_writable, locked, output_folde
 
 PAGE = "index.html"
 
-KINDS = {
+KINDS = {  # of result folders, by the `kind` in run.json
     "analysis": "the results of ropelens analyze",
     "truncation": "the results of ropelens truncate",
     "comparison": "a comparison",
     "answer": "the answer of an analysis",
     "claims": "a ledger of claims",
 }
-"""Description of a result folder, by the `kind` in its run.json."""
-
+# Files of a folder with several models, whose results are in folders named after them.
 NAMES = (PAGE, RECORD, "heads.csv", "claims.csv", "comparison.csv", "comparison.nc")
-"""Files of a folder with several models, whose results are in folders named after them."""
-
-MOST_BYTES, MOST_RATIO = 2**30, 100
-"""A compressed file that exceeds both, in bytes and in its own size, is not read."""
-
+MOST_BYTES, MOST_RATIO = 2**30, 100  # a file that unpacks to more than both is not read
 CONTENTS = "contents"  # attribute of a file: the names of its variables, to notice damage
 
 
@@ -175,14 +170,15 @@ def _require_plain(path: Path) -> None:
     if not path.is_file():
         raise ValueError("it is not a file")
     with h5py.File(path, "r") as file:
-        for name in file:
-            linked = type(file.get(name, getlink=True)) is not h5py.HardLink
-            entry = None if linked else file[name]
-            if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
-                raise ValueError(f"{name} is not stored in it")
-        size = sum((entry.size or 0) * entry.dtype.itemsize for entry in file.values())
-        if size > max(MOST_BYTES, MOST_RATIO * path.stat().st_size):
-            raise ValueError(f"it unpacks to {size / 1e9:.1f} GB")
+        linked = {n for n in file if type(file.get(n, getlink=True)) is not h5py.HardLink}
+        arrays = {n: file[n] for n in file.keys() - linked if isinstance(file[n], h5py.Dataset)}
+        stored = {n for n, x in arrays.items() if not (x.external or x.is_virtual)}
+        size = sum((arrays[n].size or 0) * arrays[n].dtype.itemsize for n in stored)
+        faults = [f"{name} is not stored in it" for name in file.keys() - stored]
+    if size > max(MOST_BYTES, MOST_RATIO * path.stat().st_size):
+        faults.append(f"it unpacks to {size / 1e9:.1f} GB")
+    if faults:
+        raise ValueError(faults[0])
 
 
 def _no_formula(value: object) -> object:

@@ -75,9 +75,9 @@ def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        if error.args or not folder.exists():
-            raise
-        raise KeyboardInterrupt(f"stopped; the same command continues from {folder}") from None
+        if not error.args and folder.exists():
+            error.args = (f"stopped; the same command continues from {folder}",)
+        raise
     finally:
         _savepoint.reset(token)
 

@@ -87,10 +87,8 @@ def check_document(text: str) -> None:
     """Raise `BadText` if `text` is, or looks like, the name of a file."""
     looks_so = text.endswith(TEXT_SUFFIXES) and len(text.split()) == 1
     if looks_so or os.path.exists(text):  # noqa: PTH110 (False for a text of any length)
-        raise BadText(
-            f"{text!r} is a text that looks like a file.",
-            hint=f"Path({text!r}) for ropelens.analyze, else ropelens.read_documents",
-        )
+        hint = f"Path({text!r}) for ropelens.analyze, else ropelens.read_documents"
+        raise BadText(f"{text!r} is a text that looks like a file.", hint=hint)
 
 
 def documents_sha256(documents: Iterable[str]) -> str:

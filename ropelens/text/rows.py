@@ -18,16 +18,13 @@ SAMPLED_ROWS = 512  # rows of each sequence that "auto" means for a longer conte
 Ids = Int[Tensor, "sequence position"]
 TokenMask = Bool[Tensor, "sequence position"]
 Lengths = Int[Tensor, " sequence"]
-
-HowMany = Positive | Literal["auto", "all"]
-"""Rows of each sequence that are measured: a number, all, or a number set by the context."""
+HowMany = Positive | Literal["auto", "all"]  # rows of each sequence that are measured
 
 
 def rows_for(rows: HowMany, context: int) -> int | Literal["all"]:
     """Rows per sequence of `context` tokens; "auto" means all, or 512 of a long context."""
-    if rows != "auto":
-        return rows
-    return "all" if context <= ALL_ROWS else SAMPLED_ROWS
+    auto: int | Literal["all"] = "all" if context <= ALL_ROWS else SAMPLED_ROWS
+    return auto if rows == "auto" else rows
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,8 @@ def differences(
 def require_same(before: Mapping[str, Any], after: Mapping[str, Any], *, what: str) -> None:
     """Raise BadArgument if a value of `after` differs from the recorded value in `before`."""
     if changed := differences(before, after, after, between=", now "):
-        raise BadArgument(
-            f"{what} was made with other settings.",
-            seen=changed,
-            hint="the same command as before, to resume it; or another folder",
-        )
+        hint = "the same command as before, to resume it; or another folder"
+        raise BadArgument(f"{what} was made with other settings.", seen=changed, hint=hint)
 
 
 def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Documents:
@@ -76,13 +73,12 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Do
     or not UTF-8, or if all validation documents are also training documents.
     """
     documents, held_out = read_documents(text), read_documents(valid)
-    if not documents and not (data / DATA).exists():
-        raise BadText("Text to train on is missing.", hint="--text FILE")
     shared = len(set(documents) & set(held_out))
-    if held_out and shared == len(set(held_out)):
-        raise BadText(
-            "All validation documents are also training documents.", hint="another --valid FILE"
-        )
+    missing = not documents and not (data / DATA).exists()
+    if missing or shared == len(set(held_out)) > 0:
+        what = "All validation documents are also training documents."
+        what = "Text to train on is missing." if missing else what
+        raise BadText(what, hint="--text FILE, which --valid FILE must not repeat")
     if shared:
         warnings.warn(f"{shared:,} validation documents are also used to train", stacklevel=2)
     return documents, held_out
@@ -129,11 +125,9 @@ def _write_data(folder: Path, texts: Documents, settings: Settings) -> None:
         (held_out, "valid.npy", LEAST_VALID),
     ):
         if len(rows) < least:
-            raise BadText(
-                f"The text is too short at a context of {context:,} tokens.",
-                seen=f"{len(rows):,} sequences for {file}, which needs {least:,}",
-                hint="more text, or a smaller context",
-            )
+            what = f"The text is too short at a context of {context:,} tokens."
+            seen = f"{len(rows):,} sequences for {file}, which needs {least:,}"
+            raise BadText(what, seen=seen, hint="more text, or a smaller context")
         np.save(folder / file, rows)
         log_line(f"{file}: {len(rows):,} sequences of {context:,} tokens")
 
@@ -207,11 +201,12 @@ def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]
         rows = np.load(data / name, mmap_mode="r")
         in_step = batch * context // rows.shape[1]
         if context % rows.shape[1] or len(rows) < in_step:
-            raise BadArgument(
-                f"{data} has a stage that does not fit steps of {batch} x {context:,} tokens.",
-                seen=f"{len(rows):,} sequences of {rows.shape[1]:,} tokens",
-                hint="a context that is a multiple of their length, or more tokens",
+            what = (
+                f"{data} has a stage that does not fit steps of {batch} x {context:,} tokens."
             )
+            seen = f"{len(rows):,} sequences of {rows.shape[1]:,} tokens"
+            hint = "a context that is a multiple of their length, or more tokens"
+            raise BadArgument(what, seen=seen, hint=hint)
         stages.append(rows[: len(rows) // in_step * in_step])
     return stages
 

@@ -47,10 +47,8 @@ class TrainingFailed(RopelensError):
 def require_finite(tensors: Iterable[Tensor], what: str, *, step: int) -> None:
     """Raise TrainingFailed if `what` is NaN or infinite after `step`."""
     if not all(tensor.isfinite().all() for tensor in tensors):
-        raise TrainingFailed(
-            f"training stopped at step {step}: {what} is not a finite number.",
-            hint="a lower learning rate, in a new run folder",
-        )
+        fault = f"training stopped at step {step}: {what} is not a finite number."
+        raise TrainingFailed(fault, hint="a lower learning rate, in a new run folder")
 
 
 def fit_model(model: PreTrainedModel, settings: Settings, *, out: Path, data: Path) -> None:

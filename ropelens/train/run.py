@@ -67,10 +67,9 @@ def train(
     texts = read_texts(text, valid, data=data)  # before any folder is created
     if before := read_settings(out, RECORD, key="settings"):
         require_same(before["settings"], settings.facts(), what=f"the run in {out}")
+    seen, hint = f"{settings.size}, context {settings.context:,}", "a smaller size or context"
     memory_errors = explain_full_memory(
-        "The training",
-        seen=f"{settings.size}, context {settings.context:,}",
-        hint="a smaller size or context, in a new run folder",
+        "The training", seen=seen, hint=f"{hint}, in a new folder"
     )
     with memory_errors, lock_run(out):
         facts = prepare_data(data, texts, settings) | settings.facts()
@@ -131,10 +130,8 @@ def read_settings(out: Path, name: str, *, key: str) -> dict[str, Any]:
     record = read_json(out / name) if (out / name).exists() else {}
     others = (RECORD, STUDY, CHECKPOINT, "config.json", "tokenizer.json", "history")
     if key not in record and any((out / other).exists() for other in others):
-        raise BadArgument(
-            f"{out} holds a model, a run, a study or other results, and files would mix.",
-            hint="another --out",
-        )
+        what = f"{out} holds a model, a run, a study or other results, and files would mix."
+        raise BadArgument(what, hint="another --out")
     return record
 
 
@@ -218,9 +215,7 @@ def run_study(
     if busy:
         log_line(f"another process works on {', '.join(busy)}")
     if diverged:
-        raise TrainingFailed(
-            f"{len(diverged)} of {len(runs)} runs of the study diverged.",
-            seen=", ".join(diverged),
-            hint="a lower learning_rate in the study file, in a new folder",
-        )
+        what = f"{len(diverged)} of {len(runs)} runs of the study diverged."
+        hint = "a lower learning_rate in the study file, in a new folder"
+        raise TrainingFailed(what, seen=", ".join(diverged), hint=hint)
     return out

@@ -57,11 +57,10 @@ def get_size(name: str) -> Size:
     spelled = re.fullmatch(r"\d{1,5}(x\d{1,5}){3}", name, re.ASCII)
     layers, width, heads, kv_heads = map(int, name.split("x")) if spelled else (0, 0, 0, 0)
     if 0 in (layers, width, heads, kv_heads) or width % (2 * heads) or heads % kv_heads:
-        raise BadArgument(
-            f"No model has the size {name!r}.",
-            hint=f"{', '.join(SIZES)}, or layers x width x heads x key-value heads as in "
-            "8x384x6x2",
+        hint = (
+            f"{', '.join(SIZES)}, or layers x width x heads x key-value heads as in 8x384x6x2"
         )
+        raise BadArgument(f"No model has the size {name!r}.", hint=hint)
     return Size(
         *(layers, width, heads, kv_heads),
         head_dim=width // heads,

@@ -202,7 +202,7 @@ def test_an_adapter_is_added_to_its_model(folder: Path):
     edit_weights(copies, lambda weights: weights.pop("model.norm.weight"))
     with pytest.raises(BadCheckpoint, match="lacks weights of LlamaForCausalLM"):
         load(copies)  # transformers does not report it
-    names = [("acme/none", "called acme/none, the model of"), (None, "does not name the model")]
+    names = [(x, f"called {x}, the model of") for x in ("acme/none", None)]
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     for model_name, words in [(str(folder), "cannot load the adapter"), *names]:
         edit_config(adapter, "adapter_config.json", base_model_name_or_path=model_name)
