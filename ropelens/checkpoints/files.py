@@ -1,8 +1,4 @@
-"""Files of a checkpoint: the folder, configuration, tokenizer and weight files.
-
-transformers, tokenizers and safetensors read the files and report errors. ropelens also
-refuses pickles, weights outside the folder, and tokenizers that fail when they are used.
-"""
+"""Files of a checkpoint: the folder, configuration, tokenizer and weight files."""
 
 import hashlib
 import json
@@ -72,10 +68,9 @@ class Checkpoint(NamedTuple):
 
 
 def locate(name: str, loading: Loading) -> Checkpoint:
-    """Find the checkpoint `name`, and download a Hub id that is not in the cache.
+    """Find the checkpoint `name`: a folder, which may contain one GGUF file, or a Hub id.
 
-    A folder may contain one GGUF file. A local folder takes precedence over a Hub id. If a
-    folder has an adapter and no model, the adapter names its model.
+    If a folder has an adapter and no model, the adapter names its model.
     """
     checkpoint = _find(name, loading)
     folder, stated = checkpoint.path, checkpoint.path / "adapter_config.json"
@@ -154,15 +149,14 @@ def read_config(path: Path, loading: Loading) -> tuple[PreTrainedConfig, int]:
 def read_config_of(source: ConfigInput) -> PreTrainedConfig:
     """The text configuration in a dict, a file or a checkpoint."""
     with explained("The configuration cannot be read.", "a config.json with a model_type"):
-        if isinstance(source, Mapping):
-            config = CONFIG_MAPPING[source["model_type"]].from_dict(dict(source))
-        elif isinstance(source, PreTrainedConfig):
-            config = source
-        elif Path(source).suffix == ".json":
-            return read_config_of(json.loads(Path(source).read_text("utf-8")))
-        else:
-            place = source_of(locate(str(source), Loading()).path, Loading())
-            config = AutoConfig.from_pretrained(**place)
+        config: Any = source
+        if isinstance(source, (str, Path)) and Path(source).suffix == ".json":
+            config = json.loads(Path(source).read_text("utf-8"))
+        if isinstance(config, Mapping):
+            config = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+        elif not isinstance(config, PreTrainedConfig):
+            path = locate(str(config), Loading()).path
+            config = AutoConfig.from_pretrained(**source_of(path, Loading()))
     return config.get_text_config()
 
 

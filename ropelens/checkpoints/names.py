@@ -31,10 +31,7 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 
 def short_name(name: str) -> str:
-    """The name of a model in results: a Hub id stays, a path becomes the name of its folder.
-
-    For a run or a checkpoint of a study, the names of the folders above follow: "rope seed-0".
-    """
+    """The name of a model in results: a Hub id, or names of folders such as "rope seed-0"."""
     place = Path(name)
     if not name or not place.exists():
         return name

@@ -70,14 +70,16 @@ def check_stated(path: Path) -> None:
         stated = {key: fields[key].contents() for key in fields if LAYER_COUNTS.fullmatch(key)}
     else:
         stated = json.loads((path / "config.json").read_text("utf-8"))
-        bits = stated.get("quantization") or stated.get("quantization_config")
-        if isinstance(bits, dict) and "bits" in bits and "quant_method" not in bits:
-            what = f"{path} has weights in {bits['bits']} bits, in the format of MLX."
-            hint = "the model before its conversion, or mlx_lm.convert --dequantize"
-            raise BadCheckpoint(what, means="only MLX reads this format", hint=hint)
-    for part in [stated, *(part for part in stated.values() if isinstance(part, dict))]:
-        for key in filter(LAYER_COUNTS.fullmatch, part):
-            if isinstance(part[key], int) and part[key] > MOST_LAYERS:
-                what = f"The configuration of {path} is impossible."
-                seen = f"{key} {part[key]:,}, more than {MOST_LAYERS:,}"
-                raise BadCheckpoint(what, seen=seen, hint="the configuration of its weights")
+    bits = stated.get("quantization") or stated.get("quantization_config")
+    parts = [stated, *(part for part in stated.values() if isinstance(part, dict))]
+    counts = [(key, x[key]) for x in parts for key in filter(LAYER_COUNTS.fullmatch, x)]
+    large = [f"{key} {x:,}" for key, x in counts if isinstance(x, int) and x > MOST_LAYERS]
+    what = seen = ""
+    if isinstance(bits, dict) and "bits" in bits and "quant_method" not in bits:
+        what = f"{path} has weights in {bits['bits']} bits, in the format of MLX."
+        hint = "the model before its conversion by MLX, or mlx_lm.convert --dequantize"
+    elif large:
+        what, hint = f"The configuration of {path} is impossible.", "the one of its weights"
+        seen = f"{large[0]}, more than {MOST_LAYERS:,}"
+    if what:
+        raise BadCheckpoint(what, seen=seen, hint=hint)

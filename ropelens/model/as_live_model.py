@@ -50,7 +50,7 @@ def as_live_model(model: Model, tokenizer: Any = None) -> LiveModel:
         raise UnsupportedModel(f"{class_name} is {fault}.", hint=hint)
     unequal = f"Layers of {class_name} have different numbers of heads."
     with explained(unequal, error=UnsupportedModel):  # an error of transformers (Dots 3)
-        return LiveModel(model, tokenizer)
+        return LiveModel(model, tokenizer)  # type: ignore[arg-type]
 
 
 def unwrapped(model: nn.Module | Traced) -> nn.Module:

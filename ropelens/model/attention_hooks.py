@@ -84,9 +84,7 @@ class Hooks:
 
 @dataclass(frozen=True, eq=False)
 class HookBlock:
-    """A change of the hooks of the modules with these ids."""
-
-    modules: frozenset[int]
+    modules: frozenset[int]  # by id
     change: Callable[[Hooks], Hooks]
 
 
@@ -105,8 +103,7 @@ def _blocks_now() -> tuple[HookBlock, ...]:
 def hooks_of(module: object) -> Hooks | None:
     """The hooks of the calls of `module` in this context; None outside all blocks.
 
-    A recomputation calls no observers of closed blocks. Raises `BadArgument` if a block of
-    another context is open, because its changes are not meant for this call.
+    A recomputation calls no observers of closed blocks. Other contexts are refused.
     """
     blocks, opened = (
         [block for block in list(group) if id(module) in block.modules]
@@ -128,10 +125,7 @@ def hooks_of(module: object) -> Hooks | None:
 def hooked(
     modules: Iterable[object], change: Callable[[Hooks], Hooks] = lambda hooks: hooks
 ) -> Iterator[None]:
-    """Apply `change` to the hooks of `modules`. Blocks may be closed in any order.
-
-    Raises `BadArgument` if another context has an open block on one of the modules.
-    """
+    """Apply `change` to the hooks of `modules`. Blocks may be closed in any order."""
     modules = list(modules)
     block = HookBlock(frozenset(map(id, modules)), change)
     with _lock:

@@ -29,11 +29,7 @@ _HOOKS = {
 
 
 class BridgeModel(LiveModel):
-    """Live model of a `TransformerBridge`, observed and edited at its hooks.
-
-    A bridge computes attention step by step (eager, with every score in memory). Its numbers
-    equal the numbers of transformers up to rounding.
-    """
+    """Live model of a `TransformerBridge`, which computes all scores in memory (eager)."""
 
     in_chunks = False
 
@@ -144,10 +140,7 @@ class _CallParts:
 
 
 def bridge(model: PreTrainedModel, tokenizer: Any) -> Any:
-    """A `TransformerBridge` around `model`, which it changes: eager attention, wrapped modules.
-
-    Raises `BadArgument` without a tokenizer, and `UnsupportedModel` for an unknown family.
-    """
+    """A `TransformerBridge` around `model`, which becomes eager and gets wrapped modules."""
     if tokenizer is None:
         raise BadArgument("TransformerLens needs a tokenizer, but this checkpoint has none.")
     from transformer_lens.model_bridge import TransformerBridge

@@ -85,10 +85,7 @@ def cache_of(module: Any) -> Cache | None:
 
 
 def row_keys(module: Any, rows: int, keys: int) -> tuple[range, int]:
-    """Keys of a call that belong to its rows, and the number of keys dropped before them.
-
-    A cache also holds earlier keys, and a static cache has empty slots at the end.
-    """
+    """Keys of a call that belong to its rows, and the number of keys dropped before them."""
     cache, length = cache_of(module), 0
     if cache is not None:
         layer = module.layer_idx  # the cache has no keys of a layer that shares keys
@@ -158,11 +155,7 @@ def positions(
 def places_in_sequence(
     positions: Int[Tensor, "_ key *axis"], dropped_keys: int = 0
 ) -> Int[Tensor, "_ key"]:
-    """Index of each token in its sequence.
-
-    In a packed row, a sequence starts at a token whose position is at most the position of the
-    token before it, and at most the first position of the row.
-    """
+    """Index of each token in its sequence; a sequence starts where positions do not grow."""
     index = torch.arange(positions.shape[1], device=positions.device) + dropped_keys
     starts = (positions <= positions[:, :1]) & (positions <= positions.roll(1, 1))
     starts = index * starts[..., None].flatten(2).all(-1)

@@ -37,7 +37,9 @@ def gradients_enabled(model: nn.Module, *, recomputed: bool) -> Iterator[None]:
         what = f"{type(model).__name__} has no gradients in torch.inference_mode."
         hint = "load the model, and call ropelens, outside of torch.inference_mode"
         raise UnsupportedModel(what, hint=hint)
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    layers: list[Any] = [
+        m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)
+    ]
     again = {
         m: partial(checkpoint, m.forward, use_reentrant=False) for m in layers * recomputed
     }

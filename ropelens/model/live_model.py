@@ -98,10 +98,7 @@ class LiveModel:
         hidden: TokenMask | None = None,
         last: int = 0,
     ) -> Float[Tensor, "sequence some token"]:
-        """Logits of whole sequences, without a cache.
-
-        `last=n` returns at least the final n. Positions count from 0. A mask hides `hidden`.
-        """
+        """Logits of whole sequences, without a cache; `last=n`: at least the final n."""
         inputs = self._inputs(hidden, positions)
         if last and self._takes_logits_to_keep:
             # Pass indices, because Gemma 4 runs its last layers only on the requested rows if
@@ -127,10 +124,7 @@ class LiveModel:
         *,
         hidden: TokenMask | None = None,
     ) -> dict[int, Recorded]:
-        """Results of `record` for the attention call of each layer, on short sequences.
-
-        Raises `UnsupportedModel` if a layer hides its attention or attends more than once.
-        """
+        """Results of `record` for the attention call of each layer, on short sequences."""
         results: dict[int, Recorded] = {}
 
         def observe(call: AttentionCall) -> None:
@@ -156,8 +150,7 @@ class LiveModel:
     ) -> Iterator[tuple[int, Float[Tensor, "sequence some token"]]]:
         """All logits in pieces of about `LOGITS_AT_ONCE` numbers, with their first positions.
 
-        The layers run once, and the output head of the model runs on each piece. Long sequences
-        run in chunks, with the earlier tokens in a key-value cache.
+        Layers run once, or in chunks of a long sequence, and the output head on each piece.
         """
         inputs: dict[str, Any] = self._inputs(hidden, None)
         chunk = self.chunk_length(tokens.shape[1])
@@ -264,11 +257,10 @@ class LiveModel:
         self, edit: AttentionEdit | None, silences: Sequence[HeadSilence] = ()
     ) -> Iterator[None]:
         """Open `edit` (None: no block) and `silences` while the block runs."""
-        with ExitStack() as blocks:
-            if edit is not None:
-                blocks.enter_context(self.edit(edit))
-            for silence in silences:
-                blocks.enter_context(self.silence(silence))
+        with ExitStack() as stack:
+            blocks = [] if edit is None else [self.edit(edit)]
+            for block in (*blocks, *map(self.silence, silences)):
+                stack.enter_context(block)
             yield
 
     def without_hooks(self) -> AbstractContextManager[None]:
@@ -290,9 +282,8 @@ class LiveModel:
     def check_observation_is_exact(self, text: Text) -> None:
         """Raise `UnsupportedModel` unless logits are bit-identical while observed.
 
-        The check runs once for each length, on the first 256 tokens of the longest sequence and
-        with a shortcut in feed-forward layers. A text that runs in chunks is not checked. A
-        model that does not repeat its own logits may change by the noise of its passes.
+        The check runs once for each length, on the first tokens of the longest sequence. If a
+        model does not repeat its own logits, it may change by the noise of its passes.
         """
         if self.chunk_length(text.context) is not None:
             return
@@ -323,10 +314,11 @@ class LiveModel:
                 change = min(_change(x, y) for x, y in product(plain, seen))
                 if not spread or change > allowed_residual(spread, self.eps):
                     what = f"{self.class_name} computes something else while it is observed."
-                    by_itself = f"relative change of {change:.2g}; equal passes by {spread:.2g}"
-                    raise UnsupportedModel(
-                        what, seen=f"logits of {case[0]} tokens: a {by_itself}"
+                    evidence = (
+                        f"logits of {case[0]} tokens: a relative change of {change:.2g}; "
                     )
+                    evidence += f"equal passes differ by {spread:.2g}"
+                    raise UnsupportedModel(what, seen=evidence)
         self._checked.add(case)
 
     def heads_of(self, heads: str, turning: Sequence[int] | None = None) -> HeadMask:

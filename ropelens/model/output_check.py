@@ -1,8 +1,4 @@
-"""Check of observed calls: attention recomputed from a call must match the model's own output.
-
-If ropelens misreads a model (its mask, scale, bias or shared keys), the output does not match.
-An error names the component that explains the difference.
-"""
+"""Check of observed calls: recomputed attention must match the output of the model."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -39,8 +35,7 @@ class OutputCheck:
     ) -> None:
         """Raise `UnsupportedModel` if the recomputed attention does not match the output.
 
-        Rows that are not `real` tokens and outputs that are not finite are skipped. A call
-        without a `plain_mask` is always compared.
+        Only `real` tokens count. A call without a `plain_mask` is always compared.
         """
         rows, visibility = call.query.shape[2], call.visibility
         mask_kind = (visibility.mask is None, len(visibility.first) > 1)

@@ -29,10 +29,7 @@ def _modules_recorded(
 
 @torch.no_grad()
 def output_projections(live: LiveModel) -> dict[int, nn.Linear]:
-    """Linear map of each layer whose input is the output of the heads.
-
-    Raises `UnsupportedModel` if a layer has none, for example because of a gate.
-    """
+    """Linear map of each layer whose input is the output of the heads, without a gate."""
     calls: list[AttentionCall] = []
     projections: dict[int, nn.Linear] = {}
     results: dict[int, Tensor] = {}

@@ -34,16 +34,14 @@ FARTHEST_SHIFT = 4096  # tokens
 class ArrayRotation(NamedTuple):
     """The rotation of the queries or the keys of one layer.
 
-    `fault` is "" if one rotation explains them. `growth` is their length relative to the first
-    position. `factor` (the attention factor) and `shift` (the positions by which RoPE rotates
-    each head too far) are known if the arrays before RoPE are known.
+    `factor` and `shift` are known if the arrays before RoPE are known.
     """
 
     measured: MeasuredRotation
-    fault: str
-    growth: Float[Tensor, " position"]
-    factor: float | None = None
-    shift: tuple[int, ...] = ()
+    fault: str  # "" if one rotation explains the array
+    growth: Float[Tensor, " position"]  # length relative to the first position
+    factor: float | None = None  # the attention factor
+    shift: tuple[int, ...] = ()  # positions by which RoPE rotates each head too far
 
 
 def read_arrays(

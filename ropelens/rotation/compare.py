@@ -93,10 +93,7 @@ def compare_rope(one: Model, other: Model, *, context: Positive | None = None) -
 def _compare_layer(
     one: SingleTokenProbe, other: SingleTokenProbe, planes: Planes
 ) -> tuple[Tensor, ...]:
-    """Variables of `compare_rope` for one layer, in the order of its docstring, and the noise.
-
-    The noise [2, frequency] is that of angles, in rad, and that of score differences.
-    """
+    """Variables of `compare_rope` for one layer, and the noise of angles and of scores."""
     x = torch.stack([one.vectors, other.vectors])
     z = planes.complex(x)
     turned = (z * z[:, :, :1].conj()).sum(1, keepdim=True).angle()

@@ -27,15 +27,11 @@ SAME_FACTOR = 3e-3  # relative difference of attention factors that bfloat16 cau
 
 
 class AskedRotation(NamedTuple):
-    """The rotation of one layer that a configuration asks for.
+    """The rotation of one layer that a configuration asks for."""
 
-    `inv_freq` is None if it is unknown, and empty if the layer must not rotate. An
-    implementation may have any of the `pairings`.
-    """
-
-    inv_freq: Float[Tensor, " frequency"] | None
+    inv_freq: Float[Tensor, " frequency"] | None  # None: unknown; empty: it must not rotate
     factor: float
-    pairings: tuple[Pairing, ...]
+    pairings: tuple[Pairing, ...]  # an implementation may have any of them
     direction: int
 
 
@@ -106,10 +102,7 @@ def _configured(
 def rotation_differences(
     layer: LayerRotation, asked: AskedRotation, *, longest: int = 2**24
 ) -> list[str]:
-    """Properties in which the planes of a layer differ from the rotation that is asked for.
-
-    `longest` is the largest distance at which the layer was measured.
-    """
+    """Properties in which a layer, measured up to `longest`, differs from what is asked for."""
     planes, factor, wanted = layer.planes, layer.factor, asked.inv_freq
     w = asked.direction * planes.inv_freq.double()
     error = layer.measured.resolution if layer.stated is None else torch.zeros(len(w))

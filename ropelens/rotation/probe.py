@@ -30,16 +30,15 @@ class SingleTokenProbe:
     """Queries and keys (`vectors`) and values of one layer for sequences of one token.
 
     Some models scale queries by their position (Ministral 3, Llama 4). `vectors` are divided by
-    this factor, `query_scale`. `noise` is the rounding noise of each coordinate of `vectors`,
-    in their units, and `value_noise` is the noise of the values relative to their size.
+    this factor, `query_scale`.
     """
 
     vectors: Float[Tensor, "vector position coordinate"]
     values: Float[Tensor, "token position kv_head feature"]
     scale: float
     query_scale: Float[Tensor, " position"]
-    noise: Float[Tensor, " coordinate"]
-    value_noise: float
+    noise: Float[Tensor, " coordinate"]  # rounding noise of `vectors`, in their units
+    value_noise: float  # relative to the size of the values
 
 
 @torch.no_grad()
@@ -48,9 +47,8 @@ def probe_single_tokens(
 ) -> dict[int, SingleTokenProbe]:
     """Run four tokens, each as a sequence of its own at each of `positions`, without edits.
 
-    The tokens run several times at the first position, and the differences are noise. In some
-    of these runs the embeddings are rounded otherwise, because a few models (gpt-oss in half
-    precision) amplify rounding that depends on the position.
+    The differences of several runs at the first position are noise. Some of them have rounded
+    embeddings, because a few models (gpt-oss in half precision) amplify such rounding.
     """
     tokens, count = torch.arange(1, 5) * live.vocabulary // 6, positions.shape[-1]
     repeats = positions[..., :1].expand(*positions.shape[:-1], NOISE_REPEATS + ROUNDED)
@@ -164,10 +162,7 @@ class RotationProbe:
         return faults
 
     def planes(self, context: int | None = None, *, alike: bool = False) -> list[Planes]:
-        """Planes of each layer under the open edit, with a row per head if heads differ.
-
-        Raises `BadArgument` if heads differ and `alike` is set.
-        """
+        """Planes of each layer under the open edit, with a row per head if heads may differ."""
         length, edit = context or self.live.context, self.live.open_edit
         planes = [layer.planes for layer in self.layers(context)]
         if edit is not None:
@@ -182,8 +177,7 @@ class RotationProbe:
     def planes_now(self, layer: int, *, continued: bool) -> Planes:
         """Planes of a layer without edits in the call that runs, whose length may matter.
 
-        Raises `UnsupportedModel` if the call continues a cache whose keys may have other
-        rotations: the cache was cropped after a longer call, or filled before the block.
+        Raises `UnsupportedModel` if it continues a cache whose keys may have other rotations.
         """
         planes = self.layers()[layer].planes
         if not self.live.depends_on_length:
@@ -207,10 +201,7 @@ class RotationProbe:
 
     @cached_property
     def attention_factor(self) -> float | None:
-        """Factor by which the rotary modules lengthen queries and keys (YaRN, LongRoPE).
-
-        None if a later normalization cancels even twice the factor (NanoChat, Llama 4).
-        """
+        """Factor of rotary modules on queries and keys; None if a later norm cancels it."""
         modules = map(vars, self.live.model.modules())
         rotary = [(m, key) for m in modules for key in m if key.endswith("attention_scaling")]
         factors = {float(module[key]) for module, key in rotary} or {1.0}
@@ -274,11 +265,7 @@ def _check_rotation(
     *,
     zero: bool,
 ) -> None:
-    """Refuse a model whose queries do not rotate, or whose values change with position too.
-
-    `zero`: the model states frequencies of 0. Edits do not change values, but DeepSeek V4
-    rotates them.
-    """
+    """Refuse a model whose queries do not rotate, except by `zero`, or whose values do."""
     faults = []
     for layer, rotation in measured.items():
         allowed = allowed_residual(rotation.noise, live.eps)

@@ -74,11 +74,9 @@ def match_stated(
 def _whole_turns(
     rotation: MeasuredRotation, stated: Float[Tensor, " stated"]
 ) -> Float[Tensor, " frequency"] | None:
-    """Whole turns per token by which stated and measured frequencies differ.
+    """Whole turns per token, which integer positions do not show, between two frequencies.
 
-    Positions are integers, so that a whole turn per token is not visible. Return None if the
-    rest of a difference exceeds the resolution of the measurement. A plane without a visible
-    query or key matches any frequency.
+    None if the rest of a difference exceeds the resolution of the measurement.
     """
     planes = rotation.planes
     count = len(planes.inv_freq)

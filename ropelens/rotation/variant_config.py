@@ -1,8 +1,6 @@
 """RoPE variants in transformers: the table of rope types, and configurations.
 
-`import ropelens` arranges that `register` runs as soon as transformers is imported, so that
-transformers builds and loads models with the rope types that only ropelens knows. Therefore
-this file must not import transformers.
+`register` runs as soon as transformers is imported. Therefore this file must not import it.
 """
 
 import copy

@@ -37,9 +37,8 @@ def write_folder(
 ) -> Path:
     """Write the numbers of a result folder, then its page; return the path of the page.
 
-    `record` becomes run.json. `results` maps names of files to contents. A dataset becomes
-    netCDF, and the name gives its kind ("profile.nc"). A table becomes CSV; formulas of
-    spreadsheets get a "'" in front. Either all files are written or none.
+    `record` becomes run.json. `results` maps names of files to datasets, which become netCDF of
+    the kind that the name gives ("profile.nc"), or to tables, which become CSV.
     """
     with locked(folder):
         check_out(Path(folder), record["kind"])
@@ -92,13 +91,10 @@ def other_place(place: str | Path, wanted: str) -> BadArgument:
 def check_out(folder: Path, kind: str, *, parts: Collection[str] = ()) -> None:
     """Raise `BadArgument` if results of `kind` cannot or must not be written to `folder`.
 
-    They must not replace the run.json of a training run, the page of other results, or a page
-    or run.json that ropelens did not write. `parts` are the names of models. They must not be
-    names of results, and none of them may be a file or a symbolic link in `folder`.
+    They must not replace a training run, other results, or files that ropelens did not write.
+    `parts` are the names of models, which must not be names of files or links in `folder`.
     """
-    if taken := [name for name in parts if name.lower() in NAMES]:
-        what = f"A model has the name {taken[0]}, which is the name of a file of results."
-        raise BadArgument(what, hint="another name for its folder")
+    taken = [name for name in parts if name.lower() in NAMES]
     check_writable(folder)
     record = read_record(folder).get("kind")
     lost = [name for name in parts if (folder / name).is_symlink() or (folder / name).is_file()]
@@ -110,11 +106,13 @@ def check_out(folder: Path, kind: str, *, parts: Collection[str] = ()) -> None:
         lost += [name for name in others if (folder / name).exists()]
     elif record != kind and {record, kind} != {"analysis", "truncation"}:
         lost.append(KINDS[record])
-    if lost:
-        raise BadArgument(
-            f"{folder} holds {', '.join(lost)}: results would replace it or mix with it.",
-            hint="another --out",
+    if lost or taken:
+        what = f"{folder} holds {', '.join(lost)}: results would replace it or mix with it."
+        named = (
+            f"A model has the name {', '.join(taken)}, which is the name of a file of results."
         )
+        hint = "another name for the folder of the model" if taken else "another --out"
+        raise BadArgument(named if taken else what, hint=hint)
 
 
 @public
@@ -182,6 +180,7 @@ def _require_plain(path: Path) -> None:
 
 
 def _no_formula(value: object) -> object:
+    """A cell of a table; formulas of spreadsheets get a "'" in front."""
     runs = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if runs else value
 

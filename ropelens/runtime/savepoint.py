@@ -64,10 +64,7 @@ _savepoint: ContextVar[list[Any] | None] = ContextVar("ropelens_savepoint", defa
 
 @contextmanager
 def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
-    """Save measurements in the block to `folder`, and continue from the progress saved there.
-
-    `key` has every setting that affects the numbers. Progress with another key is removed.
-    """
+    """Save measurements in the block to `folder`, and continue from progress with this key."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
     if folder.is_symlink():  # ropelens did not create it
         folder.unlink()
@@ -83,7 +80,7 @@ def savepoint(folder: Path, key: Mapping[str, object]) -> Iterator[None]:
 
 
 def begin_stage(*kinds: type) -> SavedStage:
-    """Begin the next measurement of the open savepoint, from its saved state if there is one.
+    """Begin the next measurement of the savepoint, from its saved state if there is one.
 
     A state contains JSON values, tensors, sums, fits and dataclasses of the given `kinds`.
     """

@@ -1,8 +1,4 @@
-"""Split the batches of tokenizers and packing collators into sequences.
-
-The scores of RoPE depend on the distance between two tokens. A sequence in a padded or packed
-row therefore has the same numbers as the sequence by itself.
-"""
+"""Split padded and packed batches into sequences, which have the same numbers by themselves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,21 +19,18 @@ TEXT_INPUTS |= {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"
 
 @dataclass(frozen=True)
 class PackedRow:
-    """A packed row as the model takes it, and the number of the sequence of each token.
-
-    Sequences are numbered from 1; masked tokens have the number 0.
-    """
+    """A packed row as the model takes it, and the number of the sequence of each token."""
 
     inputs: dict[str, Tensor]
-    sequence: Int[Tensor, " position"]
+    sequence: Int[Tensor, " position"]  # from 1; masked tokens have the number 0
 
 
 def split_batch(
     encoding: Mapping[str, Any], documents: Any = None, config: Any = None
 ) -> dict[str, Any]:
-    """The fields of a `Text` of the sequences in the rows of `encoding`, by name.
+    """The fields of a `Text` of the sequences of `encoding`; see `number_sequences`.
 
-    Sequences of one token are dropped. `number_sequences` explains the arguments.
+    Sequences of one token are dropped.
     """
     of_row, places, numbers = number_sequences(encoding, documents, config)
     ids, real = _rows_of(encoding), of_row > 0

@@ -31,19 +31,16 @@ def rows_for(rows: HowMany, context: int) -> int | Literal["all"]:
 class Rows:
     """Rows of a batch of sequences over which statistics are summed.
 
-    `position[b, r]` increases with r. `weight[b, r]` is the number of rows of the sequence that
-    row r represents; rows that only fill the table have weight 0. `dense` rows are 1, 2, 3, ...
-    in every sequence. `length[b]` counts the tokens without padding, and `hidden` marks the
-    tokens that a mask hides. `order` has the random numbers by which keys exchange their
-    contents. Position 0 is never a row, because it has no choice of keys.
+    `weight[b, r]` is the number of rows of the sequence that row r represents; rows that only
+    fill the table have weight 0. Position 0 is never a row, because it has no choice of keys.
     """
 
-    position: Int[Tensor, "batch row"]
+    position: Int[Tensor, "batch row"]  # increases along a row of the table
     weight: Float[Tensor, "batch row"]
-    length: Int[Tensor, " batch"]
-    dense: bool
-    hidden: Bool[Tensor, "batch token"] | None = None
-    order: Float[Tensor, "batch draw token"] | None = None
+    length: Int[Tensor, " batch"]  # tokens without padding
+    dense: bool  # rows are 1, 2, 3, ... in every sequence
+    hidden: Bool[Tensor, "batch token"] | None = None  # by a mask
+    order: Float[Tensor, "batch draw token"] | None = None  # by which keys exchange contents
 
     @cached_property
     def shared_position(self) -> Int[Tensor, "shared row"]:

@@ -83,10 +83,7 @@ class Text:
         return replace(self._select(sequences), packed=None)
 
     def part(self, sequences: slice | list[int], *, width: int | None = None) -> "Text":
-        """Some of the sequences, with the groups, folds and sinks of the whole text.
-
-        The part is as wide as its longest sequence, or `width` positions.
-        """
+        """Some of the sequences, with the groups, folds and sinks of the whole text."""
         part = self._select(sequences, width)
         whole = {name: getattr(self, name)[sequences] for name in ("group", "fold", "long")}
         whole["sinks"] = self.sinks[sequences, :, : part.ids.shape[1]]
@@ -238,9 +235,8 @@ def known_sinks(
 ) -> Int[Tensor, "sequence 1 position"]:
     """Kind of sink of each key by its place and token (see `SINKS`), or 0.
 
-    The first kind includes position 0. If all of several sequences begin with the same token,
-    every copy of this token is included too. A single sequence begins with such a token if the
-    token is `bos`.
+    The first kind includes position 0, and every copy of the token with which all of several
+    sequences begin, or a single sequence if this token is `bos`.
     """
     ids = ids.cpu()
     kinds = torch.isin(ids, torch.tensor(list(named), dtype=ids.dtype)).long()

@@ -101,7 +101,7 @@ def tokenize(
         # Few tokens of a short tail have anything to look back at.
         long = [(row, number) for row, number in rows if 8 * len(row) >= len(cut[number][0])]
         rows = _sample(long if len(long) >= sequences else rows, sequences, seed)
-    drawn, numbers = zip(*rows, strict=True)
+    drawn, numbers = map(list, zip(*rows, strict=True))
     return Text(
         torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True),
         lengths=torch.tensor(list(map(len, drawn))),
@@ -175,8 +175,7 @@ def encode(
 def pieces(text: str, *, longest: int = PIECE) -> list[str]:
     """Split `text` into pieces of up to `longest` characters, before a space if possible.
 
-    In most tokenizers words begin with their space, and several spaces are one token. The
-    tokens of the pieces are then the tokens of the whole text.
+    Words begin with their space in most tokenizers, so the pieces have the tokens of `text`.
     """
     upto = rf".{{1,{longest}}}"
     return re.findall(rf"(?s){upto}(?:(?<!\s)(?= )|\Z)|{upto}", text)

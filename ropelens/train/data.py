@@ -4,7 +4,6 @@ The runs of a study share one folder. It contains data.json, the tokenizer, vali
 arrays that data.json lists as "stages". All arrays are uint16 [sequence, position].
 """
 
-import itertools
 import json
 import shutil
 import sys
@@ -29,9 +28,7 @@ LEAST_VALID = 2  # validation sequences; an interval needs two
 DATA = "data.json"  # the file that describes the data; it is written last
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 BOS, EOS = "<s>", "</s>"
-
-Documents = tuple[list[str], list[str]]
-"""Training documents and validation documents."""
+Documents = tuple[list[str], list[str]]  # for training and for validation
 
 
 def log_line(line: str) -> None:
@@ -67,10 +64,9 @@ def require_same(before: Mapping[str, Any], after: Mapping[str, Any], *, what: s
 
 
 def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Documents:
-    """Read files and folders; warn if some documents are in both training and validation.
+    """Read files and folders; warn about documents in both training and validation.
 
-    Without `text`, the folder `data` must contain data. Raises `BadText` if text is missing
-    or not UTF-8, or if all validation documents are also training documents.
+    Raises `BadText` for missing text: without `text`, the folder `data` must contain data.
     """
     documents, held_out = read_documents(text), read_documents(valid)
     shared = len(set(documents) & set(held_out))
@@ -87,8 +83,7 @@ def read_texts(text: Sequence[Path], valid: Sequence[Path], *, data: Path) -> Do
 def prepare_data(folder: Path, texts: Documents, settings: Settings) -> dict[str, Any]:
     """Create the data in `folder` from `texts` if needed; return the contents of data.json.
 
-    Only one process creates the data, and others wait. Raises `BadText` for too little text,
-    and `BadArgument` if the folder contains the data of other text or another tokenizer.
+    Raises `BadText` for too little text, and `BadArgument` for a folder with other data.
     """
     facts: dict[str, Any] = {"vocabulary": settings.vocabulary, "context": settings.context}
     path = folder / DATA
@@ -112,8 +107,9 @@ def _write_data(folder: Path, texts: Documents, settings: Settings) -> None:
     """Train the tokenizer, and write train.npy and valid.npy."""
     context = settings.context
     log_line("training a tokenizer")
-    documents = itertools.islice(texts[0], 100_000)
-    tokenizer = train_tokenizer(documents, vocabulary=settings.vocabulary, context=context)
+    tokenizer = train_tokenizer(
+        texts[0][:100_000], vocabulary=settings.vocabulary, context=context
+    )
     tokenizer.save_pretrained(folder)
     log_line("tokenizing the text")
     training, held_out = (sequences_of(part, tokenizer, context=context) for part in texts)
@@ -149,18 +145,12 @@ def train_tokenizer(
         show_progress=sys.stderr.isatty(),
     )
     bpe.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
-    bpe.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A",
-        pair=f"{BOS} $A {BOS} $B",
-        special_tokens=[(BOS, bpe.token_to_id(BOS))],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        bos_token=BOS,
-        eos_token=EOS,
-        model_max_length=context,
-        clean_up_tokenization_spaces=False,
-    )
+    begins = {"single": f"{BOS} $A", "pair": f"{BOS} $A {BOS} $B"}
+    special = [(BOS, bpe.token_to_id(BOS))]
+    bpe.post_processor = processors.TemplateProcessing(**begins, special_tokens=special)
+    names = {"bos_token": BOS, "eos_token": EOS, "model_max_length": context}
+    names["clean_up_tokenization_spaces"] = False
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
 
 
 def sequences_of(
@@ -171,12 +161,11 @@ def sequences_of(
     All documents, with a line end and EOS after each, form one stream. Each sequence is BOS and
     `context - 1` tokens of the stream. An incomplete last sequence is dropped.
     """
-    bpe, eos = tokenizer.backend_tokenizer, tokenizer.eos_token_id
-    parts = [np.empty(0, np.uint16)]
+    bpe, parts = tokenizer.backend_tokenizer, [np.empty(0, np.uint16)]
     for text in texts:
-        for piece in pieces(f"{text}\n"):
-            parts.append(np.array(bpe.encode(piece, add_special_tokens=False).ids, np.uint16))
-        parts.append(np.array([eos], np.uint16))
+        encoded = [bpe.encode(part, add_special_tokens=False) for part in pieces(f"{text}\n")]
+        ids = [*(id for part in encoded for id in part.ids), tokenizer.eos_token_id]
+        parts.append(np.array(ids, np.uint16))
     stream = np.concatenate(parts)
     count = len(stream) // (context - 1)
     rows = np.full((count, context), tokenizer.bos_token_id, np.uint16)
@@ -192,9 +181,8 @@ def copy_tokenizer(data: Path, folder: Path) -> None:
 def training_stages(data: Path, *, batch: int, context: int) -> list[np.ndarray]:
     """The training sequences of each stage, uint16 [sequence, position].
 
-    Text has one stage. Prepared tokens can have several; the length of their sequences must
-    divide `context`. A stage is cut to complete steps of `batch` x `context` tokens. Raises
-    `BadArgument` if a stage has no complete step.
+    Text has one stage, and prepared tokens can have several. A stage is cut to complete steps
+    of `batch` x `context` tokens, and the length of its sequences must divide `context`.
     """
     stages = []
     for name in read_json(data / DATA)["stages"]:

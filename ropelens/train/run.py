@@ -67,11 +67,8 @@ def train(
     texts = read_texts(text, valid, data=data)  # before any folder is created
     if before := read_settings(out, RECORD, key="settings"):
         require_same(before["settings"], settings.facts(), what=f"the run in {out}")
-    seen, hint = f"{settings.size}, context {settings.context:,}", "a smaller size or context"
-    memory_errors = explain_full_memory(
-        "The training", seen=seen, hint=f"{hint}, in a new folder"
-    )
-    with memory_errors, lock_run(out):
+    shape, hint = f"{settings.size}, context {settings.context:,}", "a smaller size or context"
+    with explain_full_memory("The training", seen=shape, hint=hint), lock_run(out):
         facts = prepare_data(data, texts, settings) | settings.facts()
         record = read_settings(out, RECORD, key="settings") or {
             "kind": "training",
@@ -103,10 +100,7 @@ def train(
 def model_config(
     settings: Settings, tokenizer: PreTrainedTokenizerFast | None = None
 ) -> LlamaConfig:
-    """Configuration of the model; raises `BadArgument` for an unknown variant or size.
-
-    Embeddings are tied, so that most parameters of a small model are in its layers.
-    """
+    """Configuration of the model; raises `BadArgument` for an unknown variant or size."""
     shape = settings.shape
     config = LlamaConfig(
         vocab_size=len(tokenizer) if tokenizer else settings.vocabulary,
@@ -118,7 +112,7 @@ def model_config(
         head_dim=shape.head_dim,
         max_position_embeddings=settings.context,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=True,
+        tie_word_embeddings=True,  # most parameters of a small model are in its layers
         bos_token_id=tokenizer.bos_token_id if tokenizer else 0,
         eos_token_id=tokenizer.eos_token_id if tokenizer else 1,
     )
@@ -148,15 +142,13 @@ def runs_of(study: Mapping[str, Any]) -> dict[Path, Settings]:
 
     All variants of a seed come before the next seed, so a stopped study has complete pairs.
     """
-    shared = dict(study)
+    shared, runs = dict(study), {}
     variants, seeds = shared.pop("variants"), shared.pop("seeds", [0])
     sizes = shared.pop("sizes", ["tiny"])
-    return {
-        Path(size, file_name(variant), f"seed-{seed}"): Settings(
-            variant=variant, seed=seed, size=size, **shared
-        )
-        for seed, size, variant in itertools.product(seeds, sizes, variants)
-    }
+    for seed, size, variant in itertools.product(seeds, sizes, variants):
+        folder = Path(size, file_name(variant), f"seed-{seed}")
+        runs[folder] = Settings(variant=variant, seed=seed, size=size, **shared)
+    return runs
 
 
 def read_study(path: Path) -> dict[str, Any]:
