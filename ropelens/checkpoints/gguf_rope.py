@@ -1,8 +1,4 @@
-"""RoPE of a GGUF file: the metadata `ARCH.rope.*` and the tensors `rope_*`.
-
-The GGUF reader of transformers drops scaling, frequency factors and most counts of rotated
-coordinates. They have the meaning that llama.cpp gives them.
-"""
+"""RoPE of a GGUF file, with the meaning of llama.cpp; the reader of transformers drops most."""
 
 import math
 from pathlib import Path
@@ -67,10 +63,7 @@ def add_rope(path: Path, config: PreTrainedConfig) -> Float[np.ndarray, " plane"
 
 
 def _pop_scaling(stated: dict[str, Any]) -> dict[str, Any]:
-    """Turn keys and tensors into `rope_parameters`; keys without an equivalent stay.
-
-    Programs disagree about yarn_ext_factor, yarn_attn_factor and yarn_log_multiplier.
-    """
+    """Turn keys and tensors into `rope_parameters`; keys without an equivalent stay."""
     for unused in ("scaling.finetuned", "dimension_count_swa"):
         stated.pop(unused, None)
     kind = stated.pop("scaling.type", "linear")

@@ -25,10 +25,8 @@ UNREAD = {
 }
 """Errors and remedies for folders without weights for transformers, by the first match."""
 
-LAYER_COUNTS = re.compile(
-    r"(n|num|encoder|decoder)_(\w+_)?(layers?|experts)|.*\.(block|expert)_count"
-)
-MOST_LAYERS = 4096  # layers or experts; building a model with 10**9 layers never ends
+COUNT = r"(n|num|encoder|decoder)_(\w+_)?(layers?|experts)|.*\.(block|expert)_count"
+LAYER_COUNTS, MOST_LAYERS = re.compile(COUNT), 4096  # a model of 10**9 layers is never built
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -61,10 +59,7 @@ def refuse_pointers(files: Iterable[Path]) -> None:
 
 
 def check_stated(path: Path) -> None:
-    """Raise BadCheckpoint for MLX's own quantization, or an impossible number of layers.
-
-    The configuration is read as plain data, because transformers makes a list of all layers.
-    """
+    """Raise BadCheckpoint for MLX's own quantization, or an impossible number of layers."""
     if path.is_file():
         fields = gguf.GGUFReader(str(path)).fields
         stated = {key: fields[key].contents() for key in fields if LAYER_COUNTS.fullmatch(key)}

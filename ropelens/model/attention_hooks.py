@@ -1,11 +1,8 @@
 """Hooks in the attention calls of a model.
 
-A model asks transformers for an attention function by the name in its config. While a block is
-open, the model gets a wrapper around this function. The config does not change, so that the
-model takes the same branches, makes the same masks and computes the same bits.
-
-A block belongs to the context (a thread or an asyncio task) that opened it, and to copies of
-this context. Other contexts cannot call the model while the block is open.
+A model asks transformers for an attention function by the name in its config, which does not
+change. While a block is open, the model gets a wrapper around this function. A block belongs to
+the context (a thread or an asyncio task) that opened it, and to copies of this context.
 """
 
 import math
@@ -40,8 +37,8 @@ InputPatch = Callable[[int, AttentionInput, Tensor, Tensor, Tensor], Tensor]
 
 It is called as (layer, name, x [batch, head, token, coordinate], tokens [_, token], positions
 [_, token *axis]) and returns the new `x`, with a head for each query head if heads of a group
-differ. `tokens` are the indices of the tokens in their sequence, without tokens that a static
-cache does not contain yet. `positions` may be shifted by a constant in each sequence.
+differ. `tokens` are the indices of the tokens in their sequence, except the empty slots of a
+static cache. `positions` may be shifted by a constant in each sequence.
 """
 
 

@@ -50,37 +50,29 @@ Recorded = TypeVar("Recorded")
 
 
 class LiveModel:
-    """A transformers model, run unmodified and observed through its attention interface.
-
-    `model` is the model without wrappers. `layers` and `heads` count layers and the query heads
-    of a layer, `layer_types` are the types that the configuration states, and `attending` lists
-    the layers that attend. `bos` is the id of the first token, or None if the configuration
-    names none. `trained` is the trained context in tokens, or None if it is not stated;
-    `context` is the trained context or 1024. `eps` is the machine epsilon of the dtype.
-    `depends_on_length` is set for dynamic and longrope.
-    """
+    """A transformers model, run unmodified and observed through its attention interface."""
 
     in_chunks = True  # whether `logits` can run the tokens in chunks, with a key-value cache
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer = model, tokenizer  # without wrappers
         self._runner: Any = model  # the model, or a bridge around it
         self.config: PreTrainedConfig = model.config.get_text_config()
         self.class_name = type(model).__name__
         self.layers: int = getattr(self.config, "num_hidden_layers", 0)
-        self.heads: int = getattr(self.config, "num_attention_heads", 0)
+        self.heads: int = getattr(self.config, "num_attention_heads", 0)  # query heads
         self.layer_types = config_facts.layer_types(self.config)
-        self.attending = config_facts.attending_layers(self.config)
+        self.attending = config_facts.attending_layers(self.config)  # indices of layers
         # Layers without attention keep a state instead of keys; "hybrid" layers keep both.
         stateless = not any(k.startswith("hybrid") for k in self.layer_types)
         self.in_chunks &= stateless and len(self.attending) == self.layers
         self.bos = self.config.to_dict().get("bos_token_id")
         self.vocabulary: int = self.config.vocab_size
-        self.trained = config_facts.stated_context(model.config)
+        self.trained = config_facts.stated_context(model.config)  # in tokens, or None
         self.context = self.trained or 1024
         self.device = device_of(model)  # the device of the tokens
         self.eps = torch.finfo(model.dtype).eps
-        self.depends_on_length = config_facts.depends_on_length(self.config)
+        self.depends_on_length = config_facts.depends_on_length(self.config)  # RoPE
         self._modules: list[Any] = attention_modules(model)
         parameters = inspect.signature(model.forward).parameters
         # transformers 5.24 renamed the argument, and warns of the old name.
@@ -302,23 +294,22 @@ class LiveModel:
             with self._hooked(lambda hooks: replace(hooks, **observing)):
                 return run()
 
+        fault, evidence = "", f"logits of {case[0]} tokens"
         with forward_patches.skip_mlp_work(self.model):
             plain, seen = [run()], [observed()]
             if plain[0].isnan().any():
-                what = f"{self.class_name} computes NaN for the last of {case[0]} tokens."
-                raise UnsupportedModel(what, hint=NO_KEY)
-            if not torch.equal(plain[0], seen[0]):
+                fault, hint = "NaN", NO_KEY
+            elif not torch.equal(plain[0], seen[0]):
                 plain += [run() for _ in range(MORE_PASSES)]
                 seen += [observed() for _ in range(MORE_PASSES)]
                 spread = max(_change(x[0], other) for x in (plain, seen) for other in x)
                 change = min(_change(x, y) for x, y in product(plain, seen))
+                evidence += f": a relative change of {change:.2g}; equal passes by {spread:.2g}"
                 if not spread or change > allowed_residual(spread, self.eps):
-                    what = f"{self.class_name} computes something else while it is observed."
-                    evidence = (
-                        f"logits of {case[0]} tokens: a relative change of {change:.2g}; "
-                    )
-                    evidence += f"equal passes differ by {spread:.2g}"
-                    raise UnsupportedModel(what, seen=evidence)
+                    fault, hint = "something else while it is observed", ""
+        if fault:
+            what = f"{self.class_name} computes {fault}."
+            raise UnsupportedModel(what, seen=evidence, hint=hint)
         self._checked.add(case)
 
     def heads_of(self, heads: str, turning: Sequence[int] | None = None) -> HeadMask:

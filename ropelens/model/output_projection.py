@@ -71,11 +71,10 @@ def logit_directions(
     answers: Sequence[int],
     hidden: Bool[Tensor, "1 position"] | None = None,
 ) -> Float[Tensor, "answer position width"]:
-    """Gradient of the logits of `answers` with respect to the residual stream.
+    """Gradient of the logits of `answers`, before a cap, with respect to the residual stream.
 
     The final norm is r_i g (x - mean) + b, where the mean is 0 if the norm does not center. The
-    scale r_i is frozen. Logits are not yet scaled or capped. Raises `UnsupportedModel` if the
-    outputs of the heads change before they are added to the residual stream.
+    scale r_i is frozen. Raises `UnsupportedModel` if the path from the heads is not linear.
     """
     head_outputs: list[Tensor] = []
     norms: list[Any] = []

@@ -37,18 +37,13 @@ class AskedRotation(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerRotation:
-    """Rotation of one layer: as `measured`, as `stated` by the model, and the `planes` to use.
-
-    `planes` has the stated frequencies, exact to the bit, or the measured frequencies if the
-    model states none. `query_scale` is the factor on queries at each position, and `factor` is
-    the attention factor if it is known.
-    """
+    """Rotation of one layer: `measured`, `stated` by the model, and the `planes` to use."""
 
     measured: MeasuredRotation
     stated: Float[Tensor, " frequency"] | None
-    planes: Planes
-    query_scale: dict[int, float]
-    factor: float | None = None
+    planes: Planes  # with the stated frequencies, exact to the bit, if the model states some
+    query_scale: dict[int, float]  # factor on queries at each position
+    factor: float | None = None  # the attention factor, if it is known
 
 
 def asked_rotations(

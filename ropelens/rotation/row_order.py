@@ -34,8 +34,7 @@ def order_losses(
 ) -> Float[np.ndarray, "order token"]:
     """Loss of each token in nats with the rows unchanged, and in the two other orders.
 
-    The rows of each head are permuted among the coordinates that rotate. Instead of the rows,
-    this permutes queries and keys before RoPE, which gives the same scores.
+    Instead of rows, queries and keys before RoPE are permuted, which gives the same scores.
     """
     layers = measure_layers(live)
 
@@ -63,8 +62,7 @@ def check_row_order(live: LiveModel) -> tuple[bool, str]:
     """Compare losses on a short story; return whether the order is wrong, and a sentence.
 
     The order is wrong if another order predicts the story better than this order (the paired
-    95 % interval over tokens is above 0), and better than chance. The sentence is ""
-    without a tokenizer, and for a model whose rotation ropelens cannot measure.
+    95 % interval over tokens is above 0), and better than chance. "" if it is unknown.
     """
     try:
         tokens = prompt_tokens(STORY, live.tokenizer)[: live.context]

@@ -20,11 +20,7 @@ from ropelens.rotation.variant_config import stated_shape
 
 
 def stated_inv_freq(model: PreTrainedModel, layer_type: str) -> list[Tensor]:
-    """Candidates for the `inv_freq` of layers of a type, in rad/token, that the model states.
-
-    Rotary modules keep `inv_freq` as a buffer. If types of layers differ (Gemma 3), the name
-    of the buffer is `{layer_type}_inv_freq`, and this buffer comes first.
-    """
+    """Buffers `inv_freq` of rotary modules, in rad/token; a buffer of this type comes first."""
     stated = []
     for name, module in product((f"{layer_type}_inv_freq", "inv_freq"), model.modules()):
         if name in module._buffers:

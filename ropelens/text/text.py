@@ -1,11 +1,7 @@
 """The text of a measurement: sequences of tokens, their groups, folds and known sinks.
 
-A sink is a key that takes attention regardless of its content. Some sinks are known by their
-place and token (`known_sinks`). Others are found because they take most of the attention of
-their rows (budget/held_out.py).
-
-Sequences of one document are alike, so intervals that resample single sequences are far too
-narrow. Intervals therefore resample groups of sequences.
+A sink is a key that takes attention regardless of its content. Sequences of one document are
+alike, so intervals that resample single sequences are far too narrow. They resample groups.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""Training data: a folder with a tokenizer and tokenized text, both made once.
+"""Training data: a folder that the runs of a study share.
 
-The runs of a study share one folder. It contains data.json, the tokenizer, valid.npy, and the
-arrays that data.json lists as "stages". All arrays are uint16 [sequence, position].
+It contains data.json, the tokenizer, valid.npy, and the arrays that data.json lists as
+"stages". All arrays are uint16 [sequence, position].
 """
 
 import json

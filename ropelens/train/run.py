@@ -1,7 +1,6 @@
 """Training runs, and studies of several variants of RoPE, sizes and seeds.
 
-Runs of a study with the same seed have the same initial weights and read the same tokens in the
-same order, so that variants can be compared in pairs.
+Runs of one seed have the same initial weights and read the same tokens in the same order.
 """
 
 import itertools
@@ -138,10 +137,7 @@ def lock_run(out: Path) -> AcquireReturnProxy:
 
 
 def runs_of(study: Mapping[str, Any]) -> dict[Path, Settings]:
-    """The runs of a study, by the name of their folder, such as tiny/p-rope-0.75/seed-0.
-
-    All variants of a seed come before the next seed, so a stopped study has complete pairs.
-    """
+    """The runs of a study, by folder, with all variants of a seed before the next seed."""
     shared, runs = dict(study), {}
     variants, seeds = shared.pop("variants"), shared.pop("seeds", [0])
     sizes = shared.pop("sizes", ["tiny"])

@@ -46,10 +46,9 @@ SIZE_WORDS = (
 
 
 def get_size(name: str) -> Size:
-    """The size called `name` in `SIZES`, or the size that "8x384x6x2" describes.
+    """The size called `name`, or the size that "8x384x6x2" describes (see `SIZE_WORDS`).
 
-    The four numbers are layers, width, heads and key-value heads. The MLP then has 8/3 of the
-    width, rounded up to a multiple of 64.
+    The MLP then has 8/3 of the width, rounded up to a multiple of 64.
     """
     if name in SIZES:
         return SIZES[name]
