@@ -27,6 +27,7 @@ UNREAD = {
 
 COUNT = r"(n|num|encoder|decoder)_(\w+_)?(layers?|experts)|.*\.(block|expert)_count"
 LAYER_COUNTS, MOST_LAYERS = re.compile(COUNT), 4096  # a model of 10**9 layers is never built
+LEAST = {"num_hidden_layers": 1}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -68,13 +69,14 @@ def check_stated(path: Path) -> None:
     bits = stated.get("quantization") or stated.get("quantization_config")
     parts = [stated, *(part for part in stated.values() if isinstance(part, dict))]
     counts = [(key, x[key]) for x in parts for key in filter(LAYER_COUNTS.fullmatch, x)]
-    large = [f"{key} {x:,}" for key, x in counts if isinstance(x, int) and x > MOST_LAYERS]
+    numbers = [(key, x) for key, x in counts if isinstance(x, int)]
+    odd = [f"{k} {x:,}" for k, x in numbers if not LEAST.get(k, x) <= x <= MOST_LAYERS]
     what = seen = ""
     if isinstance(bits, dict) and "bits" in bits and "quant_method" not in bits:
         what = f"{path} has weights in {bits['bits']} bits, in the format of MLX."
         hint = "the model before its conversion by MLX, or mlx_lm.convert --dequantize"
-    elif large:
+    elif odd:
         what, hint = f"The configuration of {path} is impossible.", "the one of its weights"
-        seen = f"{large[0]}, more than {MOST_LAYERS:,}"
+        seen = f"{odd[0]}, not 1 to {MOST_LAYERS:,}"
     if what:
         raise BadCheckpoint(what, seen=seen, hint=hint)
