@@ -183,7 +183,7 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
         look["showlegend"] = row == 1 and len(x) > 0
         figure.add_scatter(x=x, y=np.concatenate(still), **look, row=row, col=1)
     figure.update_yaxes(nticks=5, rangemode="tozero", zeroline=True, zerolinecolor=style.MUTED)
-    mark_trained(figure, comparison)
+    mark_trained(figure, comparison, [0])
     return figure.update_layout(margin_t=104, legend_y=1.1)
 
 
