@@ -303,6 +303,24 @@ def test_figures_of_wavelengths_are_split_by_kind_of_layers():
     assert "window" in marks(rl.plot_selectivity(profile, layer=0, head=0))
 
 
+def test_planes_of_layers_that_rotate_differently_have_their_own_lines():
+    runs = RUNS.copy(deep=True)
+    wavelength = runs["wavelength"].transpose("entry", "layer", "frequency").copy()
+    wavelength[:, -1] = wavelength[:, -1] ** 1.5
+    figure = plot_comparison_planes(runs.assign_coords(wavelength=wavelength))
+    names = {trace.name for trace in figure.data if " tokens)" in (trace.name or "")}
+    assert len(names) == 2 * len({*runs["group"].values} - {"nope"})
+    values = runs["q_norm"].mean("head").transpose("entry", "layer", "frequency")
+    group = runs["group"].values[0]
+    last = values[runs["group"].values == group, -1].mean("entry").values
+    line = next(
+        x
+        for x in figure.data
+        if x.name.startswith(f"{group}, layers {runs.sizes['layer'] - 1} ")
+    )
+    np.testing.assert_allclose(line.y, last, rtol=1e-6)
+
+
 def test_layers_without_attention_are_grey():
     kinds = ("layer", ["conv", "full_attention", "conv"])
     profile = missing(SMALL[0], [], [0, 2]).assign_coords(layer_type=kinds)
