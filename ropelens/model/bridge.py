@@ -83,13 +83,12 @@ class _CallParts:
         hooks = hooks_of(self.live.bridge) or Hooks()
         if part == "output":
             return self._end(value, hooks)
-        used = hooks.observers or hooks.changes
-        instead = "the transformers model itself"
+        used, fault = hooks.observers or hooks.changes, ""
         if part == "scores" and value.shape[2] != value.shape[3] and used:
-            what = "A bridge cannot be observed or edited with a key-value cache, because "
-            what += "hook_rot_k fires only for the keys of the new rows."
-            raise UnsupportedModel(what, hint=f"use_past_kv_cache=False, or {instead}")
-        if part != "scores" and hooks.changes:
+            fault = "A bridge cannot be observed or edited with a key-value cache, because "
+            fault += "hook_rot_k fires only for the keys of the new rows."
+            hint = "use_past_kv_cache=False"
+        elif part != "scores" and hooks.changes:
             x = value.transpose(1, 2)
             index = torch.arange(x.shape[2], device=x.device)[None]  # no cache: rows are keys
             positions = self.parts.get("position_ids", index)
@@ -97,9 +96,11 @@ class _CallParts:
             for change in hooks.changes:
                 x = change(self.layer, part, x, places, positions)
             if x.shape[1] != value.shape[2]:
-                what = "At hook_rot_k, a bridge has one key for all query heads of a group."
-                raise UnsupportedModel(what, hint=f"an edit of whole groups, or {instead}")
+                fault = "At hook_rot_k, a bridge has one key for all query heads of a group."
+                hint = "an edit of whole groups"
             value = x.transpose(1, 2)
+        if fault:
+            raise UnsupportedModel(fault, hint=f"{hint}, or the transformers model itself")
         self.parts[part] = value
         return value
 
