@@ -155,7 +155,11 @@ def positions(
 def places_in_sequence(
     positions: Int[Tensor, "_ key *axis"], dropped_keys: int = 0
 ) -> Int[Tensor, "_ key"]:
-    """Index of each token in its sequence; a sequence starts where positions do not grow."""
+    """Index of each token in its sequence.
+
+    In a packed row, a sequence starts at a token whose position is at most the position of the
+    token before it, and at most the first position of the row.
+    """
     index = torch.arange(positions.shape[1], device=positions.device) + dropped_keys
     starts = (positions <= positions[:, :1]) & (positions <= positions.roll(1, 1))
     starts = index * starts[..., None].flatten(2).all(-1)

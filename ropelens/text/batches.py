@@ -112,7 +112,7 @@ def number_sequences(
         what = "Positions must begin at 0 in a model whose RoPE or queries change with them."
         seen = f"a sequence that begins at position {int(late)}"
     if what:
-        hint = "position_ids that count every token of a sequence from 0, or none"
+        hint = "position_ids that count every token of a sequence from 0, or no position_ids"
         raise BadArgument(what, seen=seen, hint=hint)
     of_row = torch.zeros_like(ids).masked_scatter(real, begins.long()).cumsum(1) * real
     return of_row, places, numbers

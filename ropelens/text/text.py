@@ -209,7 +209,7 @@ def _checked(fields: Mapping[str, Any]) -> dict[str, Tensor | None]:
 def assign_groups(
     documents: Int[Tensor, " sequence"] | None, sequences: int
 ) -> Int[Tensor, " sequence"]:
-    """Group of each sequence: its document, or a stretch of neighbours of fewer documents."""
+    """Group of each sequence: its document, or a stretch of neighbours if documents are few."""
     if documents is not None and len(documents.unique()) >= ENOUGH_DOCUMENTS:
         _, rank = torch.unique(documents.cpu(), return_inverse=True)
         count = int(rank.max()) + 1

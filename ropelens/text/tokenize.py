@@ -26,6 +26,7 @@ from ropelens.text.documents import check_document, documents_sha256
 from ropelens.text.rows import generator_of
 from ropelens.text.text import Text
 
+NumberedRow = tuple[list[int], int]  # tokens of a sequence, and the number of its document
 Bos = Literal["always", "tokenizer"]
 """Whether sequences begin with BOS: if the tokenizer has one, or only if it adds one itself."""
 
@@ -96,16 +97,16 @@ def tokenize(
         what = f"The text is shorter than one context of {context:,} tokens."
         seen = f"{total:,} tokens (documents: {len(texts):,})"
         raise BadText(what, seen=seen, hint="pass more text, or a smaller context")
-    rows = [(torch.tensor(row), number) for number, rows in enumerate(cut) for row in rows]
+    rows = [(row, number) for number, rows in enumerate(cut) for row in rows]
     if sequences is not None:
         # Few tokens of a short tail have anything to look back at.
         long = [(row, number) for row, number in rows if 8 * len(row) >= len(cut[number][0])]
         rows = _sample(long if len(long) >= sequences else rows, sequences, seed)
-    drawn, numbers = map(list, zip(*rows, strict=True))
+    drawn = [torch.tensor(row) for row, _ in rows]
     return Text(
         torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True),
         lengths=torch.tensor(list(map(len, drawn))),
-        documents=torch.tensor(numbers),
+        documents=torch.tensor([number for _, number in rows]),
         documents_sha256=documents_sha256(texts),
         source=f"{len(rows):,} of {sum(map(len, cut)):,} sequences of up to {context:,} tokens "
         f"(documents: {len(texts):,}, characters: {sum(map(len, texts)):,})",
@@ -118,9 +119,7 @@ def _cut(bos: list[int], ids: list[int], context: int) -> list[list[int]]:
     return [row for row in rows if len(row) >= 2]
 
 
-def _sample(
-    rows: list[tuple[Tensor, int]], sequences: int, seed: int
-) -> list[tuple[Tensor, int]]:
+def _sample(rows: list[NumberedRow], sequences: int, seed: int) -> list[NumberedRow]:
     """Random rows, evenly from all documents, in their order; all if there are too few."""
     if sequences > len(rows):
         words = (
