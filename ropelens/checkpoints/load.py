@@ -1,4 +1,4 @@
-"""Reading of a checkpoint for `load`, which refuses lacking weights and acausal models."""
+"""Reading of a checkpoint for `load`, with checks that transformers does not make."""
 
 import re
 import warnings

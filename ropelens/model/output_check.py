@@ -73,9 +73,7 @@ class OutputCheck:
         seen = f"layer {call.layer}: attention from its queries, keys and mask misses the "
         seen += f"model's own output by {residual:.2g} (allowed {allowed:.0e})"
         seen += f"; {cause}" * bool(cause)
-        means = (
-            "the model does not pass all its scores, masks or weights to its attention function"
-        )
+        means = "the model changes scores, mask or weights outside of its attention function"
         hint = "a causal language model of a tested family (docs/families.md)"
         raise UnsupportedModel(what, seen=seen, means=means, hint=hint)
 

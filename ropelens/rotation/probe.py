@@ -286,7 +286,7 @@ def _check_rotation(
     *,
     zero: bool,
 ) -> None:
-    """Refuse a model whose queries do not rotate, except by `zero`, or whose values do."""
+    """Refuse a model whose queries do not rotate or whose values do; frequencies may be 0."""
     faults = []
     for layer, rotation in measured.items():
         allowed = allowed_residual(rotation.noise, live.eps)
