@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ropelens.attention.variables import Statistic, stack
 from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.errors import BadArgument
 from ropelens.intervals import mean_and_error
-from ropelens.rope.planes import Planes, kept
+from ropelens.rope.planes import Planes
 from ropelens.text.text import GROUPS
 
 ZERO = torch.zeros(GROUPS, dtype=torch.float64)  # of each group; never changed in place
@@ -122,9 +121,7 @@ class LayerSums:
         for row in rows:
             if row.over == "offsets":
                 pooled[row.name] = sum_bins(pooled[row.name], edges)
-        visible, weight = sampled.visibility, sampled.rows.weight
-        weigh = partial(visible.offset_weight, weight)
-        weight = kept(visible, "offset weight", weight, weigh, most=2)
+        weight = sampled.visibility.offset_weight(sampled.rows.weight)
         return cls(sampled.call.scale, farthest, offset_weight=weight, sums=pooled)
 
     def __add__(self, other: "LayerSums") -> "LayerSums":

@@ -143,8 +143,8 @@ class _Part:
         """All folds together on a GPU; on a CPU, parts that fit into its caches."""
         (kv_heads, group), device, parts = sampled.row_q.shape[1:3], sampled.k.device.type, []
         step = folds if device == "cpu" else 1
-        few = kept(sampled.rows, "few", folds, lambda: _curvature_rows(sampled.rows, folds))
-        few, _ = normalize_weights(sampled.with_rows(few), folds)
+        few = sampled.with_rows(_curvature_rows(sampled.rows, folds))
+        few, _ = normalize_weights(few, folds)
         problems = torch.arange(folds * kv_heads * group).view(-1, kv_heads, group)
         for own in (slice(fold, None, step) for fold in range(step)):
             some = [x.of_sequences(own) for x in (sampled, few)]
@@ -275,6 +275,7 @@ def _features(
     return torch.cat([by_plane, (kind == kinds).to(by_plane.dtype)], dim=-1)
 
 
+@kept()
 def _curvature_rows(rows: Rows, folds: int) -> Rows:
     """A few rows of each sequence, spread evenly and different for each sequence."""
     batch, have = rows.position.shape

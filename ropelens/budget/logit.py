@@ -206,14 +206,16 @@ def normalize_weights(
 
     The sequences belong to the folds in turn.
     """
-    by_fold = sampled.rows.weight.double().unflatten(0, (-1, folds))
+    rows, number = _normalized(sampled.rows, folds)
+    return sampled.with_rows(rows), number
 
-    def normalized() -> Rows:
-        total = by_fold.sum((0, 2)).clamp(min=1e-300)[:, None]
-        return replace(sampled.rows, weight=(by_fold / total).float().flatten(0, 1))
 
-    rows = kept(sampled.rows, "normalized", folds, normalized)
-    return sampled.with_rows(rows), (by_fold > 0).sum((0, 2)).clamp(min=1).double()
+@kept()
+def _normalized(rows: Rows, folds: int) -> tuple[Rows, Float[Tensor, " fold"]]:
+    by_fold = rows.weight.double().unflatten(0, (-1, folds))
+    total = by_fold.sum((0, 2)).clamp(min=1e-300)[:, None]
+    rows = replace(rows, weight=(by_fold / total).float().flatten(0, 1))
+    return rows, (by_fold > 0).sum((0, 2)).clamp(min=1).double()
 
 
 def fit_tolerance(nats: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:

@@ -257,11 +257,11 @@ WRONG: dict[str, dict[str, str]] = {
     },
     "llama_gqa: right: sinks are exchanged": {"~is_sink & real[:, None]": "real[:, None]"},
     "llama_gqa: found sinks: only the first head of a group keeps its sinks": {
-        "unflatten(1, shape).any(2)": "unflatten(1, shape)[:, :, 0]"
+        "(by_kv_head(sinks, kv_heads) > 0).any(2)": "by_kv_head(sinks, kv_heads)[:, :, 0] > 0"
     },
     "llama_gqa: right: padding is exchanged": {"~is_sink & real[:, None]": "~is_sink"},
     "llama_gqa: hidden: hidden tokens are exchanged": {
-        "sampled.rows.padding(index)": "(index >= sampled.rows.length[:, None])"
+        "rows.padding(index)": "(index >= rows.length[:, None])"
     },
     "llama_gqa: right: distributions have different keys": {
         "mass = torch.sum": "parts[1] = before_and_after[1]; mass = torch.sum"
@@ -290,7 +290,7 @@ WRONG: dict[str, dict[str, str]] = {
     "gemma2: right: no soft-cap": {
         "visibility=self.visibility)": "visibility=self.visibility, softcap=None)"
     },
-    "gpt_oss: right: no learned sink": {"1 - learned_sink_mass(block)[:number]": "1"},
+    "gpt_oss: right: no learned sink": {"1 - learned_sink_mass(block)[: out.shape[1]]": "1"},
     "llama_gqa: right: early rows count": {"from_share(EARLY)": "from_share(0)"},
 }
 
