@@ -20,14 +20,15 @@ coordinates of a head are one more plane.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.attention.block import Block, ByKey, blocks_of
+from ropelens.attention.block import Block, ByKey, ByRow, blocks_of
 from ropelens.attention.fast_products import HIDDEN, products, softmax
 from ropelens.attention.formulas import GAINS
 from ropelens.attention.sampled_call import SampledCall
@@ -46,8 +47,7 @@ RIDGE = 0.03  # strength of the ridge, in units of the log-likelihood of one row
 TOLERANCE = 1e-4  # error that is allowed, as a share of the information that sinks leave
 
 
-@dataclass(frozen=True)
-class HeadWeights:
+class HeadWeights(NamedTuple):
     """The weights of a model for some heads, in the order in which blocks use them.
 
     `beta` [fold, kv_head, group, 1, coordinate] has the scale; it is None without content.
@@ -60,21 +60,23 @@ class HeadWeights:
     of_sinks: Float[Tensor, "fold kv_head group kind_or_bin"]
     kappa: Float[Tensor, "fold kv_head group column"] | None
 
-    @classmethod
-    def of(
-        cls, weights: Float[Tensor, "fold kv_head group variable"], block: Block
-    ) -> "HeadWeights":
-        """The weights of some heads; those of S and C end before kappa and tau."""
-        context, scale, planes = block.call.key.shape[2], block.call.scale, block.planes
-        beta, sigma, kappa, tau = split_weights(weights.to(block.q), planes.terms, context)
-        by_coordinate = planes.by_coordinate(scale * beta)[..., None, :]
-        if not kappa.shape[-1]:
-            of_sinks = pad(sigma, (1, len(offset_edges(context)) - 1))
-            return cls(by_coordinate, of_sinks, None)
-        masked = block.visibility.mask is not None
-        ahead = kappa[..., :1] if masked else torch.full_like(kappa[..., :1], HIDDEN)
-        kappa = torch.cat([kappa.flip(-1), ahead.expand_as(kappa)], dim=-1)
-        return cls(by_coordinate, torch.cat([pad(sigma, (1, 0)), tau], dim=-1), kappa)
+
+def head_weights(
+    weights: Float[Tensor, "fold kv_head group variable"], block: Block, model: str
+) -> HeadWeights:
+    """The weights of a model for the heads of a block; a model ignores variables of others."""
+    context, planes = block.call.key.shape[2], block.planes
+    beta, sigma, kappa, tau = split_weights(weights.to(block.q), planes.terms, context)
+    by_coordinate = None
+    if model in ("content", "both"):
+        by_coordinate = planes.by_coordinate(block.call.scale * beta)[..., None, :]
+    if model in ("sink", "content"):
+        of_sinks = pad(sigma, (1, len(offset_edges(context)) - 1))
+        return HeadWeights(by_coordinate, of_sinks, None)
+    masked = block.visibility.mask is not None
+    ahead = kappa[..., :1] if masked else torch.full_like(kappa[..., :1], HIDDEN)
+    kappa = torch.cat([kappa.flip(-1), ahead.expand_as(kappa)], dim=-1)
+    return HeadWeights(by_coordinate, torch.cat([pad(sigma, (1, 0)), tau], dim=-1), kappa)
 
 
 def log_weights(block: Block, weights: HeadWeights) -> ByKey:
@@ -100,24 +102,28 @@ def log_weights(block: Block, weights: HeadWeights) -> ByKey:
 class HeadSums:
     """The sums that the weights multiply in the log-likelihood of an attention of some heads.
 
-    They are sums over the weighted rows of each sequence: sum_j A_ij c~_ijf by plane, and the
-    masses on sinks by kind, by offset, and on sinks by bin of offsets. With `squares`, they
-    include the sums of squared masses by offset and on sinks by bin.
+    They are sums over the weighted rows of each sequence: a value of each row, then
+    sum_j A_ij c~_ijf by plane, and the masses on sinks by kind, by offset, and on sinks by bin
+    of offsets. With `squares`, they include the sums of squared masses by offset and on sinks
+    by bin. `shape` begins with the numbers of sequences, heads, and members.
     """
 
     def __init__(
         self, sampled: SampledCall, shape: torch.Size, *, offsets: bool, squares: bool = False
     ) -> None:
-        """No rows yet; `shape` begins with the numbers of sequences, heads, and members."""
-        context, shape = sampled.k.shape[2], shape[:3]
+        context, shape, zeros = sampled.k.shape[2], shape[:3], sampled.k.new_zeros
         self._to_planes = lambda x: sampled.call.scale * sampled.planes.sum_coordinates(x)
-        self._by_coordinate = sampled.k.new_zeros(*shape, sampled.k.shape[3])
+        self._value = zeros(shape, dtype=torch.float64)
+        self._by_coordinate = zeros(*shape, sampled.k.shape[3])
         variables = len(SINKS) + len(offset_edges(context))
-        self._on_sinks = sampled.k.new_zeros(1 + squares, *shape, variables)
-        self._by_offset = sampled.k.new_zeros(offsets * (1 + squares), *shape, context)
+        self._on_sinks = zeros(1 + squares, *shape, variables)
+        self._by_offset = zeros(offsets * (1 + squares), *shape, context)
 
-    def add(self, block: Block, attention: ByKey, heads: slice = slice(None)) -> None:
+    def add(
+        self, block: Block, value: ByRow, attention: ByKey, heads: slice = slice(None)
+    ) -> None:
         """Add the rows of a block, whose key-value heads are `heads` here."""
+        self._value[:, heads] += block.weigh(value)
         weight = block.weight[:, None, None, None]
         read = (attention.flatten(2, 3) @ block.k_still).view_as(block.q)
         self._by_coordinate[:, heads] += (weight @ (block.q_still * read))[..., 0, :]
@@ -137,13 +143,13 @@ class HeadSums:
 
     def by_fold(self, folds: int) -> Float[Tensor, "fold kv_head group sum"]:
         """The sums side by side, in float64, over the sequences that belong to each fold."""
-        sums = [self._to_planes(self._by_coordinate)]
+        sums = [self._value[..., None], self._to_planes(self._by_coordinate)]
         for power, on_sinks in enumerate(self._on_sinks):
             by_kind, by_bin = on_sinks[..., 1:].tensor_split((len(SINKS),), dim=-1)
             sums += [by_kind] * (not power)
             if len(self._by_offset):
                 sums += [self._by_offset[power].flip(-1), by_bin]
-        return sum_folds(torch.cat(sums, dim=-1).double(), folds)
+        return sum_folds(torch.cat([x.double() for x in sums], dim=-1), folds)
 
 
 def sum_folds(x: Float[Tensor, " batch *value"], folds: int) -> Float[Tensor, " fold *value"]:
@@ -171,16 +177,8 @@ def score_models(
     for block in blocks_of(sampled):
         part = block.heads.start, block.heads.stop
         if part not in models:
-            joined = vars(HeadWeights.of(weights[:, :, block.heads].flatten(0, 1), block))
-            tables = (x.unflatten(0, (len(MODELS), -1)) for x in joined.values())
-            models[part] = [
-                HeadWeights(
-                    beta if name in ("content", "both") else None,
-                    of_sinks,
-                    kappa if name in ("position", "both") else None,
-                )
-                for name, beta, of_sinks, kappa in zip(MODELS, *tables, strict=True)
-            ]
+            own = zip(weights[:, :, block.heads], MODELS, strict=True)
+            models[part] = [head_weights(x, block, model) for x, model in own]
         expected = block.expect(block.scores)  # read before A, which could overwrite them
         log_keys = block.count.log().expand_as(expected)
         likelihoods = [torch.ones_like(log_keys), expected - block.log_norm, -log_keys]
