@@ -122,15 +122,6 @@ class Block:
             return fast_products.softmax(self._scores(out))  # one matrix in the caches, not two
         return fast_products.softmax(self.scores, out=out)
 
-    @property
-    def log_attention(self) -> Float[Tensor, "batch head row key"]:
-        """log A_ij of all query heads; a learned sink is the last key."""
-        scores = self.scores.flatten(1, 2)
-        if self.call.sink_logits is not None:
-            sink = self.call.sink_logits.to(scores)[None, :, None, None]
-            scores = torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1)
-        return scores.log_softmax(-1)
-
     def expect(self, values: ByKey) -> ByRow:
         """sum_j A_ij x_ij for `values` x."""
         return torch.linalg.vecdot(self.attention, values)
@@ -178,11 +169,6 @@ class Block:
         """1 if the row sees a sink of the head in a column, otherwise 0."""
         seen = self.device_visibility.sees(self.sinks + self.keys.start)
         return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
-
-    @property
-    def visible(self) -> Bool[Tensor, "shared row key"]:
-        """Which keys each row sees."""
-        return self.device_visibility.sees()
 
     @property
     def sees_all_behind(self) -> bool:

@@ -23,13 +23,13 @@ from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import (
     MODELS,
     RIDGE,
-    HeadSums,
     HeadWeights,
     fit_tolerance,
     head_weights,
     log_weights,
     normalize_weights,
     sum_folds,
+    sum_heads,
 )
 from ropelens.budget.offsets import OffsetRows, fit_offsets
 from ropelens.budget.solver import ByVariable, Minimum, Moments, fit_log_linear
@@ -56,11 +56,9 @@ def fit_models(
     terms, first = sampled.planes.terms, sampled.planes.terms + len(SINKS)
     size = first + context + len(offset_edges(context)) - 1
     sampled, number = normalize_weights(sampled, folds)
-    sums = HeadSums(sampled, sampled.row_q.shape, offsets=True)
-    for block in blocks_of(sampled):
-        sums.add(block, information(block), block.attention, block.heads)
-    explained, observed = sums.by_fold(folds).flatten(0, 2).tensor_split((1,), dim=-1)
-    explained = explained[:, 0]
+    rows = ((x.heads, x, information(x), x.attention) for x in blocks_of(sampled))
+    sums = sum_heads(sampled, rows, sampled.row_q.shape[:3], folds=folds).flatten(0, 2)
+    explained, observed = sums[:, 0], sums[:, 1:]
     table = OffsetRows.of(sampled, folds=folds)
     ridge = (RIDGE / number).to(observed.device).repeat_interleave(kv_heads * group)
     tolerance = fit_tolerance(explained) / 10  # S and P cost little, and S may leave little
@@ -155,14 +153,15 @@ class _Part:
     def moments(
         self, weights: HeadWeights, *, squares: bool
     ) -> Float[Tensor, "problem moment"]:
-        """log Z, the expected sums, and with `squares` the expected squares."""
-        offsets, example = weights.kappa is not None, self.blocks[0]
-        squares &= offsets
-        sums = HeadSums(example.sampled, example.q.shape, offsets=offsets, squares=squares)
-        for block in self.blocks:
-            modelled, log_norm = softmax(log_weights(block, weights))
-            sums.add(block, log_norm, modelled)
-        return sums.by_fold(len(self.problems)).flatten(0, 2)
+        """log Z, the expected sums, and with `squares` the expected squares by offset."""
+        model = ((x, *softmax(log_weights(x, weights))) for x in self.blocks)
+        rows = ((slice(None), x, log_norm, modelled) for x, modelled, log_norm in model)
+        sampled, shape = self.blocks[0].sampled, self.blocks[0].q.shape[:3]
+        with_offsets = weights.kappa is not None
+        options = {"offsets": with_offsets, "squares": squares and with_offsets}
+        return sum_heads(sampled, rows, shape, folds=len(self.problems), **options).flatten(
+            0, 2
+        )
 
     def covariance(self, weights: HeadWeights) -> Float[Tensor, "problem first first"]:
         """The `covariance` of each problem."""

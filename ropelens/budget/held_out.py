@@ -175,7 +175,9 @@ def exceeds_sink_share(
         keys, row_weight = block.columns, block.weight[:, None]
         own_key = block.self_column[..., None]
         if block.heads.start == 0:
-            behind = block.visible.to(block.weight.dtype).scatter(-1, own_key, 0.0)
+            behind = (
+                block.device_visibility.sees().to(block.weight.dtype).scatter(-1, own_key, 0.0)
+            )
             rows = torch.cat([row_weight, (row_weight > 0).to(behind)], dim=1)
             mass[:, heads:, keys] += rows @ behind
         own_key = own_key[:, None, None].expand(*block.q.shape[:4], 1)

@@ -20,6 +20,7 @@ coordinates of a head are one more plane.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -99,57 +100,54 @@ def log_weights(block: Block, weights: HeadWeights) -> ByKey:
     return scores if hidden else block.hide(scores)
 
 
-class HeadSums:
+def sum_heads(
+    sampled: SampledCall,
+    rows: Iterable[tuple[slice, Block, ByRow, ByKey]],
+    shape: tuple[int, ...],
+    *,
+    folds: int,
+    offsets: bool = True,
+    squares: bool = False,
+) -> Float[Tensor, "fold kv_head group sum"]:
     """The sums that the weights multiply in the log-likelihood of an attention of some heads.
 
-    They are sums over the weighted rows of each sequence: a value of each row, then
-    sum_j A_ij c~_ijf by plane, and the masses on sinks by kind, by offset, and on sinks by bin
-    of offsets. With `squares`, they include the sums of squared masses by offset and on sinks
-    by bin. `shape` begins with the numbers of sequences, heads, and members.
+    `rows` have the place of their heads in `shape` [batch, kv_head, group], the block, a value
+    of each row, and the attention. The result has the sums over the weighted rows of each fold
+    side by side, in float64: the value, sum_j A_ij c~_ijf by plane, and the masses on sinks by
+    kind, by offset (with `offsets`), and on sinks by bin of offsets. With `squares`, the sums
+    of squared masses by offset and on sinks by bin follow.
     """
-
-    def __init__(
-        self, sampled: SampledCall, shape: torch.Size, *, offsets: bool, squares: bool = False
-    ) -> None:
-        context, shape, zeros = sampled.k.shape[2], shape[:3], sampled.k.new_zeros
-        self._to_planes = lambda x: sampled.call.scale * sampled.planes.sum_coordinates(x)
-        self._value = zeros(shape, dtype=torch.float64)
-        self._by_coordinate = zeros(*shape, sampled.k.shape[3])
-        variables = len(SINKS) + len(offset_edges(context))
-        self._on_sinks = zeros(1 + squares, *shape, variables)
-        self._by_offset = zeros(offsets * (1 + squares), *shape, context)
-
-    def add(
-        self, block: Block, value: ByRow, attention: ByKey, heads: slice = slice(None)
-    ) -> None:
-        """Add the rows of a block, whose key-value heads are `heads` here."""
-        self._value[:, heads] += block.weigh(value)
+    context, zeros, powers = sampled.k.shape[2], sampled.k.new_zeros, 1 + squares
+    values = zeros(shape, dtype=torch.float64)
+    by_coordinate = zeros(*shape, sampled.k.shape[3])
+    on_sinks = zeros(powers, *shape, len(SINKS) + len(offset_edges(context)))
+    by_offset = zeros(powers, *shape, context * offsets)
+    for heads, block, value, attention in rows:
+        values[:, heads] += block.weigh(value)
         weight = block.weight[:, None, None, None]
         read = (attention.flatten(2, 3) @ block.k_still).view_as(block.q)
-        self._by_coordinate[:, heads] += (weight @ (block.q_still * read))[..., 0, :]
+        by_coordinate[:, heads] += (weight @ (block.q_still * read))[..., 0, :]
         at_sinks = attention.index_select(-1, block.sinks)
-        at_offset = block.by_offset(attention) if len(self._by_offset) else attention
-        for power, on_sinks in enumerate(self._on_sinks):
+        at_offset = block.by_offset(attention) if offsets else attention
+        for power in range(powers):
             if power:
                 at_sinks, at_offset = at_sinks.square(), at_offset.square_()
             twice = (at_sinks * weight.mT)[..., None].expand(*at_sinks.shape, 2).flatten(-3)
-            on_sinks[:, heads].scatter_add_(-1, block.sink_variables, twice)
-            if len(self._by_offset):
-                by_offset = self._by_offset[power, :, heads]
+            on_sinks[power, :, heads].scatter_add_(-1, block.sink_variables, twice)
+            if offsets:
                 masses = (weight @ at_offset)[..., 0, :]
                 if not power and block.visibility.mask is not None:  # the rest is ahead
                     masses[..., -1] += block.weight.sum(-1)[:, None, None] - masses.sum(-1)
-                by_offset[..., -masses.shape[-1] :] += masses
-
-    def by_fold(self, folds: int) -> Float[Tensor, "fold kv_head group sum"]:
-        """The sums side by side, in float64, over the sequences that belong to each fold."""
-        sums = [self._value[..., None], self._to_planes(self._by_coordinate)]
-        for power, on_sinks in enumerate(self._on_sinks):
-            by_kind, by_bin = on_sinks[..., 1:].tensor_split((len(SINKS),), dim=-1)
-            sums += [by_kind] * (not power)
-            if len(self._by_offset):
-                sums += [self._by_offset[power].flip(-1), by_bin]
-        return sum_folds(torch.cat([x.double() for x in sums], dim=-1), folds)
+                by_offset[power, :, heads, :, -masses.shape[-1] :] += masses
+    sums = [
+        values[..., None],
+        sampled.call.scale * sampled.planes.sum_coordinates(by_coordinate),
+    ]
+    for power in range(powers):
+        by_kind, by_bin = on_sinks[power, ..., 1:].tensor_split((len(SINKS),), dim=-1)
+        sums += [by_kind] * (not power)
+        sums += [by_offset[power].flip(-1), by_bin] * offsets
+    return sum_folds(torch.cat([x.double() for x in sums], dim=-1), folds)
 
 
 def sum_folds(x: Float[Tensor, " batch *value"], folds: int) -> Float[Tensor, " fold *value"]:

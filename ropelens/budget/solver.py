@@ -7,7 +7,7 @@ converged, because it has to wait for the answer.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -38,8 +38,7 @@ Divide = Callable[..., Tensor]
 diagonal then contains the penalty."""
 
 
-@dataclass(frozen=True)
-class Minimum:
+class Minimum(NamedTuple):
     """The weights of each problem, and the value there."""
 
     point: ByVariable
