@@ -222,9 +222,8 @@ class Visibility:
         offset = self.position[..., None] - torch.arange(len(self.keys))
         seen = weight[..., None] * (self.mask.cpu() & (offset >= 0))
         offset = offset.clamp(min=0).expand(seen.shape)
-        for nearest, by_offset in enumerate(total):
-            part = offset[..., nearest:].flatten(), seen[..., nearest:].flatten()
-            by_offset.index_add_(0, *part)
+        for part, by_offset in zip((slice(None), slice(1, None)), total, strict=True):
+            by_offset.index_add_(0, offset[..., part].flatten(), seen[..., part].flatten())
         return total
 
 
