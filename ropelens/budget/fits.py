@@ -8,7 +8,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import count
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -111,8 +110,8 @@ def _fit_content(
         diagonal[:, first:] -= squares
         return log_z[:, 0], expected, (diagonal, _cholesky(joint[problems], ridge[problems]))
 
-    options: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance, "divide": _divide}
-    return fit_log_linear(evaluate, observed, start=start, smooth=offsets, **options)
+    fit = partial(fit_log_linear, evaluate, observed, start=start, smooth=offsets)
+    return fit(ridge=ridge, tolerance=tolerance, divide=_divide)
 
 
 def _divide(

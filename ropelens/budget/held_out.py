@@ -7,7 +7,7 @@ advantage. If a text has a single long sequence, its rows belong to the two fold
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -78,15 +78,13 @@ class LayerFit:
         """
         context, longest = sampled.k.shape[2], self.found_sinks.shape[1]
         beta, sigma, kappa, tau = split_weights(self.weights, self.terms, longest)
-        tau = tau[..., : len(offset_edges(context)) - 1]
-        weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
+        kappa, tau = kappa[..., :context], tau[..., : len(offset_edges(context)) - 1]
+        weights = torch.cat([beta, sigma, kappa, tau], dim=-1).to(sampled.k.device)
         sets = _all_rows(sampled.rows, context) if sets is None else sets
-        weights = weights.to(sampled.k.device)
         if text.single_long_sequence:  # it is in both folds, with every second row
-            calls = (sampled.with_rows(_every(sampled.rows, 2, fold)) for fold in (0, 1))
-            others = (weights[:, other, None] for other in (1, 0))
-            parts = (score_models(*x, sets) for x in zip(calls, others, strict=True))
-            scores = reduce(torch.add, parts)
+            first, second = (sampled.with_rows(_every(sampled.rows, 2, x)) for x in (0, 1))
+            scores = score_models(first, weights[:, 1:], sets)
+            scores += score_models(second, weights[:, :1], sets)
         else:
             scores = score_models(sampled, weights[:, _other_fold(text, weights.device)], sets)
         follow = follow_sums(sampled, sets, single=text.single_long_sequence)
@@ -130,10 +128,9 @@ class Sample:
         self, call: AttentionCall, planes: Planes, *, surrogates: int, seed: int
     ) -> LayerFit:
         """Fit the models of one layer to its attention on the sample, and draw surrogates."""
-        known = self.text.sinks
-        found_sinks = find_sinks(SampledCall(call, self.rows, planes, sinks=known))
-        sinks = add_found_sinks(known, found_sinks)
-        sampled = SampledCall(call, self.rows, planes, sinks=sinks)
+        sample = partial(SampledCall, call, self.rows, planes)
+        found_sinks = find_sinks(sample(sinks=self.text.sinks))
+        sampled = sample(sinks=add_found_sinks(self.text.sinks, found_sinks))
         compared = sampled.of_sequences(slice(len(self.surrogate_rows.length)))
         compared = compared.with_rows(self.surrogate_rows)
         drawn = draw_surrogates(compared, draws=surrogates, seed=seed)
