@@ -15,7 +15,7 @@ from ropelens.attention.visibility import Visibility
 from ropelens.rope.planes import Planes, kept, on_device, unrotate
 from ropelens.text.rows import Rows
 
-_still = kept(most=1)(unrotate)  # a key-value head keeps its keys without their rotation
+_unrotate_once = kept(most=1)(unrotate)  # keys keep their copy without rotation
 
 OF_ROWS = ("row_q", "row_q_still", "visibility", "device_visibility", "sum_of_keys")
 """Properties that only calls with the same rows share."""
@@ -113,7 +113,7 @@ class SampledCall:
     @cached_property
     def k_still(self) -> Float[Tensor, "batch kv_head key coordinate"]:
         """k~: the keys with their rotation removed."""
-        return _still(self.k, self.key_position, self.planes.of_keys(self.k.shape[1]))
+        return _unrotate_once(self.k, self.key_position, self.planes.of_keys(self.k.shape[1]))
 
     @cached_property
     def row_q(self) -> Float[Tensor, "batch kv_head group row coordinate"]:

@@ -201,7 +201,7 @@ def _of_heads(block: Block, heads: Tensor, members: Tensor) -> Block:
 def _cholesky(
     curvature: Float[Tensor, "problem first first"], ridge: Float[Tensor, " problem"]
 ) -> Float[Tensor, "problem first first"]:
-    """Cholesky factor of each curvature; of the diagonal if rounding made it indefinite."""
+    """Cholesky factor of each curvature, or its diagonal if rounding made it indefinite."""
     variance = curvature.diagonal(dim1=-2, dim2=-1)
     variance += ridge[:, None] + 1e-6 * variance.amax(-1, keepdim=True)
     factor, failed = torch.linalg.cholesky_ex(curvature)
@@ -224,7 +224,7 @@ def covariance(
     running = drawn.cumsum(-1)
     steps = (torch.arange(CURVATURE_KEYS, device=share.device) + 0.5) / CURVATURE_KEYS
     key = torch.searchsorted(running, running[..., -1:] * steps)
-    key.clamp_(max=len(block.keys) - 1)  # of NaN, which ends the fit
+    key.clamp_(max=len(block.keys) - 1)  # NaN ends the fit
     part = share.gather(-1, key) / drawn.gather(-1, key)
     part /= part.sum(-1, keepdim=True)
     features = _features(block, key)
