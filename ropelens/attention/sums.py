@@ -26,15 +26,20 @@ SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 
 
 def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> SequenceSums:
-    """Sums of one attention call over its tokens and its rows; padding has no weight.
+    """Sums, or maxima, of one attention call over its tokens and rows, without padding.
 
     Raises `BadArgument` if a statistic does not have a value for every row of a block.
     """
     over_tokens = [statistic for statistic in statistics if statistic.over == "tokens"]
     over_rows = [statistic for statistic in statistics if statistic.over != "tokens"]
-    # The sums of some heads side by side, by the slice of these heads, or () of all tokens.
-    flat: dict[tuple[int, ...], Tensor] = {}
-    shapes: dict[tuple[int, ...], dict[str, torch.Size]] = {}
+    # Sums of some heads side by side, by the slice of these heads; maxima; () of all tokens.
+    flat: dict[tuple[Any, ...], Tensor] = {}
+    shapes: dict[tuple[Any, ...], dict[str, torch.Size]] = {}
+    summed = [row for row in over_rows if row.pool != "max"]
+    maxima = [row.name for row in over_rows if row.pool == "max"]
+    for name in maxima:
+        flat[name,] = sampled.q.new_full(sampled.q.shape[:2], -torch.inf, dtype=torch.float64)
+        shapes[name,] = {name: flat[name,][:, None].shape}
 
     def add(heads: tuple[int, ...], parts: Mapping[str, Tensor]) -> None:
         joined = torch.cat([x.flatten(1) for x in parts.values()], dim=1)
@@ -46,8 +51,12 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
     for block in blocks_of(sampled) if over_rows else ():
         # All functions run first, because sums by offset set the first key of values to 0.
         values = {statistic.name: _row_values(statistic, block) for statistic in over_rows}
-        parts = {row.name: _sum_over_rows(row, values[row.name], block) for row in over_rows}
-        add((block.query_heads.start, block.query_heads.stop), parts)
+        for name in maxima:
+            by_row = values[name].masked_fill(block.weight[:, None, None] == 0, -torch.inf)
+            of_heads = flat[name,][:, block.query_heads]
+            torch.maximum(of_heads, by_row.amax(-1).flatten(1, 2), out=of_heads)
+        if parts := {row.name: _sum_over_rows(row, values[row.name], block) for row in summed}:
+            add((block.query_heads.start, block.query_heads.stop), parts)
     if not flat:
         return {}
     on_host = torch.cat(list(flat.values()), dim=1).cpu()  # the only wait for a GPU
@@ -56,7 +65,7 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
     sums: SequenceSums = {}
     for (heads, name, shape), piece in zip(rows, pieces, strict=True):
         part = piece.view(shape).flatten(1, 2)
-        if heads in ((), (0, sampled.q.shape[1])) and name not in sums:
+        if (not heads[1:] or heads == (0, sampled.q.shape[1])) and name not in sums:
             sums[name] = part
         else:
             zeros = part.new_zeros(len(part), sampled.q.shape[1], *part.shape[2:])
@@ -104,13 +113,14 @@ class LayerSums:
 
     `scale` is the scale of the scores, and `farthest` the farthest offset that any row sees.
     `offset_weight[0]` is the weight of the rows that see each offset. `offset_weight[1]` is the
-    same weight for keys other than position 0. Sums by offset are sums by bin of offsets.
+    same weight for keys other than position 0. Sums by offset are by bin; `maxima` over rows.
     """
 
     scale: float
     farthest: int
     offset_weight: Float[Tensor, "2 offset"]
     sums: dict[str, Float[Tensor, "_ ..."]]
+    maxima: dict[str, Float[Tensor, " head"]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -118,20 +128,22 @@ class LayerSums:
     ) -> "LayerSums":
         """Sums of a batch of sequences. `rows` are the rows of the table of statistics."""
         edges = offset_edges(sampled.k.shape[2])
-        pooled = {name: x.sum(0) for name, x in sums.items()}
+        maxima = {row.name: sums[row.name].amax(0) for row in rows if row.pool == "max"}
+        pooled = {name: x.sum(0) for name, x in sums.items() if name not in maxima}
         for row in rows:
             if row.over == "offsets":
                 pooled[row.name] = sum_bins(pooled[row.name], edges)
         visible, weight = sampled.visibility, sampled.rows.weight
         weigh = partial(visible.offset_weight, weight)
         weight = kept(visible, "offset weight", weight, weigh, most=2)
-        return cls(sampled.call.scale, farthest, offset_weight=weight, sums=pooled)
+        return cls(sampled.call.scale, farthest, weight, sums=pooled, maxima=maxima)
 
     def __add__(self, other: "LayerSums") -> "LayerSums":
         """Sums over both texts. The longer context sets the bins."""
         weight = _add(self.offset_weight, other.offset_weight)
         farthest = max(self.farthest, other.farthest)
-        return LayerSums(self.scale, farthest, weight, sums=_add(self.sums, other.sums))
+        maxima = {name: x.maximum(other.maxima[name]) for name, x in self.maxima.items()}
+        return LayerSums(self.scale, farthest, weight, _add(self.sums, other.sums), maxima)
 
 
 @dataclass(frozen=True)
@@ -176,7 +188,9 @@ class LayerMeans:
         self.edges: Int[Tensor, " edge"] = offset_edges(sums.offset_weight.shape[1])
 
     def __getitem__(self, name: str) -> Float[Tensor, " head *value"]:
-        """The mean of a statistic over tokens or rows."""
+        """The mean of a statistic over tokens or rows, or its maximum."""
+        if name in self.sums.maxima:
+            return self.sums.maxima[name]
         count = self.total.tokens if self._over[name] == "tokens" else self.row_weight.sum()
         return self.sums.sums[name] / count
 

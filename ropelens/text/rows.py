@@ -38,7 +38,7 @@ class Rows:
     row r represents; rows that only fill the table have weight 0. `dense` rows are 1, 2, 3, ...
     in every sequence. `length[b]` counts the tokens without padding, and `hidden` marks the
     tokens that a mask hides. `order` has the random numbers by which keys exchange their
-    contents. Position 0 is never a row, because it has no choice of keys.
+    contents and are drawn. Position 0 is never a row, because it has no choice of keys.
     """
 
     position: Int[Tensor, "batch row"]
