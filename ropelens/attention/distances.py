@@ -54,7 +54,7 @@ def waves(block: Block, distance: Int[Tensor, " distance"]) -> Tensor:
 def drawn_keys(block: Block, *, evenly: bool = False) -> list[tuple[Tensor, Tensor]]:
     """c_f [batch, head, row, term] of two keys of each row in nats, and whether they exist.
 
-    They are no sinks, and are drawn by the attention of the row, or evenly, without return.
+    Keys other than sinks are drawn by the attention of the row, or evenly, without return.
     """
     drawn, order = [], block.sampled.rows.order
     assert order is not None
@@ -78,7 +78,7 @@ def drawn_keys(block: Block, *, evenly: bool = False) -> list[tuple[Tensor, Tens
 
 
 def mean_by_bin(block: Block, values: Tensor, counts: Tensor, size: int = PER_BIN) -> Tensor:
-    """Means of `values` over distances, in bins of `size`, for the rows that count."""
+    """Means of `values` over the distances of bins of this `size`; other rows have 0."""
     visible, (_, far, start) = block.device_visibility, distances_of(block)
     weight = start * (far <= (visible.position - visible.first)[:, None, :, None])
     part, whole = (x.unflatten(-1, (-1, size)).sum(-1) for x in (values * weight, weight))
