@@ -7,6 +7,7 @@ mean over the distances that a row sees, and 1. Both are 0 if the row does not c
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,16 +52,17 @@ def waves(block: Block, distance: Int[Tensor, " distance"]) -> Tensor:
     return (1j * (w if w.ndim == 2 else w[block.query_heads]) * distance).exp()
 
 
-def drawn_keys(block: Block, *, evenly: bool = False) -> list[tuple[Tensor, Tensor]]:
-    """c_f [batch, head, row, term] of two keys of each row in nats, and whether they exist.
+def drawn_keys(block: Block, *, evenly: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield c_f [batch, head, row, term] of two keys of each row, and whether they exist.
 
     Keys other than sinks are drawn by the attention of the row, or evenly, without return.
     """
-    drawn, order = [], block.sampled.rows.order
+    order = block.sampled.rows.order
     assert order is not None
     others = block.q.new_ones(*block.q.shape[:3], 1, len(block.keys))
     others[..., block.sinks] = (block.sink_kind == 0).to(others)
-    weight = (others * (block.visible[:, None, None] if evenly else block.attention)).double()
+    by_key = block.device_visibility.sees()[:, None, None] if evenly else block.attention
+    weight = (others * by_key).double()
     below = weight.cumsum(-1)
     left = before = below[..., -1:]
     own, keys = 0 * left, block.k_still[:, :, None].expand(-1, -1, left.shape[2], -1, -1)
@@ -73,8 +75,7 @@ def drawn_keys(block: Block, *, evenly: bool = False) -> list[tuple[Tensor, Tens
         before, left = below.gather(-1, column) - own, left - own
         still = keys.gather(3, column.expand(*column.shape[:-1], keys.shape[-1]))
         c = block.call.scale * block.planes.products(block.q_still, still)
-        drawn.append((c.flatten(1, 2), own[..., 0].flatten(1, 2) > 0))
-    return drawn
+        yield c.flatten(1, 2), own[..., 0].flatten(1, 2) > 0
 
 
 def mean_by_bin(block: Block, values: Tensor, counts: Tensor, size: int = PER_BIN) -> Tensor:
@@ -102,14 +103,14 @@ uniform_reversal = partial(reversal, evenly=True)
 
 def locality(block: Block) -> Tensor:
     """Whether L(near) > L(far) for a key; 1/2 if both are equal."""
-    (c, exists), (near, far, _) = drawn_keys(block)[0], distances_of(block)
+    (c, exists), (near, far, _) = next(drawn_keys(block)), distances_of(block)
     lead = (c @ (waves(block, near) - waves(block, far)).to(c)).real
     return mean_by_bin(block, 0.5 + 0.5 * lead.sign(), exists)
 
 
 def position_sensitivity(block: Block) -> Tensor:
     """Mean over t of |L(t) - L(t - 1)| / sqrt(sum_f |c_f|^2) for a key."""
-    (c, exists), (_, far, _) = drawn_keys(block)[0], distances_of(block)
+    (c, exists), (_, far, _) = next(drawn_keys(block)), distances_of(block)
     step, length = waves(block, far) - waves(block, far - 1), c.norm(dim=-1)
     change = (c @ step.to(c)).real.abs() / length[..., None]
     return mean_by_bin(block, change, exists & (length > 0), len(far))

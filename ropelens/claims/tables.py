@@ -82,7 +82,7 @@ def classify_heads(
         *("layer", "head", "label", "confidence", *FRACTIONS, *columns("budget")),
         *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
         *("offset_weight", "mean_wavelength", *columns("score"), "planes_to_half", *follow),
-        *(*INTERVAL, *DOUBTS, *end, *added, *kinds),
+        *(*INTERVAL, *DOUBTS, *kinds, *end, *added),
     )
     heads = pd.DataFrame({name: table[name].ravel() for name in order})
     heads = heads[heads["total_bits"].notna()].reset_index(drop=True)

@@ -45,8 +45,7 @@ def summarize(
     edges, (loss, loss_se) = layers[0].edges.numpy(), sums.loss
     ends = {"offset_start": edges[:-1], "offset_stop": edges[1:]}
     for sizes in [values[row.name].shape for row in extra if "distance_bin" in row.dims]:
-        start = 2 ** np.arange(sizes[-1])
-        ends |= {"distance_start": start, "distance_stop": 2 * start}
+        ends |= {"distance_start": (x := 2 ** np.arange(sizes[-1])), "distance_stop": 2 * x}
     bins = labelled(ends, AXES)
     coordinates = bins | plane_coordinates(
         [planes[n] for n in numbers], heads=values["q_norm"].shape[1]

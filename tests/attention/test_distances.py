@@ -72,9 +72,10 @@ def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray
             n, f = near * sees, far * sees
             if pair:
                 row["locality"] = score[pair[0], n] > score[pair[0], f]
-                steps = start * sees * abs(score[pair[0], f] - score[pair[0], f - 1])
-                mean = steps.sum() / (start * sees).sum() / lengths[head, i, pair[0]]
-                row["position_sensitivity"] = np.full(len(far), mean)
+                steps = (
+                    abs(score[pair[0], f] - score[pair[0], f - 1]) / lengths[head, i, pair[0]]
+                )
+                row["position_sensitivity"] = 0 * far + np.average(steps, weights=start * sees)
             for of, keys in (("reversal", pair), ("uniform_reversal", even)):
                 lead = score[keys[0]] - score[keys[-1]] if keys else np.zeros(count)
                 if abs(lead).max() > 1e-6:  # two keys with different contents
@@ -106,9 +107,10 @@ def test_one_plane_of_many_turns_is_chance_and_a_falling_score_is_local(monkeypa
     fast, drawn = single_plane(2 * np.pi), distances.drawn_keys
     for name in NAMES[:3]:
         assert fast[name][..., 5:].mean() == pytest.approx(0.5, abs=0.02), name
-    monkeypatch.setattr(distances, "drawn_keys", lambda *x, **how: drawn(*x, **how)[::-1])
+    swapped = lambda *x, **how: reversed([*drawn(*x, **how)])  # noqa: E731
+    monkeypatch.setattr(distances, "drawn_keys", swapped)
     assert single_plane(2 * np.pi)["reversal"].equals(fast["reversal"])  # c and d exchanged
-    ones = lambda *x, **how: [(0 * c + 1, exists) for c, exists in drawn(*x, **how)]  # noqa: E731
+    ones = lambda *x, **how: ((0 * c + 1, exists) for c, exists in drawn(*x, **how))  # noqa: E731
     monkeypatch.setattr(distances, "drawn_keys", ones)
     falls = single_plane(600)
     assert (falls["locality"] == 1).all()
