@@ -71,10 +71,9 @@ def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray
             sees, score, row = far <= i - seen.argmax(), scores[head, i], {}
             n, f = near * sees, far * sees
             if pair:
-                row["locality"] = score[pair[0], n] > score[pair[0], f]
-                steps = (
-                    abs(score[pair[0], f] - score[pair[0], f - 1]) / lengths[head, i, pair[0]]
-                )
+                key = score[pair[0]]
+                steps = abs(key[f] - key[f - 1]) / lengths[head, i, pair[0]]
+                row["locality"] = key[n] > key[f]
                 row["position_sensitivity"] = 0 * far + np.average(steps, weights=start * sees)
             for of, keys in (("reversal", pair), ("uniform_reversal", even)):
                 lead = score[keys[0]] - score[keys[-1]] if keys else np.zeros(count)
