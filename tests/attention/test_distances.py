@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from measured import assert_alike
 from oracles.recording import attention_calls
 from oracles.tiny import random_tokens, rotations, tiny
@@ -96,7 +95,7 @@ def test_keys_are_read_as_if_they_were_rotated_anew(name: str):
         np.testing.assert_allclose(profile[of], true, atol=1e-6, err_msg=of)
 
 
-def single_plane(wavelength: float) -> xr.Dataset:
+def single_plane(wavelength: float) -> Any:
     rope = {"rope_type": "linear", "factor": wavelength / (2 * np.pi), "rope_theta": 1e4}
     model = tiny("llama_gqa", head_dim=2, rope_parameters=rope).double()
     return rl.profile(model, random_tokens(sequences=4, length=256), **OPTIONS)
