@@ -15,7 +15,7 @@ from ropelens.budget.labels import follow_numbers
 from ropelens.budget.logit import gains, score_models
 from ropelens.budget.surrogates import draw_surrogates
 from ropelens.profiles.induction import repeats
-from ropelens.profiles.measures import MEASURES
+from ropelens.profiles.measures import MEASURES, REQUESTED
 
 PAGE = Path("docs/measures.md")
 BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
@@ -38,13 +38,15 @@ def reference() -> str:
     head = (
         "| variable | dims | unit | is | computed by | heads.csv |\n|---|---|---|---|---|---|"
     )
-    return "\n".join([head, *map(row_of, (row for row in MEASURES if row.saved))])
+    rows = [*(row for row in MEASURES if row.saved), *REQUESTED.values()]
+    return "\n".join([head, *map(row_of, rows)])
 
 
 def row_of(row: Variable) -> str:
     """One row of the table."""
     unit = "" if row.units == "1" else row.units
     column = "yes" if row.column else ""
+    column = "by bin" if "distance_bin" in row.dims else column
     dims = ", ".join(row.saved_dims)
     return f"| `{row.name}` | {dims} | {unit} | {row.long_name} | {source(row)} | {column} |"
 
@@ -53,7 +55,10 @@ def source(row: Variable) -> str:
     """The function that computes a variable, and the mean that is taken of its values."""
     if isinstance(row, Statistic):
         over = "tokens" if row.over == "tokens" else "rows"
-        return f"mean over {over} of {name_of(row.values)}"
+        function = getattr(row.values, "func", row.values)  # of a partial function
+        return (
+            f"{'maximum' if row.pool == 'max' else 'mean'} over {over} of {name_of(function)}"
+        )
     if isinstance(row, Derived):
         return name_of(row.value)
     found = [name_of(f) for name, f in FITTED.items() if re.fullmatch(name, row.name)]

@@ -32,6 +32,12 @@ class Options(Loading):
         'capital, repeated, a token such as "\'", or a pattern such as "*\'*"; with '
         '"after:" in front, the tokens that follow. Can be repeated.',
     )
+    statistics: Any = setting(
+        None,
+        "NAME,NAME,...",
+        "Also measure: reversal, uniform_reversal, locality, position_sensitivity.",
+        parser=lambda text: tuple(text.replace(" ", "").split(",")),
+    )
     context: int | None = setting(
         None, "N", "Tokens in a sequence. [default: up to 2048, more in a sweep]", min=3
     )

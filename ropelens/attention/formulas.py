@@ -221,6 +221,14 @@ def learned_sink_mass(block: Block) -> Float[Tensor, "batch kv_head group row"]:
     return (by_head[..., None] - block.log_norm).sigmoid()
 
 
+def max_score(block: Block) -> Float[Tensor, "batch kv_head group row"]:
+    """max_j L_ij over the keys that row i sees, before a soft-cap."""
+    if block.call.softcap is None:
+        return block.log_norm + block.attention.amax(-1).log()
+    scores = block.call.scale * (block.q.flatten(2, 3) @ block.k.mT)
+    return block.hide(scores.unflatten(2, block.q.shape[2:4])).amax(-1)
+
+
 def contrasts(
     contribution: Float[Tensor, "term query key"],
     attention: Float[Tensor, "query key"],

@@ -25,14 +25,17 @@ SequenceSums = dict[str, Float[Tensor, "batch _ ..."]]
 
 
 def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> SequenceSums:
-    """Sums of one attention call over its tokens and its rows; padding has no weight.
+    """Sums, or maxima, of one attention call over its tokens and rows, without padding.
 
     Raises `BadArgument` if a statistic does not have a value for every row of a block.
     """
     over_rows = [row for row in statistics if row.over != "tokens"]
-    # The sums of some heads side by side, by the slice of these heads, or () of all tokens.
-    flat: dict[tuple[int, ...], Tensor] = {}
-    shapes: dict[tuple[int, ...], dict[str, torch.Size]] = {}
+    # Sums of some heads side by side, by the slice of these heads, or () of all tokens; maxima.
+    flat: dict[tuple[Any, ...], Tensor] = {}
+    shapes: dict[tuple[Any, ...], dict[str, torch.Size]] = {}
+    for name in (row.name for row in over_rows if row.pool == "max"):
+        flat[name,] = sampled.q.new_full(sampled.q.shape[:2], -torch.inf, dtype=torch.float64)
+        shapes[name,] = {name: flat[name,][:, None].shape}
 
     def add(heads: tuple[int, ...], parts: Mapping[str, Tensor]) -> None:
         if parts:
@@ -45,7 +48,13 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
     for block in blocks_of(sampled) if over_rows else ():
         # All functions run first, because sums by offset set the first key of values to 0.
         values = [(row, _row_values(row, block)) for row in over_rows]
-        parts = {row.name: _sum_over_rows(row, x, block) for row, x in values}
+        for row, x in values:
+            if row.pool == "max":
+                by_row = x.masked_fill(block.weight[:, None, None] == 0, -torch.inf).amax(-1)
+                of_heads = flat[row.name,][:, block.query_heads]
+                torch.maximum(of_heads, by_row.flatten(1, 2), out=of_heads)
+        summed = [(row, x) for row, x in values if row.pool != "max"]
+        parts = {row.name: _sum_over_rows(row, x, block) for row, x in summed}
         add((block.query_heads.start, block.query_heads.stop), parts)
     if not flat:
         return {}
@@ -55,7 +64,7 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
     sums: SequenceSums = {}
     for (heads, name, shape), piece in zip(rows, pieces, strict=True):
         part = piece.view(shape).flatten(1, 2)
-        if not heads:
+        if len(heads) < 2:
             sums[name] = part
             continue
         zeros = part.new_zeros(len(part), sampled.q.shape[1], *part.shape[2:])
@@ -101,13 +110,14 @@ class LayerSums:
 
     `scale` is the scale of the scores, and `farthest` the farthest offset that any row sees.
     `offset_weight[0]` is the weight of the rows that see each offset. `offset_weight[1]` is the
-    same weight for keys other than position 0. Sums by offset are sums by bin of offsets.
+    same weight for keys other than position 0. Sums by offset are by bin; `maxima` over rows.
     """
 
     scale: float
     farthest: int
     offset_weight: Float[Tensor, "2 offset"]
     sums: dict[str, Float[Tensor, "_ ..."]]
+    maxima: dict[str, Float[Tensor, " head"]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -115,18 +125,20 @@ class LayerSums:
     ) -> "LayerSums":
         """Sums of a batch of sequences. `rows` are the rows of the table of statistics."""
         edges = offset_edges(sampled.k.shape[2])
-        pooled = {name: x.sum(0) for name, x in sums.items()}
+        maxima = {row.name: sums[row.name].amax(0) for row in rows if row.pool == "max"}
+        pooled = {name: x.sum(0) for name, x in sums.items() if name not in maxima}
         for row in rows:
             if row.over == "offsets":
                 pooled[row.name] = sum_bins(pooled[row.name], edges)
         weight = sampled.visibility.offset_weight(sampled.rows.weight)
-        return cls(sampled.call.scale, farthest, offset_weight=weight, sums=pooled)
+        return cls(sampled.call.scale, farthest, weight, sums=pooled, maxima=maxima)
 
     def __add__(self, other: "LayerSums") -> "LayerSums":
         """Sums over both texts. The longer context sets the bins."""
         weight = _add(self.offset_weight, other.offset_weight)
         farthest = max(self.farthest, other.farthest)
-        return LayerSums(self.scale, farthest, weight, sums=_add(self.sums, other.sums))
+        maxima = {name: x.maximum(other.maxima[name]) for name, x in self.maxima.items()}
+        return LayerSums(self.scale, farthest, weight, _add(self.sums, other.sums), maxima)
 
 
 @dataclass(frozen=True)
@@ -171,7 +183,9 @@ class LayerMeans:
         self.edges: Int[Tensor, " edge"] = offset_edges(sums.offset_weight.shape[1])
 
     def __getitem__(self, name: str) -> Float[Tensor, " head *value"]:
-        """The mean of a statistic over tokens or rows."""
+        """The mean of a statistic over tokens or rows, or its maximum."""
+        if name in self.sums.maxima:
+            return self.sums.maxima[name]
         count = self.total.tokens if self._over[name] == "tokens" else self.row_weight.sum()
         return self.sums.sums[name] / count
 

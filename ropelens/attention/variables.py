@@ -31,16 +31,16 @@ IN_WORDS[xr.Dataset] = "results, such as the profile, truncation or reach of rl.
 class Variable:
     """A variable of a result.
 
-    `column` is its place in heads.csv: "budget" among the bits, "score" after them, or "" if it
-    is not a column. Comparisons show the variable for finished models if `compared` is "final",
-    and also for earlier checkpoints if it is "growth".
+    `column` is its place in heads.csv: "budget" among the bits, "score" after them, "end", or
+    "" if it is not a column. Comparisons show the variable for finished models if `compared` is
+    "final", and also for earlier checkpoints if it is "growth".
     """
 
     name: str
     dims: tuple[str, ...]
     units: str
     long_name: str
-    column: Literal["", "budget", "score", "follow"] = ""
+    column: Literal["", "budget", "score", "follow", "end"] = ""
     compared: Literal["", "final", "growth"] = ""
     saved: bool = True
 
@@ -64,12 +64,14 @@ class Statistic(Variable):
 
     `dims` are the dims of the mean, "layer" first. With "coordinate" instead of "frequency",
     the values are parts of q k by coordinate: the mean is multiplied by the scale of the
-    scores, and the profile has the sum over the coordinates of each plane. A statistic that is
-    not `saved` only serves other variables.
+    scores, and the profile has the sum over the coordinates of each plane. Instead of the mean
+    over rows, `pool` takes the maximum ("max") or divides pairs of means ("ratio"). A statistic
+    that is not `saved` only serves other variables.
     """
 
     values: Callable[[Any], Tensor] = field(kw_only=True)
     over: Literal["rows", "offsets", "tokens"] = "rows"
+    pool: Literal["mean", "max", "ratio"] = "mean"
 
     @property
     def saved_dims(self) -> tuple[str, ...]:
@@ -79,6 +81,9 @@ class Statistic(Variable):
     def value(self, layer: Any) -> Tensor:
         """The variable of one layer."""
         mean = layer[self.name]
+        if self.pool == "ratio":
+            ratio = mean[..., ::2] / mean[..., 1::2]
+            return ratio if self.dims[2:] else ratio[..., 0]
         return layer.planes.sum_coordinates(mean) if "coordinate" in self.dims else mean
 
 

@@ -68,16 +68,21 @@ def classify_heads(
     table["uncertain"] = np.where(decided & np.isnan(low), np.nan, crosses)
     opposed = (label == "positional") & (score < 0) | (label == "semantic") & (score > 0)
     table["opposed"] = np.where(np.isnan(score), np.nan, opposed)
-    added = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
-    follow = columns("follow")
-    table |= {name: profile[name].values for name in (*columns("score"), *follow, *added)}
+    follow, end, added = columns("follow"), columns("end"), dict[str, np.ndarray]()
+    for name, array in profile.filter_by_attrs(column=lambda place: place is not None).items():
+        if "distance_bin" in array.dims:  # a column for each bin
+            starts = enumerate(profile["distance_start"].values)
+            added |= {f"{name}_{start}": array.values[..., n] for n, start in starts}
+        else:
+            added[str(name)] = array.values
+    table |= {name: profile[name].values for name in (*columns("score"), *follow, *end)} | added
     kinds = [name for name in KIND_COORDINATES if "reach" in profile.coords]
     table |= {name: profile[name].values[table["layer"]] for name in kinds}
     order = (
         *("layer", "head", "label", "confidence", *FRACTIONS, *columns("budget")),
         *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
         *("offset_weight", "mean_wavelength", *columns("score"), "planes_to_half", *follow),
-        *(*INTERVAL, *DOUBTS, *added, *kinds),
+        *(*INTERVAL, *DOUBTS, *kinds, *end, *added),
     )
     heads = pd.DataFrame({name: table[name].ravel() for name in order})
     heads = heads[heads["total_bits"].notna()].reset_index(drop=True)

@@ -29,7 +29,7 @@ PlanOption = Annotated[
     bool, option(None, "Print the planned run and its memory; do not run it.", name="--plan")
 ]
 
-NOT_IN_SWEEPS = {"prompts", "attention_on", "backend"}  # not options of `truncate`
+NOT_IN_SWEEPS = {"prompts", "attention_on", "statistics", "backend"}  # only of `analyze`
 
 
 @with_options(Options)

@@ -120,7 +120,8 @@ class Measurement:
         scored = sample(count=scored_rows(self.text)).zero_hidden(part.hidden)
         keys: Any = {"width": part.ids.shape[1], "seed": self.seed, "numbers": chosen}
         scored = replace(scored, order=exchange_order(part.lengths, **keys))
-        return Batch(part, rows.zero_hidden(part.hidden), scored, fitted)
+        rows = replace(rows.zero_hidden(part.hidden), order=scored.order)
+        return Batch(part, rows, scored, fitted)
 
     @property
     def facts(self) -> dict[str, str | int | float]:

@@ -1,14 +1,16 @@
 """The table of measures: each variable of a profile, with its dims, unit and formula."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
-from ropelens.attention import formulas
+from ropelens.attention import distances, formulas
 from ropelens.attention.variables import Derived, Fitted, Statistic, Variable, labelled, table
+from ropelens.errors import BadArgument
 from ropelens.runtime.results import open_results
 
 BY_HEAD = ("layer", "head")
@@ -85,6 +87,10 @@ shared_bits (layer, head) bit: part of content_bits that the offset explains as 
     Statistic("learned_sink_mass", BY_HEAD, "1",
         "mean attention on a sink logit, which is not a key",
         values=formulas.learned_sink_mass),
+    Statistic("max_score", BY_HEAD, "nat", "largest score of all rows",
+        column="end", pool="max", values=formulas.max_score),
+    Statistic("mean_max_score", BY_HEAD, "nat", "mean of the largest score of each row",
+        values=formulas.max_score),
     Derived("group_rows", ("group",), "1", "rows of the group of sequences",
         value=lambda layer: layer.total.row_weight.sum(1)),
     Derived("group_loss", ("group",), "nat/token",
@@ -121,6 +127,17 @@ Plain `Variable` rows come from a pass over repeated random tokens (profiles/ind
 
 STATISTICS = tuple(row for row in MEASURES if isinstance(row, Statistic))
 
+RATIO = {"column": "end", "pool": "ratio"}
+REQUESTED = {  # statistics that a profile has only if they are requested
+    row.name: Statistic(**vars(row) | RATIO, values=getattr(distances, row.name))
+    for row in table("""
+reversal (layer, head, distance_bin) 1: share of distances at which two keys change their order
+uniform_reversal (layer, head, distance_bin) 1: reversal of two keys that are drawn evenly
+locality (layer, head, distance_bin) 1: share of distances at which a nearer key scores higher
+position_sensitivity (layer, head) 1: relative change of a score if the key moves by one token
+""")
+}
+
 AXES = table("""
 layer (layer): index of the layer
 head (head): index of the query head in its layer
@@ -131,6 +148,8 @@ wavelength (layer, frequency) token: tokens per turn of the plane
 head_wavelength (layer, head, frequency) token: tokens per turn of the plane in the head
 offset_start (offset_bin) token: first offset of the bin
 offset_stop (offset_bin) token: first offset beyond the bin
+distance_start (distance_bin) token: first distance of the bin
+distance_stop (distance_bin) token: first distance beyond the bin
 farthest_offset (layer) token: farthest offset that a row of the layer sees
 excerpt_token (excerpt, excerpt_key): token of the excerpt
 excerpt_length (excerpt) token: number of tokens
@@ -155,13 +174,21 @@ reach (layer) token: window or chunk of the layer, or the trained context
 
 
 def columns(place: str) -> list[str]:
-    """Names of the variables at this place of heads.csv ("budget", "score", "follow")."""
+    """Names of the variables at this place of heads.csv; see `Variable`."""
     return [row.name for row in MEASURES if row.column == place]
 
 
 def compared(*which: str) -> list[str]:
     """Names of the variables that comparisons show ("final", "growth")."""
     return [row.name for row in MEASURES if row.compared in which]
+
+
+def find_statistics(given: str | Sequence[Statistic | str]) -> list[Statistic]:
+    """The statistics, some by name; raises `BadArgument` for names not in `REQUESTED`."""
+    rows = [given] if isinstance(given, str) else given
+    if unknown := [row for row in rows if isinstance(row, str) and row not in REQUESTED]:
+        raise BadArgument(f"There is no statistic {unknown[0]!r}.", hint=", ".join(REQUESTED))
+    return [REQUESTED[row] if isinstance(row, str) else row for row in rows]
 
 
 def missing_measures(profile: xr.Dataset) -> list[Variable]:

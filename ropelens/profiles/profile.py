@@ -17,7 +17,7 @@ from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.excerpts import EXCERPTED, excerpt_variables, read_excerpts
 from ropelens.profiles.induction import repeats
 from ropelens.profiles.measurement import Measured, Measurement
-from ropelens.profiles.measures import AXES, MEASURES, STATISTICS
+from ropelens.profiles.measures import AXES, MEASURES, STATISTICS, find_statistics
 from ropelens.profiles.passes import collect, fit_layers
 from ropelens.profiles.summary import kind_coordinates, summarize
 from ropelens.runtime.processes import gather, place, shard
@@ -34,7 +34,7 @@ def profile(
     *,
     tokenizer: TokenNames | None = None,
     excerpts: Sequence[Int[Tensor, " position"]] = (),
-    statistics: Sequence[Statistic] = (),
+    statistics: str | Sequence[Statistic | str] = (),
     sinks: Sequence[Whole] = (),
     budget: bool = True,
     surrogates: Count = DRAWS,
@@ -61,7 +61,8 @@ def profile(
         Short sequences of token ids to look into. By default they are the three pieces of the
         text on which the heads choose their keys most sharply.
     statistics
-        Statistics that are added to the profile.
+        Statistics that are added to the profile: your own, or by name "reversal",
+        "uniform_reversal", "locality" and "position_sensitivity" (see docs/measures.md).
     sinks
         Ids of tokens that are sinks at any position. Position 0, the token that sequences begin
         with, and keys that are found to be sinks are sinks in any case.
@@ -101,6 +102,7 @@ def profile(
     """
     options: dict[str, Any] = {"rows": rows, "seed": seed, "batch_size": batch_size}
     check_count(surrogates, "surrogates")
+    statistics = find_statistics(statistics)
     measurement = Measurement.of(model, text, tokenizer=tokenizer, sinks=sinks, **options)
     live, text = measurement.live, measurement.text
     taken = {name for row in (*MEASURES, *AXES) for name in (row.name, *row.dims)}

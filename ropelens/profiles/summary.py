@@ -43,7 +43,10 @@ def summarize(
     values["farthest_offset"] = np.array([layer.sums.farthest for layer in layers])
     values |= _budget(sums, fits) if fits else {}
     edges, (loss, loss_se) = layers[0].edges.numpy(), sums.loss
-    bins = labelled({"offset_start": edges[:-1], "offset_stop": edges[1:]}, AXES)
+    ends = {"offset_start": edges[:-1], "offset_stop": edges[1:]}
+    for sizes in [values[row.name].shape for row in extra if "distance_bin" in row.dims]:
+        ends |= {"distance_start": (x := 2 ** np.arange(sizes[-1])), "distance_stop": 2 * x}
+    bins = labelled(ends, AXES)
     coordinates = bins | plane_coordinates(
         [planes[n] for n in numbers], heads=values["q_norm"].shape[1]
     )

@@ -40,7 +40,7 @@ class Rows:
     length: Int[Tensor, " batch"]  # tokens without padding
     dense: bool  # rows are 1, 2, 3, ... in every sequence
     hidden: Bool[Tensor, "batch token"] | None = None  # by a mask
-    order: Float[Tensor, "batch draw token"] | None = None  # by which keys exchange contents
+    order: Float[Tensor, "batch draw token"] | None = None  # random, to exchange or draw keys
 
     @cached_property
     def shared_position(self) -> Int[Tensor, "shared row"]:

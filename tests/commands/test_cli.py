@@ -213,7 +213,7 @@ def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path)
 def test_layers_that_do_not_attend(ropelens: Command, tmp_path: Path):
     families.tiny("Lfm2ForCausalLM").save_pretrained(tmp_path)
     out = ropelens("rope", tmp_path).out
-    assert "layers 0 and 2: no attention (conv)\n" in out
+    assert "layers 0 and 2: no attention (recurrent)\n" in out
     assert re.search(r"^layers 1 and 3: 8 planes, half pairing \(residual \S+\)$", out, re.M)
 
 

@@ -58,6 +58,7 @@ def row_sums(
     by_offset.index_add_(0, offset[behind], a[:, 1:][behind])
     sees.index_add_(0, offset[behind], visible[:, 1:][behind].double())
     negative_entropy = (a * log_a).sum(1)
+    largest = pieces.sum(0).masked_fill(~visible, -torch.inf).amax(1)
     others = visible & ~sinks
     even = others / others.sum(1, keepdim=True).clamp(min=1)
     among = a * others - (a * others).sum(1, keepdim=True) * even
@@ -74,6 +75,8 @@ def row_sums(
         "entropy_bits": -negative_entropy.sum() * BITS,
         "total_bits": (log_count + negative_entropy).sum() * BITS,
         "learned_sink_mass": (1 - of_keys).sum(),
+        "max_score": largest.max(),
+        "mean_max_score": largest.sum(),
     }
 
 
@@ -113,8 +116,12 @@ def dense(
             sums_of = partial(row_sums, call, rotation, is_sink, context=context)
             heads = [sums_of(head=n) for n in range(len(call.query))]
             of_rows = {name: torch.stack([one[name] for one in heads]) for name in heads[0]}
+            largest, before = of_rows.pop("max_score").numpy(), sums[layer]["max_score"]
             for name, x in (token_sums(call, rotation) | of_rows).items():
                 sums[layer][name] = sums[layer][name] + x.numpy()
+            sums[layer]["max_score"] = (
+                np.maximum(largest, before) if np.any(before) else largest
+            )
             scales[layer] = call.scale
         loss -= float(logits[:-1].log_softmax(-1).gather(1, row[1:length, None]).sum())
     count, rows = int(np.sum(lengths)), int(np.sum(lengths)) - len(lengths)
@@ -123,6 +130,7 @@ def dense(
     layers = []
     for of_layer, rotation, scale in zip(sums, rotations, scales, strict=True):
         over = {name: count if name[1:] in ("_norm", "_mean") else rows for name in of_layer}
+        over["max_score"] = 1
         mean = {name: x / over[name] for name, x in of_layer.items()}
         layers.append(layer_statistics(mean, rotation, scale, bins=bins, width=width))
     result = {name: stack_ragged([layer[name] for layer in layers]) for name in layers[0]}

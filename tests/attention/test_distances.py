@@ -1,0 +1,162 @@
+"""Order and place if keys move away, compared with keys that transformers rotates anew."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from measured import assert_alike
+from oracles.recording import attention_calls
+from oracles.tiny import random_tokens, rotations, tiny
+from torch import Tensor
+
+import ropelens as rl
+from ropelens.attention import distances
+from ropelens.attention.block import Block
+from ropelens.attention.exchange import exchange_order
+from ropelens.errors import BadArgument
+from ropelens.model import live_model
+from ropelens.profiles.measures import REQUESTED
+
+NAMES = [*REQUESTED]
+TOKENS = random_tokens(sequences=3, length=40)
+OPTIONS = {"statistics": NAMES, "budget": False}
+
+
+def rotated_scores(model: Any, q: Tensor, k: Tensor, layer: int) -> Tensor:
+    """q . k [head, row, key, distance]; functions of the model rotate each key anew."""
+    count, module = q.shape[1], sys.modules[type(model).__module__]
+    kinds = [model.config.layer_types[layer]] if "gemma3" in module.__name__ else []
+    cos, sin = model.base_model.rotary_emb(q, torch.arange(count)[None], *kinds)
+
+    def rotate(x: Tensor, at: int) -> Tensor:
+        turning, waves = x[None, ..., : cos.shape[-1]], (cos[:, at, None], sin[:, at, None])
+        turned, _ = module.apply_rotary_pos_emb(turning, turning, *waves)
+        return torch.cat([turned[0], x[..., cos.shape[-1] :]], dim=-1)
+
+    keys = [rotate(k, count - 1 - distance) for distance in range(count)]
+    return torch.stack([rotate(q, count - 1) @ key.mT for key in keys], dim=-1)
+
+
+def draw(weight: np.ndarray, numbers: Tensor) -> list[int]:
+    """Two keys other than position 0; the second is drawn without the first."""
+    drawn = [0]
+    for number in numbers.tolist():
+        left = np.where(np.isin(np.arange(len(weight)), drawn), 0, weight)
+        if left.sum() > 0:
+            drawn.append(int(np.searchsorted(left.cumsum(), number * left.sum(), "right")))
+    return drawn[1:]
+
+
+def true_measures(model: Any, tokens: Tensor, name: str) -> dict[str, np.ndarray]:
+    """Means over rows [layer, head, bin]; `position_sensitivity` is the same in all bins."""
+    calls, count, bins = attention_calls(model, tokens)[0], len(tokens), 2 ** np.arange(6)
+    found = {x: np.full((len(calls), 4, count, len(bins)), np.nan) for x in NAMES}
+    near, far, start = distances.sampled_distances(len(bins))
+    order = exchange_order(torch.tensor([count]), width=count, seed=0, numbers=[0])
+    turnings = rotations(model, name=name)
+    for layer, (call, turning) in enumerate(zip(calls, turnings, strict=True)):
+        q, k = turning.unrotate(call.query), turning.unrotate(call.key)
+        k = k.repeat_interleave(len(q) // len(k), dim=0)
+        scores = (call.scale * rotated_scores(model, q, k, layer)).numpy()
+        norms = ([x[..., pair].norm(dim=-1) for pair in turning.pairs] for x in (q, k))
+        parts = [x[..., None] * y[:, None] for x, y in zip(*norms, strict=True)]
+        parts.append(q[..., turning.rest] @ k[..., turning.rest].mT)
+        lengths = call.scale * torch.stack(parts).norm(dim=0).numpy()
+        for head, i in ((head, i) for head in range(4) for i in range(1, count)):
+            seen, weight = call.visible[i].numpy(), call.attention[head, i].numpy()
+            pair, even = draw(weight * seen, order[0, :2, i]), draw(1.0 * seen, order[0, 2:, i])
+            sees, score, row = far <= i - seen.argmax(), scores[head, i], {}
+            n, f = near * sees, far * sees
+            if pair:
+                key = score[pair[0]]
+                steps = abs(key[f] - key[f - 1]) / lengths[head, i, pair[0]]
+                row["locality"] = key[n] > key[f]
+                row["position_sensitivity"] = 0 * far + np.average(steps, weights=start * sees)
+            for of, keys in (("reversal", pair), ("uniform_reversal", even)):
+                lead = score[keys[0]] - score[keys[-1]] if keys else np.zeros(count)
+                if abs(lead).max() > 1e-6:  # two keys with different contents
+                    row[of] = lead[f] * lead[0] < 0
+            for of, x in row.items():
+                for n, begin in enumerate(bins[bins <= far[sees].max()]):
+                    found[of][layer, head, i, n] = x[sees & (start == begin)].mean()
+    with np.errstate(invalid="ignore"):
+        return {of: np.nansum(x, 2) / np.isfinite(x).sum(2) for of, x in found.items()}
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt_neox", "phi", "glm", "gemma2", "gemma3"])
+def test_keys_are_read_as_if_they_were_rotated_anew(name: str):
+    model = tiny(name).double()
+    profile = rl.profile(model, TOKENS[:1], **OPTIONS)
+    assert profile["distance_stop"].values.tolist() == [2, 4, 8, 16, 32, 64]
+    for of, true in true_measures(model, TOKENS[0], name).items():
+        true = true if profile[of].ndim == 3 else true[..., 0]
+        np.testing.assert_allclose(profile[of], true, atol=1e-6, err_msg=of)
+
+
+def single_plane(wavelength: float) -> Any:
+    rope = {"rope_type": "linear", "factor": wavelength / (2 * np.pi), "rope_theta": 1e4}
+    model = tiny("llama_gqa", head_dim=2, rope_parameters=rope).double()
+    return rl.profile(model, random_tokens(sequences=4, length=256), **OPTIONS)
+
+
+def test_one_plane_of_many_turns_is_chance_and_a_falling_score_is_local(monkeypatch):
+    fast, drawn = single_plane(2 * np.pi), distances.drawn_keys
+    for name in NAMES[:3]:
+        assert fast[name][..., 5:].mean() == pytest.approx(0.5, abs=0.02), name
+    swapped = lambda *x, **how: reversed([*drawn(*x, **how)])  # noqa: E731
+    monkeypatch.setattr(distances, "drawn_keys", swapped)
+    assert single_plane(2 * np.pi)["reversal"].equals(fast["reversal"])  # c and d exchanged
+    ones = lambda *x, **how: ((0 * c + 1, exists) for c, exists in drawn(*x, **how))  # noqa: E731
+    monkeypatch.setattr(distances, "drawn_keys", ones)
+    falls = single_plane(600)
+    assert (falls["locality"] == 1).all()
+    assert falls["reversal"].isnull().all()  # two keys with the same content have no order
+
+
+def test_many_planes_agree_with_the_normal_approximation():
+    """With mean m and deviation s of D over W distances, Phi(-m / s) of the signs differ."""
+
+    def normal(block: Block) -> Tensor:
+        (c, _), (d, two) = distances.drawn_keys(block, evenly=True)
+        lead = ((c - d) @ distances.waves(block, torch.arange(512)).to(c)).real
+        share = torch.special.ndtr(-lead[..., 0].sign() * lead.mean(-1) / lead.std(-1))
+        return share.where(two, 0).unflatten(1, block.q.shape[1:3])
+
+    row = rl.Statistic("normal", ("layer", "head"), "1", "approximation", values=normal)
+    model, tokens = tiny("llama_gqa", head_dim=128), random_tokens(length=512)
+    profile = rl.profile(model, tokens, statistics=["uniform_reversal", row], budget=False)
+    found = profile["uniform_reversal"].weighted(profile["distance_start"]).mean("distance_bin")
+    np.testing.assert_allclose(found.mean("head"), profile["normal"].mean("head"), atol=0.02)
+
+
+def test_a_head_that_does_not_rotate_keeps_every_order():
+    model, others = tiny("llama_gqa").double(), [0, 2, 3]
+    plain = rl.profile(model, TOKENS, **OPTIONS)
+    with rl.edit_rope(model, rl.stop(rl.PlaneNumbers(range(8)), heads="0.1")):
+        edited = rl.profile(model, TOKENS, **OPTIONS)
+    for name in NAMES:
+        np.testing.assert_allclose(edited[name][0, others], plain[name][0, others])
+        assert (edited[name][0, 1] == (0.5 if name == "locality" else 0)).all()
+
+
+@pytest.mark.parametrize("rows", ["all", 9])
+def test_batches_and_chunks_do_not_change_the_numbers(rows, monkeypatch: pytest.MonkeyPatch):
+    model, text = tiny("gemma2").double(), rl.Text(TOKENS, lengths=(40, 23, 40))
+    expected = rl.profile(model, text, batch_size=3, rows=rows, **OPTIONS)
+    assert_alike(rl.profile(model, text, batch_size=1, rows=rows, **OPTIONS), expected)
+    monkeypatch.setattr(live_model, "ONE_PASS", 23)
+    assert_alike(rl.profile(model, text, batch_size=3, rows=rows, **OPTIONS), expected)
+
+
+def test_names_of_statistics_reach_the_table_of_heads():
+    options = rl.Options(statistics=("locality",), surrogates=0)
+    analysis = rl.analyze(tiny("llama_gqa"), TOKENS[:, :30], options)
+    names = ["max_score", *(f"locality_{2**n}" for n in range(5))]
+    assert analysis.heads.columns[-6:].tolist() == names
+    locality = analysis.profile["locality"][..., 2].values.ravel()
+    np.testing.assert_array_equal(analysis.heads["locality_4"], locality)
+    for wrong in ("max", ["locality", "max"]):
+        with pytest.raises(BadArgument, match=r"statistic 'max'(?s:.)*reversal, uniform_rev"):
+            rl.profile(analysis.model, TOKENS, statistics=wrong)
