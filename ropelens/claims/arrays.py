@@ -17,6 +17,27 @@ MASSIVE = 5 / math.sqrt(2)  # times the mean length: a plane with one value 5 ti
 BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(context / 3.657)
 
 
+def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
+    """The layers of each kind that rotates, by its name; {"all": profile} for one kind.
+
+    The contexts of a part are limited by the reach of its layers, if they see only some keys.
+    """
+    rotates = np.isfinite(profile["wavelength"]).any("frequency").values
+    kinds = profile["layer_type"].values if "layer_type" in profile.coords else rotates
+    names = dict.fromkeys(kinds[rotates].tolist())
+    if len(names) < 2:
+        return {"all": profile}
+    parts = {}
+    for name in names:
+        part = profile.isel(layer=np.flatnonzero((kinds == name) & rotates))
+        context, trained = (int(profile.attrs[n]) for n in ("context", "trained_context"))
+        if "reach" in part.variables and not name.startswith("full"):
+            window = int(part["reach"].max())
+            context, trained = min(context, window), min(trained, window)
+        parts[name] = part.assign_attrs(context=context, trained_context=trained)
+    return parts
+
+
 def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:
     """Arrays of `profile` by the names in `Claim.arrays`.
 

@@ -1,7 +1,9 @@
 """Tables of heads and of claims: labels, confidences, numbers and verdicts."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,12 @@ import scipy
 import xarray as xr
 
 from ropelens.budget.labels import DOUBTS, Thresholds
-from ropelens.claims.arrays import claim_arrays, claim_numbers, wavelength_arrays
+from ropelens.claims.arrays import (
+    claim_arrays,
+    claim_numbers,
+    parts_by_kind,
+    wavelength_arrays,
+)
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
 from ropelens.claims.verdict import judge
@@ -26,6 +33,7 @@ from ropelens.profiles.measures import columns
 
 DECIDED = ("positional", "mixed", "semantic")  # labels of fractions
 INTERVAL = ("fraction_low", "fraction_high")
+ALL_LAYERS = ("all",)  # kind of a claim that is not tested within kinds of layers
 SPREAD = 2**0.5  # two samples of a text differ more than a sample and the text, by this factor
 
 
@@ -115,15 +123,70 @@ def judge_wavelengths(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def ledger(
-    profile: xr.Dataset, *, draws: int = 1000, seed: int = 0, **more: np.ndarray
+    profile: xr.Dataset,
+    *,
+    draws: int = 1000,
+    seed: int = 0,
+    runs: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+    reasons: Mapping[tuple[str, str], str] | None = None,
+    other: bool = False,
 ) -> pd.DataFrame:
-    """`test_claims` for the arrays of a profile, and `more` from further runs of the model."""
-    arrays, rows = claim_arrays(profile) | more, []
-    for claim in CLAIMS:
-        random = np.random.default_rng([seed % 2**64, *claim.name.encode()])
-        if arrays.keys() >= {*claim.arrays}:
-            rows.append(judge(claim, arrays, random, draws))
+    """`test_claims` for the arrays of a profile, and of further `runs` of the model.
+
+    `runs` has arrays by kind of layers. `reasons` state why a claim about a kind (kind, name)
+    is not testable. With `other`, each claim has its other statistic, and claims without one
+    are left out.
+    """
+    parts, rows = parts_by_kind(profile), list[dict[str, object]]()
+    arrays = {kind: claim_arrays(part) for kind, part in {"all": profile, **parts}.items()}
+    for kind, of_runs in (runs or {}).items():
+        arrays[kind] |= of_runs
+    named = str(profile.attrs.get("model", "")).lower()
+    for claim, kind in product(CLAIMS, arrays):
+        if kind not in (parts if claim.within_kind else ALL_LAYERS):
+            continue
+        if not arrays[kind].keys() >= {*claim.arrays} or (other and not claim.other_number):
+            continue
+        alone = () if kind in ALL_LAYERS else kind.encode()
+        random = np.random.default_rng([seed % 2**64, *claim.name.encode(), *alone])
+        why = (reasons or {}).get((kind, claim.name), "")
+        tested = claim
+        if other and claim.other_number:
+            tested = replace(claim, number=claim.other_number, interval=_no_interval)
+        row = judge(tested, arrays[kind], random, draws, why=why)
+        if row["nearness"] == "close" and any(family in named for family in claim.families):
+            row["nearness"] = "direct"
+        rows.append(row | {"layers": kind})
     table = pd.DataFrame(rows)
-    tested = table["p_value"].dropna()
-    table.loc[tested.index, "q_value"] = scipy.stats.false_discovery_control(tested)
+    p_values = table["p_value"].dropna()
+    table.loc[p_values.index, "q_value"] = scipy.stats.false_discovery_control(p_values)
     return table
+
+
+def _no_interval(*_: np.ndarray) -> tuple[float, float]:
+    return math.nan, math.nan
+
+
+def compare_settings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The table of the first setting, with the share of settings that have the same verdict.
+
+    `robust` is this share over `settings`. `differ` names the other settings and verdicts. A
+    claim is `reversed` if it is contradicted in most settings.
+    """
+    table, *_ = tables.values()
+    every = pd.concat(tables, names=["setting", None]).reset_index("setting")
+    groups = dict(iter(every.groupby(["claim", "layers"])))
+    of_rows = [groups[row] for row in zip(table["claim"], table["layers"], strict=True)]
+    others = [x[x["verdict"] != x["verdict"].iloc[0]] for x in of_rows]
+    words = [x["setting"] + ": " + x["verdict"] for x in others]
+    return table.assign(
+        robust=[1 - len(x) / len(rows) for x, rows in zip(others, of_rows, strict=True)],
+        settings=[len(rows) for rows in of_rows],
+        differ=["; ".join(x) for x in words],
+        reversed=[(rows["verdict"] == "contradicted").mean() > 0.5 for rows in of_rows],
+    )
+
+
+def left_out(table: pd.DataFrame) -> list[str]:
+    """Names of the claims that are not in the table, because the model did not run again."""
+    return [claim.name for claim in CLAIMS if claim.name not in {*table["claim"]}]
