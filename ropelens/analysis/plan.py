@@ -105,6 +105,12 @@ class Plan:
         name = short_name(str(model.config.name_or_path)) or self.source.class_name
         return {"name": name, "fingerprint": identity(model)}
 
+    def read(self) -> LiveModel:
+        """The model with its weights."""
+        if isinstance(self.source, LiveModel):
+            return self.source
+        return as_live_model(self.source.read(), self.source.tokenizer)
+
     def __str__(self) -> str:
         return "\n".join(f"{name:<7} {value}" for name, value in self.facts.items())
 
@@ -166,9 +172,7 @@ def plan_analysis(
     )
 
 
-def _sizes(
-    source: Opened, text: Text, options: Options
-) -> tuple[int, dict[str, str], float]:
+def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str, str], float]:
     """The batch size, the work in words, and the cost. Warns if the memory may not suffice."""
     config, devices, dtype = source.config, source.devices, source.torch_dtype
     (count, context), longest = text.ids.shape, text.context
@@ -334,8 +338,7 @@ def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Opti
 
 def seconds_per_token(plan: Plan) -> float:
     """Time of a plain pass over one sequence of the plan, measured with the weights read."""
-    assert isinstance(plan.source, Opened)
-    live, ids = as_live_model(plan.source.read(), plan.source.tokenizer), plan.text.ids[:1]
+    live, ids = plan.read(), plan.text.ids[:1]
     begin = time.perf_counter()
     with torch.no_grad():
         for _ in live.logits(ids):

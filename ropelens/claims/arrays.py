@@ -22,7 +22,7 @@ def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
 
     The contexts of a part are limited by the reach of its layers, if they see only some keys.
     """
-    rotates = np.isfinite(profile["wavelength"]).any("frequency").values
+    rotates = profile["wavelength"].notnull().any("frequency").values
     kinds = profile["layer_type"].values if "layer_type" in profile.coords else rotates
     names = dict.fromkeys(kinds[rotates].tolist())
     if len(names) < 2:

@@ -232,7 +232,8 @@ def _token_lead(
 ) -> tuple[Float[np.ndarray, "layer head set"], str]:
     """Attention minus attention on controls, for apostrophes (set 0) and for random words.
 
-    Also returns the reason if there are no numbers. Each set of words has, for each apostrophe token, a word of half to twice its frequency.
+    Each set of words has, for each apostrophe token, a word of half to twice its frequency.
+    Also returns the reason if there are no numbers, or "".
     """
     text, random = measurement.text, np.random.default_rng(measurement.seed)
     ids, counts = text.ids[text.real].unique(return_counts=True)

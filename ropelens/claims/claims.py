@@ -9,6 +9,7 @@ from typing import Any
 from ropelens.claims import nulls, numbers
 from ropelens.claims.verdict import Claim, Floor
 
+
 def _read_claim(name: str, row: dict[str, Any], papers: dict[str, dict[str, str]]) -> Claim:
     row |= papers[row["paper"]]
     for field in {"number", "interval", "objection"} & row.keys():
@@ -29,4 +30,4 @@ def _read_function(named: str | dict[str, Any]) -> Callable[..., Any]:
 
 
 _tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-CLAIMS = tuple(_read_claim(*row, _tables["papers"]) for row in _tables["claims"].items())
+CLAIMS = tuple(_read_claim(name, row, _tables["papers"]) for name, row in _tables["claims"].items())

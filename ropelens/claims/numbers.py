@@ -68,7 +68,7 @@ def distance_to_band(
 
 
 def push_of_long_planes(push: ByPlane, slow: ByPlane, *, by_layer: bool = False) -> float:
-    """Share of the slow planes in the push of all planes and layers, or its mean over layers."""
+    """Share of the slow planes in the push of all layers, or the mean of shares by layer."""
     over = -1 if by_layer else None
     share = (push * slow).sum(over) / push.sum(over)
     return float(share.mean()) if 0 < slow.mean() < 1 else math.nan

@@ -97,7 +97,11 @@ class Claim:
         stated = {name: getattr(self, name) for name in names}
         stated |= {"original_model": self.model, "floor": str(self.floor)}
         stated |= {"floor_day": str(self.floor.day or "")}
-        return {"statement": self.statement, "source": ", ".join(parts), "what": self.what} | stated
+        return {
+            "statement": self.statement,
+            "source": ", ".join(parts),
+            "what": self.what,
+        } | stated
 
     def count(self, *arrays: np.ndarray) -> float:
         """The number of the arrays; 0 if it counts as none."""

@@ -47,7 +47,9 @@ def claims_command(
     text: TextOption = None,
     model: Annotated[
         str | None,
-        option("MODEL", "The model of an analyzed folder DIR, for the claims that need more runs."),
+        option(
+            "MODEL", "The model of an analyzed folder DIR, for the claims that need more runs."
+        ),
     ] = None,
     quick: Annotated[
         bool, option(None, "Skip the claims that need more runs of the model.", name="--quick")
@@ -114,7 +116,7 @@ def claims_command(
     for name, (table, entries) in ledgers.items():
         place = Path(places[name])
         if table is None:
-            how = {"quick": quick, "seed": options.seed}
+            how: dict[str, Any] = {"quick": quick, "seed": options.seed}
             table, profile = _test_settings(settings[name], out / UNFINISHED / name, **how)
             table, place = table.assign(model=name), settings[name][0].folder
             facts = {"facts": ", ".join(short_facts(profile)), "page": PAGE}
@@ -163,7 +165,7 @@ def _plan_settings(
         return [Setting("", Path(place), None, saved=True)]
     if record and model is not None:
         names = ("context", "sequences")
-        measured = {n: getattr(options, n) or record.get(n) for n in names}
+        measured: dict[str, Any] = {n: getattr(options, n) or record.get(n) for n in names}
         plan = plan_analysis(model, text, replace(options, **measured), run=run)
         if plan.model["fingerprint"] != record.get("model", {}).get("fingerprint"):
             what = f"{place} was measured on another model than {model}."
@@ -176,9 +178,9 @@ def _plan_settings(
     texts, lengths = text or (), sorted({*contexts}, key=lambda n: n or 0, reverse=True)
     if len({*texts}) < len(texts):
         raise BadArgument("Each --text is a setting of its own.", hint="each text only once")
-    parts = list(zip(short_names(texts), texts, strict=True)) or [("sample", None)]
+    parts: list[tuple[str, Path | None]] = [*zip(short_names(texts), texts, strict=True)]
     settings = []
-    for context, (name, path) in product(lengths, parts):
+    for context, (name, path) in product(lengths, parts or [("sample", None)]):
         part = None if path is None else [path]
         plan = plan_analysis(place, part, replace(options, context=context), run=run)
         label = f"{name}, {plan.text.context:,} tokens"
@@ -198,7 +200,11 @@ def _print_plans(settings: list[Setting], *, quick: bool, timed: bool) -> None:
     plans = [(setting, setting.plan) for setting in settings if setting.plan]
     tokens = 0.0
     for setting, plan in plans:
-        more = 0 if quick or not setting.runs else count_run_tokens(plan.text, stated_context(plan.source.config))
+        more = (
+            0
+            if quick or not setting.runs
+            else count_run_tokens(plan.text, stated_context(plan.source.config))
+        )
         tokens += more + plan.cost * (not setting.saved)
         if not timed:
             lines = [setting.name, plan, f"claims  {more:,} tokens in further runs"]
@@ -220,6 +226,7 @@ def _test_settings(
     from ropelens.profiles.measures import open_profile
 
     tables: dict[str, pd.DataFrame] = {}
+    profiles: list[xr.Dataset] = []
     for number, setting in enumerate(settings):
         if len(settings) > 1:
             print_message(f"setting {number + 1} of {len(settings)}: {setting.name}", by="")
@@ -227,11 +234,11 @@ def _test_settings(
             setting.folder.parent.mkdir(parents=True, exist_ok=True)
             measure_and_save(setting.plan, setting.folder, once=True)
         profile = open_profile(setting.folder / "profile.nc")
-        main = profile if number == 0 else main
+        profiles.append(profile)
         runs = setting.runs and not quick
         tables |= _tables_of(setting, profile, scratch / str(number), runs=runs, seed=seed)
     first = next(iter(tables.values()))
-    return compare_settings(tables) if len(tables) > 1 else first, main
+    return compare_settings(tables) if len(tables) > 1 else first, profiles[0]
 
 
 def _tables_of(
@@ -239,7 +246,6 @@ def _tables_of(
 ) -> dict[str, pd.DataFrame]:
     """The table of a setting, and the table of the other statistics, by names of settings."""
     from ropelens.claims.claim_runs import claim_runs, ledger  # fewer draws in tests
-    from ropelens.model.as_live_model import as_live_model
     from ropelens.profiles.heads import require_budget
     from ropelens.profiles.measurement import versions
     from ropelens.runtime.results import read_tables, write_tables
@@ -253,8 +259,12 @@ def _tables_of(
         return saved
     if plan is not None and runs:
         with opening(show_progress, "loading"):
-            live = as_live_model(plan.source.read(), plan.source.tokenizer)
-        how = {"tokenizer": plan.source.tokenizer, "seed": seed, "progress": show_progress}
+            live = plan.read()
+        how: dict[str, Any] = {
+            "tokenizer": plan.source.tokenizer,
+            "seed": seed,
+            "progress": show_progress,
+        }
         with savepoint(scratch, key | plan.model):
             more = claim_runs(profile, live, plan.text, **how)
     tables = {setting.name: ledger(profile, seed=seed, **more)}

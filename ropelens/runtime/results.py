@@ -24,7 +24,15 @@ KINDS = {
 }
 """Description of a result folder, by the `kind` in its run.json."""
 
-NAMES = (PAGE, RECORD, "heads.csv", "claims.csv", "claims.json", "comparison.csv", "comparison.nc")
+NAMES = (
+    PAGE,
+    RECORD,
+    "heads.csv",
+    "claims.csv",
+    "claims.json",
+    "comparison.csv",
+    "comparison.nc",
+)
 """Files of a folder with several models, whose results are in folders named after them."""
 
 MOST_BYTES, MOST_RATIO = 2**30, 100
@@ -44,7 +52,8 @@ def write_folder(
 
     `record` becomes run.json. `results` maps names of files to contents. A dataset becomes
     netCDF, and the name gives its kind ("profile.nc"). A table becomes JSON, if the name says
-    so, or CSV; formulas of spreadsheets get a "'" in front. Either all files are written or none.
+    so, or CSV; formulas of spreadsheets get a "'" in front. Either all files are written or
+    none.
     """
     with locked(folder):
         check_out(Path(folder), record["kind"])
@@ -69,7 +78,9 @@ def rows_of(table: pd.DataFrame) -> list[dict[Any, Any]]:
     return known.where(known.notna(), None).to_dict("records")
 
 
-def write_tables(path: Path, key: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> None:
+def write_tables(
+    path: Path, key: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]
+) -> None:
     """Save tables by name, with every setting that affects their numbers in `key`."""
     rows = {name: rows_of(table) for name, table in tables.items()}
     write_whole(path, json.dumps({"key": key, "tables": rows}))
