@@ -27,7 +27,7 @@ from ropelens.profiles import gradients
 from ropelens.profiles.capture import Prompt, Token, one_sequence, token_id
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers
-from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.probe import RotationProbe, select_heads
 from ropelens.text.text import Text
 
 ATTRIBUTION = table("""
@@ -96,8 +96,8 @@ def attribute_planes(
     tokenizer = tokenizer or live.tokenizer
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, rotation = measurement.text, measurement.rotation
-    chosen = live.heads_of(heads)
-    pair_heads = live.heads_of(pairs).nonzero().tolist() if pairs else []
+    chosen = select_heads(live, heads)
+    pair_heads = select_heads(live, pairs).nonzero().tolist() if pairs else []
     number = _number_of(answer, tokenizer, live.vocabulary)
     planes = rotation.planes(text.context)
     total, by_pair = _integrate(live, text, number, chosen, pair_heads, planes, steps)
@@ -179,7 +179,7 @@ def _patch_block(rotation: RotationProbe, source: Text, chosen: HeadMask) -> Pla
     live, positions = rotation.live, position_pairs(None, source.context)
     vectors = read_source(rotation, source, chosen, "both")
     return lambda plane, heads: live.patch(
-        PlanePatch(rotation, live.heads_of(heads), plane, "both", positions, vectors)
+        PlanePatch(rotation, select_heads(live, heads), plane, "both", positions, vectors)
     )
 
 

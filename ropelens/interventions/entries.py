@@ -29,7 +29,7 @@ from ropelens.profiles.passes import Progress, fit_layers, sum_batch
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask
-from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.probe import RotationProbe, select_heads
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.runtime.savepoint import begin_stage
@@ -83,7 +83,7 @@ def entries_of(
         changes = [changes] if isinstance(changes, Edit | Silence | str) else changes
         entries.append(entry(name, changes))
         chosen = {
-            index: live.heads_of(change.heads)
+            index: select_heads(live, change.heads)
             for index, change in enumerate(changes)
             if not isinstance(change, str) and change.heads != ALL_HEADS
         }

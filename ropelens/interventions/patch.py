@@ -18,7 +18,7 @@ from ropelens.profiles.measurement import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, Selection
 from ropelens.rope.turn import positions_by_plane, rotate_by
-from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.probe import RotationProbe, select_heads
 from ropelens.text.text import Text
 from ropelens.text.tokenize import prompt_tokens
 
@@ -73,7 +73,7 @@ def patch_planes(
         what = f"The {of} of a head has no planes, because it does not rotate."
         raise BadArgument(what, hint="no planes=")
     else:
-        chosen = live.heads_of(heads)
+        chosen = select_heads(live, heads)
     if isinstance(source, str):
         source = prompt_tokens(source, live.tokenizer)
     source = torch.atleast_2d(source) if isinstance(source, Tensor) else source

@@ -14,7 +14,7 @@ ALL_MEASURES = (*DEFAULT_MEASURES, "copying")
 
 ENDS_OF_INTERVAL = ("", "_low", "_high")
 COLUMNS = (
-    *("edit", "kind", "kept", "draw", "band"),
+    *("edit", "layers", "kind", "kept", "draw", "band"),
     *("planes_stopped", "planes", "wavelength_low", "wavelength_high"),
     *(
         column

@@ -11,6 +11,7 @@ from ropelens.attention import formulas
 from ropelens.attention.variables import Derived, Fitted, Statistic, Variable, labelled, table
 from ropelens.runtime.results import open_results
 
+KIND_COORDINATES = ("layer_type", "reach", "base", "scaling")
 BY_HEAD = ("layer", "head")
 BY_PLANE = ("layer", "head", "frequency")
 BY_KEY_PLANE = ("layer", "kv_head", "frequency")
@@ -145,7 +146,10 @@ excerpt_answer (excerpt, excerpt_rank): the two tokens that are most likely to c
 excerpt_lead (excerpt) nat: lead of the first of the two tokens
 excerpt_scale (layer) 1: scale of the scores
 excerpt_planes (layer): number of planes
-layer_type (layer): type of the layer in the configuration
+layer_type (layer): kind of the layer: sliding, full, chunked, none (no rotation) or recurrent
+base (layer) 1: base of the rotation
+scaling (layer): type and factor of the scaling of the rotation
+reach (layer) token: window or chunk of the layer, or the trained context
 """)
 """The coordinates of a profile, and the variables of the excerpts of its text."""
 # fmt: on
@@ -159,6 +163,16 @@ def columns(place: str) -> list[str]:
 def compared(*which: str) -> list[str]:
     """Names of the variables that comparisons show ("final", "growth")."""
     return [row.name for row in MEASURES if row.compared in which]
+
+
+def layers_by_kind(results: xr.Dataset) -> dict[str, list[int]]:
+    """The layers of each kind; all layers are "full" in results without kinds of layers."""
+    layers: dict[str, list[int]] = {}
+    for layer in range(results.sizes["layer"]):
+        known = KIND_COORDINATES[1] in results.coords  # "layer_type" had another meaning before
+        kind = str(results["layer_type"].values[layer]) if known else "full"
+        layers.setdefault(kind, []).append(layer)
+    return layers
 
 
 def missing_measures(profile: xr.Dataset) -> list[Variable]:

@@ -157,7 +157,7 @@ def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """Sentences about a sweep and its summary `table`, first on the cost of planes."""
     rows = _sweep_records(table)
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
-    setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*")
+    setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*").removeprefix(".*")
     ends, free, classes = _quarters(rows, "loss_change"), _free(rows), class_changes(sweep)
     records: dict[str, Record | None] = {}
     if free and (fast := [row for row in ends if row["kind"] == "fast"]):
