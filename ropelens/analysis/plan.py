@@ -111,6 +111,15 @@ class Plan:
             return self.source
         return as_live_model(self.source.read(), self.source.tokenizer)
 
+    def seconds_per_token(self) -> float:
+        """Time of a plain pass over one sequence, measured with the weights."""
+        live, ids = self.read(), self.text.ids[:1]
+        begin = time.perf_counter()
+        with torch.no_grad():
+            for _ in live.logits(ids):
+                pass
+        return (time.perf_counter() - begin) / ids.numel()
+
     def __str__(self) -> str:
         return "\n".join(f"{name:<7} {value}" for name, value in self.facts.items())
 
@@ -338,16 +347,6 @@ def _sequences(documents: list[str] | Tokens, source: ModelSource, options: Opti
         text = tokenize(documents, source.tokenizer, bos=options.bos, **cut)
     check_ids(text.ids, vocabulary=config.vocab_size)
     return text
-
-
-def seconds_per_token(plan: Plan) -> float:
-    """Time of a plain pass over one sequence of the plan, measured with the weights read."""
-    live, ids = plan.read(), plan.text.ids[:1]
-    begin = time.perf_counter()
-    with torch.no_grad():
-        for _ in live.logits(ids):
-            pass
-    return (time.perf_counter() - begin) / ids.numel()
 
 
 def this_command() -> str:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from ropelens.budget.labels import Thresholds
 from ropelens.claims.numbers import HeadDraws
 from ropelens.profiles.heads import head_values
+from ropelens.profiles.measures import layers_by_kind
 
 MIN_SINK_SHARE = 0.05  # smallest share of the bits at which a model counts as having sinks
 MASSIVE = 5 / math.sqrt(2)  # times the mean length: a plane with one value 5 times the mean
@@ -20,21 +21,22 @@ BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(conte
 def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
     """The layers of each kind that rotates, by its name; {"all": profile} for one kind.
 
-    The contexts of a part are limited by the reach of its layers, if they see only some keys.
+    The contexts of a part are at most the reach of its layers.
     """
-    rotates = profile["wavelength"].notnull().any("frequency").values
-    kinds = profile["layer_type"].values if "layer_type" in profile.coords else rotates
-    names = dict.fromkeys(kinds[rotates].tolist())
-    if len(names) < 2:
+    wavelength = profile["wavelength"].transpose("layer", "frequency").values
+    rotates = np.isfinite(wavelength).any(1)
+    found = {
+        kind: [n for n in layers if rotates[n]]
+        for kind, layers in layers_by_kind(profile).items()
+    }
+    kinds = {kind: layers for kind, layers in found.items() if layers}
+    if len(kinds) < 2:
         return {"all": profile}
-    parts = {}
-    for name in names:
-        part = profile.isel(layer=np.flatnonzero((kinds == name) & rotates))
-        context, trained = (int(profile.attrs[n]) for n in ("context", "trained_context"))
-        if "reach" in part.variables and not name.startswith("full"):
-            window = int(part["reach"].max())
-            context, trained = min(context, window), min(trained, window)
-        parts[name] = part.assign_attrs(context=context, trained_context=trained)
+    parts = {kind: profile.isel(layer=layers) for kind, layers in kinds.items()}
+    for kind, part in parts.items():
+        names, reach = ("context", "trained_context"), int(part["reach"][0])
+        limited = {name: min(int(profile.attrs[name]), reach) for name in names}
+        parts[kind] = part.assign_attrs(limited)
     return parts
 
 

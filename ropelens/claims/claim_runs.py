@@ -16,10 +16,12 @@ import pandas as pd
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
+from transformers import PreTrainedConfig
 
 from ropelens.attention.sums import LayerMeans
 from ropelens.claims.arrays import parts_by_kind
 from ropelens.claims.tables import ledger
+from ropelens.config_facts import layer_types, stated_context
 from ropelens.errors import BadArgument, Positive, Whole, public
 from ropelens.interventions.edit import Edit, drop, stack_edits, stop
 from ropelens.interventions.evaluate import evaluate
@@ -122,13 +124,14 @@ def claim_runs(
     return {"runs": runs, "reasons": reasons}
 
 
-def count_run_tokens(text: Text, trained: int | None) -> int:
-    """Number of tokens that pass the model in `claim_runs`, for one kind of layers."""
-    few = text[:: -(-len(text) // MAX_SEQUENCES)]
+def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
+    """Number of tokens that pass the model in `claim_runs`."""
     edits = 1 + 2 + SETS + 1 + SETS
+    edited = edits * int(text[:: -(-len(text) // MAX_SEQUENCES)].real.sum())
     induction = (2 + SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
-    far = 2 * RUNS * (min(FAR, 2 * (trained or text.context) // 3) + COPIED + 1)
-    return int(text.real.sum()) + edits * int(few.real.sum()) + induction + far
+    far = min(FAR, 2 * (stated_context(config) or text.context) // 3)
+    kinds = len({*layer_types(config)})
+    return int(text.real.sum()) + kinds * (edited + induction + 2 * RUNS * (far + COPIED + 1))
 
 
 def why_no_effect(wavelength: Float[np.ndarray, "layer frequency"], length: int) -> str:

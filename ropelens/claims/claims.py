@@ -7,27 +7,42 @@ from pathlib import Path
 from typing import Any
 
 from ropelens.claims import nulls, numbers
-from ropelens.claims.verdict import Claim, Floor
+from ropelens.claims.verdict import Claim
+
+FACTS: tuple[str, ...] = (
+    "statement",
+    "what",
+    "doi",
+    "figure",
+    "original",
+    "original_model",
+    "conditions",
+)
+FACTS += ("nearness", "deviation")
+NO_FLOOR = {"what": "none", "day": ""}
 
 
 def _read_claim(name: str, row: dict[str, Any], papers: dict[str, dict[str, str]]) -> Claim:
-    row |= papers[row["paper"]]
-    for field in {"number", "interval", "objection"} & row.keys():
-        row[field] = _read_function(row[field])
-    if "other" in row:
-        row |= {"other": row["other"].pop("what"), "other_number": _read_function(row["other"])}
-    for field in {"arrays", "families", "words"} & row.keys():
-        row[field] = tuple(row[field])
-    row |= {"null": getattr(nulls, row["null"]), "floor": Floor(**row.get("floor", {}))}
-    return Claim(name=name, **row)
+    row |= papers[row.pop("paper")]
+    other, floor = row.pop("other", {"what": ""}), NO_FLOOR | row.pop("floor", {})
+    parts = (row.pop("cite"), *[row["figure"]] * (row["figure"] != "not stated"))
+    facts = {fact: row.pop(fact) for fact in FACTS} | {"source": ", ".join(parts)}
+    facts |= {"floor": floor.pop("what"), "floor_day": str(floor.pop("day"))}
+    facts["other"] = other.pop("what")
+    row |= floor | {"null": getattr(nulls, row["null"]), "other_number": other or None}
+    for field in ("number", "other_number", "interval", "objection"):
+        if row.get(field):
+            row[field] = _read_function(row[field])
+    row |= {n: tuple(row[n]) for n in ("arrays", "families", "words") if n in row}
+    return Claim(name=name, facts=facts, **row)
 
 
 def _read_function(named: str | dict[str, Any]) -> Callable[..., Any]:
     """A function of numbers.py; a table names it under `of` and has its options."""
-    if isinstance(named, str):
-        return getattr(numbers, named)
-    return partial(getattr(numbers, named.pop("of")), **named)
+    options = {"of": named} if isinstance(named, str) else named
+    function = getattr(numbers, options.pop("of"))
+    return partial(function, **options) if options else function
 
 
-_tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-CLAIMS = tuple(_read_claim(name, row, _tables["papers"]) for name, row in _tables["claims"].items())
+_papers, _rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).values()
+CLAIMS = tuple(_read_claim(name, row, _papers) for name, row in _rows.items())

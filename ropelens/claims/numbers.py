@@ -49,8 +49,7 @@ def slow_half_of_all(count: ByPlane, *, by_layer: bool = False) -> float:
 
 def rank_of_lengths(length: ByPlane) -> float:
     """Rank correlation of a plane's share with its index; NaN for even planes."""
-    share = _shares(length).mean(0)
-    return rank_with_depth(share) if _uneven(length) else math.nan
+    return rank_with_depth(_shares(length).mean(0)) if _uneven(length) else math.nan
 
 
 def fast_at_the_ends(length: ByPlane, *, part: int = 4) -> float:
@@ -82,24 +81,9 @@ def why_no_sinks(push: ByPlane, slow: ByPlane) -> str:
     return turns.get(float(slow.mean()), "")
 
 
-def rank_with_depth(by_layer: Float[np.ndarray, " layer"]) -> float:
+def rank_with_depth(by_layer: Float[np.ndarray, " layer"], *, kendall: bool = False) -> float:
     """Rank correlation of a layer's value with its index."""
-    return rank_correlation(np.arange(len(by_layer), dtype=float), by_layer)
-
-
-def later_minus_earlier(by_layer: Float[np.ndarray, " layer"]) -> float:
-    """Mean of the later half of the layers minus the earlier half, over known layers."""
-    known = by_layer[np.isfinite(by_layer)]
-    if len(known) < 4:
-        return math.nan
-    earlier, later = known[: len(known) // 2], known[-(len(known) // 2) :]
-    return float(later.mean() - earlier.mean())
-
-
-def why_no_depth(by_layer: Float[np.ndarray, " layer"]) -> str:
-    """Why layers cannot be ordered by their values; "" if they can."""
-    known = int(np.isfinite(by_layer).sum())
-    return f"heads choose keys in {known} layers; a verdict needs 5" if known < 5 else ""
+    return rank_correlation(np.arange(len(by_layer), dtype=float), by_layer, kendall=kendall)
 
 
 def fixed_in_longest(coherence: ByHead, length: ByHead, *, above: float = FIXED) -> float:
@@ -156,12 +140,19 @@ def cost(
     return float(change[0]) if abs(change).max() >= NOTHING else math.nan
 
 
-def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"]) -> float:
-    """Spearman's rank correlation over known heads; NaN for fewer than 4, or equal numbers."""
+def rank_correlation(
+    x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"], *, kendall: bool = False
+) -> float:
+    """Spearman's rank correlation over known heads; NaN for fewer than 4, or equal numbers.
+
+    With `kendall` it is Kendall's tau.
+    """
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return math.nan
+    if kendall:
+        return float(scipy.stats.kendalltau(x, y).statistic)
     return float(np.corrcoef(scipy.stats.rankdata(x), scipy.stats.rankdata(y))[0, 1])
 
 
@@ -173,15 +164,9 @@ def correlations(
     return np.array([rank_correlation(x, y) for x, y in draws])
 
 
-def rank_over_heads(numbers: HeadNumbers, rows: RowCount) -> float:
+def rank_over_heads(numbers: HeadNumbers, rows: RowCount, *, kendall: bool = False) -> float:
     """Rank correlation of the two numbers of a head, in draw 0."""
-    return rank_correlation(numbers[:, :, 0, 0], numbers[:, :, 1, 0])
-
-
-def tau_over_heads(numbers: HeadNumbers, rows: RowCount) -> float:
-    """Kendall's tau of the two numbers of a head, in draw 0."""
-    known = known_heads(numbers)
-    return float(scipy.stats.kendalltau(*numbers[..., 0][known].T).statistic)
+    return rank_correlation(numbers[:, :, 0, 0], numbers[:, :, 1, 0], kendall=kendall)
 
 
 def known_heads(numbers: HeadNumbers) -> Bool[np.ndarray, "layer head"]:

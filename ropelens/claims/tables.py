@@ -154,7 +154,9 @@ def ledger(
         why = (reasons or {}).get((kind, claim.name), "")
         tested = claim
         if other and claim.other_number:
-            tested = replace(claim, number=claim.other_number, interval=_no_interval)
+            tested = replace(
+                claim, number=claim.other_number, interval=lambda *_: (math.nan, math.nan)
+            )
         row = judge(tested, arrays[kind], random, draws, why=why)
         if row["nearness"] == "close" and any(family in named for family in claim.families):
             row["nearness"] = "direct"
@@ -165,10 +167,6 @@ def ledger(
     return table
 
 
-def _no_interval(*_: np.ndarray) -> tuple[float, float]:
-    return math.nan, math.nan
-
-
 def compare_settings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The table of the first setting, with the share of settings that have the same verdict.
 
@@ -176,17 +174,17 @@ def compare_settings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     claim is `reversed` if it is contradicted in most settings.
     """
     table, *_ = tables.values()
+    keys = ["claim", "layers"]
     every = pd.concat(tables, names=["setting", None]).reset_index("setting")
-    groups = dict(iter(every.groupby(["claim", "layers"])))
-    of_rows = [groups[row] for row in zip(table["claim"], table["layers"], strict=True)]
-    others = [x[x["verdict"] != x["verdict"].iloc[0]] for x in of_rows]
-    words = [x["setting"] + ": " + x["verdict"] for x in others]
-    return table.assign(
-        robust=[1 - len(x) / len(rows) for x, rows in zip(others, of_rows, strict=True)],
-        settings=[len(rows) for rows in of_rows],
-        differ=["; ".join(x) for x in words],
-        reversed=[(rows["verdict"] == "contradicted").mean() > 0.5 for rows in of_rows],
-    )
+    every = every.merge(table[[*keys, "verdict"]], on=keys, suffixes=("", "_main"))
+    every["same"] = every["verdict"] == every["verdict_main"]
+    every["reversed"] = every["verdict"] == "contradicted"
+    every["differ"] = (every["setting"] + ": " + every["verdict"]).where(~every["same"])
+    grouped = every.groupby(keys)
+    added = grouped.agg(robust=("same", "mean"), settings=("same", "size"))
+    added["differ"] = grouped["differ"].agg(lambda words: "; ".join(words.dropna()))
+    added["reversed"] = grouped["reversed"].mean() > 0.5
+    return table.join(added, on=keys)
 
 
 def left_out(table: pd.DataFrame) -> list[str]:

@@ -7,7 +7,6 @@ geometry matter.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date
 
 import numpy as np
 from jaxtyping import Float
@@ -18,36 +17,18 @@ from ropelens.intervals import jackknife_half
 VERDICTS = ("holds", "contradicted", "unresolved", "not testable")
 TAIL = 0.025  # share of the draws beyond either bound of the null
 MIN_DRAWS = 39  # with fewer draws, not even a number beyond all of them is rare enough
-UNKNOWN = "not stated"  # the original's number or figure, if this project does not know it
 SAME = 1e-9  # numbers that differ by less are equal, apart from rounding
-
-
-@dataclass(frozen=True)
-class Floor:
-    """What counts as none in a claim (`what`), and the day of the commit that set it.
-
-    A number below `at_least` is no evidence. A number between -`beyond` and `beyond` is 0.
-    """
-
-    what: str = "none"
-    day: date | None = None
-    at_least: float = -math.inf
-    beyond: float = -math.inf
-
-    def __str__(self) -> str:
-        if self.beyond > 0:
-            return f"numbers within ±{self.beyond:g}"
-        return f"numbers below {self.at_least:g}" if self.at_least > 0 else self.what
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """A published claim: a row of claims.toml, which explains the other fields.
 
-    `number` makes a number from the `arrays` (names in `claim_arrays`) of the model, and from
-    draws of the `null`. According to the claim the number is large, or small if `sign` is -1.
-    `limit` is the largest possible number on the claimed side; it is needed if the draws of the
-    null may not reach it.
+    `facts` are the columns of the row that describe the claim and its source. `number` makes a
+    number from the `arrays` (names in `claim_arrays`) of the model, and from draws of the
+    `null`. According to the claim the number is large, or small if `sign` is -1. A number below
+    `at_least` is no evidence, and a number within ±`beyond` is 0. `limit` is the largest
+    possible number on the claimed side; it is needed if the draws of the null may not reach it.
 
     `interval` returns the ends of the 95 % interval; the default is a jackknife over the first
     axis of the arrays. `objection` returns a reason against a test, or "". `min_size` states
@@ -56,26 +37,16 @@ class Claim:
     """
 
     name: str
-    statement: str
-    paper: str
-    cite: str
-    doi: str
-    figure: str
-    original: str
-    model: str
-    conditions: str
-    nearness: str
-    deviation: str
-    what: str
+    facts: Mapping[str, str]
     call: str
     null: Null
     arrays: tuple[str, ...]
     number: Callable[..., float]
-    families: tuple[str, ...] = ()
-    other: str = ""
     other_number: Callable[..., float] | None = None
+    families: tuple[str, ...] = ()
     sign: int = 1
-    floor: Floor = Floor()
+    at_least: float = -math.inf
+    beyond: float = -math.inf
     within_kind: bool = False
     limit: float = -math.inf
     interval: Callable[..., tuple[float, float]] | None = None
@@ -89,24 +60,10 @@ class Claim:
         "chance and geometry can give this number",
     )
 
-    @property
-    def facts(self) -> dict[str, str]:
-        """The columns of a row that describe the claim and its source."""
-        parts = (self.cite, *[self.figure] * (self.figure != UNKNOWN))
-        names = ("doi", "figure", "original", "conditions", "nearness", "deviation", "other")
-        stated = {name: getattr(self, name) for name in names}
-        stated |= {"original_model": self.model, "floor": str(self.floor)}
-        stated |= {"floor_day": str(self.floor.day or "")}
-        return {
-            "statement": self.statement,
-            "source": ", ".join(parts),
-            "what": self.what,
-        } | stated
-
     def count(self, *arrays: np.ndarray) -> float:
         """The number of the arrays; 0 if it counts as none."""
         number = self.number(*arrays)
-        return 0.0 if abs(number) < self.floor.beyond else number
+        return 0.0 if abs(number) < self.beyond else number
 
 
 def judge(
@@ -138,7 +95,7 @@ def judge(
                 low, high = claim.interval(*x) if claim.interval else _jackknife(claim, x)
     null = null[np.isfinite(null)]
     null_low, null_high = null_bounds(null)
-    floored = np.maximum(claim.sign * np.array([number, *null]), claim.floor.at_least)
+    floored = np.maximum(claim.sign * np.array([number, *null]), claim.at_least)
     value, below, above = floored[0], *null_bounds(floored[1:])
     verdict = "not testable"
     if not why:
@@ -157,7 +114,7 @@ def judge(
         "null_low": null_low,
         "null_high": null_high,
         "null_draws": len(null),
-        "threshold": claim.sign * max(above, claim.floor.beyond),
+        "threshold": claim.sign * max(above, claim.beyond),
         "side": claim.sign,
         "p_value": math.nan if verdict == "not testable" else p_value,
         "q_value": math.nan,
@@ -196,7 +153,7 @@ def _decide(
         return "holds", holds
     if value < below - SAME:
         return "contradicted", contradicted
-    floor = claim.floor.at_least
+    floor = claim.at_least
     if len(null) and claim.sign * number <= floor:
         return "unresolved", f"less than {floor:g} counts as none"
     if len(null) < MIN_DRAWS:

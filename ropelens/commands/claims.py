@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import product
 from os.path import relpath
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -101,14 +101,13 @@ def claims_command(
         from ropelens.report.tables import short_facts
     ledgers = _read_ledgers(places, text, model, robust=robust)
     settings: dict[str, list[Setting]] = {}
+    lengths = (contexts or (options.context,)) if robust else ()
     with opening(show_progress, "reading"):  # find errors before the first measurement
         for name in (name for name, (table, _) in ledgers.items() if table is None):
             given = (out / name, places[name], model, text, options)
-            lengths = contexts or (options.context,)
-            settings[name] = _plan_settings(*given, lengths if robust else (), run=not plan)
-    if plan or robust:
-        for of_model in settings.values():
-            _print_plans(of_model, quick=quick, timed=not plan)
+            settings[name] = _plan_settings(*given, lengths, run=not plan, quick=quick)
+    for of_model in settings.values() if plan or robust else ():
+        _print_work(of_model, timed=not plan)
     if plan:
         return
     tables: list[pd.DataFrame] = []
@@ -116,8 +115,8 @@ def claims_command(
     for name, (table, entries) in ledgers.items():
         place = Path(places[name])
         if table is None:
-            how: dict[str, Any] = {"quick": quick, "seed": options.seed}
-            table, profile = _test_settings(settings[name], out / UNFINISHED / name, **how)
+            scratch = out / UNFINISHED / name
+            table, profile = _test_settings(settings[name], scratch, options.seed, robust)
             table, place = table.assign(model=name), settings[name][0].folder
             facts = {"facts": ", ".join(short_facts(profile)), "page": PAGE}
             entries[name] = facts | {"tokens_sha256": profile.attrs["tokens_sha256"]}
@@ -131,19 +130,14 @@ def claims_command(
     finish(out)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A text and a context, or a saved analysis in `folder`.
-
-    With a `plan`, the model can run. If the analysis is `saved`, it is not measured again.
-    """
+class Setting(NamedTuple):
+    """An analysis in `folder`; with a `plan` if the model is at hand, as `runs` need."""
 
     name: str
     folder: Path
-    plan: Plan | None
-    saved: bool = False
-    runs: bool = True  # claims that need more runs are tested
-    others: bool = False  # claims are also tested with their other statistic
+    plan: Plan | None = None
+    saved: bool = False  # it was measured before
+    runs: bool = False  # claims that need more runs of the model are tested
 
 
 def _plan_settings(
@@ -155,96 +149,82 @@ def _plan_settings(
     contexts: tuple[int | None, ...],
     *,
     run: bool,
+    quick: bool,
 ) -> list[Setting]:
     """The settings of a model or an analyzed folder, the main setting first."""
     from ropelens.analysis.analysis import check_model
     from ropelens.analysis.plan import plan_analysis
     from ropelens.runtime.results import read_record
 
-    if (record := read_record(place)) and model is None:
-        return [Setting("", Path(place), None, saved=True)]
-    if record and model is not None:
-        names = ("context", "sequences")
-        measured: dict[str, Any] = {n: getattr(options, n) or record.get(n) for n in names}
-        plan = plan_analysis(model, text, replace(options, **measured), run=run)
+    if record := read_record(place):
+        if model is None:
+            return [Setting("", Path(place), saved=True)]
+        same: Any = {n: getattr(options, n) or record.get(n) for n in ("context", "sequences")}
+        plan = plan_analysis(model, text, replace(options, **same), run=run)
         if plan.model["fingerprint"] != record.get("model", {}).get("fingerprint"):
             what = f"{place} was measured on another model than {model}."
             raise BadArgument(what, hint="the same model, --dtype and --quantize")
-        return [Setting("", Path(place), plan, saved=True)]
-    if not contexts:
-        plan = plan_analysis(place, text, options, run=run)
-        check_model(folder, plan.model, again=place)
-        return [Setting("", folder, plan)]
-    texts, lengths = text or (), sorted({*contexts}, key=lambda n: n or 0, reverse=True)
-    if len({*texts}) < len(texts):
-        raise BadArgument("Each --text is a setting of its own.", hint="each text only once")
-    parts: list[tuple[str, Path | None]] = [*zip(short_names(texts), texts, strict=True)]
+        return [Setting("", Path(place), plan, saved=True, runs=not quick)]
+    if len({*(text or ())}) < len(text or ()):
+        raise BadArgument("--text names a text twice.", hint="each text only once")
+    lengths = sorted({*contexts}, key=lambda n: n or 0, reverse=True) or [options.context]
+    parts: list[Any] = [(None, text)]
+    if contexts and text:
+        parts = [(name, [path]) for name, path in zip(short_names(text), text, strict=True)]
     settings = []
-    for context, (name, path) in product(lengths, parts or [("sample", None)]):
-        part = None if path is None else [path]
+    for context, (name, part) in product(lengths, parts):
         plan = plan_analysis(place, part, replace(options, context=context), run=run)
-        label = f"{name}, {plan.text.context:,} tokens"
-        inside = folder / file_name(f"{name}-{plan.text.context}")
+        label = f"{name or 'sample'}, {plan.text.context:,} tokens" * bool(contexts)
+        inside = folder / file_name(label.replace(", ", "-"))
         check_model(inside, plan.model, again=place)
-        how = {"runs": context == lengths[0], "others": True}
-        settings.append(Setting(label, inside, plan, **how))
+        runs = context == lengths[0] and not quick
+        settings.append(Setting(label, inside, plan, runs=runs))
     return settings
 
 
-def _print_plans(settings: list[Setting], *, quick: bool, timed: bool) -> None:
-    """Print the work of the settings, and if `timed` the expected time at the measured pace."""
-    from ropelens.analysis.plan import seconds_per_token
+def _print_work(settings: list[Setting], *, timed: bool) -> None:
+    """Print the plans of the settings, or if `timed` only the expected time."""
     from ropelens.claims.claim_runs import count_run_tokens
-    from ropelens.config_facts import stated_context
 
-    plans = [(setting, setting.plan) for setting in settings if setting.plan]
     tokens = 0.0
-    for setting, plan in plans:
-        more = (
-            0
-            if quick or not setting.runs
-            else count_run_tokens(plan.text, stated_context(plan.source.config))
-        )
-        tokens += more + plan.cost * (not setting.saved)
-        if not timed:
-            lines = [setting.name, plan, f"claims  {more:,} tokens in further runs"]
-            print_lines("\n".join(map(str, filter(None, lines))))
-    if timed and plans:
-        seconds = tokens * seconds_per_token(plans[0][1])
-        length = str(timedelta(seconds=round(seconds)))
-        print_message(f"expected time: {length} for {len(plans)} settings", by="")
+    for name, _, plan, saved, runs in settings:
+        if plan is not None:
+            more = count_run_tokens(plan.text, plan.source.config) if runs else 0
+            tokens += more + plan.cost * (not saved)
+            work = f"{name}\n{plan}\nclaims  {more:,} tokens in further runs\n".lstrip()
+            print_lines("" if timed else work, err=timed)
+    if timed and (plan := settings[0].plan):
+        expected = timedelta(seconds=round(tokens * plan.seconds_per_token()))
+        print_message(f"expected time: {expected} for {len(settings)} settings", by="")
 
 
 def _test_settings(
-    settings: list[Setting], scratch: Path, *, quick: bool, seed: int
+    settings: list[Setting], scratch: Path, seed: int, robust: bool
 ) -> tuple[pd.DataFrame, xr.Dataset]:
-    """Table and profile of the main setting; measures what is not in a folder yet.
+    """Table and profile of the main setting; measures analyses that are not saved.
 
-    Each setting is saved in `scratch` as it ends.
+    The tables of each setting are saved in `scratch` as it ends.
     """
     from ropelens.claims.tables import compare_settings
     from ropelens.profiles.measures import open_profile
 
     tables: dict[str, pd.DataFrame] = {}
-    profiles: list[xr.Dataset] = []
     for number, setting in enumerate(settings):
-        if len(settings) > 1:
+        if robust:
             print_message(f"setting {number + 1} of {len(settings)}: {setting.name}", by="")
         if setting.plan is not None and not setting.saved:
             setting.folder.parent.mkdir(parents=True, exist_ok=True)
             measure_and_save(setting.plan, setting.folder, once=True)
         profile = open_profile(setting.folder / "profile.nc")
-        profiles.append(profile)
-        runs = setting.runs and not quick
-        tables |= _tables_of(setting, profile, scratch / str(number), runs=runs, seed=seed)
-    first = next(iter(tables.values()))
-    return compare_settings(tables) if len(tables) > 1 else first, profiles[0]
+        tables |= _tables_of(setting, profile, scratch / str(number), seed, robust)
+    main = open_profile(settings[0].folder / "profile.nc")
+    return compare_settings(tables) if robust else tables[settings[0].name], main
 
 
 def _tables_of(
-    setting: Setting, profile: xr.Dataset, scratch: Path, *, runs: bool, seed: int
+    setting: Setting, profile: xr.Dataset, scratch: Path, seed: int, robust: bool
 ) -> dict[str, pd.DataFrame]:
-    """The table of a setting, and the table of the other statistics, by names of settings."""
+    """The table of a setting, and if `robust` the table of the other statistics, by name."""
     from ropelens.claims.claim_runs import claim_runs, ledger  # fewer draws in tests
     from ropelens.profiles.heads import require_budget
     from ropelens.profiles.measurement import versions
@@ -252,23 +232,19 @@ def _tables_of(
     from ropelens.runtime.savepoint import savepoint
 
     require_budget(profile)
-    plan, more = setting.plan, dict[str, Any]()
-    key = {"tokens": profile.attrs["tokens_sha256"], "runs": runs, "versions": versions()}
-    key |= {"seed": seed, "created": profile.attrs["created"]}
+    facts = {name: profile.attrs.get(name) for name in ("tokens_sha256", "created")}
+    key = facts | {"runs": setting.runs, "seed": seed, "versions": versions()}
     if saved := read_tables(scratch.with_suffix(".json"), key):
         return saved
-    if plan is not None and runs:
+    plan, more = setting.plan, dict[str, Any]()
+    if plan is not None and setting.runs:
         with opening(show_progress, "loading"):
             live = plan.read()
-        how: dict[str, Any] = {
-            "tokenizer": plan.source.tokenizer,
-            "seed": seed,
-            "progress": show_progress,
-        }
+        how: Any = {"tokenizer": plan.source.tokenizer, "progress": show_progress}
         with savepoint(scratch, key | plan.model):
-            more = claim_runs(profile, live, plan.text, **how)
+            more = claim_runs(profile, live, plan.text, seed=seed, **how)
     tables = {setting.name: ledger(profile, seed=seed, **more)}
-    if setting.others:
+    if robust:
         other = f"{setting.name}, other statistic"
         tables[other] = ledger(profile, seed=seed, other=True, **more)
     write_tables(scratch.with_suffix(".json"), key, tables)
