@@ -29,7 +29,8 @@ from ropelens.profiles.heads import (
     resample_bits,
     resample_labels,
 )
-from ropelens.profiles.measures import KIND_COORDINATES, columns
+from ropelens.profiles.kinds import KIND_COORDINATES
+from ropelens.profiles.measures import columns
 
 DECIDED = ("positional", "mixed", "semantic")  # labels of fractions
 INTERVAL = ("fraction_low", "fraction_high")
@@ -78,7 +79,7 @@ def classify_heads(
     added = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
     follow = columns("follow")
     table |= {name: profile[name].values for name in (*columns("score"), *follow, *added)}
-    kinds = [name for name in KIND_COORDINATES if KIND_COORDINATES[1] in profile.coords]
+    kinds = [name for name in KIND_COORDINATES if "reach" in profile.coords]
     table |= {name: profile[name].values[table["layer"]] for name in kinds}
     order = (
         *("layer", "head", "label", "confidence", *FRACTIONS, *columns("budget")),

@@ -120,12 +120,24 @@ def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> di
 
 
 def mark(
-    figure: go.Figure, x: float, text: str, *, color: str = MUTED, col: Any = "all", **note: Any
+    figure: go.Figure,
+    x: float,
+    text: str,
+    *,
+    color: str = MUTED,
+    row: int | None = None,
+    col: Any = "all",
+    **note: Any,
 ) -> None:
-    """Mark a context: a dotted line in the panels of `col`, and `text` above the first."""
-    figure.add_vline(x=x, line=DOTTED | {"color": color}, name="context", col=col)
+    """Mark a context: a dotted line in the panels of `row` (default: all) and `col`, and `text`
+    above the first.
+    """
+    figure.add_vline(
+        x=x, line=DOTTED | {"color": color}, name="context", row=row or "all", col=col
+    )
     drawn = float(np.log10(x)) if figure.layout.xaxis.type == "log" else x
-    place = {"x": drawn, "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}
+    axes = [f"{axis}{row if row and row > 1 else ''}" for axis in "xy"]
+    place = {"x": drawn, "y": 1, "xref": axes[0], "yref": f"{axes[1]} domain", "yanchor": "top"}
     figure.add_annotation(place | {"text": text, "name": "context"} | note)
 
 

@@ -11,7 +11,6 @@ from ropelens.attention import formulas
 from ropelens.attention.variables import Derived, Fitted, Statistic, Variable, labelled, table
 from ropelens.runtime.results import open_results
 
-KIND_COORDINATES = ("layer_type", "reach", "base", "scaling")
 BY_HEAD = ("layer", "head")
 BY_PLANE = ("layer", "head", "frequency")
 BY_KEY_PLANE = ("layer", "kv_head", "frequency")
@@ -163,16 +162,6 @@ def columns(place: str) -> list[str]:
 def compared(*which: str) -> list[str]:
     """Names of the variables that comparisons show ("final", "growth")."""
     return [row.name for row in MEASURES if row.compared in which]
-
-
-def layers_by_kind(results: xr.Dataset) -> dict[str, list[int]]:
-    """The layers of each kind; all layers are "full" in results without kinds of layers."""
-    layers: dict[str, list[int]] = {}
-    for layer in range(results.sizes["layer"]):
-        known = KIND_COORDINATES[1] in results.coords  # "layer_type" had another meaning before
-        kind = str(results["layer_type"].values[layer]) if known else "full"
-        layers.setdefault(kind, []).append(layer)
-    return layers
 
 
 def missing_measures(profile: xr.Dataset) -> list[Variable]:

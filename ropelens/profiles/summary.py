@@ -17,7 +17,8 @@ from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.budget.held_out import LayerFit, follow_shares
 from ropelens.budget.labels import follow_numbers
 from ropelens.budget.logit import SCORES, gains
-from ropelens.profiles.measures import AXES, KIND_COORDINATES, MEASURES
+from ropelens.profiles.kinds import KIND_COORDINATES
+from ropelens.profiles.measures import AXES, MEASURES
 from ropelens.rope.planes import Planes
 from ropelens.rotation.layer_kinds import LayerKind
 

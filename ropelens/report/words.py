@@ -16,7 +16,12 @@ from ropelens.figures.formats import change_and_interval, short_count
 from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
 from ropelens.intervals import ENOUGH_DOCUMENTS
-from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
+from ropelens.interventions.truncation_table import (
+    QUARTER,
+    class_changes,
+    summarize_truncation,
+    sweeps_by_kind,
+)
 from ropelens.interventions.variables import NEEDLES, OWN_ROTATION
 from ropelens.profiles.heads import FRACTIONS
 from ropelens.report.render import write_sentence, write_sentences
@@ -155,6 +160,10 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
 
 def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """Sentences about a sweep and its summary `table`, first on the cost of planes."""
+    if len(sweeps := sweeps_by_kind(sweep)) > 1:
+        edits = [table[table["edit"].isin(x["edit"].values)] for x in sweeps.values()]
+        parts = zip(sweeps.values(), edits, strict=True)
+        return [sentence for part in parts for sentence in sweep_sentences(*part)]
     rows = _sweep_records(table)
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
     setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*").removeprefix(".*")

@@ -189,7 +189,7 @@ def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path)
     assert max(map(len, lines)) <= 80
     titles = [line for line in lines if line.startswith("layer")]
     assert lines[:3] == [
-        "6 layers: 4 full (reach 8,192 tokens) and 2 none (reach 8,192 tokens)",
+        "6 layers: 4 full (reach 64 tokens) and 2 none (reach 64 tokens)",
         "full: base 2,000,000, wavelengths 6.28 to 2.05M tokens",
         "dead planes: none",
     ]

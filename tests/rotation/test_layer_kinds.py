@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropelens as rl
 from ropelens.errors import BadArgument
-from ropelens.profiles.measures import layers_by_kind
+from ropelens.profiles.kinds import layers_by_kind
 
 WINDOW = 12
 SIZES = COMMON | {"head_dim": 16, "num_hidden_layers": 6}
