@@ -11,7 +11,7 @@ from jaxtyping import Float
 from ropelens.budget.labels import Thresholds
 from ropelens.claims.numbers import HeadDraws
 from ropelens.profiles.heads import head_values
-from ropelens.profiles.measures import layers_by_kind
+from ropelens.profiles.kinds import layers_by_kind
 
 MIN_SINK_SHARE = 0.05  # smallest share of the bits at which a model counts as having sinks
 MASSIVE = 5 / math.sqrt(2)  # times the mean length: a plane with one value 5 times the mean

@@ -46,9 +46,6 @@ ROWS_READ = 64  # rows of each sequence, for attention on sets of tokens
 INDUCTION = 0.3  # attention of an induction head on the token after the earlier occurrence
 MIN_TURN = 0.1  # rad: a stop of planes that turn less changes their scores by less than 10 %
 
-Reasons = dict[str, str]
-"""The reason why a claim is not testable, by its name."""
-
 
 @public
 def test_claims(
@@ -89,11 +86,11 @@ def test_claims(
     require_budget(profile)
     if (model is None) != (text is None):
         raise BadArgument("Claims of runs need model and text.", hint="both, or neither")
-    runs = {}
+    runs = None
     if model is not None and text is not None:
-        more: dict[str, Any] = {"tokenizer": tokenizer, "seed": seed, "progress": progress}
+        more: Any = {"tokenizer": tokenizer, "seed": int(seed), "progress": progress}
         runs = claim_runs(profile, model, text, **more)
-    return ledger(profile, draws=draws, seed=int(seed), **runs)
+    return ledger(profile, draws=draws, seed=int(seed), runs=runs)
 
 
 test_claims.__test__ = False  # type: ignore[attr-defined]  # or pytest collects it as a test
@@ -107,21 +104,17 @@ def claim_runs(
     tokenizer: Any,
     seed: int,
     progress: ShowProgress | None,
-) -> dict[str, Any]:
-    """The arguments `runs` and `reasons` of `ledger`, from further runs of the model."""
-    measurement = Measurement.of(
-        model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=int(seed)
-    )
+) -> dict[str, dict[str, Any]]:
+    """The argument `runs` of `ledger`, from further runs of the model."""
+    measurement = Measurement.of(model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=seed)
     few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
     part = replace(measurement, text=few, rows=rows_for("auto", few.context))
     lead, why = _token_lead(measurement, tokenizer, progress or silent)
-    runs = {"all": {"token_lead": lead}}
-    reasons = {("all", "apostrophes"): why}
+    runs: dict[str, dict[str, Any]] = {"all": {"token_lead": lead, "why apostrophes": why}}
     for kind, layers in parts_by_kind(profile).items():
-        arrays, of_kind = _change_planes(layers, part, kind == "all", progress)
+        arrays = _change_planes(layers, part, kind == "all", progress)
         runs[kind] = runs.get(kind, {}) | arrays
-        reasons |= {(kind, name): reason for name, reason in of_kind.items()}
-    return {"runs": runs, "reasons": reasons}
+    return runs
 
 
 def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
@@ -134,9 +127,11 @@ def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
     return int(text.real.sum()) + kinds * (edited + induction + 2 * RUNS * (far + COPIED + 1))
 
 
-def why_no_effect(wavelength: Float[np.ndarray, "layer frequency"], length: int) -> str:
+def why_no_effect(wavelength: Float[np.ndarray, "layer _"], length: int) -> str:
     """Why a stop of these planes cannot act on texts of `length` tokens; "" if it can."""
-    shortest = float(np.nanmin(wavelength))
+    shortest = float(wavelength[np.isfinite(wavelength)].min(initial=np.inf))
+    if math.isinf(shortest):
+        return ""
     needs = math.ceil(MIN_TURN / (2 * np.pi) * shortest)
     if length >= needs:
         return ""
@@ -149,10 +144,11 @@ def why_no_effect(wavelength: Float[np.ndarray, "layer frequency"], length: int)
 
 def _change_planes(
     profile: xr.Dataset, measurement: Measurement, every: bool, progress: ShowProgress | None
-) -> tuple[dict[str, np.ndarray], Reasons]:
+) -> dict[str, Any]:
     """Arrays [document, set of planes] of claims about edits; set 0 is the set of the claim.
 
-    The edits change `every` layer, or only the layers of the profile.
+    The entry "why NAME" states why this claim is not testable, unless it is empty. The edits
+    change `every` layer, or only the layers of the profile.
     """
     live, wavelength = measurement.live, profile["wavelength"].values
     layers = profile["layer"].values
@@ -175,24 +171,23 @@ def _change_planes(
     change = (losses["loss"].values[1:] - losses["loss"].values[0]) * weight
     sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(losses["group"].values).sum()
     tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
-    arrays = {"tokens": tokens[:, 0], "long_loss": dropped, "once": np.ones(1)}
+    arrays: dict[str, Any] = {"tokens": tokens[:, 0], "long_loss": dropped, "once": np.ones(1)}
     arrays |= {"slow_loss": np.delete(stopped, 1, axis=1), "fast_loss": stopped[:, 1:]}
     repeated = 2 * max(2, min(REPEATED_TOKENS, (live.context - 1) // 2)) + 1
     far = min(FAR, 2 * int(min(live.context, seen)) // 3)
     tested = {"slow_stop": text.context, "slow_induction": repeated, "slow_reach": far}
-    slow_ones = wavelength[:, slow]
-    reasons = {n: why_no_effect(slow_ones, int(min(x, seen))) for n, x in tested.items()}
-    reasons["fast_stop"] = why_no_effect(wavelength[:, fast], int(min(text.context, seen)))
+    for name, length in (tested | {"fast_stop": text.context}).items():
+        stopped_ones = wavelength[:, slow if name in tested else fast]
+        arrays[f"why {name}"] = why_no_effect(stopped_ones, int(min(length, seen)))
     scores = profile["induction"].values
     induction = np.argwhere(scores >= INDUCTION)
     if not len(induction):
-        unknown = np.full((1, 1 + SETS), np.nan)
         why = f"no head has an induction score of {INDUCTION}"
         if np.isfinite(scores).any():
             why += f"; the largest is {np.nanmax(scores):.2f}"
-        reasons |= {"slow_induction": why, "slow_reach": why}
+        unknown = np.full((1, 1 + SETS), np.nan)
         arrays |= {"induction_lost": unknown, "more_found": unknown[0, :RUNS]}
-        return arrays, reasons
+        return arrays | {"why slow_induction": why, "why slow_reach": why}
     heads = ",".join(f"{layers[layer]}.{head}" for layer, head in induction)
     stops = _edits(stop, [slow, *quarters], heads)
     scores = measure(edits=stops, measures=["induction"])["induction"].values
@@ -204,8 +199,7 @@ def _change_planes(
     slowest = stack_edits(measurement.rotation, [*_edits(stop, [slow], inside).values()])
     with live.edit(slowest):
         more = (copies()["found_by_draw"] - unedited).mean(unedited.dims[:-1]).values
-    arrays |= {"induction_lost": score[:1] - score[None, 1:], "more_found": more}
-    return arrays, reasons
+    return arrays | {"induction_lost": score[:1] - score[None, 1:], "more_found": more}
 
 
 def planes_at_random(

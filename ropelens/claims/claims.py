@@ -1,7 +1,9 @@
 """The table of published claims about RoPE, which claims.toml states."""
 
+import math
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,3 +48,9 @@ def _read_function(named: str | dict[str, Any]) -> Callable[..., Any]:
 
 _papers, _rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).values()
 CLAIMS = tuple(_read_claim(name, row, _papers) for name, row in _rows.items())
+OTHERS = tuple(
+    replace(claim, number=claim.other_number, interval=lambda *_: (math.nan, math.nan))
+    for claim in CLAIMS
+    if claim.other_number is not None
+)
+"""The claims with their other statistics."""

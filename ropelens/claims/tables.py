@@ -1,8 +1,7 @@
 """Tables of heads and of claims: labels, confidences, numbers and verdicts."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -20,7 +19,7 @@ from ropelens.claims.arrays import (
 )
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
-from ropelens.claims.verdict import judge
+from ropelens.claims.verdict import Claim, judge
 from ropelens.errors import Count, Whole, public
 from ropelens.profiles.heads import (
     FRACTIONS,
@@ -130,38 +129,28 @@ def ledger(
     *,
     draws: int = 1000,
     seed: int = 0,
-    runs: Mapping[str, Mapping[str, np.ndarray]] | None = None,
-    reasons: Mapping[tuple[str, str], str] | None = None,
-    other: bool = False,
+    runs: Mapping[str, Mapping[str, Any]] | None = None,
+    claims: Sequence[Claim] = CLAIMS,
 ) -> pd.DataFrame:
-    """`test_claims` for the arrays of a profile, and of further `runs` of the model.
+    """`test_claims` for the arrays of a profile, and of further `runs` by kind of layers.
 
-    `runs` has arrays by kind of layers. `reasons` state why a claim about a kind (kind, name)
-    is not testable. With `other`, each claim has its other statistic, and claims without one
-    are left out.
+    The entry "why NAME" of a run states why the claim is not testable, unless it is empty.
     """
     parts, rows = parts_by_kind(profile), list[dict[str, object]]()
-    arrays = {kind: claim_arrays(part) for kind, part in {"all": profile, **parts}.items()}
-    for kind, of_runs in (runs or {}).items():
-        arrays[kind] |= of_runs
+    arrays: dict[str, dict[str, Any]] = {}
+    for kind, part in {"all": profile, **parts}.items():
+        arrays[kind] = claim_arrays(part) | dict((runs or {}).get(kind, {}))
     named = str(profile.attrs.get("model", "")).lower()
-    for claim, kind in product(CLAIMS, arrays):
-        if kind not in (parts if claim.within_kind else ALL_LAYERS):
-            continue
-        if not arrays[kind].keys() >= {*claim.arrays} or (other and not claim.other_number):
-            continue
-        alone = () if kind in ALL_LAYERS else kind.encode()
-        random = np.random.default_rng([seed % 2**64, *claim.name.encode(), *alone])
-        why = (reasons or {}).get((kind, claim.name), "")
-        tested = claim
-        if other and claim.other_number:
-            tested = replace(
-                claim, number=claim.other_number, interval=lambda *_: (math.nan, math.nan)
-            )
-        row = judge(tested, arrays[kind], random, draws, why=why)
-        if row["nearness"] == "close" and any(family in named for family in claim.families):
-            row["nearness"] = "direct"
-        rows.append(row | {"layers": kind})
+    for claim, kind in product(claims, arrays):
+        inside = parts if claim.within_kind else ALL_LAYERS
+        if kind in inside and arrays[kind].keys() >= {*claim.arrays}:
+            alone = () if kind in ALL_LAYERS else kind.encode()
+            random = np.random.default_rng([seed % 2**64, *claim.name.encode(), *alone])
+            why = arrays[kind].get(f"why {claim.name}", "")
+            row = judge(claim, arrays[kind], random, draws, why=why) | {"layers": kind}
+            if row["nearness"] == "close" and any(name in named for name in claim.families):
+                row["nearness"] = "direct"
+            rows.append(row)
     table = pd.DataFrame(rows)
     p_values = table["p_value"].dropna()
     table.loc[p_values.index, "q_value"] = scipy.stats.false_discovery_control(p_values)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +21,7 @@ from ropelens.checkpoints.names import name_checkpoints, short_names
 from ropelens.commands.analyze import PlanOption, measure_and_save
 from ropelens.commands.terminal import finish, print_lines, print_message
 from ropelens.errors import BadArgument
-from ropelens.runtime.folder import file_name
+from ropelens.runtime.folder import file_name, write_whole
 from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
@@ -131,7 +133,7 @@ def claims_command(
 
 
 class Setting(NamedTuple):
-    """An analysis in `folder`; with a `plan` if the model is at hand, as `runs` need."""
+    """An analysis in `folder`, with a `plan` if the model is at hand, as `runs` need."""
 
     name: str
     folder: Path
@@ -158,13 +160,13 @@ def _plan_settings(
 
     if record := read_record(place):
         if model is None:
-            return [Setting("", Path(place), saved=True)]
+            return [Setting("main", Path(place), saved=True)]
         same: Any = {n: getattr(options, n) or record.get(n) for n in ("context", "sequences")}
         plan = plan_analysis(model, text, replace(options, **same), run=run)
         if plan.model["fingerprint"] != record.get("model", {}).get("fingerprint"):
             what = f"{place} was measured on another model than {model}."
             raise BadArgument(what, hint="the same model, --dtype and --quantize")
-        return [Setting("", Path(place), plan, saved=True, runs=not quick)]
+        return [Setting("main", Path(place), plan, saved=True, runs=not quick)]
     if len({*(text or ())}) < len(text or ()):
         raise BadArgument("--text names a text twice.", hint="each text only once")
     lengths = sorted({*contexts}, key=lambda n: n or 0, reverse=True) or [options.context]
@@ -174,8 +176,10 @@ def _plan_settings(
     settings = []
     for context, (name, part) in product(lengths, parts):
         plan = plan_analysis(place, part, replace(options, context=context), run=run)
-        label = f"{name or 'sample'}, {plan.text.context:,} tokens" * bool(contexts)
-        inside = folder / file_name(label.replace(", ", "-"))
+        label, inside = "main", folder
+        if contexts:
+            label = f"{name or 'sample'}, {plan.text.context:,} tokens"
+            inside = folder / file_name(label.replace(", ", "-"))
         check_model(inside, plan.model, again=place)
         runs = context == lengths[0] and not quick
         settings.append(Setting(label, inside, plan, runs=runs))
@@ -191,8 +195,8 @@ def _print_work(settings: list[Setting], *, timed: bool) -> None:
         if plan is not None:
             more = count_run_tokens(plan.text, plan.source.config) if runs else 0
             tokens += more + plan.cost * (not saved)
-            work = f"{name}\n{plan}\nclaims  {more:,} tokens in further runs\n".lstrip()
-            print_lines("" if timed else work, err=timed)
+            if not timed:
+                print_lines(f"{name}\n{plan}\nclaims  {more:,} tokens in further runs\n")
     if timed and (plan := settings[0].plan):
         expected = timedelta(seconds=round(tokens * plan.seconds_per_token()))
         print_message(f"expected time: {expected} for {len(settings)} settings", by="")
@@ -203,7 +207,7 @@ def _test_settings(
 ) -> tuple[pd.DataFrame, xr.Dataset]:
     """Table and profile of the main setting; measures analyses that are not saved.
 
-    The tables of each setting are saved in `scratch` as it ends.
+    If `robust`, settings are compared. The table of each setting is saved in `scratch`.
     """
     from ropelens.claims.tables import compare_settings
     from ropelens.profiles.measures import open_profile
@@ -216,39 +220,44 @@ def _test_settings(
             setting.folder.parent.mkdir(parents=True, exist_ok=True)
             measure_and_save(setting.plan, setting.folder, once=True)
         profile = open_profile(setting.folder / "profile.nc")
-        tables |= _tables_of(setting, profile, scratch / str(number), seed, robust)
-    main = open_profile(settings[0].folder / "profile.nc")
-    return compare_settings(tables) if robust else tables[settings[0].name], main
+        tested = _table_of(setting, profile, scratch, seed, robust)
+        for name, rows in tested.groupby("setting", sort=False):
+            tables[str(name)] = rows.drop(columns="setting")
+    main, profile = next(iter(tables.values())), open_profile(settings[0].folder / "profile.nc")
+    return compare_settings(tables) if robust else main, profile
 
 
-def _tables_of(
+def _table_of(
     setting: Setting, profile: xr.Dataset, scratch: Path, seed: int, robust: bool
-) -> dict[str, pd.DataFrame]:
-    """The table of a setting, and if `robust` the table of the other statistics, by name."""
+) -> pd.DataFrame:
+    """The table of a setting; if `robust`, then the table of the other statistics."""
+    import pandas as pd
+
     from ropelens.claims.claim_runs import claim_runs, ledger  # fewer draws in tests
+    from ropelens.claims.claims import OTHERS
     from ropelens.profiles.heads import require_budget
     from ropelens.profiles.measurement import versions
-    from ropelens.runtime.results import read_tables, write_tables
     from ropelens.runtime.savepoint import savepoint
 
     require_budget(profile)
     facts = {name: profile.attrs.get(name) for name in ("tokens_sha256", "created")}
-    key = facts | {"runs": setting.runs, "seed": seed, "versions": versions()}
-    if saved := read_tables(scratch.with_suffix(".json"), key):
-        return saved
-    plan, more = setting.plan, dict[str, Any]()
+    key = facts | {"runs": setting.runs, "seed": seed, "robust": robust, "versions": versions()}
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    file, plan, runs = scratch / f"{digest}.csv", setting.plan, None
+    if file.exists():
+        return pd.read_csv(file).fillna(dict.fromkeys(("over", "other", "floor_day"), ""))
     if plan is not None and setting.runs:
         with opening(show_progress, "loading"):
             live = plan.read()
         how: Any = {"tokenizer": plan.source.tokenizer, "progress": show_progress}
-        with savepoint(scratch, key | plan.model):
-            more = claim_runs(profile, live, plan.text, seed=seed, **how)
-    tables = {setting.name: ledger(profile, seed=seed, **more)}
+        with savepoint(scratch / digest, key | plan.model):
+            runs = claim_runs(profile, live, plan.text, seed=seed, **how)
+    tables = [ledger(profile, seed=seed, runs=runs).assign(setting=setting.name)]
     if robust:
-        other = f"{setting.name}, other statistic"
-        tables[other] = ledger(profile, seed=seed, other=True, **more)
-    write_tables(scratch.with_suffix(".json"), key, tables)
-    return tables
+        others = ledger(profile, seed=seed, runs=runs, claims=OTHERS)
+        tables.append(others.assign(setting=f"{setting.name}, other statistic"))
+    write_whole(file, pd.concat(tables).to_csv(index=False))
+    return pd.concat(tables)
 
 
 def _read_ledgers(

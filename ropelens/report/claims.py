@@ -62,25 +62,17 @@ def claims_sentences(table: pd.DataFrame, places: Mapping[str, str] | None = Non
         written = (write_sentence("claims", macro, **record) for macro in ("counts", "lost"))
         sentences += filter(None, written)
         if "robust" in rows and rows["robust"].notna().any():
-            stable, names = int((rows["robust"] == 1).sum()), rows["claim"]
-            lists = {
-                "reversed": names[rows["reversed"].eq(True)],
-                "single": names[rows["other"] == ""],
-            }
-            record = {"stable": stable, "total": len(rows), "where": record["where"]}
-            record |= {name: [*dict.fromkeys(x)] for name, x in lists.items()}
+            record = {"rows": rows.to_dict("records"), "where": record["where"]}
             sentences.append(write_sentence("claims", "robust", **record))
     if several:
         record = {"total": table["claim"].nunique(), "most": sorted(holds, key=lambda x: -x[1])}
         sentences.insert(0, write_sentence("claims", "several", **record))
-    if places is not None:
-        missing = {str(model): left_out(rows) for model, rows in table.groupby("model")}
+    missing = {str(model): left_out(rows) for model, rows in table.groupby("model")}
+    if places is not None and any(missing.values()):
         commands = [_command(places.get(model)) for model, names in missing.items() if names]
-        record = {
-            "names": [*dict.fromkeys(chain(*missing.values()))],
-            "commands": [*dict.fromkeys(commands)],
-        }
-        sentences[1:1] = filter(None, [write_sentence("claims", "left_out", **record)])
+        lists = {"names": chain(*missing.values()), "commands": commands}
+        record = {name: [*dict.fromkeys(words)] for name, words in lists.items()}
+        sentences.insert(1, write_sentence("claims", "left_out", **record))
     return sentences
 
 

@@ -24,15 +24,8 @@ KINDS = {
 }
 """Description of a result folder, by the `kind` in its run.json."""
 
-NAMES = (
-    PAGE,
-    RECORD,
-    "heads.csv",
-    "claims.csv",
-    "claims.json",
-    "comparison.csv",
-    "comparison.nc",
-)
+NAMES: tuple[str, ...] = (PAGE, RECORD, "heads.csv", "claims.csv", "claims.json")
+NAMES += ("comparison.csv", "comparison.nc")
 """Files of a folder with several models, whose results are in folders named after them."""
 
 MOST_BYTES, MOST_RATIO = 2**30, 100
@@ -51,9 +44,8 @@ def write_folder(
     """Write the numbers of a result folder, then its page; return the path of the page.
 
     `record` becomes run.json. `results` maps names of files to contents. A dataset becomes
-    netCDF, and the name gives its kind ("profile.nc"). A table becomes JSON, if the name says
-    so, or CSV; formulas of spreadsheets get a "'" in front. Either all files are written or
-    none.
+    netCDF, and the name gives its kind ("profile.nc"). A table becomes CSV, in which formulas
+    of spreadsheets get a "'" in front, or JSON. Either all files are written or none.
     """
     with locked(folder):
         check_out(Path(folder), record["kind"])
@@ -62,7 +54,9 @@ def write_folder(
                 if isinstance(result, xr.Dataset):
                     save(result.assign_attrs(kind=Path(name).stem), new / name)
                 elif name.endswith(".json"):
-                    write_whole(new / name, f"{json.dumps(rows_of(result), indent=2)}\n")
+                    known = result.replace([np.inf, -np.inf], np.nan).astype(object)
+                    rows = known.where(known.notna(), None).to_dict("records")
+                    write_whole(new / name, f"{json.dumps(rows, indent=2)}\n")
                 else:
                     table = result.map(_no_formula)
                     write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))
@@ -70,30 +64,6 @@ def write_folder(
             write_whole(new / RECORD, f"{facts}\n")
         (Path(folder) / PAGE).unlink(missing_ok=True)  # it shows the earlier numbers
         return write_page(folder, page)
-
-
-def rows_of(table: pd.DataFrame) -> list[dict[Any, Any]]:
-    """The rows of a table for JSON; unknown and infinite numbers are None."""
-    known = table.replace([np.inf, -np.inf], np.nan).astype(object)
-    return known.where(known.notna(), None).to_dict("records")
-
-
-def write_tables(
-    path: Path, key: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]
-) -> None:
-    """Save tables by name, with every setting that affects their numbers in `key`."""
-    rows = {name: rows_of(table) for name, table in tables.items()}
-    write_whole(path, json.dumps({"key": key, "tables": rows}))
-
-
-def read_tables(path: Path, key: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """Tables that `write_tables` saved; {} if they are missing, damaged or of another key."""
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        tables = saved["tables"] if saved["key"] == key else {}
-        return {name: pd.DataFrame(rows).fillna(np.nan) for name, rows in tables.items()}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
 
 
 def write_page(folder: str | Path, page: Callable[[], str]) -> Path:

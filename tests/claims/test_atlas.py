@@ -17,7 +17,7 @@ import ropelens as rl
 from ropelens.budget.labels import Thresholds
 from ropelens.claims.arrays import claim_arrays, parts_by_kind
 from ropelens.claims.claim_runs import why_no_effect
-from ropelens.claims.claims import CLAIMS
+from ropelens.claims.claims import CLAIMS, OTHERS
 from ropelens.claims.tables import compare_settings, ledger
 from ropelens.claims.verdict import Claim, judge
 
@@ -155,3 +155,13 @@ def test_robust_is_the_share_of_settings_with_the_verdict_of_the_main_setting():
     assert table["settings"].tolist() == [4, 5]
     assert table["differ"].tolist() == ["b, other statistic: unresolved", "c: holds"]
     assert table["reversed"].tolist() == [False, True]
+
+
+def test_other_statistics_are_judged_against_the_same_null():
+    profile = synthetic_profile(layers=6)[0]
+    table, others = (ledger(profile, draws=60, claims=x) for x in (CLAIMS, OTHERS))
+    assert others["claim"].tolist() == [n for n in table["claim"] if NAMED[n].other_number]
+    both = table.merge(others, on="claim", suffixes=("", "_other"))
+    tested = both[both["verdict"] != "not testable"]
+    assert (tested["number"] != tested["number_other"]).mean() > 0.8
+    assert tested["number_other"].notna().all()
