@@ -74,8 +74,8 @@ def test_claims(
     - `layers` is the kind of layers that are tested: "all", or one of the kinds in
       `profile["layer_type"]` if layers of several kinds rotate.
     - `original` is the number of the paper (`doi`, `figure`), measured on `original_model`
-      under `conditions`. `nearness` says whether our statistic is "direct", "close" or
-      "conceptual", and `deviation` how the test differs. `floor` states what counts as none,
+      under `conditions`. `nearness` is "direct", "close" or "conceptual", and `deviation`
+      states how the test differs. `floor` states what counts as none,
       since the commit of `floor_day`. `other` is another reasonable statistic.
 
     With `model` and `text` (as for `profile`), the table also has claims for which the model

@@ -22,12 +22,12 @@ SAME = 1e-9  # numbers that differ by less are equal, apart from rounding
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A published claim: a row of claims.toml, which explains the other fields.
+    """A published claim: a row of claims.toml. That file explains most of the fields.
 
     `facts` are the columns of the row that describe the claim and its source. `number` makes a
     number from the `arrays` (names in `claim_arrays`) of the model, and from draws of the
-    `null`. According to the claim the number is large, or small if `sign` is -1. A number below
-    `at_least` is no evidence, and a number within ±`beyond` is 0. `limit` is the largest
+    `null`. According to the claim the number is large, or small if `sign` is -1. Numbers below
+    `at_least` are not evidence, and a number within ±`beyond` is 0. `limit` is the largest
     possible number on the claimed side; it is needed if the draws of the null may not reach it.
 
     `interval` returns the ends of the 95 % interval; the default is a jackknife over the first

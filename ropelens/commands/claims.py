@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import product
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ropelens.analysis.options import Options, OutOption, TextOption, with_options
-from ropelens.checkpoints.load_options import option
+from ropelens.checkpoints.load_options import setting
 from ropelens.checkpoints.names import name_checkpoints, short_names
 from ropelens.commands.analyze import PlanOption, measure_and_save
 from ropelens.commands.terminal import finish, print_lines, print_message
@@ -31,10 +31,44 @@ if TYPE_CHECKING:
     from ropelens.analysis.plan import Plan
 
 
-NOT_IN_CLAIMS = {"prompts", "attention_on"}
+@dataclass(frozen=True, kw_only=True)
+class Testing(Options):
+    """Options of `claims`."""
+
+    model: str | None = setting(
+        None, "MODEL", "Model of an analyzed folder DIR: also test claims that run it again."
+    )
+    quick: bool = setting(False, None, "Skip the claims that run the model again.")
+    robust: bool = setting(
+        False,
+        None,
+        "Test the claims on each --text at each of --contexts, also with another statistic. "
+        "The first text at the longest context is the main setting.",
+    )
+    contexts: Any = setting(
+        None,
+        "N,N,...",
+        "Contexts for --robust. Claims that run the model again use the longest context.",
+        parser=lambda text: tuple(map(int, text.split(","))),
+    )
+
+    @property
+    def measured(self) -> Options:
+        """The options of the analysis."""
+        return Options(**{name: getattr(self, name) for name in Options.__dataclass_fields__})
 
 
-@with_options(Options, only=Options.__dataclass_fields__.keys() - NOT_IN_CLAIMS)
+class Setting(NamedTuple):
+    """An analysis in `folder`. If it has a `plan`, the model can run."""
+
+    name: str
+    folder: Path
+    plan: Plan | None = None
+    saved: bool = False  # it was measured before
+    runs: bool = False  # claims that run the model again are tested
+
+
+@with_options(Testing, only=Testing.__dataclass_fields__.keys() - {"prompts", "attention_on"})
 def claims_command(
     models: Annotated[
         list[str] | None,
@@ -47,34 +81,8 @@ def claims_command(
     *,
     out: OutOption = Path("claims"),
     text: TextOption = None,
-    model: Annotated[
-        str | None,
-        option(
-            "MODEL", "The model of an analyzed folder DIR, for the claims that need more runs."
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, option(None, "Skip the claims that need more runs of the model.", name="--quick")
-    ] = False,
-    robust: Annotated[
-        bool,
-        option(
-            None,
-            "Also test the claims on each --text at each of --contexts, and with another "
-            "statistic. The first text at the longest context is the main setting.",
-            name="--robust",
-        ),
-    ] = False,
-    contexts: Annotated[
-        Any,
-        option(
-            "N,N,...",
-            "Contexts of --robust. Claims that need more runs use only the longest one.",
-            parser=lambda text: tuple(map(int, text.split(","))),
-        ),
-    ] = None,
     plan: PlanOption = False,
-    options: Options,
+    options: Testing,
 ) -> None:
     """Test published claims about RoPE on one or several models.
 
@@ -91,34 +99,42 @@ def claims_command(
       ropelens claims analyzed/llama --model ./my-llama --text book.txt --out out
       ropelens claims ./my-llama --text a.txt --text b.txt --contexts 1024,2048 --robust
     """
-    from ropelens.runtime.results import PAGE, check_out
-    from ropelens.runtime.savepoint import UNFINISHED
+    from ropelens.runtime.results import check_out
 
     places = name_checkpoints(models or ["bundled"])
     if not plan:
         check_out(out, "claims", parts=places)
-    if contexts and not robust:
+    if options.contexts and not options.robust:
         raise BadArgument("--contexts belongs to --robust.", hint="--context, or --robust")
-    with opening(show_progress, "starting"):  # importing torch takes seconds
-        from ropelens.report.tables import short_facts
-    ledgers = _read_ledgers(places, text, model, robust=robust)
+    ledgers = _read_ledgers(places, text, options)
     settings: dict[str, list[Setting]] = {}
-    lengths = (contexts or (options.context,)) if robust else ()
     with opening(show_progress, "reading"):  # find errors before the first measurement
         for name in (name for name, (table, _) in ledgers.items() if table is None):
-            given = (out / name, places[name], model, text, options)
-            settings[name] = _plan_settings(*given, lengths, run=not plan, quick=quick)
-    for of_model in settings.values() if plan or robust else ():
+            settings[name] = _settings(out / name, places[name], text, options, run=not plan)
+    for of_model in settings.values() if plan or options.robust else ():
         _print_work(of_model, timed=not plan)
-    if plan:
-        return
+    if not plan:
+        _test_and_write(out, places, ledgers, settings, options)
+        finish(out)
+
+
+def _test_and_write(
+    out: Path,
+    places: dict[str, str],
+    ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]],
+    settings: dict[str, list[Setting]],
+    options: Testing,
+) -> None:
+    from ropelens.report.tables import short_facts
+    from ropelens.runtime.results import PAGE
+    from ropelens.runtime.savepoint import UNFINISHED
+
     tables: list[pd.DataFrame] = []
     runs: dict[str, Any] = {}
     for name, (table, entries) in ledgers.items():
         place = Path(places[name])
         if table is None:
-            scratch = out / UNFINISHED / name
-            table, profile = _test_settings(settings[name], scratch, options.seed, robust)
+            table, profile = _test_settings(settings[name], out / UNFINISHED / name, options)
             table, place = table.assign(model=name), settings[name][0].folder
             facts = {"facts": ", ".join(short_facts(profile)), "page": PAGE}
             entries[name] = facts | {"tokens_sha256": profile.attrs["tokens_sha256"]}
@@ -129,59 +145,39 @@ def claims_command(
         tables.append(table)
     _write_ledger(out, tables, runs, places)
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
-    finish(out)
 
 
-class Setting(NamedTuple):
-    """An analysis in `folder`, with a `plan` if the model is at hand, as `runs` need."""
-
-    name: str
-    folder: Path
-    plan: Plan | None = None
-    saved: bool = False  # it was measured before
-    runs: bool = False  # claims that need more runs of the model are tested
-
-
-def _plan_settings(
-    folder: Path,
-    place: str,
-    model: str | None,
-    text: TextOption,
-    options: Options,
-    contexts: tuple[int | None, ...],
-    *,
-    run: bool,
-    quick: bool,
+def _settings(
+    folder: Path, place: str, text: TextOption, options: Testing, *, run: bool
 ) -> list[Setting]:
     """The settings of a model or an analyzed folder, the main setting first."""
-    from ropelens.analysis.analysis import check_model
-    from ropelens.analysis.plan import plan_analysis
-    from ropelens.runtime.results import read_record
+    with opening(show_progress, "starting"):  # importing torch takes seconds
+        from ropelens.analysis.analysis import check_model
+        from ropelens.analysis.plan import plan_analysis
+        from ropelens.runtime.results import read_record
 
-    if record := read_record(place):
-        if model is None:
-            return [Setting("main", Path(place), saved=True)]
+    if (record := read_record(place)) and options.model is None:
+        return [Setting("main", Path(place), saved=True)]
+    if record and options.model is not None:
         same: Any = {n: getattr(options, n) or record.get(n) for n in ("context", "sequences")}
-        plan = plan_analysis(model, text, replace(options, **same), run=run)
+        plan = plan_analysis(options.model, text, replace(options.measured, **same), run=run)
         if plan.model["fingerprint"] != record.get("model", {}).get("fingerprint"):
-            what = f"{place} was measured on another model than {model}."
+            what = f"{place} was measured on another model than {options.model}."
             raise BadArgument(what, hint="the same model, --dtype and --quantize")
-        return [Setting("main", Path(place), plan, saved=True, runs=not quick)]
-    if len({*(text or ())}) < len(text or ()):
-        raise BadArgument("--text names a text twice.", hint="each text only once")
-    lengths = sorted({*contexts}, key=lambda n: n or 0, reverse=True) or [options.context]
-    parts: list[Any] = [(None, text)]
-    if contexts and text:
+        return [Setting("main", Path(place), plan, saved=True, runs=not options.quick)]
+    parts: list[Any] = [("sample", text)]
+    if options.robust and text:
+        if len({*text}) < len(text):
+            raise BadArgument("--text names a text twice.", hint="each text only once")
         parts = [(name, [path]) for name, path in zip(short_names(text), text, strict=True)]
+    contexts = sorted({*(options.contexts or ())}, reverse=True) or [options.context]
     settings = []
-    for context, (name, part) in product(lengths, parts):
-        plan = plan_analysis(place, part, replace(options, context=context), run=run)
-        label, inside = "main", folder
-        if contexts:
-            label = f"{name or 'sample'}, {plan.text.context:,} tokens"
-            inside = folder / file_name(label.replace(", ", "-"))
+    for context, (name, part) in product(contexts, parts):
+        plan = plan_analysis(place, part, replace(options.measured, context=context), run=run)
+        label = f"{name}, {plan.text.context:,} tokens" if options.robust else "main"
+        inside = folder / file_name(label.replace(", ", "-")) if options.robust else folder
         check_model(inside, plan.model, again=place)
-        runs = context == lengths[0] and not quick
+        runs = context == contexts[0] and not options.quick
         settings.append(Setting(label, inside, plan, runs=runs))
     return settings
 
@@ -203,34 +199,37 @@ def _print_work(settings: list[Setting], *, timed: bool) -> None:
 
 
 def _test_settings(
-    settings: list[Setting], scratch: Path, seed: int, robust: bool
+    settings: list[Setting], scratch: Path, options: Testing
 ) -> tuple[pd.DataFrame, xr.Dataset]:
     """Table and profile of the main setting; measures analyses that are not saved.
 
-    If `robust`, settings are compared. The table of each setting is saved in `scratch`.
+    If claims are tested in several settings, the table also compares them.
     """
     from ropelens.claims.tables import compare_settings
     from ropelens.profiles.measures import open_profile
 
     tables: dict[str, pd.DataFrame] = {}
-    for number, setting in enumerate(settings):
-        if robust:
-            print_message(f"setting {number + 1} of {len(settings)}: {setting.name}", by="")
-        if setting.plan is not None and not setting.saved:
-            setting.folder.parent.mkdir(parents=True, exist_ok=True)
-            measure_and_save(setting.plan, setting.folder, once=True)
-        profile = open_profile(setting.folder / "profile.nc")
-        tested = _table_of(setting, profile, scratch, seed, robust)
+    for number, part in enumerate(settings):
+        if options.robust:
+            print_message(f"setting {number + 1} of {len(settings)}: {part.name}", by="")
+        if part.plan is not None and not part.saved:
+            part.folder.parent.mkdir(parents=True, exist_ok=True)
+            measure_and_save(part.plan, part.folder, once=True)
+        profile = open_profile(part.folder / "profile.nc")
+        tested = _table_of(part, profile, scratch, options)
         for name, rows in tested.groupby("setting", sort=False):
             tables[str(name)] = rows.drop(columns="setting")
     main, profile = next(iter(tables.values())), open_profile(settings[0].folder / "profile.nc")
-    return compare_settings(tables) if robust else main, profile
+    return compare_settings(tables) if options.robust else main, profile
 
 
 def _table_of(
-    setting: Setting, profile: xr.Dataset, scratch: Path, seed: int, robust: bool
+    part: Setting, profile: xr.Dataset, scratch: Path, options: Testing
 ) -> pd.DataFrame:
-    """The table of a setting; if `robust`, then the table of the other statistics."""
+    """The table of a setting, followed by the table of the other statistics if `robust`.
+
+    It is saved in `scratch`, with every setting that affects the numbers in its name.
+    """
     import pandas as pd
 
     from ropelens.claims.claim_runs import claim_runs, ledger  # fewer draws in tests
@@ -240,46 +239,51 @@ def _table_of(
     from ropelens.runtime.savepoint import savepoint
 
     require_budget(profile)
-    facts = {name: profile.attrs.get(name) for name in ("tokens_sha256", "created")}
-    key = facts | {"runs": setting.runs, "seed": seed, "robust": robust, "versions": versions()}
+    seed, plan, runs = options.seed, part.plan, None
+    key = {name: profile.attrs.get(name) for name in ("tokens_sha256", "created")}
+    key |= {
+        "runs": part.runs,
+        "seed": seed,
+        "robust": options.robust,
+        "versions": versions(),
+    }
+    key |= plan.model | plan.arguments if plan else {}
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-    file, plan, runs = scratch / f"{digest}.csv", setting.plan, None
-    if file.exists():
+    if (file := scratch / f"{digest}.csv").exists():
         return pd.read_csv(file).fillna(dict.fromkeys(("over", "other", "floor_day"), ""))
-    if plan is not None and setting.runs:
+    if plan is not None and part.runs:
         with opening(show_progress, "loading"):
             live = plan.read()
         how: Any = {"tokenizer": plan.source.tokenizer, "progress": show_progress}
-        with savepoint(scratch / digest, key | plan.model):
+        with savepoint(scratch / digest, key):
             runs = claim_runs(profile, live, plan.text, seed=seed, **how)
-    tables = [ledger(profile, seed=seed, runs=runs).assign(setting=setting.name)]
-    if robust:
+    tables = [ledger(profile, seed=seed, runs=runs).assign(setting=part.name)]
+    if options.robust:
         others = ledger(profile, seed=seed, runs=runs, claims=OTHERS)
-        tables.append(others.assign(setting=f"{setting.name}, other statistic"))
+        tables.append(others.assign(setting=f"{part.name}, other statistic"))
     write_whole(file, pd.concat(tables).to_csv(index=False))
     return pd.concat(tables)
 
 
 def _read_ledgers(
-    places: dict[str, str], text: TextOption, model: str | None, *, robust: bool
+    places: dict[str, str], text: TextOption, options: Testing
 ) -> dict[str, tuple[pd.DataFrame | None, dict[str, Any]]]:
     """Table and `runs` of each ledger, by name. Other places have None and an empty run."""
     from ropelens.report.claims import read_ledger
     from ropelens.runtime.results import other_place, read_record
 
     kinds = {name: read_record(place).get("kind") for name, place in places.items()}
-    saved = not {None, "comparison"} & {*kinds.values()}
-    if model is not None and (len(places) > 1 or not saved or not text or robust):
+    models = [name for name, kind in kinds.items() if kind in (None, "comparison")]
+    if options.model is not None and (len(places) > 1 or models or not text or options.robust):
         what = "--model is the model of one analyzed folder, and needs --text."
         raise BadArgument(what, hint="ropelens claims DIR --model MODEL --text FILE")
-    if saved and model is None and (text or robust):
-        hint = f"without {'--robust' if robust else '--text'}"
-        raise BadArgument("Saved results are not measured again.", hint=hint)
+    needless = "--robust" * (options.robust and len(models) < len(places))
+    needless = needless or "--text" * bool(text and not models and options.model is None)
+    if needless:
+        raise BadArgument("Saved results are not measured again.", hint=f"without {needless}")
     ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
     for name, place in places.items():
-        if robust and kinds[name] not in (None, "comparison"):
-            raise BadArgument(f"{place} is not measured again.", hint="without --robust")
-        if kinds[name] in (None, "comparison") and not (text or place.startswith("bundled")):
+        if name in models and not (text or place.startswith("bundled")):
             raise other_place(place, "an analyzed folder, or a model with --text FILE")
         ledgers[name] = read_ledger(place) if kinds[name] == "claims" else (None, {name: {}})
     names = [name for _, entries in ledgers.values() for name in entries]
