@@ -70,7 +70,8 @@ def push_of_long_planes(push: ByPlane, slow: ByPlane, *, by_layer: bool = False)
     """Share of the slow planes in the push of all layers, or the mean of shares by layer."""
     over = -1 if by_layer else None
     share = (push * slow).sum(over) / push.sum(over)
-    return float(share.mean()) if 0 < slow.mean() < 1 else math.nan
+    known = np.isfinite(share).sum()
+    return float(np.nansum(share) / known) if known and 0 < slow.mean() < 1 else math.nan
 
 
 def why_no_sinks(push: ByPlane, slow: ByPlane) -> str:

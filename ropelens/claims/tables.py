@@ -33,7 +33,6 @@ from ropelens.profiles.measures import columns
 
 DECIDED = ("positional", "mixed", "semantic")  # labels of fractions
 INTERVAL = ("fraction_low", "fraction_high")
-ALL_LAYERS = ("all",)  # kind of a claim that is not tested within kinds of layers
 SPREAD = 2**0.5  # two samples of a text differ more than a sample and the text, by this factor
 
 
@@ -132,22 +131,18 @@ def ledger(
     runs: Mapping[str, Mapping[str, Any]] | None = None,
     claims: Sequence[Claim] = CLAIMS,
 ) -> pd.DataFrame:
-    """`test_claims` for the arrays of a profile, and of further `runs` by kind of layers.
-
-    The entry "why NAME" of a run states why the claim is not testable, unless it is empty.
-    """
+    """`test_claims` for the arrays of a profile, and of further `runs`, by kind of layers."""
     parts, rows = parts_by_kind(profile), list[dict[str, object]]()
     arrays: dict[str, dict[str, Any]] = {}
     for kind, part in {"all": profile, **parts}.items():
         arrays[kind] = claim_arrays(part) | dict((runs or {}).get(kind, {}))
     named = str(profile.attrs.get("model", "")).lower()
     for claim, kind in product(claims, arrays):
-        inside = parts if claim.within_kind else ALL_LAYERS
+        inside = {*parts} if claim.within_kind else {"all"}
         if kind in inside and arrays[kind].keys() >= {*claim.arrays}:
-            alone = () if kind in ALL_LAYERS else kind.encode()
-            random = np.random.default_rng([seed % 2**64, *claim.name.encode(), *alone])
-            why = arrays[kind].get(f"why {claim.name}", "")
-            row = judge(claim, arrays[kind], random, draws, why=why) | {"layers": kind}
+            name = claim.name.encode() + kind.removeprefix("all").encode()
+            random = np.random.default_rng([seed % 2**64, *name])
+            row = judge(claim, arrays[kind], random, draws) | {"layers": kind}
             if row["nearness"] == "close" and any(name in named for name in claim.families):
                 row["nearness"] = "direct"
             rows.append(row)

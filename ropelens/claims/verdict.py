@@ -7,6 +7,7 @@ geometry matter.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -67,18 +68,13 @@ class Claim:
 
 
 def judge(
-    claim: Claim,
-    arrays: Mapping[str, np.ndarray],
-    random: np.random.Generator,
-    draws: int,
-    *,
-    why: str = "",
+    claim: Claim, arrays: Mapping[str, Any], random: np.random.Generator, draws: int
 ) -> dict[str, object]:
     """Test a claim: the row of the ledger with the number, the null and the verdict.
 
-    With a reason `why`, the claim is not testable.
+    The entry "why NAME" of `arrays` states why a claim is not testable, unless it is empty.
     """
-    x = tuple(arrays[name] for name in claim.arrays)
+    x, why = tuple(arrays[name] for name in claim.arrays), arrays.get(f"why {claim.name}", "")
     number, low, high, null = math.nan, math.nan, math.nan, np.empty(0)
     with np.errstate(invalid="ignore", divide="ignore"):
         if not len(x[0]):

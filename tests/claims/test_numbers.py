@@ -117,6 +117,7 @@ def test_apostrophes_are_compared_with_words_that_are_equally_frequent():
             tokens[first : first + 11 * count : 11] = token
         measurement = Measurement.of(tiny("llama_gqa"), tokens[shuffled].view(4, 30))
         lead, why = _token_lead(measurement, Letters())
-        assert why == ("9 tokens have an apostrophe; a verdict needs 10" if sets is None else "")
+        few = "9 tokens have an apostrophe; a verdict needs 10"
+        assert why == (few if sets is None else "")
         assert np.isfinite(lead).all() == (sets is not None)
         assert sets in (None, lead.shape[-1])
