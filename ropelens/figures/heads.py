@@ -66,9 +66,9 @@ def plot_head_map(
     figure.update_xaxes(**across | {"range": across["range"][::-1]}, constrain="domain")
     kinds = layers_by_kind(profile)
     if len(kinds) > 1:
-        named = {n: f"{n} {kind}" for kind, members in kinds.items() for n in members}
-        ticks = range(0, layers, down["dtick"])
-        down |= {"tickvals": [*ticks], "ticktext": [named[n] for n in ticks]}
+        kind_of = {n: kind for kind, members in kinds.items() for n in members}
+        ticks = [n for n in range(layers) if not n or kind_of[n] != kind_of[n - 1]]
+        down |= {"tickvals": ticks, "ticktext": [f"{n} {kind_of[n]}" for n in ticks]}
         down["title_text"] = "layer (index, kind)"
     figure.update_yaxes(**down)
     if selected is not None:

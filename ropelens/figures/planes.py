@@ -178,7 +178,8 @@ def plot_head_wavelengths(
     bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
     bar |= {"len": below / (above + below), "y": 0, "yanchor": "bottom"}
     hover = "%{y}<br>%{z:.0f}% of the push at %{text} tokens<extra></extra>"
-    look = {"colorscale": style.SEQUENTIAL, "zmin": 0, "colorbar": bar, "hovertemplate": hover}
+    look = {"colorscale": style.sequential(cells["z"]), "zmin": 0, "colorbar": bar}
+    look["hovertemplate"] = hover
     last = {"row": len(kinds) + 1, "col": 1}
     figure.add_heatmap(**cells, y=names, **look, **last)
     breadth = np.log10(edges[-1] / edges[0])
@@ -190,8 +191,10 @@ def plot_head_wavelengths(
         figure.add_scatter(x=x, y=of_label, marker=marker, **silent, **last)
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10([edges[0], edges[-1]]) - [0.03 * breadth, 0])
+    label_names = {n: f"{n} ({(heads['label'] == n).sum()} heads)" for n in style.LABEL_ORDER}
     for row, (kind, layers) in enumerate(kinds.items(), start=1):
-        _add_label_lines(figure, wavelength, shares, heads[heads["layer"].isin(layers)], row)
+        of_kind = heads[heads["layer"].isin(layers)]
+        _add_label_lines(figure, wavelength, shares, of_kind, label_names, row)
         named = f"{kind} layers:<br>" if len(kinds) > 1 else ""
         words = f"{named}mean<br>share (%)"
         figure.update_yaxes(title_text=words, rangemode="tozero", nticks=4, row=row)
@@ -234,9 +237,10 @@ def _add_label_lines(
     wavelength: Float[np.ndarray, "layer frequency"],
     shares: Float[np.ndarray, "layer head frequency"],
     heads: pd.DataFrame,
+    names: Mapping[str, str],
     row: int,
 ) -> None:
-    """Draw the mean share of each label's heads in a row of panels.
+    """Draw the mean share of each label's heads in a row of panels; `names` are for the legend.
 
     Planes that do not rotate break a line.
     """
@@ -259,8 +263,10 @@ def _add_label_lines(
         look = {"line": {"color": style.COLORS[label], "width": 2}, "mode": "lines+markers"}
         look["marker"] = {"symbol": style.SYMBOLS[label], "size": 8}
         hover = f"{label}<br>wavelength %{{text}} tokens<br>%{{y:.1f}}%<extra></extra>"
-        name = f"{label} ({len(rows)} heads)"
-        figure.add_scatter(**data, **look, name=name, hovertemplate=hover, row=row, col=1)
+        named = any(trace.legendgroup == label for trace in figure.data)
+        look |= {"name": names[label], "legendgroup": label}
+        place: dict[str, Any] = {"showlegend": not named, "row": row, "col": 1}
+        figure.add_scatter(**data, **look, hovertemplate=hover, **place)
 
 
 def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
@@ -286,7 +292,8 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     kinds = {k: n for k, n in kinds.items() if np.isfinite(wavelength[n]).any()} or kinds
     panels = [(*side, kind) for side in sides for kind in kinds]
     height = 170 + len(panels) * int(np.clip(rows * 30 / len(kinds), 120, max(220, rows * 9)))
-    size = {"height": height, "spacing": 0.1 if rows <= 16 else 0.05}
+    size: dict[str, Any] = {"height": height, "spacing": 0.1 if rows <= 16 else 0.05}
+    size["row_heights"] = [max(len(kinds[kind]), rows / 4) for *_, kind in panels]
     figure = style.stacked(f"Norms by wavelength, {scope}", len(panels), **size)
     for row, (side, name, kind) in enumerate(panels, start=1):
         dim = "head" if side == "query" else "kv_head"
@@ -298,7 +305,8 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
         bottom, top = figure.layout[f"yaxis{row}"].domain
         bar = {"thickness": 10, "nticks": 4, "len": top - bottom, "yanchor": "top", "y": top}
         most = float(np.nanmax(cells["z"], initial=0))
-        look = {"colorscale": style.SEQUENTIAL, "zmin": 0, "zmax": most, "colorbar": bar}
+        look = {"colorscale": style.sequential(cells["z"]), "zmin": 0, "zmax": most}
+        look["colorbar"] = bar
         hover = f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>{side} norm %{{z:.3f}}"
         look |= {"name": f"{side} norm", "hovertemplate": f"{hover}<extra></extra>"}
         y = of_kind if by_layer else np.arange(len(norms))

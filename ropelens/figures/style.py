@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.colors import get_colorscale
 from plotly.subplots import make_subplots
 
 Theme = Literal["light", "dark"]
@@ -29,6 +30,7 @@ COLORS, SYMBOLS, SIGNS = ({row[0]: row[n] for row in LABEL_LOOKS} for n in (1, 2
 VARIANT_COLORS = ("#006d9c", "#b874ed", "#935649", "#fa5d14", "#ae0ee9", "#d5794f")
 """Colours apart from label colours and, for colour-blind people too, from `MUTED` and `INK`."""
 SEQUENTIAL = "Viridis"
+DOMINATES = 5  # times the 90 % quantile, from which the largest cell would hide the others
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
 INK = {"light": "#1d2126", "dark": "#e8e6e1"}
@@ -96,6 +98,14 @@ def set_x(figure: go.Figure, axis: Mapping[str, Any], title: str) -> None:
     figure.update_xaxes(**axis)
     *_, last = figure.select_xaxes()
     last.title.text = title
+
+
+def sequential(z: np.ndarray) -> list[list[Any]]:
+    """Colours from 0 to the largest number; on a log scale if a few cells dominate."""
+    z = z[np.isfinite(z)]
+    dominated = z.size and z.max() > DOMINATES * np.quantile(z, 0.9)
+    scale = get_colorscale(SEQUENTIAL)
+    return [[(1e2**at - 1) / 99 if dominated else at, color] for at, color in scale]
 
 
 def interval_bars(value: Any, low: Any, high: Any, **look: Any) -> dict[str, Any]:

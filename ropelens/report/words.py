@@ -24,6 +24,7 @@ from ropelens.interventions.truncation_table import (
 )
 from ropelens.interventions.variables import NEEDLES, OWN_ROTATION
 from ropelens.profiles.heads import FRACTIONS
+from ropelens.profiles.kinds import layers_by_kind
 from ropelens.report.render import write_sentence, write_sentences
 
 Record = dict[str, Any]  # the numbers of a sentence
@@ -51,7 +52,7 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
         case "comparison":
             return comparison_sentences(results, summarize_comparison(results))
     sentences = [*heads_sentences(classify_heads(results)), *attention_sentences(results)]
-    return [*sentences, *filter(None, [idle_words(results)])]
+    return [*sentences, *filter(None, [kind_words(results), idle_words(results)])]
 
 
 def heads_sentences(heads: pd.DataFrame) -> list[str]:
@@ -84,10 +85,10 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
     for label in ("positional", "semantic"):
         rows = heads[(heads["label"] == label) & heads["top_share"].notna()]
         if len(rows):
-            wavelengths = rows["top_wavelength"].astype(float)
-            low, median, high = wavelengths.quantile([0, 0.5, 1], interpolation="lower")
-            record: Record = {"label": label, "heads": len(rows), "median": median}
-            record |= {"low": low, "high": high, "share": float(rows["top_share"].median())}
+            wavelengths = rows["top_wavelength"].to_numpy(float)
+            record: Record = {"label": label, "heads": len(rows)}
+            record |= {"median": float(np.median(wavelengths)), "low": float(wavelengths.min())}
+            record |= {"high": wavelengths.max(), "share": float(rows["top_share"].median())}
             groups.append(record | {"planes": int(rows["planes_to_half"].median())})
     doubts = {name: int(np.sum(heads.get(name, 0))) for name in DOUBTS}
     records = {
@@ -125,6 +126,19 @@ def attention_sentences(profile: xr.Dataset) -> list[str]:
             head = f"{place[0]}.{place[1]}"
             sentences.append(write_sentence("profile", "attention_on", head=head, **record))
     return sentences
+
+
+def kind_words(profile: xr.Dataset) -> str:
+    """Sentence about the kinds of layers and their rotations; "" if a profile lacks them."""
+    if "reach" not in profile.coords:
+        return ""
+    kinds = []
+    for kind, layers in layers_by_kind(profile).items():
+        if kind != "recurrent":
+            facts = profile[["base", "scaling", "reach"]].isel(layer=layers[0])
+            record = {name: facts[name].item() for name in ("base", "scaling", "reach")}
+            kinds.append(record | {"kind": kind, "layers": len(layers)})
+    return write_sentence("profile", "kinds", kinds=kinds)
 
 
 def idle_words(profile: xr.Dataset) -> str:
