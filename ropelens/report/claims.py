@@ -41,6 +41,7 @@ def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
             if column not in table:
                 facts = {claim.name: claim.facts.get(column, "all") for claim in CLAIMS}
                 table[column] = table["claim"].map(facts).fillna("")
+        table = table.fillna(dict.fromkeys(("over", "other", "floor_day", "differ"), ""))
         render_claims(table, record)
     return table, record["runs"]
 
