@@ -38,12 +38,15 @@ class Testing(Options):
     model: str | None = setting(
         None, "MODEL", "Model of an analyzed folder DIR: also test claims that run it again."
     )
-    quick: bool = setting(False, None, "Skip the claims that run the model again.")
+    quick: bool = setting(
+        False, None, "Skip the claims that run the model again.", name="--quick"
+    )
     robust: bool = setting(
         False,
         None,
         "Test the claims on each --text at each of --contexts, also with another statistic. "
         "The first text at the longest context is the main setting.",
+        name="--robust",
     )
     contexts: Any = setting(
         None,
