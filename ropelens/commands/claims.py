@@ -128,8 +128,15 @@ def _test_and_write(
     settings: dict[str, list[Setting]],
     options: Testing,
 ) -> None:
+    import pandas as pd
+
+    from ropelens.analysis.plan import this_command
+    from ropelens.figures.formats import signed
+    from ropelens.profiles.measurement import versions
+    from ropelens.report.claims import claims_sentences, render_claims
+    from ropelens.report.render import write_sentence
     from ropelens.report.tables import short_facts
-    from ropelens.runtime.results import PAGE
+    from ropelens.runtime.results import PAGE, write_folder
     from ropelens.runtime.savepoint import UNFINISHED
 
     tables: list[pd.DataFrame] = []
@@ -146,7 +153,28 @@ def _test_and_write(
                 entry["page"] = relpath(place / entry["page"], out)
         runs |= entries
         tables.append(table)
-    _write_ledger(out, tables, runs, places)
+    table = pd.concat(tables)
+    columns = ["claim", "layers", "verdict", "number", "null_low", "null_high", "q_value"]
+    shown = table[columns + ["robust"] * ("robust" in table)]
+    for model, rows in shown.groupby(table["model"], sort=False):
+        number = partial(signed, form=".3g")
+        lines = rows.to_string(index=False, na_rep="–", float_format=number)
+        print_lines(f"{model}\n{lines}\n", err=True)
+    numbers = dict(zip(table["claim"], table["what"], strict=True))
+    meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
+    print_lines("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
+    record = {
+        "kind": "claims",
+        "findings": claims_sentences(table, places),
+        "command": this_command(),
+        "model": {"name": ", ".join(runs) if len(runs) == 1 else f"{len(runs)} models"},
+        "runs": runs,
+        "versions": versions(),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    page = partial(render_claims, table, record)
+    results = {"claims.csv": table, "claims.json": table}
+    write_folder(out, record=record, results=results, page=page)
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
 
 
@@ -294,39 +322,3 @@ def _read_ledgers(
         what, seen = "A ledger has each model once.", ", ".join(names)
         raise BadArgument(what, seen=seen, hint="each name only once")
     return ledgers
-
-
-def _write_ledger(
-    folder: Path, tables: list[pd.DataFrame], runs: dict[str, Any], places: dict[str, str]
-) -> None:
-    import pandas as pd
-
-    from ropelens.analysis.plan import this_command
-    from ropelens.figures.formats import signed
-    from ropelens.profiles.measurement import versions
-    from ropelens.report.claims import claims_sentences, render_claims
-    from ropelens.report.render import write_sentence
-    from ropelens.runtime.results import write_folder
-
-    table = pd.concat(tables)
-    columns = ["claim", "layers", "verdict", "number", "null_low", "null_high", "q_value"]
-    shown = table[columns + ["robust"] * ("robust" in table)]
-    for name, rows in shown.groupby(table["model"], sort=False):
-        number = partial(signed, form=".3g")
-        lines = rows.to_string(index=False, na_rep="–", float_format=number)
-        print_lines(f"{name}\n{lines}\n", err=True)
-    numbers = dict(zip(table["claim"], table["what"], strict=True))
-    meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
-    print_lines("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
-    record = {
-        "kind": "claims",
-        "findings": claims_sentences(table, places),
-        "command": this_command(),
-        "model": {"name": ", ".join(runs) if len(runs) == 1 else f"{len(runs)} models"},
-        "runs": runs,
-        "versions": versions(),
-    }
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    page = partial(render_claims, table, record)
-    results = {"claims.csv": table, "claims.json": table}
-    write_folder(folder, record=record, results=results, page=page)
