@@ -57,9 +57,11 @@ def claims_sentences(table: pd.DataFrame, places: Mapping[str, str] | None = Non
     several = table["model"].nunique() > 1
     for model, rows in table.groupby("model", sort=False):
         counts = {word: int((rows["verdict"] == word).sum()) for word in VERDICTS}
-        holds.append((model, counts["holds"], len(rows)))
-        lost = rows.loc[rows["verdict"] == "contradicted", "statement"].tolist()
-        record = {"counts": counts, "lost": lost, "where": model if several else ""}
+        held = (rows["verdict"] == "holds").groupby(rows["claim"]).all()  # in all kinds
+        holds.append((model, int(held.sum()), len(held)))
+        lost = [*map(_shown, rows[rows["verdict"] == "contradicted"].to_dict("records"))]
+        record: dict[str, Any] = {"counts": counts, "lost": lost, "claims": len(held)}
+        record["where"] = model if several else ""
         written = (write_sentence("claims", macro, **record) for macro in ("counts", "lost"))
         sentences += filter(None, written)
         if "robust" in rows and rows["robust"].notna().any():
@@ -75,6 +77,12 @@ def claims_sentences(table: pd.DataFrame, places: Mapping[str, str] | None = Non
         record = {name: [*dict.fromkeys(words)] for name, words in lists.items()}
         sentences.insert(1, write_sentence("claims", "left_out", **record))
     return sentences
+
+
+def _shown(row: Mapping[Any, Any]) -> str:
+    """The statement of a claim, with the kind of layers if it is tested within kinds."""
+    kind = row.get("layers", "all")
+    return row["statement"] + f" ({kind} layers)" * (kind != "all")
 
 
 def _command(place: str | None) -> str:
@@ -123,8 +131,6 @@ def _ledger_row(row: dict[Any, Any]) -> dict[str, Any]:
     ends = {"null": ("null_low", "null_high"), "interval": ("low", "high")}
     bars = {bar: sorted(places[x] for x in xs) for bar, xs in ends.items() if xs[0] in places}
     figure = next((CLAIM_FIGURES[name] for name in CLAIM_FIGURES if name in row["call"]), "")
-    place, shown = row["claim"], row["statement"]
-    if row["layers"] != "all":
-        place, shown = f"{place}-{row['layers']}", f"{shown} ({row['layers']} layers)"
-    names = {"place": place, "shown": shown}
+    place = row["claim"] + f"-{row['layers']}" * (row["layers"] != "all")
+    names = {"place": place, "shown": _shown(row)}
     return row | names | {"figure": figure, "bars": bars, "places": places}
