@@ -124,10 +124,7 @@ def _measure_or_read(
     device: str,
     advance: Advance,
 ) -> xr.Dataset:
-    """Results of the checkpoint in `folder`, from the cache if they belong to this model.
-
-    If the weights were deleted, results of any version of ropelens are used.
-    """
+    """Results of the checkpoint in `folder`, from the cache if they belong to its weights."""
     file = cache / file_name(run.name) / f"{name}.nc"
     weights = (folder / "model.safetensors").exists()
     key: dict[str, object] = dict(how)
@@ -170,14 +167,14 @@ def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
         source=("entry", [str(p.attrs.get("text", "")) for p in profiles]),
         documents=("entry", [int(p.attrs["documents"]) for p in profiles]),
         trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
+        bytes_per_token=("entry", [p.attrs.get("bytes_per_token", np.nan) for p in profiles]),
     )
 
 
 def partners(entries: Sequence[ComparisonEntry], texts: Sequence[str] = ()) -> list[int]:
-    """Index of the baseline entry with which each entry is paired, or `NO_PARTNER`.
+    """Index of the baseline entry of the same size and seed, or of the same text if known.
 
-    Paired entries have the same size and seed, or the same text if `texts` are given. Entries
-    of the baseline, which each size has, are paired with themselves.
+    The baseline, which each size has, is paired with itself. Others have `NO_PARTNER`.
     """
     first = entries[0]
     baselines = {entry.group for entry in entries if entry.variant == first.variant != ""}
