@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ from ropelens.model.live_model import LiveModel
 from ropelens.profiles.excerpts import check_excerpts
 from ropelens.profiles.measurement import check_ids, sequences_at_once
 from ropelens.profiles.measures import find_statistics
-from ropelens.profiles.passes import exchange_cost, fit_cost
+from ropelens.profiles.passes import OBSERVED, exchange_cost, fit_cost
 from ropelens.profiles.token_sets import attention_on
 from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.runtime.devices import LIBRARIES, free_bytes, pass_bytes
@@ -79,6 +80,7 @@ class Plan:
 
     `excerpts` are the prompts as tokens, and `statistics` are for `attention_on`. `arguments`
     are the arguments of `analyze` as JSON. `facts` describe the work on a checkpoint in words.
+    `cost` is the number of tokens that pass the model plainly in the same time.
     """
 
     source: ModelSource
@@ -91,6 +93,7 @@ class Plan:
     batch_size: int | None
     facts: dict[str, str]
     warnings: list[str]
+    cost: float = 0.0
 
     @cached_property
     def model(self) -> dict[str, str]:
@@ -102,6 +105,21 @@ class Plan:
         model = self.source.model
         name = short_name(str(model.config.name_or_path)) or self.source.class_name
         return {"name": name, "fingerprint": identity(model)}
+
+    def read(self) -> LiveModel:
+        """The model with its weights."""
+        if isinstance(self.source, LiveModel):
+            return self.source
+        return as_live_model(self.source.read(), self.source.tokenizer)
+
+    def seconds_per_token(self) -> float:
+        """Time of a plain pass over one sequence, measured with the weights."""
+        live, ids = self.read(), self.text.ids[:1]
+        begin = time.perf_counter()
+        with torch.no_grad():
+            for _ in live.logits(ids):
+                pass
+        return (time.perf_counter() - begin) / ids.numel()
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<7} {value}" for name, value in self.facts.items())
@@ -141,9 +159,9 @@ def plan_analysis(
             origin = f"{sequences.source}, sampled from {', '.join(writers)}"
             sequences = replace(sequences, source=origin)
         prompts = [prompt_tokens(p, tokenizer, options.bos) for p in options.prompts or ()]
-        batch_size, facts = options.batch_size, dict[str, str]()
+        batch_size, facts, cost = options.batch_size, dict[str, str](), 0.0
         if isinstance(source, Opened):
-            batch_size, facts = _sizes(source, sequences, options)
+            batch_size, facts, cost = _sizes(source, sequences, options)
         if truncation is not None:
             facts["sweep"] = _describe_sweep(PlaneSweep(**truncation), config)
     excerpts = check_excerpts(config, prompts)
@@ -160,11 +178,12 @@ def plan_analysis(
         batch_size=batch_size,
         facts=facts,
         warnings=messages,
+        cost=cost,
     )
 
 
-def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str, str]]:
-    """The batch size, and the work in words. Warns if the memory may not suffice."""
+def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str, str], float]:
+    """The batch size, the work in words, and the cost. Warns if the memory may not suffice."""
     config, devices, dtype = source.config, source.devices, source.torch_dtype
     (count, context), longest = text.ids.shape, text.context
     free = sum(map(free_bytes, devices))
@@ -214,7 +233,7 @@ def _sizes(source: Opened, text: Text, options: Options) -> tuple[int, dict[str,
         summed = runs, count * (longest if rows == "all" else rows)
         work = summed, scored, scored, (1, fitted), (share, share * fitted)
         facts["gpu"] = _gpu_time(layers, heads * longest, work)
-    return size, facts
+    return size, facts, (1 + OBSERVED) * int(text.lengths.sum()) + fits + keys
 
 
 def _gpu_time(layers: int, row: int, work: Sequence[tuple[float, float]]) -> str:

@@ -11,10 +11,33 @@ from jaxtyping import Float
 from ropelens.budget.labels import Thresholds
 from ropelens.claims.numbers import HeadDraws
 from ropelens.profiles.heads import head_values
+from ropelens.profiles.kinds import layers_by_kind
 
 MIN_SINK_SHARE = 0.05  # smallest share of the bits at which a model counts as having sinks
 MASSIVE = 5 / math.sqrt(2)  # times the mean length: a plane with one value 5 times the mean
 BAND_RATIO = 3.657  # Oka et al. 2026: the band is at plane (D/2) log_base(context / 3.657)
+
+
+def parts_by_kind(profile: xr.Dataset) -> dict[str, xr.Dataset]:
+    """The layers of each kind that rotates, by its name; {"all": profile} for one kind.
+
+    The contexts of a part are at most the reach of its layers.
+    """
+    wavelength = profile["wavelength"].transpose("layer", "frequency").values
+    rotates = np.isfinite(wavelength).any(1)
+    found = {
+        kind: [n for n in layers if rotates[n]]
+        for kind, layers in layers_by_kind(profile).items()
+    }
+    kinds = {kind: layers for kind, layers in found.items() if layers}
+    if len(kinds) < 2:
+        return {"all": profile}
+    parts = {kind: profile.isel(layer=layers) for kind, layers in kinds.items()}
+    for kind, part in parts.items():
+        names, reach = ("context", "trained_context"), int(part["reach"][0])
+        limited = {name: min(int(profile.attrs[name]), reach) for name in names}
+        parts[kind] = part.assign_attrs(limited)
+    return parts
 
 
 def claim_arrays(profile: xr.Dataset) -> dict[str, Float[np.ndarray, "..."]]:

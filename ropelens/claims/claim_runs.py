@@ -16,22 +16,26 @@ import pandas as pd
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
+from transformers import PreTrainedConfig
 
 from ropelens.attention.sums import LayerMeans
-from ropelens.claims.claims import INDUCTION
+from ropelens.claims.arrays import parts_by_kind
 from ropelens.claims.tables import ledger
+from ropelens.config_facts import layer_types, stated_context
 from ropelens.errors import BadArgument, Positive, Whole, public
 from ropelens.interventions.edit import Edit, drop, stack_edits, stop
 from ropelens.interventions.evaluate import evaluate
-from ropelens.interventions.reach import reach
+from ropelens.interventions.reach import COPIED, reach
 from ropelens.profiles.capture import TokenNames, token_names
 from ropelens.profiles.heads import require_budget
+from ropelens.profiles.induction import REPEATED_TOKENS, REPEATS
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.passes import collect
 from ropelens.profiles.token_sets import shares_of
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
-from ropelens.runtime.progress import ShowProgress
+from ropelens.runtime.progress import ShowProgress, Stage, silent
 from ropelens.text.rows import rows_for
+from ropelens.text.text import Text
 from ropelens.text.tokenize import TextInput
 
 SETS = 40  # random sets of planes or tokens
@@ -39,6 +43,8 @@ RUNS, FAR = 8, 2048  # draws of random tokens; largest distance of a copy in tok
 APOSTROPHE, MIN_TOKENS = "'", 10  # fewer apostrophes decide nothing
 MAX_SEQUENCES = 4  # for evaluations in which planes stop or drop out
 ROWS_READ = 64  # rows of each sequence, for attention on sets of tokens
+INDUCTION = 0.3  # attention of an induction head on the token after the earlier occurrence
+MIN_TURN = 0.1  # rad: a stop of planes that turn less changes their scores by less than 10 %
 
 
 @public
@@ -61,9 +67,16 @@ def test_claims(
     - `p_value` is the share of the number and its draws that are as far on the claimed side.
       `q_value` is the false discovery rate at which the claim would count among all tested
       claims (Benjamini and Hochberg 1995).
-    - `verdict` is "holds" if `p_value` is at most 2.5 %, "contradicted" if at most 2.5 % are as
-      far on the other side, "unresolved" if neither is true, and "not testable" if such a
-      number is impossible. `why` gives the reason, and `call` shows the data of the number.
+    - `verdict` is "holds" if the number is beyond `threshold`: then `p_value` is at most 2.5 %.
+      It is "contradicted" if at most 2.5 % are as far on the other side, "unresolved" if
+      neither is true, and "not testable" if such a number is impossible, or if stopped planes
+      cannot turn within the tested length. `why` gives the reason, and `call` shows the data.
+    - `layers` is the kind of layers that are tested: "all", or one of the kinds in
+      `profile["layer_type"]` if layers of several kinds rotate.
+    - `original` is the number of the paper (`doi`, `figure`), measured on `original_model`
+      under `conditions`. `nearness` is "direct", "close" or "conceptual", and `deviation`
+      states how the test differs. `floor` states what counts as none,
+      since the commit of `floor_day`. `other` is another reasonable statistic.
 
     With `model` and `text` (as for `profile`), the table also has claims for which the model
     runs again: under 80 edits on 4 sequences, on copies up to 2,048 tokens apart and, with
@@ -71,36 +84,86 @@ def test_claims(
     number.
     """
     require_budget(profile)
-    seed, arrays = int(seed), dict[str, np.ndarray]()
     if (model is None) != (text is None):
         raise BadArgument("Claims of runs need model and text.", hint="both, or neither")
+    runs = None
     if model is not None and text is not None:
-        measurement = Measurement.of(
-            model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=seed
-        )
-        few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
-        part = replace(measurement, text=few, rows=rows_for("auto", few.context))
-        arrays = _change_planes(profile, part, progress)
-        arrays["token_lead"] = _token_lead(measurement, tokenizer)
-    return ledger(profile, draws=draws, seed=seed, **arrays)
+        more: Any = {"tokenizer": tokenizer, "seed": int(seed), "progress": progress}
+        runs = claim_runs(profile, model, text, **more)
+    return ledger(profile, draws=draws, seed=int(seed), runs=runs)
 
 
 test_claims.__test__ = False  # type: ignore[attr-defined]  # or pytest collects it as a test
 
 
+def claim_runs(
+    profile: xr.Dataset,
+    model: Measured,
+    text: TextInput,
+    *,
+    tokenizer: Any,
+    seed: int,
+    progress: ShowProgress | None,
+) -> dict[str, dict[str, Any]]:
+    """The argument `runs` of `ledger`, from further runs of the model."""
+    measurement = Measurement.of(model, text, tokenizer=tokenizer, rows=ROWS_READ, seed=seed)
+    few = measurement.text[:: -(-len(measurement.text) // MAX_SEQUENCES)]  # evenly spread
+    part = replace(measurement, text=few, rows=rows_for("auto", few.context))
+    lead, why = _token_lead(measurement, tokenizer, progress or silent)
+    runs: dict[str, dict[str, Any]] = {"all": {"token_lead": lead, "why apostrophes": why}}
+    for kind, layers in parts_by_kind(profile).items():
+        arrays = _change_planes(layers, part, kind == "all", progress)
+        runs[kind] = runs.get(kind, {}) | arrays
+    return runs
+
+
+def count_run_tokens(text: Text, config: PreTrainedConfig) -> int:
+    """Number of tokens that pass the model in `claim_runs`."""
+    edits = 1 + 2 + SETS + 1 + SETS
+    edited = edits * int(text[:: -(-len(text) // MAX_SEQUENCES)].real.sum())
+    induction = (2 + SETS) * REPEATS * (2 * REPEATED_TOKENS + 1)
+    far = min(FAR, 2 * (stated_context(config) or text.context) // 3)
+    kinds = len({*layer_types(config)})
+    return int(text.real.sum()) + kinds * (edited + induction + 2 * RUNS * (far + COPIED + 1))
+
+
+def why_no_effect(wavelength: Float[np.ndarray, "layer _"], length: int) -> str:
+    """Why a stop of these planes cannot act on texts of `length` tokens; "" if it can."""
+    shortest = float(wavelength[np.isfinite(wavelength)].min(initial=np.inf))
+    if math.isinf(shortest):
+        return ""
+    needs = math.ceil(MIN_TURN / (2 * np.pi) * shortest)
+    if length >= needs:
+        return ""
+    return (
+        f"the stopped planes have wavelengths of {shortest:,.0f} tokens or more, and turn by "
+        f"less than {MIN_TURN} rad within the tested {length:,} tokens; a verdict needs "
+        f"{needs:,} tokens"
+    )
+
+
 def _change_planes(
-    profile: xr.Dataset, measurement: Measurement, progress: ShowProgress | None
-) -> dict[str, np.ndarray]:
-    """Arrays [document, set of planes] of claims about edits; set 0 is the set of the claim."""
-    rotating = np.flatnonzero(np.isfinite(profile["wavelength"].values).any(0))
+    profile: xr.Dataset, measurement: Measurement, every: bool, progress: ShowProgress | None
+) -> dict[str, Any]:
+    """Arrays [document, set of planes] of claims about edits; set 0 is the set of the claim.
+
+    The entry "why NAME" states why this claim is not testable, unless it is empty. The edits
+    change `every` layer, or only the layers of the profile.
+    """
+    live, wavelength = measurement.live, profile["wavelength"].values
+    layers = profile["layer"].values
+    inside = ALL_HEADS if every else ",".join(f"{layer}.*" for layer in layers)
+    seen = math.inf if every else profile.attrs["trained_context"]  # reach of the layers
+    rotating = np.flatnonzero(np.isfinite(wavelength).any(0))
     norms = profile["q_norm"].mean("head") * profile["k_norm"].mean("kv_head")
     lengths = norms.mean("layer").values[rotating]
     by_length = rotating[np.argsort(-lengths, kind="stable")]
     fast, _, slow = np.split(rotating, [len(rotating) // 4, len(rotating) - len(rotating) // 4])
     quarters = planes_at_random(rotating, [slow, fast], measurement.seed)
     longest = np.sort(by_length[: len(rotating) // 8])
-    stops = _edits(stop, [slow, fast, *quarters])
-    drops = _edits(drop, [longest, *planes_at_random(rotating, [longest], measurement.seed)])
+    stops = _edits(stop, [slow, fast, *quarters], inside)
+    others = planes_at_random(rotating, [longest], measurement.seed)
+    drops = _edits(drop, [longest, *others], inside)
     text = measurement.text
     measure = partial(evaluate, measurement, text, progress=progress)
     losses = measure(edits=stops | drops, measures=["loss"])
@@ -108,22 +171,33 @@ def _change_planes(
     change = (losses["loss"].values[1:] - losses["loss"].values[0]) * weight
     sums = pd.DataFrame(np.vstack([weight, change]).T).groupby(losses["group"].values).sum()
     tokens, stopped, dropped = np.split(sums.values, [1, 1 + len(stops)], axis=1)
-    arrays = {"tokens": tokens[:, 0], "long_loss": dropped, "once": np.ones(1)}
+    arrays: dict[str, Any] = {"tokens": tokens[:, 0], "long_loss": dropped, "once": np.ones(1)}
     arrays |= {"slow_loss": np.delete(stopped, 1, axis=1), "fast_loss": stopped[:, 1:]}
-    induction = np.argwhere(profile["induction"].values >= INDUCTION)
+    repeated = 2 * max(2, min(REPEATED_TOKENS, (live.context - 1) // 2)) + 1
+    far = min(FAR, 2 * int(min(live.context, seen)) // 3)
+    tested = {"slow_stop": text.context, "slow_induction": repeated, "slow_reach": far}
+    for name, length in (tested | {"fast_stop": text.context}).items():
+        stopped_ones = wavelength[:, slow if name in tested else fast]
+        arrays[f"why {name}"] = why_no_effect(stopped_ones, int(min(length, seen)))
+    scores = profile["induction"].values
+    induction = np.argwhere(scores >= INDUCTION)
     if not len(induction):
+        why = f"no head has an induction score of {INDUCTION}"
+        if np.isfinite(scores).any():
+            why += f"; the largest is {np.nanmax(scores):.2f}"
         unknown = np.full((1, 1 + SETS), np.nan)
-        return arrays | {"induction_lost": unknown, "more_found": unknown[0, :RUNS]}
-    heads = ",".join(f"{layer}.{head}" for layer, head in induction)
+        arrays |= {"induction_lost": unknown, "more_found": unknown[0, :RUNS]}
+        return arrays | {"why slow_induction": why, "why slow_reach": why}
+    heads = ",".join(f"{layers[layer]}.{head}" for layer, head in induction)
     stops = _edits(stop, [slow, *quarters], heads)
-    scores = measure(edits=stops, measures=["induction"])["induction"]
-    score = scores.values[:, *induction.T].mean(-1)
-    far = min(FAR, 2 * measurement.live.context // 3)
+    scores = measure(edits=stops, measures=["induction"])["induction"].values
+    score = scores[:, layers[induction[:, 0]], induction[:, 1]].mean(-1)
     options: dict[str, Any] = {"copies": [far], "draws": RUNS, "progress": progress}
-    copies = partial(reach, measurement, text, distances=(), heads=heads, **options)
+    options |= {"copied": min(COPIED, far), "distances": (), "heads": heads}
+    copies = partial(reach, measurement, text, **options)
     unedited = copies()["found_by_draw"]
-    slowest = stack_edits(measurement.rotation, [*_edits(stop, [slow]).values()])
-    with measurement.live.edit(slowest):
+    slowest = stack_edits(measurement.rotation, [*_edits(stop, [slow], inside).values()])
+    with live.edit(slowest):
         more = (copies()["found_by_draw"] - unedited).mean(unedited.dims[:-1]).values
     return arrays | {"induction_lost": score[:1] - score[None, 1:], "more_found": more}
 
@@ -151,19 +225,23 @@ def _edits(
 
 
 def _token_lead(
-    measurement: Measurement, tokenizer: TokenNames | None
-) -> Float[np.ndarray, "layer head set"]:
+    measurement: Measurement, tokenizer: TokenNames | None, progress: ShowProgress = silent
+) -> tuple[Float[np.ndarray, "layer head set"], str]:
     """Attention minus attention on controls, for apostrophes (set 0) and for random words.
 
     Each set of words has, for each apostrophe token, a word of half to twice its frequency.
+    Also returns the reason if there are no numbers, or "".
     """
     text, random = measurement.text, np.random.default_rng(measurement.seed)
     ids, counts = text.ids[text.real].unique(return_counts=True)
     names = token_names(ids, tokenizer)
     apostrophes = torch.tensor([APOSTROPHE in name for name in names])
     words = torch.tensor([name.strip().isalpha() for name in names])
-    if counts[apostrophes].sum() < MIN_TOKENS:
-        return np.full((1, 1, 1 + SETS), np.nan)
+    if tokenizer is None or (found := int(counts[apostrophes].sum())) < MIN_TOKENS:
+        why = "there is no tokenizer"
+        if tokenizer is not None:
+            why = f"{found} tokens have an apostrophe; a verdict needs {MIN_TOKENS}"
+        return np.full((1, 1, 1 + SETS), np.nan), why
     log_ratio = (counts[apostrophes].log2()[:, None] - counts.log2()).abs()
     similar = (log_ratio <= 1) & words  # [apostrophe, id]
     sets: dict[tuple[int, ...], None] = {}
@@ -173,9 +251,10 @@ def _token_lead(
     pairs = [shares_of(text.ids, tokens, str(n), "") for n, tokens in enumerate(chosen)]
     statistics = [*chain(*pairs)]
     planes = measurement.rotation.planes(text.context, alike=True)
-    sums = collect(measurement, planes, statistics=statistics)
+    with progress(Stage("reading attention on words", int(text.real.sum()))) as step:
+        sums = collect(measurement, planes, statistics=statistics, progress=step)
     lead = []
     for layer, layer_sums in sums.layers.items():
         means = LayerMeans(layer_sums, sums, planes[layer], statistics)
         lead.append([on.value(means) - control.value(means) for on, control in pairs])
-    return np.moveaxis(np.array(lead), 1, -1)
+    return np.moveaxis(np.array(lead), 1, -1), ""

@@ -54,7 +54,7 @@ PLANES = Null(
 LAYERS = Null(
     how="layers in a random order", min_size="5 layers whose heads choose keys",
     draw=_at_random(lambda x, random: (x[0][random.permutation(len(x[0]))],)),
-    possible=lambda x: math.factorial(len(x)))
+    possible=lambda x: math.factorial(int(np.isfinite(x).sum())))
 PAIRS = Null(
     how="every other pair of layers as the first and last", min_size="10 layers",
     draw=_other_pairs, possible=lambda x: math.comb(len(x), 2), over="layers")

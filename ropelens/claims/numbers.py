@@ -1,10 +1,10 @@
 """Functions that make the number of a claim from arrays of the model or a null.
 
-docs/measures.md defines each number in its section about the ledger of claims.
+docs/measures.md defines each number in its section about the ledger of claims. claims.toml
+names these functions.
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import scipy
@@ -41,76 +41,119 @@ def slow_half(length: ByPlane, *, even: bool = False) -> float:
     return float(slow.mean()) if even or _uneven(length) else math.nan
 
 
-def slow_half_of_all(count: ByPlane) -> float:
-    """Share of the slower half of the planes in the sum over all layers."""
-    return slow_half(count.sum(0, keepdims=True), even=True)
+def slow_half_of_all(count: ByPlane, *, by_layer: bool = False) -> float:
+    """Share of the slower half in the sum over layers, or its mean over layers with planes."""
+    counts = count[count.any(-1)] if by_layer else count.sum(0, keepdims=True)
+    return slow_half(counts, even=True) if len(counts) else math.nan
 
 
-def fast_at_the_ends(length: ByPlane) -> float:
-    """Share of the fastest quarter: the first and last layer minus the others."""
-    fast = _shares(length)[:, : max(1, length.shape[-1] // 4)].sum(1)
+def rank_of_lengths(length: ByPlane) -> float:
+    """Rank correlation of a plane's share with its index; NaN for even planes."""
+    return rank_with_depth(_shares(length).mean(0)) if _uneven(length) else math.nan
+
+
+def fast_at_the_ends(length: ByPlane, *, part: int = 4) -> float:
+    """Share of the fastest `1 / part`: the first and last layer minus the others."""
+    fast = _shares(length)[:, : max(1, length.shape[-1] // part)].sum(1)
     return float(fast[[0, -1]].mean() - fast[1:-1].mean()) if len(fast) > 2 else math.nan
 
 
-def distance_to_band(length: ByPlane, band: Float[np.ndarray, " layer"]) -> float:
-    """Number of planes between a layer's longest plane and the band, mean over layers."""
-    return float(np.abs(length.argmax(-1) - band).mean()) if _uneven(length) else math.nan
+def distance_to_band(
+    length: ByPlane, band: Float[np.ndarray, " layer"], *, power: int = 1
+) -> float:
+    """Number of planes between a layer's longest plane and the band, power mean over layers."""
+    distance = np.abs(length.argmax(-1) - band) ** power
+    return float(distance.mean() ** (1 / power)) if _uneven(length) else math.nan
 
 
-def push_of_long_planes(push: ByPlane, slow: ByPlane) -> float:
-    """Share of the slow planes in the push of all planes and layers."""
-    return float((push * slow).sum() / push.sum()) if 0 < slow.mean() < 1 else math.nan
+def push_of_long_planes(push: ByPlane, slow: ByPlane, *, by_layer: bool = False) -> float:
+    """Share of the slow planes in the push of all layers, or the mean of shares by layer."""
+    over = -1 if by_layer else None
+    share = (push * slow).sum(over) / push.sum(over)
+    known = np.isfinite(share).sum()
+    return float(np.nansum(share) / known) if known and 0 < slow.mean() < 1 else math.nan
 
 
-def rank_with_depth(by_layer: Float[np.ndarray, " layer"]) -> float:
+def why_no_sinks(push: ByPlane, slow: ByPlane) -> str:
+    """Why the push toward sinks has no share of slow planes; "" if it has one."""
+    if np.isnan(push).all():
+        return "sinks explain less than 5 % of the bits"
+    turns = {0.0: "every plane turns once in the context", 1.0: "no plane turns once in it"}
+    return turns.get(float(slow.mean()), "")
+
+
+def rank_with_depth(by_layer: Float[np.ndarray, " layer"], *, kendall: bool = False) -> float:
     """Rank correlation of a layer's value with its index."""
-    return rank_correlation(np.arange(len(by_layer), dtype=float), by_layer)
+    return rank_correlation(np.arange(len(by_layer), dtype=float), by_layer, kendall=kendall)
 
 
-def fixed_in_longest(coherence: ByHead, length: ByHead) -> float:
-    """Share of the heads whose longest plane has a coherence above 0.95."""
+def fixed_in_longest(coherence: ByHead, length: ByHead, *, above: float = FIXED) -> float:
+    """Share of the heads whose longest plane has a coherence above `above`."""
     longest = np.nan_to_num(length).argmax(-1)[..., None]
     of_longest = np.take_along_axis(coherence, longest, -1)
-    return float((of_longest > FIXED).sum() / np.isfinite(of_longest).sum())
+    return float((of_longest > above).sum() / np.isfinite(of_longest).sum())
 
 
-def predicted_share(agreement: Float[np.ndarray, "layer head of_head"]) -> float:
-    """Mean over heads of the agreement with the head's own mean vectors."""
+def predicted_share(
+    agreement: Float[np.ndarray, "layer head of_head"], *, median: bool = False
+) -> float:
+    """Mean or median over heads of the agreement with the head's own mean vectors."""
     same_head = np.diagonal(agreement, axis1=1, axis2=2)
-    return float(np.nanmean(same_head)) if np.isfinite(same_head).any() else math.nan
+    mean = np.nanmedian if median else np.nanmean
+    return float(mean(same_head)) if np.isfinite(same_head).any() else math.nan
 
 
-def more_than_values(*by_layer: Float[np.ndarray, " layer"]) -> float:
-    """Mean of queries and keys minus the mean of values; 0 if it is less than 0.1."""
+def more_than_values(*by_layer: Float[np.ndarray, " layer"], smaller: bool = False) -> float:
+    """Mean of queries and keys, or the `smaller` number of them, minus the mean of values."""
     queries, keys, values = by_layer
-    more = float(((queries + keys) / 2 - values).mean())
-    return 0.0 if abs(more) < EVEN else more
+    both = np.minimum(queries, keys) if smaller else (queries + keys) / 2
+    return float((both - values).mean())
 
 
-def largest_at(index: int) -> Callable[[Float[np.ndarray, "layer head _"]], float]:
-    """A function that returns the largest entry of all heads at `index` of the last axis."""
-    return lambda by_head: float(np.fmax.reduce(by_head[..., index], axis=None))
+def largest_at(
+    by_head: Float[np.ndarray, "layer head _"], *, index: int, heads: int = 1
+) -> float:
+    """Mean over the `heads` heads with the largest entries at `index` of the last axis."""
+    known = np.sort(by_head[..., index][np.isfinite(by_head[..., index])])
+    return float(known[-heads:].mean()) if len(known) else math.nan
 
 
-def mean_beyond(trifling: float) -> Callable[[Float[np.ndarray, " unit"]], float]:
-    """A function that returns the mean; 0 if the mean is less than `trifling`."""
-    return lambda by_unit: float(by_unit.mean() * (abs(by_unit.mean()) >= trifling))
+def average(by_unit: Float[np.ndarray, " unit"], *, fisher: bool = False) -> float:
+    """Mean over layers or draws; with `fisher`, the mean of correlations as Fisher's z."""
+    if fisher:
+        return float(np.tanh(np.arctanh(by_unit.clip(-0.999, 0.999)).mean()))
+    return float(by_unit.mean())
 
 
 def cost(
-    loss: Float[np.ndarray, "document set"], tokens: Float[np.ndarray, " document"]
+    loss: Float[np.ndarray, "document set"],
+    tokens: Float[np.ndarray, " document"],
+    *,
+    by_document: bool = False,
 ) -> float:
-    """Change of loss under set 0, in nats/token; NaN if no set changes it by 0.01."""
+    """Change of loss under set 0, in nats/token; NaN if no set changes it by 0.01.
+
+    It is the mean over tokens, or the median `by_document`.
+    """
     change = loss.sum(0) / tokens.sum()
+    if by_document:
+        change = np.median(loss / tokens[:, None], axis=0)
     return float(change[0]) if abs(change).max() >= NOTHING else math.nan
 
 
-def rank_correlation(x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"]) -> float:
-    """Spearman's rank correlation over known heads; NaN for fewer than 4, or equal numbers."""
+def rank_correlation(
+    x: Float[np.ndarray, "*head"], y: Float[np.ndarray, "*head"], *, kendall: bool = False
+) -> float:
+    """Spearman's rank correlation over known heads; NaN for fewer than 4, or equal numbers.
+
+    With `kendall` it is Kendall's tau.
+    """
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return math.nan
+    if kendall:
+        return float(scipy.stats.kendalltau(x, y).statistic)
     return float(np.corrcoef(scipy.stats.rankdata(x), scipy.stats.rankdata(y))[0, 1])
 
 
@@ -122,9 +165,9 @@ def correlations(
     return np.array([rank_correlation(x, y) for x, y in draws])
 
 
-def rank_over_heads(numbers: HeadNumbers, rows: RowCount) -> float:
+def rank_over_heads(numbers: HeadNumbers, rows: RowCount, *, kendall: bool = False) -> float:
     """Rank correlation of the two numbers of a head, in draw 0."""
-    return rank_correlation(numbers[:, :, 0, 0], numbers[:, :, 1, 0])
+    return rank_correlation(numbers[:, :, 0, 0], numbers[:, :, 1, 0], kendall=kendall)
 
 
 def known_heads(numbers: HeadNumbers) -> Bool[np.ndarray, "layer head"]:

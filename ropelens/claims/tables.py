@@ -1,7 +1,8 @@
 """Tables of heads and of claims: labels, confidences, numbers and verdicts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,15 @@ import scipy
 import xarray as xr
 
 from ropelens.budget.labels import DOUBTS, Thresholds
-from ropelens.claims.arrays import claim_arrays, claim_numbers, wavelength_arrays
+from ropelens.claims.arrays import (
+    claim_arrays,
+    claim_numbers,
+    parts_by_kind,
+    wavelength_arrays,
+)
 from ropelens.claims.claims import CLAIMS
 from ropelens.claims.numbers import known_heads
-from ropelens.claims.verdict import judge
+from ropelens.claims.verdict import Claim, judge
 from ropelens.errors import Count, Whole, public
 from ropelens.profiles.heads import (
     FRACTIONS,
@@ -123,15 +129,54 @@ def judge_wavelengths(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def ledger(
-    profile: xr.Dataset, *, draws: int = 1000, seed: int = 0, **more: np.ndarray
+    profile: xr.Dataset,
+    *,
+    draws: int = 1000,
+    seed: int = 0,
+    runs: Mapping[str, Mapping[str, Any]] | None = None,
+    claims: Sequence[Claim] = CLAIMS,
 ) -> pd.DataFrame:
-    """`test_claims` for the arrays of a profile, and `more` from further runs of the model."""
-    arrays, rows = claim_arrays(profile) | more, []
-    for claim in CLAIMS:
-        random = np.random.default_rng([seed % 2**64, *claim.name.encode()])
-        if arrays.keys() >= {*claim.arrays}:
-            rows.append(judge(claim, arrays, random, draws))
+    """`test_claims` for the arrays of a profile, and of further `runs`, by kind of layers."""
+    parts, rows = parts_by_kind(profile), list[dict[str, object]]()
+    arrays: dict[str, dict[str, Any]] = {}
+    for kind, part in {"all": profile, **parts}.items():
+        arrays[kind] = claim_arrays(part) | dict((runs or {}).get(kind, {}))
+    named = str(profile.attrs.get("model", "")).lower()
+    for claim, kind in product(claims, arrays):
+        inside = {*parts} if claim.within_kind else {"all"}
+        if kind in inside and arrays[kind].keys() >= {*claim.arrays}:
+            name = claim.name.encode() + kind.removeprefix("all").encode()
+            random = np.random.default_rng([seed % 2**64, *name])
+            row = judge(claim, arrays[kind], random, draws) | {"layers": kind}
+            if row["nearness"] == "close" and any(name in named for name in claim.families):
+                row["nearness"] = "direct"
+            rows.append(row)
     table = pd.DataFrame(rows)
-    tested = table["p_value"].dropna()
-    table.loc[tested.index, "q_value"] = scipy.stats.false_discovery_control(tested)
+    p_values = table["p_value"].dropna()
+    table.loc[p_values.index, "q_value"] = scipy.stats.false_discovery_control(p_values)
     return table
+
+
+def compare_settings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The table of the first setting, with the share of settings that have the same verdict.
+
+    `robust` is this share over `settings`. `differ` names the other settings and verdicts. A
+    claim is `reversed` if it is contradicted in most settings.
+    """
+    table, *_ = tables.values()
+    keys = ["claim", "layers"]
+    every = pd.concat(tables, names=["setting", None]).reset_index("setting")
+    every = every.merge(table[[*keys, "verdict"]], on=keys, suffixes=("", "_main"))
+    every["same"] = every["verdict"] == every["verdict_main"]
+    every["reversed"] = every["verdict"] == "contradicted"
+    every["differ"] = (every["setting"] + ": " + every["verdict"]).where(~every["same"])
+    grouped = every.groupby(keys)
+    added = grouped.agg(robust=("same", "mean"), settings=("same", "size"))
+    added["differ"] = grouped["differ"].agg(lambda words: "; ".join(words.dropna()))
+    added["reversed"] = grouped["reversed"].mean() > 0.5
+    return table.join(added, on=keys)
+
+
+def left_out(table: pd.DataFrame) -> list[str]:
+    """Names of the claims that are not in the table, because the model did not run again."""
+    return [claim.name for claim in CLAIMS if claim.name not in {*table["claim"]}]

@@ -7,6 +7,7 @@ geometry matter.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -20,73 +21,86 @@ MIN_DRAWS = 39  # with fewer draws, not even a number beyond all of them is rare
 SAME = 1e-9  # numbers that differ by less are equal, apart from rounding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A published claim: a row of the ledger.
+    """A published claim: a row of claims.toml. That file explains most of the fields.
 
-    `number` makes a number from the `arrays` (names in `claim_arrays`) of the model, and from
-    draws of the `null`. According to the claim the number is large, or small if `sign` is -1. A
-    number below `floor` counts as none. `limit` is the largest possible number on the claimed
-    side; it is needed if the draws of the null may not reach it.
+    `facts` are the columns of the row that describe the claim and its source. `number` makes a
+    number from the `arrays` (names in `claim_arrays`) of the model, and from draws of the
+    `null`. According to the claim the number is large, or small if `sign` is -1. Numbers below
+    `at_least` are not evidence, and a number within ±`beyond` is 0. `limit` is the largest
+    possible number on the claimed side; it is needed if the draws of the null may not reach it.
 
     `interval` returns the ends of the 95 % interval; the default is a jackknife over the first
-    axis of the arrays. `objection` returns a reason against a test, or "". `why_untestable` is
-    the reason if the number is missing. `min_size` states the necessary size if most draws are
-    alike. `words` are the reasons if the claim holds, is contradicted or is unresolved.
+    axis of the arrays. `objection` returns a reason against a test, or "". `min_size` states
+    the necessary size if most draws are alike. `words` are the reasons if the claim holds, is
+    contradicted or is unresolved.
     """
 
     name: str
-    statement: str
-    source: str
-    what: str
+    facts: Mapping[str, str]
     call: str
     null: Null
     arrays: tuple[str, ...]
     number: Callable[..., float]
+    other_number: Callable[..., float] | None = None
+    families: tuple[str, ...] = ()
     sign: int = 1
-    floor: float = -math.inf
+    at_least: float = -math.inf
+    beyond: float = -math.inf
+    within_kind: bool = False
     limit: float = -math.inf
     interval: Callable[..., tuple[float, float]] | None = None
     objection: Callable[..., str] = lambda *_: ""
-    why_untestable: str = "the model lacks what this claim is about"
+    missing: str = "the model lacks what this claim is about"
+    alike: str = "all draws give the same number"
     min_size: str = ""
-    words: tuple[str, str, str] = (
+    words: tuple[str, ...] = (
         "beyond what chance and geometry give",
         "beyond what chance and geometry give, on the opposite side",
         "chance and geometry can give this number",
     )
 
+    def count(self, *arrays: np.ndarray) -> float:
+        """The number of the arrays; 0 if it counts as none."""
+        number = self.number(*arrays)
+        return 0.0 if abs(number) < self.beyond else number
+
 
 def judge(
-    claim: Claim, arrays: Mapping[str, np.ndarray], random: np.random.Generator, draws: int
+    claim: Claim, arrays: Mapping[str, Any], random: np.random.Generator, draws: int
 ) -> dict[str, object]:
-    """Test a claim: the row of the ledger with the number, the null and the verdict."""
-    x = tuple(arrays[name] for name in claim.arrays)
-    number, low, high, null, why = math.nan, math.nan, math.nan, np.empty(0), ""
+    """Test a claim: the row of the ledger with the number, the null and the verdict.
+
+    The entry "why NAME" of `arrays` states why a claim is not testable, unless it is empty.
+    """
+    x, why = tuple(arrays[name] for name in claim.arrays), arrays.get(f"why {claim.name}", "")
+    number, low, high, null = math.nan, math.nan, math.nan, np.empty(0)
     with np.errstate(invalid="ignore", divide="ignore"):
         if not len(x[0]):
             why = "no plane of this model rotates"
         else:
-            number, possible = claim.number(*x), claim.null.possible(x[0])
+            number, possible = claim.count(*x), claim.null.possible(x[0])
             if possible < MIN_DRAWS + 1:
                 needs = claim.null.min_size
                 why = f"{possible} draws are possible; a verdict needs {needs} or more"
             else:
-                why = claim.objection(*x)
+                why = why or claim.objection(*x)
                 drawn = claim.null.draw(x, random, draws)
-                null = np.array([claim.number(*sample) for sample in drawn])
+                null = np.array([claim.count(*sample) for sample in drawn])
                 low, high = claim.interval(*x) if claim.interval else _jackknife(claim, x)
     null = null[np.isfinite(null)]
     null_low, null_high = null_bounds(null)
-    p_value, opposite = p_values(claim, number, null)
+    floored = np.maximum(claim.sign * np.array([number, *null]), claim.at_least)
+    value, below, above = floored[0], *null_bounds(floored[1:])
     verdict = "not testable"
     if not why:
-        verdict, why = _decide(claim, number, null, p_value, opposite)
+        verdict, why = _decide(claim, number, null, (value, below, above))
+    p_value = (1 + int((floored[1:] >= value - SAME).sum())) / len(floored)
     bounds = {"number": number, "low": null_low, "high": null_high, "draws": len(null)}
-    far = null_high if claim.sign == 1 else null_low
     return {
         "claim": claim.name,
-        **{name: getattr(claim, name) for name in ("statement", "source", "what")},
+        **claim.facts,
         "number": number,
         "low": low,
         "high": high,
@@ -96,7 +110,7 @@ def judge(
         "null_low": null_low,
         "null_high": null_high,
         "null_draws": len(null),
-        "threshold": claim.sign * max(claim.sign * far, claim.floor),
+        "threshold": claim.sign * max(above, claim.beyond),
         "side": claim.sign,
         "p_value": math.nan if verdict == "not testable" else p_value,
         "q_value": math.nan,
@@ -114,35 +128,34 @@ def null_bounds(null: Float[np.ndarray, " draw"]) -> tuple[float, float]:
     return float(in_order[beyond - 1]), float(in_order[-beyond])
 
 
-def p_values(
-    claim: Claim, number: float, null: Float[np.ndarray, " draw"]
-) -> tuple[float, float]:
-    """Share of the number and its draws as far as the number: claimed side, opposite side."""
-    value, drawn = (np.maximum(claim.sign * x, claim.floor) for x in (number, null))
-    as_far, opposite = (drawn >= value - SAME).sum(), (drawn <= value + SAME).sum()
-    return (1 + int(as_far)) / (1 + len(null)), (1 + int(opposite)) / (1 + len(null))
-
-
 def _decide(
     claim: Claim,
     number: float,
     null: Float[np.ndarray, " draw"],
-    p_value: float,
-    opposite: float,
+    bounded: tuple[float, float, float],
 ) -> tuple[str, str]:
-    if not math.isfinite(number) or (len(null) and np.ptp([*null, number]) < SAME):
-        return "not testable", claim.why_untestable
+    """The verdict and its reason; `bounded` has the number and the bounds of the floored null.
+
+    A claim holds if its number is beyond the upper bound, and is contradicted if it is beyond
+    the lower bound.
+    """
+    if not math.isfinite(number):
+        return "not testable", claim.missing
+    if len(null) and np.ptp([*null, number]) < SAME:
+        return "not testable", claim.alike
+    value, below, above = bounded
     holds, contradicted, unresolved = claim.words
-    if p_value <= TAIL:
+    if value > above + SAME:
         return "holds", holds
-    if opposite <= TAIL:
+    if value < below - SAME:
         return "contradicted", contradicted
-    drawn = np.maximum(claim.sign * null, claim.floor)
-    if len(null) and claim.sign * number <= claim.floor:
-        return "unresolved", f"less than {claim.floor:g} counts as none"
+    floor = claim.at_least
+    if len(null) and claim.sign * number <= floor:
+        return "unresolved", f"less than {floor:g} counts as none"
     if len(null) < MIN_DRAWS:
         needs = claim.null.min_size
         return "not testable", f"{len(null)} draws have a number; a verdict needs {needs}"
+    drawn = np.maximum(claim.sign * null, floor)
     extreme = max(drawn.max(), claim.limit)
     rarest = max(1, (drawn >= extreme - SAME).sum()) / (1 + len(null))
     if rarest > TAIL:
@@ -157,6 +170,6 @@ def _jackknife(claim: Claim, x: Arrays) -> tuple[float, float]:
     if not claim.null.over or len(x[0]) < 3:
         return math.nan, math.nan
     parts = ([np.delete(array, unit, 0) for array in x] for unit in range(len(x[0])))
-    half = float(jackknife_half(np.array([claim.number(*part) for part in parts])))
-    number = claim.number(*x)
+    half = float(jackknife_half(np.array([claim.count(*part) for part in parts])))
+    number = claim.count(*x)
     return number - half, number + half

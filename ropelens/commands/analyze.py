@@ -91,14 +91,14 @@ def analyze_command(
             again = checkpoints[name] if several else ""
             check_model(folders[name], planned.model, again=again)
     for name, planned in plans.items():
-        _measure_and_save(planned, folders[name], once=several)
+        measure_and_save(planned, folders[name], once=several)
     if several and processes().is_main_process:
         with opening(show_progress, "writing"):
             write_checkpoints(out, list(checkpoints))
     finish(out)
 
 
-def _measure_and_save(plan: Plan, folder: Path, *, once: bool = False) -> None:
+def measure_and_save(plan: Plan, folder: Path, *, once: bool = False) -> None:
     """Run the plan in all processes, and save in the first; if `once`, keep equal results."""
     from ropelens.analysis.analysis import is_measured
     from ropelens.analysis.analyze import run_plan
@@ -206,5 +206,5 @@ def truncate_command(
         return
     check_model(out, planned.model)
     check_sweep(out, planned.arguments)
-    _measure_and_save(planned, out)
+    measure_and_save(planned, out)
     finish(out)

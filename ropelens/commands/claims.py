@@ -2,27 +2,76 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
+from itertools import product
 from os.path import relpath
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from ropelens.analysis.options import Options, OutOption, TextOption, with_options
-from ropelens.checkpoints.load_options import option
-from ropelens.checkpoints.names import name_checkpoints
-from ropelens.commands.terminal import finish, print_lines
+from ropelens.checkpoints.load_options import setting
+from ropelens.checkpoints.names import name_checkpoints, short_names
+from ropelens.commands.analyze import PlanOption, measure_and_save
+from ropelens.commands.terminal import finish, print_lines, print_message
 from ropelens.errors import BadArgument
+from ropelens.runtime.folder import file_name, write_whole
 from ropelens.runtime.progress import opening, show_progress
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
 
     from ropelens.analysis.plan import Plan
 
 
-@with_options(Options, only=Options.__dataclass_fields__.keys() - {"prompts", "attention_on"})
+@dataclass(frozen=True, kw_only=True)
+class Testing(Options):
+    """Options of `claims`."""
+
+    model: str | None = setting(
+        None, "MODEL", "Model of an analyzed folder DIR: also test claims that run it again."
+    )
+    quick: bool = setting(
+        False, None, "Skip the claims that run the model again.", name="--quick"
+    )
+    robust: bool = setting(
+        False,
+        None,
+        "Test the claims on each --text at each of --contexts, also with another statistic. "
+        "The first text at the longest context is the main setting.",
+        name="--robust",
+    )
+    contexts: Any = setting(
+        None,
+        "N,N,...",
+        "Contexts for --robust. Claims that run the model again use the longest context.",
+        parser=lambda text: tuple(map(int, text.split(","))),
+    )
+
+    @property
+    def measured(self) -> Options:
+        """The options of the analysis."""
+        return Options(**{name: getattr(self, name) for name in Options.__dataclass_fields__})
+
+
+class Setting(NamedTuple):
+    """An analysis in `folder`. If it has a `plan`, the model can run."""
+
+    name: str
+    folder: Path
+    plan: Plan | None = None
+    saved: bool = False  # it was measured before
+    runs: bool = False  # claims that run the model again are tested
+
+
+@with_options(Testing, only=Testing.__dataclass_fields__.keys() - {"prompts", "attention_on"})
 def claims_command(
     models: Annotated[
         list[str] | None,
@@ -35,92 +84,50 @@ def claims_command(
     *,
     out: OutOption = Path("claims"),
     text: TextOption = None,
-    quick: Annotated[
-        bool, option(None, "Skip the claims that need more runs of the model.", name="--quick")
-    ] = False,
-    options: Options,
+    plan: PlanOption = False,
+    options: Testing,
 ) -> None:
     """Test published claims about RoPE on one or several models.
 
     Each claim compares a number of the model with its values under chance and geometry. The
     verdict is one of four: holds, contradicted, unresolved, not testable. Writes index.html
-    (the page), claims.csv (one row per claim and model) and run.json to DIR, and prints the
-    table and the path of the page. DIR/NAME contains the analysis of each measured model.
+    (the page), claims.csv and claims.json (one row per claim and model) and run.json to DIR,
+    and prints the table and the path of the page. DIR/NAME contains the analysis of each
+    measured model. The same command can be repeated after a stop, and continues.
 
     \b
     Examples:
       ropelens claims
       ropelens claims analyzed/llama analyzed/qwen --out out
-      ropelens claims ./my-llama --text book.txt --out out
+      ropelens claims analyzed/llama --model ./my-llama --text book.txt --out out
+      ropelens claims ./my-llama --text a.txt --text b.txt --contexts 1024,2048 --robust
     """
-    from ropelens.runtime.results import PAGE, check_out, read_record
+    from ropelens.runtime.results import check_out
 
     places = name_checkpoints(models or ["bundled"])
-    check_out(out, "claims", parts=places)
-    with opening(show_progress, "starting"):  # importing torch takes seconds
-        from ropelens.analysis.analysis import check_model
-        from ropelens.analysis.analyze import run_plan
-        from ropelens.analysis.plan import plan_analysis
-        from ropelens.claims.claim_runs import test_claims
-        from ropelens.profiles.measures import open_profile
-        from ropelens.report.tables import short_facts
-    tables: list[pd.DataFrame] = []
-    runs: dict[str, Any] = {}
-    ledgers = _read_ledgers(places, text)
-    plans: dict[str, Plan] = {}
+    if not plan:
+        check_out(out, "claims", parts=places)
+    if options.contexts and not options.robust:
+        raise BadArgument("--contexts belongs to --robust.", hint="--context, or --robust")
+    ledgers = _read_ledgers(places, text, options)
+    settings: dict[str, list[Setting]] = {}
     with opening(show_progress, "reading"):  # find errors before the first measurement
-        for name in (name for name, place in places.items() if not read_record(place)):
-            plans[name] = plan_analysis(places[name], text, options)
-            check_model(out / name, plans[name].model, again=places[name])
-    for name, (table, entries) in ledgers.items():
-        place = places[name]
-        if table is None:
-            run: dict[str, Any] = {}  # arguments that run the model again
-            if name in plans:
-                analysis = run_plan(plans[name], folder=None, progress=show_progress)
-                place = str(out / name)
-                with opening(show_progress, "writing"):
-                    out.mkdir(parents=True, exist_ok=True)
-                    analysis.save(place, again=places[name])
-                run = {n: getattr(analysis, n) for n in ("model", "tokenizer", "text")}
-                run["progress"] = show_progress
-            profile = analysis.profile if run else open_profile(Path(place) / "profile.nc")
-            table = test_claims(profile, seed=options.seed, **({} if quick else run))
-            table = table.assign(model=name)
-            entries[name] = {"facts": ", ".join(short_facts(profile)), "page": PAGE}
-            entries[name]["tokens_sha256"] = profile.attrs["tokens_sha256"]
-        for entry in entries.values():
-            if "page" in entry:  # the page of the analysis
-                entry["page"] = relpath(Path(place) / entry["page"], out)
-        runs |= entries
-        tables.append(table)
-    _write_ledger(out, tables, runs)
-    finish(out)
+        for name in (name for name, (table, _) in ledgers.items() if table is None):
+            settings[name] = _settings(out / name, places[name], text, options, run=not plan)
+    for of_model in settings.values() if plan or options.robust else ():
+        _print_work(of_model, timed=not plan)
+    if not plan:
+        _test_and_write(out, places, ledgers, settings, options)
+        finish(out)
 
 
-def _read_ledgers(
-    places: dict[str, str], text: TextOption
-) -> dict[str, tuple[pd.DataFrame | None, dict[str, Any]]]:
-    """Table and `runs` of each ledger, by name. Other places have None and an empty run."""
-    from ropelens.report.claims import read_ledger
-    from ropelens.runtime.results import other_place, read_record
-
-    kinds = {name: read_record(place).get("kind") for name, place in places.items()}
-    if text and not {None, "comparison"} & {*kinds.values()}:
-        raise BadArgument("Saved results are not measured again.", hint="without --text")
-    ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
-    for name, place in places.items():
-        if kinds[name] in (None, "comparison") and not (text or place.startswith("bundled")):
-            raise other_place(place, "an analyzed folder, or a model with --text FILE")
-        ledgers[name] = read_ledger(place) if kinds[name] == "claims" else (None, {name: {}})
-    names = [name for _, entries in ledgers.values() for name in entries]
-    if len(set(names)) < len(names):
-        what, seen = "A ledger has each model once.", ", ".join(names)
-        raise BadArgument(what, seen=seen, hint="each name only once")
-    return ledgers
-
-
-def _write_ledger(folder: Path, tables: list[pd.DataFrame], runs: dict[str, Any]) -> None:
+def _test_and_write(
+    out: Path,
+    places: dict[str, str],
+    ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]],
+    settings: dict[str, list[Setting]],
+    options: Testing,
+) -> None:
     import pandas as pd
 
     from ropelens.analysis.plan import this_command
@@ -128,25 +135,190 @@ def _write_ledger(folder: Path, tables: list[pd.DataFrame], runs: dict[str, Any]
     from ropelens.profiles.measurement import versions
     from ropelens.report.claims import claims_sentences, render_claims
     from ropelens.report.render import write_sentence
-    from ropelens.runtime.results import write_folder
+    from ropelens.report.tables import short_facts
+    from ropelens.runtime.results import PAGE, write_folder
+    from ropelens.runtime.savepoint import UNFINISHED
 
+    tables: list[pd.DataFrame] = []
+    runs: dict[str, Any] = {}
+    for name, (table, entries) in ledgers.items():
+        place = Path(places[name])
+        if table is None:
+            table, profile = _test_settings(settings[name], out / UNFINISHED / name, options)
+            table, place = table.assign(model=name), settings[name][0].folder
+            facts = {"facts": ", ".join(short_facts(profile)), "page": PAGE}
+            entries[name] = facts | {"tokens_sha256": profile.attrs["tokens_sha256"]}
+        for entry in entries.values():
+            if "page" in entry:  # the page of the analysis
+                entry["page"] = relpath(place / entry["page"], out)
+        runs |= entries
+        tables.append(table)
     table = pd.concat(tables)
-    shown = table[["claim", "verdict", "number", "null_low", "null_high", "q_value"]]
-    for name, rows in shown.groupby(table["model"], sort=False):
+    columns = ["claim", "layers", "verdict", "number", "null_low", "null_high", "q_value"]
+    shown = table[columns + ["robust"] * ("robust" in table)]
+    for model, rows in shown.groupby(table["model"], sort=False):
         number = partial(signed, form=".3g")
         lines = rows.to_string(index=False, na_rep="–", float_format=number)
-        print_lines(f"{name}\n{lines}\n", err=True)
+        print_lines(f"{model}\n{lines}\n", err=True)
     numbers = dict(zip(table["claim"], table["what"], strict=True))
     meanings = [f"  {claim}: {what}" for claim, what in numbers.items()]
     print_lines("\n".join([write_sentence("claims", "table"), *meanings, ""]), err=True)
     record = {
         "kind": "claims",
-        "findings": claims_sentences(table),
+        "findings": claims_sentences(table, places),
         "command": this_command(),
         "model": {"name": ", ".join(runs) if len(runs) == 1 else f"{len(runs)} models"},
         "runs": runs,
         "versions": versions(),
     }
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
     page = partial(render_claims, table, record)
-    write_folder(folder, record=record, results={"claims.csv": table}, page=page)
+    results = {"claims.csv": table, "claims.json": table}
+    write_folder(out, record=record, results=results, page=page)
+    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+
+
+def _settings(
+    folder: Path, place: str, text: TextOption, options: Testing, *, run: bool
+) -> list[Setting]:
+    """The settings of a model or an analyzed folder, the main setting first."""
+    with opening(show_progress, "starting"):  # importing torch takes seconds
+        from ropelens.analysis.analysis import check_model
+        from ropelens.analysis.plan import plan_analysis
+        from ropelens.runtime.results import read_record
+
+    if (record := read_record(place)) and options.model is None:
+        return [Setting("main", Path(place), saved=True)]
+    if record and options.model is not None:
+        same: Any = {n: getattr(options, n) or record.get(n) for n in ("context", "sequences")}
+        plan = plan_analysis(options.model, text, replace(options.measured, **same), run=run)
+        if plan.model["fingerprint"] != record.get("model", {}).get("fingerprint"):
+            what = f"{place} was measured on another model than {options.model}."
+            raise BadArgument(what, hint="the same model, --dtype and --quantize")
+        return [Setting("main", Path(place), plan, saved=True, runs=not options.quick)]
+    parts: list[Any] = [("sample", text)]
+    if options.robust and text:
+        if len({*text}) < len(text):
+            raise BadArgument("--text names a text twice.", hint="each text only once")
+        parts = [(name, [path]) for name, path in zip(short_names(text), text, strict=True)]
+    contexts = sorted({*(options.contexts or ())}, reverse=True) or [options.context]
+    settings = []
+    for context, (name, part) in product(contexts, parts):
+        plan = plan_analysis(place, part, replace(options.measured, context=context), run=run)
+        label = f"{name}, {plan.text.context:,} tokens" if options.robust else "main"
+        inside = folder / file_name(label.replace(", ", "-")) if options.robust else folder
+        check_model(inside, plan.model, again=place)
+        runs = context == contexts[0] and not options.quick
+        settings.append(Setting(label, inside, plan, runs=runs))
+    return settings
+
+
+def _print_work(settings: list[Setting], *, timed: bool) -> None:
+    """Print the plans of the settings, or if `timed` only the expected time."""
+    from ropelens.claims.claim_runs import count_run_tokens
+
+    tokens = 0.0
+    for name, _, plan, saved, runs in settings:
+        if plan is not None:
+            more = count_run_tokens(plan.text, plan.source.config) if runs else 0
+            tokens += more + plan.cost * (not saved)
+            if not timed:
+                print_lines(f"{name}\n{plan}\nclaims  {more:,} tokens in further runs\n")
+    if timed and (plan := settings[0].plan):
+        expected = timedelta(seconds=round(tokens * plan.seconds_per_token()))
+        print_message(f"expected time: {expected} for {len(settings)} settings", by="")
+
+
+def _test_settings(
+    settings: list[Setting], scratch: Path, options: Testing
+) -> tuple[pd.DataFrame, xr.Dataset]:
+    """Table and profile of the main setting; measures analyses that are not saved.
+
+    If claims are tested in several settings, the table also compares them.
+    """
+    from ropelens.claims.tables import compare_settings
+    from ropelens.profiles.measures import open_profile
+
+    tables: dict[str, pd.DataFrame] = {}
+    for number, part in enumerate(settings):
+        if options.robust:
+            print_message(f"setting {number + 1} of {len(settings)}: {part.name}", by="")
+        if part.plan is not None and not part.saved:
+            part.folder.parent.mkdir(parents=True, exist_ok=True)
+            measure_and_save(part.plan, part.folder, once=True)
+        profile = open_profile(part.folder / "profile.nc")
+        tested = _table_of(part, profile, scratch, options)
+        for name, rows in tested.groupby("setting", sort=False):
+            tables[str(name)] = rows.drop(columns="setting")
+    main, profile = next(iter(tables.values())), open_profile(settings[0].folder / "profile.nc")
+    return compare_settings(tables) if options.robust else main, profile
+
+
+def _table_of(
+    part: Setting, profile: xr.Dataset, scratch: Path, options: Testing
+) -> pd.DataFrame:
+    """The table of a setting, followed by the table of the other statistics if `robust`.
+
+    It is saved in `scratch`, with every setting that affects the numbers in its name.
+    """
+    import pandas as pd
+
+    from ropelens.claims.claim_runs import claim_runs, ledger  # fewer draws in tests
+    from ropelens.claims.claims import OTHERS
+    from ropelens.profiles.heads import require_budget
+    from ropelens.profiles.measurement import versions
+    from ropelens.runtime.savepoint import savepoint
+
+    require_budget(profile)
+    seed, plan, runs = options.seed, part.plan, None
+    key = {name: profile.attrs.get(name) for name in ("tokens_sha256", "created")}
+    key |= {
+        "runs": part.runs,
+        "seed": seed,
+        "robust": options.robust,
+        "versions": versions(),
+    }
+    key |= plan.model | plan.arguments if plan else {}
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    if (file := scratch / f"{digest}.csv").exists():
+        return pd.read_csv(file).fillna(dict.fromkeys(("over", "other", "floor_day"), ""))
+    if plan is not None and part.runs:
+        with opening(show_progress, "loading"):
+            live = plan.read()
+        how: Any = {"tokenizer": plan.source.tokenizer, "progress": show_progress}
+        with savepoint(scratch / digest, key):
+            runs = claim_runs(profile, live, plan.text, seed=seed, **how)
+    tables = [ledger(profile, seed=seed, runs=runs).assign(setting=part.name)]
+    if options.robust:
+        others = ledger(profile, seed=seed, runs=runs, claims=OTHERS)
+        tables.append(others.assign(setting=f"{part.name}, other statistic"))
+    write_whole(file, pd.concat(tables).to_csv(index=False))
+    return pd.concat(tables)
+
+
+def _read_ledgers(
+    places: dict[str, str], text: TextOption, options: Testing
+) -> dict[str, tuple[pd.DataFrame | None, dict[str, Any]]]:
+    """Table and `runs` of each ledger, by name. Other places have None and an empty run."""
+    from ropelens.report.claims import read_ledger
+    from ropelens.runtime.results import other_place, read_record
+
+    kinds = {name: read_record(place).get("kind") for name, place in places.items()}
+    models = [name for name, kind in kinds.items() if kind in (None, "comparison")]
+    if options.model is not None and (len(places) > 1 or models or not text or options.robust):
+        what = "--model is the model of one analyzed folder, and needs --text."
+        raise BadArgument(what, hint="ropelens claims DIR --model MODEL --text FILE")
+    needless = "--robust" * (options.robust and len(models) < len(places))
+    needless = needless or "--text" * bool(text and not models and options.model is None)
+    if needless:
+        raise BadArgument("Saved results are not measured again.", hint=f"without {needless}")
+    ledgers: dict[str, tuple[pd.DataFrame | None, dict[str, Any]]] = {}
+    for name, place in places.items():
+        if name in models and not (text or place.startswith("bundled")):
+            raise other_place(place, "an analyzed folder, or a model with --text FILE")
+        ledgers[name] = read_ledger(place) if kinds[name] == "claims" else (None, {name: {}})
+    names = [name for _, entries in ledgers.values() for name in entries]
+    if len(set(names)) < len(names):
+        what, seen = "A ledger has each model once.", ", ".join(names)
+        raise BadArgument(what, seen=seen, hint="each name only once")
+    return ledgers

@@ -1,6 +1,8 @@
 """Pages of claims: sentences, one row with a strip per claim, and models side by side."""
 
+import shlex
 from collections.abc import Hashable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -8,6 +10,8 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
+from ropelens.claims.claims import CLAIMS
+from ropelens.claims.tables import left_out
 from ropelens.claims.verdict import VERDICTS
 from ropelens.errors import BadArgument, explained
 from ropelens.figures.formats import plural
@@ -33,42 +37,76 @@ def read_ledger(folder: str) -> tuple[pd.DataFrame, dict[str, Any]]:
     with explained(f"The claims in {folder} cannot be read.", error=BadArgument):
         table = pd.read_csv(Path(folder) / "claims.csv")
         table["why"] = table["why"].str.removeprefix("'")  # which protects a minus sign
+        for column in (*CLAIMS[0].facts, "layers"):  # a ledger of an earlier version
+            if column not in table:
+                facts = {claim.name: claim.facts.get(column, "all") for claim in CLAIMS}
+                table[column] = table["claim"].map(facts).fillna("")
+        table = table.fillna(dict.fromkeys(("over", "other", "floor_day", "differ"), ""))
         render_claims(table, record)
     return table, record["runs"]
 
 
-def claims_sentences(table: pd.DataFrame) -> list[str]:
-    """Sentences that count the verdicts of all models, and list contradicted claims."""
+def claims_sentences(table: pd.DataFrame, places: Mapping[str, str] | None = None) -> list[str]:
+    """Sentences that count the verdicts of all models, and list contradicted claims.
+
+    With the `places` of models, they also list claims that were left out, and the command that
+    tests them.
+    """
     sentences: list[str] = []
     holds: list[tuple[Hashable, int, int]] = []
     several = table["model"].nunique() > 1
     for model, rows in table.groupby("model", sort=False):
         counts = {word: int((rows["verdict"] == word).sum()) for word in VERDICTS}
-        holds.append((model, counts["holds"], len(rows)))
-        lost = rows.loc[rows["verdict"] == "contradicted", "statement"].tolist()
-        record = {"counts": counts, "lost": lost, "where": model if several else ""}
+        held = (rows["verdict"] == "holds").groupby(rows["claim"]).all()  # in all kinds
+        holds.append((model, int(held.sum()), len(held)))
+        lost = [*map(_shown, rows[rows["verdict"] == "contradicted"].to_dict("records"))]
+        record: dict[str, Any] = {"counts": counts, "lost": lost, "claims": len(held)}
+        record["where"] = model if several else ""
         written = (write_sentence("claims", macro, **record) for macro in ("counts", "lost"))
         sentences += filter(None, written)
+        if "robust" in rows and rows["robust"].notna().any():
+            record = {"rows": rows.to_dict("records"), "where": record["where"]}
+            sentences.append(write_sentence("claims", "robust", **record))
     if several:
         record = {"total": table["claim"].nunique(), "most": sorted(holds, key=lambda x: -x[1])}
         sentences.insert(0, write_sentence("claims", "several", **record))
+    missing = {str(model): left_out(rows) for model, rows in table.groupby("model")}
+    if places is not None and any(missing.values()):
+        commands = [_command(places.get(model)) for model, names in missing.items() if names]
+        lists = {"names": chain(*missing.values()), "commands": commands}
+        record = {name: [*dict.fromkeys(words)] for name, words in lists.items()}
+        sentences.insert(1, write_sentence("claims", "left_out", **record))
     return sentences
+
+
+def _shown(row: Mapping[Any, Any]) -> str:
+    """The statement of a claim, with the kind of layers if it is tested within kinds."""
+    kind = row.get("layers", "all")
+    return row["statement"] + f" ({kind} layers)" * (kind != "all")
+
+
+def _command(place: str | None) -> str:
+    """The command that tests all claims on the model of a ledger. No folder names a model."""
+    if place is None or read_record(place).get("kind") == "claims":
+        return "ropelens claims MODEL --text FILE"
+    model = " --model MODEL" * bool(read_record(place))
+    return f"ropelens claims {shlex.quote(place)}{model} --text FILE"
 
 
 def render_claims(table: pd.DataFrame, record: Mapping[str, Any]) -> str:
     """Text of the page. `table` has a column `model`; `record` is the content of run.json."""
     models = table["model"].unique().tolist()
-    rows = map(_ledger_row, table.to_dict("records"))
-    cells = {(row["claim"], row["model"]): row for row in rows}
-    statements = dict(zip(table["claim"], table["statement"], strict=True))
+    rows = [_ledger_row(row) for row in table.to_dict("records")]
+    cells = {(row["place"], row["model"]): row for row in rows}
+    statements = {row["place"]: row["shown"] for row in rows}
     return render(
         "claims.html",
         question=CLAIMS_QUESTION,
         findings=record["findings"],
         glyphs=GLYPHS,
         grid={
-            words: [cells.get((claim, model)) for model in models]
-            for claim, words in statements.items()
+            words: [cells.get((place, model)) for model in models]
+            for place, words in statements.items()
         },
         ledgers={model: ledger_rows(table[table["model"] == model]) for model in models},
         pages={n: quote(run["page"]) for n, run in record["runs"].items() if "page" in run},
@@ -93,4 +131,6 @@ def _ledger_row(row: dict[Any, Any]) -> dict[str, Any]:
     ends = {"null": ("null_low", "null_high"), "interval": ("low", "high")}
     bars = {bar: sorted(places[x] for x in xs) for bar, xs in ends.items() if xs[0] in places}
     figure = next((CLAIM_FIGURES[name] for name in CLAIM_FIGURES if name in row["call"]), "")
-    return row | {"figure": figure, "bars": bars, "places": places}
+    place = row["claim"] + f"-{row['layers']}" * (row["layers"] != "all")
+    names = {"place": place, "shown": _shown(row)}
+    return row | names | {"figure": figure, "bars": bars, "places": places}

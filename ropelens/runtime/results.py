@@ -23,7 +23,8 @@ KINDS = {  # of result folders, by the `kind` in run.json
     "claims": "a ledger of claims",
 }
 # Files of a folder with several models, whose results are in folders named after them.
-NAMES = (PAGE, RECORD, "heads.csv", "claims.csv", "comparison.csv", "comparison.nc")
+NAMES: tuple[str, ...] = (PAGE, RECORD, "heads.csv", "claims.csv", "claims.json")
+NAMES += ("comparison.csv", "comparison.nc")
 MOST_BYTES, MOST_RATIO = 2**30, 100  # a file that unpacks to more than both is not read
 CONTENTS = "contents"  # attribute of a file: the names of its variables, to notice damage
 
@@ -38,7 +39,7 @@ def write_folder(
     """Write the numbers of a result folder, then its page; return the path of the page.
 
     `record` becomes run.json. `results` maps names of files to datasets, which become netCDF of
-    the kind that the name gives ("profile.nc"), or to tables, which become CSV.
+    the kind that the name gives ("profile.nc"), or to tables, which become CSV or JSON.
     """
     with locked(folder):
         check_out(Path(folder), record["kind"])
@@ -46,6 +47,10 @@ def write_folder(
             for name, result in results.items():
                 if isinstance(result, xr.Dataset):
                     save(result.assign_attrs(kind=Path(name).stem), new / name)
+                elif name.endswith(".json"):
+                    known = result.replace([np.inf, -np.inf], np.nan).astype(object)
+                    rows = known.where(known.notna(), None).to_dict("records")
+                    write_whole(new / name, f"{json.dumps(rows, indent=2)}\n")
                 else:
                     table = result.map(_no_formula)
                     write_whole(new / name, table.to_csv(index=False, lineterminator="\n"))

@@ -26,7 +26,7 @@ LAYERS, HEADS, PLANES, OFFSETS = 12, 4, 16, 64
 RAMP = np.linspace(1, 4, PLANES)
 AGREEMENT = np.broadcast_to(np.eye(HEADS), (LAYERS, HEADS, HEADS))
 DRAWN = [claim for claim in CLAIMS if claim.null is not FREQUENCIES]
-DIFFERENT = {(claim.null.how, claim.number.__qualname__): claim for claim in DRAWN}.values()
+DIFFERENT = {(claim.null.how, str(claim.number)): claim for claim in DRAWN}.values()
 SETS_OF_PLANES = [claim for claim in CLAIMS if claim.null in (QUARTERS, EIGHTHS)]
 
 

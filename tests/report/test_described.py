@@ -219,6 +219,9 @@ def test_the_first_sentence_counts_verdicts():
     table = pd.DataFrame({"model": "m", "verdict": words} | texts)
     counts = "Of 4 claims, 2 hold, 1 is contradicted and 1 is not testable."
     assert claims_sentences(table) == [counts, "Contradicted: c."]
+    kinds = pd.concat([table[:3].assign(layers=kind) for kind in ("full", "sliding")])
+    assert claims_sentences(kinds)[0].startswith("Of 6 tests of 3 claims, 4 hold and 2 are")
+    assert claims_sentences(kinds)[1] == "Contradicted: c (full layers); c (sliding layers)."
     both = pd.concat([table.assign(model="none", verdict="unresolved"), table])
     assert claims_sentences(both)[0] == "Of 4 claims, 2 hold in m and none in none."
     quick = pd.concat([table, table[:3].assign(model="q")])

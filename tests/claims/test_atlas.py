@@ -1,0 +1,147 @@
+"""Claims next to their originals, one rule of verdicts, kinds of layers, and settings."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers as hf
+from oracles.tiny import COMMON
+from synthetic_profile import synthetic_profile
+
+import ropelens as rl
+from ropelens.budget.labels import Thresholds
+from ropelens.claims.claim_runs import why_no_effect
+from ropelens.claims.claims import CLAIMS, OTHERS
+from ropelens.claims.tables import compare_settings, ledger
+from ropelens.claims.verdict import judge
+
+NAMED = {claim.name: claim for claim in CLAIMS}
+TOKENS = torch.randint(3, 90, (4, 130), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_claim_states_its_original_its_floor_and_another_statistic(name: str):
+    claim, facts = NAMED[name], NAMED[name].facts
+    assert {fact for fact, words in facts.items() if not words} <= {"other", "floor_day"}
+    assert facts["nearness"] in ("close", "conceptual")
+    assert re.fullmatch(r"10\.48550/arXiv\.\d{4}\.\d{5}|not stated", facts["doi"])
+    assert bool(facts["other"]) == bool(claim.other_number)
+    assert all(f"{x:g}" in facts["floor"] for x in (claim.at_least, claim.beyond) if x > 0)
+    day = "" if facts["floor"] == "none" else r"2026-11-\d\d"
+    assert re.fullmatch(day, facts["floor_day"])
+    if name in ("previous_token", "diagonal"):
+        assert claim.at_least == Thresholds.offset
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("floor", [{}, {"at_least": 0.4}, {"beyond": 0.2}])
+def test_a_verdict_follows_from_the_printed_numbers(sign: int, floor: dict[str, float]):
+    """Threshold, bounds and verdict come from one rule, also if draws tie."""
+    random = np.random.default_rng(0)
+    claim = replace(NAMED["apostrophes"], sign=sign, **{"at_least": -np.inf} | floor)
+    for draws in (40, 41, 79, 200):
+        for number in random.normal(0, 1.2, 40).round(1):
+            lead = np.append(number, random.normal(size=draws).round(1))[None, None]
+            row = judge(claim, {"token_lead": lead}, random, 0)
+            holds = row["verdict"] == "holds"
+            assert holds == (sign * (row["number"] - row["threshold"]) > 1e-9)
+            assert holds == (row["p_value"] <= 0.025)
+            assert sign * row["threshold"] >= max(floor.values(), default=-np.inf)
+            far = row["null_low"] if sign == 1 else row["null_high"]
+            assert row["verdict"] != "contradicted" or sign * (row["number"] - far) < 0
+
+
+def test_a_stop_of_planes_that_cannot_turn_within_the_text_is_not_testable():
+    torch.manual_seed(0)
+    shape = {"head_dim": 32, "rope_theta": 1e6, "max_position_embeddings": 256}
+    config = hf.LlamaConfig(**COMMON | shape, initializer_range=0.3)
+    model = hf.LlamaForCausalLM(config).eval()
+    profile = rl.profile(model, TOKENS, surrogates=0)
+    rows = rl.test_claims(profile, model=model, text=TOKENS, draws=50).set_index("claim")
+    assert np.isfinite(rows.loc["slow_stop", "number"])
+    assert rows.loc["slow_stop", ["verdict", "why"]].tolist() == [
+        "not testable",
+        "the stopped planes have wavelengths of 198,692 tokens or more, and turn by less than "
+        "0.1 rad within the tested 130 tokens; a verdict needs 3,163 tokens",
+    ]
+    assert rows.loc["fast_stop", "verdict"] != "not testable"
+    for claim in ("slow_induction", "slow_reach"):
+        assert rows.loc[claim, "why"].startswith("no head has an induction score of 0.3; the l")
+    assert not why_no_effect(np.array([[np.inf, 198_692.0]]), 3163)
+
+
+FAR = (np.array([0.1, 0.2, np.nan, 0.3, 0.4]),)
+REASONS = [
+    ("slow_induction", (np.zeros((1, 41)), np.ones(1)), "no such stop changes the mean"),
+    ("slow_reach", (np.full(8, 0.004),), "the stop changes the share of copies"),
+    ("sinks_slow", (np.full((2, 16), np.nan), np.eye(2, 16)), "sinks explain less than"),
+    ("sinks_slow", (np.ones((2, 16)), np.zeros((2, 16))), "every plane turns once in"),
+    ("sinks_slow", (np.ones((2, 16)), np.ones((2, 16))), "no plane turns once in it"),
+    ("flat_values", (*np.ones((2, 6)), np.full(6, np.nan)), "values have another size"),
+    ("flat_values", tuple(np.ones((3, 6))), "queries, keys and values differ by less"),
+    ("positional_early", FAR, "24 draws are possible; a verdict needs 5 layers whose"),
+]
+
+
+@pytest.mark.parametrize(("claim", "arrays", "reason"), REASONS)
+def test_the_printed_reason_is_the_one_that_applies(claim, arrays, reason):
+    named = dict(zip(NAMED[claim].arrays, arrays, strict=True))
+    row = judge(NAMED[claim], named, np.random.default_rng(0), 100)
+    assert (row["verdict"], row["why"][: len(reason)]) == ("not testable", reason)
+
+
+def test_claims_are_tested_within_each_kind_of_layers():
+    profile = synthetic_profile(layers=6)[0].assign_attrs(context=512, trained_context=4096)
+    kinds = {"layer_type": ("layer", ["sliding", "sliding", "full"] * 2)}
+    kinds |= {"reach": ("layer", [64, 64, 4096] * 2)}
+    table = ledger(profile.assign_coords(kinds), draws=60)
+    for claim, layers in table.groupby("claim")["layers"].agg(list).items():
+        assert layers == (["sliding", "full"] if NAMED[claim].within_kind else ["all"])
+    part = profile.isel(layer=[0, 1, 3, 4]).assign_attrs(context=64, trained_context=64)
+    alone = ledger(part, draws=60).set_index("claim")["number"]
+    numbers = table[table["layers"] == "sliding"].set_index("claim")["number"]
+    pd.testing.assert_series_equal(numbers, alone[numbers.index])
+    kinds = {"layer_type": ("layer", ["full"] * 6), "reach": ("layer", [64] * 6)}
+    assert ledger(profile.assign_coords(kinds), draws=60).equals(ledger(profile, draws=60))
+
+
+def test_planes_stop_only_in_layers_of_the_kind():
+    torch.manual_seed(0)
+    shape = COMMON | {"head_dim": 32, "num_hidden_layers": 4, "sliding_window": 24}
+    shape["layer_types"] = ["sliding_attention", "full_attention"] * 2
+    config = hf.Gemma3TextConfig(**shape, initializer_range=0.3)
+    model, text = hf.Gemma3ForCausalLM(config).eval(), TOKENS[:, :48]
+    profile = rl.profile(model, text, surrogates=0)
+    table = rl.test_claims(profile, model=model, text=text, draws=50)
+    rows = table.set_index(["claim", "layers"])
+    for kind, heads in (("sliding", "0.*,2.*"), ("full", "1.*,3.*")):
+        fastest = rl.stop(rl.PlaneNumbers([0, 1, 2, 3]), heads=heads)
+        losses = rl.evaluate(model, text, edits={"fast": fastest}, measures=["loss"])["loss"]
+        change = float((losses[1] - losses[0]).mean())
+        assert rows.loc[("fast_stop", kind), "number"] == pytest.approx(change, abs=1e-6)
+    assert "within the tested 48 tokens" in rows.loc[("slow_stop", "full"), "why"]
+
+
+def test_robust_is_the_share_of_settings_with_the_verdict_of_the_main_setting():
+    verdicts = {"a": ["holds", "contradicted"], "b": ["holds", "contradicted"]}
+    verdicts |= {"b, other": ["unresolved", "contradicted"], "c": ["holds", "holds"]}
+    names = {"claim": ["x", "y"], "layers": "all"}
+    tables = {name: pd.DataFrame(names | {"verdict": v}) for name, v in verdicts.items()}
+    table = compare_settings({**tables, "d": tables["b"][1:]}).drop(columns=[*names])
+    assert table.values.tolist() == [
+        ["holds", 3 / 4, 4, "b, other: unresolved", False],
+        ["contradicted", 4 / 5, 5, "c: holds", True],
+    ]
+
+
+def test_other_statistics_have_other_numbers():
+    profile = synthetic_profile(layers=6)[0]
+    table, others = (ledger(profile, draws=60, claims=claims) for claims in (CLAIMS, OTHERS))
+    assert others["claim"].tolist() == [n for n in table["claim"] if NAMED[n].other_number]
+    both = table.merge(others, on="claim", suffixes=("", "_other"))
+    tested = both[both["verdict"] != "not testable"]
+    assert tested["number_other"].notna().all()
+    assert (tested["number"] != tested["number_other"]).mean() > 0.8
