@@ -30,7 +30,7 @@ from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.passes import collect
 from ropelens.profiles.token_sets import shares_of
 from ropelens.rope.select import ALL_HEADS, PlaneNumbers
-from ropelens.runtime.progress import ShowProgress
+from ropelens.runtime.progress import ProgressOption
 from ropelens.text.rows import rows_for
 from ropelens.text.tokenize import TextInput
 
@@ -50,7 +50,7 @@ def test_claims(
     tokenizer: Any = None,  # noqa: PT028
     draws: Positive = 1000,  # noqa: PT028
     seed: Whole = 0,  # noqa: PT028
-    progress: ShowProgress | None = None,  # noqa: PT028
+    progress: ProgressOption = None,  # noqa: PT028
 ) -> pd.DataFrame:
     """Test published claims about RoPE on the model of a profile: one row for each claim.
 
@@ -89,7 +89,7 @@ test_claims.__test__ = False  # type: ignore[attr-defined]  # or pytest collects
 
 
 def _change_planes(
-    profile: xr.Dataset, measurement: Measurement, progress: ShowProgress | None
+    profile: xr.Dataset, measurement: Measurement, progress: ProgressOption
 ) -> dict[str, np.ndarray]:
     """Arrays [document, set of planes] of claims about edits; set 0 is the set of the claim."""
     rotating = np.flatnonzero(np.isfinite(profile["wavelength"].values).any(0))

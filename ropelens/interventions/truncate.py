@@ -22,7 +22,7 @@ from ropelens.interventions.variables import SWEEP
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.rope.select import Cut, PlaneNumbers, Wavelengths, plan_cuts, rotating_planes
-from ropelens.runtime.progress import ShowProgress, opening, silent
+from ropelens.runtime.progress import ProgressOption, display_of, opening
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
 
@@ -61,7 +61,7 @@ def truncate(
     rows: HowMany = "auto",
     seed: Whole = 0,
     batch_size: Positive | None = None,
-    progress: ShowProgress | None = None,
+    progress: ProgressOption = None,
 ) -> xr.Dataset:
     """Stop more and more planes of `model` and measure the effect, always on the same text.
 
@@ -94,7 +94,7 @@ def truncate(
         model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
     )
     live, context = measurement.live, measurement.text.context
-    with opening(progress or silent, "probing"):
+    with opening(display_of(progress), "probing"):
         layers = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
     cuts = sweep.cuts(layers, seed=measurement.seed)
     heads_by_layer: list[Sequence[int | str]] = ["*" for _ in layers]

@@ -49,6 +49,7 @@ def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:
     Changes are differences from the entry "none", the unmodified model, on equal tokens.
     `_low` and `_high` are the ends of their 95 % intervals (`paired_interval`): over trials, or
     for losses of the text over the coordinate `group` of the sequences (else over sequences).
+    A silenced head counts with an induction score of 0.
 
     Columns such as `loss_beyond` are the change minus the mean change of the controls of the
     edit. Groups and draws each give an interval, and the squares of the half widths add up.
@@ -116,8 +117,10 @@ def _paired(
     farthest = truncation[repeated].isel(copy_distance=-1, missing_dims="ignore")
     trials = {name: farthest[name] for name in repeated}
     if "trial_induction" in truncation:
-        scores = truncation["trial_induction"]
-        trials["induction"] = best_head(scores, chosen_in=scores[0]).transpose("edit", "trial")
+        scores, unedited = truncation["trial_induction"], truncation["trial_induction"][0]
+        if "silenced" in truncation:  # what a silenced head attends to has no effect
+            scores = scores.where(truncation["silenced"] == 0, 0.0)
+        trials["induction"] = best_head(scores, chosen_in=unedited).transpose("edit", "trial")
     if "retrieval_hit" in truncation:
         # The lengths and depths of a trial may share tokens, so each trial has one mean.
         trials["retrieval"] = truncation["retrieval_hit"].mean(["retrieval_length", "depth"])

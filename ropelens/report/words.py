@@ -229,6 +229,7 @@ def reach_sentences(reach: xr.Dataset) -> list[str]:
         error = 100 * abs(best["foretold_share"] - best["found_share"]).max().item()
         numbers = {
             "variant": name,
+            "best": f"{layer}.{head}",
             "own": OWN_ROTATION,
             "copied": reach.attrs.get("copied", ""),
             "distances": reach["run_distance"].values.tolist(),

@@ -21,6 +21,9 @@ Advance = Callable[..., Any]
 ShowProgress = Callable[..., AbstractContextManager[Advance]]
 """Takes the `Stage`s of long work and shows their joint progress, as `show_progress` does."""
 
+ProgressOption = ShowProgress | bool | None
+"""True shows the progress on stderr, as commands do; a `ShowProgress` shows it elsewhere."""
+
 
 @dataclass
 class Stage:
@@ -74,6 +77,11 @@ def opening(show: ShowProgress, what: str) -> AbstractContextManager[Advance]:
 def silent(*stages: Stage) -> AbstractContextManager[Advance]:
     """A `ShowProgress` that shows nothing."""
     return nullcontext(lambda amount, stage=0, note="": None)
+
+
+def display_of(progress: ProgressOption) -> ShowProgress:
+    """The function that shows the progress for the option `progress` of a public function."""
+    return show_progress if progress is True else progress or silent
 
 
 @contextmanager
