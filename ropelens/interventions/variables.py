@@ -12,15 +12,13 @@ edit (edit): name of the edit
 control_of (edit): the edit for which random heads are the control
 silenced (edit, layer, head) 1: 1 if the edit silences the head, else 0
 loss (edit, sequence) nat/token: mean loss of the sequence's predicted tokens
-seen_silenced (edit, layer, head) 1: 1 if the edit silences the head, else 0
-loss (edit, sequence) nat/token: mean loss of predicted tokens that the sequence had before
+seen_loss (edit, sequence) nat/token: mean loss of predicted tokens that the sequence had before
 class_loss (edit, sequence, token_class) nat/token: mean loss of tokens of a class
 class_tokens (sequence, token_class) token: predicted tokens of the sequence of a class
 token_class (token_class): class of tokens
 predicted_tokens (sequence) token: predicted tokens of the sequence
 seen_tokens (sequence) token: predicted tokens that the sequence had before
-far_silenced (edit, layer, head) 1: 1 if the edit silences the head, else 0
-loss (edit, sequence) nat/token: mean loss in bins in the second half of the context
+far_loss (edit, sequence) nat/token: mean loss in bins in the second half of the context
 far_tokens (sequence) token: predicted tokens in these bins
 group (sequence): group of sequences that are drawn together: a document, or a stretch of text
 mean_loss (edit) nat/token: mean loss of all predicted tokens
