@@ -21,6 +21,7 @@ from .rotation.measure import observe as observe
 from .attention.call import AttentionCall as AttentionCall
 from .rope.planes import Planes as Planes
 from .profiles.profile import profile as profile
+from .analysis.prompt import explain_prompt as explain_prompt
 from .attention.variables import Statistic as Statistic
 from .profiles.token_sets import attention_on as attention_on
 from .claims.tables import classify_heads as classify_heads
@@ -52,7 +53,9 @@ from .figures.heads import plot_claim as plot_claim
 from .figures.heads import plot_follow as plot_follow
 from .figures.heads import plot_head_map as plot_head_map
 from .figures.head import plot_kernel as plot_kernel
+from .figures.effects import plot_effects as plot_effects
 from .figures.planes import plot_norms as plot_norms
+from .figures.effects import plot_top_planes as plot_top_planes
 from .figures.head import plot_selectivity as plot_selectivity
 from .figures.edits import plot_truncation as plot_truncation
 

@@ -12,7 +12,30 @@ from ropelens.errors import BadArgument, Count
 from ropelens.figures.formats import number, short_count
 from ropelens.figures.style import LABEL_ORDER
 
-Selected = tuple[Count, Count] | None  # the head (layer, head) that a figure marks
+Selected = tuple[Count, Count] | str | None  # the head that a figure marks: (2, 3) or "2.3"
+
+
+def place_of(layer: Count | None, head: Count | str | None) -> tuple[int, int]:
+    """Layer and index of a head, from two numbers or from "2.3" (layer.head)."""
+    numbers = str(head).split(".") if layer is None else [str(layer), str(head)]
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        what = "A figure of one head needs its layer and its index."
+        seen = f"layer {layer}, head {head}"
+        raise BadArgument(what, seen=seen, hint='head="2.3", or layer=2, head=3')
+    return int(numbers[0]), int(numbers[1])
+
+
+def selected_place(selected: Selected) -> tuple[int, int] | None:
+    """Layer and index of the head that a figure marks, or None."""
+    return place_of(None, selected) if isinstance(selected, str) else selected
+
+
+def frame_of(selected: Selected) -> dict[str, Any]:
+    """The shape that frames the cell of a head in a map of layers and heads."""
+    layer, head = selected_place(selected) or (-9, -9)
+    corners = {"x0": head - 0.5, "x1": head + 0.5, "y0": layer - 0.5, "y1": layer + 0.5}
+    look = {"line": {"width": 3}, "fillcolor": "rgba(0,0,0,0)"}
+    return {"name": "selected", "type": "rect"} | corners | look
 
 
 def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
@@ -36,9 +59,9 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
     return heads
 
 
-def row_of(heads: pd.DataFrame, selected: tuple[int, int]) -> int:
-    """Row of the head `selected`, (layer, head). Raises `ValueError` if there is none."""
-    return [*zip(heads["layer"], heads["head"], strict=True)].index(selected)
+def row_of(heads: pd.DataFrame, selected: Selected) -> int:
+    """Row of the head `selected`. Raises `ValueError` if there is none."""
+    return [*zip(heads["layer"], heads["head"], strict=True)].index(selected_place(selected))
 
 
 def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -58,21 +59,31 @@ def render_page(
     reach: xr.Dataset | None = None,
     beside: tuple[xr.Dataset, pd.DataFrame] | None = None,
     table: pd.DataFrame | None = None,
+    prompt: Mapping[str, Any] | None = None,
+    selected: tuple[int, int] | None = None,
 ) -> str:
-    """Text of the page, `beside` another model's; `table` is the summary of `truncation`."""
+    """Text of the page, `beside` another model's; `table` is the summary of `truncation`.
+
+    `prompt` has the figures and sentences of a prompt, which replace the claims and labels.
+    """
     _check_results(truncation, "truncation", profile)
     _check_results(reach, "reach", profile)
-    selected = layer, head = first_head(heads)
-    figures = draw_profile(profile, heads, selected)
+    selected = layer, head = selected or first_head(heads)
+    shown = partial(draw_profile, profile, heads) if prompt is None else prompt["figures"]
+    figures = shown(selected)
     figures |= draw([catalog.HEAD_SWEEP_FIGURE], truncation, layer=layer, head=head)
     figures |= draw([catalog.REACH_FIGURE], reach)
     other = {} if beside is None else _beside(profile, *beside, figures)
     measured: dict[str, Any] = {"truncation": truncation, "reach": reach}
     payload = build_payload(profile, heads, figures, selected=selected, **measured)
     payload["beside"] = other.pop("payload", None)
+    payload["about"] = None if prompt is None else prompt["about"]
     section = None if truncation is None else _sweep_section(truncation, table, payload)
-    columns, sentences = tables.head_columns(profile, heads), words.head_words(heads)
-    claims = ledger(profile).assign(model="")
+    columns, claims = tables.head_columns(profile, heads), pd.DataFrame()
+    if prompt is None:
+        sentences, claims = words.head_words(heads), ledger(profile).assign(model="")
+    else:
+        sentences = {"headline": prompt["headline"]} | dict(enumerate(prompt["notes"]))
     claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
     return render(
         "page.html",
@@ -84,14 +95,15 @@ def render_page(
         pinned=catalog.SIDE_BY_SIDE,
         colors=COLORS,
         glyphs=SIGNS,
-        claims=ledger_rows(claims),
-        claims_sentence=claims_sentences(claims)[0],
+        prompt=prompt,
+        claims=ledger_rows(claims) if len(claims) else [],
+        claims_sentence=claims_sentences(claims)[0] if len(claims) else "",
         claim_glyphs=GLYPHS,
         idle_layers=idle_layers(profile),
         idle=words.idle_words(profile),
         counts=words.label_counts(heads),
         beside=other,
-        cautions=words.cautions(profile, heads),
+        cautions=words.cautions(profile, heads) if prompt is None else [],
         headline=sentences.pop("headline"),
         notes=sentences.values(),
         claim_numbers=claim_title(claim),

@@ -29,7 +29,7 @@ PLANE_ARRAYS = (
 FOLLOWS = ("follows_position", "follows_content", "follows_chance")
 FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
 LARGEST_MISS = 0.01  # largest accepted error of an attention weight that the script computes
-STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
+SCORE_NOISE = 0.008  # nats: standard deviation of the rounding of a score that a page computes
 
 
 def build_payload(
@@ -164,18 +164,43 @@ def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[i
     return [next((i for i, text in known if text & texts(tokens)), -1) for tokens in shown]
 
 
-def stepped(values: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+def stepped(
+    values: np.ndarray, known: np.ndarray, size: np.ndarray
+) -> tuple[np.ndarray, dict[str, Any]]:
     """Quantize queries or keys [layer, head, position, coordinate], and return JSON as well.
 
-    The JSON contains the heads in `known`: `place[layer][head]` is the index of a head in
-    `steps` [place, coordinate, position], and `step[place]` is the size of one step.
+    `size` [layer, head, coordinate] is the size of a step, so that each coordinate adds the
+    same noise to a score. The JSON contains the heads in `known`: `place[layer][head]` is the
+    index of a head in `step` [place, coordinate] and `steps` [place, coordinate, position].
     """
     values = np.nan_to_num(values)
-    step = np.maximum(np.abs(values).max((2, 3)) / STEPS, 1e-30)
-    steps = np.round(values / step[..., None, None]).astype(np.int16)
+    size = np.maximum(size, np.abs(values).max(2) / 32767)
+    size = np.exp2(np.ceil(2 * np.log2(size.clip(1e-30))) / 2)  # few numbers, which pack well
+    steps = np.round(values / size[:, :, None]).astype(np.int16)
     place = np.where(known, known.cumsum().reshape(known.shape) - 1, -1)
-    sent = {"step": step[known].tolist(), "steps": packed(steps[known].swapaxes(1, 2))}
-    return steps * step[..., None, None], sent | {"place": place.tolist()}
+    sent = {"step": packed(size[known]), "steps": packed(steps[known].swapaxes(1, 2))}
+    return steps * size[:, :, None], sent | {"place": place.tolist()}
+
+
+def _step_sizes(
+    query: np.ndarray, key: np.ndarray, reads: np.ndarray, planes: np.ndarray, scale: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Steps of queries and keys [layer, head, coordinate] for `SCORE_NOISE` in each score.
+
+    The error of a coordinate is multiplied by the other vector, whose size sets the step.
+    """
+    sizes = []
+    for x in (query, key):
+        square = np.nan_to_num(x**2).mean(2)
+        for layer, count in enumerate(planes):  # a rotation mixes both coordinates of a plane
+            both = square[layer, :, : 2 * count].reshape(len(square[layer]), 2, count)
+            both[:] = both.mean(1, keepdims=True)
+        sizes.append(np.sqrt(square))
+    layers = np.arange(len(reads))[:, None]
+    of_key = np.zeros_like(sizes[1])
+    np.maximum.at(of_key, (layers, reads), sizes[0])
+    unit = SCORE_NOISE * np.sqrt(6 / query.shape[-1]) / np.maximum(scale, 1e-30)[:, None, None]
+    return tuple(unit / np.maximum(x, 1e-6) for x in (sizes[1][layers, reads], of_key))
 
 
 def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
@@ -202,7 +227,10 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         known = np.isfinite(queries).any((2, 3))
         read = np.zeros(keys.shape[:2], bool)
         read[known.nonzero()[0], reads[known]] = True
-        (queries, query), (keys, key) = stepped(queries, known), stepped(keys, read)
+        of_query, of_key = _step_sizes(queries, keys, reads, planes, scale)
+        (queries, query), (keys, key) = (
+            stepped(*side) for side in ((queries, known, of_query), (keys, read, of_key))
+        )
         live &= known
         for layer, head in zip(*live.nonzero(), strict=True):
             turning = inv_freq[layer, : planes[layer]]

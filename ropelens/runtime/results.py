@@ -21,6 +21,7 @@ KINDS = {
     "comparison": "a comparison",
     "answer": "the answer of an analysis",
     "claims": "a ledger of claims",
+    "prompt": "the page of a prompt",
 }
 """Description of a result folder, by the `kind` in its run.json."""
 
