@@ -110,11 +110,12 @@ def render_page(
         verdict=claim["verdict"] if claim else "",
         label_rules=write_sentence("profile", "label_rules", thresholds=thresholds),
         map_by={n: by for n, by in page_words()["map_by"].items() if not n or n in heads}
+        | ({} if prompt is None else {"": "attribution"})
         | {column.name: column.meaning for column in tables.searched_columns(profile, heads)},
         columns=columns,
         rows=tables.head_rows(heads, columns),
         sizes=profile.sizes,
-        **about(profile, heads),
+        **about(profile, heads) | ({} if prompt is None else {"scope": ""}),
     )
 
 

@@ -29,7 +29,8 @@ PLANE_ARRAYS = (
 FOLLOWS = ("follows_position", "follows_content", "follows_chance")
 FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
 LARGEST_MISS = 0.01  # largest accepted error of an attention weight that the script computes
-SCORE_NOISE = 0.008  # nats: standard deviation of the rounding of a score that a page computes
+FINE_NUMBERS = 400_000  # a page with more queries and keys rounds them more coarsely
+FINE_NOISE, COARSE_NOISE = 0.0005, 0.008  # nats: standard deviation of a score from rounding
 
 
 def build_payload(
@@ -183,9 +184,9 @@ def stepped(
 
 
 def _step_sizes(
-    query: np.ndarray, key: np.ndarray, reads: np.ndarray, planes: np.ndarray, scale: np.ndarray
+    query: np.ndarray, key: np.ndarray, reads: np.ndarray, planes: np.ndarray, noise: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Steps of queries and keys [layer, head, coordinate] for `SCORE_NOISE` in each score.
+    """Steps of queries and keys [layer, head, coordinate] for `noise` (nats) in each score.
 
     The error of a coordinate is multiplied by the other vector, whose size sets the step.
     """
@@ -199,7 +200,7 @@ def _step_sizes(
     layers = np.arange(len(reads))[:, None]
     of_key = np.zeros_like(sizes[1])
     np.maximum.at(of_key, (layers, reads), sizes[0])
-    unit = SCORE_NOISE * np.sqrt(6 / query.shape[-1]) / np.maximum(scale, 1e-30)[:, None, None]
+    unit = noise[:, None, None] * np.sqrt(6 / query.shape[-1])
     return tuple(unit / np.maximum(x, 1e-6) for x in (sizes[1][layers, reads], of_key))
 
 
@@ -227,7 +228,10 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         known = np.isfinite(queries).any((2, 3))
         read = np.zeros(keys.shape[:2], bool)
         read[known.nonzero()[0], reads[known]] = True
-        of_query, of_key = _step_sizes(queries, keys, reads, planes, scale)
+        size = len(profile["excerpt"]) * (queries[known].size + keys[read].size)
+        noise = FINE_NOISE if size <= FINE_NUMBERS else COARSE_NOISE
+        noise = noise / np.maximum(scale, 1e-30)
+        of_query, of_key = _step_sizes(queries, keys, reads, planes, noise)
         (queries, query), (keys, key) = (
             stepped(*side) for side in ((queries, known, of_query), (keys, read, of_key))
         )

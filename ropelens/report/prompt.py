@@ -24,7 +24,7 @@ from ropelens.report.render import write_sentence
 from ropelens.runtime.results import write_folder
 
 HEAD_FIGURES = ("selectivity", "attention", "pair")
-SCORES = ("previous_token", "self_mass", "sink_mass", "entropy_bits", "duplicate_token")
+HEAD_SCORES = ("previous_token", "self_mass", "sink_mass", "entropy_bits", "induction")
 WRITTEN: dict[str, Any] = {"wavelength": short_count, "plane": str, "head": str}
 
 
@@ -75,7 +75,7 @@ class PromptResults:
         values = {row.name: np.full(s, np.nan) for row, s in zip(missing, shapes, strict=True)}
         profile = self.profile.assign(labelled(values, missing))
         effects = self.attribution["attribution"].sum("frequency", min_count=1)
-        columns = {"attribution": effects} | {name: profile[name] for name in SCORES}
+        columns = {"attribution": effects} | {name: profile[name] for name in HEAD_SCORES}
         table = xr.Dataset(columns).to_dataframe(["layer", "head"])[[*columns]].reset_index()
         heads = table.dropna(subset="attribution").assign(label="untested")
         heads = heads.reset_index(drop=True)
