@@ -29,6 +29,7 @@ from .claims.claim_runs import test_claims as test_claims
 from .interventions.reach import reach as reach
 from .interventions.evaluate import evaluate as evaluate
 from .interventions.truncate import truncate as truncate
+from .interventions.truncation_table import position_losses as position_losses
 
 # edit
 from .interventions.edit import edit_rope as edit_rope
@@ -55,6 +56,7 @@ from .figures.heads import plot_head_map as plot_head_map
 from .figures.head import plot_kernel as plot_kernel
 from .figures.effects import plot_effects as plot_effects
 from .figures.planes import plot_norms as plot_norms
+from .figures.effects import plot_position_losses as plot_position_losses
 from .figures.effects import plot_top_planes as plot_top_planes
 from .figures.head import plot_selectivity as plot_selectivity
 from .figures.edits import plot_truncation as plot_truncation

@@ -1,4 +1,4 @@
-"""The page of a prompt: the heads and planes that make its next token, without an analysis."""
+"""The next token of a prompt, explained by heads and planes without an analysis."""
 
 from typing import Any, Literal
 
@@ -23,8 +23,8 @@ from ropelens.text.text import Text
 from ropelens.text.tokenize import encode
 
 CHECKED = 10  # planes of largest attribution, and random planes, that are dropped by themselves
-OVER: tuple[Literal["head", "position"], ...] = ("head", "position")
 LIKELY = 10  # next tokens of each prompt that are compared
+OVER: tuple[Literal["head", "position"], ...] = ("head", "position")
 
 
 @public
@@ -47,49 +47,43 @@ def explain_prompt(
       then patched from the other prompt.
 
     Raises `BadText` for a prompt of fewer than 3 tokens, `BadArgument` for a prompt that is too
-    long or for equal prompts, and the errors of `attribute_planes`.
+    long and for equal prompts, and the errors of `attribute_planes`.
     """
     live, show = as_live_model(model, tokenizer), display_of(progress)
     tokenizer = tokenizer or live.tokenizer
+    other: Text | None = None
     with opening(show, "reading the prompt"):
         text = one_sequence(live, prompt, tokenizer).text
         (ids,) = check_excerpts(live.config, [text.ids[0]])
-        other = None
-        if versus is not None and len(encode(versus, tokenizer, prompt=True)[1]) != 1:
-            other = one_sequence(live, versus, tokenizer).text
+        rival = [] if versus is None else encode(versus, tokenizer, prompt=True)[1]
         chances = _chances(live, text)
-        likely = chances.topk(min(LIKELY, len(chances))).indices
-        if other is not None:
-            change = chances.exp() - (others := _chances(live, other)).exp()
-            rivals = others.topk(len(likely)).indices
-            likely, rivals = likely[change[likely].argmax()], rivals[change[rivals].argmin()]
-            pair = int(likely), int(rivals)
-        elif versus is not None:
-            rival = encode(versus, tokenizer, prompt=True)[1][0]
-            pair = int(likely[likely != rival][0]), rival
-        else:
-            pair = int(likely[0]), int(likely[1])
-    if pair[0] == pair[1]:
-        raise BadArgument("Both prompts have the same next token.", hint="versus: one token")
+        likely = chances.topk(LIKELY + 1).indices.tolist()
+        if versus is not None and len(rival) != 1:
+            other = one_sequence(live, versus, tokenizer).text
+            others = _chances(live, other)
+            rivals = others.topk(LIKELY).indices.tolist()
+            likely = sorted(likely[:LIKELY], key=lambda token: others[token] - chances[token])
+            rival = sorted(rivals, key=lambda token: chances[token] - others[token])
+        first = next(token for token in likely if token not in rival[:1])
+        pair = first, (rival or likely[1:])[0]
+    if other is not None and torch.equal(other.ids, text.ids):
+        raise BadArgument("The two prompts are the same.", hint="another prompt, or one token")
     with opening(show, "attributing"):
         attribution = attribute_planes(live, text, pair, check=CHECKED, source=other)
-    patches: list[xr.Dataset] = []
     options: dict[str, Any] = {"tokenizer": tokenizer, "progress": show}
+    patches: list[xr.Dataset] = []
     if other is not None:
         patches = [patch_each(live, text, other, pair, over=x, **options) for x in OVER]
     options |= {"excerpts": [ids], "budget": False, "surrogates": 0}
-    profile = measure(live, ids[None], **options)
-    profile.attrs["command"] = this_command()
+    profile = measure(live, ids[None], **options).assign_attrs(command=this_command())
     names = token_names(torch.tensor([int(chances.argmax()), *pair]), tokenizer)
-    facts = dict(zip(("next", "first", "second"), map(visible_token, names), strict=True))
+    facts: dict[str, Any] = dict(zip(("next", "first", "second"), map(visible_token, names)))
     facts |= {"prompt": prompt, "versus": versus if other is not None else ""}
-    facts |= {"share": float(chances.max().exp())}
-    return PromptResults(profile, attribution, patches, facts)
+    facts |= {name: attribution.attrs.get(name, 0.0) for name in ("answer", "source_answer")}
+    return PromptResults(profile, attribution, patches, facts | {"share": float(chances.max())})
 
 
 @torch.no_grad()
 def _chances(live: LiveModel, text: Text) -> Float[Tensor, " token"]:
-    """Log probability of each token after the text."""
-    return (
-        live.forward(text.ids, hidden=text.hidden, last=1)[0, -1].float().log_softmax(-1).cpu()
-    )
+    """Probability of each token after the text."""
+    return live.forward(text.ids, hidden=text.hidden, last=1)[0, -1].float().softmax(-1).cpu()

@@ -11,6 +11,7 @@ from ropelens.figures import style
 from ropelens.figures.formats import plotly_text, short_count, visible_token
 from ropelens.figures.inputs import Selected, frame_of
 from ropelens.interventions.attribute import top_planes
+from ropelens.interventions.truncation_table import position_losses
 
 TOWARD, AWAY = "#d9700f", "#2a8fe0"
 BOTH_SIGNS = [[0, AWAY], [0.5, "rgba(128,132,140,0.08)"], [1, TOWARD]]
@@ -25,7 +26,7 @@ def plot_effects(results: xr.Dataset, *, selected: Selected = None) -> go.Figure
     (with the tokens of the prompt), or the whole layer. `selected` is a head as "2.3" or
     (layer, head), and gets a frame.
     """
-    names = {"attribution", "change_head", "change_layer", "change_position"} & {*results}
+    names = {"attribution", "change"} & {*results}
     if not names:
         seen, hint = (
             str(results.attrs.get("kind")),
@@ -72,12 +73,7 @@ def plot_top_planes(attribution: xr.Dataset, *, count: Positive = 12) -> go.Figu
     """
     planes = top_planes(attribution, count)
     figure = style.new_figure("Planes with the largest attribution", height=110 + 26 * count)
-    wavelengths = [f"{short_count(w)} tokens" for w in planes["wavelength"]]
-    unrotated = planes["wavelength"].isna()
-    names = [
-        f"{head} · {'unrotated' if rest else words}"
-        for head, rest, words in zip(planes["head"], unrotated, wavelengths, strict=True)
-    ]
+    names = planes["head"] + " · " + planes["wavelength"].map(short_count) + " tokens"
     places = [[int(part) for part in head.split(".")] for head in planes["head"]]
     rows: dict[str, Any] = {"y": np.arange(len(names)), "customdata": places}
     hover = "head %{customdata[0]}.%{customdata[1]}<br>%{x:+.3f} <extra></extra>"
@@ -93,3 +89,28 @@ def plot_top_planes(attribution: xr.Dataset, *, count: Positive = 12) -> go.Figu
     figure.update_xaxes(title_text="attribution (units of the answer)", zeroline=True)
     figure.update_xaxes(zerolinecolor=style.MUTED)
     return style.note_missing(figure, "no plane has an attribution", planes["attribution"])
+
+
+@public
+def plot_position_losses(results: xr.Dataset) -> go.Figure:
+    """Loss by position (nats/token) for each edit of `evaluate`, and its change by the edit.
+
+    Bars are standard errors over groups of sequences.
+    """
+    table, units = position_losses(results), {"loss": "loss", "change": "change of the loss"}
+    figure = style.stacked("Loss by position in the text", 2, height=520)
+    for number, (edit, rows) in enumerate(table.groupby("edit", sort=False)):
+        color = (style.MUTED, *style.VARIANT_COLORS)[number % (1 + len(style.VARIANT_COLORS))]
+        look: dict[str, Any] = {"mode": "lines+markers", "line_color": color}
+        look |= {"name": plotly_text(str(edit)), "legendgroup": number}
+        for row, column in enumerate(units, start=1):
+            data = {"x": rows["position_start"].clip(lower=1), "y": rows[column]}
+            if row == 1:
+                data["error_y"] = {"type": "data", "array": rows["loss_se"], "thickness": 1}
+            figure.add_scatter(**data, **look, showlegend=row == 1, row=row, col=1)
+    for row, unit in enumerate(units.values(), start=1):
+        figure.update_yaxes(title_text=f"{unit}<br>(nats/token)", row=row)
+    powers = [2**k for k in range(int(table["position_stop"].max()).bit_length())]
+    axis = style.log_axis({power: f"{power:,}" for power in powers})
+    style.set_x(figure, axis, "position in the text (tokens, log scale)")
+    return style.note_missing(figure, "no loss was measured", table["loss"])

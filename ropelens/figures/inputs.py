@@ -14,8 +14,53 @@ from ropelens.figures.style import LABEL_ORDER
 
 Selected = tuple[Count, Count] | str | None  # the head that a figure marks: (2, 3) or "2.3"
 
+Layer, Head = Count | None, Count | str  # a head as "2.3", or layer=2, head=3
 
-def place_of(layer: Count | None, head: Count | str | None) -> tuple[int, int]:
+
+def head_of(
+    profile: xr.Dataset, layer: Layer, head: Head
+) -> tuple[xr.Dataset, int, int, tuple[int, int]]:
+    """A profile, the indices of a head in it, and the layer and index of the head.
+
+    A capture becomes a profile of one head, whose selectivity includes sinks.
+    """
+    place = place_of(layer, head)
+    if profile.attrs.get("kind") != "capture":
+        return profile, *place, place
+    name = f"{place[0]}.{place[1]}"
+    if name not in profile["head"].values:
+        raise BadArgument(f"The capture does not have head {name}.", hint=f'heads="{name}"')
+    capture = profile.drop_vars(["layer", "head_of_layer"]).sel(head=name, drop=True)
+    capture = capture if "prompt" in capture.dims else capture.expand_dims("prompt")
+    one, tokens = capture.isel(prompt=0), capture["key_token"]
+    seen = one["score"].notnull()
+    shares = one["attention"].fillna(0) - seen / seen.sum("key")
+    push = (one["contribution"].fillna(0) * shares).sum("key").mean("query")
+    values = {"selectivity_keys": push, "selectivity_sink": push * np.nan}
+    for side, dim in (("q", "query"), ("k", "key")):
+        values[f"{side}_norm"] = norm = one[f"{side}_norm"].mean(dim)
+        length = (one[f"{side}_still"].mean(dim) ** 2).sum("part") ** 0.5
+        values[f"{side}_coherence"] = length / norm
+    values |= {"wavelength": one["wavelength"], "excerpt_attention": capture["attention"]}
+    values["excerpt_token"] = (
+        tokens if "prompt" in tokens.dims else tokens.expand_dims("prompt")
+    )
+    values["excerpt_length"] = (values["excerpt_token"] != "").sum("key")
+    values = {
+        n: x.drop_vars([*x.coords]).expand_dims(["layer", "head"]) for n, x in values.items()
+    }
+    dims = {"prompt": "excerpt", "query": "excerpt_query", "key": "excerpt_key"}
+    dataset = xr.Dataset(values, attrs=profile.attrs).rename(dims)
+    for name in ("excerpt_token", "excerpt_length", "wavelength"):
+        dataset[name] = dataset[name].isel(head=0)
+    for name in ("excerpt_token", "excerpt_length"):
+        dataset[name] = dataset[name].isel(layer=0)
+    for name in ("k_norm", "k_coherence"):
+        dataset[name] = dataset[name].rename(head="kv_head")
+    return dataset, 0, 0, place
+
+
+def place_of(layer: Layer, head: Head | None) -> tuple[int, int]:
     """Layer and index of a head, from two numbers or from "2.3" (layer.head)."""
     numbers = str(head).split(".") if layer is None else [str(layer), str(head)]
     if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.figures import style
+from ropelens.figures.inputs import Head, Layer, place_of
 
 END_LOOKS = {  # words, colour and symbol
     "slow": ("slowest planes stopped first (p-RoPE)", style.VARIANT_COLORS[0], "square"),
@@ -22,12 +23,15 @@ HEAD_PANELS = {
 }
 
 
-def plot_head_truncation(truncation: xr.Dataset, *, layer: int, head: int) -> go.Figure:
+def plot_head_truncation(
+    truncation: xr.Dataset, *, layer: Layer = None, head: Head
+) -> go.Figure:
     """Change of attention and induction of a head, by the share of planes that still rotate.
 
     Planes stop in all heads. The grey line is the mean over equally many random planes. Trace
     `meta` names the array of `head_steps` that y shows.
     """
+    layer, head = place_of(layer, head)
     arrays = head_steps(truncation)
     panels = [name for name in HEAD_PANELS if name in truncation]
     title = f"Layer {layer}, head {head} while planes stop"

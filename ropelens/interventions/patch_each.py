@@ -9,7 +9,6 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ropelens.attention.variables import labelled, table
 from ropelens.errors import public
 from ropelens.interventions.patch import (
     PatchedPart,
@@ -31,15 +30,6 @@ from ropelens.text.text import Text
 AnswerDefinition = Token | tuple[Token, Token] | gradients.OfLogits
 MOST_LOGITS = 2**26  # logits of a batch, if an answer needs the logits of all positions
 
-PATCHES = table("""
-change_head (layer, head) 1: change of the answer if only this head is patched
-change_layer (layer) 1: change of the answer if only the heads of this layer are patched
-change_position (layer, position) 1: change of the answer if the heads of this layer are patched
-    only at this position
-token (position): token of the prompt
-source_token (position): token of the source
-""")
-
 
 @public
 def patch_each(
@@ -60,12 +50,12 @@ def patch_each(
     Each run patches one head, all heads of one layer, or all heads of one layer at one
     position. `text_or_tokens` and `answer` are as for `attribute_planes`, and `source`,
     `planes`, `of` and `heads` as for `patch_planes`; only `heads` are patched. The runs are
-    batched. Returns a dataset with one variable, in units of the answer:
+    batched. Returns a dataset:
 
-    - `change_head` (layer, head), `change_layer` (layer), or `change_position` (layer,
-      position): answer of the patched run minus `attrs["answer"]`. NaN if nothing is patched.
-      `attrs["source_answer"]` is the answer to the source.
-    - coordinates `token` and `source_token` (position).
+    - `change` (layer, head), (layer) or (layer, position), in units of the answer: answer of the
+      patched run minus `attrs["answer"]`. NaN if nothing is patched. `attrs["source_answer"]`
+      is the answer to the source.
+    - coordinate `token` (position): tokens of the prompt.
 
     `results.to_dataframe()` is a table, and `plot_effects(results)` a heat map. Raises the
     errors of `attribute_planes` and `patch_planes`.
@@ -93,20 +83,16 @@ def patch_each(
         answers = patched_answers(live, text, number, patches, step)
     facts = {"answer": answer_to(live, text, number), "over": over, "of": of}
     facts["source_answer"] = answer_to(live, other, number)
-    sizes = {"head": whole.chosen.shape, "layer": (live.layers,)}
-    change = np.full(sizes.get(over, (live.layers, text.context)), np.nan)
+    dims = ["layer"] + [over] * (over != "layer")
+    sizes = {"layer": live.layers, "head": live.heads, "position": text.context}
+    change = np.full([sizes[dim] for dim in dims], np.nan)
     change[tuple(np.array(places).T)] = np.array(answers) - facts["answer"]
-    names = [np.array(token_names(x.ids[0], tokenizer), dtype=object) for x in (text, other)]
-    tokens = np.full((2, text.context), "", dtype=object)
-    for row, of_text in zip(tokens, names, strict=True):
-        row[: len(of_text)] = of_text[: text.context]
-    values = {f"change_{over}": change}
+    words = {"long_name": f"change of the answer if one {over} is patched", "units": "1"}
+    dataset = xr.Dataset({"change": (dims, change, words)}, {d: range(sizes[d]) for d in dims})
     if over == "position":
-        values |= dict(zip(("token", "source_token"), tokens, strict=True))
-    dataset = xr.Dataset(labelled(values, PATCHES), {"layer": range(live.layers)})
-    dataset = dataset.assign_coords({d: range(dataset.sizes[d]) for d in dataset.sizes})
-    dataset.attrs = {"kind": "patches"} | measurement.facts | facts
-    return dataset.set_coords([*{"token", "source_token"} & values.keys()])
+        names = np.array(token_names(text.ids[0], tokenizer), dtype=object)
+        dataset = dataset.assign_coords(token=("position", names))
+    return dataset.assign_attrs({"kind": "patches"} | measurement.facts | facts)
 
 
 def answer_number(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ropelens.errors import BadArgument
+from ropelens.errors import BadArgument, public
 
 DEFAULT_MEASURES = ("loss", "induction", "retrieval", "change", "labels")
 ALL_MEASURES = (*DEFAULT_MEASURES, "copying")
@@ -148,3 +148,25 @@ def best_head(trials: xr.DataArray, *, chosen_in: xr.DataArray | None = None) ->
     even, odd = slice(0, None, 2), slice(1, None, 2)
     best = scores.isel(trial=even).mean("trial").fillna(-1).argmax(("layer", "head"))
     return trials.isel(trial=odd).isel(best)
+
+
+@public
+def position_losses(results: xr.Dataset) -> pd.DataFrame:
+    """Table of the loss by position, from a result of `evaluate` or `truncate`.
+
+    A row is an edit and a bin of positions, from `position_start` up to `position_stop`. The
+    columns `loss` and `loss_se` (nats/token) are the mean loss and its standard error, and
+    `change` is the difference from the unmodified model. Raises `BadArgument` without "loss".
+    """
+    if "position_loss" not in results or "edit" not in results["position_loss"].dims:
+        hint = 'evaluate(model, text, measures="loss")'
+        raise BadArgument("These results have no loss by position.", hint=hint)
+    loss = results[["position_loss", "position_loss_se"]]
+    loss = loss.assign(
+        change=loss["position_loss"] - loss["position_loss"].isel(edit=0, drop=True)
+    )
+    loss = loss.reset_coords(["position_start", "position_stop"]).transpose("edit", ...)
+    table = loss.to_dataframe().reset_index()
+    names = {"position_loss": "loss", "position_loss_se": "loss_se"}
+    columns = ["edit", "position_start", "position_stop", "loss", "loss_se", "change"]
+    return table.rename(columns=names)[columns]

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -60,7 +59,6 @@ def render_page(
     beside: tuple[xr.Dataset, pd.DataFrame] | None = None,
     table: pd.DataFrame | None = None,
     prompt: Mapping[str, Any] | None = None,
-    selected: tuple[int, int] | None = None,
 ) -> str:
     """Text of the page, `beside` another model's; `table` is the summary of `truncation`.
 
@@ -68,22 +66,22 @@ def render_page(
     """
     _check_results(truncation, "truncation", profile)
     _check_results(reach, "reach", profile)
-    selected = layer, head = selected or first_head(heads)
-    shown = partial(draw_profile, profile, heads) if prompt is None else prompt["figures"]
-    figures = shown(selected)
+    selected = layer, head = first_head(heads) if prompt is None else prompt["selected"]
+    figures = draw_profile(profile, heads, selected) if prompt is None else prompt["figures"]
     figures |= draw([catalog.HEAD_SWEEP_FIGURE], truncation, layer=layer, head=head)
     figures |= draw([catalog.REACH_FIGURE], reach)
     other = {} if beside is None else _beside(profile, *beside, figures)
     measured: dict[str, Any] = {"truncation": truncation, "reach": reach}
     payload = build_payload(profile, heads, figures, selected=selected, **measured)
     payload["beside"] = other.pop("payload", None)
-    payload["about"] = None if prompt is None else prompt["about"]
+    payload["prompt"] = prompt is not None
     section = None if truncation is None else _sweep_section(truncation, table, payload)
     columns, claims = tables.head_columns(profile, heads), pd.DataFrame()
     if prompt is None:
         sentences, claims = words.head_words(heads), ledger(profile).assign(model="")
     else:
-        sentences = {"headline": prompt["headline"]} | dict(enumerate(prompt["notes"]))
+        sentences = {"headline": prompt["headline"]}
+        sentences |= {str(number): note for number, note in enumerate(prompt["notes"])}
     claim, thresholds = (heads.attrs.get(name) for name in ("claim", "thresholds"))
     return render(
         "page.html",

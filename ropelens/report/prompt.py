@@ -3,18 +3,15 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
 from ropelens.attention.variables import labelled
 from ropelens.figures.effects import plot_effects, plot_top_planes
-from ropelens.figures.formats import number, short_count, signed
 from ropelens.interventions.attribute import top_planes
 from ropelens.profiles.measures import MEASURES
 from ropelens.report import words
@@ -25,7 +22,6 @@ from ropelens.runtime.results import write_folder
 
 HEAD_FIGURES = ("selectivity", "attention", "pair")
 HEAD_SCORES = ("previous_token", "self_mass", "sink_mass", "entropy_bits", "induction")
-WRITTEN: dict[str, Any] = {"wavelength": short_count, "plane": str, "head": str}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,86 +38,53 @@ class PromptResults:
     facts: dict[str, Any]
 
     @property
-    def planes(self) -> pd.DataFrame:
-        """The table of `top_planes`."""
-        return top_planes(self.attribution)
-
-    @property
     def findings(self) -> list[str]:
         """Sentences about the next token, the planes and the patches."""
-        attrs = self.attribution.attrs
-        numbers = {name: attrs.get(name, np.nan) for name in ("answer", "source_answer")}
-        first = write_sentence("results", "prompt", **self.facts, **numbers)
-        planes = words.describe(self.attribution)
-        return [first, *planes, *(line for x in self.patches for line in words.describe(x))]
+        first = write_sentence("results", "prompt", **self.facts)
+        results = (self.attribution, *self.patches)
+        return [first, *(line for result in results for line in words.describe(result))]
 
     def save(self, folder: str | Path) -> Path:
         """Write the page, the numbers and run.json to `folder`; return the page."""
         attrs, folder = self.profile.attrs, Path(folder)
-        record = {"kind": "prompt", "findings": self.findings, "command": attrs.get("command")}
+        record = {"kind": "prompt", "findings": self.findings, "command": attrs["command"]}
         record |= {"model": {"name": attrs["model"]}, "versions": json.loads(attrs["versions"])}
-        results: dict[str, Any] = {
+        results = {
             "attribution.nc": self.attribution,
-            "planes.csv": self.planes,
+            "planes.csv": top_planes(self.attribution),
         }
         results |= {f"patched_{x.attrs['over']}.nc": x for x in self.patches}
         folder.parent.mkdir(parents=True, exist_ok=True)
-        return write_folder(folder, record=record | self.facts, results=results, page=self.page)
+        return write_folder(folder, record=record, results=results, page=self.page)
 
     def page(self) -> str:
         """The page as HTML."""
         missing = [row for row in MEASURES if row.saved and row.name not in self.profile]
-        shapes = ([self.profile.sizes.get(d, 1) for d in row.saved_dims] for row in missing)
-        values = {row.name: np.full(s, np.nan) for row, s in zip(missing, shapes, strict=True)}
+        shapes = {x.name: [self.profile.sizes.get(d, 1) for d in x.saved_dims] for x in missing}
+        values = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
         profile = self.profile.assign(labelled(values, missing))
-        effects = self.attribution["attribution"].sum("frequency", min_count=1)
-        columns = {"attribution": effects} | {name: profile[name] for name in HEAD_SCORES}
-        table = xr.Dataset(columns).to_dataframe(["layer", "head"])[[*columns]].reset_index()
-        heads = table.dropna(subset="attribution").assign(label="untested")
-        heads = heads.reset_index(drop=True)
-        first, *notes = self.findings
-        planes = [
-            {name: WRITTEN.get(name, signed)(value) for name, value in row.items()}
-            for row in self.planes.to_dict("records")
-        ]
-        section = {"headline": first, "notes": notes, "planes": planes}
-        section |= {"figures": partial(self._figures, profile), "about": self._about(heads)}
-        selected = heads.loc[heads["attribution"].abs().idxmax(), ["layer", "head"]]
-        return render_page(profile, heads, prompt=section, selected=tuple(selected.astype(int)))
-
-    def _figures(
-        self, profile: xr.Dataset, selected: tuple[int, int]
-    ) -> dict[PageFigure, go.Figure]:
-        """Figures of all heads, then of the selected head."""
-        place = {"layer": selected[0], "head": selected[1]}
-        figures = {
-            PageFigure("map", plot_effects, section="all", words="effects"): plot_effects(
-                self.attribution, selected=selected
-            ),
-            PageFigure("top", plot_top_planes, section="all"): plot_top_planes(
-                self.attribution
-            ),
-        }
-        for patches in self.patches:
-            row = PageFigure(f"patched_{patches.attrs['over']}", plot_effects, section="all")
-            figures[row] = plot_effects(patches)
+        total = self.attribution["attribution"].sum("frequency", min_count=1)
+        effects = profile[[*HEAD_SCORES]].assign(attribution=total).reset_coords(drop=True)
+        heads = effects.to_dataframe(["layer", "head"]).dropna(subset="attribution")
+        selected = heads["attribution"].abs().idxmax()
+        heads = heads.reset_index().assign(label="untested")
         rows = [row for row in PROFILE_FIGURES if row.name in HEAD_FIGURES]
-        return figures | draw(rows, profile, **place)
+        headline, *notes = self.findings
+        prompt = {"headline": headline, "notes": notes}
+        prompt["planes"] = top_planes(self.attribution).to_dict("records")
+        figures = self._figures(selected)
+        figures |= draw(rows, profile, layer=selected[0], head=selected[1])
+        return render_page(
+            profile, heads, prompt=prompt | {"figures": figures, "selected": selected}
+        )
 
-    def _about(self, heads: pd.DataFrame) -> list[str]:
-        """A sentence about each head of the table."""
-        by_head = top_planes(self.attribution, self.attribution["attribution"].size)
-        largest = by_head.groupby("head").first()
-        names = heads["layer"].astype(str) + "." + heads["head"].astype(str)
-        return [
-            f"Attribution {signed(total)}; the largest is {signed(row['attribution'])} from the "
-            f"plane of {short_count(row['wavelength'])} tokens. Attention on the previous "
-            f"token {number(previous, '.0%')}, on sinks {number(sink, '.0%')}."
-            for total, previous, sink, (_, row) in zip(
-                heads["attribution"],
-                heads["previous_token"],
-                heads["sink_mass"],
-                largest.loc[names].iterrows(),
-                strict=True,
-            )
-        ]
+    def _figures(self, selected: tuple[int, int]) -> dict[PageFigure, go.Figure]:
+        """Figures of all heads; `selected` is the head with a frame."""
+        drawn = {"map": plot_effects(self.attribution, selected=selected)}
+        drawn["top"] = plot_top_planes(self.attribution)
+        drawn |= {f"patched_{x.attrs['over']}": plot_effects(x) for x in self.patches}
+        words_of = {"map": "effects"}
+        return {
+            PageFigure(name, plot_effects, section="all", words=words_of.get(name, "")): figure
+            for name, figure in drawn.items()
+        }

@@ -348,7 +348,7 @@ def _attribution_records(results: xr.Dataset) -> dict[str, Record | None]:
 
 def _patch_records(results: xr.Dataset) -> dict[str, Record | None]:
     """The head, layer or position whose patch changes the answer most."""
-    over, change = results.attrs["over"], next(iter(results.data_vars.values()))
+    over, change = results.attrs["over"], results["change"]
     place = np.unravel_index(int(abs(change).fillna(-1).values.argmax()), change.shape)
     names = {"head": "head {}.{}", "layer": "layer {}", "position": "layer {}, position {}"}
     numbers = {name: results.attrs[name] for name in ("answer", "source_answer")}
