@@ -77,8 +77,8 @@ def explain_prompt(
     options |= {"excerpts": [ids], "budget": False, "surrogates": 0}
     profile = measure(live, ids[None], **options).assign_attrs(command=this_command())
     names = token_names(torch.tensor([int(chances.argmax()), *pair]), tokenizer)
-    facts: dict[str, Any] = dict(zip(("next", "first", "second"), map(visible_token, names)))
-    facts |= {"prompt": prompt, "versus": versus if other is not None else ""}
+    facts: dict[str, Any] = {"prompt": prompt, "versus": versus if other is not None else ""}
+    facts |= zip(("next", "first", "second"), map(visible_token, names), strict=True)
     facts |= {name: attribution.attrs.get(name, 0.0) for name in ("answer", "source_answer")}
     return PromptResults(profile, attribution, patches, facts | {"share": float(chances.max())})
 

@@ -53,10 +53,9 @@ def plot_effects(results: xr.Dataset, *, selected: Selected = None) -> go.Figure
     axis = style.index_axis(z.shape[1], across or "layer", most=16, room=0.05)
     figure.update_xaxes(**axis | {"range": axis["range"][::-1]}, visible=bool(across))
     if across == "position":
-        names = [
-            plotly_text(visible_token(str(t), longest=12)) for t in results["token"].values
-        ]
-        ticks = {"tickvals": np.arange(len(names)), "ticktext": names, "tickangle": -90}
+        tokens = [visible_token(str(token), longest=12) for token in results["token"].values]
+        ticks: dict[str, Any] = {"ticktext": [*map(plotly_text, tokens)], "tickangle": -90}
+        ticks["tickvals"] = np.arange(len(tokens))
         figure.update_xaxes(title_text="position (token)", **ticks)
     if selected is not None:
         figure.add_shape(frame_of(selected))
@@ -104,9 +103,9 @@ def plot_position_losses(results: xr.Dataset) -> go.Figure:
         look: dict[str, Any] = {"mode": "lines+markers", "line_color": color}
         look |= {"name": plotly_text(str(edit)), "legendgroup": number}
         for row, column in enumerate(units, start=1):
-            data = {"x": rows["position_start"].clip(lower=1), "y": rows[column]}
-            if row == 1:
-                data["error_y"] = {"type": "data", "array": rows["loss_se"], "thickness": 1}
+            data: dict[str, Any] = {"x": rows["position_start"].clip(lower=1)}
+            data |= {"y": rows[column], "error_y": {"array": rows["loss_se"], "thickness": 1}}
+            data["error_y"] = data["error_y"] if row == 1 else None
             figure.add_scatter(**data, **look, showlegend=row == 1, row=row, col=1)
     for row, unit in enumerate(units.values(), start=1):
         figure.update_yaxes(title_text=f"{unit}<br>(nats/token)", row=row)

@@ -14,7 +14,8 @@ from ropelens.figures.style import LABEL_ORDER
 
 Selected = tuple[Count, Count] | str | None  # the head that a figure marks: (2, 3) or "2.3"
 
-Layer, Head = Count | None, Count | str  # a head as "2.3", or layer=2, head=3
+Layer = Count | None
+Head = Count | str  # a head as "2.3", or the head=3 of layer=2
 
 
 def head_of(
@@ -42,22 +43,16 @@ def head_of(
         length = (one[f"{side}_still"].mean(dim) ** 2).sum("part") ** 0.5
         values[f"{side}_coherence"] = length / norm
     values |= {"wavelength": one["wavelength"], "excerpt_attention": capture["attention"]}
-    values["excerpt_token"] = (
-        tokens if "prompt" in tokens.dims else tokens.expand_dims("prompt")
-    )
-    values["excerpt_length"] = (values["excerpt_token"] != "").sum("key")
+    tokens = tokens if "prompt" in tokens.dims else tokens.expand_dims("prompt")
+    axes = {"wavelength": ["layer"], "excerpt_token": [], "excerpt_length": []}
+    axes |= dict.fromkeys(("k_norm", "k_coherence"), ["layer", "kv_head"])
+    values |= {"excerpt_token": tokens, "excerpt_length": (tokens != "").sum("key")}
     values = {
-        n: x.drop_vars([*x.coords]).expand_dims(["layer", "head"]) for n, x in values.items()
+        name: x.drop_vars([*x.coords]).expand_dims(axes.get(name, ["layer", "head"]))
+        for name, x in values.items()
     }
     dims = {"prompt": "excerpt", "query": "excerpt_query", "key": "excerpt_key"}
-    dataset = xr.Dataset(values, attrs=profile.attrs).rename(dims)
-    for name in ("excerpt_token", "excerpt_length", "wavelength"):
-        dataset[name] = dataset[name].isel(head=0)
-    for name in ("excerpt_token", "excerpt_length"):
-        dataset[name] = dataset[name].isel(layer=0)
-    for name in ("k_norm", "k_coherence"):
-        dataset[name] = dataset[name].rename(head="kv_head")
-    return dataset, 0, 0, place
+    return xr.Dataset(values, attrs=profile.attrs).rename(dims), 0, 0, place
 
 
 def place_of(layer: Layer, head: Head | None) -> tuple[int, int]:

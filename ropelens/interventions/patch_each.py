@@ -52,9 +52,9 @@ def patch_each(
     `planes`, `of` and `heads` as for `patch_planes`; only `heads` are patched. The runs are
     batched. Returns a dataset:
 
-    - `change` (layer, head), (layer) or (layer, position), in units of the answer: answer of the
-      patched run minus `attrs["answer"]`. NaN if nothing is patched. `attrs["source_answer"]`
-      is the answer to the source.
+    - `change` (layer, head), (layer) or (layer, position), in units of the answer: answer of
+      the patched run minus `attrs["answer"]`. NaN if nothing is patched.
+      `attrs["source_answer"]` is the answer to the source.
     - coordinate `token` (position): tokens of the prompt.
 
     `results.to_dataframe()` is a table, and `plot_effects(results)` a heat map. Raises the

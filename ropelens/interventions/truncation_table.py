@@ -161,12 +161,8 @@ def position_losses(results: xr.Dataset) -> pd.DataFrame:
     if "position_loss" not in results or "edit" not in results["position_loss"].dims:
         hint = 'evaluate(model, text, measures="loss")'
         raise BadArgument("These results have no loss by position.", hint=hint)
-    loss = results[["position_loss", "position_loss_se"]]
-    loss = loss.assign(
-        change=loss["position_loss"] - loss["position_loss"].isel(edit=0, drop=True)
-    )
-    loss = loss.reset_coords(["position_start", "position_stop"]).transpose("edit", ...)
-    table = loss.to_dataframe().reset_index()
-    names = {"position_loss": "loss", "position_loss_se": "loss_se"}
-    columns = ["edit", "position_start", "position_stop", "loss", "loss_se", "change"]
-    return table.rename(columns=names)[columns]
+    loss, error = results["position_loss"], results["position_loss_se"]
+    values = {"loss": loss, "loss_se": error, "change": loss - loss.isel(edit=0, drop=True)}
+    ends = {name: results[name] for name in ("position_start", "position_stop")}
+    table = xr.Dataset(ends | values).to_dataframe(["edit", "position_bin"]).reset_index()
+    return table[["edit", *ends, *values]]
