@@ -44,8 +44,9 @@ def head_of(
         values[f"{side}_coherence"] = length / norm
     values |= {"wavelength": one["wavelength"], "excerpt_attention": capture["attention"]}
     tokens = tokens if "prompt" in tokens.dims else tokens.expand_dims("prompt")
-    axes = {"wavelength": ["layer"], "excerpt_token": [], "excerpt_length": []}
-    axes |= dict.fromkeys(("k_norm", "k_coherence"), ["layer", "kv_head"])
+    axes: dict[str, list[str]] = {"excerpt_token": [], "excerpt_length": []}
+    axes |= {name: ["layer", "kv_head"] for name in ("k_norm", "k_coherence")}
+    axes["wavelength"] = ["layer"]
     values |= {"excerpt_token": tokens, "excerpt_length": (tokens != "").sum("key")}
     values = {
         name: x.drop_vars([*x.coords]).expand_dims(axes.get(name, ["layer", "head"]))
@@ -101,7 +102,8 @@ def head_table(profile: xr.Dataset, heads: pd.DataFrame | None) -> pd.DataFrame:
 
 def row_of(heads: pd.DataFrame, selected: Selected) -> int:
     """Row of the head `selected`. Raises `ValueError` if there is none."""
-    return [*zip(heads["layer"], heads["head"], strict=True)].index(selected_place(selected))
+    places = [*zip(heads["layer"], heads["head"], strict=True)]
+    return places.index(selected_place(selected) or (-1, -1))
 
 
 def numbers(heads: pd.DataFrame, name: str) -> np.ndarray:

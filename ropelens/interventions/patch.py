@@ -24,7 +24,7 @@ from ropelens.text.tokenize import prompt_tokens
 
 PatchedPart = Literal["query", "key", "both", "value", "output"]
 UNROTATED = ("value", "output")
-Source = Text | str | Integer[Tensor, "*sequence position"] | Mapping[str, Any]
+Source = Text | str | Integer[Tensor, "*source place"] | Mapping[str, Any]
 
 
 @public

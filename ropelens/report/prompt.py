@@ -12,7 +12,7 @@ import xarray as xr
 
 from ropelens.attention.variables import labelled
 from ropelens.figures.effects import plot_effects, plot_top_planes
-from ropelens.interventions.attribute import top_planes
+from ropelens.interventions.top_planes import top_planes
 from ropelens.profiles.measures import MEASURES
 from ropelens.report import words
 from ropelens.report.catalog import PROFILE_FIGURES, PageFigure, draw
@@ -49,10 +49,8 @@ class PromptResults:
         attrs, folder = self.profile.attrs, Path(folder)
         record = {"kind": "prompt", "findings": self.findings, "command": attrs["command"]}
         record |= {"model": {"name": attrs["model"]}, "versions": json.loads(attrs["versions"])}
-        results = {
-            "attribution.nc": self.attribution,
-            "planes.csv": top_planes(self.attribution),
-        }
+        results: dict[str, Any] = {"attribution.nc": self.attribution}
+        results["planes.csv"] = top_planes(self.attribution)
         results |= {f"patched_{x.attrs['over']}.nc": x for x in self.patches}
         folder.parent.mkdir(parents=True, exist_ok=True)
         return write_folder(folder, record=record, results=results, page=self.page)
@@ -66,17 +64,16 @@ class PromptResults:
         total = self.attribution["attribution"].sum("frequency", min_count=1)
         effects = profile[[*HEAD_SCORES]].assign(attribution=total).reset_coords(drop=True)
         heads = effects.to_dataframe(["layer", "head"]).dropna(subset="attribution")
-        selected = heads["attribution"].abs().idxmax()
+        place: Any = heads["attribution"].abs().idxmax()
+        selected = int(place[0]), int(place[1])
         heads = heads.reset_index().assign(label="untested")
         rows = [row for row in PROFILE_FIGURES if row.name in HEAD_FIGURES]
         headline, *notes = self.findings
-        prompt = {"headline": headline, "notes": notes}
+        prompt: dict[str, Any] = {"headline": headline, "notes": notes, "selected": selected}
         prompt["planes"] = top_planes(self.attribution).to_dict("records")
-        figures = self._figures(selected)
-        figures |= draw(rows, profile, layer=selected[0], head=selected[1])
-        return render_page(
-            profile, heads, prompt=prompt | {"figures": figures, "selected": selected}
-        )
+        prompt["figures"] = self._figures(selected)
+        prompt["figures"] |= draw(rows, profile, layer=selected[0], head=selected[1])
+        return render_page(profile, heads, prompt=prompt)
 
     def _figures(self, selected: tuple[int, int]) -> dict[PageFigure, go.Figure]:
         """Figures of all heads; `selected` is the head with a frame."""

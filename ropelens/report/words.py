@@ -16,7 +16,7 @@ from ropelens.figures.formats import change_and_interval, short_count, visible_t
 from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
 from ropelens.intervals import ENOUGH_DOCUMENTS
-from ropelens.interventions.attribute import top_planes
+from ropelens.interventions.top_planes import top_planes
 from ropelens.interventions.truncation_table import (
     QUARTER,
     changes_of_edits,

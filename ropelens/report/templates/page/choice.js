@@ -2,7 +2,7 @@
 // `pin` is a head [layer, head] that stays next to the chosen head. `beside` is a head of the other
 // model, or "same" for the head with the layer and the index of the chosen head.
 const FIRST = { layer: page.selected[0], head: page.selected[1], view: $("all").querySelector("[role=tab]").dataset.tab,
-  tab: page.about ? "attention" : $("one-tab-selectivity").dataset.tab, excerpt: 0, query: page.excerpts[0].tokens.length - 1, key: null, auto: true,
+  tab: page.prompt ? "attention" : $("one-tab-selectivity").dataset.tab, excerpt: 0, query: page.excerpts[0].tokens.length - 1, key: null, auto: true,
   against: null, distance: null, band: null, mode: "stop", by: "", pin: null, beside: page.beside ? "same" : null };
 const state = { ...FIRST };
 
@@ -140,16 +140,20 @@ function followWords(row, model = page) {
   return ` When keys exchange contents, ${of} of its attention on them stays at the same positions and ${with_} moves with the contents (chance ${by}).`;
 }
 
+/** The attribution of a head, on the page of a prompt. */
+const effectWords = (row) => `Attribution ${nats(number("attribution", row), (size) => size.toFixed(3))}. `
+  + `Attention on the previous token ${Math.round(100 * number("previous_token", row))}%, on sinks ${Math.round(100 * number("sink_mass", row))}%.`;
+
 function describe(row) {
   const { layer, head } = state;
   const { cells } = rowAt(row);
   $("pick-layer").value = layer;
   $("pick-head").value = head;
   const glyph = cells[1].querySelector(".glyph").cloneNode(true);
-  $("head-title").replaceChildren(...(page.about ? [`Layer ${layer}, head ${head}`] : [`Layer ${layer}, head ${head}: `, glyph, labelWords(row)]));
+  $("head-title").replaceChildren(...(page.prompt ? [`Layer ${layer}, head ${head}`] : [`Layer ${layer}, head ${head}: `, glyph, labelWords(row)]));
   const parts = shares(row);
   $("budget").querySelectorAll("span").forEach((bar, i) => { bar.style.flexGrow = parts[i] || 0; bar.hidden = !(parts[i] >= 0.005); });
-  $("now").textContent = page.about?.[row] ?? `${bitsWords(row)}.${followWords(row)}`;
+  $("now").textContent = page.prompt ? effectWords(row) : `${bitsWords(row)}.${followWords(row)}`;
   document.querySelectorAll("#head .plot").forEach((element) => {
     element.setAttribute("aria-label", `${element.dataset.words ??= element.getAttribute("aria-label")}: layer ${layer}, head ${head}`);
   });
