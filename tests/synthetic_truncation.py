@@ -55,7 +55,7 @@ def synthetic_truncation(
     dataset = xr.Dataset(data, coords=coordinates, attrs=_attributes(profile, context))
     for name, variable in dataset.variables.items():
         variable.attrs = {"long_name": str(name).replace("_", " "), "units": "1"}
-    return named_entries(dataset, cuts, turning)
+    return named_entries(dataset, cuts, {"all": turning})
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ from ropelens.profiles.excerpts import check_excerpts
 from ropelens.profiles.measurement import check_ids, sequences_at_once
 from ropelens.profiles.passes import exchange_cost, fit_cost
 from ropelens.profiles.token_sets import attention_on
-from ropelens.rope.select import heads_by_layer
+from ropelens.rope.select import ALL_HEADS, heads_by_layer
 from ropelens.runtime.devices import LIBRARIES, free_bytes, pass_bytes
 from ropelens.text.documents import check_document, read_documents
 from ropelens.text.rows import rows_for
@@ -269,11 +269,15 @@ def _describe_sweep(sweep: PlaneSweep, config: PreTrainedConfig) -> str:
     ropes = config_facts.rope_parameters(config)
     parts = [rope.get("partial_rotary_factor") or 1 for rope in ropes]
     planes = min(int(_head_dim(config) * min(parts, default=1)) // 2, 512)
-    cuts = sweep.cuts([{plane: 1.0 / (1 + plane) for plane in range(planes)}], seed=0)
-    edits = len({cut.stopped for cut in cuts}) - 1
+    wavelengths = {plane: 1.0 / (1 + plane) for plane in range(planes)}
+    cuts = sweep.cuts({"all": [wavelengths]}, seed=0)
+    everywhere = sweep.layers is None and sweep.heads in ("*", ALL_HEADS)
+    kinds = len(ropes) if everywhere else 1
+    edits = kinds * (len({cut.stopped for cut in cuts}) - 1)
     names = ("num_hidden_layers", "num_attention_heads")
     layers, heads = (config_facts.stated_number(config, name, 0) for name in names)
-    if layers and heads and sweep.heads != "*":
+    by_kind = any(letter.isalpha() for letter in sweep.heads)  # known when the model runs
+    if layers and heads and sweep.heads not in ("*", ALL_HEADS) and not by_kind:
         able = torch.zeros(layers, heads, dtype=torch.bool)
         able[config_facts.attending_layers(config, turning=True)] = True
         heads_by_layer(sweep.heads, able, doing="rotate")

@@ -7,14 +7,14 @@ triangle is computed.
 
 import math
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ropelens.attention import fast_products
-from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.sampled_call import SampledCall, sink_positions
 from ropelens.attention.visibility import Visibility, bin_of, offset_edges
 from ropelens.rope.planes import kept, on_device
 from ropelens.text.text import SINKS
@@ -69,17 +69,11 @@ class Block:
     def __init__(self, sampled: SampledCall, rows: slice, heads: slice) -> None:
         self.sampled, self.call, self.planes = sampled, sampled.call, sampled.planes
         self.heads, self.rows = heads, rows
-        self.visibility = sampled.visibility.block(rows)
-
-        def of_rows() -> Visibility:
-            whole = sampled.device_visibility
-            first, mask = whole.first[:, rows], self.visibility.mask
-            return Visibility(whole.position[:, rows], first, self.visibility.keys, mask)
-
-        device = sampled.k.device
-        self.device_visibility = kept(self.visibility, "copies", device, of_rows)
-        self.position, self.weight = sampled.position[:, rows], sampled.weight[:, rows]
+        self.visibility = sampled.visibility.block(rows.start, rows.stop)
         self.keys = self.visibility.keys
+        whole = sampled.device_visibility
+        self.device_visibility = whole.block(rows.start, rows.stop, self.keys)
+        self.position, self.weight = sampled.position[:, rows], sampled.weight[:, rows]
         self.columns = slice(self.keys.start, self.keys.stop)
         self.q = sampled.row_q[:, heads, :, rows]
         self.k = sampled.k[:, heads, self.columns]
@@ -128,15 +122,6 @@ class Block:
             return fast_products.softmax(self._scores(out))  # one matrix in the caches, not two
         return fast_products.softmax(self.scores, out=out)
 
-    @property
-    def log_attention(self) -> Float[Tensor, "batch head row key"]:
-        """log A_ij of all query heads; a learned sink is the last key."""
-        scores = self.scores.flatten(1, 2)
-        if self.call.sink_logits is not None:
-            sink = self.call.sink_logits.to(scores)[None, :, None, None]
-            scores = torch.cat([scores, sink.expand(*scores.shape[:3], 1)], dim=-1)
-        return scores.log_softmax(-1)
-
     def expect(self, values: ByKey) -> ByRow:
         """sum_j A_ij x_ij for `values` x."""
         return torch.linalg.vecdot(self.attention, values)
@@ -161,19 +146,12 @@ class Block:
     @cached_property
     def count(self) -> Float[Tensor, "shared 1 1 row"]:
         """Number of keys that each row sees."""
-        visible, dtype = self.device_visibility, self.q.dtype
-        return kept(visible, "counts", dtype, lambda: visible.count[:, None, None].to(dtype))
+        return self.device_visibility.count[:, None, None].to(self.q.dtype)
 
     @cached_property
     def sinks(self) -> Int[Tensor, " sink"]:
         """The columns of the block in which some head has a sink."""
-
-        def find() -> Tensor:
-            position, ends = self.sampled.sink_positions, (self.keys.start, self.keys.stop)
-            inside = slice(*torch.searchsorted(position, torch.tensor(ends)).tolist())
-            return on_device(position, self.k.device)[inside] - self.keys.start
-
-        return kept(self.device_visibility, "sinks", self.sampled.sinks, find, most=2)
+        return _sink_columns(self.device_visibility, self.sampled.sinks)
 
     @cached_property
     def sink_kind(self) -> Int[Tensor, "batch shared_kv_head shared_group 1 sink"]:
@@ -186,23 +164,11 @@ class Block:
         """A_ij in these columns; 0 if the head has no sink there."""
         return self.attention[..., self.sinks] * self.visible_sinks
 
-    @property
+    @cached_property
     def visible_sinks(self) -> Float[Tensor, "batch shared_kv_head shared_group row sink"]:
         """1 if the row sees a sink of the head in a column, otherwise 0."""
-
-        def find() -> Tensor:
-            seen = self.device_visibility.sees(self.sinks + self.keys.start)
-            return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
-
-        by_head = self.sampled.sinks.shape[1] > 1
-        heads = (self.heads.start, self.heads.stop) if by_head else None
-        key = self.sampled.sinks, heads, self.k.dtype
-        return kept(self.device_visibility, "visible sinks", key, find, most=8)
-
-    @property
-    def visible(self) -> Bool[Tensor, "shared row key"]:
-        """Which keys each row sees."""
-        return self.device_visibility.sees()
+        seen = self.device_visibility.sees(self.sinks + self.keys.start)
+        return (seen[:, None, None] & (self.sink_kind > 0)).to(self.k)
 
     @property
     def sees_all_behind(self) -> bool:
@@ -212,22 +178,14 @@ class Block:
 
     def hide(self, scores: ByKey) -> ByKey:
         """`scores`, changed in place: a row gets weight 0 for keys that it does not see."""
-        visible = self.device_visibility
-        make = partial(visible.penalties, self.visibility.seen_by_all)
-        for columns, penalty in kept(visible, "penalties", None, make):
+        seen_by_all = self.visibility.seen_by_all  # read on the host
+        for columns, penalty in self.device_visibility.penalties(*seen_by_all):
             scores[..., columns].add_(penalty)
         return scores
 
     @cached_property
     def sink_variables(self) -> Int[Tensor, "batch kv_head group entry"]:
         """The kind of each sink and, after all kinds, the bin of its offset; 0 for no sink."""
-        if self.sampled.sinks.shape[1] > 1:
-            return self._sink_variables()
-        key = self.sampled.sinks, self.q.shape[:4]
-        visible = self.device_visibility
-        return kept(visible, "sink variables", key, self._sink_variables, most=2)
-
-    def _sink_variables(self) -> Tensor:
         offset = (self.self_column[..., None] - self.sinks).clamp(min=0)
         bins = bin_of(offset, offset_edges(self.call.key.shape[2]))[:, None, None]
         shape = (*self.q.shape[:4], len(self.sinks))
@@ -241,13 +199,7 @@ class Block:
 
         The sequences belong to the folds in turn.
         """
-        begin = self._begins[0]
-
-        def of_folds() -> Tensor:
-            fold = torch.arange(len(out), device=begin.device) % len(x)
-            return (begin + fold[:, None] * x[0].numel()).flatten()
-
-        begin = kept(begin, "folds", (len(out), len(x)), of_folds)
+        begin = _begin_in_folds(self._begins[0], len(out), len(x), x[0].numel())
         return fast_products.windows(x, begin, out=out)
 
     def by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group row offset"]:
@@ -269,19 +221,7 @@ class Block:
     @property
     def _begins(self) -> tuple[Tensor, Tensor, Tensor]:
         """Where the windows of both functions begin, and the offsets beyond the first key."""
-        key = *self.q.shape[:4], self.call.key.shape[2]
-        return kept(self.device_visibility, "begins", key, self._find_begins)
-
-    def _find_begins(self) -> tuple[Tensor, Tensor, Tensor]:
-        count, context = len(self.keys), self.call.key.shape[2]
-        own = self.self_column[:, None, None].expand(self.q.shape[:4])
-        row = torch.arange(own.numel(), device=own.device).view(own.shape)
-        head = torch.arange(own[0, ..., 0].numel(), device=own.device).view(own.shape[1:3])
-        from_offsets = 2 * context * head[..., None] + context - 1 - own
-        by_offset = (row * count + own - (count - 1)).clamp(min=0)
-        far = torch.arange(count - 1, -1, -1, device=own.device)
-        beyond = far > self.self_column[:, None, None, :, None]
-        return from_offsets.flatten(1), by_offset.flatten(), beyond
+        return _begins(self.device_visibility, self.q.shape[:4], self.call.key.shape[2])
 
     def sum_by_offset(self, values: ByKey) -> Float[Tensor, "batch kv_head group offset"]:
         """Weighted sum over the rows at each offset. Sets values of the first key to 0."""
@@ -302,14 +242,9 @@ class Block:
         sets: Bool[Tensor, "batch set position"],
     ) -> Float[Tensor, "batch set head value"]:
         """Weighted sums over the rows of each set of positions, in float64."""
-
-        def weigh() -> Tensor:
-            position = self.device_visibility.position[:, None].expand(*sets.shape[:2], -1)
-            in_sets = on_device(sets, self.k.device).gather(2, position)
-            return in_sets.to(self.weight) * self.weight[:, None]
-
-        key = sets, self.sampled.rows.weight
-        weight = kept(self.device_visibility, "sets", key, weigh, most=2)
+        position = self.device_visibility.position[:, None].expand(*sets.shape[:2], -1)
+        in_sets = on_device(sets, self.k.device).gather(2, position)
+        weight = in_sets.to(self.weight) * self.weight[:, None]
         sums = (weight[:, :, None, None, None] @ by_row[:, None])[..., 0, :]
         return sums.flatten(2, 3).double()
 
@@ -320,3 +255,33 @@ class Block:
         if name not in buffers or len(buffers[name]) < size:
             buffers[name] = self.k.new_empty(size)
         return buffers[name][:size].view(shape)
+
+
+@kept(most=2)
+def _sink_columns(visible: Visibility, sinks: Tensor) -> Int[Tensor, " sink"]:
+    ends, position = (visible.keys.start, visible.keys.stop), sink_positions(sinks)
+    inside = slice(*torch.searchsorted(position, torch.tensor(ends)).tolist())
+    return on_device(position, visible.position.device)[inside] - visible.keys.start
+
+
+@kept()
+def _begins(
+    visible: Visibility, shape: torch.Size, context: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    count, own = len(visible.keys), visible.position - visible.keys.start
+    far = torch.arange(count - 1, -1, -1, device=own.device)
+    beyond = far > own[:, None, None, :, None]
+    own = own[:, None, None].expand(shape)
+    row = torch.arange(own.numel(), device=own.device).view(shape)
+    head = torch.arange(shape[1:3].numel(), device=own.device).view(shape[1:3])
+    from_offsets = 2 * context * head[..., None] + context - 1 - own
+    by_offset = (row * count + own - (count - 1)).clamp(min=0)
+    return from_offsets.flatten(1), by_offset.flatten(), beyond
+
+
+@kept()
+def _begin_in_folds(
+    begin: Int[Tensor, "batch row"], batch: int, folds: int, size: int
+) -> Int[Tensor, " row_of_all"]:
+    fold = torch.arange(batch, device=begin.device) % folds
+    return (begin + fold[:, None] * size).flatten()

@@ -15,7 +15,7 @@ attention call: the rest of the model does not run again.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ropelens.attention.block import Block, blocks_of
 from ropelens.attention.formulas import FOLLOW, learned_sink_mass
-from ropelens.attention.sampled_call import SampledCall
+from ropelens.attention.sampled_call import SampledCall, by_kv_head
 from ropelens.attention.visibility import Visibility
 from ropelens.rope.planes import kept, on_device, unrotate
 from ropelens.text.rows import Rows, generator_of
@@ -61,33 +61,6 @@ class Exchange:
     contents: Int[Tensor, "draw batch shared key"]
     pi: Int[Tensor, "2 sequence shared key"]
 
-    @classmethod
-    def of(cls, sampled: SampledCall, draws: range, step: int) -> "Exchange":
-        """Permute real, unhidden tokens that are not sinks, in the random order of the rows.
-
-        In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
-        """
-        order, visibility = sampled.rows.order, sampled.call.visibility
-        device = sampled.k.device
-        assert order is not None
-        index, order = torch.arange(order.shape[-1]), order[:, draws.start : draws.stop]
-        shape = (1, 1) if sampled.sinks.shape[1] == 1 else (sampled.k.shape[1], -1)
-        is_sink = (sampled.sinks > 0).unflatten(1, shape).any(2)
-        real = ~sampled.rows.padding(index)
-        movable, block = ~is_sink & real[:, None], index // block_size(visibility, real)
-        # Both orders list the movable tokens of each block first, and then all other tokens.
-        last = index + 2.0 + len(index)
-        order = order.transpose(0, 1)[:, :, None].double()
-        drawn = torch.where(movable, order + block, last).argsort(-1)
-        places = torch.where(movable, index, last).argsort(-1).expand_as(drawn)
-        inverse = torch.empty_like(drawn).scatter_(-1, drawn, places)
-        contents = torch.empty_like(drawn).scatter_(-1, places, drawn)
-        pi = torch.stack([inverse, contents]).masked_fill(~movable, -1).flatten(1, 2)
-        rows = sampled.rows.in_turn([*draws, *draws], step).from_share(EARLY)
-        visibility = visibility.of_sequences(torch.arange(len(real)).repeat(2 * len(draws)))
-        row_index = visibility.index_of(rows.position).to(device)
-        return cls(rows, visibility, row_index, contents.to(device), pi.to(device))
-
     def of_call(self, sampled: SampledCall) -> SampledCall:
         """The call of all draws, before and after its keys exchanged their contents."""
         k, still = sampled.k, sampled.k_still
@@ -106,14 +79,50 @@ class Exchange:
         pair.row_q = q.flatten(0, 1).unflatten(1, (k.shape[1], -1))
         return pair
 
-    def weight(
+    @kept(most=2 * DRAWS)
+    def weights(
         self, sets: Bool[Tensor, "batch set position"], share: float
-    ) -> Float[Tensor, "sequence set row"]:
-        """The `share` of the weights of the rows of each set, in each draw."""
+    ) -> tuple[Float[Tensor, "sequence set row"], Float[Tensor, "sequence set 1"]]:
+        """The `share` of the weights of the rows of each set, in each draw, and their sum."""
         number = self.pi.shape[1]
         position, weight = (x[:number, None] for x in (self.rows.position, self.rows.weight))
         sets = sets.repeat(number // len(sets), 1, 1)
-        return sets.gather(2, position.expand(-1, sets.shape[1], -1)) * (weight * share)
+        in_sets = sets.gather(2, position.expand(-1, sets.shape[1], -1))
+        weight = in_sets * (weight * share)
+        return weight, weight.sum(-1, keepdim=True)
+
+
+@kept(most=2 * DRAWS)
+def permute_keys(
+    rows: Rows,
+    visibility: Visibility,
+    sinks: Int[Tensor, "batch shared key"],
+    kv_heads: int,
+    draws: range,
+    step: int,
+    device: torch.device,
+) -> Exchange:
+    """Permute real, unhidden tokens that are not sinks, in the random order of the rows.
+
+    In a layer whose rows see W keys, tokens stay within their block of W/2 keys.
+    """
+    assert rows.order is not None
+    index, order = torch.arange(rows.order.shape[-1]), rows.order[:, draws.start : draws.stop]
+    is_sink = (by_kv_head(sinks, kv_heads) > 0).any(2)
+    real = ~rows.padding(index)
+    movable, block = ~is_sink & real[:, None], index // block_size(visibility, real)
+    # Both orders list the movable tokens of each block first, and then all other tokens.
+    last = index + 2.0 + len(index)
+    order = order.transpose(0, 1)[:, :, None].double()
+    drawn = torch.where(movable, order + block, last).argsort(-1)
+    places = torch.where(movable, index, last).argsort(-1).expand_as(drawn)
+    inverse = torch.empty_like(drawn).scatter_(-1, drawn, places)
+    contents = torch.empty_like(drawn).scatter_(-1, places, drawn)
+    pi = torch.stack([inverse, contents]).masked_fill(~movable, -1).flatten(1, 2)
+    rows = rows.in_turn([*draws, *draws], step).from_share(EARLY)
+    visibility = visibility.of_sequences(torch.arange(len(real)).repeat(2 * len(draws)))
+    row_index = visibility.index_of(rows.position).to(device)
+    return Exchange(rows, visibility, row_index, contents.to(device), pi.to(device))
 
 
 def block_size(
@@ -147,11 +156,9 @@ def follow_sums(
         shape = (len(sampled.k), sets.shape[1], sampled.q.shape[1], len(FOLLOW))
         return torch.zeros(shape, dtype=torch.float64)
     for draws in (range(first, first + at_once) for first in range(0, DRAWS, at_once)):
-        key = sampled.call.visibility, sampled.sinks, draws, step, device
-        make = partial(Exchange.of, sampled, draws, step)
-        exchange = kept(rows, "exchanges", key, make, most=2 * DRAWS)
-        weigh = partial(exchange.weight, sets, step / DRAWS)
-        weight = kept(sets, "weights", exchange, weigh, most=2 * DRAWS)
+        tables = sampled.call.visibility, sampled.sinks, sampled.k.shape[1]
+        exchange = permute_keys(rows, *tables, draws, step, device)
+        weight, number = exchange.weights(sets, step / DRAWS)
         pair = exchange.of_call(sampled)
         by_row = pair.k.new_empty(4, len(weight), *pair.row_q.shape[1:4])
         for block in blocks_of(pair, share=SHARE):
@@ -159,7 +166,7 @@ def follow_sums(
         by_row = by_row.transpose(0, 1).flatten(1, 3)
         sums = (on_device(weight, device).to(by_row) @ by_row.mT).to("cpu", torch.float64)
         mass, position, chance, content = sums.unflatten(-1, (4, -1)).unbind(2)
-        number = kept(weight, "sum", None, partial(weight.sum, -1, True)).expand_as(mass)
+        number = number.expand_as(mass)
         part = torch.stack([position, content, chance, mass, number], dim=-1)
         parts.append(part.unflatten(0, (at_once, -1)).sum(0))
     return reduce(torch.add, parts)
@@ -175,18 +182,11 @@ def overlaps(
 
     The `block` has all sequences before the exchange of keys, and then after it.
     """
-    number, visible = pi.shape[1], block.device_visibility
-
-    def tables() -> tuple[Tensor, Tensor]:
-        own = (pi if shared else pi[:, :, block.heads])[..., block.columns]
-        # V has the keys whose contents stay visible, and W the places where these contents are.
-        before = visible.of_sequences(slice(number))
-        seen = before.sees()[:, None] & before.sees_each(own)
-        index = (own[1] - block.keys.start).clamp(0, len(block.keys) - 1)
-        return seen[:, None, :, :, None].to(block.k), index[:, :, None, None]
-
-    shared, learned = pi.shape[2] == 1, block.call.sink_logits is not None
-    v_and_w, index = kept(visible, "exchange", pi, tables, most=1) if shared else tables()
+    learned, visible = block.call.sink_logits is not None, block.device_visibility
+    if pi.shape[2] == 1:
+        v_and_w, index = _shared_tables(visible, pi, block.k.dtype)
+    else:
+        v_and_w, index = _tables(visible, pi[:, :, block.heads], block.k.dtype)
     scores = block.scores
     attention = block.attention if learned else torch.softmax(scores, -1, out=scores)
     before_and_after = attention.unflatten(0, (2, -1))
@@ -201,4 +201,21 @@ def overlaps(
     torch.minimum(moved, parts[2:], out=parts[2:])
     torch.sum(parts[1:], -1, out=out[1:])
     if learned:
-        out *= 1 - learned_sink_mass(block)[:number]
+        out *= 1 - learned_sink_mass(block)[: out.shape[1]]
+
+
+def _tables(
+    visible: Visibility, pi: Int[Tensor, "2 sequence shared key"], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """V and W as numbers [2, 1, sequence, shared, 1, row, key], and pi as indices of keys.
+
+    V has the keys whose contents stay visible, and W the places where these contents are.
+    """
+    first, last = visible.keys.start, visible.keys.stop
+    before, own = visible.of_sequences(slice(pi.shape[1])), pi[..., first:last]
+    seen = before.sees()[:, None] & before.sees_each(own)
+    index = (own[1] - first).clamp(0, last - first - 1)
+    return seen[:, None, :, :, None].to(dtype), index[:, :, None, None]
+
+
+_shared_tables = kept(most=1)(_tables)

@@ -245,14 +245,3 @@ def contrasts(
 
     ones = attention.new_ones(attention.shape)
     return contribution - sum_over_others(terms) / sum_over_others(ones)
-
-
-def attention_divergence(before: Block, after: Block) -> Float[Tensor, "batch head row"]:
-    """KL(A_i || A'_i) in nats, where A' is the attention after a change of the model.
-
-    A learned sink counts as one more key. Exactly 0 if both have the same queries and keys.
-    """
-    log_before, log_after = before.log_attention, after.log_attention
-    # If A is 0, so is the term: keys that are not seen have the same finite score twice.
-    ratio = log_before - log_after
-    return log_before.exp_().mul_(ratio).sum(-1)

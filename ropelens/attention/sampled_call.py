@@ -2,7 +2,7 @@
 
 from copy import copy
 from dataclasses import fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from ropelens.attention.call import AttentionCall
 from ropelens.attention.visibility import Visibility
 from ropelens.rope.planes import Planes, kept, on_device, unrotate
 from ropelens.text.rows import Rows
+
+_unrotate_once = kept(most=1)(unrotate)  # keys keep their copy without rotation
 
 OF_ROWS = ("row_q", "row_q_still", "visibility", "device_visibility", "sum_of_keys")
 """Properties that only calls with the same rows share."""
@@ -42,15 +44,15 @@ class SampledCall:
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         self.call, self.rows, self.planes = call, rows, planes
         self.q, self.k = call.query.to(dtype), call.key.to(dtype).contiguous()
-        keys, device = call.visibility.keys, self.k.device
-        key_position = partial(torch.arange, keys.start, keys.stop, device=device)
-        self.key_position = kept(call.visibility, "key_position", device, key_position)
+        device = self.k.device
+        self.key_position = call.visibility.key_position(device)
         self.position = rows.shared_position
         if tokens is None:
             tokens = torch.empty(len(self.k), 0, dtype=torch.long, device=device)
         self.tokens = on_device(tokens, device)
         if sinks is None:
-            sinks = (torch.arange(keys.start, keys.stop) == 0).long().expand(len(self.k), 1, -1)
+            keys = call.visibility.key_position(torch.device("cpu"))
+            sinks = (keys == 0).long().expand(len(self.k), 1, -1)
         self.sinks = sinks
         self.buffers: dict[str, Tensor] = {}
 
@@ -89,16 +91,16 @@ class SampledCall:
     @cached_property
     def sink_kind(self) -> Int[Tensor, "batch shared_kv_head shared_group key"]:
         """`sinks` by key-value head and group."""
-        shape = (1, 1) if self.sinks.shape[1] == 1 else (self.k.shape[1], -1)
-        return on_device(self.sinks, self.k.device).unflatten(1, shape)
+        return by_kv_head(on_device(self.sinks, self.k.device), self.k.shape[1])
 
     @cached_property
     def padding(self) -> Bool[Tensor, "batch key"] | None:
         """The keys that are padding or that a mask hides, or None if there are none."""
-        keys = self.call.visibility.keys
-        if self.rows.hidden is None and int(self.rows.length.min()) >= keys.stop:
+        visible = self.call.visibility
+        if self.rows.hidden is None and int(self.rows.length.min()) >= visible.keys.stop:
             return None
-        return self.rows.padding(torch.arange(keys.start, keys.stop)).to(self.k.device)
+        keys = visible.key_position(self.rows.length.device)
+        return self.rows.padding(keys).to(self.k.device)
 
     @cached_property
     def q_still(self) -> Float[Tensor, "batch head row coordinate"]:
@@ -111,16 +113,12 @@ class SampledCall:
     @cached_property
     def k_still(self) -> Float[Tensor, "batch kv_head key coordinate"]:
         """k~: the keys with their rotation removed."""
-        planes = self.planes.of_keys(self.k.shape[1])
-        still = partial(unrotate, self.k, self.key_position, planes)
-        return kept(self.k, "still", planes.inv_freq, still, most=1)
+        return _unrotate_once(self.k, self.key_position, self.planes.of_keys(self.k.shape[1]))
 
     @cached_property
     def row_q(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """The queries of the rows, grouped by the key-value head that they read."""
-        visible = self.call.visibility
-        find = partial(visible.index_of, self.position)
-        index = kept(self.rows, "index", visible, find, most=2)
+        index, _ = _rows_of_call(self.rows, self.call.visibility)
         if self.rows.dense:
             rows = self.q[:, :, int(index[0, 0]) :][:, :, : index.shape[1]]
         else:
@@ -130,15 +128,13 @@ class SampledCall:
     @cached_property
     def row_q_still(self) -> Float[Tensor, "batch kv_head group row coordinate"]:
         """q~ of the rows."""
-        q, position = self.row_q.flatten(1, 2), self.device_visibility.position
-        position = kept(position, "of heads", None, lambda: position[:, None])
+        q, position = self.row_q.flatten(1, 2), self.device_visibility.position_of_heads
         return unrotate(q, position, self.planes).view_as(self.row_q)
 
     @cached_property
     def visibility(self) -> Visibility:
         """The keys that the rows see."""
-        at = partial(self.call.visibility.at, self.position)
-        return kept(self.rows, "visibility", self.call.visibility, at, most=2)
+        return _rows_of_call(self.rows, self.call.visibility)[1]
 
     @cached_property
     def device_visibility(self) -> Visibility:
@@ -150,11 +146,21 @@ class SampledCall:
         """Sum of the keys that each row sees."""
         return self.visibility.sum_keys(self.k)[:, :, None]
 
-    @cached_property
-    def sink_positions(self) -> Int[Tensor, " sink"]:
-        """The positions at which some head has a sink."""
 
-        def find() -> Tensor:
-            return (self.sinks > 0).flatten(0, 1).any(0).nonzero()[:, 0]
+@kept(most=2)
+def _rows_of_call(rows: Rows, visible: Visibility) -> tuple[Int[Tensor, "_ row"], Visibility]:
+    """The indices of the rows in a call, and the keys that they see."""
+    return visible.index_of(rows.shared_position), visible.at(rows.shared_position)
 
-        return kept(self.sinks, "positions", None, find)
+
+@kept()
+def sink_positions(sinks: Int[Tensor, "batch shared key"]) -> Int[Tensor, " sink"]:
+    """The positions at which some head has a sink."""
+    return (sinks > 0).flatten(0, 1).any(0).nonzero()[:, 0]
+
+
+def by_kv_head(
+    sinks: Int[Tensor, "batch shared key"], kv_heads: int
+) -> Int[Tensor, "batch shared_kv_head shared_group key"]:
+    """A table of sinks by key-value head and group; its axes are 1 if all heads share it."""
+    return sinks.unflatten(1, (1, 1) if sinks.shape[1] == 1 else (kv_heads, -1))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from ropelens.attention.variables import Statistic, stack
 from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.errors import BadArgument
 from ropelens.intervals import mean_and_error
-from ropelens.rope.planes import Planes, kept
+from ropelens.rope.planes import Planes
 from ropelens.text.text import GROUPS
 
 ZERO = torch.zeros(GROUPS, dtype=torch.float64)  # of each group; never changed in place
@@ -30,23 +29,23 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
 
     Raises `BadArgument` if a statistic does not have a value for every row of a block.
     """
-    over_tokens = [statistic for statistic in statistics if statistic.over == "tokens"]
-    over_rows = [statistic for statistic in statistics if statistic.over != "tokens"]
+    over_rows = [row for row in statistics if row.over != "tokens"]
     # The sums of some heads side by side, by the slice of these heads, or () of all tokens.
     flat: dict[tuple[int, ...], Tensor] = {}
     shapes: dict[tuple[int, ...], dict[str, torch.Size]] = {}
 
     def add(heads: tuple[int, ...], parts: Mapping[str, Tensor]) -> None:
-        joined = torch.cat([x.flatten(1) for x in parts.values()], dim=1)
-        flat[heads] = flat[heads].add_(joined) if heads in flat else joined.double()
-        shapes[heads] = {name: x.shape for name, x in parts.items()}
+        if parts:
+            joined = torch.cat([x.flatten(1) for x in parts.values()], dim=1)
+            flat[heads] = flat[heads].add_(joined) if heads in flat else joined.double()
+            shapes[heads] = {name: x.shape for name, x in parts.items()}
 
-    if over_tokens:
-        add((), {row.name: _sum_over_tokens(row, sampled)[:, None] for row in over_tokens})
+    over_tokens = (row for row in statistics if row.over == "tokens")
+    add((), {row.name: _sum_over_tokens(row, sampled)[:, None] for row in over_tokens})
     for block in blocks_of(sampled) if over_rows else ():
         # All functions run first, because sums by offset set the first key of values to 0.
-        values = {statistic.name: _row_values(statistic, block) for statistic in over_rows}
-        parts = {row.name: _sum_over_rows(row, values[row.name], block) for row in over_rows}
+        values = [(row, _row_values(row, block)) for row in over_rows]
+        parts = {row.name: _sum_over_rows(row, x, block) for row, x in values}
         add((block.query_heads.start, block.query_heads.stop), parts)
     if not flat:
         return {}
@@ -56,18 +55,16 @@ def sum_attention(sampled: SampledCall, statistics: Sequence[Statistic]) -> Sequ
     sums: SequenceSums = {}
     for (heads, name, shape), piece in zip(rows, pieces, strict=True):
         part = piece.view(shape).flatten(1, 2)
-        if heads in ((), (0, sampled.q.shape[1])) and name not in sums:
+        if not heads:
             sums[name] = part
-        else:
-            zeros = part.new_zeros(len(part), sampled.q.shape[1], *part.shape[2:])
-            sums.setdefault(name, zeros)[:, slice(*heads)] += part
+            continue
+        zeros = part.new_zeros(len(part), sampled.q.shape[1], *part.shape[2:])
+        sums.setdefault(name, zeros)[:, slice(*heads)] += part
     return sums
 
 
-def _sum_over_tokens(
-    statistic: Statistic, sampled: SampledCall
-) -> Float[Tensor, "batch head value"]:
-    by_token = statistic.values(sampled)
+def _sum_over_tokens(row: Statistic, sampled: SampledCall) -> Float[Tensor, "batch head value"]:
+    by_token = row.values(sampled)
     if sampled.padding is not None:
         by_token = by_token.masked_fill(sampled.padding[:, None, :, None], 0)
     return by_token.sum(2)
@@ -122,9 +119,7 @@ class LayerSums:
         for row in rows:
             if row.over == "offsets":
                 pooled[row.name] = sum_bins(pooled[row.name], edges)
-        visible, weight = sampled.visibility, sampled.rows.weight
-        weigh = partial(visible.offset_weight, weight)
-        weight = kept(visible, "offset weight", weight, weigh, most=2)
+        weight = sampled.visibility.offset_weight(sampled.rows.weight)
         return cls(sampled.call.scale, farthest, offset_weight=weight, sums=pooled)
 
     def __add__(self, other: "LayerSums") -> "LayerSums":

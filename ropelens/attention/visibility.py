@@ -62,16 +62,14 @@ class Visibility:
 
     def on(self, device: torch.device) -> "Visibility":
         """The same tables on a device."""
-        if self.position.device == device:
-            return self
+        return self if self.position.device == device else self._copy(device)
 
-        def copy() -> Visibility:
-            position, first = on_device(self.position, device), self.first
-            if not first.any():  # without a copy to the device
-                first = torch.zeros(first.shape, dtype=torch.long, device=device)
-            return Visibility(position, on_device(first, device), self.keys, self.mask)
-
-        return kept(self, "copies", device, copy)
+    @kept()
+    def _copy(self, device: torch.device) -> "Visibility":
+        position, first = on_device(self.position, device), self.first
+        if not first.any():  # without a copy to the device
+            first = torch.zeros(first.shape, dtype=torch.long, device=device)
+        return Visibility(position, on_device(first, device), self.keys, self.mask)
 
     def index_of(self, position: Int[Tensor, "_ some"]) -> Int[Tensor, "_ some"]:
         """Indices of the rows at these positions."""
@@ -93,21 +91,18 @@ class Visibility:
         """The rows of all `batch` sequences in one table."""
         return self._map(lambda x: x.expand(batch, *x.shape[1:]).flatten(0, 1)[None])
 
-    def block(self, rows: slice) -> "Visibility":
-        """Some consecutive rows, and the keys that they see.
+    @kept()
+    def block(self, begin: int, end: int, keys: range | None = None) -> "Visibility":
+        """Some consecutive rows, and the `keys` that they see; by default these are found.
 
         Start one key before the first key that any row sees, if there is one. This extra key
         has weight 0 in every row.
         """
-
-        def part() -> Visibility:
-            block = self._map(lambda table: table[:, rows])
-            if self.mask is not None:
-                return block
-            low, high = max(int(block.first.min()) - 1, 0), int(block.position.max()) + 1
-            return replace(block, keys=range(low, high))
-
-        return kept(self, "blocks", (rows.start, rows.stop), part)
+        block = self._map(lambda table: table[:, begin:end])
+        if self.mask is None and keys is None:
+            first, last = int(block.first.min()), int(block.position.max())
+            keys = range(max(first - 1, 0), last + 1)
+        return replace(block, keys=keys or self.keys)
 
     def append(self, later: "Visibility") -> "Visibility":
         """These rows, followed by rows of the next chunk of the same sequences.
@@ -124,10 +119,20 @@ class Visibility:
         first = torch.cat([x.first.expand(batch, -1) for x in (self, later)], dim=1)
         return Visibility(torch.cat([self.position, later.position], 1), first, later.keys)
 
+    @kept()
+    def key_position(self, device: torch.device) -> Int[Tensor, " key"]:
+        """The positions of the keys, on a device."""
+        return torch.arange(self.keys.start, self.keys.stop, device=device)
+
+    @cached_property
+    def position_of_heads(self) -> Int[Tensor, "_ 1 row"]:
+        """`position` with an axis for heads, as one object whose waves can be kept."""
+        return self.position[:, None]
+
     def sees(self, key: Int[Tensor, " some"] | None = None) -> Bool[Tensor, "_ row some"]:
         """Which of the keys at these positions, by default of all keys, each row sees."""
         if key is None:
-            key = torch.arange(self.keys.start, self.keys.stop, device=self.position.device)
+            key = self.key_position(self.position.device)
         if self.mask is not None:
             return self.mask[:, :, (key - self.keys.start).to(self.mask.device)]
         return (key >= self.first[..., None]) & (key <= self.position[..., None])
@@ -170,13 +175,14 @@ class Visibility:
             sums -= before * (self.first > 0).to(k.device)[:, None, :, None]
         return sums
 
-    def penalties(self, seen_by_all: tuple[int, int]) -> list[tuple[slice, Tensor]]:
+    @kept()
+    def penalties(self, first: int, last: int) -> list[tuple[slice, Tensor]]:
         """Numbers that hide keys from rows if they are added to the scores in some columns.
 
-        All rows see the keys at the positions `seen_by_all` and before its end.
+        All rows see the keys from position `first` to before `last`.
         """
         low, penalties = self.keys.start, []
-        for begin, end in ((low, seen_by_all[0]), (seen_by_all[1], self.keys.stop)):
+        for begin, end in ((low, first), (last, self.keys.stop)):
             if begin < end:
                 key = torch.arange(begin, end, device=self.position.device)
                 hidden = self.sees(key).logical_not()
@@ -203,6 +209,7 @@ class Visibility:
         offset = (self.position[..., None] - key).clamp(min=0)
         return torch.zeros_like(seen).scatter_add_(-1, offset.expand(seen.shape), seen)
 
+    @kept(most=2)
     def offset_weight(self, weight: Float[Tensor, "batch row"]) -> Float[Tensor, "2 offset"]:
         """Weight of the rows that see each offset, for any key and for keys other than 0."""
         weight = weight.double()
@@ -215,9 +222,8 @@ class Visibility:
         offset = self.position[..., None] - torch.arange(len(self.keys))
         seen = weight[..., None] * (self.mask.cpu() & (offset >= 0))
         offset = offset.clamp(min=0).expand(seen.shape)
-        for nearest, by_offset in enumerate(total):
-            part = offset[..., nearest:].flatten(), seen[..., nearest:].flatten()
-            by_offset.index_add_(0, *part)
+        for part, by_offset in zip((slice(None), slice(1, None)), total, strict=True):
+            by_offset.index_add_(0, offset[..., part].flatten(), seen[..., part].flatten())
         return total
 
 

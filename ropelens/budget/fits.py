@@ -4,11 +4,10 @@ S and P need no scores (see offsets.py). C and B compute the scores of all keys 
 evaluation. All heads and folds are one batch of problems.
 """
 
-import math
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from itertools import count
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -23,12 +22,13 @@ from ropelens.attention.visibility import offset_edges
 from ropelens.budget.logit import (
     MODELS,
     RIDGE,
-    HeadSums,
     HeadWeights,
     fit_tolerance,
+    head_weights,
     log_weights,
     normalize_weights,
     sum_folds,
+    sum_heads,
 )
 from ropelens.budget.offsets import OffsetRows, fit_offsets
 from ropelens.budget.solver import ByVariable, Minimum, Moments, fit_log_linear
@@ -55,45 +55,40 @@ def fit_models(
     terms, first = sampled.planes.terms, sampled.planes.terms + len(SINKS)
     size = first + context + len(offset_edges(context)) - 1
     sampled, number = normalize_weights(sampled, folds)
-    sums = HeadSums(sampled, sampled.row_q.shape, offsets=True)
-    nats = sampled.k.new_zeros(*sampled.row_q.shape[:3], dtype=torch.float64)
-    for block in blocks_of(sampled):
-        nats[:, block.heads] += block.weigh(information(block))
-        sums.add(block, block.attention, block.heads)
-    observed, explained = sums.by_fold(folds), sum_folds(nats, folds).flatten()
-    shape, observed = (folds, kv_heads, group), observed.flatten(0, 2)
+    rows = ((x.heads, x, information(x), x.attention) for x in blocks_of(sampled))
+    sums = sum_heads(sampled, rows, sampled.row_q.shape[:3], folds=folds).flatten(0, 2)
+    explained, observed = sums[:, 0], sums[:, 1:]
     table = OffsetRows.of(sampled, folds=folds)
     ridge = (RIDGE / number).to(observed.device).repeat_interleave(kv_heads * group)
     tolerance = fit_tolerance(explained) / 10  # S and P cost little, and S may leave little
     sink, position = fit_offsets(observed[:, terms:], table, ridge=ridge, tolerance=tolerance)
     uniform = table.uniform.expand(folds, kv_heads * group).flatten()
     tolerance = fit_tolerance(explained + sink.value - uniform)
-    parts = _Part.all_of(sampled, folds)
-    options = {"ridge": ridge, "tolerance": tolerance}
-    from_sinks = pad(sink.point[:, : len(SINKS)], (terms, 0))
-    content = _fit_content(parts, shape, observed, from_sinks, **options)
+    fit = partial(_fit_content, _parts_of(sampled, folds), ridge=ridge, tolerance=tolerance)
+    start = pad(sink.point[:, : len(SINKS)], (terms, 0))
+    content = fit(observed[:, :first], start, slice(0, 0))
     points = [pad(model.point, (terms, 0)) for model in (sink, position)]
     points.append(pad(content.point, (0, size - first)))
     # Start B from the better of P and C, plus half of the step from S to the other model.
     ahead = (position.value < content.value)[:, None]
     start = (torch.where(ahead, points[1], points[2]) + points[1] + points[2] - points[0]) / 2
-    points.append(_fit_content(parts, shape, observed, start, **options).point)
+    points.append(fit(observed, start, slice(first, first + context)).point)
     return torch.stack(points).view(len(MODELS), folds, -1, size)
 
 
 def _fit_content(
     parts: list["_Part"],
-    shape: tuple[int, int, int],
     observed: ByVariable,
-    start: Float[Tensor, "problem _"],
+    start: ByVariable,
+    offsets: slice,
     *,
     ridge: Float[Tensor, " problem"],
     tolerance: Float[Tensor, " problem"],
 ) -> Minimum:
-    """Fit B, or C if `start` ends with sigma. Problems are heads [fold, kv_head, group]."""
-    number, size, first = math.prod(shape), start.shape[1], parts[0].first
-    smooth = slice(first, first + parts[0].context) if size > first else slice(0, 0)
-    evaluations = count()
+    """Fit B, or C if no variables belong to `offsets`. Problems are heads by fold."""
+    number, size = start.shape
+    model = "both" if offsets.stop else "content"
+    first, evaluations = offsets.start or size, count()
 
     def evaluate(point: Tensor, problems: Tensor, alive: Tensor) -> Moments:
         nonlocal parts
@@ -103,9 +98,11 @@ def _fit_content(
         joint = start.new_zeros(number * curvature, first, first)
         parts = [part for part in (part.of(alive) for part in parts) if part.blocks]
         for part in parts:
-            part.set_moments(weights, moments)
+            index = on_device(part.problems, start.device)
+            of_heads = head_weights(weights[index], part.blocks[0], model)
+            moments.index_copy_(0, index.flatten(), part.moments(of_heads, squares=curvature))
             if curvature:
-                part.add_covariance(weights, joint)
+                joint.index_add_(0, index.flatten(), part.covariance(of_heads))
         log_z, expected, squares = moments[problems].tensor_split((1, 1 + size), dim=-1)
         if not curvature:
             return log_z[:, 0], expected, ()
@@ -113,8 +110,8 @@ def _fit_content(
         diagonal[:, first:] -= squares
         return log_z[:, 0], expected, (diagonal, _cholesky(joint[problems], ridge[problems]))
 
-    options: dict[str, Any] = {"ridge": ridge, "tolerance": tolerance, "divide": _divide}
-    return fit_log_linear(evaluate, observed[:, :size], start=start, smooth=smooth, **options)
+    fit = partial(fit_log_linear, evaluate, observed, start=start, smooth=offsets)
+    return fit(ridge=ridge, tolerance=tolerance, divide=_divide)
 
 
 def _divide(
@@ -138,34 +135,6 @@ class _Part:
     blocks: list[Block]
     few: list[Block]
 
-    @classmethod
-    def all_of(cls, sampled: SampledCall, folds: int) -> list["_Part"]:
-        """All folds together on a GPU; on a CPU, parts that fit into its caches."""
-        (kv_heads, group), device, parts = sampled.row_q.shape[1:3], sampled.k.device.type, []
-        step = folds if device == "cpu" else 1
-        few = kept(sampled.rows, "few", folds, lambda: _curvature_rows(sampled.rows, folds))
-        few, _ = normalize_weights(sampled.with_rows(few), folds)
-        problems = torch.arange(folds * kv_heads * group).view(-1, kv_heads, group)
-        for own in (slice(fold, None, step) for fold in range(step)):
-            some = [x.of_sequences(own) for x in (sampled, few)]
-            cells = some[0].weight.numel() * sampled.k.shape[2] * group
-            together = max(1, BLOCK_ELEMENTS[device] // 2 // cells)
-            for begin in range(0, kv_heads, together):
-                heads = slice(begin, min(begin + together, kv_heads))
-                blocks, of_few = (list(blocks_of(x, heads)) for x in some)
-                parts.append(cls(problems[own, heads], blocks, of_few))
-        return parts
-
-    @property
-    def first(self) -> int:
-        """Number of variables before kappa."""
-        return self.blocks[0].planes.terms + len(SINKS)
-
-    @property
-    def context(self) -> int:
-        """Number of offsets."""
-        return self.blocks[0].call.key.shape[2]
-
     def of(self, alive: Int[Tensor, " problem"]) -> "_Part":
         """The part without most of the heads that have no problem in `alive`."""
         is_alive = torch.isin(self.problems, alive)
@@ -180,36 +149,41 @@ class _Part:
         blocks, few = ([_of_heads(x, *index) for x in y] for y in (self.blocks, self.few))
         return _Part(self.problems[:, heads][:, :, members], blocks, few)
 
-    def set_moments(
-        self, weights: ByVariable, moments: Float[Tensor, "problem moment"]
-    ) -> None:
-        """Set log Z, the expected sums, and the expected squares if `moments` has space."""
-        example, of_heads, problems = self.blocks[0], *self._of_heads(weights)
-        squares = moments.shape[1] > 1 + weights.shape[1]
-        offsets, shape = of_heads.kappa is not None, example.q.shape
-        sums = HeadSums(example.sampled, shape, offsets=offsets, squares=squares)
-        log_z = moments.new_zeros(shape[:3])
-        for block in self.blocks:
-            modelled, log_norm = softmax(log_weights(block, of_heads))
-            log_z += block.weigh(log_norm)
-            sums.add(block, modelled)
-        folds = len(self.problems)
-        log_z = sum_folds(log_z, folds)[..., None]
-        by_problem = torch.cat([log_z, sums.by_fold(folds)], dim=-1).flatten(0, 2)
-        moments.index_copy_(0, problems, by_problem)
+    def moments(
+        self, weights: HeadWeights, *, squares: bool
+    ) -> Float[Tensor, "problem moment"]:
+        """log Z, the expected sums, and with `squares` the expected squares by offset."""
+        model = ((x, *softmax(log_weights(x, weights))) for x in self.blocks)
+        rows = ((slice(None), x, log_norm, modelled) for x, modelled, log_norm in model)
+        sampled, shape = self.blocks[0].sampled, self.blocks[0].q.shape[:3]
+        with_offsets = weights.kappa is not None
+        options = {"offsets": with_offsets, "squares": squares and with_offsets}
+        return sum_heads(sampled, rows, shape, folds=len(self.problems), **options).flatten(
+            0, 2
+        )
 
-    def add_covariance(
-        self, weights: ByVariable, joint: Float[Tensor, "problem first first"]
-    ) -> None:
-        """Add the `covariance` of each problem."""
-        of_heads, problems = self._of_heads(weights)
-        for block in self.few:
-            sums = sum_folds(covariance(block, of_heads), len(self.problems))
-            joint.index_add_(0, problems, sums.flatten(0, 2))
+    def covariance(self, weights: HeadWeights) -> Float[Tensor, "problem first first"]:
+        """The `covariance` of each problem."""
+        blocks = (sum_folds(covariance(x, weights), len(self.problems)) for x in self.few)
+        return reduce(torch.add, blocks).flatten(0, 2)
 
-    def _of_heads(self, weights: ByVariable) -> tuple[HeadWeights, Tensor]:
-        problems = on_device(self.problems, weights.device)
-        return HeadWeights.of(weights[problems], self.blocks[0]), problems.flatten()
+
+def _parts_of(sampled: SampledCall, folds: int) -> list[_Part]:
+    """All folds together on a GPU; on a CPU, parts that fit into its caches."""
+    (kv_heads, group), device, parts = sampled.row_q.shape[1:3], sampled.k.device.type, []
+    step = folds if device == "cpu" else 1
+    few = sampled.with_rows(_curvature_rows(sampled.rows, folds))
+    few, _ = normalize_weights(few, folds)
+    problems = torch.arange(folds * kv_heads * group).view(-1, kv_heads, group)
+    for own in (slice(fold, None, step) for fold in range(step)):
+        some = [x.of_sequences(own) for x in (sampled, few)]
+        cells = some[0].weight.numel() * sampled.k.shape[2] * group
+        together = max(1, BLOCK_ELEMENTS[device] // 2 // cells)
+        for begin in range(0, kv_heads, together):
+            heads = slice(begin, min(begin + together, kv_heads))
+            blocks, of_few = (list(blocks_of(x, heads)) for x in some)
+            parts.append(_Part(problems[own, heads], blocks, of_few))
+    return parts
 
 
 def _of_heads(block: Block, heads: Tensor, members: Tensor) -> Block:
@@ -227,7 +201,7 @@ def _of_heads(block: Block, heads: Tensor, members: Tensor) -> Block:
 def _cholesky(
     curvature: Float[Tensor, "problem first first"], ridge: Float[Tensor, " problem"]
 ) -> Float[Tensor, "problem first first"]:
-    """Cholesky factor of each curvature; of the diagonal if rounding made it indefinite."""
+    """Cholesky factor of each curvature, or its diagonal if rounding made it indefinite."""
     variance = curvature.diagonal(dim1=-2, dim2=-1)
     variance += ridge[:, None] + 1e-6 * variance.amax(-1, keepdim=True)
     factor, failed = torch.linalg.cholesky_ex(curvature)
@@ -250,7 +224,7 @@ def covariance(
     running = drawn.cumsum(-1)
     steps = (torch.arange(CURVATURE_KEYS, device=share.device) + 0.5) / CURVATURE_KEYS
     key = torch.searchsorted(running, running[..., -1:] * steps)
-    key.clamp_(max=len(block.keys) - 1)  # of NaN, which ends the fit
+    key.clamp_(max=len(block.keys) - 1)  # NaN ends the fit
     part = share.gather(-1, key) / drawn.gather(-1, key)
     part /= part.sum(-1, keepdim=True)
     features = _features(block, key)
@@ -275,6 +249,7 @@ def _features(
     return torch.cat([by_plane, (kind == kinds).to(by_plane.dtype)], dim=-1)
 
 
+@kept()
 def _curvature_rows(rows: Rows, folds: int) -> Rows:
     """A few rows of each sequence, spread evenly and different for each sequence."""
     batch, have = rows.position.shape

@@ -24,7 +24,7 @@ from ropelens.budget.fits import fit_models
 from ropelens.budget.logit import MODELS, SCORES, score_models
 from ropelens.budget.offsets import split_weights
 from ropelens.budget.surrogates import draw_surrogates
-from ropelens.rope.planes import Planes, kept, on_device
+from ropelens.rope.planes import Planes, kept
 from ropelens.text.rows import Rows, generator_of, sample_rows
 from ropelens.text.text import SINKS, Text
 
@@ -78,22 +78,15 @@ class LayerFit:
         """
         context, longest = sampled.k.shape[2], self.found_sinks.shape[1]
         beta, sigma, kappa, tau = split_weights(self.weights, self.terms, longest)
-        tau = tau[..., : len(offset_edges(context)) - 1]
-        weights = torch.cat([beta, sigma, kappa[..., :context], tau], dim=-1)
-        if sets is None:
-            everywhere = partial(torch.ones, len(sampled.k), 1, context, dtype=torch.bool)
-            sets = kept(sampled.rows, "all rows", context, everywhere)
-        weights = on_device(weights, sampled.k.device)
+        kappa, tau = kappa[..., :context], tau[..., : len(offset_edges(context)) - 1]
+        weights = torch.cat([beta, sigma, kappa, tau], dim=-1).to(sampled.k.device)
+        sets = _all_rows(sampled.rows, context) if sets is None else sets
         if text.single_long_sequence:  # it is in both folds, with every second row
-            rows = sampled.rows
-            parts = (kept(rows, "fold", n, partial(rows.every, 2, n)) for n in (0, 1))
-            calls = enumerate(sampled.with_rows(part) for part in parts)
-            by_fold = [score_models(x, weights[:, 1 - n, None], sets) for n, x in calls]
-            scores = by_fold[0] + by_fold[1]
+            first, second = (sampled.with_rows(_every(sampled.rows, 2, x)) for x in (0, 1))
+            scores = score_models(first, weights[:, 1:], sets)
+            scores += score_models(second, weights[:, :1], sets)
         else:
-            other = kept(text, "other fold", None, lambda: 1 - text.fold)
-            other = on_device(other, weights.device)
-            scores = score_models(sampled, weights[:, other], sets)
+            scores = score_models(sampled, weights[:, _other_fold(text, weights.device)], sets)
         follow = follow_sums(sampled, sets, single=text.single_long_sequence)
         return by_group(torch.cat([scores.cpu(), follow], dim=-1), text.group)
 
@@ -135,16 +128,15 @@ class Sample:
         self, call: AttentionCall, planes: Planes, *, surrogates: int, seed: int
     ) -> LayerFit:
         """Fit the models of one layer to its attention on the sample, and draw surrogates."""
-        known = self.text.sinks
-        found_sinks = find_sinks(SampledCall(call, self.rows, planes, sinks=known))
-        sinks = add_found_sinks(known, found_sinks)
-        sampled = SampledCall(call, self.rows, planes, sinks=sinks)
+        sample = partial(SampledCall, call, self.rows, planes)
+        found_sinks = find_sinks(sample(sinks=self.text.sinks))
+        sampled = sample(sinks=add_found_sinks(self.text.sinks, found_sinks))
         compared = sampled.of_sequences(slice(len(self.surrogate_rows.length)))
         compared = compared.with_rows(self.surrogate_rows)
         drawn = draw_surrogates(compared, draws=surrogates, seed=seed)
         if self.text.single_long_sequence:  # it is in both folds, with every second row
-            rows = kept(self.rows, "folds", None, lambda: self.rows.in_turn(range(2), 2))
-            sampled = sampled.of_sequences(torch.zeros(2, dtype=torch.long)).with_rows(rows)
+            twice = sampled.of_sequences(torch.zeros(2, dtype=torch.long))
+            sampled = twice.with_rows(_in_turn(self.rows, range(2), 2))
         weights = fit_models(sampled, folds=2).float().cpu()
         if not weights.isfinite().all():
             raise torch.linalg.LinAlgError
@@ -180,7 +172,9 @@ def exceeds_sink_share(
         keys, row_weight = block.columns, block.weight[:, None]
         own_key = block.self_column[..., None]
         if block.heads.start == 0:
-            behind = block.visible.to(block.weight.dtype).scatter(-1, own_key, 0.0)
+            behind = (
+                block.device_visibility.sees().to(block.weight.dtype).scatter(-1, own_key, 0.0)
+            )
             rows = torch.cat([row_weight, (row_weight > 0).to(behind)], dim=1)
             mass[:, heads:, keys] += rows @ behind
         own_key = own_key[:, None, None].expand(*block.q.shape[:4], 1)
@@ -199,6 +193,19 @@ def add_found_sinks(
         return sinks
     kind = found_sinks[:, : sinks.shape[-1]] * (1 + SINKS.index("found"))
     return torch.where(sinks > 0, sinks, kind)
+
+
+_every, _in_turn = kept()(Rows.every), kept()(Rows.in_turn)
+
+
+@kept()
+def _all_rows(rows: Rows, context: int) -> Bool[Tensor, "batch 1 position"]:
+    return torch.ones(len(rows.position), 1, context, dtype=torch.bool)
+
+
+@kept()
+def _other_fold(text: Text, device: torch.device) -> Int[Tensor, " sequence"]:
+    return 1 - text.fold.to(device)
 
 
 def _sequences_per_fold(context: int) -> int:

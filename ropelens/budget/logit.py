@@ -20,14 +20,16 @@ coordinates of a head are one more plane.
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ropelens.attention.block import Block, ByKey, blocks_of
+from ropelens.attention.block import Block, ByKey, ByRow, blocks_of
 from ropelens.attention.fast_products import HIDDEN, products, softmax
 from ropelens.attention.formulas import GAINS
 from ropelens.attention.sampled_call import SampledCall
@@ -46,8 +48,7 @@ RIDGE = 0.03  # strength of the ridge, in units of the log-likelihood of one row
 TOLERANCE = 1e-4  # error that is allowed, as a share of the information that sinks leave
 
 
-@dataclass(frozen=True)
-class HeadWeights:
+class HeadWeights(NamedTuple):
     """The weights of a model for some heads, in the order in which blocks use them.
 
     `beta` [fold, kv_head, group, 1, coordinate] has the scale; it is None without content.
@@ -60,21 +61,23 @@ class HeadWeights:
     of_sinks: Float[Tensor, "fold kv_head group kind_or_bin"]
     kappa: Float[Tensor, "fold kv_head group column"] | None
 
-    @classmethod
-    def of(
-        cls, weights: Float[Tensor, "fold kv_head group variable"], block: Block
-    ) -> "HeadWeights":
-        """The weights of some heads; those of S and C end before kappa and tau."""
-        context, scale, planes = block.call.key.shape[2], block.call.scale, block.planes
-        beta, sigma, kappa, tau = split_weights(weights.to(block.q), planes.terms, context)
-        by_coordinate = planes.by_coordinate(scale * beta)[..., None, :]
-        if not kappa.shape[-1]:
-            of_sinks = pad(sigma, (1, len(offset_edges(context)) - 1))
-            return cls(by_coordinate, of_sinks, None)
-        masked = block.visibility.mask is not None
-        ahead = kappa[..., :1] if masked else torch.full_like(kappa[..., :1], HIDDEN)
-        kappa = torch.cat([kappa.flip(-1), ahead.expand_as(kappa)], dim=-1)
-        return cls(by_coordinate, torch.cat([pad(sigma, (1, 0)), tau], dim=-1), kappa)
+
+def head_weights(
+    weights: Float[Tensor, "fold kv_head group variable"], block: Block, model: str
+) -> HeadWeights:
+    """The weights of a model for the heads of a block; a model ignores variables of others."""
+    context, planes = block.call.key.shape[2], block.planes
+    beta, sigma, kappa, tau = split_weights(weights.to(block.q), planes.terms, context)
+    by_coordinate = None
+    if model in ("content", "both"):
+        by_coordinate = planes.by_coordinate(block.call.scale * beta)[..., None, :]
+    if model in ("sink", "content"):
+        of_sinks = pad(sigma, (1, len(offset_edges(context)) - 1))
+        return HeadWeights(by_coordinate, of_sinks, None)
+    masked = block.visibility.mask is not None
+    ahead = kappa[..., :1] if masked else torch.full_like(kappa[..., :1], HIDDEN)
+    kappa = torch.cat([kappa.flip(-1), ahead.expand_as(kappa)], dim=-1)
+    return HeadWeights(by_coordinate, torch.cat([pad(sigma, (1, 0)), tau], dim=-1), kappa)
 
 
 def log_weights(block: Block, weights: HeadWeights) -> ByKey:
@@ -97,53 +100,54 @@ def log_weights(block: Block, weights: HeadWeights) -> ByKey:
     return scores if hidden else block.hide(scores)
 
 
-class HeadSums:
+def sum_heads(
+    sampled: SampledCall,
+    rows: Iterable[tuple[slice, Block, ByRow, ByKey]],
+    shape: tuple[int, ...],
+    *,
+    folds: int,
+    offsets: bool = True,
+    squares: bool = False,
+) -> Float[Tensor, "fold kv_head group sum"]:
     """The sums that the weights multiply in the log-likelihood of an attention of some heads.
 
-    They are sums over the weighted rows of each sequence: sum_j A_ij c~_ijf by plane, and the
-    masses on sinks by kind, by offset, and on sinks by bin of offsets. With `squares`, they
-    include the sums of squared masses by offset and on sinks by bin.
+    `rows` have the place of their heads in `shape` [batch, kv_head, group], the block, a value
+    of each row, and the attention. The result has the sums over the weighted rows of each fold
+    side by side, in float64: the value, sum_j A_ij c~_ijf by plane, and the masses on sinks by
+    kind, by offset (with `offsets`), and on sinks by bin of offsets. With `squares`, the sums
+    of squared masses by offset and on sinks by bin follow.
     """
-
-    def __init__(
-        self, sampled: SampledCall, shape: torch.Size, *, offsets: bool, squares: bool = False
-    ) -> None:
-        """No rows yet; `shape` begins with the numbers of sequences, heads, and members."""
-        context, shape = sampled.k.shape[2], shape[:3]
-        self._to_planes = lambda x: sampled.call.scale * sampled.planes.sum_coordinates(x)
-        self._by_coordinate = sampled.k.new_zeros(*shape, sampled.k.shape[3])
-        variables = len(SINKS) + len(offset_edges(context))
-        self._on_sinks = sampled.k.new_zeros(1 + squares, *shape, variables)
-        self._by_offset = sampled.k.new_zeros(offsets * (1 + squares), *shape, context)
-
-    def add(self, block: Block, attention: ByKey, heads: slice = slice(None)) -> None:
-        """Add the rows of a block, whose key-value heads are `heads` here."""
+    context, zeros, powers = sampled.k.shape[2], sampled.k.new_zeros, 1 + squares
+    values = zeros(shape, dtype=torch.float64)
+    by_coordinate = zeros(*shape, sampled.k.shape[3])
+    on_sinks = zeros(powers, *shape, len(SINKS) + len(offset_edges(context)))
+    by_offset = zeros(powers, *shape, context * offsets)
+    for heads, block, value, attention in rows:
+        values[:, heads] += block.weigh(value)
         weight = block.weight[:, None, None, None]
         read = (attention.flatten(2, 3) @ block.k_still).view_as(block.q)
-        self._by_coordinate[:, heads] += (weight @ (block.q_still * read))[..., 0, :]
+        by_coordinate[:, heads] += (weight @ (block.q_still * read))[..., 0, :]
         at_sinks = attention.index_select(-1, block.sinks)
-        at_offset = block.by_offset(attention) if len(self._by_offset) else attention
-        for power, on_sinks in enumerate(self._on_sinks):
+        at_offset = block.by_offset(attention) if offsets else attention
+        for power in range(powers):
             if power:
                 at_sinks, at_offset = at_sinks.square(), at_offset.square_()
             twice = (at_sinks * weight.mT)[..., None].expand(*at_sinks.shape, 2).flatten(-3)
-            on_sinks[:, heads].scatter_add_(-1, block.sink_variables, twice)
-            if len(self._by_offset):
-                by_offset = self._by_offset[power, :, heads]
+            on_sinks[power, :, heads].scatter_add_(-1, block.sink_variables, twice)
+            if offsets:
                 masses = (weight @ at_offset)[..., 0, :]
                 if not power and block.visibility.mask is not None:  # the rest is ahead
                     masses[..., -1] += block.weight.sum(-1)[:, None, None] - masses.sum(-1)
-                by_offset[..., -masses.shape[-1] :] += masses
-
-    def by_fold(self, folds: int) -> Float[Tensor, "fold kv_head group sum"]:
-        """The sums side by side, in float64, over the sequences that belong to each fold."""
-        sums = [self._to_planes(self._by_coordinate)]
-        for power, on_sinks in enumerate(self._on_sinks):
-            by_kind, by_bin = on_sinks[..., 1:].tensor_split((len(SINKS),), dim=-1)
-            sums += [by_kind] * (not power)
-            if len(self._by_offset):
-                sums += [self._by_offset[power].flip(-1), by_bin]
-        return sum_folds(torch.cat(sums, dim=-1).double(), folds)
+                by_offset[power, :, heads, :, -masses.shape[-1] :] += masses
+    sums = [
+        values[..., None],
+        sampled.call.scale * sampled.planes.sum_coordinates(by_coordinate),
+    ]
+    for power in range(powers):
+        by_kind, by_bin = on_sinks[power, ..., 1:].tensor_split((len(SINKS),), dim=-1)
+        sums += [by_kind] * (not power)
+        sums += [by_offset[power].flip(-1), by_bin] * offsets
+    return sum_folds(torch.cat([x.double() for x in sums], dim=-1), folds)
 
 
 def sum_folds(x: Float[Tensor, " batch *value"], folds: int) -> Float[Tensor, " fold *value"]:
@@ -171,16 +175,8 @@ def score_models(
     for block in blocks_of(sampled):
         part = block.heads.start, block.heads.stop
         if part not in models:
-            joined = vars(HeadWeights.of(weights[:, :, block.heads].flatten(0, 1), block))
-            tables = (x.unflatten(0, (len(MODELS), -1)) for x in joined.values())
-            models[part] = [
-                HeadWeights(
-                    beta if name in ("content", "both") else None,
-                    of_sinks,
-                    kappa if name in ("position", "both") else None,
-                )
-                for name, beta, of_sinks, kappa in zip(MODELS, *tables, strict=True)
-            ]
+            own = zip(weights[:, :, block.heads], MODELS, strict=True)
+            models[part] = [head_weights(x, block, model) for x, model in own]
         expected = block.expect(block.scores)  # read before A, which could overwrite them
         log_keys = block.count.log().expand_as(expected)
         likelihoods = [torch.ones_like(log_keys), expected - block.log_norm, -log_keys]
@@ -206,14 +202,16 @@ def normalize_weights(
 
     The sequences belong to the folds in turn.
     """
-    by_fold = sampled.rows.weight.double().unflatten(0, (-1, folds))
+    rows, number = _normalized(sampled.rows, folds)
+    return sampled.with_rows(rows), number
 
-    def normalized() -> Rows:
-        total = by_fold.sum((0, 2)).clamp(min=1e-300)[:, None]
-        return replace(sampled.rows, weight=(by_fold / total).float().flatten(0, 1))
 
-    rows = kept(sampled.rows, "normalized", folds, normalized)
-    return sampled.with_rows(rows), (by_fold > 0).sum((0, 2)).clamp(min=1).double()
+@kept()
+def _normalized(rows: Rows, folds: int) -> tuple[Rows, Float[Tensor, " fold"]]:
+    by_fold = rows.weight.double().unflatten(0, (-1, folds))
+    total = by_fold.sum((0, 2)).clamp(min=1e-300)[:, None]
+    rows = replace(rows, weight=(by_fold / total).float().flatten(0, 1))
+    return rows, (by_fold > 0).sum((0, 2)).clamp(min=1).double()
 
 
 def fit_tolerance(nats: Float[Tensor, "*head"]) -> Float[Tensor, "*head"]:

@@ -25,8 +25,6 @@ from ropelens.text.text import SINKS
 TOGETHER = {"cpu": 2**18, "cuda": 2**21}  # weights that are fitted at once: caches, and memory
 EVERY_OFFSET = 512  # longest context, in tokens, in which surrogates read every offset
 READ_OFFSETS = 128  # otherwise they read the offsets below it, then this number in two octaves
-
-
 FEW_ROWS = 10.0  # the first step of P adds this number of ridges to masses
 
 Samples = Int[Tensor, "2 sample"]
@@ -119,12 +117,9 @@ class OffsetRows:
 
     def float(self) -> "OffsetRows":
         """The same tables in single precision."""
-        names = ("weight", "within", "sinks_by_kind", "keys")
-        tables: dict[str, Any] = {name: vars(self)[name] for name in names}
-        single: dict[str, Any] = {
-            name: x if x is None else x.float() for name, x in tables.items()
-        }
-        return replace(self, **single)
+        tables: Any = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        wide = (name for name, x in tables.items() if x.is_floating_point())
+        return replace(self, **{name: tables[name].float() for name in wide})
 
     def of_problems(self, problems: Int[Tensor, " problem"], number: int) -> "OffsetRows":
         """The tables of some of `number` problems, which are the heads of each fold in turn."""
@@ -142,14 +137,14 @@ class OffsetRows:
         return self.seen - self.within.sum(-1)
 
     @property
-    def count(self) -> Float[Tensor, "shared row"]:
-        """Number of keys that each row sees, at least 1."""
-        return (self.others + (self.kind > 0).sum(-1)).clamp(min=1)
+    def log_keys(self) -> Float[Tensor, "shared row"]:
+        """Logarithm of the number of keys that each row sees, of at least 1."""
+        return (self.others + (self.kind > 0).sum(-1)).clamp(min=1).log()
 
     @property
     def uniform(self) -> Float[Tensor, "fold shared"]:
         """Mean of log P_i(j) under uniform attention, with the opposite sign (nats)."""
-        return self.weight @ self.count.log().mT
+        return self.weight @ self.log_keys.mT
 
     def log_z_and_moments(self, weights: ByVariable, *, curvature: bool = True) -> Moments:
         """Mean log Z [problem], the masses that P expects, and the diagonal of its Hessian.
@@ -162,7 +157,8 @@ class OffsetRows:
         # Weights of keys are relative to the largest that a key could have.
         level = (kappa.amax(-1) + (sigma.amax(-1) + tau.amax(-1)).clamp_(min=0))[:, None]
         kernel = (kappa - level).exp_()
-        at_sinks = self._look_up(weights)
+        index = self.variables.flatten(1).expand(len(weights), -1)
+        at_sinks = weights.gather(1, index).view(-1, *self.variables.shape[1:])
         as_key = (at_sinks[:, 1] - level[..., None]).exp_()
         sinks = (at_sinks.sum(1) - level[..., None]).exp_() * (self.kind > 0)
         keys = as_key * self.within
@@ -182,10 +178,6 @@ class OffsetRows:
             squares = kernel.square(), keys * as_key, sinks.square(), rate / norms
             diagonal = (expected - masses(*squares),)
         return vecdot(log_norms, self.weight), expected, diagonal
-
-    def _look_up(self, weights: ByVariable) -> Float[Tensor, "problem 3 row sink"]:
-        index = self.variables.flatten(1).expand(len(weights), -1)
-        return weights.gather(1, index).view(-1, *self.variables.shape[1:])
 
     def _sum_over_keys(self, kernel: Float[Tensor, "problem offset"]) -> Tensor:
         if self.keys is not None:
@@ -229,14 +221,11 @@ class OffsetRows:
     def sigma_of_means(self, masses: ByVariable, few: Tensor) -> ByVariable:
         """About sigma of S: its value if all rows had the mean numbers of keys and sinks."""
         weight = self.weight[:, None]
-        number, others = (
-            (weight @ x)[:, 0] for x in (self.sinks_by_kind, self.others[..., None])
-        )
+        tables = self.sinks_by_kind, self.others[..., None]
+        number, others = ((weight @ x)[:, 0] for x in tables)
         rest = 1 - masses.sum(-1, keepdim=True)
-        sigma = (
-            (masses + few).log() - (number + few).log() - ((rest + few) / (others + few)).log()
-        )
-        return sigma.where(number > 0, 0.0)
+        sigma = (masses + few).log() - (number + few).log()
+        return (sigma - ((rest + few) / (others + few)).log()).where(number > 0, 0.0)
 
 
 def fit_offsets(
@@ -258,13 +247,9 @@ def fit_offsets(
     for chosen in torch.arange(number, device=observed.device).split(together):
         own = table.of_problems(chosen, number)
         parts.append(_fit_together(observed[chosen], own, ridge[chosen], tolerance[chosen]))
-    sink, position = (
-        Minimum(
-            *(torch.cat(x) for x in zip(*(vars(part).values() for part in model), strict=True))
-        )
-        for model in zip(*parts, strict=True)
-    )
-    return replace(sink, point=pad(sink.point, (0, size - len(SINKS)))), position
+    models = zip(*parts, strict=True)
+    sink, position = (Minimum(*map(torch.cat, zip(*x, strict=True))) for x in models)
+    return sink._replace(point=pad(sink.point, (0, size - len(SINKS)))), position
 
 
 def _fit_together(
@@ -273,24 +258,27 @@ def _fit_together(
     """`fit_offsets` of problems that fit into memory together."""
     rows = lru_cache(maxsize=1)(lambda problems: table.of_problems(problems, len(observed)))
     kinds = len(SINKS)
-
-    def of_sinks(point: Tensor, problems: Tensor, _: Tensor) -> Moments:
-        return rows(problems).sink_log_z_and_moments(point)
-
-    def of_offsets(point: Tensor, problems: Tensor, _: Tensor) -> Moments:
-        return rows(problems).log_z_and_moments(point)
-
-    masses = observed[:, :kinds]
-    start = table.sigma_of_means(masses, ridge[:, None])
-    options: dict[str, Any] = {"start": start, "smooth": slice(0, 0)}
-    sink = fit_log_linear(of_sinks, masses, ridge=ridge, tolerance=tolerance / 10, **options)
-    smooth = slice(kinds, kinds + table.context)
+    masses, few = observed[:, :kinds], FEW_ROWS * ridge[:, None]
+    sink = fit_log_linear(
+        lambda point, problems, _: rows(problems).sink_log_z_and_moments(point),
+        masses,
+        ridge=ridge,
+        smooth=slice(0, 0),
+        start=table.sigma_of_means(masses, ridge[:, None]),
+        tolerance=tolerance / 10,
+    )
+    offsets = slice(kinds, kinds + table.context)
     start = pad(sink.point, (0, observed.shape[1] - kinds))
     _, expected, _ = table.log_z_and_moments(start, curvature=False)
-    few = FEW_ROWS * ridge[:, None]
-    start[:, smooth] += ((observed + few) / (expected + few)).log()[:, smooth]
-    options = {"start": start, "smooth": smooth}
-    position = fit_log_linear(of_offsets, observed, ridge=ridge, tolerance=tolerance, **options)
+    start[:, offsets] += ((observed + few) / (expected + few)).log()[:, offsets]
+    position = fit_log_linear(
+        lambda point, problems, _: rows(problems).log_z_and_moments(point),
+        observed,
+        ridge=ridge,
+        smooth=offsets,
+        start=start,
+        tolerance=tolerance,
+    )
     return sink, position
 
 

@@ -7,7 +7,7 @@ converged, because it has to wait for the answer.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -38,8 +38,7 @@ Divide = Callable[..., Tensor]
 diagonal then contains the penalty."""
 
 
-@dataclass(frozen=True)
-class Minimum:
+class Minimum(NamedTuple):
     """The weights of each problem, and the value there."""
 
     point: ByVariable
@@ -122,12 +121,8 @@ class _Fits:
         self.point = torch.where(moved, trial, self.point)
         self.gradient = torch.where(moved, gradient, self.gradient)
         self.value = torch.where(better, value, self.value)
-        newton = divide_by_curvature(
-            self.gradient,
-            self.steps[:, self.kept],
-            self.changes[:, self.kept],
-            lambda vectors: divide(vectors, *self.curvature),
-        )
+        kept = self.steps[:, self.kept], self.changes[:, self.kept]
+        newton = divide_by_curvature(self.gradient, *kept, divide, self.curvature)
         self.direction = torch.where(moved, newton, self.direction)
         # The minimum of the parabola through both values and the slope.
         shorter = (promised / (2 * rise)).nan_to_num_(0.0).clamp_(0.1, 0.5) * self.length
@@ -185,14 +180,14 @@ class _Fits:
 
 
 def divide_by_curvature(
-    gradient: ByVariable, steps: Kept, changes: Kept, divide: Callable[[Tensor], Tensor]
+    gradient: ByVariable, steps: Kept, changes: Kept, divide: Divide, known: tuple[Tensor, ...]
 ) -> ByVariable:
-    """Divide the gradient by the curvature, corrected by the last steps, oldest first.
+    """Divide the gradient by the `known` curvature, corrected by the last steps, oldest first.
 
-    `divide` divides by the known curvature. `changes` are the changes of the gradient in the
-    steps. Source: Byrd, Nocedal and Schnabel 1994, equation 2.6.
+    `changes` are the changes of the gradient in the steps. Source: Byrd, Nocedal and Schnabel
+    1994, equation 2.6.
     """
-    divided = divide(torch.cat([gradient[:, None], changes], dim=1))
+    divided = divide(torch.cat([gradient[:, None], changes], dim=1), *known)
     first, divided = divided[:, 0], divided[:, 1:]
     triangle = (steps @ changes.mT).triu_()
     diagonal = triangle.diagonal(dim1=-2, dim2=-1)

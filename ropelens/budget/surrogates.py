@@ -109,7 +109,7 @@ class Draws:
         self.frequency = frequency.expand(len(self.k), -1)
         self.orders, self.offset = orders.transpose(0, 1).to(device), offset.to(self.k)
         self.sample = ((offset >= 0).cumsum(0) - 1).clamp(min=0)
-        self.size, self.log_keys = size.to(self.k), table.count.log().to(self.k)
+        self.size, self.log_keys = size.to(self.k), table.log_keys.to(self.k)
         self.log_size = self.size.log()
         visibility = sampled.device_visibility.flatten(len(sampled.q))
         row = torch.arange(len(self.weight), device=device)

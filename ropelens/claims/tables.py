@@ -22,6 +22,7 @@ from ropelens.profiles.heads import (
     resample_bits,
     resample_labels,
 )
+from ropelens.profiles.kinds import KIND_COORDINATES
 from ropelens.profiles.measures import columns
 
 DECIDED = ("positional", "mixed", "semantic")  # labels of fractions
@@ -70,11 +71,13 @@ def classify_heads(
     added = [str(name) for name in profile.data_vars if "column" in profile[name].attrs]
     follow = columns("follow")
     table |= {name: profile[name].values for name in (*columns("score"), *follow, *added)}
+    kinds = [name for name in KIND_COORDINATES if "reach" in profile.coords]
+    table |= {name: profile[name].values[table["layer"]] for name in kinds}
     order = (
         *("layer", "head", "label", "confidence", *FRACTIONS, *columns("budget")),
         *("offset", "offset_low", "offset_high", "top_wavelength", "top_share"),
         *("offset_weight", "mean_wavelength", *columns("score"), "planes_to_half", *follow),
-        *(*INTERVAL, *DOUBTS, *added),
+        *(*INTERVAL, *DOUBTS, *added, *kinds),
     )
     heads = pd.DataFrame({name: table[name].ravel() for name in order})
     heads = heads[heads["total_bits"].notna()].reset_index(drop=True)

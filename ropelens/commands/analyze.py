@@ -123,7 +123,13 @@ class Sweep(Options):
     """Options of `truncate`. If `end` is None, it stops planes from both ends."""
 
     heads: str | None = setting(
-        None, "HEADS", "Heads with stopped planes: 3.4,12-29.* [default: all]"
+        None, "HEADS", "Heads with stopped planes: 3.4,12-29.*,full.* [default: all]"
+    )
+    layers: str | None = setting(
+        None,
+        "LAYERS",
+        "Layers with stopped planes, instead of heads: kinds of layers (full, sliding, ...) or "
+        "numbers (0-3,7), or * for all layers together. [default: one kind after the other]",
     )
     keep: Any = setting(
         None,

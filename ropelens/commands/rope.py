@@ -61,9 +61,11 @@ def rope_command(
 ) -> None:
     """Measure and print the rotation of a model or of arrays in a file.
 
-    Each row is a plane: measured frequency (rad/token), measured wavelength (tokens), the
-    frequency in the model's buffer ("stated"), the frequency from its configuration, and the
-    relative difference between measured and stated. --variant measures an edited model.
+    The first three lines name the kinds of layers, their bases and wavelengths, and the dead
+    planes, in which all queries or keys are 0. A table follows, with a row for each plane:
+    measured frequency (rad/token), measured wavelength (tokens), the frequency in the model's
+    buffer ("stated"), the frequency from its configuration, and the relative difference between
+    measured and stated. --variant measures an edited model.
 
     The last line is the verdict: "rotates as configured", or the fault. The exit status is 0,
     or 1 for a fault. Edits do not change the verdict.
@@ -90,6 +92,7 @@ def rope_command(
         with rl.edit_rope(loaded, *([variant] if variant else [])):
             rotation = measure(loaded)
         wrong, sentence = check_row_order(as_live_model(loaded, opened.tokenizer))
+    print_lines(_summary(rotation))
     for group in _groups(rotation, by_layer=verbose):
         print_lines(_table(rotation.isel(layer=group)))
     if sentence and not wrong:
@@ -121,13 +124,49 @@ def _alike(rope: xr.Dataset) -> bool:
     return same and not any((abs(ratio - 1) > SAME_FREQUENCY).any() for ratio in ratios)
 
 
+def _summary(rope: xr.Dataset) -> str:
+    """Three lines: the kinds of layers, the rotation of each kind, and the dead planes."""
+    import numpy as np
+
+    from ropelens.figures.formats import in_words, plural, ranges, short_count
+
+    counts, rotations = [], []
+    for kind in dict.fromkeys(rope["layer_type"].values.tolist()):
+        part = rope.isel(layer=(rope["layer_type"] == kind).values)
+        first = part.isel(layer=0)
+        reach = f" (reach {int(first['reach']):,} tokens)" if first["reach"] else ""
+        counts.append(f"{part.sizes['layer']} {kind}{reach}")
+        turning = part["wavelength"].where(np.isfinite(part["wavelength"]))
+        if turning.notnull().any():
+            ends = " to ".join(short_count(float(x)) for x in (turning.min(), turning.max()))
+            base = f"base {float(first['base']):,.7g}, " if first["base"].notnull() else ""
+            scaled = f"{first['scaling'].item()}, " if first["scaling"].item() else ""
+            rotations.append(f"{kind}: {base}{scaled}wavelengths {ends} tokens".strip(": "))
+    attends, planes = rope["residual"].notnull(), rope["rotary_dim"] // 2
+    dead = rope["inv_freq"].isnull() & (rope["frequency"] < planes) & attends
+    layers = {n: np.flatnonzero(x) for n, x in enumerate(dead.transpose().values) if x.any()}
+    named = [
+        f"{n} (layer {ranges(rope['layer'].values[x].tolist())})" for n, x in layers.items()
+    ]
+    lines = (
+        f"{plural(rope.sizes['layer'], 'layer')}: {in_words(counts)}",
+        "; ".join(rotations) or "no rotation",
+        f"dead planes: {', '.join(named) or 'none'}",
+    )
+    return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in lines)
+
+
 def _table(rope: xr.Dataset) -> str:
+    import pandas as pd
+
     from ropelens.figures.formats import ranges
 
     names = ["inv_freq", "wavelength", "inv_freq_stated", "inv_freq_configured"]
     first = rope.isel(layer=0)
     layers, rotary_dim = rope["layer"].values.tolist(), int(first["rotary_dim"])
-    planes = first[names].to_dataframe()[names].dropna(subset="inv_freq")
+    # A plane that is dead in a layer is measured in another one.
+    columns = {name: pd.DataFrame(rope[name].values).bfill().iloc[0] for name in names}
+    planes = pd.DataFrame(columns).dropna(subset="inv_freq")
     stated = planes["inv_freq_stated"]
     planes["difference"] = (planes["inv_freq"] / stated - 1).where(stated != 0)
     planes.insert(0, "plane", [str(n) if 2 * n < rotary_dim else "rest" for n in planes.index])

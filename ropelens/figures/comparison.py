@@ -12,7 +12,7 @@ import xarray as xr
 
 from ropelens.comparison import table as tables
 from ropelens.figures import style
-from ropelens.figures.formats import plotly_text, short_count
+from ropelens.figures.formats import plotly_text, ranges, short_count
 from ropelens.figures.planes import AXIS_TITLE, NO_PLANES, mark_trained
 from ropelens.interventions.truncation_table import best_head
 from ropelens.interventions.variables import NEEDLES
@@ -158,8 +158,10 @@ def _set_tokens(figure: go.Figure, comparison: xr.Dataset, longest: int, title: 
 def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
     """Norms and selectivity of the planes by wavelength, averaged over layers, heads and seeds.
 
-    A ring marks a plane that does not rotate, at the wavelength that it has in another group.
+    If layers of a model rotate differently, each rotation has its own line. A ring marks a
+    plane that does not rotate, at the wavelength that it has in another group.
     """
+    comparison = _split_rotations(comparison)
     places = {group: plane_places(comparison, group) for group in group_looks(comparison)}
 
     def values_of_group(name: str, group: str) -> xr.DataArray:
@@ -183,8 +185,28 @@ def plot_comparison_planes(comparison: xr.Dataset) -> go.Figure:
         look["showlegend"] = row == 1 and len(x) > 0
         figure.add_scatter(x=x, y=np.concatenate(still), **look, row=row, col=1)
     figure.update_yaxes(nticks=5, rangemode="tozero", zeroline=True, zerolinecolor=style.MUTED)
-    mark_trained(figure, comparison)
+    mark_trained(figure, comparison, [0])
     return figure.update_layout(margin_t=104, legend_y=1.1)
+
+
+def _split_rotations(comparison: xr.Dataset) -> xr.Dataset:
+    """The numbers of planes, with a group for the layers of each rotation of a model."""
+    comparison = comparison[[*dict.fromkeys(PLANE_PANELS.values()), "wavelength"]]
+    parts = []
+    for number, group in enumerate(comparison["group"].values):
+        entry = comparison.isel(entry=[number])
+        wavelength = entry["wavelength"].transpose("layer", "frequency", ...).values[..., 0]
+        layers: dict[bytes, list[int]] = {}
+        for layer in np.flatnonzero(np.isfinite(wavelength).any(1)).tolist():
+            layers.setdefault(np.log(wavelength[layer]).round(3).tobytes(), []).append(layer)
+        for alike in layers.values() if len(layers) > 1 else ():
+            longest = np.nanmax(np.where(np.isfinite(wavelength), wavelength, np.nan)[alike])
+            name = f"{group}, layers {ranges(alike)} (to {short_count(longest)} tokens)"
+            chosen = np.isin(np.arange(len(wavelength)), alike)
+            part = entry.where(xr.DataArray(chosen, dims="layer"))
+            parts.append(part.assign_coords(group=("entry", [name])))
+        parts += [entry] if len(layers) < 2 else []
+    return xr.concat(parts, "entry").assign_attrs(comparison.attrs)
 
 
 def plane_places(comparison: xr.Dataset, group: str) -> tuple[np.ndarray, np.ndarray]:

@@ -11,9 +11,15 @@ import xarray as xr
 from ropelens.errors import BadArgument, public
 from ropelens.figures import style
 from ropelens.figures.formats import NO_NUMBER, number, short_count
-from ropelens.figures.planes import mark_trained, plane_borders, set_wavelengths
+from ropelens.figures.planes import mark_trained, plane_borders, set_wavelengths, trained_reach
 from ropelens.figures.truncated_heads import END_LOOKS, KEPT_AXIS, KEPT_TITLE, MEAN_OF_DRAWS
-from ropelens.interventions.truncation_table import QUARTER, class_changes, summarize_truncation
+from ropelens.interventions.truncation_table import (
+    QUARTER,
+    class_changes,
+    summarize_truncation,
+    sweeps_by_kind,
+    swept_layers,
+)
 
 MeasureName = Literal[
     "loss", "far_loss", "copy_loss", "repeat_loss", "retrieval", "induction", "labels"
@@ -42,6 +48,7 @@ def plot_truncation(
     *,
     by: Literal["share", "band", "class"] = "share",
     measures: Sequence[MeasureName] = ("loss",),
+    layers: str | None = None,
     table: pd.DataFrame | None = None,
 ) -> go.Figure:
     """Effect of stopping planes, by the share that still rotates, by band, or by token class.
@@ -54,9 +61,17 @@ def plot_truncation(
     - "class": change of loss, attention and labels of each class of tokens, with the share of
       planes stopped that is nearest to a quarter.
 
-    `table` is `summarize_truncation(truncation)`, if you already have it.
+    If the sweep stops planes in one kind of layers after the other, `layers` names the kind; by
+    default it is the first one. `table` is `summarize_truncation(truncation)`, if you already
+    have it.
     """
     table = summarize_truncation(truncation) if table is None else table
+    sweeps = sweeps_by_kind(truncation)
+    layers = next(iter(sweeps)) if layers is None else layers
+    if layers not in sweeps:
+        raise BadArgument(f"The sweep has no layers {layers!r}.", hint=", ".join(sweeps))
+    truncation = sweeps[layers]
+    table = table[table["edit"].isin(truncation["edit"].values)]
     what, wanted = ("bands", ["band"]) if by == "band" else ("planes from an end", END_LOOKS)
     kinds = [kind for kind in wanted if (table["kind"] == kind).any()]
     faults = [] if kinds else [f"stopped no {what}"]
@@ -80,7 +95,7 @@ def plot_truncation(
 def _ends_figure(
     truncation: xr.Dataset, table: pd.DataFrame, ends: list[str], measures: list[str]
 ) -> go.Figure:
-    title = "Effect of stopping planes from either end"
+    title = f"Effect of stopping planes from either end{_in_layers(truncation)}"
     panels: dict[str, Any] = {"rows": len(measures), "cols": len(ends), "shared_yaxes": True}
     panels |= {"horizontal_spacing": 0.04, "vertical_spacing": 0.08}
     figure = _with_words_above(title, height=180 + 240 * len(measures), **panels)
@@ -111,8 +126,8 @@ def _ends_figure(
 
 def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: str) -> go.Figure:
     bands = table[table["kind"] == "band"]
-    figure = _with_words_above("Effect of stopping one band of wavelengths", height=400)
-    wavelength = truncation["wavelength"].transpose("layer", "frequency").values
+    title = f"Effect of stopping one band of wavelengths{_in_layers(truncation)}"
+    figure, wavelength = _with_words_above(title, height=400), _swept_wavelengths(truncation)
     borders = plane_borders(wavelength)
     outer = bands[["wavelength_low", "wavelength_high"]].to_numpy(float)
     inside = [(wavelength >= first) & (wavelength <= last) for first, last in outer]
@@ -134,10 +149,10 @@ def _bands_figure(truncation: xr.Dataset, table: pd.DataFrame, measure: str) -> 
     line = {"x": ends_of_lines, "y": [y for mean in means for y in (mean, mean, None)]}
     _add_draws(figure, draws, measure, x=middles, line=line)
     figure.update_yaxes(title_text=AXIS_TITLES[measure], zeroline=True)
-    set_wavelengths(figure, truncation["wavelength"].values)
+    set_wavelengths(figure, wavelength)
     ends = np.log10([spans.min(), spans.max()])
     figure.update_xaxes(range=[float(ends[0]) - 0.03, float(ends[1]) + 0.03])
-    mark_trained(figure, truncation)
+    mark_trained(figure, truncation, _swept(truncation))
     return figure
 
 
@@ -160,6 +175,21 @@ def _classes_figure(table: pd.DataFrame, ends: list[str]) -> go.Figure:
         figure.update_yaxes(title_text=AXIS_TITLES[measure], zeroline=True, nticks=5, row=panel)
     style.set_x(figure, {}, "class of token (name)")
     return figure.update_layout(scattermode="group", margin_t=80)
+
+
+def _in_layers(truncation: xr.Dataset) -> str:
+    """Words for the title of a sweep of one kind of layers."""
+    (name, *_) = swept_layers(truncation)
+    return "" if name == "all" else f", {name} layers"
+
+
+def _swept_wavelengths(truncation: xr.Dataset) -> np.ndarray:
+    """Wavelengths [layer, frequency] of the layers whose planes stop."""
+    return truncation["wavelength"].transpose("layer", "frequency").values[_swept(truncation)]
+
+
+def _swept(truncation: xr.Dataset) -> list[int]:
+    return sorted(n for numbers in swept_layers(truncation).values() for n in numbers)
 
 
 def _with_words_above(title: str, *, height: int, **panels: Any) -> go.Figure:
@@ -205,8 +235,11 @@ def _add_draws(
 
 def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column: int) -> None:
     """Mark the trained context in a column, with words above the first panel."""
-    wavelength = truncation["wavelength"].transpose("layer", "frequency").values
-    rotates, trained = np.isfinite(wavelength), int(truncation.attrs.get("trained_context", 0))
+    wavelength = _swept_wavelengths(truncation)
+    rotates, (name, trained) = (
+        np.isfinite(wavelength),
+        trained_reach(truncation, _swept(truncation)),
+    )
     most = rotates.sum(axis=1).argmax()  # the layer with most rotating planes
     turning = wavelength[most][rotates[most]]
     if len(turning) < 2 or not turning[0] <= trained <= turning[-1]:
@@ -217,7 +250,7 @@ def _mark_shares(figure: go.Figure, truncation: xr.Dataset, end: str, *, column:
     trace = next(figure.select_traces(row=1, col=column))
     place = {"xref": trace.xaxis, "yref": f"{trace.yaxis} domain"}
     place |= {"yanchor": "bottom", "xanchor": side, "align": side}
-    words = f"wavelength = trained<br>context ({trained:,} tokens)"
+    words = f"wavelength = {name.replace(' ', '<br>')} ({trained:,} tokens)"
     style.mark(figure, x, words, col=column, **place)
 
 

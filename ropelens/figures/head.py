@@ -67,7 +67,7 @@ def plot_selectivity(profile: xr.Dataset, *, layer: Layer = None, head: Head) ->
     figure.update_yaxes(rangemode="tozero", row=2)
     figure.update_yaxes(range=[-0.03, 1.03], tickvals=[0, 0.5, 1], row=3)
     set_wavelengths(figure, wavelength)
-    mark_context(figure, profile)
+    mark_context(figure, profile, [layer])
     return style.note_missing(figure, "no plane of this head was measured")
 
 

@@ -15,6 +15,7 @@ from ropelens.errors import public
 from ropelens.figures import inputs, style
 from ropelens.figures.formats import number, short_count
 from ropelens.figures.inputs import Selected
+from ropelens.profiles.kinds import layers_by_kind
 
 MAX_HEADS_WITH_SIGNS = 24  # cells of wider layers show no sign or offset
 IDLE = "no attention"  # layers of a hybrid model
@@ -63,6 +64,12 @@ def plot_head_map(
     across = style.index_axis(count, "head", most=16, room=max(0.05, 0.006 * count))
     down = style.index_axis(layers, "layer", most=16, room=max(0.05, 0.006 * layers))
     figure.update_xaxes(**across | {"range": across["range"][::-1]}, constrain="domain")
+    kinds = layers_by_kind(profile)
+    if len(kinds) > 1:
+        kind_of = {n: kind for kind, members in kinds.items() for n in members}
+        ticks = [n for n in range(layers) if not n or kind_of[n] != kind_of[n - 1]]
+        down |= {"tickvals": ticks, "ticktext": [f"{n} {kind_of[n]}" for n in ticks]}
+        down["title_text"] = "layer (index, kind)"
     figure.update_yaxes(**down)
     if selected is not None:
         figure.add_shape(inputs.frame_of(selected))

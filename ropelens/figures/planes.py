@@ -1,5 +1,7 @@
 """Figures of planes: the axis of wavelengths, the push of heads by wavelength, and norms."""
 
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from ropelens.errors import Count, public
 from ropelens.figures import style
 from ropelens.figures.formats import short_count
 from ropelens.figures.inputs import Selected, head_table, numbers, row_of
+from ropelens.profiles.kinds import layers_by_kind, window_of
 
 AXIS_TITLE = "wavelength (tokens, log scale)"
 LONE_HALF_WIDTH = 0.35  # half width of a plane without neighbours, in log tokens
@@ -59,15 +62,26 @@ def set_wavelengths(figure: go.Figure, wavelength: np.ndarray) -> None:
 
 
 def mark_context(
-    figure: go.Figure, profile: xr.Dataset, *, color: str = style.MUTED, below: bool = False
+    figure: go.Figure,
+    profile: xr.Dataset,
+    layers: list[int] | None = None,
+    *,
+    row: int | None = None,
+    color: str = style.MUTED,
+    below: bool = False,
 ) -> None:
-    """Mark the length of the context. Planes with longer wavelengths do not finish one turn."""
-    context = int(profile.attrs.get("context", 0))
-    turning = profile["wavelength"].values
+    """Mark the window, chunk or context of `layers`, in one row of panels or in all.
+
+    Planes with longer wavelengths do not finish one turn.
+    """
+    layers = list(range(profile.sizes["layer"])) if layers is None else layers
+    context = ("context", int(profile.attrs.get("context", 0)))
+    name, length = min(window_of(profile, layers) or context, context, key=itemgetter(1))
+    turning = profile["wavelength"].values[layers]
     turning = turning[np.isfinite(turning)]
-    if turning.size and turning.min() < context < turning.max():
-        place = {"y": 0, "yanchor": "top"} if below else {"yanchor": "bottom"}
-        style.mark(figure, context, "context", color=color, **place)
+    if turning.size and turning.min() < length < turning.max():
+        place: dict[str, Any] = {"y": 0, "yanchor": "top"} if below else {"yanchor": "bottom"}
+        style.mark(figure, length, name, color=color, row=row, **place)
 
 
 def plane_borders(wavelength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -117,12 +131,18 @@ def plane_map(wavelength: np.ndarray, values: np.ndarray, layers: np.ndarray) ->
     return {"x": edges, "z": np.where(rows >= 0, moved, np.nan), "text": np.array(names)}
 
 
-def mark_trained(figure: go.Figure, dataset: xr.Dataset) -> None:
-    """Mark the trained context if it is inside the range of the first panel."""
+def trained_reach(dataset: xr.Dataset, layers: list[int]) -> tuple[str, int]:
+    """Name and length (tokens) of the window of `layers`, or the trained context."""
+    trained = int(dataset.attrs.get("trained_context", 0))
+    return window_of(dataset, layers) or ("trained context", trained)
+
+
+def mark_trained(figure: go.Figure, dataset: xr.Dataset, layers: list[int]) -> None:
+    """Mark the reach of `layers` if it is inside the range of the first panel."""
     low, high = 10.0 ** np.array(figure.layout.xaxis.range)
-    context = int(dataset.attrs.get("trained_context", 0))
+    name, context = trained_reach(dataset, layers)
     if low < context < high:
-        words = f"trained context<br>{context:,} tokens"
+        words = f"{name}<br>{context:,} tokens"
         style.mark(figure, context, words, xanchor="right", yanchor="bottom")
 
 
@@ -137,7 +157,10 @@ def plot_head_wavelengths(
     `selected` (layer, head) gets a frame.
     """
     heads = head_table(profile, heads)
+    kinds = {k: n for k, n in layers_by_kind(profile).items() if heads["layer"].isin(n).any()}
     order = by_position(heads)
+    rows = heads.iloc[order]
+    order = order[np.argsort([_rank(kinds, n) for n in rows["layer"]], kind="stable")]
     rows = heads.iloc[order]
     layer, head = (rows[name].to_numpy(int) for name in ("layer", "head"))
     names = np.array([f"L{n} H{h}" for n, h in zip(layer, head, strict=True)])
@@ -147,37 +170,66 @@ def plot_head_wavelengths(
     wavelength = profile["wavelength"].values
     cells = plane_map(wavelength, shares[layer, head].astype(np.float32), layer)
     edges, below = cells["x"], int(np.clip(13 * len(order), 120, 560))
-    panels: dict[str, Any] = {"spacing": 0.03, "row_heights": [MEANS_HEIGHT, below]}
-    height, title = 2 * MEANS_HEIGHT + below, "Push toward keys by wavelength"
-    figure = style.stacked(title, 2, height=height, **panels)
-    _add_label_lines(figure, wavelength, shares, heads)
+    above = MEANS_HEIGHT * len(kinds)
+    panels: dict[str, Any] = {"row_heights": [*[MEANS_HEIGHT] * len(kinds), below]}
+    panels["spacing"] = 0.03 if len(kinds) == 1 else 0.05
+    height, title = above + MEANS_HEIGHT + below, "Push toward keys by wavelength"
+    figure = style.stacked(title, len(kinds) + 1, height=height, **panels)
     bar = {"thickness": 10, "nticks": 4, "title": {"text": "share<br>(%)"}}
-    bar |= {"len": below / (MEANS_HEIGHT + below), "y": 0, "yanchor": "bottom"}
+    bar |= {"len": below / (above + below), "y": 0, "yanchor": "bottom"}
     hover = "%{y}<br>%{z:.0f}% of the push at %{text} tokens<extra></extra>"
-    look = {"colorscale": style.SEQUENTIAL, "zmin": 0, "colorbar": bar, "hovertemplate": hover}
-    figure.add_heatmap(**cells, y=names, **look, row=2, col=1)
+    look = {"colorscale": style.sequential(cells["z"]), "zmin": 0, "colorbar": bar}
+    look["hovertemplate"] = hover
+    last = {"row": len(kinds) + 1, "col": 1}
+    figure.add_heatmap(**cells, y=names, **look, **last)
     breadth = np.log10(edges[-1] / edges[0])
     silent = {"mode": "markers", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False}
     for label in style.LABEL_ORDER[:3]:
         of_label = names[(rows["label"] == label).to_numpy()]
         marker = {"color": style.COLORS[label], "symbol": style.SYMBOLS[label], "size": 7}
         x = np.full(len(of_label), 10 ** (np.log10(edges[0]) - 0.015 * breadth))
-        figure.add_scatter(x=x, y=of_label, marker=marker, **silent, row=2, col=1)
+        figure.add_scatter(x=x, y=of_label, marker=marker, **silent, **last)
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10([edges[0], edges[-1]]) - [0.03 * breadth, 0])
-    figure.update_yaxes(title_text="mean<br>share (%)", rangemode="tozero", nticks=4, row=1)
+    label_names = {n: f"{n} ({(heads['label'] == n).sum()} heads)" for n in style.LABEL_ORDER}
+    for row, (kind, layers) in enumerate(kinds.items(), start=1):
+        of_kind = heads[heads["layer"].isin(layers)]
+        _add_label_lines(figure, wavelength, shares, of_kind, label_names, row)
+        named = f"{kind} layers:<br>" if len(kinds) > 1 else ""
+        words = f"{named}mean<br>share (%)"
+        figure.update_yaxes(title_text=words, rangemode="tozero", nticks=4, row=row)
+        mark_context(figure, profile, layers, row=row if len(kinds) > 1 else None)
+    if len(kinds) > 1:
+        _name_kinds(figure, [_rank(kinds, n) for n in layer], [*kinds], **last)
     shown = names[:: -(-len(order) // MAX_ROW_NAMES)] if len(order) else names
     axis = {"title_text": "head (layer, head)", "type": "category", "showgrid": False}
     axis |= {"range": [len(order) - 0.4, -0.6], "categoryarray": names}
-    figure.update_yaxes(**axis, tickvals=shown, tickfont_size=11, row=2)
-    mark_context(figure, profile)
+    figure.update_yaxes(**axis, tickvals=shown, tickfont_size=11, row=len(kinds) + 1)
     if selected is not None:
         here = np.flatnonzero(order == row_of(heads, selected))
         y = float(here[0]) if here.size else -2.0
         box = {"x0": edges[0], "x1": edges[-1], "y0": y - 0.5, "y1": y + 0.5}
         line = {"color": "#ffffff", "width": 2}
-        figure.add_shape(name="selected", type="rect", **box, line=line, row=2, col=1)
+        figure.add_shape(name="selected", type="rect", **box, line=line, **last)
     return style.note_missing(figure, "no head prefers keys other than sinks", cells["z"])
+
+
+def _rank(kinds: Mapping[str, list[int]], layer: int) -> int:
+    """Index of the kind of a layer."""
+    return next(index for index, layers in enumerate(kinds.values()) if layer in layers)
+
+
+def _name_kinds(
+    figure: go.Figure, kind_of_row: Sequence[int], kinds: Sequence[str], **panel: int
+) -> None:
+    """Name the kinds of layers at the right of their first rows, and divide their rows."""
+    for number in sorted({*kind_of_row}):
+        first = list(kind_of_row).index(number)
+        if first:
+            figure.add_hline(y=first - 0.5, line={"color": "#ffffff", "width": 2}, **panel)
+        place = {"x": 1, "xref": "x domain", "xanchor": "right", "y": first, "showarrow": False}
+        ink = {"font_color": "#ffffff", "font_size": 12, "bgcolor": "rgba(0,0,0,0.45)"}
+        figure.add_annotation(place | ink, text=f"{kinds[number]} layers", **panel)
 
 
 def _add_label_lines(
@@ -185,8 +237,13 @@ def _add_label_lines(
     wavelength: Float[np.ndarray, "layer frequency"],
     shares: Float[np.ndarray, "layer head frequency"],
     heads: pd.DataFrame,
+    names: Mapping[str, str],
+    row: int,
 ) -> None:
-    """Draw the mean share of each label's heads. Planes that do not rotate break a line."""
+    """Draw the mean share of each label's heads in a row of panels; `names` are for the legend.
+
+    Planes that do not rotate break a line.
+    """
     places = np.log(wavelength_positions(wavelength))
     for label in style.LABEL_ORDER[:3]:
         rows = heads[heads["label"] == label]
@@ -206,8 +263,10 @@ def _add_label_lines(
         look = {"line": {"color": style.COLORS[label], "width": 2}, "mode": "lines+markers"}
         look["marker"] = {"symbol": style.SYMBOLS[label], "size": 8}
         hover = f"{label}<br>wavelength %{{text}} tokens<br>%{{y:.1f}}%<extra></extra>"
-        name = f"{label} ({len(rows)} heads)"
-        figure.add_scatter(**data, **look, name=name, hovertemplate=hover)
+        named = any(trace.legendgroup == label for trace in figure.data)
+        look |= {"name": names[label], "legendgroup": label}
+        place: dict[str, Any] = {"showlegend": not named, "row": row, "col": 1}
+        figure.add_scatter(**data, **look, hovertemplate=hover, **place)
 
 
 def by_position(heads: pd.DataFrame) -> Int[np.ndarray, " row"]:
@@ -228,30 +287,44 @@ def plot_norms(profile: xr.Dataset, *, layer: Count | None = None) -> go.Figure:
     what = "layer" if layer is None else "head"
     scope = "mean over heads" if layer is None else f"heads of layer {layer}"
     rows, wavelength = profile.sizes[what], profile["wavelength"].values
-    panels = [*NORM_PANELS.items()][: 2 + bool(profile["v_norm"].notnull().any())]
-    height = 170 + len(panels) * int(np.clip(rows * 30, 120, max(220, rows * 9)))
-    size = {"height": height, "spacing": 0.1 if rows <= 16 else 0.05}
+    sides = [*NORM_PANELS.items()][: 2 + bool(profile["v_norm"].notnull().any())]
+    kinds = layers_by_kind(profile) if layer is None else {"": [int(layer)]}
+    kinds = {k: n for k, n in kinds.items() if np.isfinite(wavelength[n]).any()} or kinds
+    panels = [(*side, kind) for side in sides for kind in kinds]
+    height = 170 + len(panels) * int(np.clip(rows * 30 / len(kinds), 120, max(220, rows * 9)))
+    size: dict[str, Any] = {"height": height, "spacing": 0.1 if rows <= 16 else 0.05}
+    size["row_heights"] = [max(len(kinds[kind]), rows / 4) for *_, kind in panels]
     figure = style.stacked(f"Norms by wavelength, {scope}", len(panels), **size)
-    for row, (side, name) in enumerate(panels, start=1):
+    for row, (side, name, kind) in enumerate(panels, start=1):
         dim = "head" if side == "query" else "kv_head"
         values = profile[name].transpose("layer", dim, "frequency")
-        norms = (values.mean(dim) if layer is None else values[layer]).values
-        layers = np.arange(len(norms)) if layer is None else np.full(len(norms), layer)
+        by_layer, of_kind = layer is None, np.array(kinds[kind])
+        norms = (values.mean(dim)[of_kind] if by_layer else values[layer]).values
+        layers = of_kind if by_layer else np.full(len(norms), layer)
         cells = plane_map(wavelength, norms, layers)
         bottom, top = figure.layout[f"yaxis{row}"].domain
         bar = {"thickness": 10, "nticks": 4, "len": top - bottom, "yanchor": "top", "y": top}
         most = float(np.nanmax(cells["z"], initial=0))
-        look = {"colorscale": style.SEQUENTIAL, "zmin": 0, "zmax": most, "colorbar": bar}
+        look = {"colorscale": style.sequential(cells["z"]), "zmin": 0, "zmax": most}
+        look["colorbar"] = bar
         hover = f"{what} %{{y}}<br>wavelength %{{text}} tokens<br>{side} norm %{{z:.3f}}"
         look |= {"name": f"{side} norm", "hovertemplate": f"{hover}<extra></extra>"}
-        figure.add_heatmap(**cells, y=np.arange(len(norms)), **look, row=row, col=1)
+        y = of_kind if by_layer else np.arange(len(norms))
+        figure.add_heatmap(**cells, y=y, **look, row=row, col=1)
         # An annotation, because the title of a colour bar would widen the margin.
         place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yanchor": "bottom"}
-        words = {"text": f"{side} norm (model units)", "font_size": 12}
-        figure.add_annotation(place | words, yref=f"y{row} domain".replace("y1", "y"))
-        of_row = what if layer is None or side == "query" else "key-value head"
-        figure.update_yaxes(**style.index_axis(len(norms), of_row), row=row)
+        named = f" of {kind} layers" if len(kinds) > 1 else ""
+        words = {"text": f"{side} norm{named} (model units)", "font_size": 12}
+        figure.add_annotation(place | words, yref=f"y{row} domain".replace("y1 ", "y "))
+        of_row = what if by_layer or side == "query" else "key-value head"
+        axis = style.index_axis(len(norms), of_row)
+        if len(kinds) > 1:  # numbers of layers have gaps
+            step = -(-len(of_kind) // 8)
+            axis |= {"range": [of_kind[-1] + 0.5, of_kind[0] - 0.5], "tickvals": y[::step]}
+        figure.update_yaxes(**axis, row=row)
     set_wavelengths(figure, wavelength)
     figure.update_xaxes(range=np.log10(figure.data[0].x[[0, -1]]), showgrid=False)
-    mark_context(figure, profile, color="#ffffff", below=True)
+    for row, (*_, kind) in enumerate(panels if len(kinds) > 1 else panels[:1], start=1):
+        only = row if len(kinds) > 1 else None
+        mark_context(figure, profile, kinds[kind], row=only, color="#ffffff", below=True)
     return style.note_missing(figure, "no queries and keys were measured")

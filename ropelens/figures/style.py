@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.colors import get_colorscale
 from plotly.subplots import make_subplots
 
 Theme = Literal["light", "dark"]
@@ -29,6 +30,7 @@ COLORS, SYMBOLS, SIGNS = ({row[0]: row[n] for row in LABEL_LOOKS} for n in (1, 2
 VARIANT_COLORS = ("#006d9c", "#b874ed", "#935649", "#fa5d14", "#ae0ee9", "#d5794f")
 """Colours apart from label colours and, for colour-blind people too, from `MUTED` and `INK`."""
 SEQUENTIAL = "Viridis"
+DOMINATES = 5  # times the 90 % quantile, from which the largest cell would hide the others
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 
 INK = {"light": "#1d2126", "dark": "#e8e6e1"}
@@ -98,6 +100,14 @@ def set_x(figure: go.Figure, axis: Mapping[str, Any], title: str) -> None:
     last.title.text = title
 
 
+def sequential(z: np.ndarray) -> list[list[Any]]:
+    """Colours from 0 to the largest number; on a log scale if a few cells dominate."""
+    z = z[np.isfinite(z)]
+    dominated = z.size and z.max() > DOMINATES * np.quantile(z, 0.9)
+    scale = get_colorscale(SEQUENTIAL)
+    return [[(1e2**at - 1) / 99 if dominated else at, color] for at, color in scale]
+
+
 def interval_bars(value: Any, low: Any, high: Any, **look: Any) -> dict[str, Any]:
     """plotly's error bars from `value` to both ends of its interval; length 0 for NaN."""
     above, below = (np.nan_to_num(np.subtract(*ends)) for ends in ((high, value), (value, low)))
@@ -120,12 +130,24 @@ def index_axis(count: int, what: str, *, most: int = 8, room: float = 0.0) -> di
 
 
 def mark(
-    figure: go.Figure, x: float, text: str, *, color: str = MUTED, col: Any = "all", **note: Any
+    figure: go.Figure,
+    x: float,
+    text: str,
+    *,
+    color: str = MUTED,
+    row: int | None = None,
+    col: Any = "all",
+    **note: Any,
 ) -> None:
-    """Mark a context: a dotted line in the panels of `col`, and `text` above the first."""
-    figure.add_vline(x=x, line=DOTTED | {"color": color}, name="context", col=col)
+    """Mark a context: a dotted line in the panels of `row` (default: all) and `col`, and `text`
+    above the first.
+    """
+    figure.add_vline(
+        x=x, line=DOTTED | {"color": color}, name="context", row=row or "all", col=col
+    )
     drawn = float(np.log10(x)) if figure.layout.xaxis.type == "log" else x
-    place = {"x": drawn, "y": 1, "xref": "x", "yref": "y domain", "yanchor": "top"}
+    axes = [f"{axis}{row if row and row > 1 else ''}" for axis in "xy"]
+    place = {"x": drawn, "y": 1, "xref": axes[0], "yref": f"{axes[1]} domain", "yanchor": "top"}
     figure.add_annotation(place | {"text": text, "name": "context"} | note)
 
 

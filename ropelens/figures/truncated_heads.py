@@ -8,6 +8,7 @@ import xarray as xr
 
 from ropelens.figures import style
 from ropelens.figures.inputs import Head, Layer, place_of
+from ropelens.interventions.truncation_table import sweeps_by_kind, swept_layers
 
 END_LOOKS = {  # words, colour and symbol
     "slow": ("slowest planes stopped first (p-RoPE)", style.VARIANT_COLORS[0], "square"),
@@ -28,8 +29,9 @@ def plot_head_truncation(
 ) -> go.Figure:
     """Change of attention and induction of a head, by the share of planes that still rotate.
 
-    Planes stop in all heads. The grey line is the mean over equally many random planes. Trace
-    `meta` names the array of `head_steps` that y shows.
+    Planes stop in all heads of all layers, or of the layers of the same kind. The grey line is
+    the mean over equally many random planes. Trace `meta` names the array of `head_steps` that
+    y shows.
     """
     layer, head = place_of(layer, head)
     arrays = head_steps(truncation)
@@ -64,6 +66,7 @@ def kinds_of(truncation: xr.Dataset) -> list[str]:
 
 def _steps(truncation: xr.Dataset, kind: str) -> dict[float, np.ndarray]:
     """Entries of the unmodified model and the steps of a kind, by rotating share."""
+    truncation = next(iter(sweeps_by_kind(truncation).values()))
     steps, share = truncation["kind"].isin(["none", kind]).values, truncation["kept"].values
     shares = np.unique(share[steps])[::-1]
     return {value: np.flatnonzero(steps & (share == value)) for value in shares}
@@ -79,19 +82,30 @@ def head_steps(truncation: xr.Dataset) -> dict[str, np.ndarray]:
 
     The arrays are `attention_change_slow` (bits), `induction_slow` and so on, with means over
     draws, if they were measured. `label_slow` and `label_fast` are indices in `LABEL_ORDER`;
-    the first index after its end marks a missing label.
+    the first index after its end marks a missing label. If a sweep stops planes in one kind of
+    layers after the other, a layer has the numbers of the sweep of its kind.
     """
-    arrays: dict[str, np.ndarray] = {}
+    sweeps = sweeps_by_kind(truncation)
+    if len(sweeps) > 1:
+        parts = [(head_steps(part), swept_layers(part)[name]) for name, part in sweeps.items()]
+        joined, missing = parts[0][0], {"f": np.nan, "u": len(style.LABEL_ORDER)}
+        for arrays, layers in parts[1:]:
+            for name, values in arrays.items():
+                same_steps = values.shape == joined[name].shape
+                of_layers = values[layers] if same_steps else missing[values.dtype.kind]
+                joined[name][layers] = of_layers
+        return joined
+    numbers: dict[str, np.ndarray] = {}
     for kind in kinds_of(truncation):
         steps = _steps(truncation, kind).values()
         for name in (name for name in HEAD_PANELS if name in truncation):
             values = truncation[name].transpose("layer", "head", "edit").values
             means = [values[..., entries].mean(-1) for entries in steps]
-            arrays[f"{name}_{kind}"] = np.stack(means, axis=-1)
+            numbers[f"{name}_{kind}"] = np.stack(means, axis=-1)
         if kind in END_LOOKS and "label" in truncation:
             labels = truncation["label"].transpose("layer", "head", "edit").values.astype(str)
             labels = labels[..., [entries[0] for entries in steps]]
             known = [labels == label for label in style.LABEL_ORDER]
-            numbers = np.select(known, range(len(style.LABEL_ORDER)), len(style.LABEL_ORDER))
-            arrays[f"label_{kind}"] = numbers.astype(np.uint8)
-    return arrays
+            indices = np.select(known, range(len(style.LABEL_ORDER)), len(style.LABEL_ORDER))
+            numbers[f"label_{kind}"] = indices.astype(np.uint8)
+    return numbers

@@ -33,6 +33,7 @@ from ropelens.profiles import gradients
 from ropelens.profiles.capture import Prompt, one_sequence
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers
+from ropelens.rotation.probe import select_heads
 from ropelens.text.text import Text
 
 ATTRIBUTION = table("""
@@ -100,8 +101,8 @@ def attribute_planes(
     tokenizer = tokenizer or live.tokenizer
     measurement = one_sequence(live, text_or_tokens, tokenizer)
     text, rotation = measurement.text, measurement.rotation
-    chosen = live.heads_of(heads)
-    pair_heads = live.heads_of(pairs).nonzero().tolist() if pairs else []
+    chosen = select_heads(live, heads)
+    pair_heads = select_heads(live, pairs).nonzero().tolist() if pairs else []
     number = answer_number(answer, tokenizer, live.vocabulary)
     planes = rotation.planes(text.context)
     total, by_pair = _integrate(live, text, number, chosen, pair_heads, planes, steps)

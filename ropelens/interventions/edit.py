@@ -25,10 +25,11 @@ from ropelens.rope.select import (
     PlaneNumbers,
     Selection,
     Slowest,
+    heads_of_layers,
 )
 from ropelens.rope.turn import TargetRotation, rotate_to
 from ropelens.rope.variants import Variant, parse_variant
-from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.probe import RotationProbe, select_heads
 from ropelens.rotation.stated import shape_of, sharpening
 from ropelens.rotation.variant_config import frequencies
 
@@ -60,31 +61,37 @@ PlacedEdit = tuple[Edit, Bool[Tensor, "layer head"]]  # an edit, and the heads t
 
 
 @public
-def stop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
-    """The planes stop rotating: they add the same amount to a score at every distance."""
+def stop(select: Selection, *, heads: str = ALL_HEADS, layers: str = "*") -> Edit:
+    """The planes stop rotating: they add the same amount to a score at every distance.
+
+    `heads` is a list such as "3.5,4.*". Instead of heads, `layers` names kinds of layers
+    (`layer_type` of a profile) or numbers, such as "full" or "0-3,7".
+    """
+    heads = heads_of_layers(layers, heads)
     return Edit(
         select, lambda planes, *_: PlaneChange(torch.zeros_like(planes.inv_freq)), heads
     )
 
 
 @public
-def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS) -> Edit:
+def stop_slowest(fraction: Number, *, heads: str = ALL_HEADS, layers: str = "*") -> Edit:
     """Stop the slowest `fraction` of the planes: p-RoPE with p = 1 - fraction.
 
     With all heads, a model of `rope_type` "default" then equals the model that transformers
     loads from the same weights as "proportional" with p (Barbero et al. 2024, arXiv
     2410.06205).
     """
-    return stop(Slowest(fraction), heads=heads)
+    return stop(Slowest(fraction), heads=heads, layers=layers)
 
 
 @public
-def drop(select: Selection, *, heads: str = ALL_HEADS) -> Edit:
+def drop(select: Selection, *, heads: str = ALL_HEADS, layers: str = "*") -> Edit:
     """The planes add nothing to the scores, because their queries become 0.
 
     A head without any plane attends evenly to all keys that it sees (except for coordinates
     that never rotate), and outputs the mean of their values.
     """
+    heads = heads_of_layers(layers, heads)
     return Edit(select, lambda *_: PlaneChange(query_gain=0.0), heads)
 
 
@@ -95,6 +102,7 @@ def rescale(
     attention_factor: Number = 1.0,
     select: Selection = ALL_PLANES,
     heads: str = ALL_HEADS,
+    layers: str = "*",
 ) -> Edit:
     """The planes rotate at `inv_freq` (rad/token, one frequency for every plane of a layer).
 
@@ -102,6 +110,7 @@ def rescale(
     that do not rotate stay as they are.
     """
     new = torch.as_tensor(inv_freq, dtype=torch.float32), float(attention_factor)
+    heads = heads_of_layers(layers, heads)
     return Edit(select, lambda planes, layer, _: _rotate_at(planes, layer, *new), heads)
 
 
@@ -151,7 +160,7 @@ def stack_edits(rotation: RotationProbe, edits: Sequence[Edit | str]) -> "ModelE
 def place_edit(rotation: RotationProbe, edit: Edit | str) -> PlacedEdit:
     """Raise `BadArgument` if the model lacks heads or planes of an edit."""
     edit = _as_edit(parse_variant(edit), rotation) if isinstance(edit, str) else edit
-    heads = rotation.live.heads_of(edit.heads)
+    heads = select_heads(rotation.live, edit.heads)
     layers = [layer.planes for layer in rotation.layers()]
     most = max(len(planes.inv_freq) for planes in layers)
     numbers = edit.select.numbers if isinstance(edit.select, PlaneNumbers) else ()

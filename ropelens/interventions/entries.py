@@ -29,7 +29,7 @@ from ropelens.profiles.passes import Progress, fit_layers, sum_batch
 from ropelens.profiles.token_sets import CLASSES, ids_of
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask
-from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.probe import RotationProbe, select_heads
 from ropelens.runtime.processes import gather, shard
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
@@ -80,7 +80,7 @@ def entries_of(
             for silence in silences:
                 outputs.append(silence.outputs())
                 blocks.enter_context(live.silence(outputs[-1]))
-        masks = [live.heads_of(silence.heads) for silence in silences]
+        masks = [select_heads(live, silence.heads) for silence in silences]
         silenced = torch.stack(masks).any(0) if masks else None
         return Entry(name, planes, edit if edit.edits else None, outputs, control_of, silenced)
 
@@ -89,7 +89,7 @@ def entries_of(
         changes = [changes] if isinstance(changes, Edit | Silence | str) else changes
         entries.append(entry(name, changes))
         chosen = {
-            index: live.heads_of(change.heads)
+            index: select_heads(live, change.heads)
             for index, change in enumerate(changes)
             if not isinstance(change, str) and change.heads != ALL_HEADS
         }

@@ -23,7 +23,13 @@ from ropelens.profiles.heads import head_values, resample_labels
 from ropelens.profiles.induction import Task, repeats
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import columns
-from ropelens.profiles.summary import bits_of, number_dims, plane_coordinates, summarize
+from ropelens.profiles.summary import (
+    bits_of,
+    kind_coordinates,
+    number_dims,
+    plane_coordinates,
+    summarize,
+)
 from ropelens.rope.planes import Planes
 from ropelens.runtime.progress import ProgressOption
 from ropelens.text.rows import HowMany
@@ -129,9 +135,9 @@ def evaluate(
         for key in answers[0][name]:
             values[key] = np.stack([answer[name][key].numpy() for answer in answers])
         values |= task.coordinates
-    dataset = xr.Dataset(
-        labelled(values, EVALUATED), plane_coordinates(planes[0], heads=live.heads)
-    )
+    coordinates = plane_coordinates(planes[0], heads=live.heads)
+    coordinates |= kind_coordinates(measurement.rotation.kinds)
+    dataset = xr.Dataset(labelled(values, EVALUATED), coordinates)
     names = {"control_of", "group", "position_start", "position_stop", "token_class"}
     dataset = number_dims(dataset.set_coords(names & values.keys()))
     return dataset.assign_attrs({"kind": "evaluation"} | measurement.facts)

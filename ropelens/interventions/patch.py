@@ -18,7 +18,7 @@ from ropelens.profiles.measurement import model_text
 from ropelens.rope.planes import Planes
 from ropelens.rope.select import ALL_HEADS, HeadMask, PlaneNumbers, Selection
 from ropelens.rope.turn import positions_by_plane, rotate_by
-from ropelens.rotation.probe import RotationProbe
+from ropelens.rotation.probe import RotationProbe, select_heads
 from ropelens.text.text import Text
 from ropelens.text.tokenize import prompt_tokens
 
@@ -97,7 +97,7 @@ def plan_patch(
         what = f"The {of} of a head has no planes, because it does not rotate."
         raise BadArgument(what, hint="no planes=")
     else:
-        chosen = live.heads_of(heads)
+        chosen = select_heads(live, heads)
     vectors = read_source(rotation, text, chosen, of)
     pairs = position_pairs(positions, text.context)
     return PlanePatch(rotation, chosen, planes, of, pairs, vectors)

@@ -5,9 +5,10 @@ comparison, the high frequencies. It matters *which* planes stop only if stoppin
 number of random planes has a different cost.
 """
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -21,7 +22,16 @@ from ropelens.interventions.truncation_table import ALL_MEASURES
 from ropelens.interventions.variables import SWEEP
 from ropelens.profiles.capture import TokenNames
 from ropelens.profiles.measurement import Measured, Measurement
-from ropelens.rope.select import Cut, PlaneNumbers, Wavelengths, plan_cuts, rotating_planes
+from ropelens.rope.select import (
+    ALL_HEADS,
+    Cut,
+    PlaneNumbers,
+    Wavelengths,
+    heads_of_layers,
+    plan_cuts,
+    rotating_planes,
+)
+from ropelens.rotation.probe import select_heads
 from ropelens.runtime.progress import ProgressOption, display_of, opening
 from ropelens.text.rows import HowMany
 from ropelens.text.tokenize import TextInput
@@ -33,17 +43,22 @@ End = Literal["slow", "fast"]
 class PlaneSweep:
     """The arguments of `truncate` that define a sweep, and their defaults."""
 
-    heads: str = "*"
+    heads: str = ALL_HEADS
+    layers: str | None = None
     keep: Sequence[Number] = (1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0)
     ends: Sequence[End] = ("slow", "fast")
     bands: int = 0
     controls: int = 3
     measures: str | Sequence[str] = ALL_MEASURES
 
-    def cuts(self, layers: Sequence[Wavelengths], *, seed: int) -> list[Cut]:
-        """Sets of planes that stop in these layers; the first set is empty."""
-        options = {name: getattr(self, name) for name in ("keep", "ends", "bands", "controls")}
-        return plan_cuts(layers, seed=seed, **options)
+    def cuts(self, groups: Mapping[str, Sequence[Wavelengths]], *, seed: int) -> list[Cut]:
+        """Sets of planes that stop in each group of layers; the first set is empty."""
+        names = ("keep", "ends", "bands", "controls")
+        options = {name: getattr(self, name) for name in names} | {"seed": seed}
+        planned = {name: plan_cuts(layers, **options) for name, layers in groups.items()}
+        none, *_ = next(iter(planned.values()))
+        cuts = (replace(x, layers=name) for name, cuts in planned.items() for x in cuts[1:])
+        return [none, *cuts]
 
 
 @public
@@ -52,7 +67,8 @@ def truncate(
     text: TextInput,
     *,
     tokenizer: TokenNames | None = None,
-    heads: str = PlaneSweep.heads,
+    heads: str = ALL_HEADS,
+    layers: str | None = PlaneSweep.layers,
     keep: Sequence[Number] = PlaneSweep.keep,
     ends: Sequence[End] = PlaneSweep.ends,
     bands: Count = PlaneSweep.bands,
@@ -65,8 +81,10 @@ def truncate(
 ) -> xr.Dataset:
     """Stop more and more planes of `model` and measure the effect, always on the same text.
 
-    Planes stop in `heads`, such as "3.4,12-29.*" (by default in all), for each share of the
-    rotating planes in `keep` and each of `ends`:
+    Planes stop in `heads`, such as "3.4,12-29.*", or in all heads of `layers`, such as "full",
+    "0-3,7" or "*" (all layers). By default they stop in all layers, or if the model has several
+    kinds of layers that rotate (`layer_type` of a profile), in one kind after the other. They
+    stop for each share of these layers' rotating planes in `keep` and each of `ends`:
 
     - "slow" stops the slowest planes of every layer and keeps int(p D // 2) planes of D rotated
       coordinates, as p-RoPE does (`rope_type` "proportional" of transformers).
@@ -80,30 +98,47 @@ def truncate(
     as long as the trained context. Copies are measured up to half of the context.
 
     Returns the dataset of `evaluate` for `measures`, with these coordinates over `edit`:
-    `kind`, `kept` (0 to 1), `planes` ("0,1,5"), `wavelength_low` and `wavelength_high`
-    (tokens), `draw` and `band`. The first entry, "none", is the unmodified model. Equal sets
-    are measured once.
+    `layers` ("all", or the kind of the layers whose planes stop), `kind`, `kept` (0 to 1),
+    `planes` ("0,1,5"), `wavelength_low` and `wavelength_high` (tokens), `draw` and `band`. The
+    first entry, "none", is the unmodified model. Equal sets are measured once.
 
     Raises `BadArgument` for shares outside [0, 1] and for heads that do not exist or do not
     rotate, `UnsupportedModel` for a model that does not rotate, and the errors of `evaluate`.
     """
     sweep = PlaneSweep(
-        heads=heads, keep=keep, ends=ends, bands=bands, controls=controls, measures=measures
+        heads=heads_of_layers(layers or "*", ALL_HEADS if heads == "*" else heads),
+        layers=layers,
+        keep=keep,
+        ends=ends,
+        bands=bands,
+        controls=controls,
+        measures=measures,
     )
     measurement = Measurement.of(
         model, text, tokenizer=tokenizer, rows=rows, seed=seed, batch_size=batch_size
     )
     live, context = measurement.live, measurement.text.context
+    everywhere = layers is None and sweep.heads == ALL_HEADS
     with opening(display_of(progress), "probing"):
-        layers = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
-    cuts = sweep.cuts(layers, seed=measurement.seed)
-    heads_by_layer: list[Sequence[int | str]] = ["*" for _ in layers]
-    if sweep.heads != "*":
-        rotating = [number for number, layer in enumerate(layers) if layer]
-        chosen = live.heads_of(sweep.heads, rotating)
+        turning = [rotating_planes(layer) for layer in measurement.rotation.planes(alike=True)]
+        rotating = [number for number, planes in enumerate(turning) if planes]
+        chosen = live.attending_heads
+        if not everywhere:
+            chosen = select_heads(live, sweep.heads, rotating)
+        kinds = [kind.name for kind in measurement.rotation.kinds]
+    swept = {layer: kinds[layer] for layer in rotating if chosen[layer].any()}
+    if not everywhere or len({*swept.values()}) < 2:
+        swept = dict.fromkeys(swept, "all")
+    groups = {
+        name: [planes if swept.get(n) == name else {} for n, planes in enumerate(turning)]
+        for name in swept.values() or ["all"]
+    }
+    cuts = sweep.cuts(groups, seed=measurement.seed)
+    heads_by_layer: list[Sequence[int | str]] = ["*" for _ in turning]
+    if not everywhere:
         heads_by_layer = [mask.nonzero().flatten().tolist() for mask in chosen]
     # Cuts that stop the same planes are measured once, under the name of the first cut.
-    names = {cut.stopped: cut.name(layers) for cut in reversed(cuts)}
+    names = {x.stopped: x.name(groups.get(x.layers, turning)) for x in reversed(cuts)}
     farthest = (min(live.context, context) - 1) // 2
     evaluation = evaluate(
         measurement,
@@ -115,18 +150,23 @@ def truncate(
         progress=progress,
     )
     entries = evaluation.sel(edit=[names[cut.stopped] for cut in cuts])
-    return named_entries(entries, cuts, layers).assign_attrs(heads=sweep.heads)
+    numbers = {name: [n for n, x in enumerate(layers) if x] for name, layers in groups.items()}
+    facts = {"heads": sweep.heads, "layers": json.dumps(numbers)}
+    return named_entries(entries, cuts, groups).assign_attrs(facts)
 
 
 def named_entries(
-    evaluation: xr.Dataset, cuts: Sequence[Cut], layers: Sequence[Wavelengths]
+    evaluation: xr.Dataset, cuts: Sequence[Cut], groups: Mapping[str, Sequence[Wavelengths]]
 ) -> xr.Dataset:
     """`evaluation`, whose entries are the `cuts`, with coordinates that describe the cuts."""
-    wavelengths = [cut.wavelengths(layers) for cut in cuts]
+    layers_of = [groups.get(cut.layers) or next(iter(groups.values())) for cut in cuts]
+    pairs = list(zip(cuts, layers_of, strict=True))
+    wavelengths = [cut.wavelengths(layers) for cut, layers in pairs]
     values = {
-        "edit": np.array([cut.name(layers) for cut in cuts], dtype=object),
+        "edit": np.array([cut.name(layers) for cut, layers in pairs], dtype=object),
+        "layers": np.array([cut.layers for cut in cuts], dtype=object),
         "kind": np.array([cut.kind for cut in cuts], dtype=object),
-        "kept": np.array([cut.kept(layers) for cut in cuts]),
+        "kept": np.array([cut.kept(layers) for cut, layers in pairs]),
         "planes": np.array([cut.planes for cut in cuts], dtype=object),
         "planes_stopped": np.array([max(map(len, cut.stopped)) for cut in cuts]),
         "wavelength_low": np.array([min(tokens, default=math.nan) for tokens in wavelengths]),

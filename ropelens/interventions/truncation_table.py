@@ -1,5 +1,6 @@
 """The table of a sweep of edits: one row for each edit, with changes and their intervals."""
 
+import json
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ ALL_MEASURES = (*DEFAULT_MEASURES, "copying")
 
 ENDS_OF_INTERVAL = ("", "_low", "_high")
 COLUMNS = (
-    *("edit", "kind", "kept", "draw", "band"),
+    *("edit", "layers", "kind", "kept", "draw", "band"),
     *("planes_stopped", "planes", "wavelength_low", "wavelength_high"),
     *(
         column
@@ -41,6 +42,25 @@ def wanted_measures(measures: str | Sequence[str]) -> set[str]:
 def summarize_truncation(truncation: xr.Dataset) -> pd.DataFrame:
     """The columns of truncation.csv, one row for each edit; NaN if it was not measured."""
     return changes_of_edits(truncation).reindex(columns=list(COLUMNS))
+
+
+def sweeps_by_kind(truncation: xr.Dataset) -> dict[str, xr.Dataset]:
+    """The sweep of each kind of layers; only "all" if one sweep covers all layers."""
+    groups, layers = swept_layers(truncation), truncation.get("layers")
+    if len(groups) < 2 or layers is None:
+        return {"all": truncation}
+    sweeps = {}
+    for name, numbers in groups.items():
+        entries = np.flatnonzero((layers == name) | (truncation["kind"] == "none"))
+        facts = {"layers": json.dumps({name: numbers}), "heads": f"{name}.*"}
+        sweeps[name] = truncation.isel(edit=entries).assign_attrs(facts)
+    return sweeps
+
+
+def swept_layers(truncation: xr.Dataset) -> dict[str, list[int]]:
+    """The layers whose planes stop in each sweep of `truncation`."""
+    everywhere = {"all": list(range(truncation.sizes["layer"]))}
+    return json.loads(truncation.attrs.get("layers", "{}")) or everywhere
 
 
 def changes_of_edits(results: xr.Dataset) -> pd.DataFrame:

@@ -55,6 +55,7 @@ depth (depth) 1: share of the prompt's text before the needle
 
 SWEEP = table("""
 edit (edit): name of the edit
+layers (edit): kind of the layers whose planes stopped, or all
 kind (edit): which planes stopped: none, one end, a band, or random planes as a control
 kept (edit) 1: share of the model's rotating planes that still rotate
 planes (edit): numbers of the stopped planes; plane 0 is the fastest

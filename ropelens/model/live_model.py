@@ -32,7 +32,7 @@ from ropelens.model.attention_hooks import (
 from ropelens.model.model_noise import Noise, measure_noise
 from ropelens.model.output_check import OutputCheck
 from ropelens.noise import allowed_residual, logit_change, noise_tokens
-from ropelens.rope.select import HeadMask, heads_by_layer
+from ropelens.rope.select import HeadMask
 from ropelens.runtime.devices import LOGITS_AT_ONCE, device_of
 from ropelens.text.rows import Ids, Lengths, TokenMask
 from ropelens.text.text import Text
@@ -337,13 +337,6 @@ class LiveModel:
                         f"equal passes differ by {spread:.2g}",
                     )
         self._checked.add(case)
-
-    def heads_of(self, heads: str, turning: Sequence[int] | None = None) -> HeadMask:
-        """Heads in a list such as "1.3,2.*", from the layers that attend or are `turning`."""
-        if turning is None:
-            return heads_by_layer(heads, self.attending_heads, doing="attend")
-        rotates = torch.isin(torch.arange(self.layers), torch.tensor(turning))
-        return heads_by_layer(heads, self.attending_heads & rotates[:, None], doing="rotate")
 
     @cached_property
     def attending_heads(self) -> HeadMask:

@@ -60,10 +60,13 @@ def differentiate(
             if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
                 raise BadArgument("answer must give one number that depends on the logits.")
             of_outputs = torch.autograd.grad(value, [*outputs.values()], materialize_grads=True)
+        gradients = zip(outputs, of_outputs, strict=True)
+        return float(value.detach()), {layer: (calls[layer], x) for layer, x in gradients}
     except CheckpointError:
         return differentiate(live, text, number, chosen, size=size, recomputed=False)
-    gradients = zip(outputs, of_outputs, strict=True)
-    return float(value.detach()), {layer: (calls[layer], x) for layer, x in gradients}
+    finally:  # the graph has checkpoints, which have the functions above and their dicts
+        calls.clear()
+        outputs.clear()
 
 
 def score_gradient(

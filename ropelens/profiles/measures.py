@@ -145,7 +145,10 @@ excerpt_answer (excerpt, excerpt_rank): the two tokens that are most likely to c
 excerpt_lead (excerpt) nat: lead of the first of the two tokens
 excerpt_scale (layer) 1: scale of the scores
 excerpt_planes (layer): number of planes
-layer_type (layer): type of the layer in the configuration
+layer_type (layer): kind of the layer: sliding, full, chunked, none (no rotation) or recurrent
+base (layer) 1: base of the rotation
+scaling (layer): type and factor of the scaling of the rotation
+reach (layer) token: window or chunk of the layer, or the trained context
 """)
 """The coordinates of a profile, and the variables of the excerpts of its text."""
 # fmt: on

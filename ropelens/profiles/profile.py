@@ -5,7 +5,6 @@ from functools import partial, reduce
 from operator import add
 from typing import Any
 
-import numpy as np
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
@@ -20,7 +19,7 @@ from ropelens.profiles.induction import repeats
 from ropelens.profiles.measurement import Measured, Measurement
 from ropelens.profiles.measures import AXES, MEASURES, STATISTICS
 from ropelens.profiles.passes import collect, fit_layers
-from ropelens.profiles.summary import summarize
+from ropelens.profiles.summary import kind_coordinates, summarize
 from ropelens.runtime.processes import gather, place, shard
 from ropelens.runtime.progress import ProgressOption, Stage, display_of
 from ropelens.runtime.savepoint import begin_stage
@@ -86,7 +85,12 @@ def profile(
     Dataset over layer, head, kv_head, frequency (0 rotates fastest), offset_bin, group (of
     sequences, for the bootstrap) and draw (of surrogates; 0 is the model). Each variable has
     `long_name` and `units`, and docs/measures.md defines it. Layers that do not attend (linear
-    attention, convolutions, experts) are NaN, and `layer_type` names their type.
+    attention, convolutions, experts) are NaN.
+
+    `layer_type` (layer) is the kind of the layer, from its mask and its rotation as measured:
+    "sliding", "full", "chunked", "none" (no rotation) or "recurrent" (no attention). Layers
+    with the same mask and another rotation are of another kind ("full-2"). `base`, `scaling`
+    and `reach` (tokens, the window or the trained context) describe the kind.
 
     Under an edit that makes the heads of a layer rotate differently, each head is measured
     with its own rotation. `head_wavelength` then gives the wavelengths of each head, and
@@ -139,7 +143,5 @@ def profile(
     sharp = dataset.get("total_bits", -dataset["entropy_bits"]).values
     variables = labelled(scores, MEASURES) | excerpt_variables(read, sharp)
     dataset = dataset.assign(variables).set_coords("excerpt_token")
-    if len(live.attending) < live.layers:
-        kinds = {"layer_type": np.array(live.layer_types, dtype=object)}
-        dataset = dataset.assign_coords(labelled(kinds, AXES))
+    dataset = dataset.assign_coords(kind_coordinates(measurement.rotation.kinds))
     return dataset.assign_attrs({"kind": "profile"} | measurement.facts)

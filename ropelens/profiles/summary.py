@@ -17,8 +17,10 @@ from ropelens.attention.visibility import offset_edges, sum_bins
 from ropelens.budget.held_out import LayerFit, follow_shares
 from ropelens.budget.labels import follow_numbers
 from ropelens.budget.logit import SCORES, gains
+from ropelens.profiles.kinds import KIND_COORDINATES
 from ropelens.profiles.measures import AXES, MEASURES
 from ropelens.rope.planes import Planes
+from ropelens.rotation.layer_kinds import LayerKind
 
 
 def summarize(
@@ -91,6 +93,14 @@ def plane_coordinates(planes: Sequence[Planes], *, heads: int) -> dict[str, xr.V
         missing = (pad(w, (0, 0, 0, heads - len(w)), value=math.nan) for w in by_layer)
         values["head_wavelength"] = stack(missing)
     return labelled(values, AXES)
+
+
+def kind_coordinates(kinds: Sequence[LayerKind]) -> dict[str, xr.Variable]:
+    """`layer_type`, `base`, `scaling` and `reach` of each layer."""
+    columns = zip(KIND_COORDINATES, zip(*kinds, strict=True), strict=True)
+    values = {name: np.array(column) for name, column in columns}
+    texts = {name: values[name].astype(object) for name in ("layer_type", "scaling")}
+    return labelled(values | texts, AXES)
 
 
 def _budget(sums: Sums, fits: Mapping[int, LayerFit]) -> dict[str, np.ndarray]:

@@ -120,7 +120,7 @@ def shares_of(
         on, beside = (x[:, block.columns].to(block.q) for x in places(block.sampled))
         apart = block.q.new_ones(*block.q.shape[:3], 1, on.shape[1])
         apart[..., block.sinks] = (block.sink_kind == 0).to(apart)
-        seen = block.visible[:, None, None]
+        seen = block.device_visibility.sees()[:, None, None]
         on, beside = (x[:, None, None, None] * apart for x in (on, beside))
         count, others = ((x * seen).sum(-1) for x in (on, beside))
         one, number = (beside, others) if control else (on, count)

@@ -18,7 +18,7 @@ from ropelens.figures.formats import plural
 from ropelens.figures.heads import claim_title
 from ropelens.figures.inputs import head_table, idle_layers
 from ropelens.figures.style import COLORS, SIGNS
-from ropelens.interventions.truncation_table import summarize_truncation
+from ropelens.interventions.truncation_table import summarize_truncation, sweeps_by_kind
 from ropelens.report import catalog, tables, words
 from ropelens.report.catalog import bare, card, draw, draw_profile
 from ropelens.report.claims import GLYPHS, claims_sentences, ledger_rows
@@ -122,11 +122,15 @@ def _sweep_section(
 ) -> dict[str, Any]:
     """Section of a sweep for the template. Adds its figures to the `payload`."""
     table = summarize_truncation(truncation) if table is None else table
-    figures = draw(catalog.SWEEP_FIGURES, truncation, table=table)
-    payload["figures"] |= {row.name: bare(figure) for row, figure in figures.items()}
-    cards = [card(row, figure) for row, figure in figures.items()]
-    section = {"cards": cards, "text": str(truncation.attrs.get("text", ""))}
-    return section | {"sentences": words.sweep_sentences(truncation, table)}
+    section: dict[str, Any] = {"text": str(truncation.attrs.get("text", ""))}
+    section |= {"cards": [], "sentences": words.sweep_sentences(truncation, table)}
+    for kind, sweep in sweeps_by_kind(truncation).items():
+        rows = table[table["edit"].isin(sweep["edit"].values)]
+        for row, figure in draw(catalog.SWEEP_FIGURES, sweep, table=rows).items():
+            name = row.name if kind == "all" else f"{row.name}-{kind}"
+            payload["figures"][name] = bare(figure)
+            section["cards"].append(card(row, figure) | {"name": name})
+    return section
 
 
 def first_head(heads: pd.DataFrame) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from ropelens.figures import formats
 from ropelens.figures.inputs import numbers
 from ropelens.interventions.variables import NEEDLES
 from ropelens.report.render import page_words
-from ropelens.report.words import CHANCE, scope
+from ropelens.report.words import CHANCE, kind_words, scope
 
 Write = Callable[[Any], str]
 
@@ -120,6 +120,7 @@ def short_facts(profile: xr.Dataset) -> list[str]:
         f"{int(attrs['tokens']):,} tokens",
         f"context {context:,}" + f" (trained for {trained:,})" * (trained > context),
         f"loss {_loss(attrs)}",
+        *filter(None, [kind_words(profile).removesuffix(".")]),
     ]
 
 

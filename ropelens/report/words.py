@@ -22,9 +22,11 @@ from ropelens.interventions.truncation_table import (
     changes_of_edits,
     class_changes,
     summarize_truncation,
+    sweeps_by_kind,
 )
 from ropelens.interventions.variables import NEEDLES, OWN_ROTATION
 from ropelens.profiles.heads import FRACTIONS
+from ropelens.profiles.kinds import layers_by_kind
 from ropelens.report.render import write_sentence, write_sentences
 
 Record = dict[str, Any]  # the numbers of a sentence
@@ -55,7 +57,7 @@ def describe(results: xr.Dataset | pd.DataFrame) -> list[str]:
         case "evaluation" | "attribution" | "patches" | "capture" as kind:
             return [*write_sentences("results", RECORDS[kind](results)).values()]
     sentences = [*heads_sentences(classify_heads(results)), *attention_sentences(results)]
-    return [*sentences, *filter(None, [idle_words(results)])]
+    return [*sentences, *filter(None, [kind_words(results), idle_words(results)])]
 
 
 def heads_sentences(heads: pd.DataFrame) -> list[str]:
@@ -88,10 +90,10 @@ def head_words(heads: pd.DataFrame) -> dict[str, str]:
     for label in ("positional", "semantic"):
         rows = heads[(heads["label"] == label) & heads["top_share"].notna()]
         if len(rows):
-            wavelengths = rows["top_wavelength"].astype(float)
-            low, median, high = wavelengths.quantile([0, 0.5, 1], interpolation="lower")
-            record: Record = {"label": label, "heads": len(rows), "median": median}
-            record |= {"low": low, "high": high, "share": float(rows["top_share"].median())}
+            wavelengths = rows["top_wavelength"].to_numpy(float)
+            record: Record = {"label": label, "heads": len(rows)}
+            record |= {"median": float(np.median(wavelengths)), "low": float(wavelengths.min())}
+            record |= {"high": wavelengths.max(), "share": float(rows["top_share"].median())}
             groups.append(record | {"planes": int(rows["planes_to_half"].median())})
     doubts = {name: int(np.sum(heads.get(name, 0))) for name in DOUBTS}
     records = {
@@ -131,6 +133,19 @@ def attention_sentences(profile: xr.Dataset) -> list[str]:
     return sentences
 
 
+def kind_words(profile: xr.Dataset) -> str:
+    """Sentence about the kinds of layers and their rotations; "" if a profile lacks them."""
+    if "reach" not in profile.coords:
+        return ""
+    kinds = []
+    for kind, layers in layers_by_kind(profile).items():
+        if kind != "recurrent":
+            facts = profile[["base", "scaling", "reach"]].isel(layer=layers[0])
+            record = {name: facts[name].item() for name in ("base", "scaling", "reach")}
+            kinds.append(record | {"kind": kind, "layers": len(layers)})
+    return write_sentence("profile", "kinds", kinds=kinds)
+
+
 def idle_words(profile: xr.Dataset) -> str:
     """Sentence that names the layers without attention; "" if all layers attend."""
     idle, layers = idle_layers(profile), profile.sizes["layer"]
@@ -164,9 +179,13 @@ def cautions(profile: xr.Dataset, heads: pd.DataFrame) -> list[str]:
 
 def sweep_sentences(sweep: xr.Dataset, table: pd.DataFrame) -> list[str]:
     """Sentences about a sweep and its summary `table`, first on the cost of planes."""
+    if len(sweeps := sweeps_by_kind(sweep)) > 1:
+        edits = [table[table["edit"].isin(x["edit"].values)] for x in sweeps.values()]
+        parts = zip(sweeps.values(), edits, strict=True)
+        return [sentence for part in parts for sentence in sweep_sentences(*part)]
     rows = _sweep_records(table)
     setup: Record = {name: int(sweep.attrs[name]) for name in ("context", "trained_context")}
-    setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*")
+    setup["heads"] = str(sweep.attrs.get("heads", "*")).removeprefix("*").removeprefix(".*")
     ends, free, classes = _quarters(rows, "loss_change"), _free(rows), class_changes(sweep)
     records: dict[str, Record | None] = {}
     if free and (fast := [row for row in ends if row["kind"] == "fast"]):

@@ -7,6 +7,7 @@ exp(i w p) (Su et al. 2021, arXiv 2104.09864, eq. 34).
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from jaxtyping import Complex, Float, Int, Real
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ropelens.errors import Function
 from ropelens.noise import FLOOR, NOISE_FACTOR
 
 Pairing = Literal["half", "interleaved", "none"]
@@ -153,25 +155,52 @@ class Planes:
         return (parts[..., None, :] @ waves)[..., 0, :]
 
 
+def kept(most: int = 1000) -> Callable[[Function], Function]:
+    """Let the first argument of a function keep its results, by the other arguments.
+
+    Only the `most` latest results are kept, and no longer than the first argument exists.
+    Tensors are compared by identity, so they must not change in place.
+    """
+
+    def decorate(function: Function) -> Function:
+        name = f"kept {function.__name__}"
+
+        @wraps(function)
+        def call(owner: Any, *key: Any) -> Any:
+            results = vars(owner).setdefault(name, {})
+            result = results.get(key)
+            if result is None:
+                result = results[key] = function(owner, *key)
+                for old in list(results)[:-most]:  # a copy, because threads share owners
+                    results.pop(old, None)
+            return result
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
 def on_device(x: Tensor, device: torch.device) -> Tensor:
     """`x` on the `device`. `x` keeps the copy, so that a table moves once for all layers."""
     if x.device == device:
         return x
-    version = None if x.is_inference() else x._version  # inference tensors do not count changes
-    return kept(x, "copy", (device, version), lambda: x.to(device), most=1)
+    # Inference tensors do not count their changes.
+    return _copy(x, device, None if x.is_inference() else x._version)
 
 
-def kept(owner: Any, name: str, key: Any, make: Callable[[], Any], *, most: int = 1000) -> Any:
-    """`make()`. `owner` keeps the latest results with this name, by their keys.
+@kept(most=1)
+def _copy(x: Tensor, device: torch.device, _version: int | None) -> Tensor:
+    return x.to(device)
 
-    Tensors in a key are compared by identity.
-    """
-    results = vars(owner).setdefault(f"kept {name}", {})
-    if key not in results:
-        results[key] = make()
-        if len(results) > most:
-            del results[next(iter(results))]
-    return results[key]
+
+@kept(most=1)
+def _waves(
+    positions: Tensor, inv_freq: Tensor, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """cos w p and sin w p."""
+    frequency = on_device(inv_freq, device).float()[..., None, :]
+    angle = on_device(positions, device).float()[..., None] * frequency
+    return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def unrotate(
@@ -187,13 +216,7 @@ def unrotate(
     The angle is the float32 product that transformers' rotary modules compute, so that the
     model's rounding cancels at far positions.
     """
-
-    def waves() -> tuple[Tensor, Tensor]:
-        inv_freq = on_device(planes.inv_freq, x.device).float()
-        angle = on_device(positions, x.device).float()[..., None] * inv_freq[..., None, :]
-        return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-
-    cos, sin = kept(positions, "waves", (planes.inv_freq, x.dtype, x.device), waves, most=1)
+    cos, sin = _waves(positions, planes.inv_freq, x.dtype, x.device)
     real, imaginary = x[..., planes.first], x[..., planes.second]
     turned = torch.empty_like(x) if out is None else out
     if planes.rotary_dim < planes.head_dim:

@@ -71,26 +71,47 @@ def kept_planes(p: float | int, rotary_dim: int) -> int:
     return int(round(p, 12) * rotary_dim // 2)
 
 
-def heads_by_layer(heads: str, able: HeadMask, *, doing: str) -> HeadMask:
-    """The heads in a list such as "3.5,4.*,12-29.0" that are `able` to attend or to rotate.
+def heads_by_layer(
+    heads: str, able: HeadMask, *, doing: str, kinds: Sequence[str] = ()
+) -> HeadMask:
+    """The heads in a list such as "3.5,4.*,full.*" that are `able` to attend or to rotate.
 
-    Raises `BadArgument` if an item of the list matches no head that is able to do so.
+    `kinds` are the kinds of the layers. Raises `BadArgument` if an item of the list matches no
+    head that is able to do so.
     """
     (layers, count), among = able.shape, able.any(1).nonzero().flatten().tolist()
     chosen = torch.zeros_like(able)
     for part in heads.split(","):
         layer, _, head = part.strip().partition(".")
-        named = _numbered(layer, layers)[:, None] & _numbered(head, count)
+        of_kind = [layer == kind for kind in kinds]
+        in_layer = torch.tensor(of_kind) if any(of_kind) else _numbered(layer, layers)
+        named = in_layer[:, None] & _numbered(head, count)
         if not (able & named).any():
             exist = bool(named.any())
             able_layers = f" ({', '.join(map(str, among))} {doing})" * (len(among) < layers)
+            seen = f"layers 0 to {layers - 1}{able_layers}, heads 0 to {count - 1}"
             raise BadArgument(
                 f"The model has no head {part.strip()!r}{f' that {doing}s' * exist}.",
-                seen=f"layers 0 to {layers - 1}{able_layers}, heads 0 to {count - 1}",
+                seen=f"{seen}; kinds of layers: {', '.join(dict.fromkeys(kinds))}"
+                if kinds
+                else seen,
                 hint='"1.0" for head 0 of layer 1, "1.*" for all of layer 1, "0-2.0,*.1"',
             )
         chosen |= able & named
     return chosen
+
+
+def heads_of_layers(layers: str, heads: str = ALL_HEADS) -> str:
+    """The list of all heads in `layers`, such as "full" or "0-3,7"; "*" returns `heads`.
+
+    Raises `BadArgument` if `heads` are given as well.
+    """
+    if layers == "*":
+        return heads
+    if heads != ALL_HEADS:
+        hint = 'heads="full.*" for all heads of full layers'
+        raise BadArgument("Give either layers or heads.", seen=f"{layers}, {heads}", hint=hint)
+    return ",".join(f"{layer.strip()}.*" for layer in layers.split(","))
 
 
 def _numbered(name: str, count: int) -> Bool[Tensor, " number"]:
@@ -122,12 +143,16 @@ def rotating_planes(planes: Planes) -> Wavelengths:
 
 @dataclass(frozen=True)
 class Cut:
-    """One entry of a sweep: the planes that stop in each layer, and the reason (`kind`)."""
+    """One entry of a sweep: the planes that stop in each layer, and the reason (`kind`).
+
+    `layers` names the layers of the sweep; the `Wavelengths` of other layers are empty.
+    """
 
     kind: str
     stopped: Stopped
     draw: int = -1
     band: int = -1
+    layers: str = "all"
 
     def kept(self, layers: Sequence[Wavelengths]) -> float:
         """Share of the model's rotating planes that still rotate."""
@@ -135,13 +160,14 @@ class Cut:
         return (total - sum(map(len, self.stopped))) / total
 
     def name(self, layers: Sequence[Wavelengths]) -> str:
-        """Name in the dimension `edit`: "slow 0.75", "random 0.75 #1", "band 3"."""
+        """Name in the dimension `edit`: "slow 0.75", "full random 0.75 #1", "band 3"."""
         if self.kind == "none":
             return "none"
         place = f"{self.kept(layers):.4g}" if self.band < 0 else f"{self.band}"
         kind, *control = self.kind.split()
         draw = [f"#{self.draw}"] if self.draw >= 0 else []
-        return " ".join([kind, place, *control, *draw])
+        named = [self.layers] if self.layers != "all" else []
+        return " ".join([*named, kind, place, *control, *draw])
 
     @property
     def layers_of(self) -> dict[Numbers, list[int]]:

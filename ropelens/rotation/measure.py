@@ -19,6 +19,7 @@ from ropelens.model.as_live_model import Model, as_live_model
 from ropelens.rope.planes import Planes
 from ropelens.rotation.arrays import ArraySource, array_layers
 from ropelens.rotation.conformance import asked_rotations
+from ropelens.rotation.layer_kinds import LayerKind
 from ropelens.rotation.probe import RotationProbe
 
 ROTATION = table("""
@@ -30,7 +31,10 @@ wavelength (layer, frequency) token: tokens per turn
 residual (layer) 1: change with position that is not a rotation
 rotary_dim (layer) 1: coordinates of a head that rotate
 pairing (layer): which coordinates share a plane
-layer_type (layer): type of the layer in the configuration
+layer_type (layer): kind of the layer: sliding, full, chunked, none (no rotation) or recurrent
+base (layer) 1: base of the rotation
+scaling (layer): type and factor of the scaling of the rotation
+reach (layer) token: window or chunk of the layer, or the trained context
 """)
 
 Measurable = Model | ArraySource
@@ -66,6 +70,8 @@ def measure_rope(
       from its configuration; NaN if unknown.
     - `residual`: change of a plane's length between positions, relative to the mean length.
     - `pairing`: "half", "interleaved" or "none". `rotary_dim`: coordinates in planes.
+    - `layer_type`, `base`, `scaling` and `reach`: kind of the layer, as in a profile; unknown
+      for arrays.
     - `query_scale`, over `position`: length of queries relative to position 0 (Llama 4).
     - attributes `verdict` ("same", "different", "unknown") and `why`, a sentence, which names
       the properties that differ from `config`: a configuration, or its dict or file, or the
@@ -79,13 +85,14 @@ def measure_rope(
     config = None if config is None else read_config_of(config)
     if isinstance(model, (Mapping, str, Path)):
         by_layer, faults = array_layers(model, config, context)
-        layers, types = list(by_layer.values()), [""] * len(by_layer)
+        layers = list(by_layer.values())
+        kinds = [LayerKind("", 0, math.nan, "")] * len(layers)
         edited, context = [x.planes for x in layers], context or 1 + max(layers[0].query_scale)
     else:
         live = as_live_model(model)
         probe = RotationProbe(live)
         layers, edited = probe.layers(context), probe.planes(context, alike=True)
-        by_layer, types = dict(enumerate(layers)), live.layer_types
+        by_layer, kinds = dict(enumerate(layers)), probe.kinds
         faults, config = probe.faults(config, context), config or live.config
     asked = asked_rotations(config, layers=1 + max(by_layer), length=context)
     planes, measured = [], []
@@ -109,7 +116,10 @@ def measure_rope(
         "residual": [layer.measured.residual for layer in layers],
         "pairing": [layer.pairing for layer in planes],
         "rotary_dim": [layer.rotary_dim for layer in planes],
-        "layer_type": types,
+        "layer_type": [kind.name for kind in kinds],
+        "base": [kind.base for kind in kinds],
+        "scaling": [kind.scaling for kind in kinds],
+        "reach": [kind.reach for kind in kinds],
         "query_scale": [list(layer.query_scale.values()) for layer in layers],
     }
     coords = {"layer": list(by_layer), "position": list(layers[0].query_scale)}

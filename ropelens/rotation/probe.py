@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,7 +18,9 @@ from ropelens.model.live_model import LiveModel
 from ropelens.model.model_noise import CHANGED_WEIGHT, changed_embeddings
 from ropelens.noise import NOISE_FACTOR, allowed_residual
 from ropelens.rope.planes import MeasuredRotation, Planes, probe_positions, read_rotation
+from ropelens.rope.select import HeadMask, heads_by_layer
 from ropelens.rotation.conformance import LayerRotation, asked_rotations, rotation_differences
+from ropelens.rotation.layer_kinds import LayerKind, layer_kinds
 from ropelens.rotation.stated import match_stated, stated_factor, stated_inv_freq, unused_keys
 
 NOISE_REPEATS = 4  # further runs of each token at the first position, which show noise
@@ -160,6 +162,11 @@ class RotationProbe:
                     warnings.warn(message, stacklevel=2)
         return self._layers[key]
 
+    @cached_property
+    def kinds(self) -> list[LayerKind]:
+        """Kind of each layer without edits."""
+        return layer_kinds(self.live, self.layers())
+
     def faults(
         self, config: PreTrainedConfig | None = None, context: int | None = None
     ) -> list[str]:
@@ -244,6 +251,20 @@ class RotationProbe:
             for module, key in rotary:
                 module[key] = factor
         return None if rotary and lengths[1] < 1.5 * lengths[0] else factor
+
+
+def select_heads(live: LiveModel, heads: str, turning: Sequence[int] | None = None) -> HeadMask:
+    """Heads in a list such as "1.3,2.*,full.*", from the layers that attend or are `turning`.
+
+    Raises `BadArgument` for heads that do not exist, or do not attend or rotate.
+    """
+    able, doing = live.attending_heads, "attend"
+    if turning is not None:
+        rotates = torch.isin(torch.arange(live.layers), torch.tensor(turning))
+        able, doing = able & rotates[:, None], "rotate"
+    by_kind = any(letter.isalpha() for letter in heads)  # kinds take a pass to measure
+    kinds = [kind.name for kind in RotationProbe(live).kinds] if by_kind else []
+    return heads_by_layer(heads, able, doing=doing, kinds=kinds)
 
 
 def measure_layers(live: LiveModel, context: int | None = None) -> list[LayerRotation]:

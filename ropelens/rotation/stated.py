@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ropelens.config_facts import rope_parameters
+from ropelens.config_facts import layer_parameters, rope_parameters
 from ropelens.errors import UnsupportedModel
 from ropelens.model.live_model import LiveModel
 from ropelens.rope.planes import MeasuredRotation, Planes
@@ -127,18 +127,13 @@ def unused_keys(config: PreTrainedConfig, layers: list[Planes]) -> list[str]:
 
 def shape_of(live: LiveModel, layer: int, *, rotary_dim: int, length: int) -> Shape:
     """Quantities of one layer on which the frequencies of a variant depend."""
-    config, facts = live.config, live.config.to_dict()
-    parameters = facts.get("rope_parameters") or {}
-    if any(isinstance(part, dict) for part in parameters.values()):
-        parameters = parameters[config.layer_types[layer]] or {}
-    if bases := facts.get("layer_rope_theta"):
-        parameters = parameters | {"rope_theta": bases[layer]}
+    parameters = layer_parameters(live.config, layer)
     if "rope_theta" not in parameters:
         raise UnsupportedModel(
             f"{live.class_name} does not state the base of its RoPE.",
             hint="ropelens.rescale with the frequencies themselves",
         )
-    return replace(stated_shape(config, parameters), head_dim=rotary_dim, length=length)
+    return replace(stated_shape(live.config, parameters), head_dim=rotary_dim, length=length)
 
 
 def sharpening(live: LiveModel) -> float:

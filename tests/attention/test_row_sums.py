@@ -2,7 +2,10 @@
 
 import itertools
 import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +21,7 @@ from ropelens.attention.sampled_call import SampledCall
 from ropelens.attention.sums import sum_attention
 from ropelens.attention.visibility import Visibility
 from ropelens.profiles.measures import STATISTICS
-from ropelens.rope.planes import Planes, on_device, unrotate
+from ropelens.rope.planes import Planes, kept, on_device, unrotate
 from ropelens.text.rows import all_rows, sample_rows
 
 few = settings(deadline=None, max_examples=25, derandomize=True)
@@ -48,6 +51,25 @@ def test_a_table_moves_once_for_all_layers(mode: type):
     with mode():
         table, meta = torch.arange(3), torch.device("meta")
         assert on_device(table, meta) is on_device(table, meta)
+
+
+def test_threads_do_not_lose_the_results_that_they_keep():
+    """Models that are measured at the same time share tables of positions."""
+    owner, interval = SimpleNamespace(), sys.getswitchinterval()
+    negative = kept(most=1)(lambda _, *numbers: -numbers[0])
+
+    def repeat(number: int) -> bool:
+        key = [torch.tensor(number)] * 20  # threads change while tensors are hashed
+        return all(negative(owner, *key) == -number for _ in range(5000))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(repeat, range(1, 5)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(vars(owner)) == 1
+    assert len(*vars(owner).values()) <= 4
 
 
 @few

@@ -222,7 +222,9 @@ def test_the_compact_form_divides_as_the_two_loops_do(seed: int, kept: int, skip
     diagonal = normal(2, 9, seed=seed + 3).exp()
     if skipped:
         steps[0, kept // 2] = changes[0, kept // 2] = 0
-    found = divide_by_curvature(gradient, steps, changes, lambda x: x / diagonal[:, None])
+    found = divide_by_curvature(
+        gradient, steps, changes, lambda x, known: x / known[:, None], (diagonal,)
+    )
     for problem in range(2):
         pairs = torch.stack([steps[problem], changes[problem]], 1)[steps[problem].any(1)]
         result, shares = gradient[problem].clone(), []

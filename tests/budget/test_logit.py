@@ -70,11 +70,9 @@ def test_every_kind_of_sink_has_a_weight_of_its_own():
         true = (attention * log_p)[:, :, 1:].sum((2, 3))
         found = scores[..., logit.SCORES.index(name)]
         torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-4)
-    blocks = blocks_of(rows, slice(0, 2))
-    sums = logit.HeadSums(rows, rows.row_q.shape, offsets=True, squares=True)
-    for block in blocks:
-        sums.add(block, block.attention)
-    parts = sums.by_fold(1)[0].flatten(0, 1)[:, planes.terms + 3 :].split((30, 64) * 2, dim=1)
+    own = ((x.heads, x, x.log_norm, x.attention) for x in blocks_of(rows, slice(0, 2)))
+    sums = logit.sum_heads(rows, own, rows.row_q.shape[:3], folds=1, squares=True)
+    parts = sums[0].flatten(0, 1)[:, planes.terms + 4 :].split((30, 64) * 2, dim=1)
     of = attention[:, :, 1:], (attention * (sinks > 0)[:, :, None])[:, :, 1:]
     for found, mass in zip(parts, (*of, *(x.square() for x in of)), strict=True):
         true = torch.stack([mass[..., offset[1:] == d].sum((0, 2)) for d in range(30)], dim=-1)
@@ -109,7 +107,7 @@ def test_a_few_keys_of_each_row_give_the_covariance(name: str):
     weights[..., : planes.terms] = 0.7
     drawn, true = torch.zeros(2, 1)
     for block in blocks_of(rows, heads):
-        of_block = logit.HeadWeights.of(weights, block)
+        of_block = logit.head_weights(weights, block, "content")
         drawn = drawn + fits.covariance(block, of_block).sum(0)
         log_p = logit.log_weights(block, of_block).clone()
         products = block.q_still[..., None, :] * block.k_still[:, :, None, None]

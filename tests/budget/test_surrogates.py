@@ -193,24 +193,35 @@ def test_with_forty_surrogates_below_all_is_holds_and_above_all_contradicted():
         assert claim.p_value == pytest.approx((rank + 1) / 41)
 
 
-@pytest.mark.parametrize(("lift", "ends"), [(-0.42, (2, 22)), (0.42, (22, 2))])
-def test_too_few_heads_at_one_end_make_no_verdict(lift: float, ends: tuple[int, int]):
-    fraction, wavelength = heads_of([-0.99] + [0.0] * 40)
-    claim = verdict_of(fraction + lift, wavelength)
-    assert claim.verdict == "not testable"
-    assert claim.why == (
-        f"the offset explains more than half of the choice of {ends[0]} heads, and less of "
-        f"{ends[1]} heads; a verdict needs 3 of each"
-    )
+FRACTION, WAVELENGTH = heads_of([-0.99] + [0.0] * 40)
+ENDS = (
+    "the offset explains more than half of the choice of {} heads, and less of {} heads; a "
+    "verdict needs 3 of each"
+)
+FEW_DRAWS = "{} draws have a number; a verdict needs 39 surrogates"
+NOT_TESTABLE = [
+    (FRACTION - 0.42, WAVELENGTH, ENDS.format(2, 22)),
+    (FRACTION + 0.42, WAVELENGTH, ENDS.format(22, 2)),
+    (FRACTION[:1], WAVELENGTH[:1], FEW_DRAWS.format(0)),
+    (FRACTION[:39], WAVELENGTH[:39], FEW_DRAWS.format(38)),
+    (FRACTION, WAVELENGTH * np.nan, "no head picks keys through planes that rotate"),
+    (
+        *(x[:1].repeat(41, 0) for x in (FRACTION, WAVELENGTH)),
+        "the order of the frequencies makes no difference",
+    ),
+]
 
 
-@pytest.mark.parametrize("draws", [0, 38])
-def test_too_few_surrogates_make_no_verdict(draws: int):
-    claim = verdict_of(*heads_of([-0.99] + [0.5] * draws))
-    assert claim.verdict == "not testable"
-    assert claim.why == f"{draws} draws have a number; a verdict needs 39 surrogates"
+@pytest.mark.parametrize(("fraction", "wavelength", "why"), NOT_TESTABLE)
+def test_claims_without_a_verdict_say_why(fraction, wavelength, why: str):
+    claim = verdict_of(fraction, wavelength)
+    assert (claim.verdict, claim.why) == ("not testable", why)
     assert np.isnan(claim.p_value)
-    assert np.isnan(claim.null_median) == (draws == 0)
+    assert np.isnan(claim.null_median) == (len(fraction) == 1 or claim.heads == 0)
+    assert np.isnan([claim.rank_correlation, claim.low, claim.high]).all() == (claim.heads == 0)
+
+
+def test_39_surrogates_make_a_verdict():
     assert verdict_of(*heads_of([-0.99] + [0.5] * 39)).verdict == "holds"
 
 
@@ -222,17 +233,6 @@ def test_heads_that_do_not_count_are_left_out_of_each_draw():
     assert (claim.heads, claim.null_draws) == (6, 39)
     own = stats.spearmanr(fraction[0, 0], wavelength[0, 0]).statistic
     assert claim.rank_correlation == pytest.approx(own)
-
-
-def test_no_verdict_where_nothing_rotates_or_the_order_makes_no_difference():
-    fraction, wavelength = heads_of([-0.5] * 41)
-    claim = verdict_of(fraction, np.full_like(wavelength, np.nan))
-    assert (claim.verdict, claim.heads) == ("not testable", 0)
-    assert claim.why == "no head picks keys through planes that rotate"
-    assert np.isnan([claim.rank_correlation, claim.p_value, claim.low, claim.high]).all()
-    claim = verdict_of(*(np.repeat(x[:1], 41, axis=0) for x in (fraction, wavelength)))
-    assert claim.verdict == "not testable"
-    assert claim.why == "the order of the frequencies makes no difference"
 
 
 @pytest.mark.parametrize("digits", [1, 16])  # with ties, and without

@@ -188,9 +188,14 @@ def test_a_table_for_layers_that_rotate_alike(ropelens: Command, tmp_path: Path)
     lines = ended.out.splitlines()
     assert max(map(len, lines)) <= 80
     titles = [line for line in lines if line.startswith("layer")]
+    assert lines[:3] == [
+        "6 layers: 4 full (reach 64 tokens) and 2 none (reach 64 tokens)",
+        "full: base 2,000,000, wavelengths 6.28 to 2.05M tokens",
+        "dead planes: none",
+    ]
     assert re.match(r"layers 0–1 and 3–4: 8 planes, half pairing \(residual \S+\)$", titles[0])
     assert re.match(r"layers 2 and 5: no rotation \(residual 0\.0e\+00\)$", titles[1])
-    assert lines[1].split()[-4:] == ["stated", "configured", "off", "by"]
+    assert lines[4].split()[-4:] == ["stated", "configured", "off", "by"]
     rows = [line.split() for line in lines if re.match(r" +(\d|rest)", line)]
     assert [row[0] for row in rows] == [*map(str, range(8)), "rest"]
     assert rows[0][:4] == ["0", "1", "6.28", "1"]

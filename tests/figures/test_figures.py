@@ -258,6 +258,69 @@ def test_a_figure_without_numbers_has_a_note(name: str):
     assert by_script or [text for text in words if text.startswith("no data: ")], words
 
 
+def two_kinds() -> xr.Dataset:
+    """`SMALL` with two layers of a window of 16 tokens, and a layer with other wavelengths."""
+    profile = SMALL[0].copy(deep=True)
+    kinds = {"layer_type": ["sliding", "sliding", "full"], "reach": [16, 16, 4096]}
+    kinds |= {"base": [1e4, 1e4, 1e6], "scaling": [""] * 3}
+    wavelength = profile["wavelength"].copy()
+    wavelength[2] = wavelength[2] ** 1.5
+    kinds = {name: ("layer", values) for name, values in kinds.items()}
+    return profile.assign_coords(kinds | {"wavelength": wavelength})
+
+
+def marks(figure: go.Figure) -> dict[str, list[float]]:
+    """Lengths (tokens) of the marked windows and contexts."""
+    lengths: dict[str, list[float]] = {}
+    for note in figure.select_annotations({"name": "context"}):
+        lengths.setdefault(note.text, []).append(float(round(10**note.x)))
+    return lengths
+
+
+def test_figures_of_wavelengths_are_split_by_kind_of_layers():
+    profile, heads = two_kinds(), SMALL[1]
+    context = float(profile.attrs["context"])
+    figure = plot_head_wavelengths(profile, heads)
+    titles = [axis.title.text for axis in figure.select_yaxes()]
+    assert [title.split(":")[0] for title in titles[:2]] == ["sliding layers", "full layers"]
+    assert marks(figure) == {"window": [16.0], "context": [context]}
+    for row, layers in (("", [0, 1]), ("2", [2])):
+        places = {*np.log(profile["wavelength"].values[layers]).ravel().round(3)}
+        for line in figure.select_traces({"yaxis": f"y{row}", "type": "scatter"}):
+            assert {round(x, 3) for x in np.log(line.x) if np.isfinite(x)} <= places
+    kind_of_row = ["full" if name.startswith("L2") else "sliding" for name in figure.data[0].y]
+    assert kind_of_row == sorted(kind_of_row, reverse=True)
+    figure = rl.plot_norms(profile)
+    maps = [*figure.select_traces({"type": "heatmap"})]
+    assert [[*trace.y] for trace in maps] == [[0, 1], [2]] * (len(maps) // 2)
+    assert {name: {*values} for name, values in marks(figure).items()} == {
+        "window": {16.0},
+        "context": {context},
+    }
+    ticks = rl.plot_head_map(profile, heads).layout.yaxis.ticktext
+    assert ticks == ("0 sliding", "2 full")
+    assert "context" in marks(rl.plot_selectivity(profile, layer=2, head=0))
+    assert "window" in marks(rl.plot_selectivity(profile, layer=0, head=0))
+
+
+def test_planes_of_layers_that_rotate_differently_have_their_own_lines():
+    runs = RUNS.copy(deep=True)
+    wavelength = runs["wavelength"].transpose("entry", "layer", "frequency").copy()
+    wavelength[:, -1] = wavelength[:, -1] ** 1.5
+    figure = plot_comparison_planes(runs.assign_coords(wavelength=wavelength))
+    names = {trace.name for trace in figure.data if " tokens)" in (trace.name or "")}
+    assert len(names) == 2 * len({*runs["group"].values} - {"nope"})
+    values = runs["q_norm"].mean("head").transpose("entry", "layer", "frequency")
+    group = runs["group"].values[0]
+    last = values[runs["group"].values == group, -1].mean("entry").values
+    line = next(
+        x
+        for x in figure.data
+        if x.name.startswith(f"{group}, layers {runs.sizes['layer'] - 1} ")
+    )
+    np.testing.assert_allclose(line.y, last, rtol=1e-6)
+
+
 def test_layers_without_attention_are_grey():
     kinds = ("layer", ["conv", "full_attention", "conv"])
     profile = missing(SMALL[0], [], [0, 2]).assign_coords(layer_type=kinds)

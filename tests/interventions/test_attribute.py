@@ -1,5 +1,6 @@
 """Attributions, compared with rescaled planes and with the law of integrated gradients."""
 
+import gc
 import math
 from pathlib import Path
 
@@ -185,3 +186,14 @@ def test_invalid_answers_are_refused():
     ):
         with pytest.raises(BadArgument, match=words):
             rl.attribute_planes(model, TOKENS, answer)
+
+
+def test_a_call_keeps_no_tensors():
+    """Checkpoints of the backward pass must not keep the graph of the model."""
+    model, tokens = tiny("llama_gqa"), random_tokens(sequences=2)
+    counts = []
+    for _ in range(3):
+        rl.profile(model, tokens, surrogates=0)
+        gc.collect()
+        counts.append(sum(isinstance(x, torch.Tensor) for x in gc.get_objects()))
+    assert counts[2] <= counts[1], counts

@@ -33,7 +33,7 @@ def rotating_planes(planes: int, base: float = 10_000.0) -> Wavelengths:
 
 def plan(layers: Sequence[Wavelengths], **changes: object) -> list[Cut]:
     seed = changes.pop("seed", 0)
-    return PlaneSweep(**changes).cuts(layers, seed=seed)
+    return PlaneSweep(**changes).cuts({"all": layers}, seed=seed)
 
 
 def of_kind(cuts: Sequence[Cut], kind: str) -> list[Cut]:
@@ -111,7 +111,7 @@ def test_layers_that_rotate_differently_keep_their_own_counts():
     assert slow.stopped == ((4, 5, 6, 7), (4, 5, 6, 7), (), (2, 3))
     assert slow.kept(layers) == 0.5
     assert [len(numbers) for numbers in of_kind(cuts, "random")[0].stopped] == [4, 4, 0, 2]
-    named = named_entries(xr.Dataset(coords={"edit": range(len(cuts))}), cuts, layers)
+    named = named_entries(xr.Dataset(coords={"edit": range(len(cuts))}), cuts, {"all": layers})
     assert named["planes"].values[cuts.index(slow)] == "0 1: 4,5,6,7; 3: 2,3"
     spans = []
     stopped: list[tuple[int, int]] = []

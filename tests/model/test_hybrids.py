@@ -61,10 +61,10 @@ def test_layers_that_do_not_attend_are_empty_in_all_results():
     for name in ("q_norm", "selectivity", "induction", "total_bits", "excerpt_attention"):
         by_layer = profile[name].notnull().any([d for d in profile[name].dims if d != "layer"])
         assert by_layer.values.tolist() == [False, True, False, True], name
-    assert profile["layer_type"].values.tolist() == ["conv", "full_attention"] * 2
+    assert profile["layer_type"].values.tolist() == ["recurrent", "full"] * 2
     grey = [x for x in rl.plot_head_map(profile).data if x.name == "no attention"]
     assert np.isnan(grey[0].z).all(1).tolist() == [False, True, False, True]
-    assert set(grey[0].customdata[0]) == {"conv"}
+    assert set(grey[0].customdata[0]) == {"recurrent"}
     heads = rl.classify_heads(profile)
     assert heads["layer"].tolist() == [1] * 4 + [3] * 4
     swept = rl.truncate(model, TOKENS, keep=[1, 0.5], controls=0, measures=["change", "labels"])
