@@ -36,7 +36,8 @@ def head_of(
     one, tokens = capture.isel(prompt=0), capture["key_token"]
     seen = one["score"].notnull()
     shares = one["attention"].fillna(0) - seen / seen.sum("key")
-    push = (one["contribution"].fillna(0) * shares).sum("key").mean("query")
+    push = (one["contribution"].fillna(0) * shares).sum("key")
+    push = push.isel(query=slice(1, None)).mean("query")  # row 0 has no choice
     values = {"selectivity_keys": push, "selectivity_sink": push * np.nan}
     for side, dim in (("q", "query"), ("k", "key")):
         values[f"{side}_norm"] = norm = one[f"{side}_norm"].mean(dim)

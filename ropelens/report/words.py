@@ -12,14 +12,12 @@ from ropelens.budget.labels import DOUBTS
 from ropelens.claims.tables import classify_heads
 from ropelens.comparison.table import group_entries, summarize_comparison
 from ropelens.errors import public
-from ropelens.figures.formats import change_and_interval, short_count, visible_token
+from ropelens.figures.formats import change_and_interval, short_count
 from ropelens.figures.inputs import idle_layers
 from ropelens.figures.style import EXCLUDED_LABELS, LABEL_ORDER
 from ropelens.intervals import ENOUGH_DOCUMENTS
-from ropelens.interventions.top_planes import top_planes
 from ropelens.interventions.truncation_table import (
     QUARTER,
-    changes_of_edits,
     class_changes,
     summarize_truncation,
     sweeps_by_kind,
@@ -27,6 +25,7 @@ from ropelens.interventions.truncation_table import (
 from ropelens.interventions.variables import NEEDLES, OWN_ROTATION
 from ropelens.profiles.heads import FRACTIONS
 from ropelens.profiles.kinds import layers_by_kind
+from ropelens.report.effect_words import RECORDS
 from ropelens.report.render import write_sentence, write_sentences
 
 Record = dict[str, Any]  # the numbers of a sentence
@@ -338,63 +337,3 @@ def _changes_by_group(table: pd.DataFrame, name: str) -> Record:
         "units": "pairs" if (table["pairs"][paired] > 1).any() else "trials",
         "single": table["group"][paired & low.isna()].tolist(),
     }
-
-
-def _evaluation_records(results: xr.Dataset) -> dict[str, Record | None]:
-    """The changes of each edit, without its controls."""
-    rows, what = [], {"loss": "the loss", "induction": "the induction score of the best head"}
-    for row in changes_of_edits(results).iloc[1:].to_dict("records"):
-        for name in (n for n in what if f"{n}_change" in row and not row.get("control_of")):
-            ends = [row[f"{name}_change{end}"] for end in ("", "_low", "_high")]
-            value, interval = change_and_interval(*ends)
-            value += " nats/token" * (name == "loss")
-            rows.append({"edit": row["edit"], "what": what[name], "value": value})
-            rows[-1]["interval"] = interval
-    return {"evaluated": {"edits": results.sizes["edit"] - 1, "rows": rows or [{}]}}
-
-
-def _attribution_records(results: xr.Dataset) -> dict[str, Record | None]:
-    """The planes with the largest attribution, and the check of their effects."""
-    names = {"wrong": "wrong_signs", "rank": "rank_correlation", "worst": "worst"}
-    checked = {name: results.attrs.get(attr, np.nan) for name, attr in names.items()}
-    count = int(results["dropped"].notnull().sum()) if "dropped" in results else 0
-    largest = top_planes(results, 5).to_dict("records")
-    return {
-        "planes": {"answer": results.attrs["answer"], "rows": largest},
-        "checked": checked | {"count": (count + 1) // 2} if count else None,
-    }
-
-
-def _patch_records(results: xr.Dataset) -> dict[str, Record | None]:
-    """The head, layer or position whose patch changes the answer most."""
-    over, change = results.attrs["over"], results["change"]
-    place = np.unravel_index(int(abs(change).fillna(-1).values.argmax()), change.shape)
-    names = {"head": "head {}.{}", "layer": "layer {}", "position": "layer {}, position {}"}
-    numbers = {name: results.attrs[name] for name in ("answer", "source_answer")}
-    numbers |= {"over": over, "change": float(change.values[place])}
-    return {"patched": numbers | {"place": names[over].format(*place)}}
-
-
-def _capture_records(results: xr.Dataset) -> dict[str, Record | None]:
-    """The heads that attend most to one key, in the last row."""
-    last = results["attention"].isel(query=-1)
-    if "prompt" in last.dims:
-        last, results = last.isel(prompt=0), results.isel(prompt=0)
-    key, share = last.argmax("key").values, last.max("key").values
-    rows = [
-        {"head": str(results["head"].values[n]), "share": float(share[n])}
-        | {"key": visible_token(str(results["key_token"].values[key[n]]))}
-        for n in np.argsort(-share)[:4]
-    ]
-    query = visible_token(str(results["query_token"].values[-1]))
-    sizes = {"heads": results.sizes["head"], "tokens": results.sizes["query"]}
-    return {"captured": sizes | {"query": query, "rows": rows}}
-
-
-RECORDS = {
-    "evaluation": _evaluation_records,
-    "attribution": _attribution_records,
-    "patches": _patch_records,
-    "capture": _capture_records,
-}
-"""Functions that return the records of sentences in templates/sentences/results.txt."""

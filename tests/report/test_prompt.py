@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from in_browser import Opened, idle, values
+from in_browser import Opened, idle
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
@@ -36,7 +36,7 @@ def test_all_heads_of_the_page_can_stop_their_planes(browser, results, tmp_path:
         idle(page)
         assert "removed in this head" in page.inner_text("#live-words")
         page = opened.at("#L1H2&view=top")
-        shown = values(page, "plot-top", "x")
+        shown = page.evaluate("[...document.getElementById('plot-top')._fullData[0].x]")
         np.testing.assert_allclose(shown, rl.top_planes(results.attribution)["attribution"])
         assert page.locator("#all-top tbody tr").count() == 12
 
