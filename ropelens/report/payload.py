@@ -29,8 +29,9 @@ PLANE_ARRAYS = (
 FOLLOWS = ("follows_position", "follows_content", "follows_chance")
 FINE_CELLS = 700_000  # a page with more attention weights stores whole percents
 LARGEST_MISS = 0.01  # largest accepted error of an attention weight that the script computes
+STEPS = 2**13 - 1  # steps from 0 to the largest coordinate: finer there than a half float
 FINE_NUMBERS = 400_000  # a page with more queries and keys rounds them more coarsely
-FINE_NOISE, COARSE_NOISE = 0.0005, 0.008  # nats: standard deviation of a score from rounding
+SCORE_NOISE = 0.008  # nats: standard deviation of a score of such a page, due to rounding
 
 
 def build_payload(
@@ -166,27 +167,32 @@ def same_text(shown: Sequence[list[str]], others: Sequence[list[str]]) -> list[i
 
 
 def stepped(
-    values: np.ndarray, known: np.ndarray, size: np.ndarray
+    values: np.ndarray, known: np.ndarray, size: np.ndarray | None
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Quantize queries or keys [layer, head, position, coordinate], and return JSON as well.
 
-    `size` [layer, head, coordinate] is the size of a step, so that each coordinate adds the
-    same noise to a score. The JSON contains the heads in `known`: `place[layer][head]` is the
-    index of a head in `step` [place, coordinate] and `steps` [place, coordinate, position].
+    `size` [layer, head, coordinate] is the size of a step; by default the largest coordinate of
+    a head has `STEPS` steps. The JSON contains the heads in `known`: `place[layer][head]` is
+    the index of a head in `step` [place, coordinate] and `steps` [place, coordinate, position].
     """
-    values = np.nan_to_num(values)
-    size = np.maximum(size, np.abs(values).max(2) / 32767)
-    size = np.exp2(np.ceil(2 * np.log2(size.clip(1e-30))) / 2)  # few numbers, which pack well
+    values, fine = np.nan_to_num(values), size is None
+    largest = np.abs(values).max(2)
+    if size is None:
+        size = np.maximum(largest.max(2, keepdims=True) / STEPS, 1e-30) + 0 * largest
+    else:
+        size = np.maximum(size, largest / 32767).clip(1e-30)
+        size = np.exp2(np.ceil(2 * np.log2(size)) / 2)  # few numbers, which pack well
     steps = np.round(values / size[:, :, None]).astype(np.int16)
+    coded = steps if fine else (steps << 1) ^ (steps >> 15)  # 0, -1, 1, ...: small upper bytes
     place = np.where(known, known.cumsum().reshape(known.shape) - 1, -1)
-    sent = {"step": packed(size[known]), "steps": packed(steps[known].swapaxes(1, 2))}
-    return steps * size[:, :, None], sent | {"place": place.tolist()}
+    sent = {"step": packed(size[known]), "steps": packed(coded[known].swapaxes(1, 2))}
+    return steps * size[:, :, None], sent | {"zigzag": not fine, "place": place.tolist()}
 
 
 def _step_sizes(
-    query: np.ndarray, key: np.ndarray, reads: np.ndarray, planes: np.ndarray, noise: np.ndarray
+    query: np.ndarray, key: np.ndarray, reads: np.ndarray, planes: np.ndarray, scale: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Steps of queries and keys [layer, head, coordinate] for `noise` (nats) in each score.
+    """Steps of queries and keys [layer, head, coordinate] for `SCORE_NOISE` in each score.
 
     The error of a coordinate is multiplied by the other vector, whose size sets the step.
     """
@@ -200,8 +206,10 @@ def _step_sizes(
     layers = np.arange(len(reads))[:, None]
     of_key = np.zeros_like(sizes[1])
     np.maximum.at(of_key, (layers, reads), sizes[0])
-    unit = noise[:, None, None] * np.sqrt(6 / query.shape[-1])
-    return tuple(unit / np.maximum(x, 1e-6) for x in (sizes[1][layers, reads], of_key))
+    unit = SCORE_NOISE * np.sqrt(6 / query.shape[-1]) / np.maximum(scale, 1e-30)
+    return tuple(
+        unit[:, None, None] / np.maximum(x, 1e-6) for x in (sizes[1][layers, reads], of_key)
+    )
 
 
 def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
@@ -228,12 +236,11 @@ def excerpt_payload(profile: xr.Dataset) -> dict[str, Any]:
         known = np.isfinite(queries).any((2, 3))
         read = np.zeros(keys.shape[:2], bool)
         read[known.nonzero()[0], reads[known]] = True
-        size = len(profile["excerpt"]) * (queries[known].size + keys[read].size)
-        noise = FINE_NOISE if size <= FINE_NUMBERS else COARSE_NOISE
-        noise = noise / np.maximum(scale, 1e-30)
-        of_query, of_key = _step_sizes(queries, keys, reads, planes, noise)
+        sizes: tuple[Any, Any] = (None, None)
+        if profile.sizes["excerpt"] * queries[known].size > FINE_NUMBERS:
+            sizes = _step_sizes(queries, keys, reads, planes, scale)
         (queries, query), (keys, key) = (
-            stepped(*side) for side in ((queries, known, of_query), (keys, read, of_key))
+            stepped(*side) for side in ((queries, known, sizes[0]), (keys, read, sizes[1]))
         )
         live &= known
         for layer, head in zip(*live.nonzero(), strict=True):

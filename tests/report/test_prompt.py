@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from in_browser import Opened, idle
+from in_browser import Opened, idle, values
 from oracles.tiny import random_tokens, tiny
 
 import ropelens as rl
@@ -24,7 +24,9 @@ def results():
     )
 
 
-def test_all_heads_of_the_page_can_stop_their_planes(browser, results, tmp_path: Path):
+def test_all_heads_of_the_page_can_stop_their_planes(browser, results, tmp_path, monkeypatch):
+    """Also if the page stores coarser numbers, as for many heads."""
+    monkeypatch.setattr("ropelens.report.payload.FINE_NUMBERS", 0)
     path = results.save(tmp_path / "out")
     assert {"attribution.nc", "planes.csv", "patched_head.nc", "patched_position.nc"} < {
         file.name for file in path.parent.iterdir()
@@ -32,6 +34,10 @@ def test_all_heads_of_the_page_can_stop_their_planes(browser, results, tmp_path:
     assert "<script>alert" not in path.read_text()
     assert np.all(excerpt_payload(results.profile)["live"])
     with Opened(browser, path) as opened:
+        page = opened.at("#L1H2&tab=attention")
+        weights = results.profile["excerpt_attention"][0, 1, 2]
+        shown = np.nan_to_num(values(page, "plot-attention", "z"))
+        np.testing.assert_allclose(shown, weights, atol=0.01)
         page = opened.at("#L1H2&tab=attention&drop=0-3")
         idle(page)
         assert "removed in this head" in page.inner_text("#live-words")

@@ -26,7 +26,10 @@ function vectors(side, layer, head) {
   const [, size, count] = side.steps.shape;
   const steps = decode(side.steps).subarray(place * count * size, (place + 1) * count * size);
   const step = decode(side.step).subarray(place * size, (place + 1) * size);
-  return { size, at: (position) => Float64Array.from({ length: size }, (_, i) => step[i] * steps[i * count + position]) };
+  return { size, at: (position) => Float64Array.from({ length: size }, (_, i) => {
+    const coded = steps[i * count + position];  // with zigzag: 0, -1, 1, -2, ...
+    return step[i] * (side.zigzag ? ((coded & 0xffff) >>> 1) ^ -(coded & 1) : coded);
+  }) };
 }
 
 /** Frequency of each plane in rad/token: 0 if it stops rotating, null if it is removed. */

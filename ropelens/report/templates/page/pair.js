@@ -28,7 +28,7 @@ function choosePair(query, key, tab = state.tab) {
 const INDUCTION = 0.3;  // smallest score of an induction head
 function keysAfterCopies(query, names = tokensOf()) {
   if (!page.columns.induction || !(number("induction", rowOf(state.layer, state.head)) >= INDUCTION)) return [];
-  return names.slice(0, query).flatMap((name, key) => key > 0 && name === names[query] ? [key + 1] : []);
+  return names.slice(0, Math.max(0, query - 1)).flatMap((name, key) => key > 0 && name === names[query] ? [key + 1] : []);
 }
 
 /** The query of the pair that is shown first: the last one, or for an induction head the one that attends
