@@ -33,6 +33,7 @@ from ropelens.runtime.devices import explain_full_memory
 from ropelens.runtime.processes import gather
 from ropelens.runtime.progress import ProgressOption, ShowProgress, display_of, opening
 from ropelens.runtime.savepoint import UNFINISHED, savepoint
+from ropelens.text.text import Text
 
 DEFAULT = Options()
 
@@ -114,7 +115,7 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
                 profile = measure(measurement, plan.text, **display)
                 with opening(progress, "labelling"):
                     heads = classify_heads(profile, seed=options.seed)
-    facts = {} if revision is None else {"revision": revision}
+    facts: dict[str, Any] = {} if revision is None else {"revision": revision}
     facts |= {"backend": options.backend, "text": plan.text.source, "command": this_command()}
     facts |= {"warnings": "\n".join(plan.warnings)}
     if sweep is not None:
@@ -123,11 +124,21 @@ def run_plan(plan: Plan, *, folder: Path | None, progress: ShowProgress) -> Anal
     measured |= {"text": plan.text, "truncation": sweep}
     if earlier is not None:
         return replace(earlier, **measured)
+    facts["bytes_per_token"] = _bytes_per_token(plan.text, source.tokenizer)
     profile.attrs |= facts
     times = {"load": loaded - begin, "measure": time.perf_counter() - loaded}
     record = _record(profile, heads, plan, live)
     record["seconds"] = {name: round(seconds, 3) for name, seconds in times.items()}
     return Analysis(profile, heads, record, **measured)
+
+
+def _bytes_per_token(text: Text, tokenizer: Any) -> float:
+    """Mean number of UTF-8 bytes of a token after the first of its sequence, or NaN."""
+    if tokenizer is None:
+        return math.nan
+    pairs = zip(text.ids, text.real, strict=True)
+    pieces = [tokenizer.decode(ids[1:][real[1:]].tolist()) for ids, real in pairs]
+    return len("".join(pieces).encode()) / max(1, int(text.real[:, 1:].sum()))
 
 
 def _joined_by_sweep(folder: Path | None, fingerprint: str, text: str) -> Analysis | None:

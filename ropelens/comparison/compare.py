@@ -170,6 +170,7 @@ def _analyses(entries: Sequence[ComparisonEntry]) -> xr.Dataset:
         source=("entry", [str(p.attrs.get("text", "")) for p in profiles]),
         documents=("entry", [int(p.attrs["documents"]) for p in profiles]),
         trained_context=("entry", [int(p.attrs["trained_context"]) for p in profiles]),
+        bytes_per_token=("entry", [p.attrs.get("bytes_per_token", np.nan) for p in profiles]),
     )
 
 

@@ -25,6 +25,9 @@ def summarize_comparison(comparison: xr.Dataset) -> pd.DataFrame:
         texts = {name: str(entries[name][0].item()) for name in ("variant", "size")}
         row = {"group": group, **texts, "entries": entries.sizes["entry"]}
         row |= {"loss": float(entries["loss"].mean()), **_loss_change(comparison, group)}
+        if "bytes_per_token" in entries.coords:  # comparable if the tokenizers differ
+            bits = entries["loss"] / entries["bytes_per_token"] / np.log(2)
+            row["bits_per_byte"] = float(bits.mean())
         rows.append(row | _behaviour(comparison, group) | _heads(entries))
     return pd.DataFrame(rows)
 

@@ -51,6 +51,10 @@ def test_it_is_what_its_parts_give(analysis: rl.Analysis, checkpoint: Path):
     profile = rl.profile(model, read, tokenizer=tokenizer, seed=3, surrogates=2)
     xr.testing.assert_equal(analysis.profile, profile)
     pd.testing.assert_frame_equal(analysis.heads, rl.classify_heads(profile, seed=3))
+    pairs = zip(read.ids.tolist(), read.lengths.tolist(), strict=True)
+    decoded = "".join(tokenizer.decode(ids[1:length]) for ids, length in pairs).encode()
+    tokens = int((read.lengths - 1).sum())
+    assert analysis.profile.attrs["bytes_per_token"] == len(decoded) / tokens
     assert analysis.provenance["model"]["fingerprint"] == identity_of(checkpoint)
     assert analysis.provenance["text"]["fingerprint"] == read.documents_sha256
 

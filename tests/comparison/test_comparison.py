@@ -260,3 +260,10 @@ def test_text_sampled_from_a_model_is_the_first_finding(tmp_path: Path):
         rl.save(profile.assign_attrs(model=name), folder / "profile.nc")
     first, *_ = describe(rl.compare(folders, cache=tmp_path))
     assert first.startswith("The text was sampled from bundled:rope. ")
+    other = profile.assign_attrs(model="another", tokens_sha256="0", bytes_per_token=2.0)
+    rl.save(other, folders[1] / "profile.nc")
+    compared = rl.compare(folders, cache=tmp_path)
+    loss, bits = profile.attrs["loss"], profile.attrs["loss"] / np.log(2) / 2
+    text = " ".join(describe(compared))
+    assert f"{loss:.3f} (one), {loss:.3f} (other) nats per token, and " in text
+    assert f"{bits:.3f} (other) bits per byte" in text
