@@ -42,9 +42,9 @@ def explain_prompt(
 
     - None: the likeliest next token and the second likeliest.
     - one token: the likeliest other token, and this token.
-    - another prompt: of the ten likeliest next tokens of each prompt, the token whose
-      probability falls most if the other prompt is read instead. Every head and position is
-      then patched from the other prompt.
+    - another prompt: each prompt selects the token, among its ten likeliest next tokens, whose
+      probability falls most if the model reads the other prompt instead. Each head and each
+      position is then also patched from the other prompt.
 
     Raises `BadText` for a prompt of fewer than 3 tokens, `BadArgument` for a prompt that is too
     long and for equal prompts, and the errors of `attribute_planes`.

@@ -1,4 +1,4 @@
-"""The page of a prompt: its table of heads, sentences and figures."""
+"""The page of a prompt: sentences, a table of heads, and figures."""
 
 import json
 from collections.abc import Sequence
